@@ -8,21 +8,15 @@ missing.
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, Unpack
 
-from msgspec import structs
-
 from topics.client import Client
-from topics.client.request import Tombstone
-from topics.errors import Code, TopicsError
-from topics.lake import ArchivedEpoch, BadColumns, Change, Conflict, Damaged, Lake, Snapshot, TypedColumns, joined
-from topics.lake.archived import outside
-from topics.lake.heal import OTHER_LAKE
-from topics.lake.vacuum import remove_dead_files
+from topics.lake import ArchivedEpoch, BadColumns, Change, Conflict, Damaged, Lake, Snapshot, TypedColumns
+from topics.spark.pipelines.archive.after_commit import AfterCommit
+from topics.spark.pipelines.archive.expectation import expect
 from topics.spark.pipelines.archive.lake_match import (
     Key,
     ahead_of,
@@ -31,11 +25,12 @@ from topics.spark.pipelines.archive.lake_match import (
     last_files,
     refuse_other_lake,
     reported_as_archived,
-    state_of,
     verify,
     with_gaps,
 )
+from topics.spark.pipelines.archive.run_state import GAPS_SHOWN, ArchiveState
 from topics.spark.pipelines.archive.selection import ArchiveSelection, selection
+from topics.spark.pipelines.archive.spans import changes_of, first_bytes, step_text, unarchived
 from topics.spark.pipelines.archive.task import Done, archive_spans
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete
 from topics.spark.pipelines.run.lags import forget, heads
@@ -53,8 +48,6 @@ POLL_MANY_S = 0.5
 ROUND_BYTES = 1 << 30  # least size of a commit if there is enough to archive: a kill loses at most one commit
 PART_BYTES = 256 << 20  # most bytes of one task
 SMALL_PART_BYTES = 8 << 20  # a smaller part is not worth a task and a file
-
-GAPS_SHOWN = 100  # most gaps of a topic in a report
 
 COMMIT_THREADS = 8  # tables that are changed at the same time
 
@@ -132,73 +125,24 @@ class _ArchiveRun:
         new_lake: bool,
         typed: Mapping[str, TypedColumns],
     ) -> None:
-        self._job, self._lake, self._url, self._wanted = job, lake, url.rstrip("/"), wanted
-        self._trim, self._merge_files, self._round_bytes = trim, merge_files, round_bytes
-        self._new_lake = new_lake
+        self._state = ArchiveState(job, lake, url)
+        self._after = AfterCommit(self._state, trim=trim, merge_files=merge_files)
+        self._job, self._lake, self._url, self._wanted = job, lake, self._state.url, wanted
+        self._trim, self._round_bytes, self._new_lake = trim, round_bytes, new_lake
         self._wanted_columns = typed
-        self._tidied: dict[str, int] = {}  # checkpoints of each table at its last vacuum by this run
         self._typed: dict[str, TypedColumns] = {}  # the typed columns of each table that this run has prepared
         self._servers = ServerCatalog(wanted.reading(job.connection(url)))
-        self._reported: dict[Key, int] = {}  # the last archived seq that this run has reported to the server
-        self._elsewhere: dict[Key, int] = {}  # the last archived seq that the server knows, if this lake has less
         self._checked: set[Key] = set()
-        self._damaged: dict[Key, str] = {}  # epochs with a damaged file, which this run does not merge or trim
         self._done = 0
-        self._archived: dict[Key, int] = {}  # the last archived seq in the lake, at the last check
 
     # --- runs
 
     def dry_run(self) -> None:
         """Report what a run would archive, record as gaps and trim. Uses the states of topics, not their records."""
         with self._servers, self._job.client(self._url) as client:
-            snapshot = self._snapshot()
+            snapshot = self._state.snapshot()
             extents = self._extents(client, snapshot, follow=False)
-            unarchived = {span.topic: span for span in _unarchived(snapshot, extents)}
-            for extent in extents:
-                if (span := unarchived.get(extent.topic)) is not None:
-                    self._expect(client, snapshot, extent, span)
-                if self._trim:
-                    self._expect_trim(client, extent)
-
-    def _expect(self, client: Client, snapshot: Snapshot, extent: TopicExtent, span: Span) -> None:
-        row = self._job.report.topic(span.topic, server=self._url)
-        row.epoch, row.from_seq, row.to_seq = span.epoch, span.start, span.stop - 1
-        seqs = span.stop - max(span.start, extent.earliest)
-        row.records = min(extent.count, seqs)
-        # If some records were deleted and only a part is new, it is unknown which part the deleted ones were in.
-        row.at_most = span.start > extent.earliest and extent.count <= extent.head - extent.earliest
-        row.size_bytes = round(row.records * extent.bytes_per_seq)
-        row.gaps = self._expected_gaps(client, extent, span)
-        if row.gaps:
-            row.figures["lost"] = sum(gap.to_seq - gap.from_seq + 1 for gap in row.gaps)
-        self._warn_about_earlier_epochs(snapshot, span.topic, first=span.start)
-
-    def _expected_gaps(self, client: Client, extent: TopicExtent, span: Span) -> list[ReportedGap]:
-        """Return the gaps that a read would report: a scan for a tag that no record has returns only gaps."""
-        found = []
-        none = ["tag", "Eq", secrets.token_hex(16)]
-        scan = client.scan(span.topic, from_seq=span.start - 1, upto_seq=span.stop - 1, epoch=span.epoch, filter=none)
-        for piece in scan:
-            if isinstance(piece, Tombstone):
-                first = max(piece.gap_from, span.start)
-                found.append(ReportedGap(from_seq=first, to_seq=piece.gap_to, reason=piece.reason, epoch=span.epoch))
-        upto = min(self._elsewhere.get((span.topic, span.epoch), 0), extent.earliest - 1)
-        for low, high in outside([(gap.from_seq, gap.to_seq) for gap in found], span.start, upto):
-            found.append(ReportedGap(from_seq=low, to_seq=high, reason=OTHER_LAKE, epoch=span.epoch))
-        return found[:GAPS_SHOWN]
-
-    def _expect_trim(self, client: Client, extent: TopicExtent) -> None:
-        """Report what a trim would delete: all live records, because the run archives them before."""
-        if not extent.count:
-            return
-        row = self._job.report.topic(extent.topic, server=self._url)
-        state = state_of(client, extent)
-        if state is not None and state.type == "queue":
-            self._warn_of_queue(extent)
-            return
-        row.figures["to_trim"] = extent.count
-        seqs = f"seqs {extent.earliest} to {extent.head}"
-        row.would.append(f"delete {seqs} from the topic once the lake has them, {extent.count} records")
+            expect(self._state, client, snapshot, extents, trim=self._trim)
 
     def run(self, *, follow: bool, every_s: float) -> None:
         with self._servers, self._job.client(self._url) as client:
@@ -207,9 +151,9 @@ class _ArchiveRun:
             self._lake.create()
             self._job.lags(self._url, self._note_lags, self._forget_lags)
             self._rounds(client, follow=follow, every_s=every_s)
-        if self._damaged:
+        if self._state.damaged:
             raise Failed(
-                "; ".join(self._damaged.values()),
+                "; ".join(self._state.damaged.values()),
                 next="topics pipeline audit names every damaged file; new records were archived, and the affected "
                 "topics were not merged or trimmed",
             )
@@ -222,7 +166,7 @@ class _ArchiveRun:
                 continue
             snapshot = self._lake.snapshot()
             extents = self._extents(client, snapshot, follow=follow)
-            self._note_archived(snapshot, extents)
+            self._state.note_archived(snapshot, extents)
             worked = self._catch_up(client, extents)
             self._job.rest()
             due = time.monotonic() + (every_s if worked else 0)
@@ -235,14 +179,14 @@ class _ArchiveRun:
         wanted = self._wanted_columns
         typed = [extent.topic for extent in extents if extent.topic in wanted or EVERY_TOPIC in wanted]
         self._prepare([topic for topic in typed if topic not in self._typed])  # also if there is nothing to archive
-        total = self._done + sum(span.stop - span.start for span in _unarchived(self._lake.snapshot(), extents))
+        total = self._done + sum(span.stop - span.start for span in unarchived(self._lake.snapshot(), extents))
         while spans := self._next(base := self._lake.snapshot(), extents):
             worked = True
-            self._job.step(_step_text(spans))
+            self._job.step(step_text(spans))
             moved = self._commit(base, self._archive(spans, extents))
             self._job.progress.show(self._done, total, unit="seqs")
-            self._after(client, [extent for extent in extents if extent.topic in moved])
-        self._after(client, extents, merge=False)  # the steps that a killed run has not reached
+            self._after.run(client, [extent for extent in extents if extent.topic in moved])
+        self._after.run(client, extents, merge=False)  # the steps that a killed run has not reached
         return worked
 
     def _wait(self, extents: list[TopicExtent]) -> None:
@@ -254,9 +198,6 @@ class _ArchiveRun:
 
     # --- planning
 
-    def _snapshot(self) -> Snapshot:
-        return self._lake.snapshot() if self._lake.exists() else Snapshot()
-
     def _extents(self, client: Client, snapshot: Snapshot, *, follow: bool) -> list[TopicExtent]:
         """Return the present extents of the topics. Raise `Failed` if lake and server do not belong together.
 
@@ -266,7 +207,7 @@ class _ArchiveRun:
         there = {extent.topic for extent in extents}
         for topic in self._wanted.topics:
             if topic in there or snapshot.epochs(topic):
-                self._job.report.topic(topic, server=self._url)
+                self._state.row(topic)
             elif follow:
                 self._job.warn(f"topic {topic} does not exist on {self._url} yet: waiting for it")
             else:
@@ -287,23 +228,23 @@ class _ArchiveRun:
 
     def _check_lake(self, client: Client, snapshot: Snapshot, extents: list[TopicExtent]) -> None:
         """Check once per epoch that lake and server belong together. The run itself cannot break this."""
-        unarchived = {(span.topic, span.epoch) for span in _unarchived(snapshot, extents)} - self._checked
-        new = [extent for extent in extents if (extent.topic, extent.epoch) in unarchived]
+        behind = {(span.topic, span.epoch) for span in unarchived(snapshot, extents)} - self._checked
+        new = [extent for extent in extents if (extent.topic, extent.epoch) in behind]
         if not new:
             return
         reported = reported_as_archived(client, new)
-        newest = self._snapshot()
+        newest = self._state.snapshot()
         ahead = ahead_of(newest, reported)
         if not self._new_lake:
             refuse_other_lake(self._lake, newest, ahead)
-        self._elsewhere |= ahead
+        self._state.elsewhere |= ahead
         if self._trim and not self._job.dry_run:
             for extent in new:
                 check_may_delete(client, extent.topic)  # not after hours of archiving
         for extent in new:
             if (archived := newest.archived(extent.topic, extent.epoch)) is not None:
                 self._check_records(extent, archived)
-        self._checked |= unarchived
+        self._checked |= behind
 
     def _check_records(self, extent: TopicExtent, archived: ArchivedEpoch) -> None:
         try:
@@ -312,34 +253,15 @@ class _ArchiveRun:
                     self._lake, self._job.connection(self._url), archived, earliest=extent.earliest, to_trim=False
                 )
         except Damaged as error:
-            self._note_damage(extent, error)
-
-    def _note_damage(self, extent: TopicExtent, error: Damaged) -> None:
-        """Remember a damaged file. New records are still archived, but the epoch is not merged or trimmed."""
-        self._damaged[extent.topic, extent.epoch] = str(error)
-        self._job.warn(f"{error}; this run does not merge or trim topic {extent.topic} any more")
+            self._state.note_damage(extent, error)
 
     def _next(self, snapshot: Snapshot, extents: list[TopicExtent]) -> list[Span]:
         """Return the spans of the next commit."""
-        unarchived = _unarchived(snapshot, extents)
-        if not unarchived:
-            return []
-        size_of = {extent.topic: extent for extent in extents}
-        room_bytes = float(self._round_bytes or max(ROUND_BYTES, 2 * self._parallelism * PART_BYTES))
-        found: list[Span] = []
-        for span in unarchived:
-            if room_bytes <= 0:
-                break
-            extent = size_of[span.topic]
-            each = max(extent.bytes_per_seq, 1.0)
-            begins = min(max(span.start, extent.earliest), span.stop)  # earlier seqs have no records, and cost nothing
-            stop = begins + max(int(room_bytes / each), 1)
-            stop = min(span.stop, -(-stop // plan.GRID) * plan.GRID)
-            room_bytes -= (stop - begins) * each
-            for low, high in ((span.start, begins), (begins, stop)):
-                if low < high:
-                    found.append(structs.replace(span, start=low, stop=high))
-        return found
+        left = unarchived(snapshot, extents)
+        if not left:
+            return []  # without starting Spark
+        size_bytes = float(self._round_bytes or max(ROUND_BYTES, 2 * self._parallelism * PART_BYTES))
+        return first_bytes(left, extents, size_bytes)
 
     @property
     def _parallelism(self) -> int:
@@ -382,16 +304,9 @@ class _ArchiveRun:
             return table.typed()
 
         try:
-            self._typed.update(zip(topics, self._in_parallel(prepare, topics), strict=True))
+            self._typed.update(zip(topics, _in_parallel(prepare, topics), strict=True))
         except BadColumns as error:
             raise BadUsage(f"--columns: {error}") from None
-
-    def _in_parallel(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-        """Call `work` for each item in several threads. The tables of several topics are independent."""
-        if len(items) < 2:
-            return [work(item) for item in items]
-        with ThreadPoolExecutor(COMMIT_THREADS) as threads:
-            return list(threads.map(work, items))
 
     def _commit(self, base: Snapshot, done: list[Done]) -> set[str]:
         """Commit each topic, several at a time, and return the names of the committed ones.
@@ -399,8 +314,8 @@ class _ArchiveRun:
         A topic that another run has changed meanwhile is left out, for the next round.
         """
         changes = [
-            with_gaps(self._lake, change, upto=self._elsewhere.get((change.topic, change.epoch), 0))
-            for change in _changes(done)
+            with_gaps(self._lake, change, upto=self._state.elsewhere.get((change.topic, change.epoch), 0))
+            for change in changes_of(done)
         ]
         note = {"run": self._job.report.run_id}
 
@@ -412,26 +327,18 @@ class _ArchiveRun:
                 return False
             return True
 
-        committed = self._in_parallel(commit, changes)
+        committed = _in_parallel(commit, changes)
         changes = [change for change, is_committed in zip(changes, committed, strict=True) if is_committed]
         for change in changes:
             assert change.covered is not None
-            self._warn_about_earlier_epochs(base, change.topic, first=change.covered[0])
+            self._state.warn_about_earlier_epochs(base, change.topic, first=change.covered[0])
             self._count(change)
         return {change.topic for change in changes}
-
-    def _warn_about_earlier_epochs(self, base: Snapshot, topic: str, *, first: int) -> None:
-        earlier = base.epochs(topic)
-        if earlier and first == 1:
-            self._job.warn(
-                f"topic {topic} was deleted and recreated: records of its earlier epoch {earlier[-1].epoch} after "
-                f"seq {earlier[-1].archived_to}, if there were any, are not in the lake"
-            )
 
     def _count(self, change: Change) -> None:
         assert change.covered is not None
         first, last = change.covered
-        row = self._job.report.topic(change.topic, server=self._url)
+        row = self._state.row(change.topic)
         row.epoch, row.from_seq, row.to_seq = change.epoch, row.from_seq or first, last
         row.records += sum(file.rows for file in change.adds)
         row.size_bytes += sum(file.bytes for file in change.adds)
@@ -443,144 +350,24 @@ class _ArchiveRun:
             lost = sum(gap.last - gap.first + 1 for gap in change.gaps)
             row.figures["lost"] = row.figures.get("lost", 0) + lost
         self._done += last - first + 1
-        self._figure("files", len(change.adds))
+        self._state.count("files", len(change.adds))
 
-    def _figure(self, name: str, more: int) -> None:
-        if more:
-            self._job.report.figures[name] = self._job.report.figures.get(name, 0) + more
-
-    # --- after the commits
-
-    def _after(self, client: Client, extents: list[TopicExtent], *, merge: bool = True) -> None:
-        snapshot = self._lake.snapshot()
-        for extent in extents:
-            archived = snapshot.archived(extent.topic, extent.epoch)
-            if archived is None:
-                continue
-            self._report_archived(client, extent, archived.archived_to)
-            key = (extent.topic, extent.epoch)
-            try:
-                if self._trim and archived.archived_to >= extent.earliest and key not in self._damaged:
-                    self._trim_topic(client, extent)
-                if merge and self._merge_files and key not in self._damaged:
-                    merged = self._lake.merge(extent.topic, extent.epoch, min_files=self._merge_files)
-                    self._figure("merged", merged)
-                    self._tidy(extent.topic)
-            except Damaged as error:
-                self._note_damage(extent, error)
-        self._note_archived(snapshot, extents)
-
-    def _tidy(self, topic: str) -> None:
-        """Remove files of killed runs, once, and old replaced files after each checkpoint of the table."""
-        table = self._lake.table(topic)
-        if topic not in self._tidied:
-            self._tidied[topic] = 0
-            remove_dead_files(table, table.state())
-        if table.checkpoints > self._tidied[topic]:
-            self._tidied[topic] = table.checkpoints
-            self._figure("removed", self._lake.vacuum(topic).files)
-
-    def _note_archived(self, snapshot: Snapshot, extents: list[TopicExtent]) -> None:
-        for extent in extents:
-            archived = snapshot.archived(extent.topic, extent.epoch)
-            self._archived[extent.topic, extent.epoch] = 0 if archived is None else archived.archived_to
+    # --- lags
 
     def _note_lags(self, client: Client) -> None:
         rows = list(self._job.report.topics)
         now = heads(client, [row.topic for row in rows])
         for row in rows:
             at = now.get(row.topic)
-            row.lag = None if at is None else max(at.head_seq - self._archived.get((row.topic, at.epoch), 0), 0)
+            row.lag = None if at is None else max(at.head_seq - self._state.archived.get((row.topic, at.epoch), 0), 0)
 
     def _forget_lags(self) -> None:
         forget(self._job.report.topics)
 
-    def _report_archived(self, client: Client, extent: TopicExtent, archived_to: int) -> None:
-        """Report the last archived seq to the server, for topics that retain unarchived records."""
-        key = (extent.topic, extent.epoch)
-        if self._reported.get(key, 0) < archived_to and self._report(client, extent, archived_to):
-            self._reported[key] = archived_to
 
-    def _report(self, client: Client, extent: TopicExtent, archived_to: int, *, trimmed_to: int = 0) -> bool:
-        try:
-            client.archived(extent.topic, seq=archived_to, epoch=extent.epoch, trimmed_seq=trimmed_to)
-            return True
-        except TopicsError as error:
-            if error.code in (Code.UNAUTHORIZED, Code.FORBIDDEN):
-                self._job.warn(f"the last archived seq could not be reported to the server: {error.message}")
-            elif error.code.status not in (404, 405, 409):  # deleted, recreated, or a server without this call
-                raise
-            return False
-
-    def _trim_topic(self, client: Client, extent: TopicExtent) -> None:
-        """Delete the archived records from the topic, after reading them back from the lake.
-
-        The trim is committed to the lake and reported to the server first. A reader of lake and topic must know that
-        these seqs are missing in the topic because they are archived, not because they were deleted on request, and
-        must notice if its lake is not the one that has them.
-        """
-        base = self._lake.snapshot()
-        archived = base.archived(extent.topic, extent.epoch)
-        state = state_of(client, extent)
-        if archived is None or state is None:
-            return
-        if state.type == "queue":
-            self._warn_of_queue(extent)
-            return
-        if not verify(self._lake, archived, archived.files_in(state.earliest_seq, archived.archived_to)):
-            return  # merged or rewritten meanwhile: the next round tries again
-        check_same(self._lake, self._job.connection(self._url), archived, earliest=state.earliest_seq, to_trim=True)
-        if archived.trimmed_to < archived.archived_to:
-            change = Change(op="trim", topic=extent.topic, epoch=extent.epoch, trimmed_to=archived.archived_to)
-            self._lake.commit(base.state(extent.topic), [change])
-        if (state.trimmed_seq or 0) < archived.archived_to:
-            self._report(client, extent, archived.archived_to, trimmed_to=archived.archived_to)
-        try:
-            trimmed = client.delete(extent.topic, before_seq=archived.archived_to + 1, epoch=extent.epoch)
-        except TopicsError as error:
-            if error.code not in (Code.EPOCH_MISMATCH, Code.TOPIC_NOT_FOUND):  # deleted, and perhaps recreated
-                raise
-            return
-        row = self._job.report.topic(extent.topic, server=self._url)
-        row.figures["trimmed"] = row.figures.get("trimmed", 0) + trimmed.deleted
-
-    def _warn_of_queue(self, extent: TopicExtent) -> None:
-        self._job.warn(f"topic {extent.topic} is a queue and is not trimmed: its jobs are left to its workers")
-
-
-def _unarchived(snapshot: Snapshot, extents: Iterable[TopicExtent]) -> list[Span]:
-    """Return the spans that topics have and the lake does not."""
-    found = []
-    for extent in extents:
-        archived = snapshot.archived(extent.topic, extent.epoch)
-        start = 1 if archived is None else archived.archived_to + 1
-        if start <= extent.head:
-            found.append(
-                Span(server=extent.server, topic=extent.topic, epoch=extent.epoch, start=start, stop=extent.head + 1)
-            )
-    return found
-
-
-def _changes(done: Iterable[Done]) -> list[Change]:
-    """Return one change per epoch from the results of the tasks: a topic may have been cut between tasks."""
-    by_epoch: dict[tuple[str, int], list[Done]] = {}
-    for one in done:
-        by_epoch.setdefault((one.span.topic, one.span.epoch), []).append(one)
-    return [
-        Change(
-            op="archive",
-            topic=topic,
-            epoch=epoch,
-            adds=[file for one in parts for file in one.files],
-            gaps=joined(gap for one in parts for gap in one.gaps),
-            covered=(min(one.span.start for one in parts), max(one.span.stop for one in parts) - 1),
-        )
-        for (topic, epoch), parts in sorted(by_epoch.items())
-    ]
-
-
-def _step_text(spans: Sequence[Span]) -> str:
-    seqs = sum(span.stop - span.start for span in spans)
-    topics = {span.topic for span in spans}  # one topic may have two spans: lost seqs and records
-    names = spans[0].topic if len(topics) == 1 else f"{len(topics)} topics"
-    return f"archiving {seqs} seqs of {names}"
+def _in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """Call `work` for each item in several threads. The tables of several topics are independent."""
+    if len(items) < 2:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(COMMIT_THREADS) as threads:
+        return list(threads.map(work, items))
