@@ -1,0 +1,22 @@
+"""The pages on formats and operations name what exists."""
+
+import re
+from pathlib import Path
+
+from topics.cli.formats import reference
+from topics.config import SETTINGS
+
+
+def test_formats_page_is_up_to_date():
+    page = Path(__file__).parents[2] / "docs" / "formats.md"
+    assert page.read_text(encoding="utf-8") == reference(), "run `make docs`"
+
+
+def test_operations_page_names_existing_metrics_and_settings():
+    root = Path(__file__).parents[2]
+    text = (root / "docs" / "operations.md").read_text() + (root / "docs" / "durability.md").read_text()
+    assert set(re.findall(r"TOPICS_[A-Z_]+", text)) <= {row.variable for row in SETTINGS}
+    source = (root / "src" / "topics" / "server" / "api" / "metrics.py").read_text()
+    for name in set(re.findall(r"`(topics_[a-z_]+)`", text)):
+        prefixes = ("", "topics_wal_", "topics_topic_")
+        assert any(name.startswith(prefix) and name.removeprefix(prefix) in source for prefix in prefixes), name

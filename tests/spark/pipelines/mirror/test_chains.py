@@ -1,0 +1,133 @@
+"""Records that pass several servers, routers and pipelines: copied once, and never back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.conftest import ServerProcess
+from tests.spark.pipelines.mirror.pairs import Pair, count_of, die, run
+from tests.spark.processes import wait_for
+from topics.client import Client
+from topics.client.request import Record
+from topics.spark.pipelines.compact.driver import compact
+from topics.spark.pipelines.mirror import driver as module
+from topics.spark.pipelines.mirror.driver import mirror
+from topics.spark.pipelines.mirror.provenance import KEY, hops_of
+from topics.spark.pipelines.mirror.server_identity import identity
+from topics.spark.pipelines.mirror.task import MAX_ROUNDS
+from topics.spark.pipelines.replay.driver import replay
+
+
+def test_record_passes_a_chain_but_never_returns(
+    spark: SparkSession, pair: Pair, server: ServerProcess, client: Client, topic: str
+):
+    """Three servers in a circle: it ends where it began."""
+    pair.one.client.append(topic, [{"data": n} for n in range(7)])
+    run(spark, pair, topic)
+    for source, target in ((pair.other.url, server.url), (server.url, pair.one.url)):
+        mirror(source=source, target=target, topics=[topic], spark=spark)
+
+    assert client.topic(topic).count == 7
+    assert pair.one.client.topic(topic).count == 7
+
+    last = next(iter(client.read(topic)))
+    assert isinstance(last, Record)
+    assert [hop["seq"] for hop in msgspec.json.decode(last.meta)[KEY]] == [1, 1]
+
+
+def test_only_local_leaves_out_records_of_a_third_server(
+    spark: SparkSession, pair: Pair, server: ServerProcess, client: Client, topic: str
+):
+    client.append(topic, [{"data": "third"}])
+    mirror(source=server.url, target=pair.one.url, topics=[topic], spark=spark)
+    pair.one.client.append(topic, [{"data": "own"}])
+
+    report = run(spark, pair, topic, only_local=True)
+
+    assert [item.value for item in pair.other.client.read(topic) if isinstance(item, Record)] == ["own"]
+    assert report.topics[0].figures == {"foreign": 1}
+
+
+def with_router(spark: SparkSession, url: str, source: str, into: str) -> None:
+    body = {"source": source, "dest": into, "from_seq": 0}
+    assert httpx.put(f"{url}/v0/routers/{source}", json=body, timeout=10).is_success
+    with Client(url) as client:
+        wait_for(lambda: count_of(client, into) == 2, "the router's copies")
+
+
+def by_replay(spark: SparkSession, url: str, source: str, into: str) -> None:
+    replay(url=url, source_url=url, topic=source, into=into, spark=spark)
+
+
+def by_compact(spark: SparkSession, url: str, source: str, into: str) -> None:
+    compact(url=url, topic=source, into=into, spark=spark)
+
+
+@pytest.mark.parametrize("derive", [with_router, by_replay, by_compact])
+def test_derived_record_is_not_an_echo(
+    here: Any, spark: SparkSession, pair: Pair, topic: str, derive: Callable[[SparkSession, str, str, str], None]
+):
+    """A record derived by a router, replay or compaction is new in its topic, whatever servers its meta names."""
+    derived = f"{topic}.out"
+    pair.one.client.append(topic, [{"data": "born here", "tag": "a"}])
+    pair.other.client.append(topic, [{"data": "born there", "tag": "b"}])
+    run(here, pair, topic, both_ways=True)
+    derive(spark, pair.one.url, topic, derived)
+
+    assert run(here, pair, derived, only_local=True, dry_run=True).topics[0].records == 2
+    there, back = run(here, pair, derived, both_ways=True).topics
+
+    for side in pair:
+        found = [item for item in side.client.read(derived) if isinstance(item, Record)]
+        assert [item.value for item in found] == ["born here", "born there"]
+    assert [(hop.at, hop.topic) for hop in hops_of(bytes(found[1].meta))] == [
+        (identity(pair.other.client), topic), (identity(pair.one.client), derived),
+    ]  # fmt: skip
+    assert (there.records, there.figures, back.records, back.figures) == (2, {}, 0, {"echoes": 2})
+
+
+def test_circling_records_stop_with_a_warning(here: Any, pair: Pair, topic: str):
+    """Simulate a circle of two routers: the returning records are appended by the test."""
+    pair.one.client.append(topic, [{"data": "round"}])
+    for at in range(MAX_ROUNDS + 1):
+        report = run(here, pair, topic)
+        assert report.topics[0].records == (at < MAX_ROUNDS)
+        *_, last = pair.other.client.read(topic)
+        assert isinstance(last, Record)
+        hops = hops_of(bytes(last.meta))
+        back = [{"at": hop.at, "topic": hop.topic, "epoch": hop.epoch, "seq": hop.seq} for hop in hops]
+        pair.one.client.append(topic, [{"data": "round", "meta": {KEY: back}}])
+    assert report.topics[0].figures == {"circling": 1}
+    assert "came back 8 times" in report.warnings[0]
+
+
+def test_copy_without_a_topic_belongs_to_its_own_topic(here: Any, pair: Pair, topic: str):
+    """As earlier versions wrote them."""
+    pair.one.client.append(topic, [{"data": 1}])
+    run(here, pair, topic)
+    hop = {"at": identity(pair.other.client), "epoch": 1, "seq": 1}
+    pair.one.client.append(topic, [{"data": 2, "meta": {KEY: [hop]}}])
+    assert run(here, pair, topic).topics[0].figures == {"echoes": 1}
+
+
+def test_record_of_a_target_router_does_not_count_as_arrived(
+    here: Any, pair: Pair, topic: str, monkeypatch: pytest.MonkeyPatch
+):
+    """A run that was killed asks the target how far it came; a record made of a copy has a list like a copy's."""
+    pair.one.client.append(topic, [{"data": n} for n in range(3)])
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "run_on_executors", die)
+        with pytest.raises(MemoryError):
+            run(here, pair, topic)
+    hop = {"at": identity(pair.one.client), "topic": "another", "epoch": pair.one.client.topic(topic).epoch, "seq": 9}
+    pair.other.client.append(topic, [{"data": "made there", "meta": {KEY: [hop]}}])
+
+    run(here, pair, topic)
+
+    assert [item.value for item in pair.other.client.read(topic) if isinstance(item, Record)] == ["made there", 0, 1, 2]
