@@ -35,7 +35,8 @@ from topics.model.topic import ArchiveConfig, ConfigPatch
 from topics.testing import oracle_consumers
 from topics.testing.clock import SimClock
 from topics.testing.disk import SimDisk
-from topics.testing.oracle import Landed, ModelTopic, Oracle
+from topics.testing.model_topic import ModelTopic
+from topics.testing.oracle import Landed, Oracle
 
 NAMES = st.sampled_from(["a", "b"])
 TAGS = ["x", "x:1", "x:2", "y", ""]

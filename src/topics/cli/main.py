@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[:1] == ["complete-line"] and len(words) == 3:  # called by the scripts of `topics completion`
         from topics.cli.completion.candidates import print_candidates
 
-        return print_candidates(words[1], words[2])
+        return print_candidates(words[1], words[2], build_parser)
     if not words or words[0] in HELP_FLAGS or words[0] not in tree.ROWS:
         return _help(words)
     return _run(_settings_if_meant(words))

@@ -1,32 +1,14 @@
-"""The reference model of named consumers. `oracle.ModelTopic` has them by name."""
+"""The reference model of named consumers. `ModelTopic` has them by name."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 from msgspec import UNSET
 
 from topics.errors import Code, TopicsError
 from topics.model.consumer import ConsumerRequest
-
-if TYPE_CHECKING:
-    from topics.testing.oracle import ModelTopic
-
-
-@dataclass(frozen=True)
-class ModelConsumer:
-    """One consumer. `used_ms` is when it was last changed or read, or when the server started."""
-
-    seq: int
-    used_ms: int
-    expire_ms: int = 0
-    hold: bool = False
-    max_hold_bytes: int = 0
-
-    def shown(self) -> tuple[int, int, bool, int]:
-        """Return what clients see, except for times."""
-        return self.seq, self.expire_ms, self.hold, self.max_hold_bytes
+from topics.testing.model_topic import ModelConsumer, ModelTopic
 
 
 def forget_unused(topic: ModelTopic, now_ms: int) -> None:

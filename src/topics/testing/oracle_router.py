@@ -15,7 +15,8 @@ from topics.clock import Clock
 from topics.model.records import TagMatch, WriteRequest
 from topics.model.router import RouterRequest
 from topics.model.topic import ConfigPatch
-from topics.testing.oracle import Fact, Landed, ModelTopic, Oracle
+from topics.testing.model_topic import Fact, ModelTopic
+from topics.testing.oracle import Landed, Oracle
 
 SOURCE_TRIM = "source_trim"
 T = TypeVar("T")

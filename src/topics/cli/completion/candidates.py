@@ -6,7 +6,7 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from topics.cli import tree
 from topics.cli.completion import names
@@ -14,13 +14,19 @@ from topics.cli.completion import names
 BREAKS = ":="  # bash replaces only what follows the last of these in a word
 
 
-def print_candidates(shell: str, line: str) -> int:
-    """Print the words that can stand at the end of a line. Print nothing if anything is wrong: a shell waits."""
+BuildParser = Callable[[list[str]], argparse.ArgumentParser]
+
+
+def print_candidates(shell: str, line: str, build_parser: BuildParser) -> int:
+    """Print the words that can stand at the end of a line. Print nothing if anything is wrong: a shell waits.
+
+    `build_parser` returns the parser of a command line that begins with the given words.
+    """
     words = _split(line)
     if len(words) < 2:
         return 0
     current = words[-1]
-    found = sorted({one for one in _candidates(words[1:]) if one.startswith(current)})
+    found = sorted({one for one in _candidates(words[1:], build_parser) if one.startswith(current)})
     cut = max(current.rfind(sign) for sign in BREAKS) + 1 if shell == "bash" else 0
     # One candidate is complete: bash then adds a space by itself.
     sys.stdout.write("".join(f"{one[cut:]}\n" for one in found))
@@ -40,7 +46,7 @@ def _split(line: str) -> list[str]:
     return []
 
 
-def _candidates(words: Sequence[str]) -> Iterator[str]:
+def _candidates(words: Sequence[str], build_parser: BuildParser) -> Iterator[str]:
     """Yield what can stand in the place of the last word."""
     *before, current = words
     if not before:
@@ -48,8 +54,6 @@ def _candidates(words: Sequence[str]) -> Iterator[str]:
         return
     if before[0] not in tree.ROWS:
         return
-    from topics.cli.main import build_parser
-
     parser, rest = build_parser([before[0]]), list(before)
     while (group := _group(parser)) is not None:
         if not rest:

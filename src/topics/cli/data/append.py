@@ -5,18 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import uuid
 from typing import Any
 
 from topics.cli.command import Args, Call, Command, Subparsers, add, topic_argument
-from topics.cli.connect.request import Request, given, post, topic_path
+from topics.cli.connect.request import Request
+from topics.cli.data.append_request import as_record, defaults, write
 from topics.cli.output import json_text
 from topics.cli.output.failures import EXIT_DONE, usage
 from topics.cli.output.units import counted, parse_count, parse_duration, parse_positive
 
 MAX_BATCH = 10_000  # the server's default limit for one write
 PIPE_BATCH = 2000
-WRITTEN = ("data", "tag", "node", "meta", "priority", "delay_ms", "deliver_at")
 
 
 def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
@@ -72,18 +71,6 @@ def _is_piped(args: Args) -> bool:
     return args.data in ([], ["-"])
 
 
-def write(args: Args, records: bytes, *, key: str | None) -> Request:
-    """Return one write of encoded records, separated by commas, with the options that hold for all of them."""
-    fields = given(node=args.node, idempotency_key=key or uuid.uuid4().hex, create=False if args.no_create else None)
-    body = b'{"records":[' + records + b"]," + json_text.encode(fields)[1:]
-    return post(topic_path(args.topic, return_seqs=False), body)
-
-
-def defaults(args: Args) -> dict[str, Any]:
-    """Return the fields that the options give to every record."""
-    return given(tag=args.tag, meta=args.meta, priority=args.priority, delay_ms=args.delay)
-
-
 def _record(text: str, args: Args) -> bytes:
     """Return an encoded record. JSON is sent as it was typed: the server keeps `1.0` and the order of members."""
     value, encoded = (text, json_text.encode(text)) if args.text else _value(text)
@@ -91,17 +78,6 @@ def _record(text: str, args: Args) -> bytes:
         return json_text.encode({**defaults(args), **as_record(value)})
     extra = json_text.encode(defaults(args))[1:-1]
     return b'{"data":' + encoded + (b"," + extra if extra else b"") + b"}"
-
-
-def as_record(value: Any) -> dict[str, Any]:
-    """Return a record to write for a record as the API takes it or as a reader prints it."""
-    if not isinstance(value, dict) or "data" not in value:
-        raise usage("with --records, every value must be an object with data", "leave out --records to append values")
-    record = {name: value[name] for name in WRITTEN if name in value}
-    for read, written in (("$tag", "tag"), ("$node", "node")):
-        if read in value:
-            record[written] = value[read]
-    return record
 
 
 def _value(text: str) -> tuple[Any, bytes]:

@@ -23,7 +23,7 @@ from msgspec import Raw, Struct
 
 from topics.cli.command import Args, Call
 from topics.cli.connect.request import Request
-from topics.cli.data.append import as_record, defaults, write
+from topics.cli.data.append_request import as_record, defaults, write
 from topics.cli.output.failures import EXIT_DONE, Failure, usage
 from topics.cli.output.units import counted, rate
 

@@ -29,20 +29,16 @@ comes after marks for everything on it.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
-from msgspec import Struct
 
 from topics.engine import retention
 from topics.engine.routers.graph import Edge, Links, Router, Table
+from topics.engine.routers.source_records import Gathered, Piece, eligible
+from topics.engine.routers.stamps import Stamp, Stamps
 from topics.engine.state.topic import Topic
 from topics.model import surrogates
-from topics.model.nesting import decode_again
 from topics.model.record_bytes import (
     SEQ_AND_TS_BYTES,
     encode_json,
@@ -51,72 +47,14 @@ from topics.model.record_bytes import (
     renumbered,
     with_meta,
 )
-from topics.model.records import TagMatch
 from topics.model.router import MAX_HOPS, STAMP
 from topics.storage.log.entry import Append
 from topics.storage.log.router_entry import Mark
-from topics.storage.segments.cold import Cold, Needs
-from topics.storage.segments.columns import Columns, runs
-from topics.storage.segments.segment import Damaged, Rendered, Segment
 
-BATCH_RECORDS = 256
-BATCH_BYTES = 1 << 20
-AHEAD_BYTES = 1 << 20  # fetched at once if records are not in memory
 PATH = b"r"  # begins the extras of a record that came through a cycle; the ids of the topics it has passed follow
 
 _encode = msgspec.msgpack.encode
 _decode_path = msgspec.msgpack.Decoder(list[int]).decode
-
-
-class Stamp(Struct):
-    """The origin of an `exactly_once` copy."""
-
-    router: str
-    source: str
-    epoch: int
-    seq: int
-    key: str
-
-
-_decode_stamp = msgspec.json.Decoder(Stamp).decode
-
-
-class Piece(Struct):
-    """Stored records of a source with one commit time. Contiguous if `blob` is set."""
-
-    ts: int
-    seqs: Sequence[int]
-    rows: list[bytes]
-    tags: list[str | None] | None
-    nodes: list[str | None] | None
-    metas: list[int] | None
-    extras: list[bytes | None] | None
-    blob: bytes | None
-
-    def only(self, kept: list[int]) -> Piece:
-        def of(column: Sequence[object] | None) -> list[object] | None:
-            return None if column is None else [column[at] for at in kept]
-
-        picked: Any = [of(column) for column in (self.seqs, self.rows, self.tags, self.nodes, self.metas, self.extras)]
-        seqs, rows, tags, nodes, metas, extras = picked
-        return Piece(self.ts, seqs, rows, tags, nodes, metas, extras, None)
-
-
-class Eligible(Struct, gc=False):
-    """What a filter finds in a part of a segment: how many records, their bytes, and the first and last position."""
-
-    live: int  # including records that do not match
-    count: int
-    size_bytes: int
-    first: int
-    last: int
-
-
-class Gathered(Struct):
-    """The records between the cursor of a router and `upto`."""
-
-    pieces: list[Piece]
-    upto: int
 
 
 def comes_back(edge: Edge, reason: str) -> bool:
@@ -147,28 +85,6 @@ def skippable(source: Topic, router: Router, upto: int) -> int:
     return router.cursor
 
 
-def gather(source: Topic, match: TagMatch | None, cursor: int, upto: int) -> Gathered:
-    """Return the live records in (cursor, upto] that match, up to a full batch. No record in the range may be lost.
-
-    Raises `Cold` and `Damaged` like a read.
-    """
-    for segment, low, high in source.spans(cursor + 1, upto + 1):
-        high = _enough(segment, low, high)
-        positions = eligible(segment, match, low, high)
-        if not len(positions):
-            return Gathered([], segment.first + high - 1)
-        return Gathered(list(_cut(segment, positions)), segment.first + high - 1)
-    return Gathered([], upto)
-
-
-def eligible(segment: Segment, match: TagMatch | None, low: int, high: int) -> npt.NDArray[np.intp]:
-    """Return the positions in [low, high) that a router with this filter forwards."""
-    if match is None:
-        return segment.live_positions(low, high)
-    positions, marks = segment.columns.matching(match, low, high), segment.marks
-    return positions if marks is None else positions[np.frombuffer(marks, np.uint8)[positions] == 0]
-
-
 def count_lost(router: Router, upto: int) -> int:
     """Return how many records the router would have forwarded up to `upto`. Lost records count, too."""
     source, start = router.edge.source, router.reached + 1
@@ -197,88 +113,6 @@ def mark(links: Links, *, head: int, out: bool, holds: bool) -> Mark:
         upto = max(cursors.values(), default=0)
         others += [(router_id, cursor) for router_id, cursor in cursors.items() if cursor != upto]
     return Mark(links.topic.topic_id, head, upto, others, holds)
-
-
-def look_for(segment: Segment, match: TagMatch | None, low: int, high: int, *, from_ts: int | None = None) -> Eligible:
-    """Return what a filter finds in [low, high) among records from `from_ts` on. Keeps no columns in memory."""
-
-    def look(columns: Columns, marks: bytearray | None) -> Eligible:
-        start = low if from_ts is None else bisect_left(columns.ts, from_ts, low, high)
-        live = high - start if marks is None else marks.count(0, start, high)
-        positions = np.arange(start, high) if match is None else columns.matching(match, start, high)
-        if marks is not None:
-            positions = positions[np.frombuffer(marks, np.uint8)[positions] == 0]
-        if not len(positions):
-            return Eligible(live, 0, 0, 0, 0)
-        return Eligible(live, len(positions), columns.size_of(positions), int(positions[0]), int(positions[-1]))
-
-    key = None if match is None else (match.op, match.text)
-    return segment.look(("eligible", key, low, high, from_ts), look)
-
-
-def _enough(segment: Segment, low: int, high: int) -> int:
-    high = min(high, low + BATCH_RECORDS)
-    offsets = segment.columns.offsets
-    while high - low > 1 and offsets[high] - offsets[low] > BATCH_BYTES:
-        high = low + (high - low) // 2
-    return high
-
-
-def _cut(segment: Segment, positions: npt.NDArray[np.intp]) -> Iterator[Piece]:
-    """Yield the records at `positions`, cut where the commit time changes."""
-    columns = segment.columns
-    ats: list[int] = positions.tolist()
-    offsets, base = columns.offsets, columns.offsets[ats[0]]
-    blob = _read_around(segment, positions)
-    times = [columns.ts[at] for at in ats]
-    begin = 0
-    for end in range(1, len(ats) + 1):
-        if end < len(ats) and times[end] == times[begin]:
-            continue
-        part = ats[begin:end]
-        rows = [blob[offsets[at] - base : offsets[at + 1] - base] for at in part]
-        unbroken = part[-1] - part[0] == len(part) - 1
-        yield Piece(
-            times[begin],
-            [segment.first + at for at in part],
-            rows,
-            None if columns.tags is None else [columns.tag_at(at) for at in part],
-            None if columns.nodes is None else [columns.node_at(at) for at in part],
-            None if columns.metas is None else [columns.metas[at] for at in part],
-            [columns.extras.get(at) for at in part] if columns.extras else None,
-            blob[offsets[part[0]] - base : offsets[part[-1] + 1] - base] if unbroken else None,
-        )
-        begin = end
-
-
-def _read_around(segment: Segment, positions: npt.NDArray[np.intp]) -> bytes:
-    """Return the bytes from the first position to the last. Damaged bytes that no position needs are zero."""
-    start, stop = int(positions[0]), int(positions[-1]) + 1
-    try:
-        return bytes(_read_ahead(segment, start, stop))
-    except Damaged as damage:
-        if damage.concerns(positions):
-            raise
-    offsets, base = segment.columns.offsets, segment.columns.offsets[start]
-    blob, needs = bytearray(offsets[stop] - base), Needs()
-    for first, last in runs(positions):
-        try:
-            blob[offsets[first] - base : offsets[last + 1] - base] = segment.read(first, last + 1)
-        except Cold as cold:
-            needs.add(cold)
-    needs.check()
-    return bytes(blob)
-
-
-def _read_ahead(segment: Segment, start: int, stop: int) -> Rendered:
-    """Return the records of [start, stop). `Cold` asks for more: the records behind them are probably not in memory."""
-    try:
-        return segment.read(start, stop)
-    except Cold:
-        held = segment.read_held(start, stop)
-        if held is not None and held.upto == stop:
-            return held.data
-        raise Cold([segment.need(start, stop, at_least_bytes=AHEAD_BYTES)]) from None
 
 
 def storable(dest: Topic, sizes: Sequence[int]) -> int:
@@ -429,51 +263,3 @@ def _path(piece: Piece, at: int) -> list[int]:
     if piece.extras is None or (extra := piece.extras[at]) is None or not extra.startswith(PATH):
         return []
     return _decode_path(extra[1:])
-
-
-class Stamps:
-    """The stamps in a destination. The search looks at all of its records, and continues where it stopped."""
-
-    def __init__(self, dest: Topic) -> None:
-        self._dest = dest
-        self._upto = 0  # the last seq that was looked at
-        self._found: dict[str, tuple[int, ...]] = {}  # by key: a writer may have put the same one into several records
-
-    def has(self, key: str) -> bool:
-        """Return whether a live record has the key."""
-        return any(map(self._dest.is_live, self._found.get(key, ())))
-
-    def look_on(self) -> None:
-        """Look at new records of the destination. Raises `Cold`; the next call continues where this one stopped."""
-        dest = self._dest
-        for segment, low, high in dest.spans(max(self._upto + 1, dest.earliest), dest.head + 1):
-            if segment.live and segment.columns.metas is not None:
-                for at in range(low, high, BATCH_RECORDS):
-                    self._look_at(segment, at, min(at + BATCH_RECORDS, high))
-            self._upto = segment.first + high - 1
-
-    def _look_at(self, segment: Segment, low: int, high: int) -> None:
-        columns = segment.columns
-        metas = columns.metas
-        assert metas is not None
-        ats = [at for at in segment.live_positions(low, high).tolist() if metas[at]]
-        if ats:
-            base = columns.offsets[ats[0]]
-            block = _read_ahead(segment, ats[0], ats[-1] + 1)
-            for at in ats:
-                row = bytes(block[columns.offsets[at] - base : columns.offsets[at + 1] - base])
-                meta = meta_of(row, metas[at])
-                if b"_topics_router" in meta:
-                    for key in _key_in(meta):
-                        self._found[key] = (*self._found.get(key, ()), segment.first + at)
-        self._upto = segment.first + high - 1
-
-
-def _key_in(meta: bytes) -> Iterator[str]:
-    """Yield the key of a stamp. A client may have written anything under that name: skip what is no stamp."""
-    raw = surrogates.members(meta).get(STAMP)
-    if raw is not None:
-        try:
-            yield decode_again(_decode_stamp, raw).key
-        except msgspec.MsgspecError:
-            return

@@ -12,10 +12,7 @@ from topics.engine import retention
 from topics.engine.routers import replay
 from topics.engine.routers.copy import (
     Copier,
-    Gathered,
-    Piece,
     comes_back,
-    gather,
     skippable,
     storable,
     too_large,
@@ -24,6 +21,7 @@ from topics.engine.routers.graph import Edge, Router, Table, linked, links_of
 from topics.engine.routers.replay import room
 from topics.engine.routers.router_log import LiveRouters
 from topics.engine.routers.schedule import DueEdges
+from topics.engine.routers.source_records import Gathered, Piece, gather
 from topics.engine.state.topic import Topic
 from topics.engine.write import apply
 from topics.engine.write.commit import Ticket

@@ -14,7 +14,7 @@ from topics.engine.state.topic import Topic
 from topics.model.router import RouterConfig
 
 if TYPE_CHECKING:
-    from topics.engine.routers.copy import Stamps
+    from topics.engine.routers.stamps import Stamps
     from topics.engine.state.topics import State
     from topics.engine.write.commit import Ticket
 

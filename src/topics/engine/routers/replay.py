@@ -22,6 +22,7 @@ from msgspec import Struct
 from topics.engine import retention
 from topics.engine.routers import copy
 from topics.engine.routers.graph import Edge, Links, Router, Table, links_of
+from topics.engine.routers.source_records import Piece, gather
 from topics.engine.state import snapshot_parts
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
@@ -167,7 +168,7 @@ def _advance(
     if (passed := copy.skippable(source, router, upto)) > router.cursor:
         router.cursor = passed
         return True
-    gathered = present(source, lambda: copy.gather(source, router.config.filter, router.cursor, upto))
+    gathered = present(source, lambda: gather(source, router.config.filter, router.cursor, upto))
     if gathered is None:
         return True  # records turned out to be lost: try again
     copier = copy.Copier(table_of(state), edge, router)
@@ -192,7 +193,7 @@ def _advance(
     return True
 
 
-def _land(state: State, copier: copy.Copier, entry: Append, piece: copy.Piece) -> None:
+def _land(state: State, copier: copy.Copier, entry: Append, piece: Piece) -> None:
     """Append the copies to the destination. Copies that are too large for it are lost."""
     dest = state.by_id[entry.topic_id]
     sizes, at = entry.sizes, 0

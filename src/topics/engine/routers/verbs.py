@@ -10,12 +10,13 @@ from msgspec import Struct
 
 from topics.engine import retention
 from topics.engine.routers import replay
-from topics.engine.routers.copy import Eligible, look_for, mark
+from topics.engine.routers.copy import mark
 from topics.engine.routers.forwarder import Forwarder
 from topics.engine.routers.graph import Edge, Router, links_of, upstream
 from topics.engine.routers.replay import table_of
 from topics.engine.routers.router_log import LiveRouters
 from topics.engine.routers.schedule import DueEdges
+from topics.engine.routers.source_records import Eligible, look_for
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps, each_loaded, once_loaded
 from topics.engine.write import apply

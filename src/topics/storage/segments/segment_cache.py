@@ -5,14 +5,11 @@ from __future__ import annotations
 import errno
 from collections import OrderedDict
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from topics.storage.fs import File, Fs
 from topics.storage.segments import codec
 from topics.storage.segments.columns import Columns
-
-if TYPE_CHECKING:
-    from topics.storage.segments.sealed import SealedSegment
 
 OPEN_FILES = 512  # of sealed segments, kept open
 
@@ -40,6 +37,18 @@ class Loaded:
         return True
 
 
+class CachedSegment(Protocol):
+    """A sealed segment, as the caches use it."""
+
+    path: str
+    file_in_use: bool
+
+    def __hash__(self) -> int: ...
+    def keep_file(self, file: File) -> None: ...
+    def close_file(self) -> None: ...
+    def unload(self) -> None: ...
+
+
 class Shelf:
     """The caches that all sealed segments share.
 
@@ -51,15 +60,15 @@ class Shelf:
         self.fs = fs
         self._columns_bytes = columns_bytes
         self._open_files = open_files
-        self._files: OrderedDict[SealedSegment, File] = OrderedDict()
+        self._files: OrderedDict[CachedSegment, File] = OrderedDict()
         self._files_lock = Lock()
-        self._loaded: OrderedDict[SealedSegment, int] = OrderedDict()
+        self._loaded: OrderedDict[CachedSegment, int] = OrderedDict()
         self._loaded_lock = Lock()
         self._held_bytes = 0
         self.marks_lock = Lock()  # held while a segment takes its marks from its file
         self.retired: list[str] = []  # files that no topic needs
 
-    def open(self, segment: SealedSegment) -> File:
+    def open(self, segment: CachedSegment) -> File:
         """Open the file of the segment, which keeps it until the cache calls `close_file`.
 
         The cache has no order of use. It spares a file once that was used since the last check.
@@ -85,7 +94,7 @@ class Shelf:
             else:
                 other.close_file()
 
-    def forget(self, segment: SealedSegment, moved_to: str | None = None) -> None:
+    def forget(self, segment: CachedSegment, moved_to: str | None = None) -> None:
         """Close the file of the segment, because it was removed, replaced or moved. The next read opens it again."""
         with self._files_lock:
             self._files.pop(segment, None)
@@ -93,7 +102,7 @@ class Shelf:
             if moved_to is not None:
                 segment.path = moved_to
 
-    def keep(self, segment: SealedSegment, size_bytes: int) -> None:
+    def keep(self, segment: CachedSegment, size_bytes: int) -> None:
         """Count the loaded columns of the segment. Call `trim` when columns of other segments may be dropped."""
         with self._loaded_lock:
             self._held_bytes += size_bytes - self._loaded.pop(segment, 0)
@@ -107,7 +116,7 @@ class Shelf:
                 self._held_bytes -= freed
                 other.unload()
 
-    def drop(self, segment: SealedSegment) -> None:
+    def drop(self, segment: CachedSegment) -> None:
         with self._loaded_lock:
             self._held_bytes -= self._loaded.pop(segment, 0)
             segment.unload()

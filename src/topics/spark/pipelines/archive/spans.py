@@ -26,7 +26,7 @@ def unarchived(snapshot: Snapshot, extents: Iterable[TopicExtent]) -> list[Span]
 
 
 def first_bytes(spans: list[Span], extents: list[TopicExtent], size_bytes: float) -> list[Span]:
-    """Return the first spans, with about `size_bytes` of records. Lost seqs before the records get a span of their own."""
+    """Return the first spans, with about `size_bytes` of records. Lost seqs before them are spans of their own."""
     extent_of = {extent.topic: extent for extent in extents}
     found: list[Span] = []
     for span in spans:

@@ -1,0 +1,36 @@
+"""The request of one append, and the records in it: from arguments, or from the lines of a pipe."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from topics.cli.command import Args
+from topics.cli.connect.request import Request, given, post, topic_path
+from topics.cli.output import json_text
+from topics.cli.output.failures import usage
+
+WRITTEN = ("data", "tag", "node", "meta", "priority", "delay_ms", "deliver_at")
+
+
+def write(args: Args, records: bytes, *, key: str | None) -> Request:
+    """Return one write of encoded records, separated by commas, with the options that hold for all of them."""
+    fields = given(node=args.node, idempotency_key=key or uuid.uuid4().hex, create=False if args.no_create else None)
+    body = b'{"records":[' + records + b"]," + json_text.encode(fields)[1:]
+    return post(topic_path(args.topic, return_seqs=False), body)
+
+
+def defaults(args: Args) -> dict[str, Any]:
+    """Return the fields that the options give to every record."""
+    return given(tag=args.tag, meta=args.meta, priority=args.priority, delay_ms=args.delay)
+
+
+def as_record(value: Any) -> dict[str, Any]:
+    """Return a record to write for a record as the API takes it or as a reader prints it."""
+    if not isinstance(value, dict) or "data" not in value:
+        raise usage("with --records, every value must be an object with data", "leave out --records to append values")
+    record = {name: value[name] for name in WRITTEN if name in value}
+    for read, written in (("$tag", "tag"), ("$node", "node")):
+        if read in value:
+            record[written] = value[read]
+    return record

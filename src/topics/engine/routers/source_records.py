@@ -1,0 +1,163 @@
+"""Records of a source as its routers read them: in pieces with one commit time, within a filter. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from topics.engine.state.topic import Topic
+from topics.model.records import TagMatch
+from topics.storage.segments.cold import Cold, Needs
+from topics.storage.segments.columns import Columns, runs
+from topics.storage.segments.segment import Damaged, Rendered, Segment
+
+BATCH_RECORDS = 256
+BATCH_BYTES = 1 << 20
+AHEAD_BYTES = 1 << 20  # fetched at once if records are not in memory
+
+
+class Piece(Struct):
+    """Stored records of a source with one commit time. Contiguous if `blob` is set."""
+
+    ts: int
+    seqs: Sequence[int]
+    rows: list[bytes]
+    tags: list[str | None] | None
+    nodes: list[str | None] | None
+    metas: list[int] | None
+    extras: list[bytes | None] | None
+    blob: bytes | None
+
+    def only(self, kept: list[int]) -> Piece:
+        def of(column: Sequence[object] | None) -> list[object] | None:
+            return None if column is None else [column[at] for at in kept]
+
+        picked: Any = [of(column) for column in (self.seqs, self.rows, self.tags, self.nodes, self.metas, self.extras)]
+        seqs, rows, tags, nodes, metas, extras = picked
+        return Piece(self.ts, seqs, rows, tags, nodes, metas, extras, None)
+
+
+class Eligible(Struct, gc=False):
+    """What a filter finds in a part of a segment: how many records, their bytes, and the first and last position."""
+
+    live: int  # including records that do not match
+    count: int
+    size_bytes: int
+    first: int
+    last: int
+
+
+class Gathered(Struct):
+    """The records between the cursor of a router and `upto`."""
+
+    pieces: list[Piece]
+    upto: int
+
+
+def gather(source: Topic, match: TagMatch | None, cursor: int, upto: int) -> Gathered:
+    """Return the live records in (cursor, upto] that match, up to a full batch. No record in the range may be lost.
+
+    Raises `Cold` and `Damaged` like a read.
+    """
+    for segment, low, high in source.spans(cursor + 1, upto + 1):
+        high = _enough(segment, low, high)
+        positions = eligible(segment, match, low, high)
+        if not len(positions):
+            return Gathered([], segment.first + high - 1)
+        return Gathered(list(_cut(segment, positions)), segment.first + high - 1)
+    return Gathered([], upto)
+
+
+def eligible(segment: Segment, match: TagMatch | None, low: int, high: int) -> npt.NDArray[np.intp]:
+    """Return the positions in [low, high) that a router with this filter forwards."""
+    if match is None:
+        return segment.live_positions(low, high)
+    positions, marks = segment.columns.matching(match, low, high), segment.marks
+    return positions if marks is None else positions[np.frombuffer(marks, np.uint8)[positions] == 0]
+
+
+def look_for(segment: Segment, match: TagMatch | None, low: int, high: int, *, from_ts: int | None = None) -> Eligible:
+    """Return what a filter finds in [low, high) among records from `from_ts` on. Keeps no columns in memory."""
+
+    def look(columns: Columns, marks: bytearray | None) -> Eligible:
+        start = low if from_ts is None else bisect_left(columns.ts, from_ts, low, high)
+        live = high - start if marks is None else marks.count(0, start, high)
+        positions = np.arange(start, high) if match is None else columns.matching(match, start, high)
+        if marks is not None:
+            positions = positions[np.frombuffer(marks, np.uint8)[positions] == 0]
+        if not len(positions):
+            return Eligible(live, 0, 0, 0, 0)
+        return Eligible(live, len(positions), columns.size_of(positions), int(positions[0]), int(positions[-1]))
+
+    key = None if match is None else (match.op, match.text)
+    return segment.look(("eligible", key, low, high, from_ts), look)
+
+
+def _enough(segment: Segment, low: int, high: int) -> int:
+    high = min(high, low + BATCH_RECORDS)
+    offsets = segment.columns.offsets
+    while high - low > 1 and offsets[high] - offsets[low] > BATCH_BYTES:
+        high = low + (high - low) // 2
+    return high
+
+
+def _cut(segment: Segment, positions: npt.NDArray[np.intp]) -> Iterator[Piece]:
+    """Yield the records at `positions`, cut where the commit time changes."""
+    columns = segment.columns
+    ats: list[int] = positions.tolist()
+    offsets, base = columns.offsets, columns.offsets[ats[0]]
+    blob = _read_around(segment, positions)
+    times = [columns.ts[at] for at in ats]
+    begin = 0
+    for end in range(1, len(ats) + 1):
+        if end < len(ats) and times[end] == times[begin]:
+            continue
+        part = ats[begin:end]
+        rows = [blob[offsets[at] - base : offsets[at + 1] - base] for at in part]
+        unbroken = part[-1] - part[0] == len(part) - 1
+        yield Piece(
+            times[begin],
+            [segment.first + at for at in part],
+            rows,
+            None if columns.tags is None else [columns.tag_at(at) for at in part],
+            None if columns.nodes is None else [columns.node_at(at) for at in part],
+            None if columns.metas is None else [columns.metas[at] for at in part],
+            [columns.extras.get(at) for at in part] if columns.extras else None,
+            blob[offsets[part[0]] - base : offsets[part[-1] + 1] - base] if unbroken else None,
+        )
+        begin = end
+
+
+def _read_around(segment: Segment, positions: npt.NDArray[np.intp]) -> bytes:
+    """Return the bytes from the first position to the last. Damaged bytes that no position needs are zero."""
+    start, stop = int(positions[0]), int(positions[-1]) + 1
+    try:
+        return bytes(read_ahead(segment, start, stop))
+    except Damaged as damage:
+        if damage.concerns(positions):
+            raise
+    offsets, base = segment.columns.offsets, segment.columns.offsets[start]
+    blob, needs = bytearray(offsets[stop] - base), Needs()
+    for first, last in runs(positions):
+        try:
+            blob[offsets[first] - base : offsets[last + 1] - base] = segment.read(first, last + 1)
+        except Cold as cold:
+            needs.add(cold)
+    needs.check()
+    return bytes(blob)
+
+
+def read_ahead(segment: Segment, start: int, stop: int) -> Rendered:
+    """Return the records of [start, stop). `Cold` asks for more: the records behind them are probably not in memory."""
+    try:
+        return segment.read(start, stop)
+    except Cold:
+        held = segment.read_held(start, stop)
+        if held is not None and held.upto == stop:
+            return held.data
+        raise Cold([segment.need(start, stop, at_least_bytes=AHEAD_BYTES)]) from None
