@@ -1,7 +1,6 @@
 """What the connections of one server use of it, and the server of them. Both import this module, not each other."""
 
 import asyncio
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -65,11 +64,11 @@ class OpeningConnection(ServedConnection, Protocol):
 class ConnectionService(ExchangeService, Protocol):
     """What a connection with a socket uses."""
 
-    handle: Callable[[Request], Answer]
-    answer: Callable[[Request], Answer]
     unpacking_slots: WorkSlots
     draining: bool
 
+    def handle(self, request: Request) -> Answer: ...
+    def answer(self, request: Request, /) -> Answer: ...
     @property
     def pool(self) -> ThreadPoolExecutor: ...
     def opened(self, connection: ServedConnection) -> None: ...
