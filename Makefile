@@ -79,6 +79,7 @@ docs: $(READY) ## regenerate the generated pages
 	$(VENV)/bin/topics settings --markdown > docs/configuration.md
 	$(PYTHON) -m topics.cli.formats > docs/formats.md
 	$(PYTHON) -m topics.cli.errors_doc > docs/guide/errors.md
+	$(PYTHON) -m topics.cli.reference docs/reference
 
 screenshots: $(READY_DEV) ## take the pictures of the console in README.md, from the demo
 	$(PYTHON) tools/console_shots.py

@@ -155,7 +155,7 @@ export class Gap {
     firstSeq: number;
     /** The last missing seq. @type {number} */
     lastSeq: number;
-    /** `cap`, `ttl`, `mixed`, `recreated`, `restart`, `corrupt`, `source_trim` or `from_seq_too_old`. @type {string} */
+    /** The cause: `cap`, `ttl`, `mixed`, `recreated`, `restart`, `corrupt` or `source_trim`. @type {string} */
     reason: string;
     /** About how many records were lost. @type {number|undefined} */
     missed: number | undefined;

@@ -198,8 +198,8 @@ export class Gap {
     this.firstSeq = wire.gap_from
     /** The last missing seq. @type {number} */
     this.lastSeq = wire.gap_to
-    /** `cap`, `ttl`, `mixed`, `recreated`, `restart`, `corrupt`, `source_trim` or `from_seq_too_old`. @type {string} */
-    this.reason = wire.reason
+    /** The cause: `cap`, `ttl`, `mixed`, `recreated`, `restart`, `corrupt` or `source_trim`. @type {string} */
+    this.reason = wire.cause ?? wire.reason
     /** About how many records were lost. @type {number|undefined} */
     this.missed = wire.missed_estimate
   }

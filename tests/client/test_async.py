@@ -156,7 +156,7 @@ async def test_watch_follows_names_and_patterns(topics: AsyncTopics, name: str) 
     items = await watching
     assert {item.topic: item for item in items}.keys() == {f"{name}.small", f"{name}.chat-1"}
     [gap] = [item for item in items if isinstance(item, Gap)]
-    assert (gap.first_seq, gap.last_seq) == (1, 2)
+    assert (gap.first_seq, gap.last_seq, gap.reason) == (1, 2, "cap")
 
 
 async def test_writer_batches_and_returns_each_seq(topics: AsyncTopics, name: str) -> None:

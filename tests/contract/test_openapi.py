@@ -12,7 +12,7 @@ import pytest
 from tests.contract.api import Api
 from topics import __version__
 from topics.model.names import TOPIC_PATTERN
-from topics.server.api import openapi
+from topics.server.api import openapi, openapi_fields
 from topics.server.api.openapi_operations import Described, described
 from topics.server.api.table import ROUTES
 
@@ -114,6 +114,28 @@ def test_every_operation_and_parameter_is_described(document: Any):
         assert set(operation["tags"]) <= tags, (method, path)
         for row in operation["parameters"]:
             assert row["description"], (method, path, row["name"])
+
+
+def test_every_field_is_described(document: Any):
+    schemas = document["components"]["schemas"]
+    fields = {(name, field): row for name, schema in schemas.items() for field, row in schema["properties"].items()}
+    without = [key for key, row in fields.items() if row.get("description", "default").startswith("default")]
+    assert without == [], "describe the fields in openapi_fields.py"
+
+
+def test_table_of_fields_describes_no_field_that_does_not_exist(document: Any):
+    schemas = document["components"]["schemas"]
+    described = {(name, field) for name, rows in openapi_fields.FIELDS.items() for field in rows}
+    assert described - {(name, field) for name, schema in schemas.items() for field in schema["properties"]} == set()
+    names = {field for schema in schemas.values() for field in schema["properties"]}
+    assert openapi_fields.EVERYWHERE.keys() - names == set()
+
+
+def test_default_of_a_topic_field_is_in_its_description(document: Any):
+    fields = document["components"]["schemas"]["ConfigPatch"]["properties"]
+    assert fields["lease_ms"]["description"].endswith("; default: 30000")
+    assert fields["durability"]["description"].endswith('; default: "disk"')
+    assert "default" not in fields["lease_ms"]
 
 
 def examples(document: Any) -> Iterator[tuple[str, Any, Any]]:

@@ -75,6 +75,7 @@ def test_gap_of_a_stalled_stream_is_reported_as_too_old(start_live):
             seqs += range(frame.data["gap_from"], frame.data["gap_to"] + 1)
     assert seqs == list(range(1, head + 1))
     assert "from_seq_too_old" in {gap["reason"] for gap in gaps}
+    assert {gap.get("cause", gap["reason"]) for gap in gaps} == {"cap"}
     events.expect("caught-up")
 
 

@@ -166,7 +166,7 @@ def test_cursor_before_an_evicted_range_gets_a_tombstone(live, topic):
     live.api.write(topic, *range(10))
     tombstone, record, _ = live.watch({topic: {"from_seq": 2}}).expect("tombstone", "record", "caught-up")
     assert tombstone.data == {
-        "topic": topic, "reason": "from_seq_too_old", "gap_from": 3, "gap_to": 7, "missed_estimate": 5,
+        "topic": topic, "reason": "from_seq_too_old", "cause": "cap", "gap_from": 3, "gap_to": 7, "missed_estimate": 5,
         "earliest_seq": 8, "head_seq": 10,
     }  # fmt: skip
     assert tombstone.cursor == {topic: 7}

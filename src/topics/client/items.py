@@ -54,8 +54,8 @@ class Record(
 class Gap(Struct, frozen=True):
     """A range of records that were lost before this reader got them. Both ends are included.
 
-    `reason` is `cap`, `ttl`, `mixed`, `recreated`, `restart`, `corrupt`, `source_trim`, or `from_seq_too_old` for a
-    gap that was there when a watch began. `missed` is about how many records were lost.
+    `reason` is the cause, on every kind of read: `cap`, `ttl`, `mixed`, `recreated`, `restart`, `corrupt` or
+    `source_trim`. `missed` is about how many records were lost.
     """
 
     topic: str
@@ -73,9 +73,10 @@ class Tombstone(Struct):
     reason: str
     earliest_seq: int = 0
     missed_estimate: int = 0
+    cause: str | None = None  # of a gap whose `reason` is `from_seq_too_old`
 
     def gap(self, topic: str) -> Gap:
-        return Gap(topic, self.gap_from, self.gap_to, self.reason, self.missed_estimate)
+        return Gap(topic, self.gap_from, self.gap_to, self.cause or self.reason, self.missed_estimate)
 
     @property
     def resume_seq(self) -> int:

@@ -180,6 +180,8 @@ class Subscribe(ViewOptions, kw_only=True, tag_field="op", tag="subscribe"):
 
 
 class Unsubscribe(Struct, kw_only=True, tag_field="op", tag="unsubscribe"):
+    """Command `unsubscribe`: deliver no more records of a topic or a pattern."""
+
     topic: str
     request_id: RequestId = None
 
@@ -213,6 +215,8 @@ class Commit(Struct, kw_only=True, tag_field="op", tag="commit", forbid_unknown_
 
 
 class Ping(Struct, kw_only=True, tag_field="op", tag="ping"):
+    """Command `ping`: the server answers `pong`."""
+
     request_id: RequestId = None
 
 

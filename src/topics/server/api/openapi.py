@@ -14,8 +14,10 @@ from topics.errors import Code
 from topics.model import names
 from topics.model.error_meanings import MEANINGS
 from topics.model.queue import ListedJob
+from topics.model.topic import DEFAULT_CONFIG, ConfigPatch
 from topics.model.wire import ErrorAnswer
 from topics.server.access.operations import Scope
+from topics.server.api.openapi_fields import meaning
 from topics.server.api.openapi_operations import PATH_PARAMETERS, TAGS, Described, described
 from topics.server.api.route import Parameter, Route
 from topics.server.push.scan import formats
@@ -40,11 +42,8 @@ _TAGS = {
     "/extend": "queues", "/work": "queues", "/jobs": "queues", "/redrive": "queues", "/diff": "records",
     "/scan": "records", "/delete": "records", "/archived": "records", "/topics": "topics",
 }  # fmt: skip
-_WARNINGS = {
-    "type": "array",
-    "items": {"type": "string"},
-    "description": "unknown fields and query parameters that the server ignored; absent if there are none",
-}
+_WARNINGS = {"type": "array", "items": {"type": "string"}}
+_CONFIG_DEFAULTS = msgspec.to_builtins(DEFAULT_CONFIG)
 _TYPES = {bool: "boolean", int: "integer", str: "string"}
 _TEXT, _BINARY = {"type": "string"}, {"type": "string", "format": "binary"}
 # What else than its first type a route can answer with, by its first type.
@@ -119,10 +118,12 @@ def _schemas(routes: tuple[Route, ...]) -> tuple[dict[Any, Any], dict[str, Any]]
     unique = list(dict.fromkeys(types))
     schemas, components = msgspec.json.schema_components(unique, ref_template="#/components/schemas/{name}")
     for kind in {kind for route in routes for kind in route.answers.values() if _is_schema(kind)}:
-        components[kind.__name__]["properties"]["warnings"] = _WARNINGS
-    for component in components.values():
-        for schema in component.get("properties", {}).values():
-            _describe_default(schema)
+        components[kind.__name__]["properties"]["warnings"] = dict(_WARNINGS)
+    for name, component in components.items():
+        for field, schema in component.get("properties", {}).items():
+            _describe(schema, meaning(name, field))
+            if name == ConfigPatch.__name__ and (default := _CONFIG_DEFAULTS[field]) is not None:
+                schema["description"] += f"; default: {msgspec.json.encode(default).decode()}"
     if (job := components.get(ListedJob.__name__)) is not None:
         # A job has `node`, its worker, and `$node`, its sender. Generators drop the sign, and would name both alike.
         del job["properties"]["$node"]
@@ -130,8 +131,13 @@ def _schemas(routes: tuple[Route, ...]) -> tuple[dict[Any, Any], dict[str, Any]]
     return dict(zip(unique, schemas, strict=True)), components
 
 
-def _describe_default(schema: dict[str, Any]) -> None:
-    """Move the default of a field into its description. Generators make a field with a default a required one."""
+def _describe(schema: dict[str, Any], text: str | None) -> None:
+    """Set the description of a field: its meaning and its default.
+
+    The default moves there, because generators make a field with a default a required one.
+    """
+    if text is not None:
+        schema["description"] = text
     default = schema.pop("default", None)
     if default is not None:
         text = schema.get("description")

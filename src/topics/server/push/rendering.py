@@ -164,11 +164,12 @@ def socket_payload(event: Event, data: bytes) -> bytes:
 
 
 def tombstone_data(topic: Topic, gap: Tombstone, reason: str) -> bytes:
-    """Return the JSON object of a tombstone event."""
+    """Return the JSON object of a tombstone event. A `reason` that says only when is followed by the `cause`."""
+    cause = b"" if reason == gap.reason else b',"cause":"%b"' % gap.reason.encode()
     return (
-        b'{"topic":"%b","reason":"%b","gap_from":%d,"gap_to":%d,"missed_estimate":%d,"earliest_seq":%d,"head_seq":%d}'
+        b'{"topic":"%b","reason":"%b"%b,"gap_from":%d,"gap_to":%d,"missed_estimate":%d,"earliest_seq":%d,"head_seq":%d}'
         % (
-            topic.wire_name, reason.encode(), gap.gap_from, gap.gap_to, gap.missed_estimate, gap.earliest_seq,
+            topic.wire_name, reason.encode(), cause, gap.gap_from, gap.gap_to, gap.missed_estimate, gap.earliest_seq,
             gap.head_seq,
         )
     )  # fmt: skip
