@@ -89,10 +89,10 @@ def _stamp(ancillary: list[tuple[int, int, bytes]]) -> int:
 
 def watch(port: int, topic: str, count: int) -> Subscribers:
     """Open event streams, each with its own session, and wait until all have caught up."""
-    return Subscribers(_open_streams(port, topic, count), RECORD)
+    return Subscribers(open_streams(port, topic, count), RECORD)
 
 
-def _open_streams(port: int, topic: str, count: int) -> list[socket.socket]:
+def open_streams(port: int, topic: str, count: int) -> list[socket.socket]:
     api, links = Api(port), []
     for _ in range(count):
         url = api.call("POST", "/v0/watch", {"topics": {topic: {"tail": True}}})["stream_url"]
@@ -207,7 +207,7 @@ def paced(port: int, topic: str, watchers: int, *, per_s: int, seconds: float) -
     The others are read at the end, for what they must have got: a thread that reads all of a thousand connections is
     itself too slow for the pace, and would hold up the writer.
     """
-    links = _open_streams(port, topic, watchers)
+    links = open_streams(port, topic, watchers)
     step = max(watchers // SAMPLED, 1)
     sampled, others = (
         Subscribers(links[::step], RECORD),

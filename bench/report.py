@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,8 @@ def _row_json(result: Result) -> dict[str, Any]:
             "unit": ask.unit,
             "bar": str(ask.bar) if ask.bar else None,
             "goal": str(ask.goal) if ask.goal else None,
+            "per_cpu_s": reading.per_cpu_s,
+            "missing": reading.missing,
             "verdict": verdict(ask, reading),
             "note": reading.note,
         }
@@ -160,6 +163,28 @@ def _row_json(result: Result) -> dict[str, Any]:
         "figures": figures,
         "sides": [asdict(side) for side in result.outcome.sides],
     }
+
+
+def load(path: Path, rows: Sequence[Row]) -> tuple[dict[str, str], list[Result]]:
+    """Return the machine and the results of a run that `write` has written. Rows that no longer exist are left out."""
+    content = json.loads(path.read_text())
+    by_id = {row.id: row for row in rows}
+    return content["machine"], [_result(by_id[row["id"]], row) for row in content["rows"] if row["id"] in by_id]
+
+
+def _result(row: Row, stored: dict[str, Any]) -> Result:
+    readings = [
+        Reading(
+            key=figure["ask"],
+            value=figure["value"],
+            per_cpu_s=figure.get("per_cpu_s"),
+            note=figure["note"],
+            missing=figure.get("missing", figure["verdict"] == "peer missing"),
+        )
+        for figure in stored["figures"]
+    ]
+    sides = [Side(**{**side, "rounds": tuple(side["rounds"])}) for side in stored["sides"]]
+    return Result(row=row, outcome=Outcome(readings, sides), took_s=stored["took_s"], error=stored["error"])
 
 
 def _as_markdown(results: list[Result], machine: dict[str, str], pictures: list[Path]) -> str:

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 import chart
+import page
 import report
 from plan import DEFAULT, FULL, HERE, INSTALL_HINT, QUICK, Plan, choose_cores, installed
 from row import Outcome, Reading, Row
@@ -121,6 +122,8 @@ def main(argv: list[str]) -> int:
     pictures = chart.write(results, target / name)
     report.write(results, target / name, pictures=pictures, machine=machine)
     print(f"written: {', '.join([f'{target / name}.md', '.json', *(picture.suffix for picture in pictures)])}")
+    if name != "quick" and target.resolve() == page.RESULTS:
+        page.main([])
     return report.exit_code(results, strict=arguments.strict)
 
 

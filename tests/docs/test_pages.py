@@ -1,6 +1,8 @@
 """Generated pages are up to date, tables match the code, and links have a target."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,11 @@ _CODE = re.compile(r"^(`{3,}).*?^\1\s*?$|`[^`\n]+`", re.DOTALL | re.MULTILINE)
 
 def test_errors_page_is_up_to_date() -> None:
     assert (ROOT / "docs/guide/errors.md").read_text() == errors_doc.page(), "run `make docs`"
+
+
+def test_benchmark_page_has_the_newest_results() -> None:
+    done = subprocess.run([sys.executable, "bench/page.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_error_code_has_an_explanation() -> None:
