@@ -1,0 +1,102 @@
+"""The server opens data directories that older versions wrote, and returns what those versions returned.
+
+`directories/` has one archive per state of the format, written by `tools/format_fixture.py`. A new one is added when
+the format grows; none is ever changed.
+"""
+
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import ServerProcess
+from topics.cli.main import main
+
+ARCHIVES = sorted((Path(__file__).parent / "directories").glob("*.tar.gz"))
+STATES = ("stopped", "killed")
+CASES = [(archive, state) for archive in ARCHIVES for state in STATES]
+
+
+@pytest.fixture(params=CASES, ids=lambda case: f"{case[0].name.removesuffix('.tar.gz')}-{case[1]}")
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Any]:
+    """Return a directory of an older version, and what that version answered."""
+    archive, state = request.param
+    with tarfile.open(archive) as file:
+        file.extractall(tmp_path / "old", filter="data")
+    return tmp_path / "old" / state, json.loads((tmp_path / "old" / "expected.json").read_text())[state]
+
+
+def test_archives_reach_back_to_the_first_version_of_the_format() -> None:
+    names = [path.name.removesuffix(".tar.gz") for path in ARCHIVES]
+    assert names == ["1-a-first", "1-b-before-ledger", "1-c-before-consumers", "1-d-consumers"]
+
+
+def test_verify_finds_an_old_directory_clean(case: tuple[Path, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    directory, _ = case
+    before = _files(directory)
+    assert main(["verify", str(directory), "--json"]) == 0, capsys.readouterr().out
+    assert _files(directory) == before
+
+
+def _files(directory: Path) -> dict[str, bytes]:
+    return {
+        str(path): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file() and path.name != "LOCK"
+    }
+
+
+def test_server_returns_everything_that_the_old_version_returned(case: tuple[Path, Any], tmp_path: Path) -> None:
+    directory, expected = case
+    server = ServerProcess(tmp_path / "server", {"data_dir": directory})
+    try:
+        with httpx.Client(base_url=server.url) as http:
+            _compare(http, expected)
+            _write_on(http, expected)
+    finally:
+        server.stop()
+
+
+def _compare(http: httpx.Client, expected: Any) -> None:
+    names = [row["topic"] for row in http.get("/v0/topics").raise_for_status().json()["topics"]]
+    assert names == sorted(expected["topics"])
+    for name, old in expected["topics"].items():
+        state = http.get(f"/v0/topics/{name}").raise_for_status().json()
+        body = {"from_seq": 0, "limit": 1000, "include_tags": True}
+        page = http.post(f"/v0/topics/{name}/diff", json=body).raise_for_status().json()
+        assert page["records"] == old["records"], name
+        assert page["tombstone"] == old["tombstone"], name
+        assert (state["head_seq"], state["count"]) == (old["head_seq"], old["count"]), name
+        assert state["config"].items() >= old["config"].items(), name
+        assert old["epoch"] in (None, state["epoch"]), name
+        if old["queue"] is not None:
+            assert state["queue"].items() >= old["queue"].items(), name
+    routers = http.get("/v0/routers").json()["routers"]
+    assert [{key: row[key] for key in ("router", "source", "dest")} for row in routers] == expected["routers"]
+    consumers = http.get("/v0/consumers").json()["consumers"]
+    keys = ("topic", "consumer", "seq", "meta")
+    assert [{key: row[key] for key in keys} for row in consumers] == expected["consumers"]
+
+
+def _write_on(http: httpx.Client, expected: Any) -> None:
+    """Append to every topic: the seqs go on where the old version ended."""
+    for name, old in expected["topics"].items():
+        written = http.post(f"/v0/topics/{name}", json={"records": [{"data": 1}]}).raise_for_status().json()
+        if name != "copy":  # the router may copy first
+            assert written["first_seq"] == old["head_seq"] + 1, name
+
+
+def test_directory_of_a_newer_format_is_refused_and_left_alone(tmp_path: Path) -> None:
+    with tarfile.open(ARCHIVES[-1]) as file:
+        file.extractall(tmp_path, filter="data")
+    directory = tmp_path / "stopped"
+    (directory / "FORMAT").write_text("topics-data 2\n")
+    before = _files(directory)
+    command = [sys.executable, "-m", "topics", "serve", "--port", "0", "--data-dir", str(directory)]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert refused.returncode != 0
+    assert "has format 2 and this version of topics knows format 1 only" in refused.stderr
+    assert _files(directory) == before
