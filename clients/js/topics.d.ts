@@ -432,6 +432,7 @@ export class ServerCursor {
  * @property {number} earliestSeq
  * @property {number} epoch
  * @property {boolean} caughtUp
+ * @property {number} [committedSeq] the position of the consumer, if the request named one
  */
 /**
  * @typedef {object} FollowOptions
@@ -1375,6 +1376,10 @@ export type Page = {
     earliestSeq: number;
     epoch: number;
     caughtUp: boolean;
+    /**
+     * the position of the consumer, if the request named one
+     */
+    committedSeq?: number | undefined;
 };
 export type FollowOptions = {
     /**

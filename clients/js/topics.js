@@ -682,6 +682,7 @@ function wire(fields) {
  * @property {number} earliestSeq
  * @property {number} epoch
  * @property {boolean} caughtUp
+ * @property {number} [committedSeq] the position of the consumer, if the request named one
  */
 
 /**
@@ -961,6 +962,7 @@ export class Topics {
       earliestSeq: page.earliest_seq,
       epoch: page.epoch,
       caughtUp: page.caught_up,
+      committedSeq: page.committed_seq,
     }
   }
 

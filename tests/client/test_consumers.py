@@ -69,6 +69,8 @@ async def test_diff_reads_from_a_consumer_and_commits(topics: AsyncTopics, fille
     assert [[record.seq for record in page.records] for page in (first, again, rest)] == [
         [1, 2, 3, 4], [1, 2, 3, 4], [5, 6, 7, 8, 9, 10],
     ]  # fmt: skip
+    assert [page.committed_seq for page in (first, again, rest)] == [0, 0, 4]
+    assert (await topics.diff(filled)).committed_seq is None
 
 
 async def test_follow_keeps_its_position_on_the_server(topics: AsyncTopics, filled: str) -> None:

@@ -92,7 +92,10 @@ class Position(Struct, frozen=True):
 
 
 class Page(Struct):
-    """One answer of `diff`. `gap` is what was lost before the first record."""
+    """One answer of `diff`. `gap` is what was lost before the first record.
+
+    `committed_seq` is the position of the consumer, if the request named one.
+    """
 
     records: list[Record]
     next_from_seq: int
@@ -102,6 +105,7 @@ class Page(Struct):
     epoch: int = 0
     tombstone: Tombstone | None = None
     topic: str = ""
+    committed_seq: int | None = None
 
     @property
     def gap(self) -> Gap | None:

@@ -1,0 +1,117 @@
+"""The programs of a page: blocks whose first line names a file, as in `# file: worker.py` or `// file: worker.mjs`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from queue import Queue
+from types import TracebackType
+from typing import Self
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+WAIT_S = 30
+
+_FILE = re.compile(r"^```\w+\n((?:#|//|<!--) file: (\S+)(?: -->)?\n.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def files_of(page: str) -> dict[str, str]:
+    """Return the texts of the files of a page in docs/, by name."""
+    return {name: text for text, name in _FILE.findall((ROOT / "docs" / page).read_text())}
+
+
+class Programs:
+    """The programs of a page in a directory, with the words of `real` in place of those that the page shows.
+
+    A word that the page does not have fails the test: a test must not believe that it changed a delay when it did not.
+    """
+
+    def __init__(self, page: str, directory: Path, real: dict[str, str]) -> None:
+        self.directory = directory
+        texts = files_of(page)
+        assert texts, f"{page} has no programs"
+        for shown in real:
+            assert any(shown in text for text in texts.values()), f"{page} does not have {shown}"
+        for name, text in texts.items():
+            for shown, meant in real.items():
+                text = text.replace(shown, meant)
+            (directory / name).write_text(text)
+        shutil.copy(ROOT / "clients" / "js" / "topics.js", directory / "topics.mjs")
+
+    def start(self, name: str, *arguments: str) -> Program:
+        """Start a program. Use it in a `with` block, which ends it."""
+        return Program([*_interpreter(name), name, *arguments], self.directory)
+
+    def run(self, name: str, *arguments: str, status: int = 0) -> list[str]:
+        """Run a program to its end. Return the lines that it printed, those on standard error after the others."""
+        command = [*_interpreter(name), name, *arguments]
+        done = subprocess.run(command, cwd=self.directory, env=_env(), capture_output=True, text=True, timeout=WAIT_S)
+        assert done.returncode == status, done.stdout + done.stderr
+        return (done.stdout + done.stderr).splitlines()
+
+
+class Program:
+    """A program that runs. `line` returns what it prints next."""
+
+    def __init__(self, command: list[str], directory: Path) -> None:
+        self.process = subprocess.Popen(
+            command, cwd=directory, env=_env(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._lines: Queue[str | None] = Queue()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for text in self.process.stdout:
+            self._lines.put(text.rstrip("\n"))
+        self._lines.put(None)
+
+    def line(self) -> str:
+        found = self._lines.get(timeout=WAIT_S)
+        assert found is not None, "the program has ended"
+        return found
+
+    def rest(self) -> list[str]:
+        """Return the lines up to the end of the program."""
+        return list(iter(lambda: self._lines.get(timeout=WAIT_S), None))
+
+    def type(self, text: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(text + "\n")
+        self.process.stdin.flush()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(WAIT_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+        self._reader.join(WAIT_S)
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+def _interpreter(name: str) -> list[str]:
+    if name.endswith(".py"):
+        return [sys.executable]
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no Node found: it runs the JavaScript programs")
+    return [node]
+
+
+def _env() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}

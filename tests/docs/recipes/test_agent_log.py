@@ -1,0 +1,52 @@
+"""docs/recipes/agent-log.md: an agent that is killed again and again does every step once, and its log stays short."""
+
+from __future__ import annotations
+
+from tests.docs.recipes.conftest import Kitchen
+from topics.client import Topics
+
+NUMBERS = [str(number) for number in range(1, 41)]
+
+
+def test_killed_agent_continues_with_its_next_step(kitchen: Kitchen, topics: Topics) -> None:
+    programs = kitchen.programs("agent-log")
+    calls: list[str] = []
+    for stop_after in (1, 8):  # tool calls: the second run is killed after a compaction
+        with programs.start("agent.py", "s1", *NUMBERS) as agent:
+            calls += [agent.line() for _ in range(stop_after)]
+            agent.kill()
+            calls += agent.rest()
+    kitchen.kill_server()
+    *rest, answer = programs.run("agent.py", "s1", *NUMBERS)
+    calls += rest
+
+    assert answer == "the sum is 820"
+    assert len(set(calls)) == 40, "each number was added once"
+    assert len(calls) <= 42, "a tool call is repeated only where the agent was killed"
+    records = list(topics.read("agent:s1"))
+    assert records[0].data["type"] == "summary"  # type: ignore[union-attr]
+    assert len(records) <= 12, "the log has the last summary and what follows it"
+    steps = [item.data["step"] for item in records]  # type: ignore[union-attr]
+    assert steps == list(range(steps[0], steps[0] + len(steps))), "no step is missing, and none is there twice"
+    assert programs.run("agent.py", "s1") == ["the sum is 820"], "a task that is done stays done"
+
+
+def test_second_process_takes_the_steps_of_the_first(kitchen: Kitchen, topics: Topics) -> None:
+    programs = kitchen.programs("agent-log")
+    with (
+        programs.start("agent.py", "s2", *NUMBERS) as one,
+        programs.start("agent.py", "s2", *NUMBERS) as other,
+    ):
+        assert one.rest()[-1] == other.rest()[-1] == "the sum is 820"
+    steps = [item.data["step"] for item in topics.read("agent:s2")]  # type: ignore[union-attr]
+    assert steps == list(range(steps[0], steps[0] + len(steps)))
+
+
+def test_agent_stops_if_a_part_of_its_log_is_lost(kitchen: Kitchen, topics: Topics) -> None:
+    programs = kitchen.programs("agent-log")
+    with programs.start("agent.py", "s3", *NUMBERS) as agent:
+        [agent.line() for _ in range(2)]
+    topics.put_topic("agent:s3", cap_records=1)
+    [message] = programs.run("agent.py", "s3", status=1)
+    assert message.startswith("events 1 to ")
+    assert "(cap)" in message

@@ -1,0 +1,65 @@
+"""docs/recipes/audit-log.md: one person is erased, the rest is complete, and bytes stay where the page says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+from tests.docs.recipes.conftest import Kitchen, OpenKitchen, wait_for
+from topics.client import Topics
+
+SECRET = b"198.51.100.7"
+
+
+def test_erasure_leaves_others_and_explains_itself(kitchen: Kitchen, topics: Topics) -> None:
+    programs = kitchen.programs("audit-log")
+    assert programs.run("audit.py", "42", "login", '{"ip": "198.51.100.7"}') == ["entry 1"]
+    programs.run("audit.py", "420", "login", '{"ip": "203.0.113.9"}')
+    kitchen.kill_server()  # both entries were synced
+    assert programs.run("erase.py", "42", "request 113") == ["1 entries to erase", "1 entries erased"]
+    assert programs.run("check.py") == ["3 entries: 2 live, 1 erased, 0 lost"]
+    assert [item.tag for item in topics.read("audit")] == ["user-420:login", "system:erasure"]  # type: ignore[union-attr]
+    assert _bytes_on_disk(kitchen), "a delete hides the record, and its bytes stay for a while"
+
+    topics.delete("audit", match="user-420:login")  # an entry that is removed without a record of it
+    assert programs.run("check.py", status=1)[-1] == "erasures explain 1 of 2 missing entries"
+    topics.put_topic("audit", cap_records=1)
+    programs.run("audit.py", "7", "login", "{}")
+    assert programs.run("check.py", status=1)[-1].startswith("entries 1 to 3 are lost: ")
+
+
+def test_bytes_go_with_the_last_record_of_their_segment(open_kitchen: OpenKitchen) -> None:
+    kitchen = open_kitchen(segment_max_events=2, checkpoint_interval_ms=100, segment_max_age_ms=100)
+    with Topics(kitchen.address.url) as topics:
+        for user in (42, 420):
+            topics.append("audit", {"ip": SECRET.decode()}, tag=f"user-{user}:login")
+        topics.append("audit", {"ip": "203.0.113.9"}, tag="user-7:login")
+        topics.delete("audit", match="user-42:login")
+        assert _bytes_on_disk(kitchen)
+        topics.delete("audit", before_seq=3)
+        wait_for(lambda: _poke(topics) and not _bytes_on_disk(kitchen))
+
+
+def test_pipeline_erases_copies_and_leaves_a_receipt(kitchen: Kitchen, topics: Topics) -> None:
+    topics.put_router("audit-copy", source="audit", dest="copy")
+    topics.append("audit", 1, tag="user-42:login")
+    topics.append("audit", 2, tag="user-420:login")
+    wait_for(lambda: topics.topic("copy").head_seq == 2)
+    erase = [sys.executable, "-m", "topics", "pipeline", "erase", "--url", kitchen.address.url, "--match", "user-42:*"]
+    done = subprocess.run([*erase, "--json"], capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(done.stdout)["ok"]
+    assert [item.data for item in topics.read("audit")] == [item.data for item in topics.read("copy")] == [2]  # type: ignore[union-attr]
+    assert [item.tag for item in topics.read("sys:pipelines")] == ["erase"]  # type: ignore[union-attr]
+
+
+def _bytes_on_disk(kitchen: Kitchen) -> bool:
+    files = [path for path in kitchen.data_dir.rglob("*") if path.is_file()]
+    return any(SECRET in path.read_bytes() for path in files)
+
+
+def _poke(topics: Topics) -> bool:
+    """Write to another topic, so that the log goes on and a checkpoint has something to do."""
+    topics.append("other", time.time())
+    return True
