@@ -1,9 +1,8 @@
-"""The programs of a page: blocks whose first line names a file, as in `# file: worker.py` or `// file: worker.mjs`."""
+"""The programs of a page: the blocks that are saved as files."""
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -15,15 +14,15 @@ from typing import Self
 
 import pytest
 
+from tests.docs.blocks import blocks_of
+
 ROOT = Path(__file__).parents[2]
 WAIT_S = 30
-
-_FILE = re.compile(r"^```\w+\n((?:#|//|<!--) file: (\S+)(?: -->)?\n.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def files_of(page: str) -> dict[str, str]:
     """Return the texts of the files of a page in docs/, by name."""
-    return {name: text for text, name in _FILE.findall((ROOT / "docs" / page).read_text())}
+    return {block.value: block.text for block in blocks_of((ROOT / "docs" / page).read_text()) if block.is_file}
 
 
 class Programs:
