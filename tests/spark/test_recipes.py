@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from tests.conftest import StartServer
 from tests.docs.programs import Programs
+from tests.spark.processes import wait_for
 from topics.cli.main import main
 from topics.client import Topics
 
@@ -59,6 +61,7 @@ def test_consumer_changes_sites_and_processes_each_order_once(
             assert consumer.line().startswith("reading at berlin/")
             seen = [consumer.line().split("/")[0] for _ in range(2)]
             assert seen == ["order b-1 of berlin", "order m-1 of madrid"]
+            wait_for(lambda: len(json.loads((tmp_path / "processed.json").read_text())) == 2, "both positions")
         other.append("shop.orders", {"id": "m-2"})
         one.append("shop.orders", {"id": "b-2"})
         assert main(mirror) == 0
