@@ -1,11 +1,12 @@
-"""A server that the tests of the clients share, and a name for each test."""
+"""A server that the tests of the clients share, an async client of it, and a name for each test."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from itertools import count
 
 import pytest
 
 from tests.conftest import ServerProcess
+from topics.client import AsyncTopics
 
 _numbers = count(1)
 
@@ -21,3 +22,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 def name() -> str:
     """A topic that no other test uses."""
     return f"t{next(_numbers)}"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def topics(server: ServerProcess) -> AsyncIterator[AsyncTopics]:
+    """An async client of the server."""
+    async with AsyncTopics(server.url) as client:
+        yield client

@@ -14,17 +14,6 @@ from topics.client import AsyncTopics, FileCursor, Gap, MemoryCursor, NewRecord,
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-async def topics(server: ServerProcess) -> AsyncIterator[AsyncTopics]:
-    async with AsyncTopics(server.url) as client:
-        yield client
-
-
 async def take(items: AsyncIterator[Any], count: int) -> list[Any]:
     found = []
     async with asyncio.timeout(20):

@@ -16,17 +16,6 @@ RECORDS = 3000
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-async def topics(server: ServerProcess) -> AsyncIterator[AsyncTopics]:
-    async with AsyncTopics(server.url) as client:
-        yield client
-
-
-@pytest.fixture
 async def filled(topics: AsyncTopics, name: str) -> str:
     """A topic that has lost its first hundred records."""
     await topics.put_topic(name, cap_records=RECORDS - 100)

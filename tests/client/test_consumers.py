@@ -17,17 +17,6 @@ LIMIT_S = 20
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-async def topics(server: ServerProcess) -> AsyncIterator[AsyncTopics]:
-    async with AsyncTopics(server.url) as client:
-        yield client
-
-
-@pytest.fixture
 async def filled(topics: AsyncTopics, name: str) -> str:
     await topics.append_many(name, [NewRecord(data=number) for number in range(10)])
     return name

@@ -18,17 +18,6 @@ LIMIT_S = 20
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-async def topics(server: ServerProcess) -> AsyncIterator[AsyncTopics]:
-    async with AsyncTopics(server.url) as client:
-        yield client
-
-
-@pytest.fixture
 async def queue(topics: AsyncTopics, name: str) -> str:
     await topics.put_topic(name, type="queue")
     await topics.append_many(name, [NewRecord(data=number) for number in range(3)])

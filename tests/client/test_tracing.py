@@ -3,7 +3,7 @@
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -20,11 +20,6 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     """A program that traces, for one test."""
     exporter = InMemorySpanExporter()
@@ -34,12 +29,6 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     monkeypatch.setattr(tracing, "_tracer", provider.get_tracer("test"))
     yield exporter
     provider.shutdown()
-
-
-@pytest.fixture
-async def topics(server: ServerProcess) -> AsyncIterator[AsyncTopics]:
-    async with AsyncTopics(server.url) as client:
-        yield client
 
 
 def find(spans: InMemorySpanExporter, name: str) -> list[ReadableSpan]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from topics.engine.consumers.lag import lag_of, lost_of
-from topics.engine.consumers.verbs import Removed, Stored
+from topics.engine.consumers.verbs import Removed, StoredConsumer
 from topics.engine.state.consumers import Consumer
 from topics.engine.steps import run_all
 from topics.model.consumer import ConsumerRequest
@@ -31,12 +31,12 @@ class Desk:
         for at in range(n):
             self.server.append(TOPIC, '"' + str(at % 10) * size + '"')
 
-    def put(self, name: str, **fields: Any) -> Stored:
-        found: Stored = self.server.done(self.engine.consumers.put(TOPIC, name, ConsumerRequest(**fields)))
+    def put(self, name: str, **fields: Any) -> StoredConsumer:
+        found: StoredConsumer = self.server.done(self.engine.consumers.put(TOPIC, name, ConsumerRequest(**fields)))
         return found
 
     def open(self, name: str, *, commit: bool | int = False) -> int:
-        found: Stored = self.server.done(self.engine.consumers.open(TOPIC, name, commit=commit))
+        found: StoredConsumer = self.server.done(self.engine.consumers.open(TOPIC, name, commit=commit))
         return found.seq
 
     def drop(self, name: str) -> bool:

@@ -19,7 +19,7 @@ from msgspec import UNSET
 from tests.engine.harness import SMALL_SEGMENTS, FakeLog, Sealer, open_engine, read, record, waiting, write
 from tests.sampling import amount
 from topics.engine.consumers.lag import lag_of, lost_of
-from topics.engine.consumers.verbs import Removed, Stored
+from topics.engine.consumers.verbs import Removed, StoredConsumer
 from topics.engine.engine import Configured, Dropped
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import SegmentLimits
@@ -310,7 +310,7 @@ class Pair:
                 return result.deleted
             case archived.Reported():
                 return result.archived
-            case Stored():
+            case StoredConsumer():
                 return result.seq, result.created
             case Removed():
                 return result.deleted

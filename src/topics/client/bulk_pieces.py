@@ -29,7 +29,7 @@ class At(Struct):
     next_from_seq: int
 
 
-class _Control(Struct):
+class _BulkControl(Struct):
     tombstone: Tombstone | None = None
     end: End | None = None
     at: At | None = None
@@ -37,7 +37,7 @@ class _Control(Struct):
 
 
 Piece = Run | Tombstone | At | End
-_decode_control = msgspec.json.Decoder(_Control).decode
+_decode_control = msgspec.json.Decoder(_BulkControl).decode
 
 
 def read(take: Callable[[int], bytes], *, source: str) -> Iterator[Piece]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any, Literal, Required, TypedDict, TypeVar
 
 import msgspec
@@ -110,6 +111,15 @@ class Page(Struct):
     @property
     def gap(self) -> Gap | None:
         return None if self.tombstone is None else self.tombstone.gap(self.topic)
+
+
+def items_of(page: Page, topic: str) -> Iterator[Record | Gap]:
+    """Yield the gap of a page, then its records."""
+    if page.tombstone is not None:
+        yield page.tombstone.gap(topic)
+    for record in page.records:
+        record.topic = topic
+        yield record
 
 
 class NewRecord(Struct, omit_defaults=True, kw_only=True):

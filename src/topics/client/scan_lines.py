@@ -31,7 +31,7 @@ class ScanEnd(Struct):
 Piece = list[Record] | ScanTombstone | ScanEnd
 
 
-class _Control(Struct):
+class _ScanControl(Struct):
     tombstone: ScanTombstone | None = None
     end: ScanEnd | None = None
     error: Raw = Raw()
@@ -43,7 +43,7 @@ class _Records(Struct):
 
 _decode_lines = msgspec.json.Decoder(Record).decode_lines
 _records = msgspec.json.Decoder(_Records)
-_decode_control = msgspec.json.Decoder(_Control).decode
+_decode_control = msgspec.json.Decoder(_ScanControl).decode
 
 
 class ScanParser:

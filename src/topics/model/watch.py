@@ -205,7 +205,7 @@ class Publish(Struct, kw_only=True, tag_field="op", tag="publish"):
         )
 
 
-class Commit(Struct, kw_only=True, tag_field="op", tag="commit", forbid_unknown_fields=True):
+class CommitCommand(Struct, kw_only=True, tag_field="op", tag="commit", forbid_unknown_fields=True):
     """Command `commit`: the consumer of a subscription has processed every record up to `seq`."""
 
     topic: str
@@ -220,7 +220,7 @@ class Ping(Struct, kw_only=True, tag_field="op", tag="ping"):
     request_id: RequestId = None
 
 
-Command = Subscribe | Unsubscribe | Publish | Commit | Ping
+Command = Subscribe | Unsubscribe | Publish | CommitCommand | Ping
 
 
 class Addressed(Struct):

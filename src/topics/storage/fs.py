@@ -194,15 +194,7 @@ class RealFs(Fs):
 
     def lock(self, path: str) -> "RealLock":
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.pread(fd, 1024, 0).decode(errors="replace").strip()
-            os.close(fd)
-            raise LockHeld(owner) from None
-        except BaseException:
-            os.close(fd)
-            raise
+        _take_lock(fd, fcntl.LOCK_EX)
         with suppress(OSError):  # the text only helps operators: a full disk must not prevent the start
             owner = f"pid {os.getpid()} on {socket.gethostname()} since {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
             os.ftruncate(fd, 0)
@@ -211,15 +203,7 @@ class RealFs(Fs):
 
     def lock_shared(self, path: str) -> "RealSharedLock":
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.pread(fd, 1024, 0).decode(errors="replace").strip()
-            os.close(fd)
-            raise LockHeld(owner) from None
-        except BaseException:
-            os.close(fd)
-            raise
+        _take_lock(fd, fcntl.LOCK_SH)
         return RealSharedLock(fd)
 
     def boot_id(self) -> str:
@@ -371,6 +355,19 @@ class RealFile(File):
 def _size_of(data: Buffer) -> int:
     """Return the size in bytes. `len` of a memoryview counts items, which may be wider."""
     return data.nbytes if isinstance(data, memoryview) else len(data)
+
+
+def _take_lock(fd: int, kind: int) -> None:
+    """Lock a file, without waiting. If another process holds it, close the file and raise `LockHeld`."""
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.pread(fd, 1024, 0).decode(errors="replace").strip()
+        os.close(fd)
+        raise LockHeld(owner) from None
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 def _full_sync(fd: int) -> None:

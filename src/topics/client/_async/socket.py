@@ -11,11 +11,11 @@ from msgspec import Struct
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
-from topics.client import errors
+from topics.client import errors, pushed
 from topics.client._async import tools
 from topics.client._async.transport import fields_of
 from topics.client.errors import Unreachable
-from topics.client.items import Appended, Config, Gap, Match, NewRecord, Record, RecordFields, Tombstone, decode_records
+from topics.client.items import Appended, Config, Gap, Match, NewRecord, Record, RecordFields
 from topics.client.watching import SessionTopic
 
 MAX_MESSAGE_BYTES = 64 << 20
@@ -24,15 +24,6 @@ MAX_MESSAGE_BYTES = 64 << 20
 class _Head(Struct):
     op: str
     request_id: int | None = None
-
-
-class _Batch(Struct):
-    topic: str
-    records: list[Record]
-
-
-class _Lost(Tombstone):
-    topic: str = ""
 
 
 class _Failed(Struct):
@@ -47,8 +38,6 @@ class _Subscribed(Struct):
 
 
 _decode_head = msgspec.json.Decoder(_Head).decode
-_batches = msgspec.json.Decoder(_Batch)
-_decode_lost = msgspec.json.Decoder(_Lost).decode
 _decode_failed = msgspec.json.Decoder(_Failed).decode
 _decode_appended = msgspec.json.Decoder(Appended).decode
 _decode_subscribed = msgspec.json.Decoder(_Subscribed).decode
@@ -236,12 +225,8 @@ class AsyncSocket:
             else:
                 future.set_result(message)
         elif head.op == "record":
-            batch = decode_records(_batches, message)
-            for record in batch.records:
-                record.topic = batch.topic
-            self._items += batch.records
+            self._items += pushed.records_of(message)
             self._arrived.set()
         elif head.op == "tombstone":
-            lost = _decode_lost(message)
-            self._items.append(lost.gap(lost.topic))
+            self._items.append(pushed.gap_of(message))
             self._arrived.set()

@@ -18,7 +18,7 @@ from topics.client.items import decode_records
 from topics.client.retry import Backoff
 
 Answer = TypeVar("Answer")
-Row = TypeVar("Row", bound="Page")
+Row = TypeVar("Row", bound="ListPage")
 
 PAGE_ROWS = 1000
 UNLIMITED = 1 << 30  # retries
@@ -27,7 +27,7 @@ EVENT_STREAM = "text/event-stream"
 CONNECT_TIMEOUT_S = 10.0
 
 
-class Page(Protocol):
+class ListPage(Protocol):
     """One page of a list."""
 
     next_cursor: str | None

@@ -7,17 +7,16 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from msgspec import Struct
 
-from topics.client import tracing
+from topics.client import pushed, tracing
 from topics.client._sync import scanning, tools
 from topics.client._sync.server_position import ServerPosition
 from topics.client._sync.transport import Transport, fields_of, topic_path, with_query
 from topics.client.consumers import ServerCursor
 from topics.client.cursors import Cursor
 from topics.client.errors import NotFound, TopicNotFound, TopicsError, Unreachable
-from topics.client.items import Gap, Match, Page, Position, Record, Tombstone, decode_records
+from topics.client.items import Gap, Match, Position, Record
 from topics.client.retry import Backoff
 from topics.client.scan_lines import ScanTombstone
 from topics.client.sse import Event, EventParser
@@ -59,28 +58,6 @@ class Watching(Struct, kw_only=True, frozen=True):
     heartbeat_ms: int
     wait_for_topics: bool
     on_retry: OnRetry
-
-
-class _Batch(Struct):
-    topic: str
-    records: list[Record]
-
-
-class _Lost(Tombstone):
-    topic: str = ""
-
-
-_batches = msgspec.json.Decoder(_Batch)
-_decode_lost = msgspec.json.Decoder(_Lost).decode
-
-
-def items_of(page: Page, topic: str) -> Iterator[Record | Gap]:
-    """Yield the gap of a page, then its records."""
-    if page.tombstone is not None:
-        yield page.tombstone.gap(topic)
-    for record in page.records:
-        record.topic = topic
-        yield record
 
 
 class _Follower:
@@ -245,13 +222,9 @@ def _topic_options(name: str, start: Start | Position | None, position: WatchPos
 
 def _event_items(event: Event) -> Iterator[Record | Gap]:
     if event.name == "record":
-        batch = decode_records(_batches, event.data)
-        for record in batch.records:
-            record.topic = batch.topic
-            yield record
+        yield from pushed.records_of(event.data)
     elif event.name == "tombstone":
-        lost = _decode_lost(event.data)
-        yield lost.gap(lost.topic)
+        yield pushed.gap_of(event.data)
     elif event.name == "error":
         raise_if_final(event.data)
 

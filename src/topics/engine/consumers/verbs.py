@@ -26,7 +26,7 @@ from topics.model.names import check_consumer
 from topics.storage.log import entry as log
 
 
-class Stored(Struct):
+class StoredConsumer(Struct):
     """A consumer as a request left it."""
 
     topic: Topic
@@ -43,7 +43,7 @@ class Removed(Struct):
     deleted: bool
 
 
-Outcome = Stored | Removed
+Outcome = StoredConsumer | Removed
 
 
 class Batch:
@@ -98,7 +98,7 @@ class Consumers:
     # --- changes
 
     def put(self, topic_name: str, name: str, wanted: ConsumerRequest) -> Ticket:
-        """Store a consumer, or change it. Ends with `Stored`. Raises `consumer_moved` if `if_seq` does not hold."""
+        """Store or change a consumer. Ends with `StoredConsumer`. Raises `consumer_moved` if `if_seq` does not hold."""
         topic, own, before = self._latest(topic_name, name)
         if wanted.epoch is not None:
             check_epoch(topic, wanted.epoch)
@@ -119,10 +119,10 @@ class Consumers:
         if after.hold and not after.max_hold_bytes:
             raise invalid("hold needs max_hold_bytes: how many bytes may be held", field="max_hold_bytes")
         own.delivered.pop(name, None)
-        return self._stage(topic, own, after, Stored(topic, name, after.seq, created), whole=True)
+        return self._stage(topic, own, after, StoredConsumer(topic, name, after.seq, created), whole=True)
 
     def open(self, topic_name: str, name: str, *, commit: bool | int, epoch: int | None = None) -> Ticket:
-        """Return the position of a consumer that is about to read. Ends with `Stored`.
+        """Return the position of a consumer that is about to read. Ends with `StoredConsumer`.
 
         A consumer that does not exist begins at 0. `commit` first moves it: to a seq, or with true to the last record
         that an answer to this name had. It never moves back.
@@ -134,14 +134,14 @@ class Consumers:
             if type(commit) is int and commit:
                 raise consumer_not_found(topic.name, name)
             after = self._new(topic, own, name)
-            return self._stage(topic, own, after, Stored(topic, name, 0, True), whole=True)
+            return self._stage(topic, own, after, StoredConsumer(topic, name, 0, True), whole=True)
         upto = own.delivered.get(name, 0) if commit is True else int(commit)
         if upto > topic.head:
             raise invalid(f"seq {upto} is beyond the head of the topic ({topic.head})", field="commit")
         return self.move(topic_name, name, upto)
 
     def move(self, topic_name: str, name: str, seq: int) -> Ticket:
-        """Move a consumer that exists to `seq`, never back. Ends with `Stored`. Raises `consumer_not_found`."""
+        """Move a consumer that exists to `seq`, never back. Ends with `StoredConsumer`. Raises `consumer_not_found`."""
         topic, own, before = self._latest(topic_name, name)
         if before is None:
             raise consumer_not_found(topic.name, name)
@@ -150,7 +150,7 @@ class Consumers:
         if before.expire_ms:
             own.read_ms[name] = self._staging.clock.now_ms()
         if seq <= before.seq:
-            return _unchanged(own, name, Stored(topic, name, before.seq, False))
+            return _unchanged(own, name, StoredConsumer(topic, name, before.seq, False))
         return self._move(topic, own, before, seq)
 
     def drop(self, topic_name: str, name: str) -> Ticket:
@@ -266,9 +266,11 @@ class Consumers:
     def _move(self, topic: Topic, own: TopicConsumers, before: Consumer, seq: int) -> Ticket:
         after: Consumer = before.__copy__()  # type: ignore[attr-defined]  # `copy.copy` takes three times as long
         after.seq = seq
-        return self._stage(topic, own, after, Stored(topic, before.name, seq, False), whole=False)
+        return self._stage(topic, own, after, StoredConsumer(topic, before.name, seq, False), whole=False)
 
-    def _stage(self, topic: Topic, own: TopicConsumers, after: Consumer, outcome: Stored, *, whole: bool) -> Ticket:
+    def _stage(
+        self, topic: Topic, own: TopicConsumers, after: Consumer, outcome: StoredConsumer, *, whole: bool
+    ) -> Ticket:
         """Add a change to the batch of this turn; `whole` if more than the position changes."""
         ticket, batch = self._join(topic, own, outcome)
         after.at_ms = batch.ticket.entry.at_ms

@@ -55,7 +55,7 @@ class DeadLetters:
                 self._staging.resolve(name)
 
     def bury(
-        self, topic: Topic, jobs: list[Job], rendered: dict[int, pick.Stored], leaving: Removal, now_ms: int
+        self, topic: Topic, jobs: list[Job], rendered: dict[int, pick.StoredRecord], leaving: Removal, now_ms: int
     ) -> None:
         """Move jobs that the caller has taken out of the queue. Jobs that cannot be moved rest in it for a while."""
         queue = leases_of(topic)

@@ -80,7 +80,7 @@ def state_of(queue: Leases, seq: int) -> JobState:
     return "delayed" if seq in queue.resting or seq in queue.later else "ready"
 
 
-def _row(topic: Topic, queue: Leases, seq: int, stored: pick.Stored) -> bytes:
+def _row(topic: Topic, queue: Leases, seq: int, stored: pick.StoredRecord) -> bytes:
     segment = topic.segments[topic.index_of(seq)]
     extra = segment.columns.extras.get(seq - segment.first)
     terms = None if extra is None else terms_of(extra)

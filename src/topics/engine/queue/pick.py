@@ -233,7 +233,7 @@ def _need_columns(segments: list[Segment]) -> None:
     needs.check()
 
 
-class Stored(NamedTuple):
+class StoredRecord(NamedTuple):
     """A stored record, and its tag as a field, which is stored beside it."""
 
     row: bytes  # {"$seq":7,"$ts":…},
@@ -252,12 +252,12 @@ class TooMuch(Exception):
     """The records together have more bytes than one answer may have."""
 
 
-def rows(topic: Topic, seqs: list[int], *, max_bytes: int | None = None) -> list[Stored]:
+def rows(topic: Topic, seqs: list[int], *, max_bytes: int | None = None) -> list[StoredRecord]:
     """Return the records in order. Raises one `Cold` for all of them, or `Damaged`, or `TooMuch`.
 
     If `Cold.more` is set, one load cannot fetch all of them: ask for fewer records.
     """
-    found: list[Stored] = []
+    found: list[StoredRecord] = []
     needs = Needs()
     used_bytes = 0
     for segment, low, high in runs(topic, seqs):
@@ -280,14 +280,15 @@ def rows(topic: Topic, seqs: list[int], *, max_bytes: int | None = None) -> list
             continue
         tags = repeat(b"") if columns.tags is None else _tag_fields(columns, columns.tags[low:high].tolist())
         found += [
-            Stored(blob[start - base : end - base], tag) for start, end, tag in zip(ends, ends[1:], tags, strict=False)
+            StoredRecord(blob[start - base : end - base], tag)
+            for start, end, tag in zip(ends, ends[1:], tags, strict=False)
         ]
     needs.check()
     return found
 
 
 def _tag_fields(columns: Columns, tag_ids: list[int]) -> Iterator[bytes]:
-    """Yield `Stored.tag` for each tag id. Neighbouring jobs often have the same tag."""
+    """Yield `StoredRecord.tag` for each tag id. Neighbouring jobs often have the same tag."""
     known = {0: b""}
     for tag_id in tag_ids:
         field = known.get(tag_id)

@@ -58,7 +58,7 @@ class Outcome(Struct):
     deadlines: dict[str, int] = {}
 
 
-Taken = tuple[pick.Pass, dict[int, pick.Stored], Removal]  # records by seq, and the removal of the dead jobs
+Taken = tuple[pick.Pass, dict[int, pick.StoredRecord], Removal]  # records by seq, and the removal of the dead jobs
 
 
 class Queues:
@@ -245,7 +245,7 @@ def _take_fitting(topic: Topic, want: int) -> Taken:
             return taken, rendered, leaving
 
 
-def _rendered(topic: Topic, jobs: list[Job]) -> dict[int, pick.Stored]:
+def _rendered(topic: Topic, jobs: list[Job]) -> dict[int, pick.StoredRecord]:
     seqs = sorted([job.seq for job in jobs])
     return dict(zip(seqs, pick.rows(topic, seqs, max_bytes=MAX_BATCH_BYTES), strict=True))
 
@@ -273,7 +273,7 @@ def divide(jobs: list[Job], wants: list[int]) -> list[list[Job]]:
     return shares
 
 
-def _row(job: Job, stored: pick.Stored) -> bytes:
+def _row(job: Job, stored: pick.StoredRecord) -> bytes:
     fields = b'"lease_id":"lease_%x","deadline":%d,"deliveries":%d,' % (job.lease, job.deadline_ms, job.deliveries)
     return stored.with_fields(job.seq, fields)
 

@@ -26,7 +26,7 @@ from topics.model.records import DiffRequest, WriteRequest
 from topics.model.router import PreviewRequest, RouterRequest
 from topics.model.topic import ConfigPatch
 from topics.model.unknown_fields import strict
-from topics.model.watch import Command, Commit, Ping, Publish, Subscribe, Unsubscribe, WatchRequest, is_pattern
+from topics.model.watch import Command, CommitCommand, Ping, Publish, Subscribe, Unsubscribe, WatchRequest, is_pattern
 from topics.server.http.request import query_string
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ COMMANDS: Mapping[type[Any], Callable[[Any], Operation]] = {
     Publish: _publish,
     Subscribe: lambda command: WATCH_AS_CONSUMER if _consumes(command) else WATCH,
     Unsubscribe: lambda _: UNSUBSCRIBE,
-    Commit: lambda _: COMMIT,
+    CommitCommand: lambda _: COMMIT,
     Ping: lambda _: PING,
 }
 
@@ -257,5 +257,5 @@ _PICK = {**COMMANDS, **{strict(kind): pick for kind, pick in COMMANDS.items()}}
 
 def operation_of(command: Command) -> tuple[Operation, tuple[str, ...]]:
     """Return the operation of a command, and its targets."""
-    targets = (command.topic,) if isinstance(command, (Publish, Commit)) else ()
+    targets = (command.topic,) if isinstance(command, (Publish, CommitCommand)) else ()
     return _PICK[type(command)](command), targets

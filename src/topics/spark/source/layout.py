@@ -33,7 +33,7 @@ SPARK_TYPES: dict[str, t.DataType] = {
 }
 
 
-class Output(NamedTuple):
+class OutputColumn(NamedTuple):
     """One column: a column of the record called `source`, a field of data, or the text of a malformed record."""
 
     name: str
@@ -46,14 +46,14 @@ class Layout(Struct, frozen=True, kw_only=True):
     """The columns of a read, the fields of data among them, and the condition on records."""
 
     shape: Shape = Shape()
-    outputs: tuple[Output, ...] = ()  # none: all columns of the shape
+    outputs: tuple[OutputColumn, ...] = ()  # none: all columns of the shape
     fields: tuple[t.StructField, ...] = ()
     typed: bool = False
     where: str | None = None
 
     @property
-    def columns(self) -> tuple[Output, ...]:
-        return self.outputs or tuple(Output(name, "record", name, kind) for name, _, kind in self.shape.rows)
+    def columns(self) -> tuple[OutputColumn, ...]:
+        return self.outputs or tuple(OutputColumn(name, "record", name, kind) for name, _, kind in self.shape.rows)
 
     def arrow(self) -> pa.Schema:
         return pa.schema([pa.field(one.name, one.arrow) for one in self.columns])
@@ -85,12 +85,12 @@ def layout_of(options: ReadOptions, schema: t.StructType | None = None) -> Layou
         if options.typed:
             raise BadOption("typed: the columns are missing; give them with .schema(…)")
         names = list(rows) if options.columns is None else list(options.columns)
-        outputs = tuple(Output(name, "record", name, rows[name][1]) for name in names)
+        outputs = tuple(OutputColumn(name, "record", name, rows[name][1]) for name in names)
         found = Layout(shape=shape, outputs=outputs, where=options.where)
     elif options.columns is not None and schema.fieldNames() != list(options.columns):
         raise BadOption("columns and a schema: the schema already chooses the columns; remove one of them")
     elif not options.typed and _is_plain(schema, rows):
-        outputs = tuple(Output(name, "record", name, rows[name][1]) for name in schema.fieldNames())
+        outputs = tuple(OutputColumn(name, "record", name, rows[name][1]) for name in schema.fieldNames())
         found = Layout(shape=shape, outputs=outputs, where=options.where)
     else:
         found = _typed_layout(options, schema, rows)
@@ -131,12 +131,12 @@ def _typed_layout(
             kind, arrow = rows[source]
             if field.dataType != kind:
                 raise BadOption(f"schema: {field.name} is of type {kind.simpleString()}")
-            outputs.append(Output(field.name, "record", source, arrow))
+            outputs.append(OutputColumn(field.name, "record", source, arrow))
         elif field.name == MALFORMED and isinstance(field.dataType, t.StringType):
-            outputs.append(Output(field.name, "malformed", "data", pa.string()))
+            outputs.append(OutputColumn(field.name, "malformed", "data", pa.string()))
         else:
             try:
-                outputs.append(Output(field.name, "field", "data", data_field(field).arrow))
+                outputs.append(OutputColumn(field.name, "field", "data", data_field(field).arrow))
             except NotSupported as error:
                 raise BadOption(f"schema: {error}") from None
             fields.append(field)

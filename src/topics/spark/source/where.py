@@ -33,7 +33,7 @@ _WORDS = {"and", "or", "not", "in", "is", "null", "like", "between", "true", "fa
 _EXAMPLE = "such as seq >= 100 AND tag = 'web'"
 
 
-class Token(NamedTuple):
+class FilterToken(NamedTuple):
     kind: str
     text: str
 
@@ -59,13 +59,13 @@ def parse(text: str, kinds: Mapping[str, pa.DataType]) -> Condition:
     return _Parser(_tokens(text), kinds).whole()
 
 
-def _tokens(text: str) -> list[Token]:
+def _tokens(text: str) -> list[FilterToken]:
     found, at = [], 0
     while text[at:].strip():
         match = _TOKEN.match(text, at)
         if match is None:
             raise BadOption(f"where: {text[at:].strip()[:40]!r} is not part of a condition {_EXAMPLE}")
-        found.append(Token(str(match.lastgroup), match[0].strip()))
+        found.append(FilterToken(str(match.lastgroup), match[0].strip()))
         at = match.end()
     return found
 
@@ -88,7 +88,7 @@ class _Part(NamedTuple):
 class _Parser:
     """Recursive descent: or, and, not, comparison."""
 
-    def __init__(self, tokens: list[Token], kinds: Mapping[str, pa.DataType]) -> None:
+    def __init__(self, tokens: list[FilterToken], kinds: Mapping[str, pa.DataType]) -> None:
         self._tokens = tokens
         self._at = 0
         self._kinds = kinds
@@ -210,7 +210,7 @@ class _Parser:
         if not self._skip(word):
             raise self._unexpected()
 
-    def _take(self) -> Token:
+    def _take(self) -> FilterToken:
         if self._at >= len(self._tokens):
             raise BadOption(f"where: the condition ends too early; write one {_EXAMPLE}")
         self._at += 1

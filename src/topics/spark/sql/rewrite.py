@@ -40,7 +40,7 @@ _NO_ALIAS = _CLAUSE_ENDS | {
 _QUERIES = {"select", "with", "values", "from", "table", "show", "describe", "desc", "explain"}
 
 
-class Token(NamedTuple):
+class SqlToken(NamedTuple):
     kind: str
     text: str
     at: int
@@ -192,16 +192,16 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def tokens(text: str) -> Iterator[Token]:
+def tokens(text: str) -> Iterator[SqlToken]:
     at = 0
     while at < len(text):
         match = _TOKEN.match(text, at)
         assert match is not None, "the last alternative takes any character"
-        yield Token(str(match.lastgroup), match[0], at)
+        yield SqlToken(str(match.lastgroup), match[0], at)
         at = match.end()
 
 
-def _tables(text: str, found: list[Token]) -> Iterator[TableName]:
+def _tables(text: str, found: list[SqlToken]) -> Iterator[TableName]:
     """Yield every name after FROM or JOIN, or after a comma in such a list."""
     in_from = [False]
     expected = False
@@ -231,7 +231,7 @@ def _tables(text: str, found: list[Token]) -> Iterator[TableName]:
             expected = True
 
 
-def _table_at(text: str, token: Token) -> TableName:
+def _table_at(text: str, token: SqlToken) -> TableName:
     if token.kind == "quoted":
         return TableName(token.name, token.at, token.end)
     match = _TABLE.match(text, token.at)
@@ -241,7 +241,7 @@ def _table_at(text: str, token: Token) -> TableName:
     return TableName(name, token.at, token.at + len(name))
 
 
-def _alias(rest: list[Token]) -> str | None:
+def _alias(rest: list[SqlToken]) -> str | None:
     """Return the alias of a table; `rest` are the tokens after its name."""
     if rest and rest[0].word == "as":
         rest = rest[1:]
@@ -249,7 +249,7 @@ def _alias(rest: list[Token]) -> str | None:
 
 
 def _paths(
-    found: list[Token], taken: set[int], topics: set[str], statement: Statement
+    found: list[SqlToken], taken: set[int], topics: set[str], statement: Statement
 ) -> Iterator[tuple[int, int, str]]:
     """Yield the replacements of `data` and `meta` where one of their fields is used."""
     at = 0
@@ -274,7 +274,7 @@ def _paths(
         at += 2 * len(chain) - 1
 
 
-def _chain(found: list[Token], at: int) -> list[Token]:
+def _chain(found: list[SqlToken], at: int) -> list[SqlToken]:
     """Return the names joined by dots that start at index `at`."""
     chain = [found[at]]
     while at + 2 < len(found) and found[at + 1].text == "." and found[at + 2].is_name:
@@ -283,7 +283,7 @@ def _chain(found: list[Token], at: int) -> list[Token]:
     return chain
 
 
-def _root(chain: list[Token], topics: set[str], *, indexed: bool) -> int | None:
+def _root(chain: list[SqlToken], topics: set[str], *, indexed: bool) -> int | None:
     """Return the index of the JSON column in a chain whose field the rest names, or None."""
     for at, token in enumerate(chain):
         if token.name.lower() in JSON_COLUMNS and (at + 1 < len(chain) or indexed):

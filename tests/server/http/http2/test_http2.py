@@ -20,7 +20,7 @@ from tests.server.http2_client import GOAWAY, PREFACE, SETTINGS, Http2Client, fr
 from topics.server.http.http2.connection import Http2Connection
 from topics.server.http.http2.frame_meter import TOKENS
 from topics.server.http.http2.frames import MAX_STREAMS, Frames
-from topics.server.http.http2.session import Session
+from topics.server.http.http2.session import Http2Session
 from topics.server.http.http2.stream import Http2Stream
 from topics.server.http.messages import Response
 from topics.server.limits.budget import ANSWERS, BODIES, STREAMS
@@ -279,7 +279,7 @@ def test_connection_leaves_nothing_for_the_garbage_collector(server: Harness, ap
             assert {app.events.get(timeout=10)[0] for _ in range(2)} == {"cancelled", "closed"}
         app.waiting.clear()
         eventually(lambda: server.http.open_connections, 0)
-        kinds = (Http2Connection, Session, Http2Stream, Frames)
+        kinds = (Http2Connection, Http2Session, Http2Stream, Frames)
         eventually(lambda: [type(one).__name__ for one in gc.get_objects() if isinstance(one, kinds)], [])
     finally:
         gc.enable()

@@ -1,4 +1,4 @@
-"""Calls for queues: claim jobs, ack them, give them back, and list or redrive them."""
+"""Calls for queues: claim, list and redrive jobs. `lease_calls` has the calls for jobs that a worker holds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 
 from msgspec import Struct
 
-from topics.client._async.transport import AsyncCalls, fields_of, topic_path
+from topics.client._async.calls.lease_calls import AsyncLeaseCalls
+from topics.client._async.transport import fields_of, topic_path
 from topics.client._async.work.job import AsyncJob, ClaimedJob
 from topics.client.items import Match
 from topics.model import queue
@@ -16,7 +17,7 @@ class _Claimed(Struct):
     claimed: list[ClaimedJob]
 
 
-class AsyncQueueCalls(AsyncCalls):
+class AsyncQueueCalls(AsyncLeaseCalls):
     """One call per operation of a queue. `worker` and `jobs` of `AsyncTopics` are made of them."""
 
     async def claim(
@@ -32,42 +33,6 @@ class AsyncQueueCalls(AsyncCalls):
             "POST", topic_path(topic, "/claim"), _Claimed, body=body, safe=False, wait_ms=wait_ms
         )
         return [AsyncJob(self, topic, node, job) for job in answer.claimed]
-
-    async def ack(
-        self, topic: str, seqs: Sequence[int], *, node: str, lease_ids: Sequence[str] | None = None
-    ) -> queue.AckAnswer:
-        """Complete jobs. Seqs that `node` does not hold are listed in `skipped`.
-
-        done = await topics.ack("emails", [7, 8], node="worker-1")
-        """
-        body = {"node": node, "seqs": seqs, **fields_of(lease_ids=lease_ids)}
-        return await self._http.call("POST", topic_path(topic, "/ack"), queue.AckAnswer, body=body)
-
-    async def nack(
-        self,
-        topic: str,
-        seqs: Sequence[int],
-        *,
-        node: str,
-        delay_ms: int = 0,
-        lease_ids: Sequence[str] | None = None,
-    ) -> queue.NackAnswer:
-        """Give jobs back, to be delivered again after `delay_ms`.
-
-        await topics.nack("emails", [7], node="worker-1", delay_ms=60_000)
-        """
-        body = {"node": node, "seqs": seqs, "delay_ms": delay_ms, **fields_of(lease_ids=lease_ids)}
-        return await self._http.call("POST", topic_path(topic, "/nack"), queue.NackAnswer, body=body)
-
-    async def extend(
-        self, topic: str, seqs: Sequence[int], *, node: str, lease_ms: int, lease_ids: Sequence[str] | None = None
-    ) -> queue.ExtendAnswer:
-        """Hold jobs for `lease_ms` from now.
-
-        await topics.extend("emails", [7], node="worker-1", lease_ms=30_000)
-        """
-        body = {"node": node, "seqs": seqs, "lease_ms": lease_ms, **fields_of(lease_ids=lease_ids)}
-        return await self._http.call("POST", topic_path(topic, "/extend"), queue.ExtendAnswer, body=body)
 
     async def list_jobs(self, topic: str, *, state: queue.JobState | None = None) -> AsyncIterator[queue.ListedJob]:
         """Yield the jobs of a queue with their states, in the order of the log.

@@ -7,9 +7,9 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from topics.client import tracing
-from topics.client._async import following, scanning
+from topics.client._async import scanning
 from topics.client._async.transport import AsyncCalls, fields_of, topic_path, with_query
-from topics.client.items import Appended, Config, Gap, Match, NewRecord, Page, Record, RecordFields
+from topics.client.items import Appended, Config, Gap, Match, NewRecord, Page, Record, RecordFields, items_of
 from topics.model import wire
 
 PAGE_RECORDS = 1000  # the most that a server returns unless it is configured otherwise
@@ -138,7 +138,7 @@ class AsyncRecordCalls(AsyncCalls):
         """
         while True:
             page = await self.diff(topic, from_seq=from_seq, epoch=epoch, node=node, filter=filter, from_ts=from_ts)
-            for item in following.items_of(page, topic):
+            for item in items_of(page, topic):
                 yield item
             if page.caught_up:
                 return

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from topics.client._async.calls.lease_calls import AsyncLeaseCalls
 from topics.client.items import Record
-
-if TYPE_CHECKING:
-    from topics.client._async.calls.queue_calls import AsyncQueueCalls
 
 T = TypeVar("T")
 
@@ -30,7 +28,7 @@ class AsyncJob:
 
     __slots__ = ("_client", "_job", "deadline", "is_open", "node", "topic")
 
-    def __init__(self, client: AsyncQueueCalls, topic: str, node: str, job: ClaimedJob) -> None:
+    def __init__(self, client: AsyncLeaseCalls, topic: str, node: str, job: ClaimedJob) -> None:
         self._client = client
         self._job = job
         self.is_open = True  # until `ack` or `nack` was answered

@@ -1,5 +1,5 @@
 # Generated from _async/calls/queue_calls.py by tools/unasync.py. Do not edit.
-"""Calls for queues: claim jobs, ack them, give them back, and list or redrive them."""
+"""Calls for queues: claim, list and redrive jobs. `lease_calls` has the calls for jobs that a worker holds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from topics.client._sync.transport import Calls, fields_of, topic_path
+from topics.client._sync.calls.lease_calls import LeaseCalls
+from topics.client._sync.transport import fields_of, topic_path
 from topics.client._sync.work.job import ClaimedJob, Job
 from topics.client.items import Match
 from topics.model import queue
@@ -17,7 +18,7 @@ class _Claimed(Struct):
     claimed: list[ClaimedJob]
 
 
-class QueueCalls(Calls):
+class QueueCalls(LeaseCalls):
     """One call per operation of a queue. `worker` and `jobs` of `Topics` are made of them."""
 
     def claim(self, topic: str, *, node: str, max: int = 1, lease_ms: int | None = None, wait_ms: int = 0) -> list[Job]:
@@ -29,42 +30,6 @@ class QueueCalls(Calls):
         body = {"node": node, "max": max, "wait_ms": wait_ms, **fields_of(lease_ms=lease_ms)}
         answer = self._http.call("POST", topic_path(topic, "/claim"), _Claimed, body=body, safe=False, wait_ms=wait_ms)
         return [Job(self, topic, node, job) for job in answer.claimed]
-
-    def ack(
-        self, topic: str, seqs: Sequence[int], *, node: str, lease_ids: Sequence[str] | None = None
-    ) -> queue.AckAnswer:
-        """Complete jobs. Seqs that `node` does not hold are listed in `skipped`.
-
-        done = topics.ack("emails", [7, 8], node="worker-1")
-        """
-        body = {"node": node, "seqs": seqs, **fields_of(lease_ids=lease_ids)}
-        return self._http.call("POST", topic_path(topic, "/ack"), queue.AckAnswer, body=body)
-
-    def nack(
-        self,
-        topic: str,
-        seqs: Sequence[int],
-        *,
-        node: str,
-        delay_ms: int = 0,
-        lease_ids: Sequence[str] | None = None,
-    ) -> queue.NackAnswer:
-        """Give jobs back, to be delivered again after `delay_ms`.
-
-        topics.nack("emails", [7], node="worker-1", delay_ms=60_000)
-        """
-        body = {"node": node, "seqs": seqs, "delay_ms": delay_ms, **fields_of(lease_ids=lease_ids)}
-        return self._http.call("POST", topic_path(topic, "/nack"), queue.NackAnswer, body=body)
-
-    def extend(
-        self, topic: str, seqs: Sequence[int], *, node: str, lease_ms: int, lease_ids: Sequence[str] | None = None
-    ) -> queue.ExtendAnswer:
-        """Hold jobs for `lease_ms` from now.
-
-        topics.extend("emails", [7], node="worker-1", lease_ms=30_000)
-        """
-        body = {"node": node, "seqs": seqs, "lease_ms": lease_ms, **fields_of(lease_ids=lease_ids)}
-        return self._http.call("POST", topic_path(topic, "/extend"), queue.ExtendAnswer, body=body)
 
     def list_jobs(self, topic: str, *, state: queue.JobState | None = None) -> Iterator[queue.ListedJob]:
         """Yield the jobs of a queue with their states, in the order of the log.

@@ -8,9 +8,9 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from topics.client import tracing
-from topics.client._sync import following, scanning
+from topics.client._sync import scanning
 from topics.client._sync.transport import Calls, fields_of, topic_path, with_query
-from topics.client.items import Appended, Config, Gap, Match, NewRecord, Page, Record, RecordFields
+from topics.client.items import Appended, Config, Gap, Match, NewRecord, Page, Record, RecordFields, items_of
 from topics.model import wire
 
 PAGE_RECORDS = 1000  # the most that a server returns unless it is configured otherwise
@@ -137,7 +137,7 @@ class RecordCalls(Calls):
         """
         while True:
             page = self.diff(topic, from_seq=from_seq, epoch=epoch, node=node, filter=filter, from_ts=from_ts)
-            for item in following.items_of(page, topic):
+            for item in items_of(page, topic):
                 yield item
             if page.caught_up:
                 return

@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from topics.client._sync.calls.lease_calls import LeaseCalls
 from topics.client.items import Record
-
-if TYPE_CHECKING:
-    from topics.client._sync.calls.queue_calls import QueueCalls
 
 T = TypeVar("T")
 
@@ -31,7 +29,7 @@ class Job:
 
     __slots__ = ("_client", "_job", "deadline", "is_open", "node", "topic")
 
-    def __init__(self, client: QueueCalls, topic: str, node: str, job: ClaimedJob) -> None:
+    def __init__(self, client: LeaseCalls, topic: str, node: str, job: ClaimedJob) -> None:
         self._client = client
         self._job = job
         self.is_open = True  # until `ack` or `nack` was answered

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from topics.engine.consumers.lag import lag_of, lost_of
-from topics.engine.consumers.verbs import Removed, Stored
+from topics.engine.consumers.verbs import Removed, StoredConsumer
 from topics.engine.steps import once_loaded
 from topics.engine.write.commit import Ticket
 from topics.errors import Code, TopicsError
@@ -58,7 +58,7 @@ def put_consumer(services: Services, call: Call) -> Answer:
         authorise(services.engine, call.caller, more, topic)
 
     def encode(ticket: Ticket, request: Request) -> Response:
-        done: Stored = ticket.result
+        done: StoredConsumer = ticket.result
         topic = done.topic
         answer = ConsumerPut(
             topic.name, done.name, done.created, topic.epoch, done.seq, topic.head, performance(request, ticket)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import UNSET
 
-from topics.engine.consumers.verbs import Stored
+from topics.engine.consumers.verbs import StoredConsumer
 from topics.engine.read.read import Query, Reading, Tombstone
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps, once_loaded
@@ -369,7 +369,7 @@ class ConsumerPoll(LongPoll):
         if ticket.error is not None:
             self._finish(error_answer(ticket.error, self._request))
             return
-        stored: Stored = ticket.result
+        stored: StoredConsumer = ticket.result
         self._opened = True
         self._seq = self._query.from_seq = stored.seq
         self._loading = self._services.runtime.attempt(self._read, self._cannot_read)

@@ -1,4 +1,4 @@
-"""One socket that speaks HTTP/2: the asyncio protocol that drives a `Session`.
+"""One socket that speaks HTTP/2: the asyncio protocol that drives a `Http2Session`.
 
 `http/server.py` hands the transport over after the preface. Everything that a turn of the event loop has
 for the client goes out with one write.
@@ -17,7 +17,7 @@ from topics.errors import TopicsError
 from topics.server.http.answer.compression import gzip
 from topics.server.http.answer.failure import failure
 from topics.server.http.http2.deadlines import time_out
-from topics.server.http.http2.session import Session
+from topics.server.http.http2.session import Http2Session
 from topics.server.http.http2.stream import Http2Stream
 from topics.server.http.messages import Answer, Deferred, Response
 from topics.server.http.request.gunzip import Gunzip
@@ -37,7 +37,7 @@ class Http2Connection(asyncio.Protocol):
         self._log = server.request_log
         self._transport = transport
         self._loop = asyncio.get_running_loop()
-        self.session = Session(server, peer, self._loop.time())
+        self.session = Http2Session(server, peer, self._loop.time())
         self.high_water_bytes = server.limits.high_water_bytes
         self._turn: asyncio.Handle | None = None  # reads, answers and writes more
         self._pumping = False
@@ -98,7 +98,7 @@ class Http2Connection(asyncio.Protocol):
         self._pumping = True
         session = self.session
         try:
-            # Bound: the share of the connection in one turn, see `Session.next_request`.
+            # Bound: the share of the connection in one turn, see `Http2Session.next_request`.
             while (stream := session.next_request()) is not None:
                 self._handle(stream)
             self._open_streams()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from h2.errors import ErrorCodes
 
-from topics.server.http.http2.session import Session
+from topics.server.http.http2.session import Http2Session
 from topics.server.http.http2.stream import Input
 from topics.server.http.http_limits import HttpLimits
 
 
-def time_out(session: Session, limits: HttpLimits, now: float) -> bool:
+def time_out(session: Http2Session, limits: HttpLimits, now: float) -> bool:
     """End what the client has not done in time: send the rest of a frame or of a body, or take an answer.
 
     Return whether anything was ended. A stream that is open and has nothing to send waits for nothing. One that is full

@@ -48,7 +48,7 @@ FRAMES_PER_ANSWER = 3  # that a client may send for each answer, and for each fr
 MAX_TABLE_BYTES = 4096  # RFC 7541 section 4.2, the default
 
 
-class Session:
+class Http2Session:
     """The streams of one connection."""
 
     def __init__(self, service: ExchangeService, peer: str, now: float) -> None:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import UNSET, Struct
 
-from topics.engine.consumers.verbs import Stored
+from topics.engine.consumers.verbs import StoredConsumer
 from topics.engine.state.topic import Topic
 from topics.errors import TopicsError, invalid
 from topics.model.watch import (
     Command,
-    Commit,
+    CommitCommand,
     Ping,
     Publish,
     PublishAck,
@@ -156,7 +156,7 @@ class SocketCommands:
                 self._subscribe(command, warnings)
             elif isinstance(command, Unsubscribe):
                 self._unsubscribe(command, warnings)
-            elif isinstance(command, Commit):
+            elif isinstance(command, CommitCommand):
                 self._commit(command)
             elif isinstance(command, Ping):
                 self._client.answer({"op": "pong"}, request_id, warnings)
@@ -212,7 +212,7 @@ class SocketCommands:
         if resolved.patterns:
             services.pattern_waiters.put(self._client, own.prefixes(), self._match)
 
-    def _commit(self, command: Commit) -> None:
+    def _commit(self, command: CommitCommand) -> None:
         """Move the consumer of a subscription to the seq that the client has processed."""
         name, reader = command.topic, command.consumer
         if reader is None:
@@ -229,7 +229,7 @@ class SocketCommands:
             if done.error is not None:
                 self._client.refuse(done.error, request_id)
             else:
-                stored: Stored = done.result
+                stored: StoredConsumer = done.result
                 answer = {"op": "committed", "topic": name, "consumer": stored.name, "seq": stored.seq}
                 self._client.answer(answer, request_id)
             self._client.unblock()

@@ -7,7 +7,7 @@ still reported.
 
 from __future__ import annotations
 
-from topics.spark.sql.rewrite import VARIANT, Token, tokens
+from topics.spark.sql.rewrite import VARIANT, SqlToken, tokens
 
 _CLOSING = {"(": ")", "[": "]", "<": ">"}
 
@@ -40,16 +40,16 @@ def lenient(text: str) -> str:
     return text
 
 
-def _is(found: list[Token], at: int, sign: str) -> bool:
+def _is(found: list[SqlToken], at: int, sign: str) -> bool:
     return at < len(found) and found[at].kind == "sign" and found[at].text == sign
 
 
-def _is_value(found: list[Token], at: int) -> bool:
+def _is_value(found: list[SqlToken], at: int) -> bool:
     """Return whether the token is `value`, followed by a field or a cast."""
     return at < len(found) and found[at].is_name and found[at].name.lower() == VARIANT and _is(found, at + 1, ":")
 
 
-def _path_end(found: list[Token], at: int) -> int:
+def _path_end(found: list[SqlToken], at: int) -> int:
     """Return the index after `value:a.b[0]`, or after `value` if it has no path."""
     at += 1
     if _is(found, at + 1, ":"):
@@ -64,14 +64,14 @@ def _path_end(found: list[Token], at: int) -> int:
     return min(at, len(found))
 
 
-def _type_end(found: list[Token], at: int) -> int:
+def _type_end(found: list[SqlToken], at: int) -> int:
     """Return the index after a type such as `int`, `decimal(10, 2)` or `array<int>`."""
     nested = found[at].word in ("array", "map", "struct") and _is(found, at + 1, "<")
     sized = found[at].word in ("decimal", "dec", "numeric", "char", "varchar") and _is(found, at + 1, "(")
     return _closed(found, at + 1) if nested or sized else at + 1
 
 
-def _closed(found: list[Token], at: int) -> int:
+def _closed(found: list[SqlToken], at: int) -> int:
     """Return the index after the bracket that closes the one at `at`."""
     opening, depth = found[at].text, 0
     while at < len(found):
