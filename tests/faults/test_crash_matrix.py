@@ -123,12 +123,12 @@ def test_first_operation_of_a_new_directory_survives_every_crash(counts: Counts)
 
 
 def test_some_pairs_of_operations_survive_every_crash(counts: Counts) -> None:
-    points = sweep(some(2, 45, SEED), lambda at: [MODES[at % 5]], thorough_every=11)
+    points = sweep(some(2, 30, SEED), lambda at: [MODES[at % 5]], thorough_every=11)
     counts(f"in pairs (seed {SEED})", crash_points=points)
 
 
 def test_some_triples_of_operations_survive_every_crash(counts: Counts) -> None:
-    points = sweep(some(3, 30, SEED), lambda at: [MODES[(at + 3) % 5]], thorough_every=11)
+    points = sweep(some(3, 15, SEED), lambda at: [MODES[(at + 3) % 5]], thorough_every=11)
     counts(f"in triples (seed {SEED})", crash_points=points)
 
 

@@ -68,6 +68,7 @@ def test_file_holds_latest_record_per_tag_and_adds_new_ones(
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
+@pytest.mark.torture
 def test_run_killed_before_the_rename_changes_nothing(
     spark: SparkSession, client: Client, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -148,7 +149,7 @@ def test_record_keeps_its_fields_and_names_its_origin(spark: SparkSession, clien
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["file", "topic"])
+@pytest.mark.parametrize("kind", ["file", pytest.param("topic", marks=pytest.mark.torture)])
 def test_null_removes_its_key_on_request(spark: SparkSession, client: Client, topic: str, tmp_path: Path, kind: str):
     where = {"parquet": str(tmp_path)} if kind == "file" else {"into": f"{topic}.latest"}
     options: dict[str, Any] = {"url": client.url, "topic": topic, "null_removes": True, "spark": spark, **where}
@@ -161,7 +162,7 @@ def test_null_removes_its_key_on_request(spark: SparkSession, client: Client, to
     assert report.topics[0].figures["removed"] == 1
 
 
-@pytest.mark.parametrize("kind", ["file", "topic"])
+@pytest.mark.parametrize("kind", ["file", pytest.param("topic", marks=pytest.mark.torture)])
 def test_full_run_drops_records_deleted_in_the_topic(
     spark: SparkSession, client: Client, topic: str, tmp_path: Path, kind: str
 ):
@@ -247,7 +248,7 @@ def test_unsuitable_outputs_are_refused(spark: SparkSession, client: Client, top
         compact(url=client.url, topic=f"{topic}.no", parquet=str(tmp_path), spark=spark)
 
 
-@pytest.mark.parametrize("kind", ["file", "topic"])
+@pytest.mark.parametrize("kind", ["file", pytest.param("topic", marks=pytest.mark.torture)])
 def test_dry_run_reports_and_writes_nothing(spark: SparkSession, client: Client, topic: str, tmp_path: Path, kind: str):
     name = str(tmp_path / f"{topic}.parquet") if kind == "file" else f"{topic}.latest"
     where = {"parquet": name} if kind == "file" else {"into": name}

@@ -121,7 +121,7 @@ def test_tag_is_erased_from_topics_copies_and_lake(world: World):
     assert counts_by_store(world.erase()) == {}
 
 
-@pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
+@pytest.mark.parametrize("guarantee", [pytest.param("at_least_once", marks=pytest.mark.torture), "exactly_once"])
 def test_copies_without_tags_are_found_by_origin(world: World, guarantee: str):
     world.route("a", "b", preserve_tag=False, guarantee=guarantee)
     world.route("b", "c")
@@ -324,7 +324,7 @@ def family(world: World) -> dict[str, list[Any]]:
     return dict.fromkeys(("a", "b", "c", "d", "lake b", "lake d"), left)
 
 
-@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.torture)])
 @pytest.mark.parametrize("step", range(13))
 def test_run_killed_anywhere_is_finished_and_reported_by_the_next(
     world: World, step: int, after: bool, monkeypatch: pytest.MonkeyPatch
@@ -465,6 +465,7 @@ def _cut(*arguments: object, **options: object) -> None:
     raise Cut
 
 
+@pytest.mark.torture
 def test_random_kills_end_in_the_same_state(world: World, tmp_path: Path):
     left = family(world)
     command = [sys.executable, "-m", "topics", "pipeline", "erase", "--url", world.url, "--lake", str(world.lake)]

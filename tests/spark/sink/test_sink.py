@@ -131,6 +131,7 @@ def test_stream_repeated_after_a_crash_writes_nothing_twice(
     assert sorted(read_numbers(client, out)) == list(range(6000))
 
 
+@pytest.mark.torture
 def test_aggregates_repeated_after_a_crash_are_written_once(
     spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
 ):
@@ -158,6 +159,7 @@ def test_repeated_write_in_foreach_batch_changes_nothing(
     assert read_numbers(client, f"{topic}.out") == list(range(10))
 
 
+@pytest.mark.torture
 def test_two_branches_are_both_written_and_complete_mode_is_refused(
     spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
 ):
@@ -234,6 +236,7 @@ ODD = [
 ]  # half a surrogate pair, which is JSON and no Unicode text; and what only looks like it
 
 
+@pytest.mark.torture
 def test_half_surrogate_pair_passes_reads_streams_lake_and_sink(
     spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
 ):

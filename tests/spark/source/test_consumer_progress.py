@@ -57,6 +57,7 @@ def test_topic_that_was_created_again_does_not_stop_the_stream(api: Api):
     stream.stop()
 
 
+@pytest.mark.torture
 def test_batch_read_and_invalid_name_refuse_the_option(api: Api):
     with pytest.raises(BadOption, match="only streams"):
         TopicsReader(read_options({"subscribe": "orders", "consumer": "etl"}))

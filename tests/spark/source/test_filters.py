@@ -42,7 +42,7 @@ def filled(server: ServerProcess) -> str:
     return server.url
 
 
-@pytest.fixture(params=["off", "on"])
+@pytest.fixture(params=[pytest.param("off", marks=pytest.mark.torture), "on"])
 def pushing(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[str]:
     spark.conf.set(PUSHDOWN, "true" if request.param == "on" else "false")
     yield request.param

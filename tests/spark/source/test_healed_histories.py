@@ -40,7 +40,6 @@ from topics.spark.source.batch import TopicsReader
 from topics.spark.source.stream import TopicsStreamReader
 from topics.testing.oracle import Oracle
 
-SEEDS = 12
 STEPS = 14
 WEIGHTS = {
     "write": 5, "delete": 1, "delete_tag": 1, "delete_some": 1, "evict": 2, "archive": 2, "trim": 3,
@@ -275,8 +274,13 @@ def play(client: Client, session: Any, seed: int, directory: Path) -> None:
         raise
 
 
-def test_any_history_of_topic_and_lake_is_read_once_without_silent_gaps(client: Client, here: Any, tmp_path: Path):
-    for seed in range(SEEDS):
+@pytest.mark.parametrize(
+    "seeds", [range(4), pytest.param(range(4, 40), marks=pytest.mark.torture)], ids=["few", "many"]
+)
+def test_any_history_of_topic_and_lake_is_read_once_without_silent_gaps(
+    client: Client, here: Any, tmp_path: Path, seeds: range
+):
+    for seed in seeds:
         play(client, here, seed, tmp_path / str(seed))
 
 

@@ -24,7 +24,7 @@ from topics.model.topic import ConfigPatch
 from topics.storage import backup
 from topics.storage.fs import RealFs
 
-EXAMPLES = 100
+EXAMPLES = 30
 
 
 class World:

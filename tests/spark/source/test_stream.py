@@ -93,6 +93,7 @@ def test_recreated_topic_fails_the_query_or_is_a_gap_row(
     assert [row.seq for row in batch if row.kind == "record"] == list(range(1, 21))
 
 
+@pytest.mark.torture
 def test_start_past_the_head_fails_and_a_stale_one_is_a_gap(
     spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
 ):
@@ -176,6 +177,7 @@ def test_continuous_stream_sees_new_records_soon(
         query.stop()
 
 
+@pytest.mark.torture
 def test_options_invalid_for_a_stream_are_refused(spark: SparkSession, server: ServerProcess, tmp_path: Path):
     for options, message in (
         ({"endingOffsets": "latest"}, "a stream has no end"),
