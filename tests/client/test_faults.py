@@ -2,8 +2,8 @@
 
 import asyncio
 import random
+import signal
 from collections.abc import Iterator
-from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,11 @@ import pytest
 
 from tests.client.proxy import CuttingProxy
 from tests.conftest import Counts, ServerProcess
-from topics.client import AsyncTopics, Gap, MemoryCursor, Record
+from topics.client import AsyncTopics, Cursor, Gap, MemoryCursor, NewRecord, Record, ServerCursor
 
 RECORDS = 40
 JOBS = 5
+LIMIT_S = 90
 _numbers = count(1)
 
 
@@ -55,7 +56,8 @@ async def write(topics: AsyncTopics, topic: str, chance: random.Random) -> list[
 
 async def read(topics: AsyncTopics, topic: str, chance: random.Random) -> list[int]:
     """Read until the last number, with readers that give up in the middle and resume from the cursor."""
-    cursor, seen = MemoryCursor(), set[int]()
+    cursor: Cursor | ServerCursor = ServerCursor("reader") if chance.random() < 0.5 else MemoryCursor()
+    seen = set[int]()
     while len(seen) < RECORDS:
         last = 0
         leave_after = chance.randint(1, RECORDS)
@@ -73,62 +75,69 @@ async def read(topics: AsyncTopics, topic: str, chance: random.Random) -> list[i
 
 
 async def work(topics: AsyncTopics, queue: str) -> set[int]:
-    """Work until the queue is empty, and return the jobs that were done."""
+    """Work until the queue is empty, and return the jobs that were done. Leases can end while the server is away."""
     done: set[int] = set()
 
     @topics.worker(queue, concurrency=4, lease_ms=300, retry_delay_ms=lambda deliveries: 0)
     async def handle(job: Any) -> None:
         done.add(job.data)
         if len(done) == JOBS:
-            topics.stop()
+            worker.stop()
 
-    await topics.run()
+    worker = handle
+    await worker.run()
     return done
 
 
-async def play(world: World, seed: int, *, kills: int) -> None:
+async def play(world: World, topics: AsyncTopics, seed: int) -> None:
+    """Write, read and work with one topic and one queue of its own, and check all of it."""
     chance = random.Random(seed)
     topic, queue = f"log{next(_numbers)}", f"queue{next(_numbers)}"
-    async with AsyncTopics(world.server.url) as direct:
-        await direct.put_topic(topic, durability="fsync")
-        await direct.put_topic(queue, type="queue", durability="fsync")
-        for number in range(JOBS):
-            await direct.append(queue, number)
-    async with AsyncTopics(world.proxy.url, timeout_s=5, retries=20) as topics:
-        tasks = [
-            asyncio.ensure_future(task)
-            for task in (write(topics, topic, chance), read(topics, topic, chance), work(topics, queue))
-        ]
-        for _ in range(kills):
-            await asyncio.sleep(chance.random() * 0.3)
-            await asyncio.to_thread(world.restart)
-        async with asyncio.timeout(90):
-            seqs, seen, done = await asyncio.gather(*tasks)
-    async with AsyncTopics(world.server.url) as direct:
-        kept = [item async for item in direct.read(topic)]
+    await topics.put_topic(topic, durability="fsync")
+    await topics.put_topic(queue, type="queue", durability="fsync")
+    await topics.append_many(queue, [NewRecord(data=number) for number in range(JOBS)])
+    seqs, seen, done = await asyncio.gather(
+        write(topics, topic, chance), read(topics, topic, chance), work(topics, queue)
+    )
+    kept = [item async for item in topics.read(topic)]
     assert not [item for item in kept if isinstance(item, Gap)]
-    assert [(item.seq, item.data) for item in kept] == list(zip(seqs, range(RECORDS), strict=True)), f"seed {seed}"
+    assert seqs == list(range(1, RECORDS + 1)), f"seed {seed}"
+    assert [(item.seq, item.data) for item in kept] == [(seq, seq - 1) for seq in seqs], f"seed {seed}"
     assert seen == list(range(RECORDS)), f"seed {seed}"
     assert done == set(range(JOBS)), f"seed {seed}"
 
 
+async def play_all(world: World, seeds: range, *, kills: int = 0, pauses: int = 0) -> None:
+    """Play several games at a time against one server, which is killed, or stopped for a while, in the middle."""
+    chance = random.Random(seeds[0])
+    async with AsyncTopics(world.proxy.url, timeout_s=5, retries=20) as topics, asyncio.timeout(LIMIT_S):
+        games = [asyncio.ensure_future(play(world, topics, seed)) for seed in seeds]
+        for _ in range(kills):
+            await asyncio.sleep(chance.random() * 0.3)
+            await asyncio.to_thread(world.restart)
+        for _ in range(pauses):
+            await asyncio.sleep(chance.random() * 0.1)
+            world.server.process.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(0.4)  # longer than a lease
+            world.server.process.send_signal(signal.SIGCONT)
+        await asyncio.gather(*games)
+
+
 def test_cut_connections_lose_and_double_nothing(world: World) -> None:
-    for seed in range(45):
-        with asyncio.Runner() as runner:
-            runner.run(play(world, seed, kills=0))
-    assert world.proxy.cuts > 20
+    for first in range(0, 40, 20):
+        asyncio.run(play_all(world, range(first, first + 20), pauses=first // 20))
+    assert world.proxy.cuts > 5
 
 
 def test_killed_servers_lose_and_double_nothing(world: World) -> None:
-    for seed in range(100, 105):
-        with asyncio.Runner() as runner:
-            runner.run(play(world, seed, kills=1))
+    asyncio.run(play_all(world, range(100, 110), kills=2))
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize("block", range(10))
 def test_many_cuts_and_kills_lose_and_double_nothing(world: World, block: int, counts: Counts) -> None:
-    for seed in range(1000 + 100 * block, 1100 + 100 * block):
-        with asyncio.Runner() as runner, suppress(asyncio.CancelledError):
-            runner.run(play(world, seed, kills=seed % 3))
-    counts(f"in block {block}", client_runs=100, cut_connections=world.proxy.cuts)
+    kills = 0
+    for first in range(1000 + 100 * block, 1100 + 100 * block, 5):
+        asyncio.run(play_all(world, range(first, first + 5), kills=first // 5 % 3, pauses=first // 5 % 2))
+        kills += first // 5 % 3
+    counts(f"in block {block}", client_runs=100, cut_connections=world.proxy.cuts, kills=kills)
