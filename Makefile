@@ -17,10 +17,11 @@ BASE_PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3
 # One stamp file per set of extras: pip runs again only when the dependencies have changed.
 READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
+READY_DOCS := $(VENV)/.ready-docs
 INSTALL := $(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check format torture kills bench demo-pipeline docs screenshots clean
+.PHONY: help install run test check format torture kills bench demo-pipeline docs site dist pythons screenshots clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +38,10 @@ $(READY_DEV): pyproject.toml constraints.txt | $(PYTHON)
 	$(INSTALL) -e '.[spark,dev]'
 	@touch $@ $(READY)
 
+$(READY_DOCS): pyproject.toml constraints.txt | $(PYTHON)
+	$(INSTALL) -e '.[docs]'
+	@touch $@ $(READY)
+
 install: $(READY_DEV) ## create the environment with everything for tests and checks
 
 run: $(READY) ## start the server on 127.0.0.1:4000 with its data in ./data
@@ -48,7 +53,7 @@ test: $(READY_DEV) ## run all tests except the long ones
 		test $$b != none || echo "no Chromium found: the browser tests are skipped; set CHROMIUM=/path/to/chromium to run them"; done
 	$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --timeout $(TEST_TIMEOUT_S)
 
-check: $(READY_DEV) ## check format, lint, types and import contracts, and run the tests
+check: $(READY_DEV) site ## check format, lint, types, import contracts and the links of the site, and run the tests
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
@@ -80,6 +85,19 @@ docs: $(READY) ## regenerate the generated pages
 	$(PYTHON) -m topics.cli.formats > docs/formats.md
 	$(PYTHON) -m topics.cli.errors_doc > docs/guide/errors.md
 	$(PYTHON) -m topics.cli.reference docs/reference
+
+site: $(READY_DOCS) ## build the documentation as a static site in build/site; broken links fail
+	$(PYTHON) tools/site/build.py
+
+dist: $(READY_DEV) ## build the wheel and the sdist in dist/, and try each in a new environment
+	rm -rf dist
+	$(PYTHON) -m build --no-isolation --outdir dist .
+	$(PYTHON) tools/smoke.py dist/*.whl dist/*.tar.gz
+
+pythons: $(READY_DEV) ## build the wheel, and try it on every Python from 3.11 on that is found
+	rm -rf dist
+	$(PYTHON) -m build --no-isolation --wheel --outdir dist .
+	$(PYTHON) tools/smoke.py --every-python dist/*.whl
 
 screenshots: $(READY_DEV) ## take the pictures of the console in README.md, from the demo
 	$(PYTHON) tools/console_shots.py
