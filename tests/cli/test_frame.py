@@ -37,6 +37,15 @@ def test_commands_in_a_pipe_start_without_slow_packages(cli: Cli) -> None:
     assert done.stdout.splitlines()[-1] == "0", done.stderr
 
 
+def test_version_and_completion_are_printed_as_json(home: Cli) -> None:
+    for word in ("--version", "-V", "version"):
+        assert json.loads(home.pipe(word, "--json").out) == {"version": __version__}
+    assert "usage: topics version" in home.pipe("version", "--help").out
+    assert home.pipe("--version", "--jsn").status == 2
+    answer = json.loads(home.pipe("completion", "bash", "--json").out)
+    assert answer == {"shell": "bash", "script": home.pipe("completion", "bash").out}
+
+
 def test_help_lists_every_command_and_each_explains_itself(home: Cli) -> None:
     shown = home.pipe("--help")
     assert shown.status == 0

@@ -5,7 +5,7 @@ import os
 import signal
 from pathlib import Path
 
-from tests.cli.terminal import Cli, Terminal
+from tests.cli.terminal import Cli, Terminal, plain
 
 
 def test_serve_dev_keeps_nothing(home: Cli, tmp_path: Path) -> None:
@@ -24,6 +24,19 @@ def test_serve_dev_keeps_nothing(home: Cli, tmp_path: Path) -> None:
     assert (done.status, done.err) == (0, "")
     assert os.listdir(temporary) == []
     assert not (tmp_path / "data").exists()
+
+
+def test_serve_prints_only_json_lines_if_asked(home: Cli) -> None:
+    with Terminal(home, "serve", "--dev", "--json", "--log-level", "info") as terminal:
+        terminal.wait_for('"console"')
+        assert terminal.interrupt() == 0
+    lines = [json.loads(line) for line in plain(terminal.seen).replace("^C", "").splitlines() if line]
+    [started] = [line for line in lines if "urls" in line]
+    [announced] = [line for line in lines if "console" in line]
+    assert announced == {"url": started["urls"][0], "console": f"{started['urls'][0]}/console"}
+    assert "listening" in [line.get("event") for line in lines]
+    done = home.pipe("serve", "--json", "--log-format", "human")
+    assert (done.status, "--json prints JSON lines only" in done.err) == (2, True)
 
 
 def test_serve_dev_refuses_a_data_directory(home: Cli, tmp_path: Path) -> None:

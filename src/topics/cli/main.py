@@ -34,7 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] and words[0] in VERSION_FLAGS:
-        return version.print_version()
+        if words[1:] in (
+            [],
+            ["--json"],
+        ):  # without a parser: scripts ask often, and an import costs more than the answer
+            return version.print_version(as_json=len(words) > 1)
+        words[0] = "version"
     if words[:1] == ["complete-line"] and len(words) == 3:  # called by the scripts of `topics completion`
         from topics.cli.completion.candidates import print_candidates
 

@@ -11,10 +11,13 @@ if TYPE_CHECKING:
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser("version", help="print the version", description="Print the version.")
-    parser.set_defaults(execute=print_version)
+    parser = subparsers.add_parser(
+        "version", help="print the version", description="Print the version.", allow_abbrev=False
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(execute=lambda args: print_version(as_json=args.json))
 
 
-def print_version(args: argparse.Namespace | None = None) -> int:
-    print(__version__)
+def print_version(*, as_json: bool = False) -> int:
+    print(f'{{"version":"{__version__}"}}' if as_json else __version__)
     return 0

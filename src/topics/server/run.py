@@ -8,6 +8,7 @@ finish the other requests, stop the application.
 import asyncio
 import contextlib
 import errno
+import json
 import os
 import signal
 import socket
@@ -274,8 +275,12 @@ def url(sock: socket.socket, scheme: str = "http") -> str:
 def _announce(settings: Settings, sockets: list[socket.socket]) -> None:
     addresses = [url(sock, "http" if settings.tls_cert is None else "https") for sock in sockets]
     port: int = sockets[0].getsockname()[1]
+    if settings.log_format == "json":  # standard output, too, has JSON lines only
+        line = json.dumps({"version": __version__, "urls": addresses}, separators=(",", ":"))
+    else:
+        line = f"topics {__version__} listening on {' '.join(addresses)}"
     with contextlib.suppress(OSError):
-        print(f"topics {__version__} listening on {' '.join(addresses)}", flush=True)
+        print(line, flush=True)
     if settings.port_file is not None:
         _write_port(settings.port_file, port)
     log.info("listening", addresses=addresses, data_dir=str(settings.data_dir or ""), pid=os.getpid())

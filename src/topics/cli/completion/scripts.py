@@ -57,9 +57,15 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
     parser.add_argument("shell", choices=SCRIPTS, metavar="SHELL", help="bash, zsh or fish")
+    parser.add_argument("--json", action="store_true", help="print the script as a member of one JSON object")
     parser.set_defaults(execute=_print)
 
 
 def _print(args: argparse.Namespace) -> int:
-    sys.stdout.write(SCRIPTS[args.shell])
+    if args.json:
+        from topics.cli.output.screen import Screen
+
+        Screen(as_json=True).json({"shell": args.shell, "script": SCRIPTS[args.shell]})
+    else:
+        sys.stdout.write(SCRIPTS[args.shell])
     return 0

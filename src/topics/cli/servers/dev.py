@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from topics.cli.servers.setting_flags import chosen_flags
+from topics.cli.output.screen import Screen
+from topics.cli.servers.setting_flags import serve_flags
 from topics.config import BadSettings
 
 READY_S = 20.0
@@ -23,7 +24,7 @@ def settings_of(args: argparse.Namespace, env: Mapping[str, str]) -> Iterator[tu
 
     Announces the console once the server is ready, and opens it with `--open`.
     """
-    flags = chosen_flags(args)
+    flags = serve_flags(args)
     if "data_dir" in flags:
         raise BadSettings(["--data-dir: --dev keeps records in memory only; leave out one of the two"])
     env = {name: value for name, value in env.items() if name not in ("TOPICS_DATA_DIR", "TOPICS_PORT")}
@@ -31,23 +32,28 @@ def settings_of(args: argparse.Namespace, env: Mapping[str, str]) -> Iterator[tu
         port_file = flags.get("port_file") or str(Path(folder) / "port")
         merged = {"port": "0", "log_level": "warning", "port_file": port_file} | flags
         Path(port_file).unlink(missing_ok=True)
-        watcher = threading.Thread(target=_announce, args=(Path(port_file), merged.get("host"), args.open), daemon=True)
-        watcher.start()
+        threading.Thread(target=_announce, args=(Path(port_file), merged.get("host"), args), daemon=True).start()
         yield env, merged
 
 
-def _announce(port_file: Path, host: str | None, opens: bool) -> None:
+def _announce(port_file: Path, host: str | None, args: argparse.Namespace) -> None:
     """Wait until the server is ready. Print the address of its console, and open it in a browser if asked to."""
     url = wait_until_ready(port_file, host or "127.0.0.1")
     if url is None:
         return
-    print(f"in another terminal: export TOPICS_URL={url}", flush=True)
-    if has_console(url):
-        print(f"console: {url}/console", flush=True)
-        if opens:
-            import webbrowser
+    console = f"{url}/console" if has_console(url) else None
+    screen = Screen(as_json=args.json)
+    if args.json:
+        screen.json({"url": url, "console": console})
+    else:
+        screen.line(f"in another terminal: export TOPICS_URL={url}")
+        if console is not None:
+            screen.line(f"console: {console}")
+    screen.flush()
+    if args.open and console is not None:
+        import webbrowser
 
-            webbrowser.open(f"{url}/console")
+        webbrowser.open(console)
 
 
 def wait_until_ready(port_file: Path, host: str = "127.0.0.1") -> str | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from topics import logs
 from topics.cli.servers import dev, secrets
-from topics.cli.servers.setting_flags import add_flags, chosen_flags, report
+from topics.cli.servers.setting_flags import add_flags, report, serve_flags
 from topics.config import BadSettings, Settings, unknown_variables
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = subparsers.add_parser(
         "serve",
         help="run the server",
-        usage="%(prog)s [-h] [--dev [--open]] [--SETTING VALUE ...]",
+        usage="%(prog)s [-h] [--dev [--open]] [--json] [--SETTING VALUE ...]",
         description="Run the server. Each setting is a flag and a TOPICS_* variable; the flag wins. "
         "On SIGTERM or SIGINT, open requests finish and the server exits with status 0.",
         allow_abbrev=False,
@@ -28,6 +28,9 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--dev", action="store_true", help="for development: in memory, on a free port, with few log lines"
     )
     parser.add_argument("--open", action="store_true", help="with --dev: open the console in a browser")
+    parser.add_argument(
+        "--json", action="store_true", help="print only JSON lines, also on a terminal: implies --log-format json"
+    )
     add_flags(parser)
     parser.set_defaults(execute=execute)
 
@@ -40,7 +43,7 @@ def execute(args: argparse.Namespace, *, build: "Build | None" = None) -> int:
                 return _serve(Settings.load(env, flags), args, build)
         if args.open:
             raise BadSettings(["--open: opens the console of a server that --dev starts; add --dev"])
-        return _serve(Settings.load(os.environ, chosen_flags(args)), args, build)
+        return _serve(Settings.load(os.environ, serve_flags(args)), args, build)
     except BadSettings as bad:
         return report(bad)
 

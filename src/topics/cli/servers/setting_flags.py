@@ -27,6 +27,16 @@ def chosen_flags(args: argparse.Namespace) -> dict[str, str]:
     return {name: text for name, text in given.items() if text is not None}
 
 
+def serve_flags(args: argparse.Namespace) -> dict[str, str]:
+    """Return the flags of a server. `--json` implies the log format. Raise `BadSettings` if the two contradict."""
+    flags = chosen_flags(args)
+    if args.json and flags.setdefault("log_format", "json") != "json":
+        raise BadSettings(
+            [f"--log-format {flags['log_format']}: --json prints JSON lines only; leave out one of the two"]
+        )
+    return flags
+
+
 def report(bad: BadSettings) -> int:
     """Print every problem on standard error and return the exit status."""
     count = len(bad.problems)
