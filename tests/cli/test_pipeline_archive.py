@@ -1,6 +1,5 @@
 """The command line of `topics pipeline archive`; tests/spark checks its work."""
 
-import argparse
 import json
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import StartServer
-from topics.cli import sql
 from topics.cli.main import main
 from topics.client import Client
 
@@ -99,11 +97,3 @@ def test_prefix_and_topics_combine_on_the_server_of_topics_url(
     assert "begins with 'shp:'" in capsys.readouterr().err
     assert main(command) == 2
     assert "no topics selected" in capsys.readouterr().err
-
-
-def test_sql_uses_topics_url_unless_a_lake_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOPICS_URL", "http://topics.example:4000")
-    args = argparse.Namespace(url=None, lake=None, path=None, token=None, token_file=None, storage_option=[])
-    assert sql._options(args)["url"] == "http://topics.example:4000"
-    args.lake = "/lake"
-    assert "url" not in sql._options(args)

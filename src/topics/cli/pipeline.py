@@ -22,6 +22,8 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from topics.cli import pipeline_start
+from topics.cli.connect import target as targets
+from topics.cli.output.failures import Failure
 from topics.cli.output.screen import Screen
 from topics.clock import SystemClock
 from topics.installation import install_command
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from topics.spark.pipelines.run.report import RunReport, TopicReport
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
-DEFAULT_URL = "http://127.0.0.1:4000"
 NOTHING_DONE = ": a dry run, nothing was changed"
 TOPICS_SHOWN = 100
 GAPS_SHOWN = 20
@@ -91,13 +92,16 @@ def add(
     return parser
 
 
-def default_url() -> str:
-    """Return the server to use without `--url`."""
-    return os.environ.get("TOPICS_URL") or DEFAULT_URL
+def add_url(parser: argparse.ArgumentParser, meaning: str = "address of the server") -> None:
+    """Add the options that choose the server of a pipeline."""
+    targets.add_address(parser, meaning)
 
 
-def add_url(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default=default_url(), metavar="URL", help="server [%(default)s]; or TOPICS_URL")
+def _choose_server(args: argparse.Namespace) -> None:
+    """Set the address and the key file as other commands choose them. Raise `Failure` for an unknown context."""
+    args.is_key_of_context = False
+    if hasattr(args, "url"):
+        args.url, _, args.token_file, args.is_key_of_context = targets.choose(args, os.environ)
 
 
 def add_follow(parser: argparse.ArgumentParser, *, every_s: float) -> None:
@@ -169,7 +173,14 @@ def run(name: str, execute: Execute, args: argparse.Namespace, show: Show) -> in
         warnings.simplefilter("ignore")  # pyspark warns about package versions newer than itself
         args.stop = stop
         try:
+            _choose_server(args)
             report = execute(args)
+        except Failure as failure:
+            pipeline_start.print_failure(
+                name, kind="usage", message=str(failure), next=failure.next_step or pipeline_start.CORRECT,
+                as_json=args.json, dry_run=args.dry_run,
+            )  # fmt: skip
+            return EXIT_USAGE
         except (Exception, KeyboardInterrupt) as error:
             return _failed(name, stop.cause_of(error), args)
         print(_json(report) if args.json else show(report), flush=True)

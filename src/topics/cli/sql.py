@@ -14,9 +14,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+from topics.cli.connect import target as targets
+from topics.cli.output.failures import Failure
 from topics.cli.output.screen import Screen
 from topics.cli.pipeline import (
-    DEFAULT_URL,
     EXIT_DONE,
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -71,7 +72,7 @@ def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
         nargs="?",
         help="statements, separated by semicolons and run in order; - reads them from standard input",
     )
-    parser.add_argument("--url", help=f"server; {DEFAULT_URL} unless --lake or --path is given")
+    targets.add_address(parser, "address of the server; none if only --lake or --path is given")
     parser.add_argument(
         "--lake", metavar="DIR", help="lake: alone, or with --url for records that the server no longer has"
     )
@@ -125,6 +126,8 @@ def execute(args: argparse.Namespace) -> int:
                 with _named(number, statements):
                     _interruptible(tables, partial(answer, tables, statement, args))
             return EXIT_DONE
+    except Failure as failure:
+        return _fail(f"{failure}\nnext: {failure.next_step}", failure.status)
     except ImportError as error:
         return _fail(f"sql needs Spark: {error}\nnext: {install_command('spark')}", EXIT_FAILED)
     except KeyboardInterrupt:
@@ -312,15 +315,11 @@ def _options(args: argparse.Namespace) -> dict[str, str]:
         from topics.lake.storage import set_options
 
         set_options(dict(args.storage_option))
-    token_file = args.token_file
-    if args.token is None and token_file is None and args.path is None:
-        token_file = os.environ.get("TOPICS_TOKEN_FILE") or None
-    url = args.url
-    if url is None and args.lake is None and args.path is None:
-        url = os.environ.get("TOPICS_URL") or DEFAULT_URL
-    given = {"url": url, "lake": args.lake, "path": args.path, "token": args.token, "tokenFile": token_file}
+    if args.url or args.context or (args.lake is None and args.path is None):
+        args.url, _, args.token_file, _ = targets.choose(args, os.environ)
+    given = {"url": args.url, "lake": args.lake, "path": args.path, "token": args.token, "tokenFile": args.token_file}
     options = {name: value for name, value in given.items() if value is not None}
-    if args.lake is not None and url is None:
+    if args.lake is not None and args.url is None:
         options["lakeOnly"] = "true"
     return options
 

@@ -11,6 +11,7 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from topics.cli.connect import contexts
 from topics.cli.output.failures import EXIT_USAGE, Failure
@@ -35,25 +36,46 @@ class Target:
         return f"$(cat {self.token_file})" if self.token_file else "$TOPICS_TOKEN"
 
 
+class Choice(NamedTuple):
+    """An address as it was given, what gave it, and the file of the key. Nothing was read or checked."""
+
+    url: str
+    source: str
+    token_file: str | None
+    is_key_of_context: bool  # the key must then be sent to `url` only
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose a server."""
     group = parser.add_argument_group("server")
-    group.add_argument("--url", metavar="URL", help=f"address of the server [TOPICS_URL; {DEFAULT_URL}]")
-    context = group.add_argument("-c", "--context", metavar="NAME", help="use this context [TOPICS_CONTEXT]")
-    context.completes = "contexts"  # type: ignore[attr-defined]
+    add_address(group)
     keys = group.add_mutually_exclusive_group()
     keys.add_argument("--token-file", metavar="FILE", help="file with the API key [TOPICS_TOKEN_FILE]")
     keys.add_argument("--token", metavar="KEY", help="API key; other users of this machine can see it")
 
 
+def add_address(group: argparse._ActionsContainer, meaning: str = "address of the server") -> None:
+    """Add `--url` and `--context`."""
+    group.add_argument("--url", metavar="URL", help=f"{meaning} [TOPICS_URL; {DEFAULT_URL}]")
+    context = group.add_argument("-c", "--context", metavar="NAME", help="use this context [TOPICS_CONTEXT]")
+    context.completes = "contexts"  # type: ignore[attr-defined]
+
+
 def resolve(args: argparse.Namespace, env: Mapping[str, str]) -> Target:
     """Return the server that the options, the environment and the contexts choose. Raise `Failure`."""
+    choice = choose(args, env)
+    token = args.token if choice.token_file is None else _read_token(choice.token_file)
+    return Target(url=normal(choice.url), source=choice.source, token=token, token_file=choice.token_file)
+
+
+def choose(args: argparse.Namespace, env: Mapping[str, str]) -> Choice:
+    """Return the server and the key file that the options, the environment and the contexts choose. Raise `Failure`."""
     url, source, context = _address(args, env)
-    token_file = args.token_file
-    if token_file is None and args.token is None:
-        token_file = (context.token_file if context is not None else None) or env.get("TOPICS_TOKEN_FILE") or None
-    token = args.token if token_file is None else _read_token(token_file)
-    return Target(url=normal(url), source=source, token=token, token_file=token_file)
+    if args.token_file is not None or args.token is not None:
+        return Choice(url, source, args.token_file, is_key_of_context=False)
+    if context is not None and context.token_file is not None:
+        return Choice(url, source, context.token_file, is_key_of_context=True)
+    return Choice(url, source, env.get("TOPICS_TOKEN_FILE") or None, is_key_of_context=False)
 
 
 def _address(args: argparse.Namespace, env: Mapping[str, str]) -> tuple[str, str, contexts.Context | None]:

@@ -32,9 +32,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--from-url", metavar="U", help="from this server")
     parser.add_argument("--from-token-file", metavar="FILE", help="file with the API key of that server")
     parser.add_argument("--topic", metavar="T", required=True, help="topic to replay")
-    parser.add_argument(
-        "--url", default=pipeline.default_url(), metavar="U", help="server to write to [%(default)s]; or TOPICS_URL"
-    )
+    pipeline.add_url(parser, "server to write to")
     parser.add_argument("--into", metavar="T2", required=True, help="topic to write to")
     parser.add_argument(
         "--where", metavar="SQL", help="only matching records, such as \"data.qty > 1 AND tag = 'web'\""
@@ -56,6 +54,10 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def execute(args: argparse.Namespace) -> RunReport:
     from topics.spark.pipelines.replay.driver import replay
 
+    options = pipeline.shared(args)
+    target_token_file = None
+    if args.is_key_of_context:  # the server of --from-url must not get this key
+        target_token_file, options["token_file"] = options["token_file"], None
     return replay(
         url=args.url,
         topic=args.topic,
@@ -74,8 +76,9 @@ def execute(args: argparse.Namespace) -> RunReport:
         name=args.name,
         allow_gaps=args.allow_gaps,
         source_token_file=args.from_token_file,
+        target_token_file=target_token_file,
         positions_topic=args.positions,
-        **pipeline.shared(args),
+        **options,
     )
 
 

@@ -137,6 +137,7 @@ def replay(
     name: str | None = None,
     allow_gaps: bool = False,
     source_token_file: str | None = None,
+    target_token_file: str | None = None,
     step_seqs: int = STEP_SEQS,
     positions_topic: str = positions.TOPIC,
     **options: Unpack[JobOptions],
@@ -159,7 +160,9 @@ def replay(
         tag=tag, node=node, name=name,
     )  # fmt: skip
     wanted.check(url)
-    keys = {} if wanted.source_url is None else {wanted.source_url: source_token_file}
+    keys = {url: target_token_file}
+    if wanted.source_url is not None and (wanted.source_url != url or source_token_file is not None):
+        keys[wanted.source_url] = source_token_file
     with PipelineJob("replay", servers=[url], token_files=keys, **options) as job, job.client(url) as client:
         known = Positions(client, f"replay:{wanted.id}:", run=job.report.run_id, topic=positions_topic)
         _ReplayRun(job, wanted, client, known, rate=rate, allow_gaps=allow_gaps, step_seqs=step_seqs).run()
