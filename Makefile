@@ -31,7 +31,7 @@ $(PYTHON):
 	$(BASE_PYTHON) -m venv $(VENV)
 
 $(READY): pyproject.toml constraints.txt | $(PYTHON)
-	$(INSTALL) -e .
+	$(INSTALL) -e '.[client]'
 	@touch $@
 
 $(READY_DEV): pyproject.toml constraints.txt | $(PYTHON)

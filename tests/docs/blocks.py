@@ -10,7 +10,7 @@ _FENCE = re.compile(
     r"^(?P<ticks>`{3,})(?P<language>\w*)[^\n]*\n(?P<text>.*?)^(?P=ticks)\s*?$", re.DOTALL | re.MULTILINE
 )
 _MARK = re.compile(
-    r"<!-- (?P<name>expect|not run|answer|output|file|background|terminal)(?:: (?P<value>[^\n]*?))? -->\n\Z"
+    r"<!-- (?P<name>expect|not run|answer|output|file|background|terminal|slow)(?:: (?P<value>[^\n]*?))? -->\n\Z"
 )
 _SERVER = re.compile(r"^<!-- server: (.*?) -->$", re.MULTILINE)
 

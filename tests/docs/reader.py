@@ -17,6 +17,7 @@ CLIENT = Path(__file__).parents[2] / "clients" / "js" / "topics.js"
 NODE = shutil.which("node")
 
 BLOCK_TIMEOUT_S = 60
+SLOW_BLOCK_TIMEOUT_S = 300
 STREAM_S = 3
 
 # A wrapper of curl that stores the status and body of every answer, and ends streams.
@@ -49,6 +50,7 @@ class Reader:
         self._cwd, self._answers, tools = directory / "here", directory / "answers", directory / "tools"
         for path in (self._cwd, self._answers, tools):
             path.mkdir(parents=True)
+        (self._cwd / ".venv").symlink_to(sys.prefix)
         (tools / "curl").write_text(CURL)
         (tools / "curl").chmod(0o755)
         address = f"127.0.0.1:{port}"
@@ -67,6 +69,7 @@ class Reader:
         self._env = env | {
             "PATH": os.pathsep.join([str(tools), str(Path(sys.executable).parent), env["PATH"]]),
             "HOME": str(directory),
+            "XDG_CACHE_HOME": env.get("XDG_CACHE_HOME") or str(Path.home() / ".cache"),  # Spark starts faster with it
             "TOPICS_URL": f"http://{address}",
             "TOPICS_PORT": str(port),
             "NO_COLOR": "1",
@@ -93,9 +96,7 @@ class Reader:
 
     def run(self, block: Block) -> tuple[list[Answer], str]:
         """Run a block. Return the answers to its curls, and another failure if there is one."""
-        status = self._execute(
-            self._command(block), stays=block.mark == "background", terminal=block.mark == "terminal"
-        )
+        status = self._execute(self._command(block), block.mark)
         answers = self._take_answers()
         if self._state.exists():
             pairs = (pair.partition("=") for pair in self._state.read_text().split("\0") if pair)
@@ -121,16 +122,16 @@ class Reader:
         # Variables are exported for the next block.
         return ["bash", "-c", f"set -aeu\ntrap 'env -0 > {self._state}' EXIT\n{text}"]
 
-    def _execute(self, command: list[str], *, stays: bool, terminal: bool) -> int | str:
+    def _execute(self, command: list[str], mark: str) -> int | str:
         self._blocks_run += 1
         with (self._outputs / str(self._blocks_run)).open("wb") as file, ExitStack() as ended:
-            output = ended.enter_context(terminal_into(file)) if terminal else file.fileno()
+            output = ended.enter_context(terminal_into(file)) if mark == "terminal" else file.fileno()
             process = subprocess.Popen(
                 command, cwd=self._cwd, env=self._env, start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
             )  # fmt: skip
-            status = _exit_status(process)
-            if stays and status != "timeout":
+            status = _exit_status(process, SLOW_BLOCK_TIMEOUT_S if mark == "slow" else BLOCK_TIMEOUT_S)
+            if mark == "background" and status != "timeout":
                 self._background.append(process)
             else:
                 _kill_group(process)
@@ -150,12 +151,12 @@ class Reader:
         return answers
 
 
-def _exit_status(process: subprocess.Popen[bytes]) -> int | str:
+def _exit_status(process: subprocess.Popen[bytes], timeout_s: float) -> int | str:
     """Wait until the process has ended, and return its exit status.
 
     The process stays a zombie until its group is killed, so that no other process gets its number meanwhile.
     """
-    deadline = time.monotonic() + BLOCK_TIMEOUT_S
+    deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is not None:

@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ VARIES = {
 }  # fmt: skip
 
 
-_TIME = re.compile(r"\b\d\d:\d\d:\d\d\.\d{3}\b")
+_TIME = re.compile(r"\b\d\d:\d\d:\d\d\.\d{3}\b|\b\d+\.\d+(?= s\b)")
 
 
 def is_run(block: Block, page: Path) -> bool:
@@ -44,8 +44,8 @@ def needs_node(block: Block, page: Path) -> bool:
     return is_run(block, page) and PROGRAMS.get(block.language) == "js"
 
 
-def problems_of(page: Path, reader: Reader) -> Iterator[str]:
-    """Run a page. Yield what is wrong with it."""
+def problems_of(page: Path, reader: Reader, *, slow: bool = False) -> Iterator[str]:
+    """Run a page, its slow blocks only if `slow` is set. Yield what is wrong with it."""
     last: Answer | None = None
     has_run = False
     for block in blocks_of(page.read_text()):
@@ -61,7 +61,7 @@ def problems_of(page: Path, reader: Reader) -> Iterator[str]:
             reader.save(block)
         if not is_run(block, page):
             continue
-        has_run = NODE is not None or not needs_node(block, page)
+        has_run = (slow or block.mark != "slow") and (NODE is not None or not needs_node(block, page))
         if not has_run:
             continue
         if block.is_script and (found := CHANGES_THE_MACHINE.search(block.text)):
@@ -101,7 +101,7 @@ def differences(shown: Any, got: Any, at: str = "answer") -> Iterator[str]:
 
 def is_output(shown: str, printed: str) -> bool:
     """Return whether a page shows what was printed. In the page, `…` stands for any text, and a time for any time."""
-    shown, printed = (_TIME.sub("12:00:00.000", text) for text in (shown, printed))
+    shown, printed = (_TIME.sub("(time)", text) for text in (shown, printed))
     shown, printed = ("\n".join(line.rstrip() for line in text.strip().splitlines()) for text in (shown, printed))
     return re.fullmatch(".*".join(map(re.escape, shown.split("…"))), printed, re.DOTALL) is not None
 
@@ -116,17 +116,13 @@ def _free_port() -> int:
         return int(listening.getsockname()[1])
 
 
-@pytest.mark.skipif(not (shutil.which("curl") and shutil.which("bash")), reason="needs curl and bash")
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if _has_commands(page)], ids=lambda p: str(p.relative_to(ROOT))
-)
-def test_every_command_of_a_page_works(page: Path, tmp_path: Path) -> None:
+def _check(page: Path, tmp_path: Path, *, slow: bool) -> None:
     text, data_dir = page.read_text(), tmp_path / "data"
     settings = settings_of(text)
     server = None if settings is None else ServerProcess(tmp_path / "server", {"data_dir": data_dir, **settings})
     reader = Reader(tmp_path / "reader", _free_port() if server is None else server.port, data_dir)
     try:
-        problems = list(problems_of(page, reader))
+        problems = list(problems_of(page, reader, slow=slow))
     except BaseException:
         if server is not None:
             server.kill()
@@ -138,6 +134,27 @@ def test_every_command_of_a_page_works(page: Path, tmp_path: Path) -> None:
     assert not problems, "\n\n".join(problems)
     if NODE is None and any(needs_node(block, page) for block in blocks_of(text)):
         pytest.skip("no Node found: the JavaScript of the page was not run, everything else was")
+
+
+needs_shell = pytest.mark.skipif(not (shutil.which("curl") and shutil.which("bash")), reason="needs curl and bash")
+
+
+def _pages(wanted: Callable[[Path], bool]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("page", [*filter(wanted, PAGES)], ids=lambda page: str(page.relative_to(ROOT)))
+
+
+@needs_shell
+@_pages(_has_commands)
+def test_every_command_of_a_page_works(page: Path, tmp_path: Path) -> None:
+    _check(page, tmp_path, slow=False)
+
+
+@needs_shell
+@pytest.mark.torture
+@pytest.mark.xdist_group("spark-processes")
+@_pages(lambda page: any(block.mark == "slow" for block in blocks_of(page.read_text())))
+def test_slow_commands_of_a_page_work_too(page: Path, tmp_path: Path) -> None:
+    _check(page, tmp_path, slow=True)
 
 
 def test_mark_applies_to_the_next_block() -> None:

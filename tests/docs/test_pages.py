@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.blocks import blocks_of
 from topics.cli import errors_doc
 from topics.errors import Code
 from topics.model.error_meanings import MEANINGS
@@ -41,6 +42,11 @@ def test_topics_page_lists_every_field_with_its_default() -> None:
     for name, default in zip(TopicConfig.__struct_fields__, TopicConfig.__struct_defaults__, strict=True):
         value = shown[name].strip("`")
         assert defaults.get(value, value.strip('"')) in (default, str(default)), name
+
+
+def test_tutorial_shows_the_programs_of_the_shop() -> None:
+    shown = {block.value: block.text for block in blocks_of((ROOT / "docs/tutorial.md").read_text()) if block.is_file}
+    assert shown == {path.name: path.read_text() for path in (ROOT / "examples" / "shop").iterdir()}
 
 
 def test_architecture_page_names_existing_modules() -> None:

@@ -139,6 +139,34 @@ def test_live_page_shows_new_messages_in_a_browser(tmp_path: Path) -> None:
         server.stop()
 
 
+SHOP_REPORT = """<script>
+  new MutationObserver(() => fetch("/seen", { method: "POST", body: document.body.innerText }))
+    .observe(document.body, { childList: true, subtree: true, characterData: true })
+</script>"""
+
+
+@needs_browser
+def test_shop_page_shows_stock_and_orders_in_a_browser(tmp_path: Path) -> None:
+    seen: Queue[bytes] = Queue()
+    with Site(seen.put) as site:
+        server = ServerProcess(tmp_path / "server", {"cors_origins": site.origin})
+        site.page = (EXAMPLES / "shop" / "live.html").read_text() + SHOP_REPORT
+        with Topics(server.url) as topics:
+            topics.put_topic("stock")
+            topics.append("orders", {"sku": "V60", "qty": 2})
+            with visiting(f"{site.origin}/?server={server.url}", tmp_path):
+                while b"2 x V60" not in seen.get(timeout=BROWSER_WAIT_S):
+                    pass
+                topics.append("stock", {"sku": "V60", "left": 998})
+                while b"V60: 998" not in seen.get(timeout=WAIT_S):
+                    pass
+                topics.append("stock", {"sku": "V60", "left": 997})
+                while b"V60: 997" not in (text := seen.get(timeout=WAIT_S)):
+                    pass
+                assert text.count(b"V60: ") == 1
+        server.stop()
+
+
 @pytest.mark.parametrize("path", sorted([*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.mjs")]), ids=lambda path: path.name)
 def test_example_is_short(path: Path) -> None:
     apart = ("import ", "from ", "//", '"""', "async def main", "asyncio.run")
