@@ -10,7 +10,7 @@ from types import ModuleType
 import msgspec
 
 from topics.engine.offline.verify import learn_all_kinds
-from topics.storage import datadir, snapshot
+from topics.storage import data_layout, snapshot
 from topics.storage.log import entry, frame, ledger, walfile
 from topics.storage.segments import codec, columns
 
@@ -25,7 +25,7 @@ for a missing field.
 """
 
 SECTIONS: tuple[tuple[str, ModuleType], ...] = (
-    ("The data directory", datadir),
+    ("The data directory", data_layout),
     ("Records", columns),
     ("Segments", codec),
     ("Snapshots", snapshot),

@@ -34,7 +34,8 @@ from topics.errors import Corrupt
 from topics.storage import snapshot as snap
 from topics.storage.check import examine
 from topics.storage.copied_files import TemporaryFile, read_marks, read_whole, resumes
-from topics.storage.datadir import TEMP_SUFFIX, UNFINISHED, DataDir
+from topics.storage.data_layout import TEMP_SUFFIX
+from topics.storage.datadir import UNFINISHED, DataDir
 from topics.storage.fs import File, Fs
 from topics.storage.log import ledger, walfile
 from topics.storage.readonly import ReadOnlyFs

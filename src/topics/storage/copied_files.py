@@ -3,7 +3,7 @@
 from contextlib import suppress
 
 from topics.errors import Corrupt
-from topics.storage.datadir import TEMP_SUFFIX
+from topics.storage.data_layout import TEMP_SUFFIX
 from topics.storage.fs import File, Fs
 from topics.storage.log import walfile
 from topics.storage.segments import codec

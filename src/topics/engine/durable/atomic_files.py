@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from topics.errors import Corrupt
-from topics.storage.datadir import TEMP_SUFFIX, DataDir
+from topics.storage.data_layout import TEMP_SUFFIX
+from topics.storage.datadir import DataDir
 
 COPY_BYTES = 1 << 20
 WRITE_BYTES = 4 << 20

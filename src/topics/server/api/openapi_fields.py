@@ -413,7 +413,7 @@ MESSAGES: dict[str, dict[str, str]] = {
     },
     "Unsubscribe": _SOCKET | {"topic": "the topic, or the pattern"},
     "Publish": _SOCKET | _WRITE | {"return_seqs": "whether the answer lists every seq"},
-    "Commit": _SOCKET
+    "CommitCommand": _SOCKET
     | {
         "seq": "every record up to this seq is processed",
         "consumer": "the consumer; that of the subscription by default",

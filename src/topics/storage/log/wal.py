@@ -24,7 +24,8 @@ from typing import NoReturn, Protocol
 
 from topics import logs
 from topics.clock import Clock
-from topics.storage.datadir import TEMP_SUFFIX, DataDir
+from topics.storage.data_layout import TEMP_SUFFIX
+from topics.storage.datadir import DataDir
 from topics.storage.fs import File
 from topics.storage.log import frame as frames_of
 from topics.storage.log import walfile

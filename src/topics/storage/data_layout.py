@@ -1,0 +1,117 @@
+"""The layout of a data directory: paths and existing files.
+
+    LOCK                               held while a process has the directory open; names its owner
+    FORMAT                             "topics-data 1": the version of this layout and of the files in it
+    wal/<number>.wal                   the log
+    ledger/<number>.ledger             what the log after snapshot <number> must hold, see `ledger.py`
+    segments/<topic id>/<first seq>.seg
+    snapshots/<number>.snap            metadata and watermarks
+    snapshots/<number>.tails           the records that were in no segment when that snapshot was taken
+    .partial                           in place of FORMAT until the first copy of a backup is complete
+
+Numbers and seqs have 20 digits, so names sort as numbers and every u64 fits. Topic ids are plain decimals. The name of
+a topic never becomes a path. A file has the suffix `.tmp` until it is complete and synced; the next open removes the
+`.tmp` files that an ended process left. Names outside this layout are ignored.
+"""
+
+import posixpath
+import re
+
+from topics.storage.fs import Fs
+
+TEMP_SUFFIX = ".tmp"
+
+_U64_MAX = (1 << 64) - 1
+_NUMBER = re.compile(r"[0-9]{20}")
+_TOPIC_ID = re.compile(r"0|[1-9][0-9]{0,19}")
+
+
+class DataLayout:
+    """The paths of a data directory, and the files that exist in it."""
+
+    def __init__(self, fs: Fs, root: str) -> None:
+        self.fs = fs
+        self.root = posixpath.normpath(root)
+        self.wal_dir = posixpath.join(self.root, "wal")
+        self.segments_dir = posixpath.join(self.root, "segments")
+        self.snapshots_dir = posixpath.join(self.root, "snapshots")
+        self.ledger_dir = posixpath.join(self.root, "ledger")
+
+    # Paths
+
+    def wal_path(self, number: int) -> str:
+        return posixpath.join(self.wal_dir, f"{_digits(number)}.wal")
+
+    def topic_dir(self, topic_id: int) -> str:
+        assert 0 <= topic_id <= _U64_MAX, "topic ids are u64"
+        return posixpath.join(self.segments_dir, f"{topic_id:d}")  # `d` raises for anything but an int
+
+    def segment_path(self, topic_id: int, first_seq: int) -> str:
+        return posixpath.join(self.topic_dir(topic_id), f"{_digits(first_seq)}.seg")
+
+    def snapshot_path(self, number: int) -> str:
+        return posixpath.join(self.snapshots_dir, f"{_digits(number)}.snap")
+
+    def tails_path(self, number: int) -> str:
+        return posixpath.join(self.snapshots_dir, f"{_digits(number)}.tails")
+
+    def ledger_path(self, number: int) -> str:
+        return posixpath.join(self.ledger_dir, f"{_digits(number)}.ledger")
+
+    # Existing files, in ascending order
+
+    def wal_numbers(self) -> list[int]:
+        return self._numbers(self.wal_dir, ".wal")
+
+    def snapshot_numbers(self) -> list[int]:
+        return self._numbers(self.snapshots_dir, ".snap")
+
+    def tails_numbers(self) -> list[int]:
+        return self._numbers(self.snapshots_dir, ".tails")
+
+    def ledger_numbers(self) -> list[int]:
+        """Return the numbers of the ledgers. Directories of earlier versions have none."""
+        return self._numbers(self.ledger_dir, ".ledger") if self.fs.exists(self.ledger_dir) else []
+
+    def topic_ids(self) -> list[int]:
+        """Return the ids of the topics that have a directory, which may be empty."""
+        names = self.fs.listdir(self.segments_dir)
+        return sorted(int(name) for name in names if _TOPIC_ID.fullmatch(name) and int(name) <= _U64_MAX)
+
+    def segment_seqs(self, topic_id: int) -> list[int]:
+        """Return the first seq of each segment; an empty list for a topic without a directory."""
+        path = self.topic_dir(topic_id)
+        return self._numbers(path, ".seg") if self.fs.exists(path) else []
+
+    # Changes
+
+    def publish(self, path: str) -> None:
+        """Rename the synced file `path + TEMP_SUFFIX` to `path`, and make the name durable."""
+        self.fs.rename(path + TEMP_SUFFIX, path)
+        self.fs.sync_dir(posixpath.dirname(path))
+
+    def make_topic_dir(self, topic_id: int) -> str:
+        """Create the directory for the segments of the topic, and make its name durable."""
+        path = self.topic_dir(topic_id)
+        if not self.fs.exists(path):
+            self.fs.mkdir(path)
+            self.fs.sync_dir(self.segments_dir)
+        return path
+
+    def remove_topic_dir(self, topic_id: int) -> None:
+        """Remove the directory of the topic with its files. A crash may restore a part of it; call this again then."""
+        path = self.topic_dir(topic_id)
+        if self.fs.exists(path):
+            for name in self.fs.listdir(path):
+                self.fs.unlink(posixpath.join(path, name))
+            self.fs.rmdir(path)
+            self.fs.sync_dir(self.segments_dir)
+
+    def _numbers(self, path: str, suffix: str) -> list[int]:
+        stems = (name.removesuffix(suffix) for name in self.fs.listdir(path) if name.endswith(suffix))
+        return [int(stem) for stem in stems if _NUMBER.fullmatch(stem) and int(stem) <= _U64_MAX]
+
+
+def _digits(number: int) -> str:
+    assert 0 <= number <= _U64_MAX, "file numbers are u64"
+    return f"{number:020d}"
