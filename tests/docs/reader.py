@@ -130,11 +130,15 @@ class Reader:
                 command, cwd=self._cwd, env=self._env, start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
             )  # fmt: skip
-            status = _exit_status(process, SLOW_BLOCK_TIMEOUT_S if mark == "slow" else BLOCK_TIMEOUT_S)
-            if mark == "background" and status != "timeout":
+            stays = False
+            try:
+                status = _exit_status(process, SLOW_BLOCK_TIMEOUT_S if mark == "slow" else BLOCK_TIMEOUT_S)
+                stays = mark == "background" and status != "timeout"
+            finally:
+                if not stays:
+                    _kill_group(process)
+            if stays:
                 self._background.append(process)
-            else:
-                _kill_group(process)
         return status
 
     def _take_answers(self) -> list[Answer]:
