@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,13 +19,12 @@ T = TypeVar("T")
 
 
 class Kitchen:
-    """A server, a client of it, and a directory for the programs of a recipe."""
+    """A server behind an address, and a directory for the programs of a recipe."""
 
     def __init__(self, directory: Path, settings: dict[str, object]) -> None:
         self._directory = directory
         self._settings = {"data_dir": directory / "data"} | settings
-        self.here = directory / "here"
-        self.here.mkdir()
+        self.here = directory
         self.server = self._start()
         self.address = CuttingProxy(lambda: self.server.port, seed=1, cut_one_in=1 << 30)  # cuts nothing
 
@@ -48,25 +48,35 @@ class Kitchen:
 OpenKitchen = Callable[..., Kitchen]
 
 
+@contextmanager
+def opened(directory: Path, settings: dict[str, object]) -> Iterator[Kitchen]:
+    kitchen = Kitchen(directory, settings)
+    with kitchen.address:
+        yield kitchen
+    kitchen.server.stop()
+
+
 @pytest.fixture
 def open_kitchen(tmp_path: Path) -> Iterator[OpenKitchen]:
     """Start the server of a recipe with settings of its own."""
-    opened: list[Kitchen] = []
+    with ExitStack() as stack:
+        yield lambda **settings: stack.enter_context(opened(tmp_path, settings))
 
-    def start(**settings: object) -> Kitchen:
-        opened.append(Kitchen(tmp_path, settings))
-        opened[-1].address.__enter__()
-        return opened[-1]
 
-    yield start
-    for kitchen in opened:
-        kitchen.address.__exit__()
-        kitchen.server.stop()
+@pytest.fixture(scope="session")
+def shared_kitchen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kitchen]:
+    with opened(tmp_path_factory.mktemp("kitchen"), {}) as kitchen:
+        yield kitchen
 
 
 @pytest.fixture
-def kitchen(open_kitchen: OpenKitchen) -> Kitchen:
-    return open_kitchen()
+def kitchen(shared_kitchen: Kitchen, tmp_path: Path) -> Iterator[Kitchen]:
+    """The server that most recipes share, without topics, and an empty directory."""
+    shared_kitchen.here = tmp_path
+    yield shared_kitchen
+    with Topics(shared_kitchen.address.url) as client:
+        for row in list(client.topics()):
+            client.drop_topic(row.topic)
 
 
 @pytest.fixture
@@ -80,5 +90,5 @@ def wait_for(look: Callable[[], T | None]) -> T:
     deadline = time.monotonic() + WAIT_S
     while not (found := look()):
         assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
+        time.sleep(0.05)
     return found

@@ -53,6 +53,12 @@ def test_cache_is_cleared_if_changes_were_lost(program: str, kitchen: Kitchen, t
         while not cache.line().startswith("cleared: changes "):
             pass
         assert price(cache, "V60") == "11.99"
+        _store(kitchen.here, "V60", "10.99")
+        topics.drop_topic("price-changes")
+        topics.append("price-changes", "another")  # the topic is a new one, with the same seqs
+        while not cache.line().startswith("cleared: changes "):
+            pass
+        assert price(cache, "V60") == "10.99"
 
 
 def _store(directory: Path, key: str, value: str) -> None:

@@ -89,7 +89,7 @@ def test_failed_job_is_repeated_and_then_set_aside(
 def test_job_of_a_killed_worker_is_done_by_another(
     worker: str, kitchen: Kitchen, topics: Topics, receiver: Receiver
 ) -> None:
-    programs = kitchen.programs("job-queue", {"30_000": "1_000"})
+    programs = kitchen.programs("job-queue", {"30_000": "2_000"})
     topics.put_topic("webhooks", type="queue")
     topics.append("webhooks", {"url": receiver.url("/slow"), "body": {"order": 7}})
     with programs.start(worker):
@@ -99,8 +99,9 @@ def test_job_of_a_killed_worker_is_done_by_another(
     with programs.start(worker) as second:
         assert second.line() == "job 1: delivered"
         wait_for(lambda: topics.topic("webhooks").count == 0)
-    first, again = receiver.keys("/slow")
-    assert first == again
+    keys = receiver.keys("/slow")
+    assert len(keys) >= 2
+    assert len(set(keys)) == 1, "the receiver can drop a repetition"
 
 
 def _exists(topics: Topics, name: str) -> bool:
