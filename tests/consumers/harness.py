@@ -16,7 +16,7 @@ from topics.testing.harness import SimServer
 TOPIC = "orders"
 
 
-class Desk:
+class Consumers:
     """A server with one topic, and the verbs of its consumers. Every verb ends its turn."""
 
     def __init__(self, server: SimServer | None = None, **config: Any) -> None:
@@ -67,6 +67,6 @@ class Desk:
     def delete(self, before_seq: int) -> None:
         self.server.done(run_all(self.engine.delete_records(TOPIC, before_seq=before_seq, match=None)))
 
-    def restart(self, how: str) -> Desk:
+    def restart(self, how: str) -> Consumers:
         """Stop, or crash in the given mode, and return the next start."""
-        return Desk(self.server.stop() if how == "stop" else self.server.crash(how))  # type: ignore[arg-type]
+        return Consumers(self.server.stop() if how == "stop" else self.server.crash(how))  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.consumers.harness import TOPIC, Desk
+from tests.consumers.harness import TOPIC, Consumers
 from tests.engine.harness import FakeLog, append, open_engine
 from topics.engine.steps import run_all
 from topics.errors import Code, TopicsError
@@ -15,8 +15,8 @@ from topics.testing.harness import request
 
 
 @pytest.fixture
-def desk() -> Desk:
-    found = Desk()
+def readers() -> Consumers:
+    found = Consumers()
     found.write(10)
     return found
 
@@ -28,69 +28,69 @@ def refused(code: Code, verb, *args, **fields):  # type: ignore[no-untyped-def]
     return found.value
 
 
-def test_stored_position_is_returned(desk: Desk):
-    assert desk.put("billing", seq=4).created
-    assert not desk.put("billing", seq=6).created
-    assert desk.get("billing").seq == 6
-    assert desk.put("mail").seq == 0, "without a seq a new consumer begins at 0"
-    assert desk.seqs() == {"billing": 6, "mail": 0}
+def test_stored_position_is_returned(readers: Consumers):
+    assert readers.put("billing", seq=4).created
+    assert not readers.put("billing", seq=6).created
+    assert readers.get("billing").seq == 6
+    assert readers.put("mail").seq == 0, "without a seq a new consumer begins at 0"
+    assert readers.seqs() == {"billing": 6, "mail": 0}
 
 
-def test_omitted_fields_keep_their_values(desk: Desk):
-    desk.put("billing", seq=4, meta={"host": "a"}, expire_ms=500)
-    desk.put("billing", seq=5)
-    one = desk.get("billing")
+def test_omitted_fields_keep_their_values(readers: Consumers):
+    readers.put("billing", seq=4, meta={"host": "a"}, expire_ms=500)
+    readers.put("billing", seq=5)
+    one = readers.get("billing")
     assert (one.seq, one.meta, one.expire_ms) == (5, b'{"host":"a"}', 500)
-    desk.put("billing", meta=None, expire_ms=0)
-    one = desk.get("billing")
+    readers.put("billing", meta=None, expire_ms=0)
+    one = readers.get("billing")
     assert (one.seq, one.meta, one.expire_ms) == (5, None, 0)
 
 
-def test_compare_and_set_refuses_a_consumer_that_has_moved(desk: Desk):
-    desk.put("billing", seq=4)
-    error = refused(Code.CONSUMER_MOVED, desk.put, "billing", seq=7, if_seq=3)
+def test_compare_and_set_refuses_a_consumer_that_has_moved(readers: Consumers):
+    readers.put("billing", seq=4)
+    error = refused(Code.CONSUMER_MOVED, readers.put, "billing", seq=7, if_seq=3)
     assert error.detail == {"topic": TOPIC, "consumer": "billing", "seq": 4}
-    assert desk.get("billing").seq == 4
-    assert desk.put("billing", seq=7, if_seq=4).seq == 7
+    assert readers.get("billing").seq == 4
+    assert readers.put("billing", seq=7, if_seq=4).seq == 7
 
 
-def test_null_if_seq_only_creates(desk: Desk):
-    assert desk.put("billing", seq=1, if_seq=None).created
-    assert refused(Code.CONSUMER_MOVED, desk.put, "billing", seq=2, if_seq=None).detail["seq"] == 1
-    assert refused(Code.CONSUMER_MOVED, desk.put, "absent", seq=2, if_seq=0).detail["seq"] is None
-    assert desk.seqs() == {"billing": 1}
+def test_null_if_seq_only_creates(readers: Consumers):
+    assert readers.put("billing", seq=1, if_seq=None).created
+    assert refused(Code.CONSUMER_MOVED, readers.put, "billing", seq=2, if_seq=None).detail["seq"] == 1
+    assert refused(Code.CONSUMER_MOVED, readers.put, "absent", seq=2, if_seq=0).detail["seq"] is None
+    assert readers.seqs() == {"billing": 1}
 
 
-def test_of_two_compare_and_sets_in_one_turn_one_wins(desk: Desk):
-    desk.put("billing", seq=0)
-    consumers = desk.engine.consumers
+def test_of_two_compare_and_sets_in_one_turn_one_wins(readers: Consumers):
+    readers.put("billing", seq=0)
+    consumers = readers.engine.consumers
     first = consumers.put(TOPIC, "billing", ConsumerRequest(seq=3, if_seq=0))
     assert (
         refused(Code.CONSUMER_MOVED, consumers.put, TOPIC, "billing", ConsumerRequest(seq=5, if_seq=0)).detail["seq"]
         == 3
     )
-    desk.server.done(first)
-    assert desk.get("billing").seq == 3
+    readers.server.done(first)
+    assert readers.get("billing").seq == 3
 
 
-def test_position_beyond_the_head_is_refused(desk: Desk):
-    assert refused(Code.INVALID_REQUEST, desk.put, "billing", seq=11).detail == {"field": "seq"}
-    assert refused(Code.INVALID_REQUEST, desk.open, "billing", commit=11) if desk.put("billing") else None
-    assert desk.seqs() == {"billing": 0}
+def test_position_beyond_the_head_is_refused(readers: Consumers):
+    assert refused(Code.INVALID_REQUEST, readers.put, "billing", seq=11).detail == {"field": "seq"}
+    assert refused(Code.INVALID_REQUEST, readers.open, "billing", commit=11) if readers.put("billing") else None
+    assert readers.seqs() == {"billing": 0}
 
 
-def test_epoch_of_another_topic_is_refused(desk: Desk):
-    epoch = desk.engine.topic(TOPIC).epoch
-    desk.put("billing", seq=1, epoch=epoch)
-    error = refused(Code.EPOCH_MISMATCH, desk.put, "billing", seq=2, epoch=epoch + 1)
+def test_epoch_of_another_topic_is_refused(readers: Consumers):
+    epoch = readers.engine.topic(TOPIC).epoch
+    readers.put("billing", seq=1, epoch=epoch)
+    error = refused(Code.EPOCH_MISMATCH, readers.put, "billing", seq=2, epoch=epoch + 1)
     assert error.detail == {"topic": TOPIC, "epoch": epoch}
 
 
 @pytest.mark.parametrize("name", ["", "a b", "-x", "x" * 256, "ä"])
-def test_invalid_name_is_refused(desk: Desk, name: str):
-    refused(Code.INVALID_REQUEST, desk.put, name, seq=1)
-    refused(Code.INVALID_REQUEST, desk.open, name)
-    refused(Code.INVALID_REQUEST, desk.get, name)
+def test_invalid_name_is_refused(readers: Consumers, name: str):
+    refused(Code.INVALID_REQUEST, readers.put, name, seq=1)
+    refused(Code.INVALID_REQUEST, readers.open, name)
+    refused(Code.INVALID_REQUEST, readers.get, name)
 
 
 def test_number_of_consumers_per_topic_is_bounded():
@@ -107,151 +107,151 @@ def test_number_of_consumers_per_topic_is_bounded():
     engine.consumers.put(TOPIC, "c", ConsumerRequest())
 
 
-def test_large_meta_is_refused(desk: Desk):
-    refused(Code.INVALID_REQUEST, desk.put, "billing", meta={"text": "x" * 1024})
-    refused(Code.CONSUMER_NOT_FOUND, desk.get, "billing")
+def test_large_meta_is_refused(readers: Consumers):
+    refused(Code.INVALID_REQUEST, readers.put, "billing", meta={"text": "x" * 1024})
+    refused(Code.CONSUMER_NOT_FOUND, readers.get, "billing")
 
 
-def test_deleted_consumer_is_not_found_and_can_begin_again(desk: Desk):
-    desk.put("billing", seq=4, meta={"a": 1})
-    assert desk.drop("billing")
-    assert not desk.drop("billing")
-    refused(Code.CONSUMER_NOT_FOUND, desk.get, "billing")
-    assert desk.put("billing").seq == 0
-    assert desk.get("billing").meta is None
+def test_deleted_consumer_is_not_found_and_can_begin_again(readers: Consumers):
+    readers.put("billing", seq=4, meta={"a": 1})
+    assert readers.drop("billing")
+    assert not readers.drop("billing")
+    refused(Code.CONSUMER_NOT_FOUND, readers.get, "billing")
+    assert readers.put("billing").seq == 0
+    assert readers.get("billing").meta is None
 
 
-def test_delete_and_creation_in_one_turn_leave_the_new_consumer(desk: Desk):
-    desk.put("billing", seq=4)
-    desk.engine.consumers.drop(TOPIC, "billing")
-    desk.engine.consumers.put(TOPIC, "billing", ConsumerRequest(seq=2))
-    desk.engine.consumers.put(TOPIC, "brief", ConsumerRequest(seq=2))
-    desk.engine.consumers.drop(TOPIC, "brief")
-    desk.engine.flush()
-    assert desk.seqs() == {"billing": 2}
+def test_delete_and_creation_in_one_turn_leave_the_new_consumer(readers: Consumers):
+    readers.put("billing", seq=4)
+    readers.engine.consumers.drop(TOPIC, "billing")
+    readers.engine.consumers.put(TOPIC, "billing", ConsumerRequest(seq=2))
+    readers.engine.consumers.put(TOPIC, "brief", ConsumerRequest(seq=2))
+    readers.engine.consumers.drop(TOPIC, "brief")
+    readers.engine.flush()
+    assert readers.seqs() == {"billing": 2}
 
 
-def test_consumer_ends_with_its_topic(desk: Desk):
-    desk.put("billing", seq=4)
-    desk.server.drop(TOPIC)
-    desk.write(2)
-    refused(Code.CONSUMER_NOT_FOUND, desk.get, "billing")
-    assert desk.seqs() == {}
-    assert list(desk.engine.state.consumed) == []
+def test_consumer_ends_with_its_topic(readers: Consumers):
+    readers.put("billing", seq=4)
+    readers.server.drop(TOPIC)
+    readers.write(2)
+    refused(Code.CONSUMER_NOT_FOUND, readers.get, "billing")
+    assert readers.seqs() == {}
+    assert list(readers.engine.state.consumed) == []
 
 
 # --- reading by name
 
 
-def test_unknown_consumer_that_reads_begins_at_zero(desk: Desk):
-    assert desk.open("billing") == 0
-    assert desk.seqs() == {"billing": 0}
+def test_unknown_consumer_that_reads_begins_at_zero(readers: Consumers):
+    assert readers.open("billing") == 0
+    assert readers.seqs() == {"billing": 0}
 
 
-def test_commit_moves_to_what_the_last_answer_had(desk: Desk):
-    topic = desk.engine.topic(TOPIC)
-    desk.open("billing")
-    desk.engine.consumers.note_delivered(topic, "billing", 4)
-    assert desk.open("billing") == 0, "without a commit the position stays"
-    assert desk.open("billing", commit=True) == 4
-    assert desk.open("billing", commit=True) == 4
-    assert desk.open("billing", commit=7) == 7
-    assert desk.open("billing", commit=2) == 7, "a commit never moves back"
+def test_commit_moves_to_what_the_last_answer_had(readers: Consumers):
+    topic = readers.engine.topic(TOPIC)
+    readers.open("billing")
+    readers.engine.consumers.note_delivered(topic, "billing", 4)
+    assert readers.open("billing") == 0, "without a commit the position stays"
+    assert readers.open("billing", commit=True) == 4
+    assert readers.open("billing", commit=True) == 4
+    assert readers.open("billing", commit=7) == 7
+    assert readers.open("billing", commit=2) == 7, "a commit never moves back"
 
 
-def test_stored_position_replaces_what_a_commit_would_acknowledge(desk: Desk):
-    desk.open("billing")
-    desk.engine.consumers.note_delivered(desk.engine.topic(TOPIC), "billing", 9)
-    desk.put("billing", seq=2)
-    assert desk.open("billing", commit=True) == 2
+def test_stored_position_replaces_what_a_commit_would_acknowledge(readers: Consumers):
+    readers.open("billing")
+    readers.engine.consumers.note_delivered(readers.engine.topic(TOPIC), "billing", 9)
+    readers.put("billing", seq=2)
+    assert readers.open("billing", commit=True) == 2
 
 
 # --- lag and losses
 
 
-def test_lag_counts_live_records_behind_the_position(desk: Desk):
-    desk.put("billing", seq=4)
-    assert desk.lag("billing")[0] == 6
-    desk.delete(before_seq=7)
-    assert desk.lag("billing")[0] == 4
-    desk.put("billing", seq=10)
-    assert desk.lag("billing") == (0, 0)
+def test_lag_counts_live_records_behind_the_position(readers: Consumers):
+    readers.put("billing", seq=4)
+    assert readers.lag("billing")[0] == 6
+    readers.delete(before_seq=7)
+    assert readers.lag("billing")[0] == 4
+    readers.put("billing", seq=10)
+    assert readers.lag("billing") == (0, 0)
 
 
 def test_lag_leaves_out_deleted_records():
-    desk = Desk()
+    readers = Consumers()
     for at in range(12):
-        desk.server.append(TOPIC, str(at), tag="odd" if at % 2 else "even")
-    desk.put("billing", seq=3)
-    run_all(desk.engine.delete_records(TOPIC, before_seq=None, match=TagMatch("Eq", "odd")))
-    desk.engine.flush()
-    assert desk.lag("billing")[0] == len([seq for seq in desk.live() if seq > 3]) == 4
+        readers.server.append(TOPIC, str(at), tag="odd" if at % 2 else "even")
+    readers.put("billing", seq=3)
+    run_all(readers.engine.delete_records(TOPIC, before_seq=None, match=TagMatch("Eq", "odd")))
+    readers.engine.flush()
+    assert readers.lag("billing")[0] == len([seq for seq in readers.live() if seq > 3]) == 4
 
 
 def test_lag_in_time_is_the_age_of_the_oldest_unread_record():
-    desk = Desk()
+    readers = Consumers()
     for _ in range(8):
-        desk.write(1)
-        desk.clock.advance(ms=100)
-    desk.put("billing", seq=5)
-    assert desk.lag("billing") == (3, 300)
-    desk.server.checkpoint()
-    after = desk.restart("stop")
+        readers.write(1)
+        readers.clock.advance(ms=100)
+    readers.put("billing", seq=5)
+    assert readers.lag("billing") == (3, 300)
+    readers.server.checkpoint()
+    after = readers.restart("stop")
     assert after.lag("billing")[0] == 3
     assert after.lag("billing")[1] >= 300
 
 
 def test_lost_records_behind_the_position_are_reported():
-    desk = Desk(cap_records=4)
-    desk.write(6)
-    desk.put("billing", seq=1)
-    assert desk.lost("billing") == [(2, 2, "cap")]
-    desk.write(4)
-    assert desk.lost("billing") == [(2, 6, "cap")]
-    assert desk.lag("billing")[0] == 4
-    desk.put("billing", seq=6)
-    assert desk.lost("billing") == []
+    readers = Consumers(cap_records=4)
+    readers.write(6)
+    readers.put("billing", seq=1)
+    assert readers.lost("billing") == [(2, 2, "cap")]
+    readers.write(4)
+    assert readers.lost("billing") == [(2, 6, "cap")]
+    assert readers.lag("billing")[0] == 4
+    readers.put("billing", seq=6)
+    assert readers.lost("billing") == []
 
 
 # --- expiry
 
 
-def test_unused_consumer_expires(desk: Desk):
-    desk.put("billing", seq=1, expire_ms=100)
-    desk.put("kept", seq=1)
-    desk.clock.advance(ms=100)
-    assert desk.get("billing").seq == 1
-    desk.clock.advance(ms=1)
-    refused(Code.CONSUMER_NOT_FOUND, desk.get, "billing")
-    assert desk.seqs() == {"kept": 1}
-    desk.engine.consumers.sweep(topics=10)
-    desk.engine.flush()
-    assert set(desk.engine.topic(TOPIC).consumers.by_name) == {"kept"}
-    assert not desk.engine.state.expiring
+def test_unused_consumer_expires(readers: Consumers):
+    readers.put("billing", seq=1, expire_ms=100)
+    readers.put("kept", seq=1)
+    readers.clock.advance(ms=100)
+    assert readers.get("billing").seq == 1
+    readers.clock.advance(ms=1)
+    refused(Code.CONSUMER_NOT_FOUND, readers.get, "billing")
+    assert readers.seqs() == {"kept": 1}
+    readers.engine.consumers.sweep(topics=10)
+    readers.engine.flush()
+    assert set(readers.engine.topic(TOPIC).consumers.by_name) == {"kept"}
+    assert not readers.engine.state.expiring
 
 
-def test_reads_and_commits_keep_a_consumer(desk: Desk):
-    desk.put("reads", expire_ms=100)
-    desk.put("commits", expire_ms=100)
+def test_reads_and_commits_keep_a_consumer(readers: Consumers):
+    readers.put("reads", expire_ms=100)
+    readers.put("commits", expire_ms=100)
     for seq in range(1, 5):
-        desk.clock.advance(ms=80)
-        desk.open("reads")
-        desk.put("commits", seq=seq)
-        desk.engine.consumers.sweep(topics=10)
-    assert desk.seqs() == {"commits": 4, "reads": 0}
+        readers.clock.advance(ms=80)
+        readers.open("reads")
+        readers.put("commits", seq=seq)
+        readers.engine.consumers.sweep(topics=10)
+    assert readers.seqs() == {"commits": 4, "reads": 0}
 
 
-def test_expired_consumer_begins_again_when_it_returns(desk: Desk):
-    desk.put("billing", seq=5, expire_ms=100)
-    desk.clock.advance(ms=101)
-    assert desk.put("billing", if_seq=None).created
-    assert desk.get("billing").seq == 0
+def test_expired_consumer_begins_again_when_it_returns(readers: Consumers):
+    readers.put("billing", seq=5, expire_ms=100)
+    readers.clock.advance(ms=101)
+    assert readers.put("billing", if_seq=None).created
+    assert readers.get("billing").seq == 0
 
 
-def test_time_without_a_server_does_not_expire_consumers(desk: Desk):
-    desk.put("billing", seq=5, expire_ms=100)
-    desk.clock.advance(ms=1000)
-    after = desk.restart("keep")
+def test_time_without_a_server_does_not_expire_consumers(readers: Consumers):
+    readers.put("billing", seq=5, expire_ms=100)
+    readers.clock.advance(ms=1000)
+    after = readers.restart("keep")
     assert after.get("billing").seq == 5
     after.clock.advance(ms=101)
     refused(Code.CONSUMER_NOT_FOUND, after.get, "billing")

@@ -23,7 +23,7 @@ from topics.model.topic import ConfigPatch
 from topics.testing.disk import SimDisk
 from topics.testing.harness import DeferredWorker, SimServer, request
 
-# Two files of the log may be unsynced at once. If only the later one is on the disk, there is a hole between them, as
+# Two files of the log may be unsynced at once. If only the later one is on the disk, there is a gap between them, as
 # with reordered sectors.
 MODES = {"keep": "keep", "lose": "lose", "tear": "reorder"}
 TOPICS = {"f": "fsync", "g": "fsync", "d": "disk", "m": "memory"}

@@ -177,7 +177,7 @@ def test_triples_of_steps_survive_every_crash(name: str, part: str, counts: Coun
 
 
 # After a checkpoint that failed, two files of the log may be unsynced. If only the later one is on
-# the disk, there is a hole between them.
+# the disk, there is a gap between them.
 JUDGED_AS = {"keep": "keep", "lose": "lose", "tear": "reorder"}
 
 

@@ -116,7 +116,7 @@ class Engine:
             self.replay_all()
 
     @property
-    def is_settled(self) -> bool:
+    def is_replayed(self) -> bool:
         """Return whether every record of the log was replayed, so that changes of the totals come from clients."""
         return not self._backlog
 

@@ -2,7 +2,7 @@
 
 Three kinds of files are not part of the newest version: replaced files, which readers of older versions may still need;
 files of a run that was killed before its commit; and files of a run that is about to commit them. The first kind is
-known from the log. The second is told from the third as follows:
+known from the log. The second is distinguished from the third as follows:
 
 - A file of an archive run begins at a seq. Once the table has archived that seq, no run can commit the file any more,
   because its commit would conflict.

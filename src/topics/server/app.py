@@ -112,7 +112,7 @@ class TopicsApp:
             throttle=throttle,
             poll_cache=PollCache(),
             traffic=traffic,
-            samples=Samples(runtime, sampled, settled=lambda: engine.is_settled),
+            samples=Samples(runtime, sampled, is_replayed=lambda: engine.is_replayed),
             slices=slices,
             shared_answers=SharedAnswers(slices, budget),
             dispatcher=dispatcher,

@@ -208,11 +208,11 @@ def test_lake_without_its_last_trim_is_readable_and_reported(
     assert [seq for seq, _, _ in rows_of(client, lake.path, topic)] == list(range(1, 24))
     report = look_for()
     assert report.ok
-    assert f"topic {topic}: the server was told of a trim up to seq 20" in describe(report)
+    assert f"topic {topic}: the server has a report of a trim up to seq 20" in describe(report)
 
     run(trim=True)
     assert archived_epoch_of(Lake(lake.path), written).trimmed_to == 23
-    assert "was told of a trim" not in describe(look_for())
+    assert "a report of a trim" not in describe(look_for())
 
 
 def test_concurrent_archivers_accept_the_same_lake(

@@ -74,7 +74,7 @@ KNOWN_DIFFERENCES = {("TINYINT", "128"), ("STRING", "1e400"), ("STRING", "-1e400
 
 
 def meant(value: Any) -> Any:
-    """Return a value with JSON texts decoded: `from_json` writes the text of a value anew, a typed read does not."""
+    """Return a value with JSON texts decoded: `from_json` rewrites the text of a value, a typed read does not."""
     if isinstance(value, list | tuple):
         return [meant(one) for one in value]
     try:

@@ -130,7 +130,7 @@ class Printer:
 
     def __init__(self, call: Call) -> None:
         self._screen, self._data_only, self._left = call.screen, call.args.data, call.args.limit
-        # Whole blocks can be passed on if nobody looks at single lines: this is how a pipe gets millions a second.
+        # Whole blocks can be passed on if no option needs single lines: a pipe then gets millions a second.
         self._takes_blocks = not call.screen.is_human and not self._data_only and self._left is None
         self._write = sys.stdout.buffer.write
 

@@ -87,7 +87,7 @@ def scan(call: Call, request: Request, again: Callable[[Position], Request], sin
 
 
 class _Lines:
-    """Splits chunks into lines. Always holds back the last line, which tells whether the answer is complete."""
+    """Splits chunks into lines. Always holds back the last line, which shows whether the answer is complete."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink

@@ -143,8 +143,8 @@ def scan(fs: Fs, excerpt: Excerpt, query: Query, *, upto_seq: int) -> Iterator[R
 def known_end(topic: Topic) -> int:
     """Return the seq after the last one that this directory has.
 
-    A server that starts on a copy sets seqs aside that the original may have given out since, and tells them as lost to
-    whoever asks; nobody has asked for them who reads all that a backup holds.
+    A server that starts on a copy reserves the seqs that the original may have assigned since, and reports them as lost
+    to readers. A reader of a backup reads only what the backup holds, so they are left out here.
     """
     runs_ = topic.losses.runs
     if runs_ and runs_[-1][1] == topic.head and runs_[-1][2] == "restart":

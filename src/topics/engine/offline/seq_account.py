@@ -38,7 +38,7 @@ class Covered(Struct):
 
     live: list[Span] = []
     lost: list[Span] = []  # within a segment
-    holes: list[Span] = []  # between segments
+    missing: list[Span] = []  # in no segment
     live_records: int = 0
     deleted_records: int = 0
     lost_records: int = 0
@@ -78,7 +78,7 @@ def look_at_segments(topic: Topic) -> Covered:
         if low >= segment.count or not retention.ready(topic, segment):
             continue
         if segment.first > at:
-            covered.holes.append((at, segment.first - 1))
+            covered.missing.append((at, segment.first - 1))
         at = segment.end
         if segment.marks is None:  # all are live
             covered.live_records += segment.count - low
@@ -92,15 +92,15 @@ def look_at_segments(topic: Topic) -> Covered:
         covered.live += _spans(marks == 0, segment.first + low)
         covered.lost += _spans(marks == LOST, segment.first + low)
     if at <= topic.head:
-        covered.holes.append((at, topic.head))
+        covered.missing.append((at, topic.head))
     return covered
 
 
 def _wrong_ranges(topic: Topic, covered: Covered) -> list[str]:
     wrong = []
-    for low, high in covered.holes:
-        if missing := high - low + 1 - _lost_in(topic.losses, (low, high)):
-            wrong.append(f"{missing} of seqs {low} to {high} are in no segment and not counted as lost")
+    for low, high in covered.missing:
+        if silent := high - low + 1 - _lost_in(topic.losses, (low, high)):
+            wrong.append(f"{silent} of seqs {low} to {high} are in no segment and not counted as lost")
     for low, high in covered.live:
         if _lost_in(topic.losses, (low, high)):
             wrong.append(f"seqs {low} to {high} are live, and some of them are counted as lost")

@@ -111,7 +111,7 @@ def _read_whole(topic: Topic, query: Query) -> Reading | None:
     Return None otherwise.
     """
     from_seq, segment, is_open = query.from_seq, topic.segments[-1], True
-    if from_seq + 1 < topic.earliest or from_seq > topic.head or topic.config.ttl_ms or topic.has_holes:
+    if from_seq + 1 < topic.earliest or from_seq > topic.head or topic.config.ttl_ms or topic.has_losses_above_floor:
         return None
     if from_seq + 1 < segment.first:
         segment, is_open = topic.segments[topic.index_of(from_seq + 1)], False
@@ -144,11 +144,11 @@ def _read(topic: Topic, query: Query, now_ms: int) -> Reading:
     if start > head:
         return reading
     stop = min(head + 1, start + query.examine)
-    if topic.has_holes:
+    if topic.has_losses_above_floor:
         if topic.losses.covering(start) is not None:  # one tombstone per answer: this one is for the next
             return reading
-        if (hole := topic.losses.next_from(start)) is not None:
-            stop = min(stop, hole)
+        if (lost_seq := topic.losses.next_from(start)) is not None:
+            stop = min(stop, lost_seq)
     segment = topic.segments[-1]
     if start >= segment.first:  # the tail, where most readers are
         _take(segment, start - segment.first, stop - segment.first, query, topic, reading, query.max_bytes)
@@ -227,7 +227,7 @@ def _gate(topic: Topic, query: Query) -> tuple[int, Tombstone | None]:
             start = max(start, _first_at(topic, query.from_ts))
         return start, tombstone
     start = max(start, earliest)
-    if topic.has_holes and (run := topic.losses.covering(start)) is not None:
+    if topic.has_losses_above_floor and (run := topic.losses.covering(start)) is not None:
         _, last, reason = run
         return last + 1, Tombstone(start, last, reason, last - start + 1, earliest, head)
     return start, None

@@ -186,7 +186,7 @@ class Topic:
         return archive is not None and archive.hold
 
     @property
-    def has_holes(self) -> bool:
+    def has_losses_above_floor(self) -> bool:
         """Return whether records with a seq of at least `evict_floor` were lost."""
         runs = self.losses.runs
         return bool(runs) and runs[-1][1] >= self.evict_floor

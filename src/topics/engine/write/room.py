@@ -67,7 +67,7 @@ def server_full(name: str, limit: int) -> TopicsError:
 def check_possible(config: TopicConfig, entry: Append, quota_bytes: int) -> None:
     """Raise a 400 for a write that the topic or the server could not hold if it were empty.
 
-    `topic_full` and `throttled` tell a client to try again later, which cannot help here. A topic that discards old
+    `topic_full` and `throttled` ask a client to try again later, which cannot help here. A topic that discards old
     records takes a batch larger than its caps: it evicts the first records of the batch.
     """
     largest, size_bytes, count = max(entry.sizes), len(entry.blob), len(entry.sizes)

@@ -29,11 +29,11 @@ class Column(Struct, frozen=True):
 
 
 class Samples:
-    """The ring and its timer. `settled` returns whether counters count clients: not while a start is replayed."""
+    """The ring and its timer. Counters count the replay of the log until `is_replayed` returns True."""
 
-    def __init__(self, runtime: Runtime, columns: list[Column], *, settled: Callable[[], bool]) -> None:
+    def __init__(self, runtime: Runtime, columns: list[Column], *, is_replayed: Callable[[], bool]) -> None:
         self._runtime = runtime
-        self._settled = settled
+        self._is_replayed = is_replayed
         self._columns = columns
         self._rings = [array("d", bytes(8 * CAPACITY)) for _ in range(len(columns) + 1)]  # the first has the times
         self._before = [0.0] * len(columns)
@@ -58,7 +58,7 @@ class Samples:
 
     def take(self) -> None:
         """Add a sample. The oldest one is overwritten if the ring is full."""
-        if not self._settled():
+        if not self._is_replayed():
             self._rebase()
         at = self._taken % CAPACITY
         self._rings[0][at] = self._runtime.clock.now_ms()

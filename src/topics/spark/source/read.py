@@ -29,8 +29,8 @@ from topics.storage.fs import RealFs
 from topics.storage.segments.record_run import Run
 
 HINTS = {
-    OTHER_LAKE: "the server was told that a lake has them, but this lake does not: it is another lake, an older copy, "
-    "or lacks its last versions; restore the right one; ",
+    OTHER_LAKE: "an archive reported to the server that a lake has them, but this lake does not: it is another lake, "
+    "an older copy, or lacks its last versions; restore the right one; ",
 }
 
 

@@ -125,8 +125,8 @@ def trailing_head(buf: memoryview, end: int) -> Head | None:
 def head_by_end(buf: memoryview, at: int, end: int) -> Head | None:
     """Return the head of a frame at [at, end) of which only the bytes before the body are damaged.
 
-    What belongs there follows from the size and from the second copy of the head; the checksum over all of it tells
-    whether that is what once was there.
+    The size and the second copy of the head give the missing bytes. The checksum over the whole frame shows whether
+    they are the original ones.
     """
     length = end - at - OVERHEAD_BYTES
     if length < 0:

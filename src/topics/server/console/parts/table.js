@@ -81,7 +81,7 @@ export function table({ label, columns, sortBy, descending = false, rowKey, clas
     }
   }
 
-  /** Fill a cell with text, or with an element and a string that tells whether it has changed: `[element, string]`. */
+  /** Fill a cell with text, or with an element and a string that changes with it: `[element, string]`. */
   function fill(line, number, content) {
     const [node, text] = Array.isArray(content) ? content : [null, String(content)]
     if (line.texts[number] === text) return

@@ -81,8 +81,8 @@ def archive(
     `columns` lists fields of `data` that get typed columns, such as `sku STRING, qty INT`: for all topics, or by topic.
     They are added to the tables, and later runs fill them without being asked.
 
-    A lake that has less than the server was told is refused. With `new_lake` it is accepted, and seqs that neither
-    the lake nor the topic has become a gap.
+    A lake that has less than was reported to the server is refused. With `new_lake` it is accepted, and seqs that
+    neither the lake nor the topic has become a gap.
     """
     wanted = selection(topics, prefix, pattern)
     typed = _typed_columns(columns)

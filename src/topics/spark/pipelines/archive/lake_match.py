@@ -83,9 +83,9 @@ def refuse_other_lake(lake: Lake, snapshot: Snapshot, ahead: Mapping[Key, int]) 
         archived = snapshot.archived(topic, epoch)
         others = f" (and {len(ahead) - 1} more topics)" if len(ahead) > 1 else ""
         raise Failed(
-            f"topic {topic}{others}: the server was told that seqs up to {seq} are archived, but {lake.path} has seqs "
-            f"up to {0 if archived is None else archived.archived_to}: it is another lake, an older copy, or is not "
-            "mounted",
+            f"topic {topic}{others}: seqs up to {seq} were reported to the server as archived, but {lake.path} has "
+            f"seqs up to {0 if archived is None else archived.archived_to}: it is another lake, an older copy, or is "
+            "not mounted",
             next="mount the right lake, or restore it from a copy; to continue with this lake, and to record the "
             "seqs that are neither live nor archived as a gap, use --new-lake",
         )

@@ -126,9 +126,9 @@ def _warn_of_trims(job: PipelineJob, accounts: list[EpochAccount]) -> None:
     for account in accounts:
         if account.trimmed_to > account.archived.trimmed_to:
             job.warn(
-                f"topic {account.topic}: the server was told of a trim up to seq {account.trimmed_to}, but this lake "
-                f"has recorded a trim up to seq {account.archived.trimmed_to}: the lake lacks its last versions, or "
-                "another lake trims the topic. Restore the lake from a copy, or run topics pipeline archive --trim, "
+                f"topic {account.topic}: the server has a report of a trim up to seq {account.trimmed_to}, but this "
+                f"lake has recorded a trim up to seq {account.archived.trimmed_to}: the lake lacks its last versions, "
+                "or another lake trims the topic. Restore the lake from a copy, or run topics pipeline archive --trim, "
                 "which records the trim again"
             )
 
