@@ -40,7 +40,10 @@ class HealedTopic(Struct, frozen=True):
 
 
 def read(source: HealedTopic, *, from_seq: int, last: int, fields: Mapping[str, Any]) -> Iterator[Record | Tombstone]:
-    """Yield everything after the cursor up to the head. Requests nothing after `last`."""
+    """Yield records and gaps after `from_seq` up to the head, with archived records from the lake.
+
+    No page is requested that begins after `last`, but the last page may go beyond it.
+    """
     source.lake.snapshot()  # raise for a missing lake now, and not at the first gap
     asked = dict(fields)
     wanted = _wanted(source, asked)

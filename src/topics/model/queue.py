@@ -115,7 +115,7 @@ class ExtendAnswer(Struct):
 
 
 class RedriveAnswer(Struct):
-    """Continue at `next_from_seq` until `caught_up`."""
+    """The dead letters that were moved. Repeat the request from `next_from_seq` until `caught_up`."""
 
     topic: str
     dead_letter: str

@@ -62,7 +62,7 @@ class TailRef(Struct, array_like=True, gc=False):
 
 
 class TopicSnapshot(Struct, array_like=True, kw_only=True, gc=False):
-    """One topic. See `engine.state.Topic` for the fields."""
+    """One topic. `engine.state.topic.Topic` explains the fields."""
 
     topic_id: int
     name: str

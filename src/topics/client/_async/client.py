@@ -140,7 +140,7 @@ class AsyncTopics(
         return following.watch(self._http, start)
 
     def connect(self) -> AsyncSocket:
-        """Open a WebSocket, to publish and subscribe over one connection.
+        """Return a WebSocket, to publish and subscribe over one connection. `async with` opens it.
 
         async with topics.connect() as socket:
             await socket.subscribe("room", tail=True)

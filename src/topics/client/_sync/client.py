@@ -139,7 +139,7 @@ class Topics(TopicCalls, RecordCalls, ConsumerCalls, QueueCalls, RouterCalls, Se
         return following.watch(self._http, start)
 
     def connect(self) -> Socket:
-        """Open a WebSocket, to publish and subscribe over one connection.
+        """Return a WebSocket, to publish and subscribe over one connection. `with` opens it.
 
         with topics.connect() as socket:
             socket.subscribe("room", tail=True)

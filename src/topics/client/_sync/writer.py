@@ -101,7 +101,7 @@ class Writer:
         delay_ms: int | None = None,
         deliver_at: int | None = None,
     ) -> tools.SeqFuture:
-        """Add one record. Return a future of its seq, which fails if the record cannot be written.
+        """Add one record; wait while too much is pending. Return a future of its seq, which fails with the write.
 
         future = writer.append({"url": "/"}, tag="click")
         print(future)

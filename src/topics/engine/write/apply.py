@@ -90,7 +90,10 @@ def drop(state: State, topic: Topic) -> None:
 
 
 def append_plain(state: State, topic: Topic, entry: log.Append) -> None:
-    """Do what `append` does, for one plain record in the middle of a segment of a topic without caps and TTL."""
+    """Append one plain record. In the middle of a segment, without caps and TTL, this takes the fast path.
+
+    Every other case is left to `append`.
+    """
     segment, config, limits = topic.segments[-1], topic.config, state.segment_limits
     count, ts, blob = segment.count, entry.ts, entry.blob
     size_bytes = len(blob)

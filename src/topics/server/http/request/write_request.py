@@ -1,7 +1,8 @@
 """Decoding of write bodies: small ones at once, large ones in steps. Pure.
 
 The decoder cannot be interrupted. A large body is decoded in one step if that is fast: 64 MiB take 30 to 60 ms. A body
-that would take long, or that the decoder rejects, is decoded a part of its records at a time (`model/outline.py`).
+that would take long, or that the decoder rejects, is decoded a part of its records at a time
+(`model/write_outline.py`).
 """
 
 from __future__ import annotations

@@ -9,10 +9,11 @@ lost.
     0       4     length  u32 LE; bytes of the piece
     4       4     kind    u32 LE; 1 records, 2 JSON
 
-A piece of records is a run in the format of a segment file (`storage/segments/run.py`): its index has the offsets of
-every record and its parts, so that a reader slices it without parsing. A run has an entry for every seq it covers;
-records that the reader does not get are marked there. Tags are always in the index, whatever `include_tags` is. A JSON
-piece is a line of the first format, or `{"at":{"next_from_seq":…}}`: everything up to there was scanned and skipped.
+A piece of records is a run in the format of a segment file (`storage/segments/record_run.py`): its index has the
+offsets of every record and its parts, so that a reader slices it without parsing. A run has an entry for every seq it
+covers; records that the reader does not get are marked there. Tags are always in the index, whatever `include_tags` is.
+A JSON piece is a line of the first format, or `{"at":{"next_from_seq":…}}`: everything up to there was scanned and
+skipped.
 
 `application/vnd.apache.arrow.stream`: Arrow IPC, if the server has pyarrow. Columns kind, topic, seq, ts, node, tag,
 meta, data, gap_to, reason; a lost range is a row of kind `gap`. Tags are always present. The end and an error are
