@@ -33,6 +33,7 @@ from report import describe_machine
 PAGE = HERE.parent / "docs" / "sizing.md"
 BEGIN, END = "<!-- sizes: written by bench/sizing.py -->", "<!-- end of sizes -->"
 REST_S, REST_LIMIT_S = 0.4, 8.0
+CHECKPOINT_S = 4.0
 KIB = b"x" * 1000
 SOCKET_KEY = "dGhlIHNhbXBsZSBub25jZQ=="
 
@@ -48,6 +49,7 @@ class Thing:
     make: Callable[[Api, int], Held]
     on_disk: bool = True
     data_dir: bool = True
+    sealed: bool = False  # measure after a checkpoint has moved the records into segment files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +76,8 @@ def _records_with_tags(api: Api, count: int) -> Held:
 
 
 def _large_records(api: Api, count: int) -> Held:
-    body = b'{"records":[%b]}' % b",".join([b'{"data":"%b"}' % KIB] * 100)
-    send_all(api.port, iter([post("/v0/topics/t?return_seqs=false", body)] * (count // 100)))
+    body = b'{"records":[%b]}' % b",".join([b'{"data":"%b"}' % KIB] * 128)
+    send_all(api.port, iter([post("/v0/topics/t?return_seqs=false", body)] * (count // 128)))
     return []
 
 
@@ -175,11 +177,13 @@ def _read_until(link: socket.socket, end: bytes) -> None:
         got += part
 
 
+SMALL = f"record of {PAYLOAD_BYTES} bytes (data and tag)"
 THINGS = (
-    Thing(name=f"record of {PAYLOAD_BYTES} bytes (data and tag)", count=262_144, make=_records),
-    Thing(name="the same, without a data directory", count=262_144, make=_records, on_disk=False, data_dir=False),
-    Thing(name=f"record of {PAYLOAD_BYTES} bytes, each with its own tag", count=262_144, make=_records_with_tags),
-    Thing(name="record of 1,000 bytes", count=100_000, make=_large_records),
+    Thing(name=f"{SMALL}, in a segment", count=262_144, make=_records, sealed=True),
+    Thing(name=f"{SMALL}, before its checkpoint", count=262_144, make=_records),
+    Thing(name=f"{SMALL}, without a data directory", count=262_144, make=_records, on_disk=False, data_dir=False),
+    Thing(name=f"{SMALL}, each with its own tag, in a segment", count=262_144, make=_records_with_tags, sealed=True),
+    Thing(name="record of 1,000 bytes, in a segment", count=131_072, make=_large_records, sealed=True),
     Thing(name="topic without records", count=5_000, make=_topics),
     Thing(name="topic with one record", count=5_000, make=_written_topics),
     Thing(name="named consumer", count=10_000, make=_consumers),
@@ -200,13 +204,16 @@ THINGS = (
 def measure(plan: Plan, thing: Thing) -> Size:
     """Return the size of one of the things. The server of each measurement is a new one."""
     directory = plan.fresh_dir("data") if thing.data_dir else None
-    with running(start_topics(plan, directory, TOPICS_MAX_SSE_CONNECTIONS_PER_KEY="0")) as server:
+    settings = {"TOPICS_CHECKPOINT_INTERVAL_MS": "500"} if thing.sealed else {}
+    with running(start_topics(plan, directory, TOPICS_MAX_SSE_CONNECTIONS_PER_KEY="0", **settings)) as server:
         api = Api(server.port)
         _warm_up(api)
         if thing.make is _leases:
             _jobs(api, thing.count)
         before = _at_rest(server.pid)
         held = thing.make(api, thing.count)
+        if thing.sealed:
+            time.sleep(CHECKPOINT_S)
         after = _at_rest(server.pid)
         for link in held:
             link.close()

