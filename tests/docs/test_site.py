@@ -55,7 +55,7 @@ def small_project(root: Path) -> Path:
     for name, text in {
         "README.md": "# It\n\n[the license](LICENSE), [docs](docs/README.md), [a](docs/a.md#part)\n",
         "LICENSE": "free\n",
-        "docs/README.md": "# Docs\n\n## Guide\n\n| page | |\n|---|---|\n| [First](a.md) | one |\n",
+        "docs/README.md": "# Docs\n\n## Guide\n\n|||\n|---|---|\n| [README](../README.md) ||\n| [First](a.md) | 1 |\n",
         "docs/a.md": "# A page\n\n## Part\n\n[home](../README.md) [all](../deploy) `[no](link.md)`\n",
         "docs/recipes/README.md": "# Recipes\n",
         "docs/recipes/one.md": "# One\n\n[a](../a.md)\n",

@@ -81,7 +81,7 @@ def find_sections(root: Path, pages: dict[str, str]) -> dict[str, list[str]]:
     for title, text in zip(parts[1::2], parts[2::2], strict=True):
         names = [_listed(link) for _, link in _ROW.findall(text)]
         here = sections.setdefault(title, [])
-        here.extend(name for name in names if name in pages and _folder_index(name, pages) is None)
+        here.extend(name for name in names if name in pages and name != "README.md" and not _folder_index(name, pages))
     listed = {"README.md", *(name for names in sections.values() for name in names)}
     for name in pages:
         if name not in listed and _folder_index(name, pages) is None:
