@@ -437,6 +437,7 @@ export class ServerCursor {
 /**
  * @typedef {object} FollowOptions
  * @property {number} [fromSeq] where to begin if the cursor has no position yet
+ * @property {number} [epoch] the epoch that `fromSeq` belongs to
  * @property {boolean} [tail] begin at the head instead
  * @property {Cursor<Position>|ServerCursor} [cursor] where the position is kept
  * @property {Match} [filter]
@@ -736,7 +737,7 @@ export class Topics {
      *     for await (const item of topics.watch({ orders: { tail: true }, "chat-*": {} })) …
      *
      * @param {string[]|Record<string, {fromSeq?: number, tail?: boolean, filter?: Match, epoch?: number, consumer?: string}>} wanted
-     * @param {Omit<FollowOptions, "fromSeq"|"tail"|"filter"|"cursor"> & {cursor?: Cursor<{id: string|null, epochs: Record<string, number>}>}} [options]
+     * @param {Omit<FollowOptions, "fromSeq"|"epoch"|"tail"|"filter"|"cursor"> & {cursor?: Cursor<{id: string|null, epochs: Record<string, number>}>}} [options]
      * @returns {AsyncGenerator<TopicRecord|Gap, void>}
      */
     watch(wanted: string[] | Record<string, {
@@ -745,7 +746,7 @@ export class Topics {
         filter?: Match;
         epoch?: number;
         consumer?: string;
-    }>, options?: Omit<FollowOptions, "fromSeq" | "tail" | "filter" | "cursor"> & {
+    }>, options?: Omit<FollowOptions, "fromSeq" | "epoch" | "tail" | "filter" | "cursor"> & {
         cursor?: Cursor<{
             id: string | null;
             epochs: Record<string, number>;
@@ -1386,6 +1387,10 @@ export type FollowOptions = {
      * where to begin if the cursor has no position yet
      */
     fromSeq?: number | undefined;
+    /**
+     * the epoch that `fromSeq` belongs to
+     */
+    epoch?: number | undefined;
     /**
      * begin at the head instead
      */

@@ -688,6 +688,7 @@ function wire(fields) {
 /**
  * @typedef {object} FollowOptions
  * @property {number} [fromSeq] where to begin if the cursor has no position yet
+ * @property {number} [epoch] the epoch that `fromSeq` belongs to
  * @property {boolean} [tail] begin at the head instead
  * @property {Cursor<Position>|ServerCursor} [cursor] where the position is kept
  * @property {Match} [filter]
@@ -1167,7 +1168,7 @@ export class Topics {
    * @returns {AsyncGenerator<TopicRecord|Gap, void>}
    */
   async *follow(topic, options = {}) {
-    const { cursor: given, fromSeq = 0, tail = false, waitForTopic = false, signal, onRetry, filter, ...view } = options
+    const { cursor: given, fromSeq = 0, tail = false, waitForTopic = false, signal, onRetry, filter, epoch: known, ...view } = options
     const cursor = given instanceof ServerCursor ? given.in(this, topic, signal) : given
     /** @type {Position|null|undefined} */
     let position = null
@@ -1180,7 +1181,7 @@ export class Topics {
           position = await cursor?.load()
           loaded = true
         }
-        const start = position ? { from_seq: position.seq, epoch: position.epoch ?? undefined } : { from_seq: fromSeq, tail }
+        const start = position ? { from_seq: position.seq, epoch: position.epoch ?? undefined } : { from_seq: fromSeq, epoch: known, tail }
         const session = await this.#open({ [topic]: { ...start, filter } }, view, signal)
         existed = true
         const { epoch, from_seq } = session.topics[topic]
@@ -1208,7 +1209,7 @@ export class Topics {
    *     for await (const item of topics.watch({ orders: { tail: true }, "chat-*": {} })) …
    *
    * @param {string[]|Record<string, {fromSeq?: number, tail?: boolean, filter?: Match, epoch?: number, consumer?: string}>} wanted
-   * @param {Omit<FollowOptions, "fromSeq"|"tail"|"filter"|"cursor"> & {cursor?: Cursor<{id: string|null, epochs: Record<string, number>}>}} [options]
+   * @param {Omit<FollowOptions, "fromSeq"|"epoch"|"tail"|"filter"|"cursor"> & {cursor?: Cursor<{id: string|null, epochs: Record<string, number>}>}} [options]
    * @returns {AsyncGenerator<TopicRecord|Gap, void>}
    */
   async *watch(wanted, options = {}) {

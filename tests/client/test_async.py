@@ -126,6 +126,20 @@ async def test_follow_reports_a_topic_that_was_created_again(topics: AsyncTopics
     assert [item.reason if isinstance(item, Gap) else item.data for item in seen] == ["old", "recreated", "new"]
 
 
+async def test_follow_from_a_seq_of_an_earlier_epoch_starts_over(topics: AsyncTopics, name: str) -> None:
+    epoch = (await topics.put_topic(name)).epoch
+    await topics.append(name, "old")
+    await topics.drop_topic(name)
+    await topics.append(name, "new")
+    seen: list[str] = []
+    async with asyncio.timeout(20):
+        async for item in topics.follow(name, from_seq=1, epoch=epoch):
+            seen.append(item.reason if isinstance(item, Gap) else item.data)
+            if len(seen) == 2:
+                break
+    assert seen == ["recreated", "new"]
+
+
 async def test_follow_raises_for_a_topic_that_never_was(topics: AsyncTopics, name: str) -> None:
     with pytest.raises(errors.TopicNotFound):
         await take(topics.follow(name), 1)

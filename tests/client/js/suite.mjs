@@ -115,6 +115,16 @@ test("follow reports a topic that was created again", async () => {
   assert.deepEqual(seen, ["old", "recreated", "new"])
 })
 
+test("follow from a seq of an earlier epoch starts over", async () => {
+  const topic = name()
+  const { epoch } = await topics.putTopic(topic)
+  await topics.append(topic, "old")
+  await topics.dropTopic(topic)
+  await topics.append(topic, "new")
+  const seen = await take(topics.follow(topic, { fromSeq: 1, epoch }), 2)
+  assert.deepEqual(seen.map((item) => item instanceof Gap ? item.reason : item.data), ["recreated", "new"])
+})
+
 test("a signal ends a loop", async () => {
   const topic = name()
   await topics.append(topic, 1)

@@ -86,6 +86,7 @@ class AsyncTopics(
         *,
         cursor: Cursor | ServerCursor | None = None,
         from_seq: int = 0,
+        epoch: int | None = None,
         tail: bool = False,
         node: str | Sequence[str] | None = None,
         filter: Match | None = None,
@@ -100,14 +101,14 @@ class AsyncTopics(
         position goes to `cursor` when a page has been processed: after a crash the last page comes again, and no record
         is skipped. A topic that was created again comes as a gap with the reason `recreated`. A topic that does not
         exist raises `TopicNotFound`, unless it existed before or `wait_for_topic` is set. `ServerCursor("billing")`
-        keeps the position on the server, as a named consumer.
+        keeps the position on the server, as a named consumer. `epoch` is the epoch that `from_seq` belongs to.
 
             async for item in topics.follow("orders", cursor=FileCursor("orders.cursor")):
                 if isinstance(item, Gap): print("lost", item.first_seq, item.last_seq, item.reason)
                 else: print(item.seq, item.data)
         """
         start = following.Following(
-            topic=topic, cursor=cursor, from_seq=from_seq, tail=tail, node=node, filter=filter,
+            topic=topic, cursor=cursor, from_seq=from_seq, epoch=epoch, tail=tail, node=node, filter=filter,
             page_records=page_records, wait_ms=wait_ms, wait_for_topic=wait_for_topic, on_retry=on_retry,
         )  # fmt: skip
         return following.follow(self, self._http, start)

@@ -37,6 +37,7 @@ class Following(Struct, kw_only=True, frozen=True):
     topic: str
     cursor: Cursor | ServerCursor | None
     from_seq: int
+    epoch: int | None
     tail: bool
     node: str | Sequence[str] | None
     filter: Match | None
@@ -163,7 +164,7 @@ async def _first_position(
     if saved is not None:
         return saved
     if not wanted.tail:
-        return Position(wanted.from_seq)
+        return Position(wanted.from_seq, wanted.epoch)
     state = await http.call("GET", with_query(topic_path(wanted.topic), touch=False), wire.TopicState)
     return Position(state.head_seq, state.epoch)
 

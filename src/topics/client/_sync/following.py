@@ -38,6 +38,7 @@ class Following(Struct, kw_only=True, frozen=True):
     topic: str
     cursor: Cursor | ServerCursor | None
     from_seq: int
+    epoch: int | None
     tail: bool
     node: str | Sequence[str] | None
     filter: Match | None
@@ -158,7 +159,7 @@ def _first_position(http: Transport, wanted: Following, cursor: Cursor | ServerP
     if saved is not None:
         return saved
     if not wanted.tail:
-        return Position(wanted.from_seq)
+        return Position(wanted.from_seq, wanted.epoch)
     state = http.call("GET", with_query(topic_path(wanted.topic), touch=False), wire.TopicState)
     return Position(state.head_seq, state.epoch)
 
