@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from topics.client import AsyncTopics, Topics, errors
+from topics.client._async.calls.job import AsyncJob
 from topics.client._async.socket import AsyncSocket
-from topics.client._async.work.job import AsyncJob
 from topics.client._async.writer import AsyncWriter
 from topics.errors import Code
 from topics.server.api.table import ROUTES

@@ -1,4 +1,4 @@
-"""`topics pipeline …`: the subcommands, their shared options, and the output of their reports.
+"""What the commands of `topics pipeline …` share: their options, their run, and the output of their reports.
 
 A command is a module in `topics.cli.pipelines` with a function `register(subparsers)` that calls `add` below. It
 imports Spark only when it runs.
@@ -7,11 +7,9 @@ imports Spark only when it runs.
 from __future__ import annotations
 
 import argparse
-import importlib
 import logging
 import math
 import os
-import pkgutil
 import signal
 import threading
 import time
@@ -41,18 +39,6 @@ ECHO_S = 0.5
 Subparsers = argparse._SubParsersAction  # argparse has no public name for it
 Execute = Callable[[argparse.Namespace], "RunReport"]
 Show = Callable[["RunReport"], str]
-
-
-def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
-    text = "run bulk jobs over topics, with Spark"
-    parser = subparsers.add_parser(
-        "pipeline", help=text, description="Run bulk jobs over topics, with Spark.", allow_abbrev=False
-    )
-    commands = parser.add_subparsers(title="pipelines", metavar="PIPELINE", required=True)
-    from topics.cli import pipelines
-
-    for module in sorted(found.name for found in pkgutil.iter_modules(pipelines.__path__)):
-        importlib.import_module(f"{pipelines.__name__}.{module}").register(commands)
 
 
 def add(

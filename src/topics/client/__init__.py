@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from topics.client._async.calls.job import AsyncJob as AsyncJob
     from topics.client._async.client import AsyncTopics as AsyncTopics
-    from topics.client._async.work.job import AsyncJob as AsyncJob
+    from topics.client._sync.calls.job import Job as Job
     from topics.client._sync.client import Topics as Topics
-    from topics.client._sync.work.job import Job as Job
     from topics.client.consumers import ConsumerInfo as ConsumerInfo
     from topics.client.consumers import ServerCursor as ServerCursor
     from topics.client.cursors import Cursor as Cursor
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AsyncTopics": "_async.client",
-    "AsyncJob": "_async.work.job",
+    "AsyncJob": "_async.calls.job",
     "Topics": "_sync.client",
-    "Job": "_sync.work.job",
+    "Job": "_sync.calls.job",
     "ConsumerInfo": "consumers",
     "ServerCursor": "consumers",
     "Cursor": "cursors",

@@ -11,6 +11,7 @@ import httpx
 
 from topics.client._async import following
 from topics.client._async.calls.consumer_calls import AsyncConsumerCalls
+from topics.client._async.calls.job import AsyncJob
 from topics.client._async.calls.queue_calls import AsyncQueueCalls
 from topics.client._async.calls.record_calls import PAGE_RECORDS, AsyncRecordCalls
 from topics.client._async.calls.router_calls import AsyncRouterCalls
@@ -18,7 +19,6 @@ from topics.client._async.calls.server_calls import AsyncServerCalls
 from topics.client._async.calls.topic_calls import AsyncTopicCalls
 from topics.client._async.socket import AsyncSocket
 from topics.client._async.transport import AsyncTransport
-from topics.client._async.work.job import AsyncJob
 from topics.client._async.work.job_loop import AsyncClaims, AsyncJobLoop, AsyncPushes
 from topics.client._async.work.worker import AsyncWorker, Handler
 from topics.client._async.writer import AsyncWriter

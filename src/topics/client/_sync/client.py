@@ -12,6 +12,7 @@ import httpx
 
 from topics.client._sync import following
 from topics.client._sync.calls.consumer_calls import ConsumerCalls
+from topics.client._sync.calls.job import Job
 from topics.client._sync.calls.queue_calls import QueueCalls
 from topics.client._sync.calls.record_calls import PAGE_RECORDS, RecordCalls
 from topics.client._sync.calls.router_calls import RouterCalls
@@ -19,7 +20,6 @@ from topics.client._sync.calls.server_calls import ServerCalls
 from topics.client._sync.calls.topic_calls import TopicCalls
 from topics.client._sync.socket import Socket
 from topics.client._sync.transport import Transport
-from topics.client._sync.work.job import Job
 from topics.client._sync.work.job_loop import Claims, JobLoop, Pushes
 from topics.client._sync.work.worker import Handler, Worker
 from topics.client._sync.writer import Writer

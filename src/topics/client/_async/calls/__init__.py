@@ -1,1 +1,1 @@
-"""One module per group of calls. `client.py` joins them in one class."""
+"""One module per group of calls, and `AsyncJob`, which a claim returns. `client.py` joins the calls in one class."""

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Sequence
 
 from msgspec import Struct
 
+from topics.client._async.calls.job import AsyncJob, ClaimedJob
 from topics.client._async.calls.lease_calls import AsyncLeaseCalls
 from topics.client._async.transport import fields_of, topic_path
-from topics.client._async.work.job import AsyncJob, ClaimedJob
 from topics.client.items import Match
 from topics.model import queue
 

@@ -1,1 +1,1 @@
-"""Jobs and those who do them: leases, loops over jobs, and workers."""
+"""Work on jobs: workers, loops over jobs, and the extension of their leases."""

@@ -10,8 +10,8 @@ import msgspec
 
 from topics.client import tracing
 from topics.client._async import tools
+from topics.client._async.calls.job import AsyncJob, ClaimedJob
 from topics.client._async.transport import AsyncTransport, topic_path, with_query
-from topics.client._async.work.job import AsyncJob, ClaimedJob
 from topics.client._async.work.leases import AsyncLeases
 from topics.client.errors import TopicsError, Unreachable
 from topics.client.items import decode_records

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from topics.client._async import tools
-from topics.client._async.work.job import AsyncJob
+from topics.client._async.calls.job import AsyncJob
 from topics.client.errors import TopicsError
 
 if TYPE_CHECKING:

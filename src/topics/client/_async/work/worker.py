@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from topics.client import tracing
 from topics.client._async import tools
-from topics.client._async.work.job import AsyncJob
+from topics.client._async.calls.job import AsyncJob
 from topics.client._async.work.leases import AsyncLeases
 from topics.client.errors import TopicsError
 from topics.client.retry import Backoff

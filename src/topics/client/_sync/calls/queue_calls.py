@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
+from topics.client._sync.calls.job import ClaimedJob, Job
 from topics.client._sync.calls.lease_calls import LeaseCalls
 from topics.client._sync.transport import fields_of, topic_path
-from topics.client._sync.work.job import ClaimedJob, Job
 from topics.client.items import Match
 from topics.model import queue
 

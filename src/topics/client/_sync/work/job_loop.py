@@ -11,8 +11,8 @@ import msgspec
 
 from topics.client import tracing
 from topics.client._sync import tools
+from topics.client._sync.calls.job import ClaimedJob, Job
 from topics.client._sync.transport import Transport, topic_path, with_query
-from topics.client._sync.work.job import ClaimedJob, Job
 from topics.client._sync.work.leases import Leases
 from topics.client.errors import TopicsError, Unreachable
 from topics.client.items import decode_records

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from topics.client._sync import tools
-from topics.client._sync.work.job import Job
+from topics.client._sync.calls.job import Job
 from topics.client.errors import TopicsError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from topics.client import tracing
 from topics.client._sync import tools
-from topics.client._sync.work.job import Job
+from topics.client._sync.calls.job import Job
 from topics.client._sync.work.leases import Leases
 from topics.client.errors import TopicsError
 from topics.client.retry import Backoff

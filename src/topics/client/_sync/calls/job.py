@@ -1,4 +1,4 @@
-# Generated from _async/work/job.py by tools/unasync.py. Do not edit.
+# Generated from _async/calls/job.py by tools/unasync.py. Do not edit.
 """A job of a queue, leased to this worker."""
 
 from __future__ import annotations
