@@ -117,6 +117,32 @@ def test_many_deleted_records_of_one_segment_are_counted_per_cell() -> None:
     assert {(one.live, one.deleted, one.lost) for one in seen.ranges} == {(20, 10, 0), (21, 9, 0)}
 
 
+def test_ranges_are_made_in_steps_of_what_the_first_step_saw() -> None:
+    engine = open_engine(segments=SegmentLimits(max_events=10_000, max_bytes=1 << 20, max_age_ms=10_000))
+    engine.append("t", write(*(record() for _ in range(5000))))
+    engine.flush()
+    engine.delete_seqs("t", list(range(2, 5001, 2)), dry_run=False)
+    engine.flush()
+    topic = engine.topic("t")
+    for most, from_seq in ((2000, 1), (2000, 3001)):
+        expected = run_all(timeline.build(topic, from_seq, 5000, most))
+        steps = timeline.build(topic, from_seq, 5000, most)
+        assert next(steps) is None
+        engine.delete_seqs("t", [from_seq], dry_run=False)
+        engine.append("t", write(record()))
+        engine.flush()
+        between = 0
+        while True:
+            try:
+                assert next(steps) is None
+            except StopIteration as end:
+                seen = end.value
+                break
+            between += 1
+        assert seen == expected
+        assert between >= len(seen.ranges) // timeline.RANGES_PER_STEP >= 6
+
+
 def test_timeline_of_an_empty_topic_has_no_ranges() -> None:
     engine = open_engine()
     engine.put_topic("t", ConfigPatch())
