@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import time
+
 from playwright.sync_api import expect
 
 from tests.browser import needs_browser
@@ -40,6 +43,23 @@ def test_held_job_counts_down_and_is_extended_and_returned(open_page: OpenPage, 
     page.get_by_role("tab", name="Ready").click()
     expect(page.locator(".jobs tbody tr")).to_have_count(1)
     expect(page.locator(".jobs")).to_contain_text("1 of 2")
+
+
+def test_plots_of_a_queue_show_samples_from_before_the_page(open_page: OpenPage, shop: Shop, url: str) -> None:
+    """The browser gets an hour of samples: the test cannot wait for the server to take them."""
+    shop.put("sampled", type="queue")
+    page = open_page(url, "queues/sampled")
+    expect(page.get_by_text("The plots begin now.")).to_be_visible()
+    now_ms = time.time_ns() // 1_000_000
+    rows = [[now_ms - age * 15_000, 40 + age % 7, 3, 0, 30, 60_000] for age in range(239, -1, -1)]
+    columns = ["ts", "ready", "in_flight", "delayed", "finished", "age_ms"]
+    answer = {"interval_ms": 15_000, "capacity": 240, "columns": columns, "rows": rows}
+    page.route("**/v0/samples?queue=sampled*", lambda route: route.fulfill(json=answer))
+    page.reload()
+    jobs = page.get_by_role("img", name=re.compile(r"^Jobs: ready now 0, highest 46; in flight now 0, highest 3$"))
+    expect(jobs).to_be_visible()
+    expect(page.get_by_role("img", name=re.compile("^Finished: .*highest 2"))).to_be_visible()
+    expect(page.get_by_text("The plots begin now.")).not_to_be_visible()
 
 
 def test_dead_letters_are_redriven_after_a_dry_run(open_page: OpenPage, shop: Shop, url: str) -> None:

@@ -26,6 +26,7 @@ from topics.server.limits.loop_holds import LoopHolds
 from topics.server.loop.budget_upkeep import Upkeep
 from topics.server.loop.forwarding import Forwarding
 from topics.server.loop.poll_cache import PollCache
+from topics.server.loop.queue_samples import QueueSamples
 from topics.server.loop.runtime import Runtime
 from topics.server.loop.samples import Samples
 from topics.server.loop.shared_answers import SharedAnswers
@@ -113,6 +114,7 @@ class TopicsApp:
             poll_cache=PollCache(),
             traffic=traffic,
             samples=Samples(runtime, sampled, is_replayed=lambda: engine.is_replayed),
+            queue_samples=QueueSamples(runtime, engine),
             slices=slices,
             shared_answers=SharedAnswers(slices, budget),
             dispatcher=dispatcher,
@@ -129,6 +131,7 @@ class TopicsApp:
         self.upkeep.begin()
         if settings.console:
             self.services.samples.begin()
+            self.services.queue_samples.begin()
 
     def begin_drain(self) -> None:
         """End every request and stream that would wait for ever."""
@@ -142,6 +145,7 @@ class TopicsApp:
         services = self.services
         services.throttle.end()
         services.samples.end()
+        services.queue_samples.end()
         self.upkeep.end()
         self.forwarding.stop()
         services.engine.flush()

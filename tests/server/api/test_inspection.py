@@ -98,6 +98,22 @@ def test_samples_count_appends_reads_losses_and_jobs(api: Api) -> None:
     assert api.get("/v0/samples", after=seen["rows"][-1][0] + 60_000)["rows"] == []
 
 
+def test_samples_of_a_queue_need_a_key_that_covers_it(start_server: StartServer) -> None:
+    server = start_server(api_keys="all,some:read:shop.")
+    with httpx.Client(base_url=server.url, headers={"authorization": "Bearer all"}) as admin:
+        for name in ("shop.mail", "lab.mail"):
+            assert admin.put(f"/v0/topics/{name}", json={"type": "queue"}).is_success
+        assert admin.put("/v0/topics/shop.log", json={}).is_success
+    with httpx.Client(base_url=server.url, headers={"authorization": "Bearer some"}) as some:
+        seen = some.get("/v0/samples", params={"queue": "shop.mail"}).json()
+        assert (seen["interval_ms"], seen["capacity"], seen["rows"]) == (15_000, 240, [])
+        assert seen["columns"] == ["ts", "ready", "in_flight", "delayed", "finished", "age_ms"]
+        refused = {name: some.get("/v0/samples", params={"queue": name}) for name in ("lab.mail", "shop.log", "shop.x")}
+    assert [answer.json()["error"]["code"] for answer in refused.values()] == [
+        "forbidden", "not_a_queue", "topic_not_found",
+    ]  # fmt: skip
+
+
 def test_timeline_has_exact_ranges_and_totals(api: Api) -> None:
     api.put("t", cap_records=50)
     api.write("t", *range(100))

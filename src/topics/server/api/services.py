@@ -9,6 +9,7 @@ from topics.errors import Code, TopicsError
 from topics.server.access.quotas import Quotas
 from topics.server.limits.budget import MemoryBudget
 from topics.server.loop.poll_cache import PollCache
+from topics.server.loop.queue_samples import QueueSamples
 from topics.server.loop.runtime import Runtime
 from topics.server.loop.samples import Samples
 from topics.server.loop.shared_answers import SharedAnswers
@@ -36,6 +37,7 @@ class Services(Struct, frozen=True, kw_only=True, eq=False):
     poll_cache: PollCache
     traffic: Traffic
     samples: Samples
+    queue_samples: QueueSamples
     slices: Slices
     shared_answers: SharedAnswers
     dispatcher: Dispatcher

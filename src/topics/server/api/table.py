@@ -284,8 +284,11 @@ ROUTES = [
     Route(
         method="GET", path="/v0/samples", handler=looks.samples, operation=operations.READ_SAMPLES, console=True,
         summary="Get figures of the last hour, a row every five seconds",
-        answers={200: inspection.Samples},
-        query=(Parameter("after", int, "only rows after this time, in milliseconds since 1970", 0),),
+        answers={200: inspection.Samples}, errors=(Code.TOPIC_NOT_FOUND, Code.NOT_A_QUEUE),
+        query=(
+            Parameter("after", int, "only rows after this time, in milliseconds since 1970", 0),
+            Parameter("queue", str, "figures of this queue, a row every 15 seconds, instead of the server"),
+        ),
     ),
     Route(
         method="GET", path="/", handler=assets.index, operation=operations.READ_DOCUMENT,

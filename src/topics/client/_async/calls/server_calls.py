@@ -57,13 +57,15 @@ class AsyncServerCalls(AsyncCalls):
             return (await self._http.send("GET", "/v0/metrics", accept="text/plain")).decode()
         return msgspec.json.decode(await self._http.send("GET", "/v0/metrics"), type=Metrics)
 
-    async def samples(self, *, after: int = 0) -> inspection.Samples:
+    async def samples(self, *, after: int = 0, queue: str | None = None) -> inspection.Samples:
         """Return figures of the last hour, a row every few seconds, from after a time in ms since 1970.
+
+        With `queue`, they are those of a queue; otherwise of the server.
 
         found = await topics.samples()
         print(found.columns, found.rows[-1])
         """
-        return await self._http.call("GET", with_query("/v0/samples", after=after), inspection.Samples)
+        return await self._http.call("GET", with_query("/v0/samples", after=after, queue=queue), inspection.Samples)
 
     async def whoami(self) -> inspection.Whoami:
         """Return the scopes and prefixes of the API key. Raises `Unauthorized` if the server does not know it.

@@ -58,13 +58,15 @@ class ServerCalls(Calls):
             return (self._http.send("GET", "/v0/metrics", accept="text/plain")).decode()
         return msgspec.json.decode(self._http.send("GET", "/v0/metrics"), type=Metrics)
 
-    def samples(self, *, after: int = 0) -> inspection.Samples:
+    def samples(self, *, after: int = 0, queue: str | None = None) -> inspection.Samples:
         """Return figures of the last hour, a row every few seconds, from after a time in ms since 1970.
+
+        With `queue`, they are those of a queue; otherwise of the server.
 
         found = topics.samples()
         print(found.columns, found.rows[-1])
         """
-        return self._http.call("GET", with_query("/v0/samples", after=after), inspection.Samples)
+        return self._http.call("GET", with_query("/v0/samples", after=after, queue=queue), inspection.Samples)
 
     def whoami(self) -> inspection.Whoami:
         """Return the scopes and prefixes of the API key. Raises `Unauthorized` if the server does not know it.

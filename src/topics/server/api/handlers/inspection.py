@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 from topics.errors import invalid
 from topics.model.inspection import MAX_RANGES, RANGES, Samples, TimelineAnswer, Whoami
 from topics.model.topic import U64_MAX
-from topics.server.access.caller import scope_words
+from topics.server.access import operations
+from topics.server.access.caller import admit, scope_words
 from topics.server.http.messages import Answer
 from topics.server.http.request import query_string
+from topics.server.loop import queue_samples
 from topics.server.loop.answer import json_answer, performance
 from topics.server.loop.samples import CAPACITY, INTERVAL_MS
 
@@ -27,8 +29,14 @@ def whoami(services: Services, call: Call) -> Answer:
 
 
 def samples(services: Services, call: Call) -> Answer:
-    """Return the samples after a time."""
-    after = query_string.number(query_string.parse(call.request.query), "after", default=0)
+    """Return the samples of the server or of a queue after a time."""
+    found = query_string.parse(call.request.query)
+    after = query_string.number(found, "after", default=0)
+    if queue := found.get("queue"):
+        admit(call.caller, operations.READ_SAMPLES, queue)
+        rows = services.queue_samples.rows(services.engine.queues.get(queue), after)
+        sampled = queue_samples.INTERVAL_MS, queue_samples.CAPACITY, queue_samples.COLUMNS
+        return json_answer(200, Samples(*sampled, rows, performance(call.request)))
     ring = services.samples
     rows = list(ring.rows(after))
     return json_answer(200, Samples(INTERVAL_MS, CAPACITY, ring.names, rows, performance(call.request)))

@@ -3,6 +3,7 @@
 import { h, put } from "../parts/dom.js"
 import { bytes, count, duration, rate, short, whole } from "../parts/format.js"
 import { plot } from "../parts/plot.js"
+import { Ring } from "../parts/ring.js"
 import { poll, session } from "../parts/session.js"
 import { actions } from "../parts/snippets.js"
 import { badge, card, copyAs, empty, failure, missingNote, pageHead, stat, stats } from "../parts/ui.js"
@@ -10,7 +11,6 @@ import { badge, card, copyAs, empty, failure, missingNote, pageHead, stat, stats
 export const title = "Overview"
 
 const STEPS = ["calm", "gathering pushes", "gathering commits", "pausing topics", "refusing requests"]
-const HOUR_MS = 3_600_000
 
 export function show({ signal }) {
   const health = h("span", { class: "health" })
@@ -61,44 +61,6 @@ export function show({ signal }) {
     card("Now", stats(...Object.values(figures))),
     card("Last hour", h("div", { class: "plots" }, Object.values(plots).map((one) => one.element))),
   ]
-}
-
-/** The samples of the last hour, one array per column. */
-class Ring {
-  columns = []
-  rows = []
-  intervalMs = 5000
-
-  get last() {
-    return this.rows.at(-1)?.[0] ?? 0
-  }
-
-  add({ columns, rows, interval_ms }) {
-    if (rows.length && rows[0][0] < this.last) this.rows = []
-    this.columns = columns
-    this.intervalMs = interval_ms
-    this.rows.push(...rows)
-    const oldest = this.last - HOUR_MS
-    while (this.rows.length && this.rows[0][0] < oldest) this.rows.shift()
-  }
-
-  column(name) {
-    const at = this.columns.indexOf(name)
-    return this.rows.map((row) => row[at] ?? 0)
-  }
-
-  perSecond(name) {
-    return this.column(name).map((value) => Math.max(value, 0) / (this.intervalMs / 1000))
-  }
-
-  sum(name) {
-    return this.column(name).reduce((total, value) => total + Math.max(value, 0), 0)
-  }
-
-  newest() {
-    const row = this.rows.at(-1)
-    return row && Object.fromEntries(this.columns.map((name, at) => [name, row[at]]))
-  }
 }
 
 function draw(ring, figures, plots) {

@@ -1,9 +1,10 @@
-/** One queue: its jobs by state with their holders and deadlines, its dead letters, and plots of the last minutes. */
+/** One queue: its jobs by state with their holders and deadlines, its dead letters, and plots of the last hour. */
 
 import { h, isBusy, put, redraw, setText } from "../parts/dom.js"
 import { ago, clock, count, date, duration, rate, short, whole } from "../parts/format.js"
 import { jsonLine, jsonTree } from "../parts/json.js"
-import { History, plot } from "../parts/plot.js"
+import { plot } from "../parts/plot.js"
+import { Ring } from "../parts/ring.js"
 import { poll, session, topicPath } from "../parts/session.js"
 import { actions } from "../parts/snippets.js"
 import { allowed, badge, button, card, copyAs, dialog, empty, failure, form, missingNote, note, pageHead, plainTable, stat, stats, toast } from "../parts/ui.js"
@@ -13,13 +14,13 @@ export const title = ({ params }) => params[0]
 
 const TABS = [["in_flight", "In flight"], ["ready", "Ready"], ["delayed", "Delayed"], ["dead", "Dead letters"]]
 const PAGE = 50
-const SPAN_MS = 600_000
+const JOIN_MS = 45_000 // joins samples that the server takes every 15 seconds
 
 export function show({ params: [name], query, signal }) {
   let state = null
   let before = null
   let tab = query.get("tab") ?? "in_flight"
-  const history = new History()
+  const ring = new Ring()
   const problem = h("div")
   const figures = {
     ready: stat("Ready"), flight: stat("In flight"), delayed: stat("Delayed"), dead: stat("Dead-lettered"),
@@ -27,10 +28,11 @@ export function show({ params: [name], query, signal }) {
     age: stat("Oldest ready job"), wait: stat("Expected wait", "–", { title: "Ready jobs divided by the jobs finished per second" }),
   }
   const plots = {
-    backlog: plot("Jobs", { format: short, spanMs: SPAN_MS, leastMs: 60_000 }),
-    done: plot("Finished", { format: rate, spanMs: SPAN_MS, leastMs: 60_000 }),
-    wait: plot("Waiting time", { format: duration, spanMs: SPAN_MS, leastMs: 60_000 }),
+    backlog: plot("Jobs", { format: short, gapMs: JOIN_MS }),
+    done: plot("Finished", { format: rate, gapMs: JOIN_MS }),
+    wait: plot("Waiting time", { format: duration, gapMs: JOIN_MS }),
   }
+  const unsampled = note("The plots begin now. The server takes a sample of this queue every 15 seconds from now on, and keeps them for an hour. It does so for up to 64 queues at a time.")
   const list = h("div", { role: "tabpanel", id: "jobs", tabIndex: 0, "aria-label": "Jobs" })
   const tabs = TABS.map(([key, label]) => h("button", {
     type: "button", role: "tab", id: `tab-${key}`, "aria-controls": "jobs",
@@ -61,7 +63,7 @@ export function show({ params: [name], query, signal }) {
       session.request("GET", topicPath(name, "/jobs?state=ready&page_size=1"), undefined, { signal }),
     ])
     const now = performance.now()
-    const finished = seen.head_seq - seen.count
+    const finished = seen.head_seq - seen.count - (seen.lost ?? 0)
     const done = before && before.epoch === seen.epoch ? Math.max(finished - before.finished, 0) / ((now - before.at) / 1000) : 0
     before = { finished, at: now, epoch: seen.epoch }
     state = seen
@@ -76,12 +78,16 @@ export function show({ params: [name], query, signal }) {
     figures.done.set(rate(done))
     figures.age.set(oldest.jobs.length ? duration(age) : "none")
     figures.wait.set(done > 0 ? duration(wait) : "–")
-    history.add({ ready, in_flight, done, age, wait })
-    const line = (label, color, values, area = false) => ({ name: label, color, values, area })
-    plots.backlog.set(history.times, [line("ready", "c1", history.values.ready), line("in flight", "c2", history.values.in_flight)])
-    plots.done.set(history.times, [line("finished", "c1", history.values.done, true)])
-    plots.wait.set(history.times, [line("oldest job", "c1", history.values.age), line("expected", "c2", history.values.wait)])
+    await sample()
+    draw(ring, plots, { ready, in_flight, done, age })
     await jobs()
+  }
+
+  /** Get new samples, if there can be some. */
+  async function sample() {
+    if (session.now() < ring.last + ring.intervalMs) return
+    ring.add(await session.request("GET", `/v0/samples?queue=${encodeURIComponent(name)}&after=${ring.last}`, undefined, { signal }))
+    unsampled.hidden = ring.rows.length > 0
   }
 
   async function jobs() {
@@ -122,10 +128,24 @@ export function show({ params: [name], query, signal }) {
     refused ?? missingNote("write delete admin", name), problem,
     !refused && [
       stats(...Object.values(figures)),
-      card("Last minutes", h("div", { class: "plots" }, Object.values(plots).map((one) => one.element))),
+      card("Last hour", [unsampled, h("div", { class: "plots" }, Object.values(plots).map((one) => one.element))]),
       h("section", { class: "card" }, h("div", { class: "tabs", role: "tablist", "aria-label": "Jobs by state" }, tabs), list),
     ],
   ]
+}
+
+/** Draw the samples, and behind them what the page sees now. */
+function draw(ring, plots, now) {
+  const times = [...ring.column("ts"), session.now()]
+  const ready = [...ring.column("ready"), now.ready]
+  const done = [...ring.perSecond("finished"), now.done]
+  const line = (label, color, values, area = false) => ({ name: label, color, values, area })
+  plots.backlog.set(times, [line("ready", "c1", ready), line("in flight", "c2", [...ring.column("in_flight"), now.in_flight])])
+  plots.done.set(times, [line("finished", "c1", done, true)])
+  plots.wait.set(times, [
+    line("oldest job", "c1", [...ring.column("age_ms"), now.age]),
+    line("expected", "c2", ready.map((count, at) => (done[at] > 0 ? (count / done[at]) * 1000 : 0))),
+  ])
 }
 
 function remaining(deadline) {
@@ -203,7 +223,7 @@ async function deadLetters(state, { signal, again }) {
   try {
     const known = await session.request("GET", topicPath(target, "?touch=false"), undefined, { signal })
     const page = await session.client.diff(target, { fromSeq: Math.max(known.head_seq - 1000, 0), limit: 1000, includeTags: true, signal })
-    letters = page.records.filter((record) => record.meta?.$dead_letter_from === state.topic).slice(-PAGE).reverse()
+    letters = page.records.filter((record) => record.meta?.value.$dead_letter_from === state.topic).slice(-PAGE).reverse()
   } catch (error) {
     if (error.code !== "topic_not_found" && error.code !== "forbidden") throw error
     if (error.code === "forbidden") return failure(error)
@@ -212,8 +232,8 @@ async function deadLetters(state, { signal, again }) {
   const may = session.can("read write delete", state.topic) && session.covers(target)
   const rows = letters.map((record) => [
     h("td", { class: "number" }, whole(record.seq)),
-    h("td", { class: "number" }, whole(record.meta.$dead_letter_src_seq)),
-    h("td", { class: "number" }, whole(record.meta.$dead_letter_deliveries)),
+    h("td", { class: "number" }, whole(record.meta.value.$dead_letter_src_seq)),
+    h("td", { class: "number" }, whole(record.meta.value.$dead_letter_deliveries)),
     h("td", { title: date(record.ts) }, clock(record.ts)),
     h("td", { class: "data" }, folded(record.data)),
     h("td", { class: "row-actions" },
