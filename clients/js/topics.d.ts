@@ -462,6 +462,7 @@ export class Topics {
      * @param {number} [options.retryForMs] how long a write is repeated; less than `idempotencyWindowMs` of its topic
      * @param {typeof fetch} [options.fetch]
      * @param {any} [options.WebSocket] a class like the browser's, for Node before 22
+     * @param {(text: string) => any} [options.parse] instead of `JSON.parse`, to keep numbers as they were written
      */
     constructor(url?: string, options?: {
         token?: string | null | undefined;
@@ -470,6 +471,7 @@ export class Topics {
         retryForMs?: number | undefined;
         fetch?: typeof fetch | undefined;
         WebSocket?: any;
+        parse?: ((text: string) => any) | undefined;
     });
     /**
      * Create a topic, or change its configuration.
@@ -995,12 +997,13 @@ export class Topics {
      */
     metricsText(): Promise<string>;
     /**
-     * Return figures of the last hour, a row every few seconds, from after a time in ms since 1970.
-     * @param {{after?: number}} [options]
+     * Return figures of the last hour, a row every few seconds, from after a time in ms since 1970: of a queue, or of the server.
+     * @param {{after?: number, queue?: string}} [options]
      * @returns {Promise<{interval_ms: number, capacity: number, columns: string[], rows: number[][]}>}
      */
-    samples({ after }?: {
+    samples({ after, queue }?: {
         after?: number;
+        queue?: string;
     }): Promise<{
         interval_ms: number;
         capacity: number;
@@ -1037,11 +1040,15 @@ export class Socket {
     /**
      * @param {any} socket
      * @param {((event: any) => void)|undefined} onClose
+     * @param {(text: string) => any} [parse]
      * @returns {Promise<Socket>}
      */
-    static opened(socket: any, onClose: ((event: any) => void) | undefined): Promise<Socket>;
-    /** @param {any} socket */
-    constructor(socket: any);
+    static opened(socket: any, onClose: ((event: any) => void) | undefined, parse?: (text: string) => any): Promise<Socket>;
+    /**
+     * @param {any} socket
+     * @param {(text: string) => any} [parse]
+     */
+    constructor(socket: any, parse?: (text: string) => any);
     /**
      * Append records, and return once they are as safe as their topic promises.
      * @param {string} topic

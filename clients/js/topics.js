@@ -719,6 +719,8 @@ export class Topics {
   #retryForMs
   /** @type {any} */
   #WebSocket
+  /** @type {(text: string) => any} */
+  #parse
 
   /**
    * @param {string} [url] of the server; in a page the page's own origin
@@ -729,6 +731,7 @@ export class Topics {
    * @param {number} [options.retryForMs] how long a write is repeated; less than `idempotencyWindowMs` of its topic
    * @param {typeof fetch} [options.fetch]
    * @param {any} [options.WebSocket] a class like the browser's, for Node before 22
+   * @param {(text: string) => any} [options.parse] instead of `JSON.parse`, to keep numbers as they were written
    */
   constructor(url = globalThis.location?.origin ?? "http://127.0.0.1:4000", options = {}) {
     try {
@@ -744,6 +747,7 @@ export class Topics {
     this.#timeoutMs = options.timeoutMs ?? 30_000
     this.#retryForMs = options.retryForMs ?? 100_000
     this.#WebSocket = options.WebSocket ?? globalThis.WebSocket
+    this.#parse = options.parse ?? JSON.parse
   }
 
   // --- requests
@@ -786,6 +790,14 @@ export class Topics {
     }
   }
 
+  /**
+   * @param {Response} response
+   * @returns {Promise<any>}
+   */
+  async #json(response) {
+    return this.#parse === JSON.parse ? response.json() : this.#parse(await response.text())
+  }
+
   /** @param {Response} response */
   async #failure(response) {
     const seconds = Number(response.headers.get("retry-after"))
@@ -816,7 +828,7 @@ export class Topics {
     let answerLost = false
     for (let attempt = 0; ; attempt++) {
       try {
-        return await this.#send(method, path, { body, signal, timeoutMs }, (response) => response.json())
+        return await this.#send(method, path, { body, signal, timeoutMs }, (response) => this.#json(response))
       } catch (error) {
         if (!(error instanceof TopicsError) || !error.retryable || attempt >= retries) throw error
         const lost = error instanceof Unreachable
@@ -1041,7 +1053,7 @@ export class Topics {
       for await (const text of texts(/** @type {any} */ (stream))) {
         const lines = (held + text).split("\n")
         held = /** @type {string} */ (lines.pop())
-        for (const line of lines) yield JSON.parse(line)
+        for (const line of lines) yield this.#parse(line)
       }
     } catch (error) {
       if (signal?.aborted) throw signal.reason
@@ -1278,7 +1290,7 @@ export class Topics {
       for await (const { event, data, id } of parseEvents(/** @type {any} */ (stream))) {
         clearTimeout(timer)
         if (event) {
-          const parsed = JSON.parse(data)
+          const parsed = this.#parse(data)
           if (event === "error") throwIfFinal(parsed)
           else yield { event, data: parsed, id }
         }
@@ -1556,12 +1568,12 @@ export class Topics {
   }
 
   /**
-   * Return figures of the last hour, a row every few seconds, from after a time in ms since 1970.
-   * @param {{after?: number}} [options]
+   * Return figures of the last hour, a row every few seconds, from after a time in ms since 1970: of a queue, or of the server.
+   * @param {{after?: number, queue?: string}} [options]
    * @returns {Promise<{interval_ms: number, capacity: number, columns: string[], rows: number[][]}>}
    */
-  samples({ after = 0 } = {}) {
-    return this.#call("GET", `/v0/samples?after=${after}`)
+  samples({ after = 0, queue } = {}) {
+    return this.#call("GET", `/v0/samples?after=${after}${queue === undefined ? "" : `&queue=${encodeURIComponent(queue)}`}`)
   }
 
   /**
@@ -1594,7 +1606,7 @@ export class Topics {
     const socket = this.#token
       ? new this.#WebSocket(url, { headers: { authorization: `Bearer ${this.#token}` } })
       : new this.#WebSocket(url)
-    return Socket.opened(socket, options.onClose)
+    return Socket.opened(socket, options.onClose, this.#parse)
   }
 }
 
@@ -1613,21 +1625,25 @@ export class Socket {
   #wake = null
   #closed = false
 
-  /** @param {any} socket */
-  constructor(socket) {
+  /**
+   * @param {any} socket
+   * @param {(text: string) => any} [parse]
+   */
+  constructor(socket, parse = JSON.parse) {
     this.#socket = socket
-    socket.addEventListener("message", (/** @type {any} */ event) => this.#receive(JSON.parse(event.data)))
+    socket.addEventListener("message", (/** @type {any} */ event) => this.#receive(parse(event.data)))
     socket.addEventListener("close", () => this.#end())
   }
 
   /**
    * @param {any} socket
    * @param {((event: any) => void)|undefined} onClose
+   * @param {(text: string) => any} [parse]
    * @returns {Promise<Socket>}
    */
-  static opened(socket, onClose) {
+  static opened(socket, onClose, parse) {
     return new Promise((resolve, reject) => {
-      const made = new Socket(socket)
+      const made = new Socket(socket, parse)
       socket.addEventListener("open", () => resolve(made))
       socket.addEventListener("error", () => reject(new Unreachable("the WebSocket did not open", { code: "unreachable", retryable: true })))
       if (onClose) socket.addEventListener("close", onClose)

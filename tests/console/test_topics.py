@@ -85,22 +85,46 @@ def test_tail_shows_hostile_records_as_text(open_page: OpenPage, shop: Shop, url
     assert "owned" not in page.title()
 
 
-def test_numbers_are_shown_digit_by_digit(open_page: OpenPage, shop: Shop, url: str) -> None:
-    def write(text: str) -> None:
-        content = f'{{"records":[{{"data":{{"n":{text}}}}}]}}'
+EXACT = """{"price":1.10,"far":1e400,"long":12345678901234567890,"zero":-0,"price":"\\u00e9","more":[1.0,{"x":0.10}]}"""
+
+
+def test_payloads_are_shown_token_for_token(open_page: OpenPage, shop: Shop, url: str) -> None:
+    def write() -> None:
+        content = f'{{"records":[{{"data":{EXACT},"meta":{{"rate":2.50}}}}]}}'
         headers = {"content-type": "application/json"}
         assert shop.http.post("/v0/topics/exact", content=content, headers=headers).is_success
 
-    write("9007199254740993")
-    write("1.10")
+    write()
     page = open_page(url, "topics/exact")
     rows = page.get_by_role("log").locator(".record")
-    expect(rows.first).to_contain_text("9007199254740993")
-    expect(rows.nth(1)).to_contain_text("1.10")
-    write("12345678901234567890123")
-    expect(rows.nth(2)).to_contain_text("12345678901234567890123")
-    rows.nth(2).locator("summary").first.click()
-    expect(rows.nth(2).locator(".tree")).to_contain_text("12345678901234567890123")
+    expect(rows.first.locator(".line")).to_have_text(EXACT)  # from history
+    write()
+    expect(rows.nth(1).locator(".line")).to_have_text(EXACT)  # from the stream
+    rows.nth(1).locator("summary").first.click()
+    data, meta = rows.nth(1).locator(".tree").all()
+    for token in ('"price": 1.10', "1e400", "12345678901234567890", "-0", '"price": "\\u00e9"', "1.0"):
+        expect(data).to_contain_text(token)
+    expect(meta).to_contain_text("2.50")
+    rows.nth(1).get_by_role("button", name="Copy data").click()
+    expect(page.get_by_text("Copied")).to_be_visible()
+    assert re.sub(r"\s", "", copied(page)) == EXACT
+
+
+def test_record_is_written_and_copied_token_for_token(open_page: OpenPage, shop: Shop, url: str) -> None:
+    shop.write("typed", 1)
+    page = open_page(url, "topics/typed")
+    button(page, "Write record").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Data, any JSON value").fill(EXACT)
+    for kind, part in (("curl", f'"data":{EXACT}'), ("Python", "12345678901234567890"), ("JavaScript", EXACT)):
+        dialog.get_by_text("Copy as").click()
+        dialog.get_by_role("button", name=kind).click()
+        expect(page.get_by_text(f"Copied as {kind}.")).to_be_visible()
+        assert part in copied(page)
+    dialog.get_by_role("button", name="Write record").click()
+    expect(dialog).not_to_be_visible()
+    stored = shop.http.post("/v0/topics/typed/diff", json={"from_seq": 1}).text
+    assert EXACT in stored
 
 
 def test_tail_can_be_paused_and_continued(open_page: OpenPage, shop: Shop, url: str) -> None:

@@ -28,6 +28,25 @@ test("append returns seqs and read returns records", async () => {
   assert.deepEqual([records[0].node, records[0].meta], ["till", { k: 1 }])
 })
 
+test("a parser of the caller reads answers, lines, events and messages", async () => {
+  const topic = name()
+  const seen = []
+  const parsing = new Topics(url, { parse: (text) => (seen.push(text), JSON.parse(text)), WebSocket: globalThis.WebSocket })
+  await parsing.append(topic, 1)
+  assert.match(seen.pop(), /first_seq/)
+  await take(parsing.scan(topic), 1)
+  assert.match(seen[0], /"data":1/)
+  seen.length = 0
+  await take(parsing.follow(topic), 1)
+  assert.ok(seen.some((text) => text.includes('"records"')))
+  seen.length = 0
+  const socket = await parsing.connect()
+  await socket.subscribe(topic, { fromSeq: 0 })
+  await take(socket, 1)
+  assert.ok(seen.some((text) => text.includes('"data":1')))
+  socket.close()
+})
+
 test("the same key appends once", async () => {
   const topic = name()
   await topics.appendMany(topic, [{ data: 1 }], { idempotencyKey: "k" })

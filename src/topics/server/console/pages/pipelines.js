@@ -32,7 +32,7 @@ export function show({ signal }) {
     head = state.head_seq
     const page = await session.client.diff(RUNS, { fromSeq: Math.max(state.head_seq - READ, 0), limit: READ, signal })
     const runs = new Map()
-    for (const record of page.records) if (record.data?.run_id) runs.set(record.data.run_id, { ...record.data, reported: record.ts })
+    for (const { data: { value }, ts } of page.records) if (value?.run_id) runs.set(value.run_id, { ...value, reported: ts })
     const pipelines = new Map()
     for (const run of [...runs.values()].sort((a, b) => b.started_ms - a.started_ms)) {
       if (!pipelines.has(run.pipeline)) pipelines.set(run.pipeline, [])

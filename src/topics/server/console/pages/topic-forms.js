@@ -1,8 +1,9 @@
 /** The forms of a topic: create and configure, write a record, delete records, delete the topic. */
 
 import { h, put } from "../parts/dom.js"
+import { Json } from "../parts/exact.js"
 import { bytes, count, duration, whole } from "../parts/format.js"
-import { session } from "../parts/session.js"
+import { session, topicPath } from "../parts/session.js"
 import { actions } from "../parts/snippets.js"
 import { button, checkbox, failure, field, form, input, note, select, toast } from "../parts/ui.js"
 
@@ -155,7 +156,7 @@ export function writeRecord(state, done) {
     label: queue ? "Add job" : "Write record",
     action: () => actions.append(state.topic, record()),
     submit: async () => {
-      const seq = await session.client.append(state.topic, record().data, camelOptions(record()))
+      const { first_seq: seq } = await session.request("POST", topicPath(state.topic), { records: [record()] })
       toast(`Written as seq ${whole(seq)}.`)
       done(seq)
     },
@@ -163,13 +164,9 @@ export function writeRecord(state, done) {
   return made.element
 }
 
-function camelOptions({ data, delay_ms, ...rest }) {
-  return { ...rest, delayMs: delay_ms }
-}
-
 function parse(text, name) {
   try {
-    return JSON.parse(text)
+    return Json.parse(text)
   } catch (error) {
     throw Object.assign(new Error(`${name} is not valid JSON: ${error.message}. Quote strings: "text"`), { code: "invalid_json" })
   }

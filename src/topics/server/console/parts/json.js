@@ -1,38 +1,16 @@
 /** JSON values as text with colours, and as a tree that folds. Values are text nodes: markup in them is shown as it is. */
 
 import { h, put } from "./dom.js"
+import { compact } from "./exact.js"
+import { count } from "./format.js"
 
 const LONG_STRING = 400
 const MANY = 100
 const LINE = 400
 
-/** One line of JSON with colours, cut at a few hundred characters. */
-export function jsonLine(value) {
-  const text = JSON.stringify(value) ?? "null"
-  const cut = text.length > LINE ? `${text.slice(0, LINE)}…` : text
-  return h("code", { class: "json line" }, paint(cut))
-}
-
-/** A number that JavaScript cannot hold as it was written, such as 9007199254740993 or 1.10. */
-export class ExactNumber {
-  constructor(source) {
-    this.source = source
-  }
-
-  toJSON() {
-    return JSON.rawJSON?.(this.source) ?? Number(this.source)
-  }
-}
-
-/** Parse JSON, and keep numbers as they were written where the browser can. */
-export function parseExact(text) {
-  return JSON.parse(text, (_, value, context) => (typeof value === "number" && context?.source && String(value) !== context.source ? new ExactNumber(context.source) : value))
-}
-
-/** Whether a value that was parsed without `parseExact` may have lost digits. */
-export function mayBeInexact(value) {
-  if (typeof value === "number") return Math.abs(value) > Number.MAX_SAFE_INTEGER
-  return value !== null && typeof value === "object" && Object.values(value).some(mayBeInexact)
+/** One line of a payload with colours, cut at a few hundred characters. */
+export function jsonLine(json) {
+  return h("code", { class: "json line" }, paint(compact(json.source, LINE)))
 }
 
 const TOKEN = /("(?:[^"\\]|\\.)*"?)(\s*:)?|(-?\d[\d.eE+-]*)|(true|false|null)/g
@@ -51,17 +29,16 @@ function paint(text) {
   return parts
 }
 
-/** A tree of a value. Objects and arrays open and close; the first two levels are open. */
-export function jsonTree(value) {
-  return h("div", { class: "json tree" }, branch(null, value, 0, true))
+/** A tree of a payload. Objects and arrays open and close; the first two levels are open. */
+export function jsonTree(json) {
+  return h("div", { class: "json tree" }, branch(null, json.node, 0, true))
 }
 
-function branch(name, value, depth, last) {
+function branch(name, node, depth, last) {
   const comma = last ? "" : ","
-  const label = name === null ? [] : [h("span", { class: "key" }, JSON.stringify(name)), ": "]
-  if (value === null || typeof value !== "object" || value instanceof ExactNumber) return h("div", { class: "leaf" }, label, scalar(value), comma)
-  const entries = Array.isArray(value) ? value.map((item) => [null, item]) : Object.entries(value)
-  const [open, close] = Array.isArray(value) ? ["[", "]"] : ["{", "}"]
+  const label = name === null ? [] : [h("span", { class: "key" }, name), ": "]
+  if (node.source !== undefined) return h("div", { class: "leaf" }, label, scalar(node.source), comma)
+  const { entries, open, close } = node
   if (entries.length === 0) return h("div", { class: "leaf" }, label, open + close, comma)
   const inner = h("div", { class: "inner" })
   let filled = 0
@@ -75,7 +52,7 @@ function branch(name, value, depth, last) {
     }
   }
   const details = h("details", { on: { toggle: () => details.open && filled === 0 && more() } },
-    h("summary", {}, label, open, h("span", { class: "folded" }, `… ${entries.length} ${Array.isArray(value) ? "items" : "fields"} ${close}${comma}`)),
+    h("summary", {}, label, open, h("span", { class: "folded" }, `… ${count(entries.length, open === "[" ? "item" : "field")} ${close}${comma}`)),
     inner, h("div", { class: "close" }, close, comma))
   if (depth < 2) {
     details.open = true
@@ -84,10 +61,8 @@ function branch(name, value, depth, last) {
   return details
 }
 
-function scalar(value) {
-  const number = typeof value === "number" || value instanceof ExactNumber
-  const kind = typeof value === "string" ? "string" : number ? "number" : "word"
-  const text = JSON.stringify(value)
+function scalar(text) {
+  const kind = text[0] === '"' ? "string" : /[-0-9]/.test(text[0]) ? "number" : "word"
   if (text.length <= LONG_STRING) return h("span", { class: kind }, text)
   const shown = h("span", { class: kind }, `${text.slice(0, LONG_STRING)}…`)
   const all = h("button", { type: "button", class: "link", on: { click: () => (put(shown, text), all.remove()) } }, `show all ${text.length} characters`)

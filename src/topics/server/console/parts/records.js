@@ -2,8 +2,9 @@
 
 import { Gap } from "/client.js"
 import { h, put } from "./dom.js"
+import { indent } from "./exact.js"
 import { clock, count, date, duration, range, whole } from "./format.js"
-import { jsonLine, jsonTree, mayBeInexact } from "./json.js"
+import { jsonLine, jsonTree } from "./json.js"
 import { session } from "./session.js"
 import { actions } from "./snippets.js"
 import { STATES } from "./timeline.js"
@@ -251,14 +252,6 @@ function row(item) {
     h("time", { title: date(item.ts), dateTime: new Date(item.ts).toISOString() }, clock(item.ts)),
     h("span", { class: "labels" }, item.tag !== undefined && h("span", { class: "tag" }, item.tag), item.node !== undefined && h("span", { class: "node" }, item.node)),
     jsonLine(item.data)))
-  if (mayBeInexact(item.data)) {
-    // The stream was parsed into numbers that lose digits: read this record again, exactly.
-    void session.client.diff(item.topic, { fromSeq: item.seq - 1, limit: 1 }).then(({ records: [exact] }) => {
-      if (exact?.seq !== item.seq) return
-      item.data = exact.data
-      details.querySelector(".line").replaceWith(jsonLine(item.data))
-    }, () => {})
-  }
   return details
 }
 
@@ -268,7 +261,7 @@ function expanded(item) {
       fact("Seq", whole(item.seq)), fact("Committed", date(item.ts)), item.tag !== undefined && fact("Tag", item.tag), item.node !== undefined && fact("Node", item.node)),
     h("h3", {}, "Data"), jsonTree(item.data),
     item.meta !== undefined && [h("h3", {}, "Meta"), jsonTree(item.meta)],
-    copyButton(() => JSON.stringify(item.data, null, 2), "Copy data"))
+    copyButton(() => indent(item.data.node), "Copy data"))
 }
 
 function fact(name, value) {

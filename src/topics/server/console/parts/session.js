@@ -5,7 +5,7 @@
  */
 
 import { Topics, TopicsError, Unreachable } from "/client.js"
-import { parseExact } from "./json.js"
+import { encode, parseAnswer } from "./exact.js"
 
 const KEY = "topics-console-key"
 const BACKOFF_MS = [1000, 2000, 5000]
@@ -23,7 +23,7 @@ class Session extends EventTarget {
 
   /** The client of this session. It does not retry: pages poll, and show errors of other requests at once. */
   get client() {
-    this.#client ??= new Topics(location.origin, { token: this.key, retries: 0, fetch: (...args) => this.#fetch(...args) })
+    this.#client ??= new Topics(location.origin, { token: this.key, retries: 0, parse: parseAnswer, fetch: (...args) => this.#fetch(...args) })
     return this.#client
   }
 
@@ -65,7 +65,7 @@ class Session extends EventTarget {
     return prefixes.length === 0 || prefixes.some((prefix) => name.startsWith(prefix))
   }
 
-  /** Send a request that the client has no method for. Return the JSON answer. */
+  /** Send a request that the client has no method for. Return the JSON answer; payloads in it and in the body are `Json`. */
   async request(method, path, body, { signal } = {}) {
     const headers = { accept: "application/json" }
     if (body !== undefined) headers["content-type"] = "application/json"
@@ -73,13 +73,13 @@ class Session extends EventTarget {
     let response
     try {
       response = await this.#fetch(path, {
-        method, headers, signal, cache: "no-store", body: body === undefined ? undefined : JSON.stringify(body),
+        method, headers, signal, cache: "no-store", body: body === undefined ? undefined : encode(body),
       })
     } catch (cause) {
       if (signal?.aborted) throw cause
       throw new Unreachable("the server does not answer", { code: "unreachable", retryable: true, cause })
     }
-    const answer = await response.json().catch(() => ({}))
+    const answer = await response.text().then(parseAnswer).catch(() => ({}))
     if (response.ok) return answer
     const { code = `http_${response.status}`, message = `HTTP ${response.status}`, detail = null } = answer.error ?? {}
     throw new TopicsError(message, { code, status: response.status, detail, retryable: response.status === 503 })
@@ -92,7 +92,6 @@ class Session extends EventTarget {
       const aheadMs = Date.parse(response.headers.get("date") ?? "") - Date.now()
       this.#aheadMs = Math.abs(aheadMs) > CLOCK_SLACK_MS ? aheadMs : 0
       if (response.status === 401) this.#notify("unauthorized")
-      if (new URL(args[0], location.origin).pathname.endsWith("/diff")) response.json = async () => readRecords(await response.text())
       return response
     } catch (error) {
       if (!args[1]?.signal?.aborted) this.#reached(false)
@@ -109,14 +108,6 @@ class Session extends EventTarget {
   #notify(what) {
     this.dispatchEvent(new Event(what))
   }
-}
-
-/** Parse an answer with records: numbers in their data stay as they were written, all others are numbers. */
-function readRecords(text) {
-  const answer = JSON.parse(text)
-  const exact = answer.records?.length ? parseExact(text).records : []
-  exact.forEach(({ data, meta }, at) => Object.assign(answer.records[at], meta === undefined ? { data } : { data, meta }))
-  return answer
 }
 
 export const session = new Session()

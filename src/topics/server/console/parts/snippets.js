@@ -6,12 +6,14 @@
  * names options that the Python client takes by position.
  */
 
+import { Json, encode } from "./exact.js"
+
 export function asCurl({ method, path, body }, { key, origin = location.origin } = {}) {
   const parts = ["curl"]
   if (method !== "GET" && !(method === "POST" && body !== undefined)) parts.push(`-X ${method}`)
   parts.push(quote(origin + path))
   if (key) parts.push(`-H "authorization: Bearer $TOPICS_TOKEN"`)
-  if (body !== undefined) parts.push("-H 'content-type: application/json'", `-d ${quote(JSON.stringify(body))}`)
+  if (body !== undefined) parts.push("-H 'content-type: application/json'", `-d ${quote(encode(body))}`)
   return parts.join(" \\\n  ").replace("curl \\\n  ", "curl ")
 }
 
@@ -31,8 +33,8 @@ with Topics(${pythonValue(origin)}${token}) as topics:
 
 export function asJavaScript({ name, args = [], options = {}, javascript }, { key, origin = location.origin } = {}) {
   const token = key ? `, { token: process.env.TOPICS_TOKEN }` : ""
-  const fields = entries(options).map(([option, value]) => `${camel(option)}: ${JSON.stringify(value)}`)
-  const given = [...args.map((value) => JSON.stringify(value)), ...(fields.length ? [`{ ${fields.join(", ")} }`] : [])]
+  const fields = entries(options).map(([option, value]) => `${camel(option)}: ${encode(value)}`)
+  const given = [...args.map(encode), ...(fields.length ? [`{ ${fields.join(", ")} }`] : [])]
   const call = `topics.${camel(name)}(${given.join(", ")})`
   return `import { Topics } from "${origin}/client.js"
 
@@ -54,6 +56,7 @@ function quote(text) {
 }
 
 function pythonValue(value) {
+  if (value instanceof Json) return pythonNode(value.node)
   if (value === null || value === undefined) return "None"
   if (value === true) return "True"
   if (value === false) return "False"
@@ -62,6 +65,12 @@ function pythonValue(value) {
     return `{${Object.entries(value).map(([key, inner]) => `${JSON.stringify(key)}: ${pythonValue(inner)}`).join(", ")}}`
   }
   return JSON.stringify(value)
+}
+
+/** A payload in Python, which holds long integers as they are. */
+function pythonNode({ source, open, close, entries: inner }) {
+  if (source !== undefined) return /^[-0-9]/.test(source) ? source : pythonValue(JSON.parse(source))
+  return open + inner.map(([key, node]) => (key === null ? "" : `${key}: `) + pythonNode(node)).join(", ") + close
 }
 
 // --- actions

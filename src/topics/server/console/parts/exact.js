@@ -1,0 +1,177 @@
+/**
+ * JSON as it was written. JavaScript changes what it parses: 1.10 becomes 1.1, 12345678901234567890 is rounded, 1e400 is
+ * infinite, -0 is printed as 0, and of two members with the same name only one is left. The API returns payloads token
+ * for token, and this console shows and sends them so: it keeps the text of a payload beside its value.
+ */
+
+const SPACE = new Set([" ", "\t", "\n", "\r"])
+
+/** A payload: `value` is what JavaScript makes of it, `source` is its text. */
+export class Json {
+  #find
+  #source = null
+
+  /** `find` returns the text. It is called once, when the text is needed. */
+  constructor(value, find) {
+    this.value = value
+    this.#find = find
+  }
+
+  /** Read JSON text. Throw `SyntaxError` if it is none. */
+  static parse(text) {
+    return new Json(JSON.parse(text), () => text.trim())
+  }
+
+  get source() {
+    return (this.#source ??= this.#find())
+  }
+
+  /** The text as a tree: `{source}` for a scalar, otherwise `{open, close, entries}` with pairs of key text and node. */
+  get node() {
+    return treeOf(this.source)
+  }
+}
+
+/** Parse an answer or an event. The `data` and `meta` of the records or jobs in it are `Json`. */
+export function parseAnswer(text) {
+  const answer = JSON.parse(text)
+  if (answer === null || typeof answer !== "object") return answer
+  for (const [field, rows] of Object.entries(answer)) {
+    if (!Array.isArray(rows)) continue
+    let slices = null
+    const textOf = (at, name) => (slices ??= slicesOf(text, field))[at][name]
+    rows.forEach((row, at) => {
+      for (const name of ["data", "meta"]) {
+        if (row?.$seq !== undefined && row[name] !== undefined) row[name] = new Json(row[name], () => textOf(at, name))
+      }
+    })
+  }
+  return answer
+}
+
+/** Encode a value as JSON. Payloads in it keep their text. */
+export function encode(value) {
+  if (value instanceof Json) return value.source
+  if (Array.isArray(value)) return `[${value.map((item) => encode(item === undefined ? null : item)).join(",")}]`
+  if (value === null || typeof value !== "object") return JSON.stringify(value)
+  const members = Object.entries(value).filter(([, member]) => member !== undefined)
+  return `{${members.map(([name, member]) => `${JSON.stringify(name)}:${encode(member)}`).join(",")}}`
+}
+
+/** The first characters of JSON text, without the spaces between its tokens. */
+export function compact(text, most) {
+  let line = ""
+  for (let at = 0; at < text.length && line.length <= most;) {
+    const end = text[at] === '"' ? endOfString(text, at) : at + 1
+    if (!SPACE.has(text[at])) line += text.slice(at, Math.min(end, at + most + 1))
+    at = end
+  }
+  return line.length > most ? `${line.slice(0, most)}…` : line
+}
+
+/** JSON text on several lines. */
+export function indent(node, depth = 0) {
+  if (node.source !== undefined) return node.source
+  if (node.entries.length === 0) return node.open + node.close
+  const space = "  ".repeat(depth + 1)
+  const lines = node.entries.map(([key, inner]) => `${space}${key === null ? "" : `${key}: `}${indent(inner, depth + 1)}`)
+  return `${node.open}\n${lines.join(",\n")}\n${"  ".repeat(depth)}${node.close}`
+}
+
+/** Parse valid JSON text into a tree, with a stack of its own: text can be nested deeper than calls can. */
+function treeOf(text) {
+  const root = { entries: [] }
+  const stack = [root]
+  let key = null
+  for (let at = skip(text, 0); at < text.length; at = skip(text, at)) {
+    const sign = text[at]
+    if (sign === "," || sign === ":") at++
+    else if (sign === "}" || sign === "]") {
+      stack.pop()
+      at++
+    } else if (sign === "{" || sign === "[") {
+      const inner = { open: sign, close: sign === "{" ? "}" : "]", entries: [] }
+      stack.at(-1).entries.push([key, inner])
+      stack.push(inner)
+      key = null
+      at++
+    } else {
+      const end = endOfScalar(text, at)
+      const token = text.slice(at, end)
+      at = end
+      if (key === null && stack.at(-1).open === "{") key = token
+      else {
+        stack.at(-1).entries.push([key, { source: token }])
+        key = null
+      }
+    }
+  }
+  return root.entries[0][1]
+}
+
+/** The texts of `data` and `meta` of each row in an array of the answer. */
+function slicesOf(text, field) {
+  for (const [name, start] of members(text, skip(text, 0))) {
+    if (name !== field) continue
+    return [...items(text, start)].map((at) => Object.fromEntries([...members(text, at)].map(([key, from, to]) => [key, text.slice(from, to)])))
+  }
+  return []
+}
+
+/** Yield the name, start and end of each member of the object at a place. */
+function* members(text, at) {
+  for (at = skip(text, at + 1); text[at] === '"';) {
+    const end = endOfString(text, at)
+    const name = JSON.parse(text.slice(at, end))
+    const start = skip(text, skip(text, end) + 1)
+    const stop = endOfValue(text, start)
+    yield [name, start, stop]
+    at = skip(text, stop)
+    if (text[at] === ",") at = skip(text, at + 1)
+  }
+}
+
+/** Yield the start of each item of the array at a place. */
+function* items(text, at) {
+  for (at = skip(text, at + 1); text[at] !== "]";) {
+    yield at
+    at = skip(text, endOfValue(text, at))
+    if (text[at] === ",") at = skip(text, at + 1)
+  }
+}
+
+function skip(text, at) {
+  while (SPACE.has(text[at])) at++
+  return at
+}
+
+function endOfValue(text, at) {
+  let depth = 0
+  do {
+    const sign = text[at]
+    if (sign === '"') at = endOfString(text, at)
+    else {
+      if (sign === "{" || sign === "[") depth++
+      else if (sign === "}" || sign === "]") depth--
+      else if (depth === 0) return endOfScalar(text, at)
+      at++
+    }
+  } while (depth > 0)
+  return at
+}
+
+function endOfScalar(text, at) {
+  if (text[at] === '"') return endOfString(text, at)
+  while (at < text.length && !SPACE.has(text[at]) && !",]}:".includes(text[at])) at++
+  return at
+}
+
+/** The place after the string that begins at a place. A quote after an odd number of backslashes does not end it. */
+function endOfString(text, at) {
+  for (let end = text.indexOf('"', at + 1); ; end = text.indexOf('"', end + 1)) {
+    if (end < 0) return text.length
+    let before = end
+    while (text[before - 1] === "\\") before--
+    if ((end - before) % 2 === 0) return end + 1
+  }
+}
