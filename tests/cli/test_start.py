@@ -3,7 +3,11 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from tests.cli.terminal import Cli, Terminal, plain
 
@@ -82,3 +86,15 @@ def wait_until(user: Cli, look: object) -> None:
         if look():
             return
     raise AssertionError("not seen in time")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["settings"], ["--version"]], ids=" ".join)
+def test_closed_pipe_ends_a_command_without_a_traceback(words: list[str]) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    try:
+        command = [sys.executable, "-m", "topics", *words]
+        done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60)
+    finally:
+        os.close(write_end)
+    assert (done.returncode, done.stderr) == (1, "")

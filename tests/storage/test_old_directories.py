@@ -49,6 +49,12 @@ def _files(directory: Path) -> dict[str, bytes]:
     }
 
 
+def test_backup_of_an_old_directory_is_clean(case: tuple[Path, Any], tmp_path: Path) -> None:
+    directory, _ = case
+    assert main(["backup", str(directory), str(tmp_path / "backup")]) == 0
+    assert main(["verify", str(tmp_path / "backup")]) == 0
+
+
 def test_server_returns_everything_that_the_old_version_returned(case: tuple[Path, Any], tmp_path: Path) -> None:
     directory, expected = case
     server = ServerProcess(tmp_path / "server", {"data_dir": directory})

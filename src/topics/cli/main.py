@@ -32,7 +32,17 @@ def build_parser(words: list[str] | None = None) -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit status."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader of the output closed its pipe (`topics config | head`). Python would print an error at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code
+
+
+def _dispatch(words: list[str]) -> int:
     if words[:1] and words[0] in VERSION_FLAGS:
         if words[1:] in (
             [],
@@ -61,10 +71,6 @@ def _run(words: list[str]) -> int:
         if not pipeline_start.is_pipeline(words):
             return EXIT_INTERRUPTED
         return pipeline_start.print_interrupted(words)
-    except BrokenPipeError:
-        # The reader of the output closed its pipe (`topics config | head`). Python would print an error at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     return code
 
 

@@ -151,6 +151,15 @@ test("a signal ends a loop", async () => {
   for await (const _ of topics.follow(topic, { signal: stop.signal })) stop.abort()
 })
 
+test("a gap of a watch has the same reason as that of a read", async () => {
+  const topic = name()
+  await topics.putTopic(topic, { capRecords: 2 })
+  await topics.appendMany(topic, [1, 2, 3, 4, 5].map((data) => ({ data })))
+  const [gap] = await take(topics.watch({ [topic]: {} }), 1)
+  assert.ok(gap instanceof Gap)
+  assert.deepEqual([gap.firstSeq, gap.lastSeq, gap.reason], [1, 3, "cap"])
+})
+
 test("watch follows names and patterns", async () => {
   const topic = name()
   await topics.append(`${topic}.orders`, 1)
