@@ -394,9 +394,15 @@ def lose_range(topic: Topic, damage: Damaged) -> bool:
 
 
 def skip_to(topic: Topic, next_seq: int, reason: str) -> None:
-    """Record the seqs between the head and `next_seq` as lost: they may have been given out."""
+    """Record the seqs between the head and `next_seq` as lost: they may have been given out.
+
+    If only the seqs of the records before them are known, as those of an ephemeral topic after a start, these are lost,
+    too.
+    """
     if next_seq <= topic.head + 1:
         return
+    if not topic.count and topic.earliest <= topic.head:
+        topic.losses.add_rest(topic.earliest, topic.head, reason)
     topic.losses.add(topic.head + 1, next_seq - 1, reason)
     topic.head = next_seq - 1
     topic.next_seq = max(topic.next_seq, next_seq)  # later writes may have their seqs already

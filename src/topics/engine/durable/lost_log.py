@@ -16,7 +16,7 @@ from topics.engine.state.topics import State
 from topics.engine.write import apply
 from topics.storage.datadir import DataDir
 from topics.storage.log import entry as entries
-from topics.storage.log import ledger
+from topics.storage.log import ledger, walfile
 from topics.storage.log.frame import Head
 
 log = logs.Log("recovery")
@@ -51,6 +51,7 @@ class Check:
         self._dir = datadir
         self._state = state
         self._damage = damage
+        self._files = files
         self._account = account
         for path, at in self._account.damage:
             damage.append(f"{path} at byte {at}: the ledger is damaged here; nothing is lost while the log is whole")
@@ -78,7 +79,7 @@ class Check:
     def before_file(self, number: int | None) -> None:
         """Report the files that should have come before this one; all that are left without a number."""
         while self._missing and (number is None or self._missing[0] < number):
-            self._lose(self._dir.wal_path(self._missing.pop(0)), 0, "the log file is missing")
+            self._lose(self._missing.pop(0), 0, "the log file is missing")
 
     def entry(self, head: Head) -> None:
         """Note an entry of the log before it takes effect."""
@@ -96,14 +97,14 @@ class Check:
             return
         size_bytes = self._dir.fs.size(file.path)
         if end < expected.end:
-            self._lose(file.path, end, f"the log file ends here, and was written to byte {expected.end} at least")
+            self._lose(file.number, end, f"the log file ends here, and was written to byte {expected.end} at least")
         elif size_bytes < expected.size_bytes:
             what = f"the log file is cut short: {size_bytes} of {expected.size_bytes} bytes"
             if expected.left:  # the file is complete
                 self._damage.append(f"{file.path} at byte {size_bytes}: {what}; nothing is lost")
                 log.warning("log_cut_short", file=file.path, bytes=size_bytes, expected_bytes=expected.size_bytes)
             else:
-                self._lose(file.path, end, what)
+                self._lose(file.number, end, what)
 
     def end(self) -> None:
         """End the replay: make every topic skip the seqs that a missing part of the log may have assigned."""
@@ -139,7 +140,9 @@ class Check:
                 found.add(topic_id)
         return found
 
-    def _lose(self, path: str, offset: int, what: str) -> None:
+    def _lose(self, number: int, offset: int, what: str) -> None:
+        """Report a missing part of a log file, and restore the topics that only this part had created."""
+        path = self._dir.wal_path(number)
         self._missing_at = path, offset
         self._damage.append(f"{path} at byte {offset}: {what}")
         log.error("log_incomplete", file=path, offset=offset, what=what)
@@ -148,11 +151,22 @@ class Check:
         for topic_id in account.gone:
             if (topic := state.by_id.get(topic_id)) is not None:
                 apply.drop(state, topic)
+        known_later = self._created_after(number)
         for known in account.topics.values():
-            if known.topic_id not in self._known and known.topic_id not in state.by_id:
+            if known.topic_id not in self._known | known_later and known.topic_id not in state.by_id:
                 self._known.add(known.topic_id)
                 if known.name not in state.by_name:
                     apply.create(state, entries.Create(known.topic_id, known.name, known.epoch, known.config, 0))
+
+    def _created_after(self, number: int) -> set[int]:
+        """Return the ids of the topics that later log files create."""
+        return {
+            item.frame.head.topic_id
+            for file in self._files
+            if file.number > number
+            for item in walfile.scan(file.data)
+            if isinstance(item, walfile.FoundFrame) and item.frame.head.kind == entries.CREATE
+        }
 
 
 def _adjusted(expected: dict[int, ledger.Expected], files: list[LogFile]) -> dict[int, ledger.Expected]:
