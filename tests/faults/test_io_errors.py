@@ -95,6 +95,12 @@ def test_every_operation_is_refused_or_done_when_a_call_fails(failures: int, cou
     counts(f"in single operations (seed {SEED})", failing_calls=points)
 
 
+def test_failed_write_to_a_new_log_file_is_no_damage():
+    """The first frame of the new file was not synced, but the ledger said so: a power loss looked like damage."""
+    workload = ("begin_checkpoint", "archive_held")
+    assert sum(fails(workload, at, errno.EIO, 1, short=False) for at in calls_of(workload)) > 5
+
+
 def test_some_pairs_of_operations_are_refused_or_done_when_a_call_fails(counts: Counts) -> None:
     points = sweep(some(2, 8, SEED), failures=2)
     counts(f"in pairs of operations (seed {SEED})", failing_calls=points)

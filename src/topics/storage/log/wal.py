@@ -469,8 +469,6 @@ class Wal:
                 _close(self._spare[1])
             self._spare = None
             self._file = None
-            if not self._unsynced:
-                self._synced_to = max(self._synced_to, self.position)
 
 
 def _reason(error: Exception) -> str:
