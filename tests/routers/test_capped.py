@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.queues.harness import waiting
-from tests.routers.test_crashes import Film, check_unchanged, drain, looks, restarted
+from tests.routers.random_history import Film, check_unchanged, drain, looks, restarted
 from topics.engine.queue.verbs import Want
 from topics.engine.state.topic import leases_of
 from topics.errors import TopicsError

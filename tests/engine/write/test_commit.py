@@ -2,53 +2,15 @@
 
 import pytest
 
-from tests.engine.harness import FakeLog, objects, open_engine, read, record, seqs, write
-from topics.engine.engine import Engine
+from tests.engine.harness import objects, open_engine, read, record, seqs, write
+from tests.engine.write.commit_bench import DISK, EPHEMERAL, FSYNC, Bench, heads, is_refused
 from topics.engine.state.topic import FIRST_CEILING
 from topics.engine.steps import run_all
 from topics.engine.write import apply
-from topics.errors import Code, TopicsError
 from topics.model.records import TagMatch
 from topics.model.topic import ConfigPatch
 from topics.storage.log import entry as log_entry
 from topics.storage.log import frame
-from topics.testing.clock import SimClock
-
-FSYNC, DISK, EPHEMERAL = (ConfigPatch(durability=durability) for durability in ("fsync", "disk", "ephemeral"))
-
-
-class Bench:
-    """An engine on a log that the test makes fail, and whose syncs end when the test says so."""
-
-    def __init__(self, **topics: ConfigPatch) -> None:
-        self.log = FakeLog()
-        self.clock = SimClock()
-        self.engine: Engine = open_engine(self.clock, log=self.log)
-        for name, patch in topics.items():
-            self.engine.put_topic(name, patch)
-        self.turn()
-        self.log.frames.clear()
-
-    def turn(self) -> None:
-        self.engine.flush()
-        self.log.finish()
-
-    def kinds(self) -> list[int]:
-        return [head.kind for blob in self.log.frames for head in heads(blob)]
-
-
-def heads(blob: bytes) -> list[frame.Head]:
-    found, at = [], 0
-    while at < len(blob):
-        part, at = frame.decode(memoryview(blob), at)
-        found.append(part.head)
-    return found
-
-
-def is_refused(ticket) -> bool:
-    with pytest.raises(TopicsError) as caught:
-        ticket.value()
-    return caught.value.code is Code.READ_ONLY and caught.value.retry_after_ms is not None
 
 
 def test_nothing_takes_effect_before_the_turn_ends():
@@ -419,86 +381,6 @@ def test_single_writes_of_a_turn_share_an_entry_and_keep_their_seqs():
     found = objects(read(bench.engine, "a", limit=100))
     assert [(one["$seq"], one["data"]) for one in found] == list(enumerate([0, 1, 2, 5, 6, 7, 8, 9, 10, 11, 12], 1))
     assert bench.kinds() == [log_entry.APPEND] * 3
-
-
-# --- the ceiling of a topic that acknowledges without a sync
-
-
-def test_a_write_above_the_synced_ceiling_waits_for_it():
-    bench = Bench(a=DISK)
-    ticket = bench.engine.append("a", write())
-    bench.engine.flush()
-    topic = bench.engine.topic("a")
-    assert (ticket.done, topic.head) == (topic.ceiling >= 1, 1 if topic.ceiling >= 1 else 0)
-    bench.log.finish()
-    assert ticket.value().first <= topic.ceiling
-
-
-class SlowLog(FakeLog):
-    """Its `after_sync` comes with the sync, not before."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.after = []
-
-    def after_sync(self, done) -> None:
-        self.after.append(done)
-
-    def finish(self) -> None:
-        super().finish()
-        after, self.after = self.after, []
-        for done in after:
-            done()
-
-
-def test_no_seq_above_the_synced_ceiling_is_ever_acknowledged():
-    bench = Bench(a=DISK)
-    bench.log = bench.engine.commits.log = SlowLog()
-    topic = bench.engine.topic("a")
-    for turn in range(60):
-        tickets = [bench.engine.append("a", write(*[record()] * 40)) for _ in range(4)]
-        bench.engine.flush()
-        assert all(ticket.result.last <= topic.ceiling for ticket in tickets if ticket.done)
-        if turn % 7 == 6:
-            bench.log.finish()
-    bench.log.finish()
-    assert topic.head == 60 * 4 * 40
-
-
-def test_fast_writes_raise_the_ceiling_further_and_stop_waiting():
-    bench = Bench(a=DISK)
-    bench.log = bench.engine.commits.log = SlowLog()
-    waited = []
-    for _ in range(40):
-        for _ in range(10):  # turns in the time of one sync
-            tickets = [bench.engine.append("a", write(*[record()] * 100)) for _ in range(16)]
-            bench.engine.flush()
-        waited.append(not tickets[-1].done)
-        bench.log.finish()
-    assert waited[0]
-    assert not any(waited[10:])
-
-
-def test_a_first_write_beyond_the_first_ceiling_waits_for_its_sync():
-    bench = Bench()
-    small = bench.engine.append("a", write(*[record()] * FIRST_CEILING, config=DISK))
-    large = bench.engine.append("b", write(*[record()] * (FIRST_CEILING + 1), config=DISK))
-    bench.engine.flush()
-    assert (small.done, large.done) == (True, False)
-    bench.log.finish()
-    assert large.value().last == FIRST_CEILING + 1
-
-
-def test_a_ceiling_that_the_log_refused_is_raised_again():
-    bench = Bench(a=DISK)
-    topic = bench.engine.topic("a")
-    bench.engine.append("a", write())
-    bench.turn()
-    staged = topic.ceiling_staged
-    bench.log.write_fails = True
-    bench.engine.append("a", write(*[record()] * 5000))
-    bench.turn()
-    assert topic.ceiling_staged == staged
 
 
 def test_write_during_a_refusal_follows_no_refused_leader():

@@ -1,0 +1,82 @@
+"""The ceiling of a topic that acknowledges without a sync: no seq above the synced one is acknowledged."""
+
+from tests.engine.harness import FakeLog, record, write
+from tests.engine.write.commit_bench import DISK, Bench
+from topics.engine.state.topic import FIRST_CEILING
+
+
+def test_a_write_above_the_synced_ceiling_waits_for_it():
+    bench = Bench(a=DISK)
+    ticket = bench.engine.append("a", write())
+    bench.engine.flush()
+    topic = bench.engine.topic("a")
+    assert (ticket.done, topic.head) == (topic.ceiling >= 1, 1 if topic.ceiling >= 1 else 0)
+    bench.log.finish()
+    assert ticket.value().first <= topic.ceiling
+
+
+class SlowLog(FakeLog):
+    """Its `after_sync` comes with the sync, not before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.after = []
+
+    def after_sync(self, done) -> None:
+        self.after.append(done)
+
+    def finish(self) -> None:
+        super().finish()
+        after, self.after = self.after, []
+        for done in after:
+            done()
+
+
+def test_no_seq_above_the_synced_ceiling_is_ever_acknowledged():
+    bench = Bench(a=DISK)
+    bench.log = bench.engine.commits.log = SlowLog()
+    topic = bench.engine.topic("a")
+    for turn in range(60):
+        tickets = [bench.engine.append("a", write(*[record()] * 40)) for _ in range(4)]
+        bench.engine.flush()
+        assert all(ticket.result.last <= topic.ceiling for ticket in tickets if ticket.done)
+        if turn % 7 == 6:
+            bench.log.finish()
+    bench.log.finish()
+    assert topic.head == 60 * 4 * 40
+
+
+def test_fast_writes_raise_the_ceiling_further_and_stop_waiting():
+    bench = Bench(a=DISK)
+    bench.log = bench.engine.commits.log = SlowLog()
+    waited = []
+    for _ in range(40):
+        for _ in range(10):  # turns in the time of one sync
+            tickets = [bench.engine.append("a", write(*[record()] * 100)) for _ in range(16)]
+            bench.engine.flush()
+        waited.append(not tickets[-1].done)
+        bench.log.finish()
+    assert waited[0]
+    assert not any(waited[10:])
+
+
+def test_a_first_write_beyond_the_first_ceiling_waits_for_its_sync():
+    bench = Bench()
+    small = bench.engine.append("a", write(*[record()] * FIRST_CEILING, config=DISK))
+    large = bench.engine.append("b", write(*[record()] * (FIRST_CEILING + 1), config=DISK))
+    bench.engine.flush()
+    assert (small.done, large.done) == (True, False)
+    bench.log.finish()
+    assert large.value().last == FIRST_CEILING + 1
+
+
+def test_a_ceiling_that_the_log_refused_is_raised_again():
+    bench = Bench(a=DISK)
+    topic = bench.engine.topic("a")
+    bench.engine.append("a", write())
+    bench.turn()
+    staged = topic.ceiling_staged
+    bench.log.write_fails = True
+    bench.engine.append("a", write(*[record()] * 5000))
+    bench.turn()
+    assert topic.ceiling_staged == staged

@@ -1,0 +1,143 @@
+"""Routers and a crash at every file call: copies agree with their source, and keep their seqs on a cycle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.routers.random_history import Film, check_unchanged, looks
+from tests.sampling import SEED
+from topics.model.records import TagMatch
+from topics.model.router import RouterRequest
+from topics.testing.clock import SimClock
+from topics.testing.disk import SimDisk
+from topics.testing.harness import SimServer, TopicView
+from topics.testing.inode import CrashMode
+
+
+def scene(server: SimServer) -> Iterator[None]:
+    """Appends, forwards and cursors in every order that matters, with a chain, a filter and a direct write."""
+    routers = server.engine.routers
+    server.put("a", durability="fsync")
+    server.put("b", durability="fsync")
+    yield
+    server.done(routers.put("ab", RouterRequest(source="a", dest="b")))
+    server.done(routers.put("bc", RouterRequest(source="b", dest="c", filter="x", guarantee="exactly_once")))
+    yield
+    server.append("a", "1", "2", tag="x")
+    yield
+    routers.forwarder.drain()
+    yield
+    server.append("b", '"direct"', tag="x")
+    server.append("a", "3")
+    yield
+    server.delete("a", match=TagMatch("Eq", "x"))
+    routers.forwarder.drain()
+    yield
+    server.checkpoint()
+    server.append("a", "4", "5", tag="x")
+    server.delete("b", before_seq=3)
+    yield
+    routers.forwarder.drain()
+    server.put("a", durability="fsync", cap_records=2)
+    server.append("a", "6", "7", tag="x")
+    yield
+    routers.forwarder.drain()
+    server.done(routers.drop("bc"))
+    server.append("a", "8")
+    routers.forwarder.drain()
+    yield
+
+
+MODES: list[CrashMode] = ["keep", "lose", "tear", "reorder", "zero"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_copies_agree_with_their_source_after_any_crash(mode: CrashMode) -> None:
+    disk = Film(seed=SEED)
+    moments: list[SimDisk] = []
+    server = SimServer.start(disk)
+    disk.on_call = moments.append
+    for _ in scene(server):
+        moments.append(disk.clone())
+    disk.on_call = None
+    for at, moment in enumerate(moments):
+        try:
+            check_copies(SimServer(moment, clock=SimClock(server.clock.now_ms())).crash(mode))
+        except BaseException as error:
+            error.add_note(f"seed {SEED}, moment {at} of {len(moments)}, {mode}")
+            raise
+
+
+def check_copies(after: SimServer) -> None:
+    """The source is `fsync`: every record that it still has was copied exactly once, in order."""
+    engine = after.engine
+    engine.routers.forwarder.drain()
+    if "ab" in engine.routers.table.by_name:
+        assert engine.routers.get("ab").lag == 0
+        source, copies = after.data("a"), [data for data in after.data("b") if data != '"direct"']
+        assert copies == sorted(copies) == sorted(set(copies)), "in order, and none twice"
+        assert set(source) <= set(copies) | {"1", "2"}, "what is there was forwarded, or went with b's own delete"
+    found = after.view()
+    again = after.crash("keep")
+    again.engine.routers.forwarder.drain()
+    assert again.view() == found
+
+
+def ring(server: SimServer) -> Iterator[None]:
+    """Three topics in a circle, two of them with bounds, written to on all sides, opened and closed again."""
+    routers = server.engine.routers
+    server.put("a", durability="fsync")
+    server.put("b", durability="fsync", cap_records=4)
+    server.put("c", durability="fsync", cap_bytes=150)
+    circle = ["ab", "bc", "ca"]
+    for pair in circle:
+        server.done(routers.put(pair, RouterRequest(source=pair[0], dest=pair[1], allow_cycle=True)))
+    yield
+    for number in range(3):
+        for name in "abc":
+            server.append(name, str(number), f'"{name}{number}"')
+        yield
+        routers.forwarder.drain()
+        yield
+    server.checkpoint()
+    server.append("b", "7")
+    server.put("a", durability="fsync", cap_records=3)
+    routers.forwarder.drain()
+    yield
+    server.done(routers.drop("ca"))
+    server.append("a", "8")
+    routers.forwarder.drain()
+    yield
+    server.done(routers.put("ca", RouterRequest(source="c", dest="a", allow_cycle=True, guarantee="exactly_once")))
+    server.append("c", "9")
+    routers.forwarder.drain()
+    yield
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_records_on_a_cycle_keep_their_seqs_after_any_crash(mode: CrashMode) -> None:
+    disk = Film(seed=SEED)
+    server = SimServer.start(disk)
+    seen: dict[str, TopicView] = {}
+    moments: list[tuple[SimDisk, dict[str, TopicView]]] = []
+    disk.on_call = lambda copy: moments.append((copy, seen))
+    for _ in ring(server):
+        seen = looks(server)
+        moments.append((disk.clone(), seen))
+    disk.on_call = None
+    for at, (moment, before) in enumerate(moments):
+        try:
+            after = SimServer(moment, clock=SimClock(server.clock.now_ms())).crash(mode)
+            check_unchanged({**looks(after), **before}, after)
+            after.engine.routers.forwarder.drain()
+            check_unchanged({**looks(after), **before}, after)
+            found = looks(after)
+            assert looks(after.crash("keep")) == found
+            if mode in ("keep", "lose", "tear"):
+                reasons = {run[2] for view in found.values() for run in view.losses}
+                assert reasons <= {"evicted", "source_trim"}
+        except BaseException as error:
+            error.add_note(f"seed {SEED}, moment {at} of {len(moments)}, {mode}")
+            raise
