@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.terminal import TOPICS, Cli
+from tests.cli.terminal import TOPICS, Cli, Terminal
 from topics.cli import tree
 
 Api = Callable[..., Any]
@@ -36,7 +36,7 @@ def complete(cli: Cli, line: str, shell: str = "fish") -> list[str]:
     return cli.pipe("complete-line", shell, line).lines
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed: its completion script was not run")
 def test_bash_completes_commands_options_and_topics(cli: Cli) -> None:
     env = cli.env | {"PATH": f"{Path(TOPICS).parent}:{cli.env['PATH']}"}
 
@@ -51,12 +51,10 @@ def test_bash_completes_commands_options_and_topics(cli: Cli) -> None:
     assert tab("topics read chat:g") == ["general"]  # bash takes what follows the colon as the word
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed: its completion script was not run")
 def test_tab_completes_a_topic_in_an_interactive_bash(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "rc").write_text(f"PATH={Path(TOPICS).parent}:$PATH\nPS1='ready> '\nsource <(topics completion bash)\n")
-    import tests.cli.terminal as terminals
-
-    with terminals.Terminal(cli, "--rcfile", str(tmp_path / "rc"), "-i", program="bash") as shell:
+    with Terminal(cli, "--rcfile", str(tmp_path / "rc"), "-i", program="bash") as shell:
         shell.wait_for("ready> ")
         shell.type("topics state chat:gen\t")
         shell.wait_for("topics state chat:general ")
@@ -64,6 +62,55 @@ def test_tab_completes_a_topic_in_an_interactive_bash(cli: Cli, tmp_path: Path) 
         shell.wait_for('"topic":"chat:general"')
         shell.type("exit\n")
         assert shell.wait() == 0
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed: its completion script was not run")
+def test_tab_completes_in_an_interactive_zsh(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / ".zshrc").write_text(
+        f"PATH={Path(TOPICS).parent}:$PATH\nPS1='ready> '\nunsetopt zle_bracketed_paste\n"
+        "autoload -Uz compinit && compinit -u\nsource <(topics completion zsh)\n"
+    )
+    with Terminal(cli, "-i", program="zsh", ZDOTDIR=str(tmp_path)) as shell:
+        shell.wait_for("ready> ")
+        for typed, shown in (
+            ("topics app", "topics append "),
+            ("topics state chat:gen", "topics state chat:general "),
+            ("topics state 'chat:gen", "topics state 'chat:general' "),
+            ("topics read orders --fo", "topics read orders --follow "),
+            ("echo 1 | topics queue peek ma", "echo 1 | topics queue peek mail "),
+            ("topics append orders /etc/passw", "topics append orders /etc/passwd"),  # no candidate: files
+        ):
+            shell.type(f"{typed}\t")
+            shell.wait_for(shown)
+            shell.type("\x15")  # clears the line
+        shell.type("exit\n")
+        assert shell.wait() == 0
+
+
+# `complete -C LINE` prints what a Tab at the end of the line offers.
+FISH = """
+topics completion fish | source
+for line in $argv
+    echo "[$line]"
+    complete -C "$line" | string split -f 1 \\t
+end
+"""
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed: its completion script was not run")
+def test_fish_completes_names_and_offers_files_only_without_them(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "a-file").touch()
+    env = cli.env | {"PATH": f"{Path(TOPICS).parent}:{cli.env['PATH']}"}
+    lines = ("topics app", "topics queue peek ", "topics read chat:g", "topics read 'chat:g", "topics context use ",
+             "echo 1 | topics read orders --fo", "topics append orders a-")  # fmt: skip
+    done = subprocess.run(
+        ["fish", "-c", FISH, *lines], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.stderr == ""
+    found = {part.partition("]\n")[0]: part.partition("]\n")[2].split() for part in done.stdout.split("[")[1:]}
+    assert list(found.values()) == [
+        ["append"], ["mail"], ["chat:general"], ["chat:general"], ["prod"], ["--follow"], ["a-file"],
+    ]  # fmt: skip
 
 
 def test_commands_and_their_groups_are_completed(cli: Cli) -> None:

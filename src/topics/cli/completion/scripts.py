@@ -25,7 +25,8 @@ ZSH = """\
 # Completion of `topics` for zsh. Load it with: source <(topics completion zsh)
 _topics_complete() {
   local -a found
-  found=("${(@f)$(topics complete-line zsh "${BUFFER[1,CURSOR]}" 2>/dev/null)}")
+  local line="${(j: :)words[1,CURRENT-1]} $QIPREFIX$PREFIX"
+  found=("${(@f)$(topics complete-line zsh "$line" 2>/dev/null)}")
   if [[ -n "${found[*]}" ]]; then
     compadd -- "${found[@]}"
   else
@@ -38,9 +39,15 @@ compdef _topics_complete topics
 FISH = """\
 # Completion of `topics` for fish. Load it with: topics completion fish | source
 function __topics_complete
-    topics complete-line fish (commandline --cut-at-cursor) 2>/dev/null
+    set --local line (commandline --current-process --cut-at-cursor | string collect)
+    set --local found (topics complete-line fish $line 2>/dev/null)
+    if set --query found[1]
+        printf '%s\\n' $found
+    else
+        __fish_complete_path (commandline --current-token --cut-at-cursor)
+    end
 end
-complete --command topics --arguments '(__topics_complete)'
+complete --command topics --no-files --arguments '(__topics_complete)'
 """
 
 SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
