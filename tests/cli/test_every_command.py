@@ -1,0 +1,170 @@
+"""Every command of the tree runs against a real server, in a pipe and on a terminal. A command without a row fails."""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.cli.conftest import call
+from tests.cli.terminal import Cli, Done, Running, Terminal
+from tests.conftest import ServerProcess
+from topics.cli.main import build_parser
+
+TEXT = "text"  # prints text also in a pipe
+
+
+class Row(NamedTuple):
+    """Arguments that work in the world of this module. `WAY` stands for pipe or terminal, `DIR` for a directory."""
+
+    arguments: str
+    shows: str = ""  # part of the output on a terminal
+    form: str = "json"
+
+
+ROWS: dict[str, Row] = {
+    "serve": Row("--dev --json", "urls"),
+    "demo": Row("--time 1ms", "A shop is open at"),
+    "settings": Row("--port 7", "TOPICS_PORT", form=TEXT),
+    "ls": Row("", "orders"),
+    "create": Row("made-WAY --cap-records 5", "created made-WAY"),
+    "config": Row("orders --ttl 7d", "7 d"),
+    "state": Row("orders", "records"),
+    "rm": Row("old-WAY --yes", "removed old-WAY"),
+    "append": Row("orders 1 --tag t 2", "appended 2 records"),
+    "read": Row("capped", "lost seqs"),
+    "watch": Row("orders --from-start --limit 1", "orders"),
+    "delete": Row("orders --tag none --yes", "0 records"),
+    "queue ls": Row("", "mail"),
+    "queue claim": Row("mail --node claimer-WAY", "finish with"),
+    "queue ack": Row("mail 1 --node acker-WAY", "finished"),
+    "queue nack": Row("mail 1 --node other", "returned"),
+    "queue extend": Row("mail 1 --node other --lease 1m", "extended"),
+    "queue peek": Row("mail", "ready"),
+    "queue dead": Row("mail", "dead letters"),
+    "queue redrive": Row("mail --yes", "dead letters"),
+    "queue work": Row("work-WAY --until-empty -- cat", "finished 1 job"),
+    "router ls": Row("", "audit"),
+    "router create": Row("made-WAY --from orders --to copies-WAY", "created made-WAY"),
+    "router rm": Row("old-WAY --yes", "removed old-WAY"),
+    "router preview": Row("audit", "orders"),
+    "consumer ls": Row("orders", "billing"),
+    "consumer set": Row("orders made-WAY --seq 1", "created made-WAY"),
+    "consumer rm": Row("orders old-WAY --yes", "removed old-WAY"),
+    "top": Row("--count 1 --every 20ms", "topics top"),
+    "doctor": Row("", "server"),
+    "ping": Row("--count 1", "delivered"),
+    "bench": Row("append --time 10ms -j 1", "append"),
+    "context add": Row("made-WAY --url http://127.0.0.1:1", "added made-WAY"),
+    "context use": Row("here", "commands now use here"),
+    "context rm": Row("old-WAY", "removed old-WAY"),
+    "context ls": Row("", "here"),
+    "verify": Row("DIR/saved", "topics", form=TEXT),
+    "backup": Row("DIR/data DIR/backup-WAY", "topics", form=TEXT),
+    "restore": Row("DIR/saved DIR/restored-WAY", "topics", form=TEXT),
+    "completion": Row("bash", "complete-line", form=TEXT),
+    "version": Row("", form=TEXT),
+    # Spark takes seconds to start: tests/spark and tests/cli/test_pipeline_* run these.
+    "sql": Row("--help", "examples:", form=TEXT),
+    **{
+        f"pipeline {name}": Row("--help", "options of all pipelines", form=TEXT)
+        for name in ("archive", "audit", "compact", "erase", "maintain", "mirror", "replay", "rollup")
+    },
+}
+
+
+def leaves(
+    parser: argparse.ArgumentParser, path: tuple[str, ...] = ()
+) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Yield the commands below a parser that have no commands themselves."""
+    groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not groups:
+        yield " ".join(path), parser
+    for name, below in groups[0].choices.items() if groups else ():
+        yield from leaves(below, (*path, name))
+
+
+def test_every_command_has_a_row_and_takes_json() -> None:
+    found = dict(leaves(build_parser()))
+    assert set(found) == set(ROWS)
+    assert [name for name, parser in found.items() if "--json" not in parser._option_string_actions] == []
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("every-command")
+
+
+@pytest.fixture(scope="module")
+def server(directory: Path) -> Iterator[ServerProcess]:
+    running = ServerProcess(directory, {"data_dir": directory / "data"})
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="module")
+def world(server: ServerProcess, cli: Cli, directory: Path) -> Path:
+    """Fill the server, with one thing of each kind for the pipe and for the terminal. Return a directory with data."""
+
+    def send(method: str, path: str, body: object = None) -> None:
+        assert "error" not in call(server.port, method, f"/v0/{path}", body), path
+
+    def append(topic: str, count: int) -> None:
+        send("POST", f"topics/{topic}", {"records": [{"data": n} for n in range(count)]})
+
+    append("orders", 3)
+    send("PUT", "topics/capped", {"cap_records": 2})
+    append("capped", 5)
+    send("PUT", "topics/mail", {"type": "queue", "max_deliveries": 9, "dead_letter": "mail.dead"})
+    append("mail", 9)
+    send("PUT", "routers/audit", {"source": "orders", "dest": "orders.audit"})
+    send("PUT", "topics/orders/consumers/billing", {"seq": 1})
+    cli.pipe("context", "add", "here", "--url", server.url)
+    for way in ("pipe", "terminal"):
+        append(f"old-{way}", 1)
+        send("PUT", f"topics/work-{way}", {"type": "queue"})
+        append(f"work-{way}", 1)
+        send("PUT", f"routers/old-{way}", {"source": "orders", "dest": f"copies-{way}"})
+        send("PUT", f"topics/orders/consumers/old-{way}", {"seq": 1})
+        cli.pipe("context", "add", f"old-{way}", "--url", server.url)
+    assert cli.pipe("backup", str(directory / "data"), str(directory / "saved")).status == 0
+    return directory
+
+
+def words_of(name: str, way: str, world: Path) -> list[str]:
+    text = f"{name} {ROWS[name].arguments}".replace("WAY", way).replace("DIR", str(world))
+    return text.split()
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_command_prints_json_lines_in_a_pipe(name: str, cli: Cli, world: Path) -> None:
+    row, words = ROWS[name], words_of(name, "pipe", world)
+    done = _stopped(cli.start(*words)) if name == "serve" else cli.pipe(*words)
+    assert (done.status, "Traceback" in done.err) == (0, False), done
+    if row.form == "json":
+        assert [json.loads(line) for line in done.lines] or name == "queue dead", done
+    else:
+        assert done.out, done
+
+
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.arguments != "--help"])
+def test_command_speaks_to_a_person_on_a_terminal(name: str, cli: Cli, world: Path) -> None:
+    words = words_of(name, "terminal", world)
+    if name == "serve":
+        with Terminal(cli, *words) as terminal:
+            terminal.wait_for('"console"')
+            done = Done(terminal.interrupt(), terminal.seen, "")
+    else:
+        done = cli.tty(*words)
+    assert (done.status, "Traceback" in done.out) == (0, False), done
+    assert ROWS[name].shows.replace("WAY", "terminal") in done.out, done
+
+
+def _stopped(running: Running) -> Done:
+    """Wait until a server is ready, and stop it."""
+    with running:
+        lines = [running.line(), running.line()]  # where it listens, and its console once it is ready
+        done = running.interrupt()
+    return Done(done.status, "\n".join([*lines, done.out]), done.err)
