@@ -128,6 +128,7 @@ def test_contexts_choose_the_server(cli: Cli, server: ServerProcess, tmp_path: P
     assert user.pipe("ls", TOPICS_CONTEXT="here").status == 0
     assert user.pipe("context", "use", "here").status == 0
     assert user.pipe("ls").status == 0
+    assert "TOPICS_URL is set" in user.tty("context", "use", "here", TOPICS_URL="http://127.0.0.1:1").out
     listed = [json.loads(line) for line in user.pipe("context", "ls").lines]
     assert {row["name"]: row["current"] for row in listed} == {"here": True, "nowhere": False}
     assert "* here" in user.tty("context", "ls").out.replace("  ", " ")

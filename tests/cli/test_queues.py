@@ -181,3 +181,25 @@ def test_routers_are_previewed_created_listed_and_removed(cli: Cli, api: Api) ->
     assert cli.pipe("router", "rm", "eu").status == 2
     assert "removed eu" in cli.tty("router", "rm", "eu", typed="y\n").out
     assert cli.pipe("router", "rm", "eu", "--yes").status == 3
+
+
+EXACT = '{"a":1.10,"b":1e400,"c":12345678901234567890,"d":-0,"a":"\\u00e9"}'
+
+
+def test_jobs_and_dead_letters_are_printed_token_for_token(cli: Cli) -> None:
+    cli.pipe("create", "exact", "--type", "queue", "--max-deliveries", "1", "--dead-letter", "exact.dead")
+    cli.pipe("append", "exact", EXACT)
+    assert EXACT in cli.pipe("queue", "peek", "exact").out
+    assert EXACT in cli.tty("queue", "peek", "exact", columns=200).out
+    assert "no dead letters of exact to move" in cli.tty("queue", "redrive", "exact", "--yes").out
+    for verb in (("claim",), ("nack", "1"), ("claim",)):  # the second claim finds that the deliveries are used up
+        cli.pipe("queue", verb[0], "exact", *verb[1:])
+    assert EXACT in cli.pipe("queue", "dead", "exact").out
+    assert EXACT in cli.tty("queue", "dead", "exact", columns=200).out
+
+
+def test_peek_reads_further_pages(cli: Cli) -> None:
+    cli.pipe("create", "long", "--type", "queue")
+    cli.pipe("append", "long", "-", stdin="1\n" * 1500)
+    assert len(cli.pipe("queue", "peek", "long", "-n", "1200").lines) == 1200
+    assert len(cli.pipe("queue", "peek", "long").lines) == 20

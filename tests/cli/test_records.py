@@ -301,3 +301,28 @@ def test_delete_by_seq_takes_ranges(cli: Cli) -> None:
     cli.pipe("append", "seqs", *map(str, range(1, 9)))
     assert only(cli.pipe("delete", "seqs", "--seq", "1", "--seq", "3-5", "--yes"))["deleted"] == 4
     assert seqs(cli.pipe("read", "seqs")) == [2, 6, 7, 8]
+
+
+def test_options_stand_between_arguments(cli: Cli) -> None:
+    assert json.loads(cli.pipe("append", "between", "--tag", "a", "1", "--node", "n", "2").out)["count"] == 2
+    assert json.loads(cli.pipe("append", "--tag", "b", "between", "-5").out)["last_seq"] == 3
+    assert json.loads(cli.pipe("append", "between", "--records", '{"data":1,"tag":"c"}').out)["last_seq"] == 4
+    tags = [json.loads(line)["$tag"] for line in cli.pipe("read", "between").lines]
+    assert tags == ["a", "a", "b", "c"]
+    assert "required: TOPIC\n" in cli.pipe("append", "--tag", "a").err
+
+
+def test_lost_ranges_are_shown_by_state_and_ls(cli: Cli) -> None:
+    cli.pipe("create", "lossy-state", "--cap-records", "3")
+    cli.pipe("append", "lossy-state", *map(str, range(1, 11)))
+    cli.pipe("delete", "lossy-state", "--seq", "9", "--yes")
+    assert "lost        seqs 1 to 7 (cap)" in cli.tty("state", "lossy-state").out
+    ranges = [json.loads(line) for line in cli.pipe("state", "lossy-state", "--ranges").lines]
+    assert [(row["from_seq"], row["to_seq"], row["state"]) for row in ranges] == [
+        (1, 7, "cap"), (8, 8, "live"), (9, 9, "deleted"), (10, 10, "live"),
+    ]  # fmt: skip
+    shown = cli.tty("state", "lossy-state", "--ranges").lines
+    assert [line.split() for line in shown[:2]] == [["from", "to", "seqs", "state"], ["1", "7", "7", "lost", "(cap)"]]
+    listed = cli.tty("ls", "lossy-state").lines
+    assert (listed[0].split()[6], listed[1].split()[5]) == ("lost", "7")
+    assert json.loads(cli.pipe("ls", "lossy-state").out)["lost"] == 7

@@ -73,8 +73,26 @@ class Parser(argparse.ArgumentParser):
     The parser of a subcommand raises, and the top-level parser, which has all words, prints.
     """
 
+    _is_intermixed = False
+
     def error(self, message: str) -> NoReturn:
         raise _Mistake(self, message)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Take options before, between and after the arguments of a list: `append orders --tag a hello`.
+
+        Without this, argparse ends the list at the first option. After `--` there are no options.
+        """
+        words = list(sys.argv[1:] if args is None else args)
+        shapes = [action.nargs for action in self._get_positional_actions()]
+        has_list = any(shape in ("*", "+") for shape in shapes) and argparse.PARSER not in shapes
+        if self._is_intermixed or not has_list or "--" in words:
+            return super().parse_known_args(words, namespace)
+        self._is_intermixed = True
+        try:
+            return self.parse_known_intermixed_args(words, namespace)
+        finally:
+            self._is_intermixed = False
 
     def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
         words = list(sys.argv[1:] if args is None else args)

@@ -23,7 +23,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         Row("settings", "servers.settings", "print the settings of the server"),
     ),
     "Records": (
-        Row("ls", "data.ls", "list topics with their sizes, rates and lag"),
+        Row("ls", "data.ls", "list topics with their sizes, rates, losses and lag"),
         Row("create", "data.topics", "create a topic or a queue"),
         Row("config", "data.topics", "show or change the configuration of a topic"),
         Row("state", "data.topics", "show the state of a topic"),

@@ -48,12 +48,13 @@ class Field(NamedTuple):
 
 FIELDS = (
     Field("type", "--type", "TYPE", str, "log, or queue for jobs; cannot change later", ("log", "queue")),
-    Field("durability", "--durability", "CLASS", str, "when a write is acknowledged [disk]",
+    Field("durability", "--durability", "CLASS", str,
+          "when a write is acknowledged: ephemeral, memory, disk, fsync [disk]",
           ("ephemeral", "memory", "disk", "fsync")),
     Field("ttl_ms", "--ttl", "DURATION", parse_duration, "records older than this expire; 0 is never", show=duration),
     Field("cap_records", "--cap-records", "N", parse_count, "most records; 0 is no limit", show=count),
     Field("cap_bytes", "--cap-bytes", "SIZE", parse_size, "most bytes; 0 is no limit", show=size),
-    Field("discard", "--discard", "WHAT", str, "at a cap, evict the oldest records, or reject the write [old]",
+    Field("discard", "--discard", "WHAT", str, "at a cap: old evicts the oldest, reject refuses the write [old]",
           ("old", "reject")),
     Field("priority", "--priority", "N", _integer, "order of service under pressure, -1000 to 1000"),
     Field("auto_priority", "--auto-priority", "BOOL", _boolean, "serve topics first that were read recently [true]"),

@@ -36,7 +36,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _request(args: Args) -> Request:
-    return get(list_path("/v0/topics", prefix=args.pattern.partition("*")[0] or None))
+    return get(list_path("/v0/topics", prefix=args.pattern.partition("*")[0] or None, details=True))
 
 
 def _run(call: Call) -> int:
@@ -94,16 +94,18 @@ def _add_rates(call: Call, found: Topics, window_ms: int) -> None:
 
 
 def _print(call: Call, rows: list[dict[str, Any]], *, rates: bool) -> None:
-    columns = ["topic", "type", "records>", "size>", "head>", "lag>", *(["rate>"] if rates else []), "jobs"]
-    call.screen.table(columns, [_cells(row, rates=rates) for row in rows])
+    losses = any(row.get("lost") for row in rows)
+    extra = [*(["lost>"] if losses else []), *(["rate>"] if rates else [])]
+    columns = ["topic", "type", "records>", "size>", "head>", "lag>", *extra, "jobs"]
+    call.screen.table(columns, [_cells(row, losses=losses, rates=rates) for row in rows])
     call.screen.note(
         f"{counted(len(rows), 'topic')}, {counted(sum(row['count'] for row in rows), 'record')}, "
         f"{size(sum(row['bytes'] for row in rows))}"
     )
 
 
-def _cells(row: Mapping[str, Any], *, rates: bool) -> list[Cell]:
-    lag = row.get("lag")
+def _cells(row: Mapping[str, Any], *, losses: bool, rates: bool) -> list[Cell]:
+    lag, lost = row.get("lag"), row.get("lost")
     cells: list[Cell] = [
         Styled(row["topic"], "bold"),
         row["type"],
@@ -112,6 +114,8 @@ def _cells(row: Mapping[str, Any], *, rates: bool) -> list[Cell]:
         count(row["head_seq"]),
         "" if lag is None else Styled(count(lag), "yellow" if lag else "dim"),
     ]
+    if losses:
+        cells.append(Styled(count(lost), "red") if lost else "")
     if rates:
         cells.append(rate(row["rate"]))
     jobs = f"{row.get('ready', 0):,} ready, {row.get('in_flight', 0):,} in flight" if row["type"] == "queue" else ""
@@ -120,7 +124,7 @@ def _cells(row: Mapping[str, Any], *, rates: bool) -> list[Cell]:
 
 LS = Command(
     name="ls",
-    help="list topics with their sizes, rates and lag",
+    help="list topics with their sizes, rates, losses and lag",
     arguments=_arguments,
     request=_request,
     run=_run,

@@ -15,6 +15,9 @@ from topics.cli.output.screen import Cell, Styled
 from topics.cli.output.units import count, counted, duration, moment, size
 from topics.clock import SystemClock
 
+MAX_RANGES = 2000  # the most that the server returns
+LOST_SHOWN = 3
+
 
 def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
     for command in (CREATE, CONFIG, STATE, RM):
@@ -103,17 +106,57 @@ CONFIG = Command(
 
 def _state_arguments(parser: argparse.ArgumentParser) -> None:
     topic_argument(parser)
+    parser.add_argument(
+        "--ranges", action="store_true", help="print what has become of each seq: live, deleted, or why it was lost"
+    )
 
 
 def _state(args: Args) -> Request:
-    return get(topic_path(args.topic, touch=False))
+    return _timeline(args.topic) if args.ranges else get(topic_path(args.topic, touch=False))
 
 
-def _show_state(call: Call, answer: Mapping[str, Any]) -> None:
-    call.screen.fields(answer, _state_rows(answer))
+def _timeline(topic: str) -> Request:
+    return get(topic_path(topic, "timeline", ranges=MAX_RANGES))
 
 
-def _state_rows(state: Mapping[str, Any]) -> Iterator[tuple[str, Cell]]:
+def _run_state(call: Call) -> int:
+    if call.args.ranges:
+        return _print_ranges(call)
+    answer = call.server.json(_state(call.args))
+    answer.pop("performance", None)
+    lost = _lost_ranges(call.server.json(_timeline(call.args.topic))["ranges"]) if call.screen.is_human else []
+    call.screen.fields(answer, _state_rows(answer, lost))
+    return EXIT_DONE
+
+
+def _print_ranges(call: Call) -> int:
+    found = call.server.json(_timeline(call.args.topic))
+    if not call.screen.is_human:
+        for row in found["ranges"]:
+            call.screen.json(row)
+        return EXIT_DONE
+    rows: list[list[Cell]] = []
+    for row in found["ranges"]:
+        numbers = [f"{row[name]:,} {name}" for name in ("live", "deleted", "lost") if row.get(name)]
+        style = {"live": "green", "deleted": "dim", "archived": "dim", "merged": ""}.get(row["state"], "red")
+        seqs = row["to_seq"] - row["from_seq"] + 1
+        state = f"lost ({row['state']})" if style == "red" else ", ".join(numbers) or row["state"]
+        rows.append([str(row["from_seq"]), str(row["to_seq"]), f"{seqs:,}", Styled(state, style)])
+    if rows:
+        call.screen.table(("from>", "to>", "seqs>", "state"), rows)
+    if found["resolution"] > 1:
+        call.screen.note(f"there are too many ranges: those shorter than {found['resolution']} seqs are merged")
+    return EXIT_DONE
+
+
+def _lost_ranges(ranges: list[dict[str, Any]]) -> list[str]:
+    """Return the lost ranges of a timeline as text."""
+    known = ("live", "deleted", "archived", "merged")
+    exact = [f"{row['from_seq']} to {row['to_seq']} ({row['state']})" for row in ranges if row["state"] not in known]
+    return exact + [f"{row['lost']:,} of {row['from_seq']} to {row['to_seq']}" for row in ranges if row.get("lost")]
+
+
+def _state_rows(state: Mapping[str, Any], lost: list[str]) -> Iterator[tuple[str, Cell]]:
     now_ms = SystemClock().now_ms()
     yield "topic", Styled(state["topic"], "bold")
     yield "type", f"{state['type']}, {state['config']['durability']}"
@@ -122,6 +165,9 @@ def _state_rows(state: Mapping[str, Any]) -> Iterator[tuple[str, Cell]]:
         yield "seqs", f"{state['earliest_seq']} to {state['head_seq']}"
     else:
         yield "next seq", str(state["next_seq"])
+    if lost:
+        more = f", and {len(lost) - LOST_SHOWN} more ranges: see --ranges" if len(lost) > LOST_SHOWN else ""
+        yield "lost", Styled(f"seqs {', '.join(lost[:LOST_SHOWN])}{more}", "red")
     for name in ("last_write_ts", "last_read_ts"):
         ms = state[name]
         age = "never" if ms is None else f"{moment(ms, now_ms)} ({duration(max(now_ms - ms, 0))} ago)"
@@ -143,8 +189,12 @@ STATE = Command(
     help="show the state of a topic",
     arguments=_state_arguments,
     request=_state,
-    show=_show_state,
-    examples="  topics state orders\n  topics state orders | jq .head_seq\n",
+    run=_run_state,
+    examples="""\
+  topics state orders
+  topics state orders --ranges                 which seqs were lost, and why
+  topics state orders | jq .head_seq
+""",
 )
 
 

@@ -29,23 +29,40 @@ Execute = Callable[[argparse.Namespace], int]
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    verify = _add(subparsers, "verify", run_verify, "check every file of a data directory, without changing it")
+    verify = _add(
+        subparsers, "verify", run_verify, "check every file of a data directory, without changing it",
+        examples="  topics verify /var/lib/topics\n  topics verify /backup/topics --json\n",
+    )  # fmt: skip
     verify.add_argument("directory", metavar="DIR", help="data directory of a stopped server, or a backup")
     _add_cold_dir(verify)
-    backup = _add(subparsers, "backup", run_backup, "copy a data directory, also while its server runs")
+    backup = _add(
+        subparsers, "backup", run_backup, "copy a data directory, also while its server runs",
+        examples="  topics backup /var/lib/topics /backup/topics       the same again updates it\n",
+    )  # fmt: skip
     backup.add_argument("directory", metavar="DIR", help="data directory to copy")
     backup.add_argument("target", metavar="TARGET", help="new directory, or an earlier backup to update")
     _add_cold_dir(backup)
-    restore = _add(subparsers, "restore", run_restore, "restore a backup")
+    restore = _add(
+        subparsers, "restore", run_restore, "restore a backup",
+        examples="  topics restore /backup/topics /var/lib/topics --force      the server must be stopped\n",
+    )  # fmt: skip
     restore.add_argument("source", metavar="SOURCE", help="the backup")
     restore.add_argument("directory", metavar="DIR", help="new data directory; must be empty or absent")
     restore.add_argument("--force", action="store_true", help="move an existing data directory aside")
 
 
 def _add(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser], name: str, execute: Execute, text: str
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    execute: Execute,
+    text: str,
+    *,
+    examples: str,
 ) -> argparse.ArgumentParser:
-    parser = subparsers.add_parser(name, help=text, description=text.capitalize() + ".", allow_abbrev=False)
+    parser = subparsers.add_parser(
+        name, help=text, description=text.capitalize() + ".", epilog=f"examples:\n{examples.rstrip()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     parser.set_defaults(execute=lambda args: _guarded(execute, args))
     return parser

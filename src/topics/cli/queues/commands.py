@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from topics.cli.output.records import print_record
 from topics.cli.output.screen import Cell, Styled
 from topics.cli.output.units import count, counted, duration, parse_duration, parse_positive, parse_seqs
 from topics.cli.queues import dead, work
+from topics.cli.queues.jobs import data_of, raw_jobs
 from topics.cli.queues.node import add_node
 from topics.clock import SystemClock
 
@@ -211,13 +213,10 @@ def _peek(args: Args) -> Request:
 
 
 def _run_peek(call: Call) -> int:
-    from itertools import islice
-
-    path = topic_path(call.args.queue, "jobs", state=call.args.state)
-    jobs = list(islice(call.server.rows(get(path), "jobs"), call.args.limit))
+    jobs = _peeked(call)
     if not call.screen.is_human:
         for job in jobs:
-            call.screen.json(job)
+            call.screen.raw_line(job)
         return EXIT_DONE
     if jobs:
         columns = ("seq>", "state", "deliveries>", "held by", "until", "tag", "data")
@@ -226,9 +225,24 @@ def _run_peek(call: Call) -> int:
     return EXIT_DONE
 
 
-def _job_cells(job: Mapping[str, Any]) -> list[Cell]:
-    import json
+def _peeked(call: Call) -> list[bytes]:
+    """Return the first jobs, page by page, as encoded JSON."""
+    found: list[bytes] = []
+    cursor = None
+    while len(found) < call.args.limit:
+        most = min(call.args.limit - len(found), 1000)
+        body = call.server.send(
+            get(topic_path(call.args.queue, "jobs", state=call.args.state, page_size=most, cursor=cursor))
+        )
+        found += raw_jobs(body, "jobs")
+        cursor = json.loads(body).get("next_cursor")
+        if cursor is None:
+            break
+    return found
 
+
+def _job_cells(raw: bytes) -> list[Cell]:
+    job = json.loads(raw)
     now_ms = SystemClock().now_ms()
     until = job.get("deadline") or job.get("deliver_at")
     style = {"ready": "green", "in_flight": "yellow"}.get(job["state"], "dim")
@@ -239,7 +253,7 @@ def _job_cells(job: Mapping[str, Any]) -> list[Cell]:
         job.get("node") or "",
         "" if until is None or until < now_ms else f"in {duration(until - now_ms)}",
         job.get("$tag") or "",
-        json.dumps(job["data"], ensure_ascii=False),
+        data_of(raw),
     ]
 
 

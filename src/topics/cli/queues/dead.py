@@ -12,6 +12,7 @@ from topics.cli.output.ask import confirm
 from topics.cli.output.failures import EXIT_DONE, usage
 from topics.cli.output.screen import Styled
 from topics.cli.output.units import counted, moment, parse_positive, parse_seqs
+from topics.cli.queues.jobs import data_of, raw_jobs
 from topics.clock import SystemClock
 
 PAGE_LETTERS = 1000
@@ -38,7 +39,7 @@ def _run_dead(call: Call) -> int:
     letters = _letters(call, topic)
     if not call.screen.is_human:
         for letter in letters:
-            call.screen.json(letter)
+            call.screen.raw_line(letter)
         return EXIT_DONE
     if letters:
         call.screen.table(
@@ -50,28 +51,31 @@ def _run_dead(call: Call) -> int:
     return EXIT_DONE
 
 
-def _letters(call: Call, topic: str) -> list[dict[str, Any]]:
-    """Return the first dead letters that come from this queue."""
+def _letters(call: Call, topic: str) -> list[bytes]:
+    """Return the first dead letters that come from this queue, as encoded JSON."""
     from topics.errors import Code, TopicsError
 
-    found: list[dict[str, Any]] = []
+    found: list[bytes] = []
     cursor = 0
     while len(found) < call.args.limit:
         body = {"from_seq": cursor, "limit": PAGE_LETTERS, "include_tags": True}
         try:
-            page = call.server.json(post(topic_path(topic, "diff"), body))
+            text = call.server.send(post(topic_path(topic, "diff"), body))
         except TopicsError as error:
             if error.code is Code.TOPIC_NOT_FOUND:
                 return []  # the server creates the topic with the first dead letter
             raise
-        found += [one for one in page["records"] if one.get("meta", {}).get(ORIGIN) == call.args.queue]
+        page = json.loads(text)
+        pairs = zip(raw_jobs(text, "records"), page["records"], strict=True)
+        found += [raw for raw, one in pairs if one.get("meta", {}).get(ORIGIN) == call.args.queue]
         cursor = page["next_from_seq"]
         if page["caught_up"]:
             break
     return found[: call.args.limit]
 
 
-def _cells(letter: dict[str, Any]) -> list[Any]:
+def _cells(raw: bytes) -> list[Any]:
+    letter = json.loads(raw)
     meta = letter.get("meta", {})
     return [
         Styled(str(letter["$seq"]), "red"),
@@ -79,7 +83,7 @@ def _cells(letter: dict[str, Any]) -> list[Any]:
         str(meta.get(SOURCE_SEQ, "")),
         str(meta.get(DELIVERIES, "")),
         letter.get("$tag") or "",
-        json.dumps(letter["data"], ensure_ascii=False),
+        data_of(raw),
     ]
 
 
@@ -139,7 +143,11 @@ def _all_pages(call: Call, *, dry_run: bool) -> dict[str, Any]:
 
 
 def _report(call: Call, answer: dict[str, Any]) -> int:
-    if call.screen.is_human:
+    if call.screen.is_human and not answer["redriven"]:
+        call.screen.line(
+            f"no dead letters of {call.args.queue} to move; `topics queue dead {call.args.queue}` lists them"
+        )
+    elif call.screen.is_human:
         verb = "would move" if answer["dry_run"] else "moved"
         call.screen.line(f"{verb} {counted(answer['redriven'], 'dead letter')} back to {call.args.queue}")
     else:

@@ -8,6 +8,18 @@ import msgspec
 from msgspec import Raw
 
 
+class _Payload(msgspec.Struct):
+    data: Raw = Raw(b"null")
+
+
+def data_of(raw: bytes) -> str:
+    """Return the data of a job or record as it was written."""
+    try:
+        return bytes(msgspec.json.decode(raw, type=_Payload).data).decode()
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return json.dumps(json.loads(raw)["data"])
+
+
 def raw_jobs(body: bytes, member: str) -> list[bytes]:
     """Return the jobs of an answer. The decoder refuses half a surrogate pair; `json` keeps it."""
     try:

@@ -73,6 +73,7 @@ def _use(args: argparse.Namespace, known: Contexts, screen: Screen) -> bool:
     url = known.find(args.name).url
     known.current = args.name
     _report(screen, f"commands now use {args.name} ({url})", name=args.name, current=True)
+    _warn_of_variables(screen)
     return True
 
 
@@ -98,6 +99,14 @@ def _ls(args: argparse.Namespace, known: Contexts, screen: Screen) -> bool:
     else:
         screen.note("no contexts; `topics context add NAME --url URL` adds one")
     return False
+
+
+def _warn_of_variables(screen: Screen) -> None:
+    """Warn of a variable that commands prefer to the current context."""
+    for variable in ("TOPICS_URL", "TOPICS_CONTEXT"):
+        if os.environ.get(variable):
+            screen.warn(f"{variable} is set in this shell and comes before the current context: unset {variable}")
+            return
 
 
 def _report(screen: Screen, text: str, **fields: object) -> None:
