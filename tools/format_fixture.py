@@ -113,6 +113,11 @@ def fill_killed(server: OldServer) -> None:
     server.append("orders", 30, 1)
     server.call("POST", "/v0/topics/orders/delete", {"match": ["tag", "Glob", "tag-2*"]})
     _fill_queue(server)
+    if server.status("GET", "/v0/consumers") == 200:
+        for name in ("billing", "mail", "gone"):
+            server.call("PUT", f"/v0/topics/orders/consumers/{name}", {"seq": 12, "meta": {"host": "b7"}})
+        server.call("POST", "/v0/consumers", {"commits": [{"topic": "orders", "consumer": "mail", "seq": 31}]})
+        server.call("DELETE", "/v0/topics/orders/consumers/gone")
 
 
 def answers(server: OldServer) -> dict[str, Any]:

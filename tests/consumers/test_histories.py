@@ -22,7 +22,7 @@ from topics.model.consumer import ConsumerRequest
 from topics.model.topic import ArchiveConfig, ConfigPatch
 from topics.testing.disk import SimDisk
 
-NAMES = st.just("a")
+NAMES = st.sampled_from(["a", "a", "b"])  # changes to consumers of both share an entry
 CONSUMERS = st.sampled_from(["c1", "c2"])
 LONG = pytest.param(amount(800, 5_000), marks=pytest.mark.torture)
 
@@ -64,7 +64,8 @@ turns = st.builds(
     st.booleans(),
     st.booleans(),
 )
-first = st.builds(lambda patch: engine.Turn(0, [engine.Put("a", patch)]), st.builds(ConfigPatch, **caps))
+patches = st.builds(ConfigPatch, **caps)
+first = st.builds(lambda a, b: engine.Turn(0, [engine.Put("a", a), engine.Put("b", b)]), patches, patches)
 histories = st.builds(lambda begin, rest: [begin, *rest], first, st.lists(turns, min_size=2, max_size=12))
 
 
@@ -111,8 +112,9 @@ crash_verbs = st.one_of(
     st.tuples(st.just("drop"), NAMES),
 )
 crash_turns = faults.turns_of(crash_verbs, st.none() | st.integers(0, 30))
+configs = st.fixed_dictionaries(caps)
 crash_first = st.builds(
-    lambda config: faults.Turn(0, [("put", "a", config)], "", False, "on", None, ""), st.fixed_dictionaries(caps)
+    lambda a, b: faults.Turn(0, [("put", "a", a), ("put", "b", b)], "", False, "on", None, ""), configs, configs
 )
 crash_histories = st.builds(
     lambda begin, rest: [begin, *rest], crash_first, st.lists(crash_turns, min_size=2, max_size=12)

@@ -220,11 +220,13 @@ def test_many_consumers_commit_with_one_request(api: Api, topic: str):
         {"topic": other, "consumer": "billing", "seq": 9},
         {"topic": topic, "consumer": "absent", "seq": 1},
         {"topic": "nowhere", "consumer": "billing", "seq": 1},
+        {"topic": other, "consumer": "billing", "seq": 2**64},
     ]
     answer = succeeded(api.call("POST", "/v0/consumers", {"commits": wanted}))
     assert answer["committed"] == 3, "a commit that is behind the position has taken effect before"
     assert [(row["topic"], row["code"]) for row in answer["refused"]] == [
         (other, "invalid_request"), (topic, "consumer_not_found"), ("nowhere", "topic_not_found"),
+        (other, "invalid_request"),
     ]  # fmt: skip
     assert (api.get(url(topic))["seq"], api.get(url(other))["seq"]) == (5, 2)
 

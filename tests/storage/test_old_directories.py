@@ -33,7 +33,13 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Any]:
 
 def test_archives_reach_back_to_the_first_version_of_the_format() -> None:
     names = [path.name.removesuffix(".tar.gz") for path in ARCHIVES]
-    assert names == ["1-a-first", "1-b-before-ledger", "1-c-before-consumers", "1-d-consumers"]
+    assert names == [
+        "1-a-first",
+        "1-b-before-ledger",
+        "1-c-before-consumers",
+        "1-d-consumers",
+        "1-e-consumers-by-topic",
+    ]
 
 
 def test_verify_finds_an_old_directory_clean(case: tuple[Path, Any], capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,8 +20,8 @@ from msgspec import Struct
 
 from topics.clock import Clock
 from topics.engine import pressure, retention
-from topics.engine.consumers.consumer_log import Consumed
-from topics.engine.consumers.verbs import Consumers, complete
+from topics.engine.consumers.batch import ConsumerBatch
+from topics.engine.consumers.verbs import Consumers
 from topics.engine.durable.deferred_replay import PER_STEP, Backlog, CurrentTopics
 from topics.engine.queue.verbs import Queues
 from topics.engine.read import timeline
@@ -57,8 +57,8 @@ class Dropped(Struct):
 
 def _join(leader: Ticket, followers: list[Ticket]) -> None:
     """Complete the entry of a ticket that others follow, at the end of the turn."""
-    if type(leader.entry) is Consumed:
-        complete(leader)
+    if type(leader.entry) is ConsumerBatch:
+        leader.entry.close()
     else:
         join(leader, followers)
 

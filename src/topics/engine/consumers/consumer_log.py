@@ -1,4 +1,4 @@
-"""Consumers in the log and in snapshots. All changes to the consumers of a topic in one turn share one entry."""
+"""Consumers in the log and in snapshots. Changes of one turn share one entry, also those of several topics."""
 
 from __future__ import annotations
 
@@ -16,11 +16,28 @@ from topics.storage.log import entry as log
 
 
 @log.known
-class Consumed(Struct, array_like=True):
-    """Consumers of a topic ended (`gone`), began or changed (`put`) or moved, in this order.
+class ConsumersChanged(Struct, array_like=True):
+    """Consumers of topics ended (`gone`), began or changed (`put`) or moved, in this order.
 
-    `gone` has numbers of consumers, `moved` has numbers and seqs in turn.
+    `gone` has topic ids and numbers of consumers in turn, `moved` has topic ids, numbers and seqs in turn. `topic_id`
+    is one of these topics.
     """
+
+    kind: ClassVar[int] = log.CONSUMERS_CHANGED
+    topic_id: int
+    at_ms: int
+    moved: list[int] = []
+    put: list[tuple[int, Consumer]] = []
+    gone: list[int] = []
+
+    def topic_ids(self) -> set[int]:
+        """Return the ids of all topics whose consumers change."""
+        return {*self.moved[::3], *(topic_id for topic_id, _ in self.put), *self.gone[::2]}
+
+
+@log.known
+class Consumed(Struct, array_like=True):
+    """The same for the consumers of one topic, without its id in the lists: written by earlier versions."""
 
     kind: ClassVar[int] = log.CONSUMED
     topic_id: int
@@ -44,24 +61,52 @@ def consumers_of(topic: Topic) -> TopicConsumers:
     return topic.consumers
 
 
-@apply.replays(Consumed)
-def consumed(state: State, entry: Consumed) -> None:
-    """Change the consumers of a topic."""
-    topic = state.by_id.get(entry.topic_id)
-    if topic is None:
-        return
-    own = topic.consumers or consumers_of(topic)
+@apply.replays(ConsumersChanged)
+def change_consumers(state: State, entry: ConsumersChanged) -> None:
+    """Change the consumers of topics. A topic that no longer exists is left out."""
+    by_id, at_ms = state.by_id, entry.at_ms
     if entry.put or entry.gone:
-        for number in entry.gone:
-            own.remove(number)
-        for consumer in entry.put:
-            own.put(consumer)
-        state.note_consumers(topic)
-    moved = entry.moved
-    for at in range(0, len(moved), 2):
-        one = own.by_number.get(moved[at])
+        _put_and_remove(state, entry)
+    fields = iter(entry.moved)
+    for topic_id, number, seq in zip(fields, fields, fields, strict=True):
+        topic = by_id.get(topic_id)
+        if topic is None or topic.consumers is None:
+            continue
+        one = topic.consumers.by_number.get(number)
         if one is not None:
-            one.seq, one.at_ms = moved[at + 1], entry.at_ms
+            one.seq = seq
+            one.at_ms = at_ms
+
+
+def _put_and_remove(state: State, entry: ConsumersChanged) -> None:
+    changed: dict[Topic, None] = {}
+    fields = iter(entry.gone)
+    for topic_id, number in zip(fields, fields, strict=True):
+        if (topic := state.by_id.get(topic_id)) is not None:
+            consumers_of(topic).remove(number)
+            changed[topic] = None
+    for topic_id, consumer in entry.put:
+        if (topic := state.by_id.get(topic_id)) is not None:
+            consumers_of(topic).put(consumer)
+            changed[topic] = None
+    for topic in changed:
+        state.note_consumers(topic)
+
+
+@apply.replays(Consumed)
+def _replay_consumed(state: State, entry: Consumed) -> None:
+    """Change the consumers of one topic, as earlier versions logged it."""
+    topic_id, moved = entry.topic_id, iter(entry.moved)
+    change_consumers(
+        state,
+        ConsumersChanged(
+            topic_id,
+            entry.at_ms,
+            [field for number, seq in zip(moved, moved, strict=True) for field in (topic_id, number, seq)],
+            [(topic_id, consumer) for consumer in entry.put],
+            [field for number in entry.gone for field in (topic_id, number)],
+        ),
+    )
 
 
 def recovered(state: State, topic: Topic) -> None:

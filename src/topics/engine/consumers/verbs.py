@@ -1,9 +1,9 @@
 """The verbs of named consumers: store, commit, read by name, list, delete, expire.
 
-A verb decides by what the consumer will be once all changes under way have taken effect. All changes of one topic in
-one turn are collected in a `Batch`: one ticket and one log frame, however many requests there were. Each request gets a
-ticket of its own, which follows that of the batch. So does a request that changes nothing because of a batch under way:
-its answer must not be sent before that change is durable, nor at all if the log refuses it.
+A verb decides by what the consumer will be once all changes under way have taken effect. The changes of one turn are
+collected, see `batch`, and the ticket of each request follows that of its batch. So does a request that changes nothing
+because of a batch under way: its answer must not be sent before that change is durable, nor at all if the log refuses
+it.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from itertools import islice
 
 from msgspec import UNSET, Struct, UnsetType, structs
 
-from topics.engine.consumers.consumer_log import Consumed, consumed, consumers_of
+from topics.engine.consumers.batch import BatchPart, ConsumerBatch, ConsumerBatches
+from topics.engine.consumers.consumer_log import consumers_of
 from topics.engine.state.consumers import Consumer, TopicConsumers
 from topics.engine.state.topic import Topic
-from topics.engine.state.topics import State
 from topics.engine.write.archived import check_epoch
 from topics.engine.write.commit import Ticket
 from topics.engine.write.staging import Staging
 from topics.errors import Code, TopicsError, invalid
 from topics.model.consumer import ConsumerRequest, consumer_moved, consumer_not_found, encode_meta
 from topics.model.names import check_consumer
-from topics.storage.log import entry as log
 
 
 class StoredConsumer(Struct):
@@ -46,53 +45,12 @@ class Removed(Struct):
 Outcome = StoredConsumer | Removed
 
 
-class Batch:
-    """The changes to the consumers of one topic in one turn. The ticket of the first one leads the others.
-
-    Methods instead of closures, and fields that are None until they are needed: most batches are one move.
-    """
-
-    __slots__ = ("after", "gone", "outcome", "own", "put", "state", "ticket", "turn")
-
-    def __init__(self, state: State, own: TopicConsumers, ticket: Ticket, turn: int, outcome: Outcome) -> None:
-        self.state = state
-        self.own = own
-        self.ticket = ticket
-        self.turn = turn
-        self.outcome = outcome  # of the first change
-        self.after: dict[str, Consumer | None] = {}  # what each will be; None if it ends
-        self.put: set[str] | None = None  # those that begin, or change in more than their position
-        self.gone: list[int] | None = None
-
-    def fill(self, entry: Consumed) -> None:
-        """Write the outcome of all changes into the entry."""
-        put, moved = self.put, entry.moved
-        for name, consumer in self.after.items():
-            if consumer is None:
-                continue
-            if put is not None and name in put:
-                entry.put.append(consumer)
-            else:
-                moved += (consumer.number, consumer.seq)
-        if self.gone is not None:
-            entry.gone += self.gone
-
-    def take_effect(self, ticket: Ticket) -> Outcome:
-        self.own.batches.remove(self)
-        consumed(self.state, ticket.entry)
-        for follower in ticket.followers or ():
-            follower.result = follower.entry
-        return self.outcome
-
-    def undo(self) -> None:
-        self.own.batches.remove(self)
-
-
 class Consumers:
     """The named consumers of all topics."""
 
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
+        self._batches = ConsumerBatches(staging)
         self._began_ms = staging.clock.now_ms()  # time in which the server was down does not count as unused
 
     # --- changes
@@ -108,7 +66,8 @@ class Consumers:
             raise invalid(f"seq {wanted.seq} is beyond the head of the topic ({topic.head})", field="seq")
         if before is not None and _only_moves(wanted):
             own.delivered.pop(name, None)
-            return self._move(topic, own, before, before.seq if wanted.seq is UNSET else wanted.seq)
+            seq = before.seq if wanted.seq is UNSET else wanted.seq
+            return self._move(topic, own, before, seq).follow(StoredConsumer(topic, name, seq, False))
         meta: bytes | UnsetType | None = UNSET if wanted.meta is UNSET else encode_meta(wanted.meta)
         created = before is None
         if before is None:
@@ -119,7 +78,7 @@ class Consumers:
         if after.hold and not after.max_hold_bytes:
             raise invalid("hold needs max_hold_bytes: how many bytes may be held", field="max_hold_bytes")
         own.delivered.pop(name, None)
-        return self._stage(topic, own, after, StoredConsumer(topic, name, after.seq, created), whole=True)
+        return self._stage(topic, own, after, whole=True).follow(StoredConsumer(topic, name, after.seq, created))
 
     def open(self, topic_name: str, name: str, *, commit: bool | int, epoch: int | None = None) -> Ticket:
         """Return the position of a consumer that is about to read. Ends with `StoredConsumer`.
@@ -134,31 +93,30 @@ class Consumers:
             if type(commit) is int and commit:
                 raise consumer_not_found(topic.name, name)
             after = self._new(topic, own, name)
-            return self._stage(topic, own, after, StoredConsumer(topic, name, 0, True), whole=True)
+            return self._stage(topic, own, after, whole=True).follow(StoredConsumer(topic, name, 0, True))
         upto = own.delivered.get(name, 0) if commit is True else int(commit)
         if upto > topic.head:
             raise invalid(f"seq {upto} is beyond the head of the topic ({topic.head})", field="commit")
-        return self.move(topic_name, name, upto)
+        batch = self._advance(topic, own, before, upto)
+        return _follow(batch, StoredConsumer(topic, name, max(before.seq, upto), False))
 
-    def move(self, topic_name: str, name: str, seq: int) -> Ticket:
-        """Move a consumer that exists to `seq`, never back. Ends with `StoredConsumer`. Raises `consumer_not_found`."""
+    def move(self, topic_name: str, name: str, seq: int) -> ConsumerBatch | None:
+        """Move a consumer that exists to `seq`, never back. Raises `consumer_not_found`.
+
+        Return the batch that the answer has to wait for, if any: a request with many moves follows each batch once.
+        """
         topic, own, before = self._latest(topic_name, name)
         if before is None:
             raise consumer_not_found(topic.name, name)
         if seq > topic.head:
             raise invalid(f"seq {seq} is beyond the head of the topic ({topic.head})", field="seq")
-        if before.expire_ms:
-            own.read_ms[name] = self._staging.clock.now_ms()
-        if seq <= before.seq:
-            return _unchanged(own, name, StoredConsumer(topic, name, before.seq, False))
-        return self._move(topic, own, before, seq)
+        return self._advance(topic, own, before, seq)
 
     def drop(self, topic_name: str, name: str) -> Ticket:
         """Delete a consumer; one that does not exist is no error. Ends with `Removed`."""
         topic, own, before = self._latest(topic_name, name)
-        if before is None:
-            return _unchanged(own, name, Removed(topic.name, name, False))
-        return self._end(topic, own, before, Removed(topic.name, name, True))
+        batch = _changing(own, name) if before is None else self._end(topic, own, before)
+        return _follow(batch, Removed(topic.name, name, before is not None))
 
     def sweep(self, *, topics: int) -> None:
         """Delete the consumers that were not used for their `expire_ms`, in at most so many topics."""
@@ -171,7 +129,7 @@ class Consumers:
                 continue
             for consumer in [one for one in own.by_name.values() if one.expire_ms]:
                 if self._unused(own, consumer, now_ms) and self._ahead(own, consumer.name) is consumer:
-                    self._end(topic, own, consumer, Removed(topic.name, consumer.name, True))
+                    self._end(topic, own, consumer)
 
     def note_delivered(self, topic: Topic, name: str, seq: int) -> None:
         """Remember that an answer to this name had all records up to `seq`: a commit acknowledges these."""
@@ -226,19 +184,19 @@ class Consumers:
         if topic is None or topic.changing:
             topic = self._staging.topic(topic_name)
         own = topic.consumers or consumers_of(topic)
-        found = self._ahead(own, name) if own.batches else own.by_name.get(name)
+        found = self._ahead(own, name) if own.under_way else own.by_name.get(name)
         if found is None:
             check_consumer(name)
         elif found.expire_ms and self._unused(own, found, self._staging.clock.now_ms()):
-            self._end(topic, own, found, Removed(topic.name, name, True))
+            self._end(topic, own, found)
             found = None
         return topic, own, found
 
     @staticmethod
     def _ahead(own: TopicConsumers, name: str) -> Consumer | None:
-        for batch in reversed(own.batches):
-            if name in batch.after:
-                found: Consumer | None = batch.after[name]
+        for part in reversed(own.under_way):
+            if name in part.after:
+                found: Consumer | None = part.after[name]
                 return found
         return own.by_name.get(name)
 
@@ -251,7 +209,7 @@ class Consumers:
     def _new(self, topic: Topic, own: TopicConsumers, name: str) -> Consumer:
         """Return a consumer that begins at 0. Raises `throttled` if the topic has as many as it may have."""
         limit = self._staging.limits.max_consumers
-        coming = {other for batch in own.batches for other, one in batch.after.items() if one is not None}
+        coming = {other for part in own.under_way for other, one in part.after.items() if one is not None}
         if limit and len(own.by_name.keys() | coming) >= limit:
             raise TopicsError(
                 Code.THROTTLED,
@@ -263,79 +221,50 @@ class Consumers:
         own.next_number += 1
         return Consumer(number, name, 0, self._staging.clock.now_ms())
 
-    def _move(self, topic: Topic, own: TopicConsumers, before: Consumer, seq: int) -> Ticket:
+    def _advance(self, topic: Topic, own: TopicConsumers, before: Consumer, seq: int) -> ConsumerBatch | None:
+        """Move a consumer to `seq` unless it is there already. Return the batch that the answer has to wait for."""
+        if before.expire_ms:
+            own.read_ms[before.name] = self._staging.clock.now_ms()
+        if seq <= before.seq:
+            return _changing(own, before.name)
+        return self._move(topic, own, before, seq)
+
+    def _move(self, topic: Topic, own: TopicConsumers, before: Consumer, seq: int) -> ConsumerBatch:
         after: Consumer = before.__copy__()  # type: ignore[attr-defined]  # `copy.copy` takes three times as long
         after.seq = seq
-        return self._stage(topic, own, after, StoredConsumer(topic, before.name, seq, False), whole=False)
+        return self._stage(topic, own, after, whole=False)
 
-    def _stage(
-        self, topic: Topic, own: TopicConsumers, after: Consumer, outcome: StoredConsumer, *, whole: bool
-    ) -> Ticket:
+    def _stage(self, topic: Topic, own: TopicConsumers, after: Consumer, *, whole: bool) -> ConsumerBatch:
         """Add a change to the batch of this turn; `whole` if more than the position changes."""
-        ticket, batch = self._join(topic, own, outcome)
-        after.at_ms = batch.ticket.entry.at_ms
-        batch.after[after.name] = after
+        part = self._batches.part(topic, own)
+        after.at_ms = part.batch.at_ms
+        part.after[after.name] = after
         if whole:
-            if batch.put is None:
-                batch.put = set()
-            batch.put.add(after.name)
-        return ticket
+            if part.put is None:
+                part.put = set()
+            part.put.add(after.name)
+        return part.batch
 
-    def _end(self, topic: Topic, own: TopicConsumers, consumer: Consumer, outcome: Removed) -> Ticket:
-        ticket, batch = self._join(topic, own, outcome)
-        batch.after[consumer.name] = None
-        if batch.gone is None:
-            batch.gone = []
-        batch.gone.append(consumer.number)
-        return ticket
-
-    def _join(self, topic: Topic, own: TopicConsumers, outcome: Outcome) -> tuple[Ticket, Batch]:
-        """Return a ticket for one change, and the batch that collects the changes of this turn."""
-        commits = self._staging.commits
-        batches = own.batches
-        if batches and batches[-1].turn == commits.turn:
-            batch: Batch = batches[-1]
-            follower = Ticket(entry=outcome)
-            assert batch.ticket.followers is not None
-            batch.ticket.followers.append(follower)
-            return follower, batch
-        entry = Consumed(topic.topic_id, self._staging.clock.now_ms())
-        ticket = Ticket(topic, None, None, entry, followers=[])
-        batch = Batch(self._staging.state, own, ticket, commits.turn, outcome)
-        ticket.apply, ticket.undo = batch.take_effect, batch.undo
-        durability = topic.config.durability
-        if self._staging.logged and durability != "ephemeral":
-            ticket.frame = b""  # `complete` adds the entry, behind what routers need
-            ticket.gated = durability == "fsync"
-        leader = topic.leader
-        commits.stage(ticket)
-        topic.leader = leader  # an append may still follow it: neither depends on the order of the two
-        batches.append(batch)
-        return ticket, batch
+    def _end(self, topic: Topic, own: TopicConsumers, consumer: Consumer) -> ConsumerBatch:
+        part = self._batches.part(topic, own)
+        part.after[consumer.name] = None
+        if part.gone is None:
+            part.gone = []
+        part.gone.append(consumer.number)
+        return part.batch
 
 
-def _unchanged(own: TopicConsumers, name: str, outcome: Outcome) -> Ticket:
-    """Return a ticket for a request that changes nothing. It ends with the change that made it needless, if any."""
-    for batch in reversed(own.batches):
-        if name in batch.after:
-            follower = Ticket(entry=outcome)
-            batch.ticket.followers.append(follower)
-            return follower
-    return Ticket.of(outcome)
+def _changing(own: TopicConsumers, name: str) -> ConsumerBatch | None:
+    """Return the newest batch under way that changes this consumer."""
+    part: BatchPart | None = next((part for part in reversed(own.under_way) if name in part.after), None)
+    return None if part is None else part.batch
+
+
+def _follow(batch: ConsumerBatch | None, outcome: Outcome) -> Ticket:
+    return Ticket.of(outcome) if batch is None else batch.follow(outcome)
 
 
 def _only_moves(wanted: ConsumerRequest) -> bool:
     return (
         wanted.meta is UNSET and wanted.expire_ms is UNSET and wanted.hold is UNSET and wanted.max_hold_bytes is UNSET
     )
-
-
-def complete(leader: Ticket) -> None:
-    """Write the changes of a batch into its entry and frame: the turn ends. See `Commits.flush`."""
-    assert leader.topic is not None
-    assert leader.topic.consumers is not None
-    batches: list[Batch] = leader.topic.consumers.batches
-    batch = batches[-1] if batches[-1].ticket is leader else next(one for one in batches if one.ticket is leader)
-    batch.fill(leader.entry)
-    if leader.frame is not None:
-        leader.frame += log.encode(leader.entry)

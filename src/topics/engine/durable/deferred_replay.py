@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 
 from topics import logs
 from topics.engine import retention
+from topics.engine.consumers.consumer_log import ConsumersChanged
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.engine.write import apply
@@ -55,6 +56,8 @@ class Backlog:
         if kind != entries.APPEND:
             if entries.CEILING < kind < entries.ARCHIVED:  # an entry of routers or queues may name any topic
                 self.replay_all(state)
+            elif kind == entries.CONSUMERS_CHANGED:
+                self._replay_named(state, found)
             elif topic is not None:
                 self.replay(state, topic)
             return False
@@ -74,6 +77,19 @@ class Backlog:
         self._heads.pop(topic.topic_id, None)
         for data in self._waiting.pop(topic.topic_id, ()):
             _replay(state, topic, data)
+
+    def _replay_named(self, state: State, found: frame.Frame) -> None:
+        """Replay the topics whose consumers the entry changes: a hold must find the records that were there."""
+        if not self._waiting:
+            return
+        try:
+            entry = entries.decode(found, path="", at=0)
+        except Corrupt:
+            return  # recovery reports it when it replays the entry, and then replays everything that waits
+        assert isinstance(entry, ConsumersChanged)
+        for topic_id in entry.topic_ids() & self._waiting.keys():
+            if (topic := state.by_id.get(topic_id)) is not None:
+                self.replay(state, topic)
 
     def replay_all(self, state: State) -> None:
         for topic_id in list(self._waiting):

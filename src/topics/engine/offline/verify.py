@@ -329,6 +329,8 @@ class _Verifier:
             self._damaged_seqs(file.path, item.at, what, name, head.first, head.first + head.count - 1)
         else:
             known = "" if name is None else f"; a change of topic {name}"
+            if name is not None and head is not None and head.kind == entries.CONSUMERS_CHANGED:
+                known = f"; changes of consumers of topic {name} and perhaps of others"
             next_step = f"{RESTORE}, if the damage can be located"
             self._found(file.path, item.at, f"{size} damaged bytes in the log{known}", next_step, topic=name)
 

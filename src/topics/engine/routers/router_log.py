@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from topics.engine import retention
-from topics.engine.consumers.consumer_log import Consumed
+from topics.engine.consumers.batch import ConsumerBatch
 from topics.engine.routers import replay
 from topics.engine.routers.copy import count_lost, mark
 from topics.engine.routers.graph import Links, Router, links_of
@@ -19,7 +19,7 @@ from topics.storage.log import entry as log
 from topics.storage.log.router_entry import Copies, Resume, Trim
 
 # Entries about a destination that leave the routers out of it alone.
-PARTIES = (Trim, Resume, Copies, Consumed)
+PARTIES = (Trim, Resume, Copies, ConsumerBatch)
 
 
 class LiveRouters:

@@ -23,7 +23,7 @@ class Consumer(Struct, array_like=True, gc=False):
 class TopicConsumers:
     """All consumers of one topic."""
 
-    __slots__ = ("batches", "by_name", "by_number", "delivered", "expiring", "holders", "next_number", "read_ms")
+    __slots__ = ("by_name", "by_number", "delivered", "expiring", "holders", "next_number", "read_ms", "under_way")
 
     def __init__(self) -> None:
         self.by_name: dict[str, Consumer] = {}
@@ -34,7 +34,7 @@ class TopicConsumers:
         # Of the running process only:
         self.delivered: dict[str, int] = {}  # the last seq that an answer to a consumer had
         self.read_ms: dict[str, int] = {}  # when a consumer with `expire_ms` last read
-        self.batches: list[Any] = []  # changes under way, oldest first: see `consumers.verbs.Batch`
+        self.under_way: list[Any] = []  # changes, oldest first: see `consumers.batch.BatchPart`
 
     def put(self, consumer: Consumer) -> None:
         """Add a consumer, or replace the one of the same number."""

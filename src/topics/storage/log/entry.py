@@ -26,7 +26,7 @@ from topics.storage.log import frame
 
 CREATE, CONFIGURE, DROP, APPEND, DELETE, CEILING = 1, 2, 3, 4, 5, 6
 ARCHIVED = 32
-CONSUMED = 40
+CONSUMED, CONSUMERS_CHANGED = 40, 41
 # 16 to 23 belong to routers, 24 to 31 to queues, 32 to 39 to archives, 40 to 47 to consumers.
 
 EntryType = TypeVar("EntryType", bound=Struct)

@@ -26,7 +26,7 @@ from topics.model.consumer import (
     RefusedCommit,
     check_request,
 )
-from topics.model.wire import check_u64, decode_body
+from topics.model.wire import decode_body
 from topics.server.access.caller import authorise
 from topics.server.access.operations import more_than_route
 from topics.server.http.messages import Answer, Deferred
@@ -36,6 +36,7 @@ from topics.server.loop.answer import json_answer, performance, when_done
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from topics.engine.consumers.batch import ConsumerBatch
     from topics.engine.state.consumers import Consumer
     from topics.engine.state.topic import Topic
     from topics.engine.steps import Steps
@@ -87,34 +88,44 @@ def commit(services: Services, call: Call) -> Answer:
 def _commit(services: Services, request: Request, commits: list[Commit]) -> Steps[Answer]:
     move = services.engine.consumers.move
     refused: list[RefusedCommit] = []
-    under_way: list[tuple[Commit, Ticket]] = []
-    for at, one in enumerate(commits):
-        if not at % COMMITS_PER_STEP:
-            yield None
-        try:
-            ticket = move(one.topic, one.consumer, check_u64(one.seq, "commits.seq"))
-            if not ticket.done:
-                under_way.append((one, ticket))
-        except TopicsError as error:
-            refused.append(RefusedCommit(one.topic, one.consumer, error.code.wire, error.message))
-    deferred, waiting = Deferred(), len(under_way)
+    # By batch, and one ticket for each: a ticket for each commit would cost as much as the commit.
+    moved: dict[ConsumerBatch, list[Commit]] = {}
+    tickets: dict[ConsumerBatch, Ticket] = {}
+    for start in range(0, len(commits), COMMITS_PER_STEP):
+        yield None
+        for one in commits[start : start + COMMITS_PER_STEP]:
+            try:
+                batch = move(one.topic, one.consumer, one.seq)
+            except TopicsError as error:
+                refused.append(_refused(one, error))
+                continue
+            if batch in moved:
+                moved[batch].append(one)
+            elif batch is not None:
+                moved[batch] = [one]
+                tickets[batch] = batch.follow(None)
+    deferred, waiting = Deferred(), len(tickets)
 
     def done(_: Ticket) -> None:
         nonlocal waiting
         waiting -= 1
         if waiting > 0:
             return
-        for one, ticket in under_way:
-            if (error := ticket.error) is not None:
-                refused.append(RefusedCommit(one.topic, one.consumer, error.code.wire, error.message))
+        for batch, ticket in tickets.items():
+            if ticket.error is not None:
+                refused.extend(_refused(one, ticket.error) for one in moved[batch])
         answer = CommitAnswer(len(commits) - len(refused), refused, performance(request))
         deferred.resolve(json_answer(200, answer))
 
-    if not under_way:
+    if not tickets:
         done(Ticket())
-    for _one, ticket in under_way:
+    for ticket in tickets.values():
         ticket.on_done(done)
     return deferred
+
+
+def _refused(one: Commit, error: TopicsError) -> RefusedCommit:
+    return RefusedCommit(one.topic, one.consumer, error.code.wire, error.message)
 
 
 def get_consumer(services: Services, call: Call) -> Answer:
