@@ -324,5 +324,5 @@ def test_lost_ranges_are_shown_by_state_and_ls(cli: Cli) -> None:
     shown = cli.tty("state", "lossy-state", "--ranges").lines
     assert [line.split() for line in shown[:2]] == [["from", "to", "seqs", "state"], ["1", "7", "7", "lost", "(cap)"]]
     listed = cli.tty("ls", "lossy-state").lines
-    assert (listed[0].split()[6], listed[1].split()[5]) == ("lost", "7")
+    assert (listed[0].split()[6], listed[1].split()[6]) == ("lost", "7")
     assert json.loads(cli.pipe("ls", "lossy-state").out)["lost"] == 7
