@@ -1,4 +1,4 @@
-"""Count page views, and say how many are missing. The counts and the position are in one file."""
+"""Count page views, and report how many are missing. The counts and the position are in one file."""
 
 import json
 import os

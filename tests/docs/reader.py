@@ -16,7 +16,7 @@ from tests.docs.terminal import terminal_into
 CLIENT = Path(__file__).parents[2] / "clients" / "js" / "topics.js"
 NODE = shutil.which("node")
 
-BLOCK_TIMEOUT_S = 60
+BLOCK_TIMEOUT_S = 100
 SLOW_BLOCK_TIMEOUT_S = 300
 STREAM_S = 3
 
