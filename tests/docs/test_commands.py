@@ -252,6 +252,18 @@ def test_blocks_share_files_variables_and_background_processes(page: Path, tmp_p
     ]  # fmt: skip
 
 
+def test_without_node_javascript_and_its_output_are_skipped(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{__name__}.NODE", None)
+    page.write_text(
+        "```sh\necho shell\n```\n\n```js\nconsole.log(1)\n```\n\n<!-- output -->\n```text\n1\n```\n\n"
+        "```sh\necho end\n```\n\n<!-- output -->\n```text\nwrong\n```\n"
+    )
+    [problem] = problems_of(page, Reader(tmp_path / "reader", 4711, tmp_path / "data"))
+    assert problem.startswith("page.md:19: the page shows\nwrong")
+
+
 @pytest.mark.skipif(NODE is None, reason="no Node found: it runs the JavaScript of the pages")
 def test_javascript_block_imports_the_client(page: Path, tmp_path: Path) -> None:
     page.write_text(
