@@ -57,14 +57,14 @@ def test_moves_in_many_topics_share_one_small_entry():
     log = FakeLog()
     names = [f"t{at}" for at in range(100)]
     engine = opened(log, names)
-    for name in names:
-        engine.consumers.move(name, "c", 2)
+    batches = {engine.consumers.move(name, "c", 2) for name in names}
     engine.flush()
     [entry] = logged(log.frames)
     assert isinstance(entry, ConsumersChanged)
     assert entry.topic_ids() == {topic.topic_id for topic in engine.topics.values()}
     assert len(log.frames[0]) < 500
     assert seqs(engine) == dict.fromkeys(names, 2)
+    assert [batch.parts for batch in batches] == [[]], "parts are freed without the garbage collector"  # type: ignore[union-attr]
 
 
 def test_each_durability_class_has_an_entry_of_its_own():

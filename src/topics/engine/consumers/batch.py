@@ -10,6 +10,8 @@ topic waits for a sync that its class does not need. In a topic with `fsync` and
 
 from __future__ import annotations
 
+from msgspec import Struct
+
 from topics.engine.consumers.consumer_log import ConsumersChanged, change_consumers
 from topics.engine.state.consumers import Consumer, TopicConsumers
 from topics.engine.state.topic import Topic
@@ -19,18 +21,18 @@ from topics.engine.write.staging import Staging
 from topics.storage.log import entry as log
 
 
-class BatchPart:
-    """The changes to the consumers of one topic in a batch. Fields are None until needed: most parts are one move."""
+class BatchPart(Struct, eq=False, gc=False):
+    """The changes to the consumers of one topic in a batch. Most are one move.
 
-    __slots__ = ("after", "batch", "gone", "own", "put", "topic")
+    Not for the garbage collector: `ConsumerBatch.leave` ends the circle with the batch.
+    """
 
-    def __init__(self, batch: ConsumerBatch, topic: Topic, own: TopicConsumers) -> None:
-        self.batch = batch
-        self.topic = topic
-        self.own = own
-        self.after: dict[str, Consumer | None] = {}  # what each will be; None if it ends
-        self.put: set[str] | None = None  # those that begin, or change in more than their position
-        self.gone: list[int] | None = None
+    batch: ConsumerBatch
+    topic: Topic
+    own: TopicConsumers
+    after: dict[str, Consumer | None]  # what each will be; None if it ends
+    put: set[str] | None = None  # those that begin, or change in more than their position
+    gone: list[int] | None = None
 
 
 class ConsumerBatch:
@@ -87,6 +89,7 @@ class ConsumerBatch:
             topic.pending -= 1
             topic.waiting -= gated
             part.own.under_way.remove(part)
+        self.parts.clear()
 
 
 class ConsumerBatches:
@@ -112,7 +115,7 @@ class ConsumerBatches:
             batch = shared
         if commits.before_change is not None:
             commits.before_change(topic)
-        part = BatchPart(batch, topic, own)
+        part = BatchPart(batch, topic, own, {})
         parts.append(part)
         batch.parts.append(part)
         topic.pending += 1

@@ -78,7 +78,7 @@ class Consumers:
         if after.hold and not after.max_hold_bytes:
             raise invalid("hold needs max_hold_bytes: how many bytes may be held", field="max_hold_bytes")
         own.delivered.pop(name, None)
-        return self._stage(topic, own, after, whole=True).follow(StoredConsumer(topic, name, after.seq, created))
+        return self._stage(topic, own, after).follow(StoredConsumer(topic, name, after.seq, created))
 
     def open(self, topic_name: str, name: str, *, commit: bool | int, epoch: int | None = None) -> Ticket:
         """Return the position of a consumer that is about to read. Ends with `StoredConsumer`.
@@ -93,7 +93,7 @@ class Consumers:
             if type(commit) is int and commit:
                 raise consumer_not_found(topic.name, name)
             after = self._new(topic, own, name)
-            return self._stage(topic, own, after, whole=True).follow(StoredConsumer(topic, name, 0, True))
+            return self._stage(topic, own, after).follow(StoredConsumer(topic, name, 0, True))
         upto = own.delivered.get(name, 0) if commit is True else int(commit)
         if upto > topic.head:
             raise invalid(f"seq {upto} is beyond the head of the topic ({topic.head})", field="commit")
@@ -230,19 +230,22 @@ class Consumers:
         return self._move(topic, own, before, seq)
 
     def _move(self, topic: Topic, own: TopicConsumers, before: Consumer, seq: int) -> ConsumerBatch:
+        """Add a change of the position alone to the batch of this turn."""
         after: Consumer = before.__copy__()  # type: ignore[attr-defined]  # `copy.copy` takes three times as long
-        after.seq = seq
-        return self._stage(topic, own, after, whole=False)
+        part = self._batches.part(topic, own)
+        batch = part.batch
+        after.seq, after.at_ms = seq, batch.at_ms
+        part.after[after.name] = after
+        return batch
 
-    def _stage(self, topic: Topic, own: TopicConsumers, after: Consumer, *, whole: bool) -> ConsumerBatch:
-        """Add a change to the batch of this turn; `whole` if more than the position changes."""
+    def _stage(self, topic: Topic, own: TopicConsumers, after: Consumer) -> ConsumerBatch:
+        """Add a consumer that begins, or changes in more than its position, to the batch of this turn."""
         part = self._batches.part(topic, own)
         after.at_ms = part.batch.at_ms
         part.after[after.name] = after
-        if whole:
-            if part.put is None:
-                part.put = set()
-            part.put.add(after.name)
+        if part.put is None:
+            part.put = set()
+        part.put.add(after.name)
         return part.batch
 
     def _end(self, topic: Topic, own: TopicConsumers, consumer: Consumer) -> ConsumerBatch:
