@@ -9,6 +9,7 @@ The ledger must agree with the restarted server.
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from random import Random
 
 import pytest
@@ -110,7 +111,7 @@ class Race:
         self.client.ledger.check(after, MODES[mode], healed=healed, fenced=self.server.wal.fenced)
 
 
-def try_schedules(seeds: range, *, faults: bool, steps: int, classes: bool = False) -> int:
+def try_schedules(seeds: Sequence[int], *, faults: bool, steps: int, classes: bool = False) -> int:
     for seed in seeds:
         try:
             race = Race(seed, faults=faults, classes=classes)
@@ -135,6 +136,11 @@ def test_slow_threads_break_no_promise() -> None:
 
 def test_slow_threads_and_failing_calls_break_no_promise() -> None:
     try_schedules(range(SEED * 1000, SEED * 1000 + 60), faults=True, steps=60)
+
+
+def test_schedules_that_once_failed_break_no_promise() -> None:
+    """In 10014 the name of a ledger was not made durable after its first attempt had failed."""
+    try_schedules([10_014], faults=True, steps=120)
 
 
 @pytest.mark.parametrize("faults", [False, True])

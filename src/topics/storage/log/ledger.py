@@ -157,12 +157,18 @@ class Ledger:
         file = self._file
         if file is None or file.path != path:
             new = self._dir.fs.open(path, create=True)
+            try:
+                at = walfile.written_end(new.pread(new.size(), 0))
+                self._dir.fs.sync_dir(self._dir.ledger_dir)
+            except OSError:  # the next write tries to make the name durable again
+                with suppress(OSError):
+                    new.close()
+                raise
             if file is not None:
                 with suppress(OSError):
                     file.close()
-            self._file = file = new
-            self._at = walfile.written_end(new.pread(new.size(), 0))
-            self._dir.fs.sync_dir(self._dir.ledger_dir)
+            self._file, self._at = new, at
+            file = new
         file.pwrite(data, self._at)
         file.datasync()
         self._at += len(data)
