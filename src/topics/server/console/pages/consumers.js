@@ -11,7 +11,7 @@ import { topicLink } from "./topics.js"
 
 export const title = "Consumers"
 
-const COLORS = ["c1", "c2", "cap", "ttl", "corrupt"]
+const COLORS = ["c1", "c2", "live", "restart", "ttl"]
 const SPARK = { width: 96, height: 24 }
 
 export function show({ signal }) {

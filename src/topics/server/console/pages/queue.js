@@ -144,7 +144,7 @@ function draw(ring, plots, now) {
   plots.done.set(times, [line("finished", "c1", done, true)])
   plots.wait.set(times, [
     line("oldest job", "c1", [...ring.column("age_ms"), now.age]),
-    line("expected", "c2", ready.map((count, at) => (done[at] > 0 ? (count / done[at]) * 1000 : 0))),
+    line("expected", "c2", ready.map((count, at) => (done[at] > 0 ? (count / done[at]) * 1000 : count > 0 ? null : 0))),
   ])
 }
 

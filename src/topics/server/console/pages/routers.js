@@ -75,14 +75,14 @@ function rows(routers, again) {
       h("td", { class: "number" }, whole(router.forwarded_total)),
       h("td", { class: "number" }, rate(router.rate)),
       h("td", { class: "number" }, router.lag ? h("span", { class: "warn" }, short(router.lag)) : "0"),
-      h("td", {}, router.last_error ? h("span", { class: "bad" }, `held up: ${router.last_error}`) : router.lag ? "catching up" : "up to date"),
+      h("td", { class: "state" }, router.last_error ? h("span", { class: "bad" }, `held up: ${router.last_error}`) : router.lag ? "catching up" : "up to date"),
       h("td", { class: "row-actions" },
         button("Preview", () => dialog(`Preview of ${router.router}`, () => previewOf(router)), { kind: "small" }),
         allowed("delete", router.router, () => button("Delete", () => dialog("Delete the router", (close) => dropRouter(router, () => {
           close()
           void again()
         })), { kind: "small danger" })),
-        copyAs(() => actions.router(router.router)))))))
+        copyAs(() => actions.router(router.router))))), "routers"))
 }
 
 function dropRouter(router, done) {

@@ -5,10 +5,11 @@ import { clock, shortClock } from "./format.js"
 
 const WIDTH = 1000
 const HEIGHT = 100
+const TOP = 16 // room for the label of the scale, so that no line runs through it
 
 /**
  * A plot of several series. `set(times, series)` draws; a series is `{name, color, values, area}` with one value per
- * time. `format` prints a value. Times that are further apart than `gapMs` are not joined. The axis shows `spanMs`, or
+ * time, or null if there is none. `format` prints a value. Times that are further apart than `gapMs` are not joined. The axis shows `spanMs`, or
  * what there is so far.
  */
 export function plot(title, { format, spanMs = 3_600_000, leastMs = 300_000, gapMs = 15_000, floor = 1, binary = false } = {}) {
@@ -25,6 +26,7 @@ export function plot(title, { format, spanMs = 3_600_000, leastMs = 300_000, gap
     h("figcaption", {}, h("span", { class: "name" }, title), current), frame,
     h("div", { class: "axis-row", "aria-hidden": "true" }, from, legend, to))
   let drawn = null
+  const shown = (value) => (value === null ? "–" : format(value))
 
   frame.addEventListener("pointermove", (event) => {
     if (!drawn || drawn.times.length === 0) return
@@ -38,7 +40,7 @@ export function plot(title, { format, spanMs = 3_600_000, leastMs = 300_000, gap
     tip.classList.toggle("left", left > 60)
     tip.style.left = `${left}%`
     put(tip, h("div", { class: "time" }, clock(drawn.times[at])), drawn.series.map((one) => h("div", {},
-      h("i", { class: `swatch ${one.color}` }), one.name, h("b", {}, format(one.values[at])))))
+      h("i", { class: `swatch ${one.color}` }), one.name, h("b", {}, shown(one.values[at])))))
   })
   frame.addEventListener("pointerleave", () => (line.hidden = tip.hidden = true))
 
@@ -50,15 +52,15 @@ export function plot(title, { format, spanMs = 3_600_000, leastMs = 300_000, gap
       const most = Math.max(floor, ...series.flatMap((one) => one.values))
       const scale = binary ? nice(most / binaryUnit(most)) * binaryUnit(most) : nice(most)
       drawn = { times, series, start, end }
-      put(canvas, [0.5].map((share) => svg("line", { class: "grid", x1: 0, x2: WIDTH, y1: HEIGHT * share, y2: HEIGHT * share })),
+      put(canvas, [TOP, (TOP + HEIGHT) / 2].map((y) => svg("line", { class: "grid", x1: 0, x2: WIDTH, y1: y, y2: y })),
         series.map((one) => strokes(times, one, { start, end, scale, gapMs })))
       put(top, format(scale))
       put(from, shortClock(start))
       put(legend, series.length > 1 ? series.map((one) => h("span", {}, h("i", { class: `swatch ${one.color}` }), one.name)) : "")
-      const last = series.map((one) => one.values.at(-1) ?? 0)
-      put(current, times.length ? series.map((one, at) => h("span", { title: one.name }, series.length > 1 && h("i", { class: `swatch ${one.color}` }), format(last[at]))) : "no samples yet")
+      const last = series.map((one) => one.values.at(-1) ?? null)
+      put(current, times.length ? series.map((one, at) => h("span", { title: one.name }, series.length > 1 && h("i", { class: `swatch ${one.color}` }), shown(last[at]))) : "no samples yet")
       canvas.setAttribute("aria-label", times.length
-        ? `${title}: ${series.map((one, at) => `${one.name} now ${format(last[at])}, highest ${format(Math.max(0, ...one.values))}`).join("; ")}`
+        ? `${title}: ${series.map((one, at) => `${one.name} now ${shown(last[at])}, highest ${format(Math.max(0, ...one.values))}`).join("; ")}`
         : `${title}: no samples yet`)
     },
   }
@@ -66,15 +68,15 @@ export function plot(title, { format, spanMs = 3_600_000, leastMs = 300_000, gap
 
 function strokes(times, { values, color, area }, { start, end, scale, gapMs }) {
   const x = (time) => ((time - start) / (end - start)) * WIDTH
-  const y = (value) => HEIGHT - (Math.max(value, 0) / scale) * (HEIGHT - 4)
+  const y = (value) => HEIGHT - (Math.max(value, 0) / scale) * (HEIGHT - TOP)
   const pieces = []
   let piece = []
   times.forEach((time, at) => {
-    if (at > 0 && time - times[at - 1] > gapMs) {
+    if (at > 0 && (time - times[at - 1] > gapMs || values[at] === null)) {
       pieces.push(piece)
       piece = []
     }
-    if (time >= start) piece.push(`${x(time).toFixed(1)} ${y(values[at]).toFixed(1)}`)
+    if (time >= start && values[at] !== null) piece.push(`${x(time).toFixed(1)} ${y(values[at]).toFixed(1)}`)
   })
   pieces.push(piece)
   return pieces.filter((points) => points.length > 0).flatMap((points) => {

@@ -158,8 +158,8 @@ export function timeline(topic, { signal, onPick }) {
       nothing && svg("text", { class: "tick", x: wide / 2, y: top + BAR / 2 + 4, "text-anchor": "middle" }, "no seq was given out yet"),
       pieces(data.ranges, x, top),
       data.archived_seq >= bounds()[0] && svg("rect", { class: "archive-line", x: 0, y: top + BAR + 2, width: Math.min(x(data.archived_seq + 1), wide), height: 3 }),
-      ticks(bounds(), x, wide, top + BAR),
       lanes.map((mark) => drawMark(mark, top, BAR)),
+      ticks(bounds(), x, wide, top + BAR), // drawn after the marks, so that no line runs through a number
       dragTo !== null && drag && svg("rect", { class: "selection", x: Math.min(x(drag.from), x(dragTo)), y: top, width: Math.abs(x(dragTo) - x(drag.from)) + 1, height: BAR }))
     frame.dataset.top = top
     describe()
