@@ -24,7 +24,8 @@ class Cli:
     def __init__(self, home: Path, url: str | None = None) -> None:
         home.mkdir(parents=True, exist_ok=True)
         self.home = home
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
+        size = ("COLUMNS", "LINES")  # xdist sets these, and they would win over the size of a pseudo-terminal
+        kept = {n: value for n, value in os.environ.items() if not n.startswith("TOPICS_") and n not in size}
         self.env = kept | {"HOME": str(home), "XDG_CONFIG_HOME": str(home / "config"), "TERM": "xterm-256color"}
         self.env.pop("NO_COLOR", None)
         if url is not None:

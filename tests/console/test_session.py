@@ -21,7 +21,7 @@ LOADED = {
 }  # fmt: skip
 PAGES = tuple(LOADED)
 # What the browser logs about answers that the console expects.
-REFUSED, GONE = "401 (Unauthorized)", "ERR_CONNECTION_REFUSED"
+REFUSED, GONE, STARTING = "401 (Unauthorized)", "ERR_CONNECTION_REFUSED", "503 (Service Unavailable)"
 KEYS = "all-rights:read+write+delete+admin,only-read:read,shop-writer:read+write:shop."
 
 
@@ -81,7 +81,7 @@ def test_console_survives_a_restart_of_the_server(tmp_path: Path, open_shop: Ope
     settings: dict[str, object] = {"data_dir": tmp_path / "data"}
     server = ServerProcess(tmp_path / "first", settings)
     open_shop(server.url).write("orders", 1)
-    page = open_page(server.url, "topics/orders", expect=(GONE, "ERR_", "Failed to fetch"))
+    page = open_page(server.url, "topics/orders", expect=(GONE, STARTING, "ERR_", "Failed to fetch"))
     rows = page.get_by_role("log").locator(".record")
     expect(rows).to_have_count(1)
     server.stop()

@@ -1,2 +1,2 @@
 # Generated from _async/work/__init__.py by tools/unasync.py. Do not edit.
-"""Jobs and those who do them: leases, loops over jobs, and workers."""
+"""Work on jobs: workers, loops over jobs, and the extension of their leases."""
