@@ -40,6 +40,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 class ServerProcess:
     """`topics serve` in its own process, on a free port. Settings are `TOPICS_*` variables without the prefix.
 
+    A server of a test never answers that it is overloaded, unless the test sets `pressure_lag_ms`: the machine may be.
+
     `ulimit` has the arguments of the shell command of that name, such as "-n 300".
     """
 
@@ -59,6 +61,7 @@ class ServerProcess:
         port_file = directory / "port"
         port_file.unlink(missing_ok=True)
         env = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
+        settings = {"pressure_lag_ms": 0} | settings
         env |= {f"TOPICS_{name.upper()}": str(value) for name, value in settings.items()}
         env |= {"TOPICS_PORT_FILE": str(port_file), "TOPICS_LOG_FORMAT": "json"} | (variables or {})
         command = [sys.executable, *program, "--port", "0"]

@@ -120,7 +120,7 @@ class Pressure:
             return
         raise TopicsError(
             Code.THROTTLED,
-            f"the server is {self.lag_ms:.0f} ms behind; try again later",
+            f"the server runs up to {max(self._recent, default=0.0):.0f} ms late; try again later",
             retry_after_ms=self.retry_after_ms(priority),
         )
 
