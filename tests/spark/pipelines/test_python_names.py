@@ -15,7 +15,7 @@ from topics.spark.pipelines.rollup.declaration import Declaration
 from topics.spark.pipelines.run.job import JobOptions
 
 PAGE = Path(__file__).parents[3] / "docs" / "pipelines.md"
-ONLY_OPTIONS = {"help", "json"}
+ONLY_OPTIONS = {"help", "json", "context"}  # a program names the server itself
 PIPELINES = ("archive", "audit", "compact", "erase", "maintain", "mirror", "replay", "rollup")
 
 
