@@ -9,6 +9,8 @@ KILLS ?= 1000
 SECONDS ?= 3600
 STATE ?= .kills
 export CHROMIUM
+# The tests start hundreds of interpreters. Each would compile the package again without the bytecode files.
+unexport PYTHONDONTWRITEBYTECODE
 
 # The first interpreter that is new enough and has venv; BASE_PYTHON=... overrides the search.
 BASE_PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14 python; do \

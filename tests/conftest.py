@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests import profile
+from tests.forks import Forked, template
 
 profile.load()
 
@@ -42,7 +43,8 @@ class ServerProcess:
 
     A server of a test never answers that it is overloaded, unless the test sets `pressure_lag_ms`: the machine may be.
 
-    `ulimit` has the arguments of the shell command of that name, such as "-n 300".
+    The process is a fork (see `tests/forks.py`), unless it needs an interpreter of its own: `ulimit`, `program`,
+    `variables` or `fork=False`. `ulimit` has the arguments of the shell command of that name, such as "-n 300".
     """
 
     def __init__(
@@ -52,8 +54,9 @@ class ServerProcess:
         *,
         wait_ready: bool = True,
         ulimit: str = "",
-        program: Sequence[str] = ("-m", "topics", "serve"),
+        program: Sequence[str] = (),
         variables: dict[str, str] | None = None,
+        fork: bool = True,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._log_path = directory / "log"
@@ -64,14 +67,17 @@ class ServerProcess:
         settings = {"pressure_lag_ms": 0} | settings
         env |= {f"TOPICS_{name.upper()}": str(value) for name, value in settings.items()}
         env |= {"TOPICS_PORT_FILE": str(port_file), "TOPICS_LOG_FORMAT": "json"} | (variables or {})
-        command = [sys.executable, *program, "--port", "0"]
-        if ulimit:
-            command = ["sh", "-c", f'ulimit {ulimit} && exec "$@"', "sh", *command]
-        with self._log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                command,
-                env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log,
-            )  # fmt: skip
+        with self._log_path.open("ab") as log, open(os.devnull, "r+b") as null:
+            files = (null.fileno(), null.fileno(), log.fileno())
+            self.process: subprocess.Popen[bytes] | Forked
+            if fork and not (ulimit or program or variables):
+                self.process = template().start(["topics", "serve", "--port", "0"], env, *files)
+            else:
+                command = [sys.executable, *(program or ("-m", "topics", "serve")), "--port", "0"]
+                if ulimit:
+                    command = ["sh", "-c", f'ulimit {ulimit} && exec "$@"', "sh", *command]
+                stdin, stdout, stderr = files
+                self.process = subprocess.Popen(command, env=env, stdin=stdin, stdout=stdout, stderr=stderr)
         self.port = int(self._wait_for(lambda: port_file.exists() and port_file.read_text().strip()))
         self.url = f"http://127.0.0.1:{self.port}"
         if wait_ready:

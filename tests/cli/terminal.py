@@ -13,6 +13,8 @@ import termios
 import time
 from pathlib import Path
 
+from tests import forks
+
 TOPICS = str(Path(sys.executable).parent / "topics")
 WAIT_S = 30
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\r")
@@ -34,8 +36,8 @@ class Cli:
     def pipe(self, *words: str, stdin: bytes | str = b"", **env: str) -> "Done":
         """Run a command whose input and output are pipes."""
         data = stdin.encode() if isinstance(stdin, str) else stdin
-        done = subprocess.run([TOPICS, *words], input=data, env=self.env | env, capture_output=True, timeout=WAIT_S)
-        return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
+        status, out, err = forks.run([TOPICS, *words], self.env | env, data, WAIT_S)
+        return Done(status, out.decode(), err.decode())
 
     def start(self, *words: str, **env: str) -> "Running":
         """Start a command in the background, with its output in a pipe."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
+from contextlib import ExitStack, closing
+from http.client import HTTPConnection
 from typing import Any
 
 import pytest
 
-from tests.contract.api import Api, Background, eventually, failed, now_ms, succeeded, together
+from tests.contract.api import JSON_HEADERS, WAIT_S, Api, Background, eventually, failed, now_ms, succeeded, together
 
 
 def verb(api: Api, topic: str, name: str, **body: Any) -> Any:
@@ -162,10 +165,24 @@ def test_waiting_claim_at_a_deleted_queue_is_refused(api: Api, jobs: str):
     failed(waiting.result(), 404, "topic_not_found")
 
 
+def _in_one_moment(api: Api, calls: list[tuple[str, Any]]) -> list[Any]:
+    """Send requests on open connections, one right after the other. Then return their answers."""
+    with ExitStack() as opened:
+        url = api.http.base_url
+        connections = [
+            opened.enter_context(closing(HTTPConnection(url.host, url.port or 80, timeout=WAIT_S))) for _ in calls
+        ]
+        for connection in connections:
+            connection.connect()
+        for connection, (path, body) in zip(connections, calls, strict=True):
+            connection.request("POST", path, json.dumps(body), JSON_HEADERS)
+        return [json.load(connection.getresponse()) for connection in connections]
+
+
 def test_claims_within_the_window_share_evenly(api: Api, topic: str):
     api.put(topic, type="queue", claim_jitter_ms=300)
     api.append(topic, [{"data": n} for n in range(9)])
-    answers = together(*(lambda node=node: claim(api, topic, node=node, max=9) for node in "abc"))
+    answers = _in_one_moment(api, [(f"/v0/topics/{topic}/claim", {"node": node, "max": 9}) for node in "abc"])
     assert [answer["count"] for answer in answers] == [3, 3, 3]
     seqs = [job["$seq"] for answer in answers for job in answer["claimed"]]
     assert sorted(seqs) == list(range(1, 10))

@@ -120,7 +120,7 @@ def environment_of(server: ServerProcess) -> bytes:
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 def test_the_process_forgets_the_variable_it_was_started_with(tmp_path: Path):
-    server = ServerProcess(tmp_path, {"api_keys": f"{SECRET}:read"})
+    server = ServerProcess(tmp_path, {"api_keys": f"{SECRET}:read"}, fork=False)
     assert SECRET.encode() not in environment_of(server)
     assert b"TOPICS_PORT_FILE" in environment_of(server)
     caller = Caller(server.port)
@@ -150,7 +150,7 @@ def mappings_with(pid: int, needle: bytes) -> list[str]:
 def test_memory_holds_no_secret_once_its_requests_are_over(tmp_path: Path):
     """What was freed is not wiped, so a copy may outlive its use until something is written over it: the secret must
     go away as other requests come, and that it does shows that nothing holds it."""
-    server = ServerProcess(tmp_path, {"api_keys": f"{SECRET},other-key"})
+    server = ServerProcess(tmp_path, {"api_keys": f"{SECRET},other-key"}, fork=False)
     caller = Caller(server.port)
     for _ in range(3):
         for path in ("/v0/topics", "/v0/topics?prefix=a"):

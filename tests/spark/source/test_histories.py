@@ -16,15 +16,18 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from tests.conftest import SMALL_PARTS, ServerProcess
+from tests.engine.harness import record
 from tests.engine.test_histories import Append, Delete, Drop, Put, Verb, run, verbs
 from tests.spark.world import Seen, by_diff, by_spark, load
 from topics.client import Client, request
 from topics.errors import TopicsError
+from topics.model.records import WriteRequest
 from topics.model.topic import ConfigPatch
 from topics.storage import backup
 from topics.storage.fs import RealFs
 
 EXAMPLES = 50
+LOSS = [Put("a", ConfigPatch(cap_records=2)), *(Append("a", WriteRequest([record(str(n))])) for n in range(5))]
 
 
 class World:
@@ -82,6 +85,7 @@ def _lasting(patch: ConfigPatch) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     made = World(tmp_path_factory.mktemp("histories"))
+    made.play(LOSS)
     run(EXAMPLES, lambda history: made.play(history), history=st.lists(verbs, min_size=8, max_size=25))
     yield made
     made.client.close()
