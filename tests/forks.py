@@ -166,7 +166,11 @@ def _serve(channel: socket.socket) -> list[str]:
         if channel not in readable:
             continue
         message, files, _, _ = socket.recv_fds(channel, _MESSAGE_BYTES, _FILES)
-        if not message:
+        if (
+            not message
+        ):  # the tests have ended, and would have stopped these themselves if they had not been interrupted
+            for pid in status_pipes:
+                os.kill(pid, signal.SIGKILL)
             os._exit(0)
         if not (pid := os.fork()):
             return _become(json.loads(message), files)

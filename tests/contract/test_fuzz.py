@@ -21,7 +21,7 @@ from tests.conftest import ServerProcess
 from topics.server.api import openapi
 from topics.server.api.table import ROUTES
 
-EXAMPLES, MANY = 15, 100
+EXAMPLES, MANY = 5, 100
 CHECKS = [
     not_a_server_error,
     status_code_conformance,

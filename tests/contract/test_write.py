@@ -465,7 +465,7 @@ def test_no_write_is_refused_during_wal_rotation(start_server, connect, tmp_path
     api = connect(start_server(data_dir=tmp_path / "data", **SMALL_PARTS))
 
     def work(name: str) -> None:
-        for n in range(200):
+        for n in range(70):
             api.put(f"{name}{n}", durability="fsync")
             api.write(f"{name}{n}", n)
             api.put(f"{name}{n}", durability="disk")

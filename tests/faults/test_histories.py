@@ -376,19 +376,19 @@ mixed_histories = st.lists(turns_of(mixed_verbs, st.none()), max_size=12)
 seeds = st.integers(0, 1 << 16)
 
 
-@examples(250)
+@examples(100)
 @given(histories, seeds)
 def test_fsync_history_with_crashes_matches_the_model(history: list[Turn], seed: int) -> None:
     check(history, "fsync", seed)
 
 
-@examples(150)
+@examples(80)
 @given(histories, seeds, st.sampled_from(["disk", "memory"]))
 def test_history_with_kills_matches_the_model(history: list[Turn], seed: int, durability: str) -> None:
     check(history, durability, seed)
 
 
-@examples(250)
+@examples(100)
 @given(mixed_histories, seeds, st.sampled_from(["ephemeral", "memory", "disk", "fsync"]))
 def test_history_with_class_changes_matches_the_model(history: list[Turn], seed: int, durability: str) -> None:
     with low_ceilings():

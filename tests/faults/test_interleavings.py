@@ -131,11 +131,11 @@ def try_schedules(seeds: Sequence[int], *, faults: bool, steps: int, classes: bo
 
 
 def test_slow_threads_break_no_promise() -> None:
-    try_schedules(range(SEED * 1000, SEED * 1000 + 40), faults=False, steps=60)
+    try_schedules(range(SEED * 1000, SEED * 1000 + 25), faults=False, steps=60)
 
 
 def test_slow_threads_and_failing_calls_break_no_promise() -> None:
-    try_schedules(range(SEED * 1000, SEED * 1000 + 60), faults=True, steps=60)
+    try_schedules(range(SEED * 1000, SEED * 1000 + 30), faults=True, steps=60)
 
 
 def test_schedules_that_once_failed_break_no_promise() -> None:
@@ -145,7 +145,7 @@ def test_schedules_that_once_failed_break_no_promise() -> None:
 
 @pytest.mark.parametrize("faults", [False, True])
 def test_class_changes_between_slow_threads_break_no_promise(faults: bool) -> None:
-    try_schedules(range(SEED * 1000, SEED * 1000 + 40), faults=faults, steps=60, classes=True)
+    try_schedules(range(SEED * 1000, SEED * 1000 + 20), faults=faults, steps=60, classes=True)
 
 
 def slow(seed: int = SEED, *, gather_turns: int = 0) -> tuple[SimServer, DeferredWorker]:

@@ -52,7 +52,7 @@ TOKENS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", range(20))
 def test_lone_surrogates_are_found_across_pieces(seed: int):
     dice = random.Random(seed)
     for _ in range(40):
