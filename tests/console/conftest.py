@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -104,9 +106,20 @@ def url(shop: Shop) -> str:
 def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server with 5,000 topics."""
     server = ServerProcess(tmp_path_factory.mktemp("many"), {})
-    filled = Shop(server.url)
-    for number in range(5000):
-        filled.put(f"many.{number:04d}")
-    filled.http.close()
+    _put_topics(server.port, [f"many.{number:04d}" for number in range(5000)])
     yield server.url
     server.stop()
+
+
+def _put_topics(port: int, names: list[str]) -> None:
+    """Create topics over one connection that does not wait for answers."""
+    shared = "HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: 2\r\n"
+    last = f"POST /v0/topics/{names[0]}/diff {shared}connection: close\r\n\r\n{{}}"
+    requests = "".join([f"PUT /v0/topics/{name} {shared}\r\n{{}}" for name in names] + [last]).encode()
+    with socket.create_connection(("127.0.0.1", port), WAIT_MS / 1000) as connection:
+        sending = threading.Thread(target=connection.sendall, args=(requests,))
+        sending.start()
+        with connection.makefile("rb") as answers:
+            made = answers.read().count(b"HTTP/1.1 20")
+        sending.join()
+    assert made == len(names) + 1

@@ -95,7 +95,10 @@ def test_console_survives_a_restart_of_the_server(tmp_path: Path, open_shop: Ope
     again.stop()
 
 
-@pytest.mark.parametrize(("scheme", "rules"), [("light", None), ("dark", ["color-contrast"])])
+DARK = pytest.param("dark", ["color-contrast"], marks=pytest.mark.torture)
+
+
+@pytest.mark.parametrize(("scheme", "rules"), [("light", None), DARK])
 def test_axe_finds_no_violation(open_page: OpenPage, url: str, scheme: str, rules: list[str] | None) -> None:
     page = open_page(url, color_scheme=scheme)
     found = []
@@ -127,10 +130,11 @@ def test_pages_are_usable_with_the_keyboard(open_page: OpenPage, url: str) -> No
     expect(page.get_by_role("button", name="Write record")).to_be_focused()
 
 
-@pytest.mark.parametrize("path", PAGES)
-def test_page_fits_a_screen_of_360_pixels(open_page: OpenPage, url: str, path: str) -> None:
-    page = open_page(url, path)
+def test_pages_fit_a_screen_of_360_pixels(open_page: OpenPage, url: str) -> None:
+    page = open_page(url)
     page.set_viewport_size({"width": 360, "height": 740})
-    expect(page.locator("h1")).to_be_visible()
-    page.locator(LOADED[path]).first.wait_for(state="attached")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    for path in PAGES:
+        page.goto(f"{url}/console#/{path}")
+        page.locator(LOADED[path]).first.wait_for(state="attached")
+        expect(page.locator("h1")).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360, path

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser import needs_browser
@@ -236,9 +235,8 @@ def test_timeline_marks_where_routers_stand(open_page: OpenPage, url: str) -> No
 ROW_PX = 40  # as in parts/table.js
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_five_thousand_topics_scroll(open_page: OpenPage, many: str, scheme: str) -> None:
-    page = open_page(many, "topics", color_scheme=scheme)
+def test_five_thousand_topics_scroll(open_page: OpenPage, many: str) -> None:
+    page = open_page(many, "topics")
     expect(page.get_by_text("5,000 topics")).to_be_visible()
     rows = page.locator(".table .rows")
     assert rows.locator(".row").count() < 60

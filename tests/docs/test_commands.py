@@ -17,6 +17,8 @@ from tests.docs.reader import NODE, Answer, Reader
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
+RECIPES = ROOT / "docs" / "recipes"
+
 # Tests in tests/spark run the programs of these pages, in a session that they share.
 SPARK_PAGES = {ROOT / "docs" / "spark.md", ROOT / "docs" / "pipelines.md"}
 
@@ -140,7 +142,12 @@ needs_shell = pytest.mark.skipif(not (shutil.which("curl") and shutil.which("bas
 
 
 def _pages(wanted: Callable[[Path], bool]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("page", [*filter(wanted, PAGES)], ids=lambda page: str(page.relative_to(ROOT)))
+    """Return the pages as parameters. The recipes are in the long suite: tests/docs/recipes runs their programs."""
+    pages = [
+        pytest.param(page, marks=pytest.mark.torture if page.parent == RECIPES else ())
+        for page in filter(wanted, PAGES)
+    ]
+    return pytest.mark.parametrize("page", pages, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 @needs_shell

@@ -11,7 +11,7 @@ from tests.docs.programs import Program
 from tests.docs.recipes.conftest import Kitchen, wait_for
 from topics.client import NewRecord, Topics
 
-CACHES = ["prices.py", "prices.mjs"]
+CACHES = ["prices.py", pytest.param("prices.mjs", marks=pytest.mark.torture)]
 
 
 def price(cache: Program, key: str) -> str:

@@ -15,7 +15,7 @@ from tests.docs.programs import WAIT_S
 from tests.docs.recipes.conftest import Kitchen, wait_for
 from topics.client import Topics
 
-WORKERS = ["webhooks.py", "webhooks.mjs"]
+WORKERS = ["webhooks.py", pytest.param("webhooks.mjs", marks=pytest.mark.torture)]
 
 
 class Receiver(http.server.ThreadingHTTPServer):
@@ -85,7 +85,7 @@ def test_failed_job_is_repeated_and_then_set_aside(
     assert topics.redrive("webhooks", match="shop-9").redriven == 1
 
 
-@pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.parametrize("worker", ["webhooks.py", "webhooks.mjs"])
 def test_job_of_a_killed_worker_is_done_by_another(
     worker: str, kitchen: Kitchen, topics: Topics, receiver: Receiver
 ) -> None:
