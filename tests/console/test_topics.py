@@ -100,7 +100,9 @@ def test_payloads_are_shown_token_for_token(open_page: OpenPage, shop: Shop, url
     write()
     expect(rows.nth(1).locator(".line")).to_have_text(EXACT)  # from the stream
     rows.nth(1).locator("summary").first.click()
-    data, meta = rows.nth(1).locator(".tree").all()
+    trees = rows.nth(1).locator(".tree")
+    expect(trees).to_have_count(2)
+    data, meta = trees.all()
     for token in ('"price": 1.10', "1e400", "12345678901234567890", "-0", '"price": "\\u00e9"', "1.0"):
         expect(data).to_contain_text(token)
     expect(meta).to_contain_text("2.50")
