@@ -54,7 +54,7 @@ def class_sharing() -> str:
     kind = f"{pyspark.__version__}-{abs(hash_text(java))}-{os.getuid()}"
     archive = Path(tempfile.gettempdir()) / f"topics-test-classes-{kind}.jsa"
     how = "SharedArchiveFile" if archive.exists() else "ArchiveClassesAtExit"
-    return f"-XX:{how}={archive} -Xshare:auto -Xlog:disable -XX:TieredStopAtLevel=1"
+    return f"-XX:{how}={archive} -Xshare:auto -Xlog:disable -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def hash_text(text: str) -> int:

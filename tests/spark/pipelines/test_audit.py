@@ -1,4 +1,7 @@
-"""The audit: finds every seq, or says which ones it does not find."""
+"""The audit: finds every seq, or says which ones it does not find.
+
+The first test and the command use Spark. The others run the tasks in this process.
+"""
 
 import json
 from pathlib import Path
@@ -24,7 +27,7 @@ def lake(tmp_path: Path) -> Path:
     return tmp_path / "lake"
 
 
-def run(spark: SparkSession, client: Client, lake: Path, topic: str) -> Any:
+def run(spark: Any, client: Client, lake: Path, topic: str) -> Any:
     return audit(url=client.url, lake=str(lake), topics=[topic], spark=spark)
 
 
@@ -48,13 +51,13 @@ def test_every_seq_of_a_topic_with_history_is_explained(spark: SparkSession, cli
 
 
 @pytest.mark.torture
-def test_missing_file_leaves_trimmed_seqs_unexplained(spark: SparkSession, client: Client, topic: str, lake: Path):
+def test_missing_file_leaves_trimmed_seqs_unexplained(here: Any, client: Client, topic: str, lake: Path):
     numbers(client, topic, range(20))
     archive(client, lake, topic, upto=8)
     archived_epoch = archive(client, lake, topic, upto=20)
     client.put_topic(topic, cap_records=5)
     (lake / archived_epoch.files[1].path).unlink()
-    report = run(spark, client, lake, topic)
+    report = run(here, client, lake, topic)
     assert not report.ok
     assert report.figures["unexplained"] == 7
     assert report.topics[0].figures["unexplained"] == [(9, 15)]
@@ -64,17 +67,17 @@ def test_missing_file_leaves_trimmed_seqs_unexplained(spark: SparkSession, clien
     assert text.endswith("7 unexplained, 1 files missing or damaged")
 
 
-def test_damaged_file_is_found_though_its_records_are_live(spark: SparkSession, client: Client, topic: str, lake: Path):
+def test_damaged_file_is_found_though_its_records_are_live(here: Any, client: Client, topic: str, lake: Path):
     numbers(client, topic, range(20))
     [file] = archive(client, lake, topic).files
     content = bytearray((lake / file.path).read_bytes())
     content[len(content) // 2] ^= 1
     (lake / file.path).write_bytes(content)
-    report = run(spark, client, lake, topic)
+    report = run(here, client, lake, topic)
     assert (report.ok, report.figures["unexplained"], report.figures["damaged_files"]) == (False, 0, 1)
 
 
-def test_differing_and_missing_records_are_listed(spark: SparkSession, client: Client, topic: str, lake: Path):
+def test_differing_and_missing_records_are_listed(here: Any, client: Client, topic: str, lake: Path):
     numbers(client, topic, range(20), tag="x")
 
     def spoil(records: list[Record]) -> list[Record]:
@@ -82,7 +85,7 @@ def test_differing_and_missing_records_are_listed(spark: SparkSession, client: C
         return [one for one in changed if one.seq != 9]
 
     archive(client, lake, topic, spoil=spoil)
-    report = run(spark, client, lake, topic)
+    report = run(here, client, lake, topic)
     assert (report.ok, report.figures["unexplained"]) == (False, 0)
     assert (report.figures["differing"], report.figures["missing"]) == (1, 1)
     text = describe(report)
@@ -90,24 +93,24 @@ def test_differing_and_missing_records_are_listed(spark: SparkSession, client: C
     assert "  seq 9 is live but missing in the lake" in text
 
 
-def test_seqs_trimmed_without_archive_are_unexplained(spark: SparkSession, client: Client, topic: str, lake: Path):
+def test_seqs_trimmed_without_archive_are_unexplained(here: Any, client: Client, topic: str, lake: Path):
     numbers(client, topic, range(20))
     archived_epoch = archive(client, lake, topic, upto=10)
     opened = Lake(str(lake))
     change = Change(op="trim", topic=topic, epoch=archived_epoch.epoch, trimmed_to=12)
     opened.commit(opened.table(topic).state(), [change])
     client.delete(topic, before_seq=13)
-    report = run(spark, client, lake, topic)
+    report = run(here, client, lake, topic)
     assert report.topics[0].figures["unexplained"] == [(11, 12)]
 
 
-def test_earlier_epoch_and_unarchived_seqs_are_audited(spark: SparkSession, client: Client, topic: str, lake: Path):
+def test_earlier_epoch_and_unarchived_seqs_are_audited(here: Any, client: Client, topic: str, lake: Path):
     numbers(client, topic, range(10))
     archive(client, lake, topic)
     client.drop_topic(topic)
     numbers(client, topic, range(10))
     client.put_topic(topic, cap_records=4)  # the lake has nothing of this epoch yet; the server reports its gap
-    report = run(spark, client, lake, topic)
+    report = run(here, client, lake, topic)
     old, new = report.topics
     assert counts(old) == {"live": 0, "archived": 10, "deleted": 0, "in_gaps": 0, "lost": 0}
     assert counts(new) == {"live": 4, "archived": 0, "deleted": 0, "in_gaps": 0, "lost": 6}
@@ -146,7 +149,7 @@ def test_dry_run_lists_checks_and_proves_nothing(
     assert figures == {"checked": False, "seqs": 5, "files": 1}
 
 
-def test_unknown_topic_is_an_error(spark: SparkSession, client: Client, lake: Path):
+def test_unknown_topic_is_an_error(here: Any, client: Client, lake: Path):
     Lake(str(lake)).create()
     with pytest.raises(BadUsage, match="neither on"):
-        audit(url=client.url, lake=str(lake), topics=["nothing"], spark=spark)
+        audit(url=client.url, lake=str(lake), topics=["nothing"], spark=here)

@@ -7,7 +7,6 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 import msgspec
-from pyspark.sql import SparkSession
 
 from topics.client import Client
 from topics.client.request import Record
@@ -37,7 +36,7 @@ def content(client: Client, topic: str) -> Counter[str]:
     return found
 
 
-def run(spark: SparkSession, pair: Pair, topic: str, **options: Any) -> RunReport:
+def run(spark: Any, pair: Pair, topic: str, **options: Any) -> RunReport:
     return mirror(source=pair.one.url, target=pair.other.url, topics=[topic], spark=spark, **options)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 from tests.spark.pipelines.mirror.pairs import Pair, die, run
 from topics.client.request import Record
@@ -13,19 +12,19 @@ from topics.spark.pipelines.mirror import driver as module
 
 
 def test_recreated_topic_is_copied_from_its_first_seq(
-    spark: SparkSession, pair: Pair, topic: str, monkeypatch: pytest.MonkeyPatch
+    here: Any, pair: Pair, topic: str, monkeypatch: pytest.MonkeyPatch
 ):
     """Even where the run that noticed it dies before it has done anything."""
     pair.one.client.append(topic, [{"data": n} for n in range(5)])
-    run(spark, pair, topic)
+    run(here, pair, topic)
     pair.one.client.drop_topic(topic)
     pair.one.client.append(topic, [{"data": 100 + n} for n in range(3)])
     with monkeypatch.context() as patch:
         patch.setattr(module, "run_on_executors", die)
         with pytest.raises(MemoryError):
-            run(spark, pair, topic)
+            run(here, pair, topic)
 
-    report = run(spark, pair, topic)
+    report = run(here, pair, topic)
 
     values = [item.value for item in pair.other.client.read(topic) if isinstance(item, Record)]
     assert values[:5] == list(range(5))
@@ -34,24 +33,24 @@ def test_recreated_topic_is_copied_from_its_first_seq(
     assert [gap.reason for gap in report.topics[0].gaps] == ["recreated"]
 
 
-def test_empty_recreated_topic_is_reported_once(spark: SparkSession, pair: Pair, topic: str):
+def test_empty_recreated_topic_is_reported_once(here: Any, pair: Pair, topic: str):
     pair.one.client.append(topic, [{"data": 1}])
-    run(spark, pair, topic)
+    run(here, pair, topic)
     pair.one.client.drop_topic(topic)
     pair.one.client.put_topic(topic)
     for _ in range(2):
-        run(spark, pair, topic)
+        run(here, pair, topic)
     assert pair.other.client.topic(topic).head_seq == 2
 
 
-def test_emptied_target_is_filled_again(spark: SparkSession, pair: Pair, topic: str):
+def test_emptied_target_is_filled_again(here: Any, pair: Pair, topic: str):
     pair.one.client.append(topic, [{"data": n} for n in range(5)])
-    run(spark, pair, topic)
+    run(here, pair, topic)
     pair.one.client.append(topic, [{"data": 5}])
-    run(spark, pair, topic)
+    run(here, pair, topic)
     pair.other.client.drop_topic(topic)
 
-    report = run(spark, pair, topic)
+    report = run(here, pair, topic)
 
     assert [item.value for item in pair.other.client.read(topic) if isinstance(item, Record)] == list(range(6))
     assert any("copied again" in text for text in report.warnings)

@@ -58,11 +58,11 @@ def test_prefix_and_names_are_both_copied(here: Any, pair: Pair, topic: str):
     assert report.names == {f"{topic}.a", f"{topic}.b", f"other.{topic}"}
 
 
-def test_copy_keeps_order_and_fields_and_names_its_origin(spark: SparkSession, pair: Pair, topic: str):
+def test_copy_keeps_order_and_fields_and_names_its_origin(here: Any, pair: Pair, topic: str):
     sent = {"data": {"n": 1.50}, "node": "till-1", "tag": "web", "meta": {"trace": "abc"}}
     pair.one.client.append(topic, [sent, *({"data": n} for n in range(1500))])
 
-    run(spark, pair, topic)
+    run(here, pair, topic)
 
     copies = [item for item in pair.other.client.read(topic, include_tags=True) if isinstance(item, Record)]
     first = copies[0]
@@ -76,12 +76,12 @@ def test_copy_keeps_order_and_fields_and_names_its_origin(spark: SparkSession, p
     assert [copy.value for copy in copies[1:]] == list(range(1500))
 
 
-def test_gap_of_the_source_is_reported_and_recorded_at_the_target(spark: SparkSession, pair: Pair, topic: str):
+def test_gap_of_the_source_is_reported_and_recorded_at_the_target(here: Any, pair: Pair, topic: str):
     pair.one.client.put_topic(topic, cap_records=10)
     pair.one.client.append(topic, [{"data": n} for n in range(25)])
     pair.other.client.put_topic(topic)
 
-    report = run(spark, pair, topic)
+    report = run(here, pair, topic)
 
     [gap] = report.topics[0].gaps
     assert (gap.from_seq, gap.to_seq, gap.reason) == (1, 15, "cap")
@@ -108,11 +108,11 @@ def test_gap_survives_eviction_of_its_record_at_the_target(here: Any, pair: Pair
     assert (report.gaps, report.topics[0].figures) == (1, {"lost_seqs": 15})
 
 
-def test_created_topic_has_the_settings_of_its_source(spark: SparkSession, pair: Pair, topic: str):
+def test_created_topic_has_the_settings_of_its_source(here: Any, pair: Pair, topic: str):
     pair.one.client.put_topic(topic, cap_records=10, ttl_ms=3_600_000, discard="reject", durability="fsync")
     pair.one.client.append(topic, [{"data": 1}])
 
-    run(spark, pair, topic)
+    run(here, pair, topic)
 
     config = pair.other.client.topic(topic).config
     assert (config.cap_records, config.ttl_ms, config.discard, config.durability) == (10, 3_600_000, "reject", "fsync")
@@ -138,22 +138,22 @@ def test_half_surrogate_pair_is_mirrored_across_a_restart(
         assert bytes(found[0].meta).startswith(b'{"k":%b' % odd)
 
 
-def test_nodes_of_one_side_are_filtered_by_the_server(spark: SparkSession, pair: Pair, topic: str):
+def test_nodes_of_one_side_are_filtered_by_the_server(here: Any, pair: Pair, topic: str):
     pair.one.client.append(topic, [{"data": n, "node": "till-1"} for n in range(4)])
-    run(spark, pair, topic)
+    run(here, pair, topic)
 
-    report = run(spark, pair, topic, both_ways=True, source_nodes=["till-1"])
+    report = run(here, pair, topic, both_ways=True, source_nodes=["till-1"])
 
     assert pair.one.client.topic(topic).count == 4
     assert report.topics[-1].figures == {}, "the echoes were not even read"
 
 
-def test_follow_copies_new_records_and_stops_cleanly(spark: SparkSession, pair: Pair, topic: str):
+def test_follow_copies_new_records_and_stops_cleanly(here: Any, pair: Pair, topic: str):
     stop = threading.Event()
     reports: list[RunReport] = []
     pair.one.client.append(topic, [{"data": -1}])
     following = threading.Thread(
-        target=lambda: reports.append(run(spark, pair, topic, both_ways=True, follow=True, stop=stop))
+        target=lambda: reports.append(run(here, pair, topic, both_ways=True, follow=True, stop=stop))
     )
     following.start()
     try:

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 from tests.conftest import StartServer
 from tests.spark.pipelines.mirror.pairs import Pair, count_of, run
@@ -20,15 +19,13 @@ from topics.spark.pipelines.run.failures import BadUsage, Failed
 from topics.spark.pipelines.run.report import RunReport
 
 
-def test_rejected_record_becomes_a_gap_and_blocks_nothing(
-    spark: SparkSession, pair: Pair, topic: str, start_server: StartServer
-):
+def test_rejected_record_becomes_a_gap_and_blocks_nothing(here: Any, pair: Pair, topic: str, start_server: StartServer):
     strict = start_server(max_meta_bytes=256)
     records: list[dict[str, Any]] = [{"data": n} for n in range(9)]
     records[4]["meta"] = {"long": "x" * 200}
     pair.one.client.append(topic, records)
 
-    report = mirror(source=pair.one.url, target=strict.url, topics=[topic], spark=spark)
+    report = mirror(source=pair.one.url, target=strict.url, topics=[topic], spark=here)
 
     with Client(strict.url) as client:
         values = [item.value for item in client.read(topic) if isinstance(item, Record)]
@@ -61,16 +58,16 @@ def test_dry_run_reports_and_changes_nothing(here: Any, pair: Pair, topic: str):
     assert (there.records, back.records, back.figures, back.would) == (0, 1, {"echoes": 11}, [])
 
 
-def test_queues_and_system_topics_are_not_mirrored(spark: SparkSession, pair: Pair, topic: str):
+def test_queues_and_system_topics_are_not_mirrored(here: Any, pair: Pair, topic: str):
     pair.one.client.put_topic(f"{topic}.jobs", type="queue")
     pair.one.client.append(f"{topic}.jobs", [{"data": 1}])
     pair.one.client.append(f"{topic}.log", [{"data": 1}])
 
-    report = mirror(source=pair.one.url, target=pair.other.url, prefix=topic, spark=spark)
+    report = mirror(source=pair.one.url, target=pair.other.url, prefix=topic, spark=here)
 
     assert [row.topic for row in report.topics] == [f"{topic}.log"]
     assert any("queue" in text for text in report.warnings)
-    everything = mirror(source=pair.one.url, target=pair.other.url, prefix="", spark=spark, dry_run=True)
+    everything = mirror(source=pair.one.url, target=pair.other.url, prefix="", spark=here, dry_run=True)
     assert not [row for row in everything.topics if row.topic.startswith("sys:")]
 
 
@@ -98,14 +95,14 @@ def test_server_is_not_mirrored_to_itself(pair: Pair, topic: str):
         mirror(source=pair.one.url, target=elsewhere, topics=[topic])
 
 
-def test_concurrent_run_of_the_same_mirror_is_detected(spark: SparkSession, pair: Pair, topic: str):
+def test_concurrent_run_of_the_same_mirror_is_detected(here: Any, pair: Pair, topic: str):
     pair.one.client.append(topic, [{"data": 0}])
     stop = threading.Event()
     failures: list[BaseException] = []
 
     def follow() -> None:
         try:
-            run(spark, pair, topic, follow=True, stop=stop)
+            run(here, pair, topic, follow=True, stop=stop)
         except Failed as error:
             failures.append(error)
 
@@ -118,7 +115,7 @@ def test_concurrent_run_of_the_same_mirror_is_detected(spark: SparkSession, pair
         while not failures:
             pair.one.client.append(topic, [{"data": 2}])
             try:
-                run(spark, pair, topic)
+                run(here, pair, topic)
             except Failed as error:
                 failures.append(error)
     finally:
@@ -127,8 +124,8 @@ def test_concurrent_run_of_the_same_mirror_is_detected(spark: SparkSession, pair
     assert "another run" in str(failures[0])
 
 
-def test_wrong_server_names_are_refused(spark: SparkSession, pair: Pair, topic: str):
+def test_wrong_server_names_are_refused(here: Any, pair: Pair, topic: str):
     pair.one.client.append(topic, [{"data": 1}])
-    run(spark, pair, topic)
+    run(here, pair, topic)
     with pytest.raises(BadUsage, match="is called"):
         mirror(source=pair.one.url, target=pair.other.url, topics=[topic], source_name="berlin")
