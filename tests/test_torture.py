@@ -27,9 +27,17 @@ class Project:
 
     def __init__(self, root: Path, *options: str) -> None:
         self.root, self._options = root, options
-        for name, text in (("src/code.py", ""), ("tests/part/test_it.py", TESTS), ("pytest.ini", "[pytest]\n")):
+        for name, text in (
+            ("src/topics/code.py", ""),
+            ("tests/part/test_it.py", TESTS),
+            ("pytest.ini", "[pytest]\n"),
+        ):
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text(text)
+
+    def change(self, path: str) -> None:
+        (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / path).write_text("changed = True\n")
 
     def run(self, *options: str, **env: str) -> str:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.torture",
@@ -56,12 +64,25 @@ def test_second_run_leaves_out_what_passed(project: Project) -> None:
     assert "test_good, 2 tests, 60 crash points" in second, "counts of all runs are added up"
 
 
-@pytest.mark.parametrize("path", ["src/code.py", "tests/part/helper.py"])
+@pytest.mark.parametrize("path", ["src/topics/code.py", "src/topics/spark/code.py", "tests/part/helper.py"])
 def test_changed_code_runs_everything_again(tmp_path: Path, path: str) -> None:
     project = Project(tmp_path)
     project.run()
-    (tmp_path / path).write_text("changed = True\n")
+    project.change(path)
     assert "3 tests to run, 0 passed before" in project.run()
+
+
+@pytest.mark.parametrize(
+    ("path", "again"),
+    [("src/topics/spark/code.py", 0), ("src/topics/engine/code.py", 1), ("tests/engine/helper.py", 1)],
+)
+def test_code_that_no_server_imports_leaves_its_tests_passed(tmp_path: Path, path: str, again: int) -> None:
+    (tmp_path / "tests/engine").mkdir(parents=True)
+    (tmp_path / "tests/engine/test_engine.py").write_text("def test_engine(): pass\n")
+    project = Project(tmp_path)
+    project.run("tests/engine")
+    project.change(path)
+    assert f"{again} passed now, {1 - again} passed before" in project.run("tests/engine")
 
 
 def test_other_sample_runs_everything_again(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
     python -m pytest -p tests.torture -m torture --torture-state .torture
 
 The plugin records every passed test in the state directory, with its time, its counts (see the `counts` fixture) and a
-digest of `src/`, of the folder of the test, and of the variables that `tests/sampling.py` reads. The next run skips the
+digest of the code that it runs (see `Code`) and of the variables that `tests/sampling.py` reads. The next run skips the
 tests that passed with the same digest; `--torture-fresh` runs all of them. The plugin works with `-n`: the controller
 keeps the state, and the workers skip tests. The first part of each test runs before the second part of any;
 tests that measure times run last.
@@ -28,6 +28,9 @@ import pytest
 PASSED = "torture_passed"  # passed from the controller to its workers
 LAST = ("tests/spark/", "tests/security/test_fairness.py")  # heavy tests, then tests that need a quiet machine
 CPU = "cpu_seconds"
+# The server does not import these packages; the import contracts hold that. The tests of the server do not run them.
+BESIDE_THE_SERVER = ("client", "lake", "spark")
+SERVER_TESTS = ("consumers", "engine", "faults", "live", "model", "queues", "routers", "server", "storage")
 VARIABLES = ("TORTURE", "TOPICS_FAULT_SEED", "TOPICS_FUZZ_SEED")  # choose how much of a test is played, and which part
 
 
@@ -230,7 +233,9 @@ def plain_id(nodeid: str) -> str:
 
 
 class Code:
-    """Digests of the code that a test runs: the package, and the folder of the test."""
+    """Digests of the code that a test runs: the package, without what the server never imports for tests of the server,
+    and the folder of the test.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -244,10 +249,17 @@ class Code:
 
     def digest(self, name: str) -> str:
         tree = hashlib.sha256(repr([os.environ.get(variable, "") for variable in VARIABLES]).encode())
-        for folder in ("src", name.partition("::")[0].rpartition("/")[0]):
-            for path in sorted((self._root / folder).rglob("*.py")):
+        folder = name.partition("::")[0].rpartition("/")[0]
+        unused = BESIDE_THE_SERVER if f"{folder}/".startswith(tuple(f"tests/{area}/" for area in SERVER_TESTS)) else ()
+        for path in self._files("src"):
+            if path.relative_to(self._root / "src").parts[1] not in unused:
                 tree.update(self._file(path))
+        for path in self._files(folder):
+            tree.update(self._file(path))
         return tree.hexdigest()[:16]
+
+    def _files(self, folder: str) -> list[Path]:
+        return sorted((self._root / folder).rglob("*.py"))
 
     def _file(self, path: Path) -> bytes:
         stat = path.stat()
