@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from queue import Queue
@@ -14,6 +13,7 @@ from typing import Self
 
 import pytest
 
+from tests import forks
 from tests.docs.blocks import blocks_of
 
 ROOT = Path(__file__).parents[2]
@@ -45,30 +45,48 @@ class Programs:
 
     def start(self, name: str, *arguments: str) -> Program:
         """Start a program. Use it in a `with` block, which ends it."""
-        return Program([*_interpreter(name), name, *arguments], self.directory)
+        return Program([name, *arguments], self.directory)
 
     def run(self, name: str, *arguments: str, status: int = 0) -> list[str]:
         """Run a program to its end. Return the lines that it printed, those on standard error after the others."""
-        command = [*_interpreter(name), name, *arguments]
-        done = subprocess.run(command, cwd=self.directory, env=_env(), capture_output=True, text=True, timeout=WAIT_S)
-        assert done.returncode == status, done.stdout + done.stderr
-        return (done.stdout + done.stderr).splitlines()
+        if name.endswith(".py"):
+            command = ["python", name, *arguments]
+            ended, out, err = forks.run(command, _env(), b"", WAIT_S, str(self.directory))
+        else:
+            command = [_node(), name, *arguments]
+            done = subprocess.run(command, cwd=self.directory, env=_env(), capture_output=True, timeout=WAIT_S)
+            ended, out, err = done.returncode, done.stdout, done.stderr
+        printed = (out + err).decode()
+        assert ended == status, printed
+        return printed.splitlines()
 
 
 class Program:
-    """A program that runs. `line` returns what it prints next."""
+    """A program in Python or JavaScript that runs. `line` returns what it prints next."""
 
-    def __init__(self, command: list[str], directory: Path) -> None:
-        self.process = subprocess.Popen(
-            command, cwd=directory, env=_env(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+    def __init__(self, command: list[str], directory: Path, **variables: str) -> None:
+        env, cwd = _env() | variables, str(directory)
+        (reads, stdin), (stdout, writes) = os.pipe(), os.pipe()
+        self._input, self._output = open(stdin, "w"), open(stdout)
+        try:
+            self.process: forks.Forked | subprocess.Popen[bytes] = (
+                forks.template().start(["python", *command], env, reads, writes, 2, cwd)
+                if command[0].endswith(".py")
+                else subprocess.Popen([_node(), *command], cwd=cwd, env=env, stdin=reads, stdout=writes)
+            )
+        except BaseException:
+            self._input.close()
+            self._output.close()
+            raise
+        finally:
+            os.close(reads)
+            os.close(writes)
         self._lines: Queue[str | None] = Queue()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
-        for text in self.process.stdout:
+        for text in self._output:
             self._lines.put(text.rstrip("\n"))
         self._lines.put(None)
 
@@ -82,9 +100,11 @@ class Program:
         return list(iter(lambda: self._lines.get(timeout=WAIT_S), None))
 
     def type(self, text: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(text + "\n")
-        self.process.stdin.flush()
+        self._input.write(text + "\n")
+        self._input.flush()
+
+    def end_input(self) -> None:
+        self._input.close()
 
     def kill(self) -> None:
         self.process.kill()
@@ -98,18 +118,15 @@ class Program:
     ) -> None:
         self.kill()
         self._reader.join(WAIT_S)
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
+        self._input.close()
+        self._output.close()
 
 
-def _interpreter(name: str) -> list[str]:
-    if name.endswith(".py"):
-        return [sys.executable]
+def _node() -> str:
     node = shutil.which("node")
     if node is None:
         pytest.skip("no Node found: it runs the JavaScript programs")
-    return [node]
+    return node
 
 
 def _env() -> dict[str, str]:

@@ -12,13 +12,14 @@ from typing import NamedTuple
 
 from tests.docs.blocks import PROGRAMS, Block
 from tests.docs.terminal import terminal_into
+from tests.forks import template
 
 CLIENT = Path(__file__).parents[2] / "clients" / "js" / "topics.js"
 NODE = shutil.which("node")
 
 BLOCK_TIMEOUT_S = 100
 SLOW_BLOCK_TIMEOUT_S = 300
-STREAM_S = 3
+STREAM_S = 1
 
 # A wrapper of curl that stores the status and body of every answer, and ends streams.
 CURL = f"""#!/bin/bash
@@ -51,8 +52,11 @@ class Reader:
         for path in (self._cwd, self._answers, tools):
             path.mkdir(parents=True)
         (self._cwd / ".venv").symlink_to(sys.prefix)
-        (tools / "curl").write_text(CURL)
-        (tools / "curl").chmod(0o755)
+        scripts = {"curl": CURL, **{name: template().launcher(name) for name in ("python", "topics")}}
+        for name, text in scripts.items():
+            (tools / name).write_text(text)
+            (tools / name).chmod(0o755)
+        self._python = str(tools / "python")
         address = f"127.0.0.1:{port}"
         self._real = {
             "localhost:4000": address,
@@ -113,7 +117,7 @@ class Reader:
         text = self.meant(block.text)
         match PROGRAMS.get(block.language):
             case "python":
-                return [sys.executable, "-c", text]
+                return [self._python, "-c", text]
             case "js":
                 shutil.copyfile(CLIENT, self._cwd / "topics.mjs")
                 program = self._cwd / f".line-{block.line}.mjs"

@@ -1,11 +1,6 @@
 """Every program in `examples/` does what it says, against a real server."""
 
-import os
-import shutil
 import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from queue import Queue
@@ -15,11 +10,11 @@ import pytest
 from tests.browser import WAIT_S as BROWSER_WAIT_S
 from tests.browser import Site, needs_browser, visiting
 from tests.conftest import ServerProcess
+from tests.docs.programs import WAIT_S, Program
 from topics.client import NewRecord, Topics
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FORMS = ["async.py", "sync.py", ".mjs"]
-WAIT_S = 30
 
 
 @pytest.fixture
@@ -29,51 +24,17 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
     running.stop()
 
 
-class Program:
-    """An example that runs. `line` returns what it prints next."""
-
-    def __init__(self, name: str, form: str, server: ServerProcess, directory: Path) -> None:
-        node = shutil.which("node")
-        if form == ".mjs" and node is None:
-            pytest.skip("no Node found: it runs the JavaScript examples")
-        command = (
-            [node, str(EXAMPLES / f"{name}.mjs")]
-            if form == ".mjs"
-            else [sys.executable, str(EXAMPLES / f"{name}_{form}")]
-        )
-        self.process = subprocess.Popen(
-            [command[0], str(EXAMPLES / command[1])],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=directory,
-            env=os.environ | {"TOPICS_URL": server.url},
-        )  # fmt: skip
-        self._lines: Queue[str] = Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for text in self.process.stdout:
-            self._lines.put(text.rstrip("\n"))
-
-    def line(self) -> str:
-        return self._lines.get(timeout=WAIT_S)
-
-    def __enter__(self) -> "Program":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
+def example(name: str, form: str, server: ServerProcess, directory: Path) -> Program:
+    """Start an example. Use it in a `with` block, which ends it."""
+    file = EXAMPLES / (f"{name}{form}" if form == ".mjs" else f"{name}_{form}")
+    return Program([str(file)], directory, TOPICS_URL=server.url)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_producer_writes_each_line_once(form: str, server: ServerProcess, tmp_path: Path) -> None:
-    with Program("producer", form, server, tmp_path) as program:
-        assert program.process.stdin is not None
-        program.process.stdin.write("one\ntwo\n")
-        program.process.stdin.close()
+    with example("producer", form, server, tmp_path) as program:
+        program.type("one\ntwo")
+        program.end_input()
         assert [program.line(), program.line()] == ["wrote 1", "wrote 2"]
         assert program.process.wait(WAIT_S) == 0
     with Topics(server.url) as topics:
@@ -85,14 +46,14 @@ def test_consumer_reports_gaps_and_resumes(form: str, server: ServerProcess, tmp
     with Topics(server.url) as topics:
         topics.put_topic("lines", cap_records=2)
         topics.append_many("lines", [NewRecord(data=text) for text in ("a", "b", "c")])
-        with Program("consumer", form, server, tmp_path) as program:
+        with example("consumer", form, server, tmp_path) as program:
             assert program.line().startswith("lost 1 to 1: ")
             assert [program.line(), program.line()] == ["2 b", "3 c"]
             topics.append("lines", "d")
             assert program.line() == "4 d"
             topics.append("lines", "e")
             assert program.line() == "5 e"
-        with Program("consumer", form, server, tmp_path) as program:
+        with example("consumer", form, server, tmp_path) as program:
             topics.append("lines", "f")
             repeated = list(iter(program.line, "6 f"))
             assert repeated in (["4 d", "5 e"], ["5 e"], [])  # the last page may come again, and no record is skipped
@@ -100,7 +61,7 @@ def test_consumer_reports_gaps_and_resumes(form: str, server: ServerProcess, tmp
 
 @pytest.mark.parametrize("form", FORMS)
 def test_worker_finishes_running_jobs_when_it_is_stopped(form: str, server: ServerProcess, tmp_path: Path) -> None:
-    with Topics(server.url) as topics, Program("worker", form, server, tmp_path) as program:
+    with Topics(server.url) as topics, example("worker", form, server, tmp_path) as program:
         topics.put_topic("emails", type="queue")
         topics.append("emails", {"to": "ada", "seconds": 0.5})
         assert program.line() == "sending ada"
@@ -112,7 +73,7 @@ def test_worker_finishes_running_jobs_when_it_is_stopped(form: str, server: Serv
 
 @pytest.mark.parametrize("form", FORMS)
 def test_live_shows_topics_that_come_later(form: str, server: ServerProcess, tmp_path: Path) -> None:
-    with Topics(server.url) as topics, Program("live", form, server, tmp_path) as program:
+    with Topics(server.url) as topics, example("live", form, server, tmp_path) as program:
         assert program.line() == "watching"
         topics.append("chat-green", "hello")
         assert program.line() == "chat-green hello"

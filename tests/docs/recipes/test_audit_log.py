@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 
+from tests import forks
 from tests.conftest import SMALL_PARTS
 from tests.docs.recipes.conftest import Kitchen, OpenKitchen, wait_for
 from topics.client import NewRecord, Topics
@@ -48,9 +48,10 @@ def test_pipeline_erases_copies_and_leaves_a_receipt(kitchen: Kitchen, topics: T
     topics.append("audit", 1, tag="user-42:login")
     topics.append("audit", 2, tag="user-420:login")
     wait_for(lambda: topics.topic("copy").head_seq == 2)
-    erase = [sys.executable, "-m", "topics", "pipeline", "erase", "--url", kitchen.address.url, "--match", "user-42:*"]
-    done = subprocess.run([*erase, "--json"], capture_output=True, text=True, timeout=60, check=True)
-    assert json.loads(done.stdout)["ok"]
+    erase = ["topics", "pipeline", "erase", "--url", kitchen.address.url, "--match", "user-42:*", "--json"]
+    status, printed, complaints = forks.run(erase, {**os.environ}, b"", 60)
+    assert status == 0, complaints
+    assert json.loads(printed)["ok"]
     assert [item.data for item in topics.read("audit")] == [item.data for item in topics.read("copy")] == [2]  # type: ignore[union-attr]
     *_, receipt = topics.read("sys:pipelines")
     assert (receipt.tag, receipt.data["state"]) == ("erase", "done")  # type: ignore[union-attr]
