@@ -35,6 +35,7 @@ VARIES = {
 }  # fmt: skip
 
 
+_SEQ = re.compile(r"^ *\d+ +", re.MULTILINE)
 _TIME = re.compile(r"\b\d\d:\d\d:\d\d\.\d{3}\b|\b\d+\.\d+(?= s\b)")
 
 
@@ -57,7 +58,7 @@ def problems_of(page: Path, reader: Reader, *, slow: bool = False) -> Iterator[s
             yield from (f"{where}: {what}" for what in differences(json.loads(block.text), got))
         elif block.is_shown_output and has_run:
             shown, printed = reader.meant(block.text), reader.output()
-            if not is_output(shown, printed):
+            if not is_output(shown, printed, ordered=block.value != "in any order"):
                 yield f"{where}: the page shows\n{shown}\nand this was printed:\n{printed}"
         elif block.is_file:
             reader.save(block)
@@ -101,9 +102,14 @@ def differences(shown: Any, got: Any, at: str = "answer") -> Iterator[str]:
         yield f"{at} is {json.dumps(got)}, the page shows {json.dumps(shown)}"
 
 
-def is_output(shown: str, printed: str) -> bool:
-    """Return whether a page shows what was printed. In the page, `…` stands for any text, and a time for any time."""
+def is_output(shown: str, printed: str, *, ordered: bool = True) -> bool:
+    """Return whether a page shows what was printed. In the page, `…` stands for any text, and a time for any time.
+
+    Without an order, the lines are compared without the seqs at their start.
+    """
     shown, printed = (_TIME.sub("(time)", text) for text in (shown, printed))
+    if not ordered:
+        shown, printed = ("\n".join(sorted(_SEQ.sub("", text).split("\n"))) for text in (shown, printed))
     shown, printed = ("\n".join(line.rstrip() for line in text.strip().splitlines()) for text in (shown, printed))
     return re.fullmatch(".*".join(map(re.escape, shown.split("…"))), printed, re.DOTALL) is not None
 
@@ -190,6 +196,11 @@ def test_example_output_is_compared_whole() -> None:
     assert is_output("10:00:00.000 end\n", "12:34:56.789 end\n")
     assert not is_output("took … s\n", "took 1.5 s\nend\n")
     assert not is_output("a.c\n", "abc\n")
+
+
+def test_example_output_can_have_any_order() -> None:
+    assert is_output("     1  sent a\n     2  sent b\n", "     1  sent b\n     2  sent a\n", ordered=False)
+    assert not is_output("     1  sent a\n     2  sent b\n", "     1  sent b\n     2  sent b\n", ordered=False)
 
 
 PAGE = """
