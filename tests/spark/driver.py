@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from tests.spark.conftest import CONFIG, class_sharing
+from tests.spark.conftest import CONFIG
 from tests.spark.streams import copy, source
 from topics.spark import session
 
@@ -30,8 +30,7 @@ CLUSTER = {
 def start(master: str) -> SparkSession:
     if master.startswith("connect:"):
         return session("tests", remote=master.removeprefix("connect:"))
-    config = {**CONFIG, "spark.driver.extraJavaOptions": class_sharing()}
-    return session("tests", master=master, config=config | (CLUSTER if master.startswith("spark://") else {}))
+    return session("tests", master=master, config=CONFIG | (CLUSTER if master.startswith("spark://") else {}))
 
 
 def stream(spark: SparkSession, url: str, topic: str, into: str, checkpoint: str, rate: str, partitions: str) -> None:

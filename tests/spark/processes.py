@@ -12,13 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.spark.conftest import spark_home
+from tests.spark.conftest import QUICK_JAVA
 from topics.client import Client
 from topics.errors import TopicsError
+from topics.spark import quick_start
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 400  # a crowded machine is no failure
-QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # processes of seconds end before the optimizer pays off
 
 
 def wait_for(look: Callable[[], Any], what: str, *, every_s: float = 0.05) -> Any:
@@ -109,19 +109,17 @@ def running(pid: int, words: str) -> list[int]:
     return found
 
 
-def slim_home(directory: Path) -> str:
-    """See `spark_home`; made once a directory."""
-    home = directory / "spark-home"
-    if not home.exists():
-        home.mkdir()
-        spark_home(home)
-    return str(home)
+def slim_home() -> str:
+    """Return the Spark home of local starts, for processes that start Spark in another way."""
+    home = quick_start.slim_home(quick_start.cache_folder())
+    assert home is not None
+    return home
 
 
 def application(log: Path, *arguments: object, **env: str | None) -> Process:
     """`tests.spark.driver`, in a process of its own."""
     command = [sys.executable, "-m", "tests.spark.driver", *map(str, arguments)]
-    return Process(command, log, SPARK_HOME=slim_home(log.parent), **env)
+    return Process(command, log, SPARK_HOME=slim_home(), **env)
 
 
 class Server:
@@ -151,7 +149,7 @@ class Cluster:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._home = slim_home(directory)
+        self._home = slim_home()
         port = free_port()
         self.url = f"spark://127.0.0.1:{port}"
         self.processes = [self._start("master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0")]

@@ -51,7 +51,7 @@ def test_cluster_is_exactly_once_though_an_executor_is_killed(
 
 def pipeline(command: list[str], log: Path, *arguments: object) -> str:
     """Run `topics pipeline …` and return its output."""
-    running = Process([*command, "pipeline", *map(str, arguments)], log, SPARK_HOME=slim_home(log.parent), **LOOPBACK)
+    running = Process([*command, "pipeline", *map(str, arguments)], log, SPARK_HOME=slim_home(), **LOOPBACK)
     try:
         running.succeed()
     finally:
@@ -70,7 +70,7 @@ def test_archive_and_replay_are_exact_though_a_worker_is_killed(
     lake, plain = tmp_path / "lake", [sys.executable, "-m", "topics", "pipeline"]
     where = ["--url", server.url, "--lake", str(lake), "--master", cluster.url]
     every = ["--prefix", f"{topic}."]
-    home = slim_home(tmp_path)
+    home = slim_home()
     archiving = Process([*plain, "archive", *where, *every], tmp_path / "archive.log", SPARK_HOME=home, **LOOPBACK)
     try:
         wait_for(
@@ -108,7 +108,7 @@ def test_pipelines_run_on_a_cluster_by_master_and_by_spark_submit(
     (tmp_path / "submit.py").write_text(script)
     where = ["--url", server.url, "--topic", topic, "--lake", tmp_path / "lake"]
     plain = [sys.executable, "-m", "topics"]
-    submit = [f"{slim_home(tmp_path)}/bin/spark-submit", "--master", cluster.url, str(tmp_path / "submit.py")]
+    submit = [f"{slim_home()}/bin/spark-submit", "--master", cluster.url, str(tmp_path / "submit.py")]
 
     numbers(client, topic, range(RECORDS))
     shown = pipeline(plain, tmp_path / "one.log", "archive", *where, "--master", cluster.url)

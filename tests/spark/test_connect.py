@@ -57,7 +57,7 @@ def test_declarative_pipeline_of_the_page_flows_between_topics(
         "--spec", str(tmp_path / "spark-pipeline.yml"), "--conf", "spark.ui.enabled=false",
         "--conf", f"spark.sql.warehouse.dir={tmp_path / 'warehouse'}",
     ]  # fmt: skip
-    run = Process(command, tmp_path / "pipeline.log", SPARK_HOME=slim_home(tmp_path))
+    run = Process(command, tmp_path / "pipeline.log", SPARK_HOME=slim_home())
     try:
         run.succeed()
     finally:

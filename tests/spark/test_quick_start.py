@@ -33,21 +33,32 @@ def test_spark_home_has_jars_and_no_zip_of_pyspark(cache: Path):
 
 
 def test_first_start_writes_the_archive_and_later_ones_use_it(cache: Path):
-    first = quick_start.class_archive(cache)
+    first = quick_start.class_archive(cache, "/spark")
     assert first is not None
     assert f".jsa.{os.getpid()} " in first
     archive = Path(first.split()[0].partition("=")[2]).with_suffix("")
     running, ended = Path(f"{archive}.{os.getpid()}"), Path(f"{archive}.{ended_pid()}")
     running.write_bytes(b"half")
-    assert quick_start.class_archive(cache) == first, "an archive that is being written is not used"
+    assert quick_start.class_archive(cache, "/spark") == first, "an archive that is being written is not used"
     ended.write_bytes(bytes(100))
-    assert quick_start.class_archive(cache) == first, "an archive without its header is not used"
+    assert quick_start.class_archive(cache, "/spark") == first, "an archive without its header is not used"
     os.utime(ended, (0, 0))
-    assert quick_start.class_archive(cache) == first
+    assert quick_start.class_archive(cache, "/spark") == first
     assert not ended.exists(), "an abandoned archive is removed"
     ended.write_bytes(b"whole")
-    assert quick_start.class_archive(cache) == f"-XX:SharedArchiveFile={archive} -Xshare:auto -Xlog:cds*=off"
+    assert quick_start.class_archive(cache, "/spark") == f"-XX:SharedArchiveFile={archive} -Xshare:auto -Xlog:cds*=off"
     assert archive.read_bytes() == b"whole"
+
+
+def test_each_spark_home_has_its_own_archive(cache: Path, tmp_path: Path):
+    """Java refuses an archive of classes from other jars, and the start would stay slow."""
+    homes = [str(tmp_path / name) for name in ("one", "other")]
+    for home in homes:
+        (Path(home) / "jars").mkdir(parents=True)
+    first, other = (quick_start.class_archive(cache, home) for home in homes)
+    assert first != other
+    os.utime(Path(homes[0]) / "jars", (1, 1))
+    assert quick_start.class_archive(cache, homes[0]) != first, "the package was installed again"
 
 
 def test_start_without_a_cache_folder_changes_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,7 +1,8 @@
 """Start a local Spark faster, with two caches below the user's cache folder.
 
     classes    The JVM loads about 20,000 classes. Java can keep them in an archive for the next start (class-data
-               sharing). The first JVM writes the archive when it ends.
+               sharing). The first JVM writes the archive when it ends. It fits one Spark home: Java compares the
+               paths and times of the jars.
     home       Spark gives its workers a zip of PySpark, which has no bytecode, so each start compiles it again. A Spark
                home without the zip makes them import the installed package.
 
@@ -46,20 +47,28 @@ def slim_home(cache: Path) -> str | None:
     return str(home) if (home / "jars").is_dir() else None
 
 
-def class_archive(cache: Path) -> str | None:
-    """Return the Java options that use the archive of classes, or that write it when the JVM ends."""
+def class_archive(cache: Path, home: str) -> str | None:
+    """Return the Java options that use the archive of classes for a Spark home, or that write it when the JVM ends."""
     java = Path(os.environ["JAVA_HOME"]) / "bin" / "java" if os.environ.get("JAVA_HOME") else shutil.which("java")
     try:
         found = Path(java or "").resolve(strict=True)
         stat = found.stat()
         cache.mkdir(parents=True, exist_ok=True)
-        archive = cache / f"classes-{_key(str(found), str(stat.st_mtime_ns), pyspark.__version__)}.jsa"
+        key = _key(str(found), str(stat.st_mtime_ns), pyspark.__version__, home, _time_of_jars(home))
+        archive = cache / f"classes-{key}.jsa"
         _adopt(archive)
     except OSError:
         return None
     if archive.exists():
         return f"-XX:SharedArchiveFile={archive} -Xshare:auto -Xlog:cds*=off"
     return f"-XX:ArchiveClassesAtExit={archive}.{os.getpid()} -Xlog:cds*=off"
+
+
+def _time_of_jars(home: str) -> str:
+    try:
+        return str((Path(home) / "jars").stat().st_mtime_ns)
+    except FileNotFoundError:
+        return ""
 
 
 def _adopt(archive: Path) -> None:
@@ -97,7 +106,7 @@ def prepare(config: dict[str, str]) -> dict[str, str]:
     cache = cache_folder()
     if "SPARK_HOME" not in os.environ and (home := slim_home(cache)) is not None:
         os.environ["SPARK_HOME"] = home
-    options = class_archive(cache)
+    options = class_archive(cache, os.environ.get("SPARK_HOME") or str(Path(pyspark.__file__).parent))
     given = config.get(OPTIONS, "")
     if options is None or "SharedArchiveFile" in given or "ArchiveClassesAtExit" in given:
         return config

@@ -51,7 +51,7 @@ class Writing:
 
 def archiver(directory: Path, url: str, lake: Lake, topic: str, *more: str) -> Process:
     command = [sys.executable, "-m", "tests.spark.archiver", url, lake.path, topic, str(ROUND_BYTES), *more]
-    return Process(command, directory / "archiver.log", SPARK_HOME=slim_home(directory))
+    return Process(command, directory / "archiver.log", SPARK_HOME=slim_home())
 
 
 def version_of(lake: Lake, topic: str) -> int:

@@ -28,7 +28,7 @@ BASE = 1_700_000_040_000  # on a full minute
 def pipeline(log: Path, *arguments: object) -> Process:
     """`topics pipeline …`, in a process of its own."""
     command = [sys.executable, "-m", "topics", "pipeline", *map(str, arguments), "--master", "local[2]"]
-    return Process(command, log, SPARK_HOME=slim_home(log.parent))
+    return Process(command, log, SPARK_HOME=slim_home())
 
 
 def run_to_its_end(log: Path, *arguments: object) -> str:

@@ -281,7 +281,7 @@ def test_replay_killed_at_random_points_is_exact(tmp_path: Path, lake: Path):
 def _run(client: Client, command: list[str], tmp_path: Path, stop_at: int | None) -> None:
     import sys
 
-    running = Process([sys.executable, *command], tmp_path / "replay.log", SPARK_HOME=slim_home(tmp_path))
+    running = Process([sys.executable, *command], tmp_path / "replay.log", SPARK_HOME=slim_home())
     try:
         if stop_at is None:
             running.succeed()
