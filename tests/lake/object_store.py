@@ -38,7 +38,8 @@ class Store:
     def set(self, **faults: Any) -> dict[str, Any]:
         """Set the faults from now on: `status` with its `share` of requests, `delay_s`, `lose_commits`.
 
-        Return the number of `requests`, and the paths of commits whose answer was `lost`, so far.
+        Return the number of `requests` and of those that were `refused`, and the paths of commits whose answer was
+        `lost`, so far.
         """
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         connection.request("POST", CONTROL, json.dumps(faults))
@@ -54,7 +55,7 @@ class Proxy(ThreadingHTTPServer):
     def __init__(self, port: int) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.behind = port
-        self.requests = 0
+        self.requests = self.refused = 0
         self.faults: dict[str, Any] = {}
         self.lost: list[str] = []
         self.chance = Random(7)
@@ -91,13 +92,14 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         if self.path == CONTROL:
             self.server.faults = json.loads(body)
-            known = {"requests": self.server.requests, "lost": self.server.lost}
+            known = {"requests": self.server.requests, "refused": self.server.refused, "lost": self.server.lost}
             self._answer(200, {}, json.dumps(known).encode())
             return
         self.server.count(self.headers.get("authorization", "").partition("Credential=")[2].partition("/")[0])
         faults = self.server.faults
         time.sleep(faults.get("delay_s", 0))
         if "status" in faults and self.server.chance.random() < faults.get("share", 1):
+            self.server.refused += 1
             self._answer(faults["status"], {}, b"<Error><Code>SlowDown</Code></Error>")
             return
         answer = self._forward(body)

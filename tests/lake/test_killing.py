@@ -12,7 +12,7 @@ from tests.lake.killing import compile_shim
 from tests.sampling import SEED, amount
 
 ROOT = Path(__file__).parents[2]
-SAMPLE, ALL = 5, 1_000_000  # kills
+SAMPLE, ALL = 3, 1_000_000  # kills
 KILLS = [pytest.param(SAMPLE, id="sample"), pytest.param(ALL, id="all", marks=pytest.mark.torture)]
 
 

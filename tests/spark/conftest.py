@@ -31,6 +31,9 @@ CONFIG = {
     "spark.driver.extraJavaOptions": QUICK_JAVA,
 }
 
+# For a handful of rows, compiling a plan takes longer than running it.
+QUICK_PLANS = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+
 _numbers = itertools.count(1)
 
 
@@ -40,7 +43,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         warnings.simplefilter("ignore")  # of pyspark, about packages that it does not know yet
         from topics.spark import session
 
-        config: dict[str, Any] = CONFIG | {"spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse"))}
+        config: dict[str, Any] = (
+            CONFIG | QUICK_PLANS | {"spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse"))}
+        )
         running = session("tests", master="local[2,2]", config=config)  # a failed task is tried again, as on a cluster
     yield running
     running.stop()
@@ -90,18 +95,3 @@ def here_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr("topics.spark.pipelines.archive.driver.archive_spans", archive_spans)
     monkeypatch.setattr("topics.spark.pipelines.audit.driver.run_on_executors", spread)
     return SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
-
-
-@pytest.fixture
-def quick_plans(request: pytest.FixtureRequest) -> Iterator[None]:
-    """For a handful of rows compiling a plan takes longer than running it."""
-    if "spark" not in request.fixturenames:
-        yield
-        return
-    spark = request.getfixturevalue("spark")
-    settings = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-    for setting, value in settings.items():
-        spark.conf.set(setting, value)
-    yield
-    for setting in settings:
-        spark.conf.unset(setting)

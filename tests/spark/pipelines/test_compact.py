@@ -22,8 +22,6 @@ from topics.spark.pipelines.compact.driver import compact
 from topics.spark.pipelines.run.failures import BadUsage, kind_of
 from topics.spark.pipelines.run.report import RunReport
 
-pytestmark = pytest.mark.usefixtures("quick_plans")
-
 
 def write(client: Client, topic: str, *pairs: tuple[str | None, Any]) -> None:
     client.append(topic, [{"data": data} if tag is None else {"data": data, "tag": tag} for tag, data in pairs])
@@ -117,7 +115,7 @@ def test_topic_holds_one_record_per_key_after_a_kill(
     assert client.topic(into).head_seq == head == 4
 
 
-@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize("is_there", [False, pytest.param(True, marks=pytest.mark.torture)])
 def test_missing_right_to_delete_is_found_before_a_write(
     spark: SparkSession, start_server: StartServer, topic: str, is_there: bool
 ):
@@ -177,7 +175,9 @@ def test_full_run_drops_records_deleted_in_the_topic(
         assert found == {"b": 2}
 
 
-@pytest.mark.parametrize("recreated", [True, False], ids=["recreated", "deleted"])
+@pytest.mark.parametrize(
+    "recreated", [pytest.param(True, marks=pytest.mark.torture), False], ids=["recreated", "deleted"]
+)
 def test_deleted_output_topic_is_filled_again_without_new_records(
     spark: SparkSession, client: Client, topic: str, recreated: bool
 ):
@@ -223,6 +223,7 @@ def test_rejected_record_becomes_a_gap_and_blocks_nothing(client: Client, topic:
         assert (found["a"], found["c"], found["b"]["reason"]) == (1, "\ud800", gap.reason)
 
 
+@pytest.mark.torture
 def test_gaps_are_in_the_report_and_the_file(spark: SparkSession, client: Client, topic: str, tmp_path: Path):
     client.put_topic(topic, cap_records=2)
     write(client, topic, ("a", 1), ("a", 2), ("b", 1), ("c", 1))

@@ -84,18 +84,14 @@ def test_seqs_times_tags_and_conditions_select_records(play: Play, client: Clien
     archive(client, lake, topic)
     at = records(client, topic)[19].ts
     chosen = {
-        "seqs": {"from_seq": 5, "to_seq": 7},
-        "tag": {"tag": "t1", "to_seq": 6},
-        "where": {"where": "data.by.name = 'p1' AND data.n < 12"},
-        "variant": {"where": "value:n::int = 3"},
+        "tag": {"tag": "t1", "from_seq": 5, "to_seq": 9},
+        "where": {"where": "data.by.name = 'p1' AND data.n < 12 AND value:n::int > 3"},
         "time": {"since": str(at), "to_seq": 25},
     }
     for name, arguments in chosen.items():
         play(lake=str(lake), into=f"{topic}.{name}", **arguments)
-    assert seqs(client, f"{topic}.seqs") == [5, 6, 7]
-    assert seqs(client, f"{topic}.tag") == [2, 4, 6]
-    assert seqs(client, f"{topic}.where") == [2, 5, 8, 11]
-    assert seqs(client, f"{topic}.variant") == [4]
+    assert seqs(client, f"{topic}.tag") == [6, 8]
+    assert seqs(client, f"{topic}.where") == [5, 8, 11]
     expected = [one.seq for one in records(client, topic) if one.ts >= at and one.seq <= 25]
     assert seqs(client, f"{topic}.time") == expected
 
@@ -210,12 +206,12 @@ def test_pace_keeps_its_rate_even_after_a_pause():
 
 
 def test_rate_is_kept(play: Play, client: Client, topic: str, lake: Path):
-    numbers(client, topic, range(40))
+    numbers(client, topic, range(12))
     archive(client, lake, topic)
     began = time.monotonic()
     play(lake=str(lake), into=f"{topic}.slow", rate=20)
-    assert time.monotonic() - began > 1.7  # 40 records at 20 a second, the first four of them at once
-    assert read_numbers(client, f"{topic}.slow") == list(range(40))
+    assert time.monotonic() - began > 0.39  # 12 records at 20 a second, the first four of them at once
+    assert read_numbers(client, f"{topic}.slow") == list(range(12))
 
 
 def test_dry_run_counts_and_writes_nothing(play: Play, client: Client, topic: str, lake: Path):

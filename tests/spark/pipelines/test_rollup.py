@@ -22,8 +22,6 @@ from topics.spark.pipelines.run.report import RunReport
 MINUTE = 60_000
 BASE = 1_700_000_040_000  # on a full minute
 
-pytestmark = pytest.mark.usefixtures("quick_plans")
-
 
 def sell(client: Client, topic: str, *sales: tuple[float, str, int]) -> None:
     """Each at a number of minutes."""
@@ -101,7 +99,7 @@ def test_windows_of_a_killed_run_are_written_once(
     assert (report.records, report.repeated, report.figures["late"]) == (2, 1, 1)
 
 
-@pytest.mark.parametrize("recreated_by", ["none", "a writer", "a backup"])
+@pytest.mark.parametrize("recreated_by", ["none", pytest.param("a writer", marks=pytest.mark.torture), "a backup"])
 def test_deleted_output_topic_is_filled_again_unless_restored(
     spark: SparkSession, client: Client, topic: str, recreated_by: str
 ):
@@ -181,6 +179,7 @@ def test_windows_of_commit_time_need_no_time_expression(spark: SparkSession, cli
     assert rows[0]["count"] >= 2
 
 
+@pytest.mark.torture
 def test_gaps_are_reported(spark: SparkSession, client: Client, topic: str):
     client.put_topic(topic, cap_records=2)
     sell(client, topic, *((n, "web", 1) for n in range(4)))
@@ -198,24 +197,20 @@ def test_another_declaration_needs_another_output_or_full(spark: SparkSession, c
     assert len(in_topic(client, f"{topic}.sums")) == 2
 
 
-def test_dry_run_reports_and_writes_nothing(spark: SparkSession, client: Client, topic: str, tmp_path: Path):
+@pytest.mark.parametrize("kind", ["topic", pytest.param("folder", marks=pytest.mark.torture)])
+def test_dry_run_reports_and_writes_nothing(spark: SparkSession, client: Client, topic: str, tmp_path: Path, kind: str):
     client.put_topic(topic, cap_records=4)
     sell(client, topic, *((n, tag, 1) for n in (0, 1, 5) for tag in ("web", "shop")))
     sums, folder = f"{topic}.sums", tmp_path / "sums"
-    for declared, made in (
-        (declare(topic, into=sums), f"topic {sums}"),
-        (declare(topic, parquet=str(folder)), str(folder)),
-    ):
-        before = {row.topic: row.head_seq for row in client.topics(sums)}
-        [shown] = rollup(
-            url=client.url, declaration=declared, step_seqs=4, follow=True, dry_run=True, spark=spark
-        ).topics
-        assert (shown.to_seq, shown.records, shown.would) == (6, 2, [f"create {made}"])
-        assert [(gap.from_seq, gap.to_seq) for gap in shown.gaps] == [(1, 2)]
-        assert {row.topic: row.head_seq for row in client.topics(sums)} == before
-        assert not folder.exists()
-        [done] = rollup(url=client.url, declaration=declared, spark=spark).topics
-        assert (done.records, done.gaps, done.figures) == (shown.records, shown.gaps, shown.figures)
+    declared = declare(topic, into=sums) if kind == "topic" else declare(topic, parquet=str(folder))
+    [shown] = rollup(url=client.url, declaration=declared, step_seqs=4, follow=True, dry_run=True, spark=spark).topics
+    made = f"topic {sums}" if kind == "topic" else str(folder)
+    assert (shown.to_seq, shown.records, shown.would) == (6, 2, [f"create {made}"])
+    assert [(gap.from_seq, gap.to_seq) for gap in shown.gaps] == [(1, 2)]
+    assert not list(client.topics(sums))
+    assert not folder.exists()
+    [done] = rollup(url=client.url, declaration=declared, spark=spark).topics
+    assert (done.records, done.gaps, done.figures) == (shown.records, shown.gaps, shown.figures)
 
 
 def test_trimmed_topic_is_warned_about_without_its_lake(
@@ -241,7 +236,7 @@ def test_record_of_another_type_counts_as_null(spark: SparkSession, client: Clie
     assert in_topic(client, f"{topic}.sums") == [(0, "web", 2, 5)]
 
 
-@pytest.mark.parametrize("kind", ["into", "parquet"])
+@pytest.mark.parametrize("kind", ["into", pytest.param("parquet", marks=pytest.mark.torture)])
 def test_declaration_without_output_can_be_corrected(
     spark: SparkSession, client: Client, topic: str, tmp_path: Path, kind: str
 ) -> None:

@@ -146,6 +146,7 @@ def test_aggregates_repeated_after_a_crash_are_written_once(
     assert sorted(json.loads(text)["k"] for text in texts(client, f"{topic}.out")) == list(range(7))
 
 
+@pytest.mark.torture
 def test_repeated_write_in_foreach_batch_changes_nothing(
     spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
 ):
@@ -175,13 +176,11 @@ def test_two_branches_are_both_written_and_complete_mode_is_refused(
     assert "output mode complete replaces" in fails(lambda: finish(query.start()))
 
 
-def test_copied_gap_shows_in_the_copy(
-    spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
-):
+def test_copied_gap_shows_in_the_copy(spark: SparkSession, server: ServerProcess, client: Client, topic: str):
     client.put_topic(topic, cap_records=2)
     numbers(client, topic, range(5))
     options = {"subscribe": topic, "startingOffsets": json.dumps({topic: 1}), "failOnDataLoss": "false"}
-    copy(source(spark, server.url, **options), server.url, tmp_path, topic=f"{topic}.out")
+    save(load(spark, url=server.url, **options), server.url, topic=f"{topic}.out")
     gap, *rest = [json.loads(text) for text in texts(client, f"{topic}.out")]
     assert (gap["topic"], gap["gap_from"], gap["gap_to"]) == (topic, 1, 3)
     assert rest == [{"n": 3}, {"n": 4}]
