@@ -1,6 +1,6 @@
 """Lets Spark find the data source `topics` without registration: Spark loads modules named `pyspark_*`."""
 
-from topics.spark.source.data_source import TopicsSource
+from topics.spark.data_source import TopicsSource
 
 
 class DefaultSource(TopicsSource):

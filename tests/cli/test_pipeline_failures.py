@@ -144,7 +144,7 @@ def in_spark(text: str) -> BaseException:
 
 
 def test_full_disk_in_a_task_is_reported_with_its_path() -> None:
-    from topics.spark.pipelines.run.failures import explain, kind_of
+    from topics.spark.failures import explain, kind_of
 
     said = "/lake/_lake/staging: No space left on device; free space there, and run the same command again"
     error = in_spark(
@@ -158,7 +158,7 @@ def test_full_disk_in_a_task_is_reported_with_its_path() -> None:
 
 
 def test_value_that_an_expression_refuses_is_reported_with_a_fix() -> None:
-    from topics.spark.pipelines.run.failures import kind_of, next_step
+    from topics.spark.failures import kind_of, next_step
 
     error = in_spark("[CAST_INVALID_INPUT] The value 'cheap' of the type STRING cannot be cast to INT.")
     assert kind_of(error).wire == "usage"

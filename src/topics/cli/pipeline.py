@@ -191,7 +191,8 @@ def _failed(name: str, error: BaseException, args: argparse.Namespace) -> int:
             dry_run=args.dry_run,
         )
         return EXIT_INTERRUPTED
-    from topics.spark.pipelines.run.failures import explain, kind_of, report_of
+    from topics.spark.failures import explain, kind_of
+    from topics.spark.pipelines.run.failure_reports import report_of
 
     report = report_of(error, pipeline=name, dry_run=args.dry_run)
     if args.json:

@@ -326,7 +326,7 @@ def _options(args: argparse.Namespace) -> dict[str, str]:
 
 def _failed(error: Exception, args: argparse.Namespace) -> int:
     """Print an error and, unless the statement itself is wrong, what to do next. Return the exit status."""
-    from topics.spark.pipelines.run.failures import FailureKind, explain, kind_of, next_step
+    from topics.spark.failures import FailureKind, explain, kind_of, next_step
     from topics.spark.sql.tables import BadQuery
 
     text, kind = explain(error), kind_of(error)

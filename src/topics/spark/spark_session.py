@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from topics.spark import quick_start
+from topics.spark.data_source import TopicsSource
 from topics.spark.java import find_java
-from topics.spark.source.data_source import TopicsSource
 
 REGISTERED = "topics.source.registered"  # a session setting, so that it ends with the session
 

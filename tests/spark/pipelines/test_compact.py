@@ -15,11 +15,11 @@ from tests.conftest import StartServer
 from topics.client import Client
 from topics.client.request import Record
 from topics.errors import TopicsError
+from topics.spark.failures import BadUsage, kind_of
 from topics.spark.options import ConnectionOptions
 from topics.spark.pipelines.compact import driver as module
 from topics.spark.pipelines.compact import task
 from topics.spark.pipelines.compact.driver import compact
-from topics.spark.pipelines.run.failures import BadUsage, kind_of
 from topics.spark.pipelines.run.report import RunReport
 
 

@@ -22,15 +22,15 @@ from topics.cli.main import main
 from topics.client import Client
 from topics.client.request import Record
 from topics.errors import Code, TopicsError
+from topics.spark.failures import BadUsage, Failed, explain, next_step
 from topics.spark.pipelines.rounds.rounds import Rounds
 from topics.spark.pipelines.rounds.source_frames import SourceTopic
 from topics.spark.pipelines.run import job as job_module
-from topics.spark.pipelines.run.failures import BadUsage, Failed, explain, next_step
 from topics.spark.pipelines.run.job import PipelineJob
 from topics.spark.pipelines.run.lags import forget, heads
 from topics.spark.pipelines.run.progress import ProgressBar, ProgressLines, progress_for
 from topics.spark.pipelines.run.report import ReportedGap, RunReport
-from topics.spark.pipelines.run.unknown_names import missing_in
+from topics.spark.unknown_names import missing_in
 
 
 def runs(client: Client) -> list[Any]:

@@ -13,10 +13,10 @@ from pyspark.sql import SparkSession
 from tests.spark.lakes import archive
 from topics.client import Client
 from topics.client.request import Record
+from topics.spark.failures import BadUsage, Failed
 from topics.spark.pipelines.rollup import driver as module
 from topics.spark.pipelines.rollup.declaration import Declaration
 from topics.spark.pipelines.rollup.driver import rollup
-from topics.spark.pipelines.run.failures import BadUsage, Failed
 from topics.spark.pipelines.run.report import RunReport
 
 MINUTE = 60_000

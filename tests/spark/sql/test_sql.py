@@ -21,7 +21,7 @@ from topics.cli.main import main
 from topics.client import Client
 from topics.lake import Lake, TypedColumns
 from topics.spark import register
-from topics.spark.source.data_source import TopicsSource
+from topics.spark.data_source import TopicsSource
 from topics.spark.sql.rewrite import surely_missing
 from topics.spark.sql.tables import BadQuery, check
 

@@ -62,7 +62,7 @@ def columns_of(given: Sequence[str]) -> dict[str, str]:
 
 
 def _from_file(path: str) -> dict[str, str]:
-    from topics.spark.pipelines.run.failures import BadUsage
+    from topics.spark.failures import BadUsage
 
     try:
         with open(path, "rb") as file:

@@ -59,8 +59,8 @@ def declared(args: argparse.Namespace) -> Declaration:
     """Return the declaration of the file, overridden by the options. Raise `BadUsage` if it is invalid."""
     import msgspec
 
+    from topics.spark.failures import BadUsage
     from topics.spark.pipelines.rollup.declaration import Declaration
-    from topics.spark.pipelines.run.failures import BadUsage
 
     said: dict[str, Any] = {}
     try:

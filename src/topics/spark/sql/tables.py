@@ -20,10 +20,9 @@ from topics.engine.offline import directory
 from topics.lake import Lake, TypedColumns
 from topics.lake.heal import newest_epoch
 from topics.model.records import TagMatch
+from topics.spark.failures import BadUsage, explain
 from topics.spark.options import READ as KNOWN_OPTIONS
 from topics.spark.options import connection, known, read_options
-from topics.spark.pipelines.run.failures import BadUsage, explain
-from topics.spark.pipelines.run.unknown_names import nearest
 from topics.spark.source.batch import TopicsReader
 from topics.spark.source.catalog import catalog_of, client_for
 from topics.spark.source.conditions import Narrowing
@@ -37,6 +36,7 @@ from topics.spark.sql.rewrite import (
     read_condition,
     surely_missing,
 )
+from topics.spark.unknown_names import nearest
 from topics.storage.fs import RealFs
 
 SAMPLE = 1000  # records from both ends of the topics that are read to infer their fields

@@ -15,9 +15,9 @@ from topics.cli.main import main
 from topics.client import Client
 from topics.client.request import Record
 from topics.lake import Lake
+from topics.spark.failures import BadUsage
 from topics.spark.options import ConnectionOptions
 from topics.spark.pipelines.mirror import driver as module
-from topics.spark.pipelines.run.failures import BadUsage
 from topics.spark.pipelines.run.trimmed import Watch
 from topics.spark.source.plan import Span
 

@@ -35,10 +35,10 @@ from topics.spark.pipelines.archive.task import Done, archive_spans
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete
 from topics.spark.pipelines.run.lags import forget, heads
 from topics.spark.pipelines.run.report import ReportedGap, RunReport
-from topics.spark.pipelines.run.unknown_names import no_topic, unknown_topic
 from topics.spark.source import plan
 from topics.spark.source.catalog import ServerCatalog
 from topics.spark.source.plan import Span, TopicExtent
+from topics.spark.unknown_names import no_topic, unknown_topic
 
 MERGE_FILES = 8  # least number of small neighbouring files that are merged into one
 EVERY_S = 5.0

@@ -19,9 +19,9 @@ from topics.errors import Code, TopicsError
 from topics.lake import ArchivedEpoch, Change, Damaged, File, Gap, Lake, Snapshot, joined
 from topics.lake.archived import Range, outside
 from topics.lake.heal import OTHER_LAKE
+from topics.spark.failures import Failed
 from topics.spark.options import ConnectionOptions
 from topics.spark.pipelines.audit.task import Stretch, look
-from topics.spark.pipelines.run.failures import Failed
 from topics.spark.source.plan import TopicExtent
 
 COMPARED_SEQS = 100

@@ -11,8 +11,8 @@ from topics.errors import TopicsError
 from topics.model.names import check_topic
 from topics.spark.options import ConnectionOptions, ReadOptions
 from topics.spark.pipelines.run.job import BadUsage
-from topics.spark.pipelines.run.unknown_names import begins_with
 from topics.spark.source.plan import TopicExtent
+from topics.spark.unknown_names import begins_with
 
 SYSTEM = "sys:"
 

@@ -17,6 +17,7 @@ from msgspec import structs
 
 from topics.client import Client
 from topics.errors import Code, TopicsError
+from topics.spark.failures import BadUsage
 from topics.spark.pipelines.compact.task import (
     GAPS_KEPT,
     META,
@@ -31,7 +32,6 @@ from topics.spark.pipelines.rounds.outputs import Output, OutputPath, OutputTopi
 from topics.spark.pipelines.rounds.rounds import STEP_SEQS, Rounds
 from topics.spark.pipelines.rounds.source_frames import SourceTopic
 from topics.spark.pipelines.run import positions
-from topics.spark.pipelines.run.failures import BadUsage
 from topics.spark.pipelines.run.job import JobOptions, PipelineJob, check_may_delete
 from topics.spark.pipelines.run.lenient_sql import lenient
 from topics.spark.pipelines.run.report import ReportedGap, RunReport

@@ -26,14 +26,14 @@ from topics.client.request import Router, State
 from topics.errors import Code, TopicsError
 from topics.lake import Lake, LakeError, Snapshot
 from topics.model.records import TagMatch
+from topics.spark.failures import LakeFailed
 from topics.spark.pipelines.erase import router_copies
 from topics.spark.pipelines.erase.notes import FileNotes, Going, Note, Notes, TopicNotes
 from topics.spark.pipelines.erase.router_copies import NEEDED, Id, Origins, Rows, TracedRow, tagged, with_ids, with_tag
 from topics.spark.pipelines.run import positions
-from topics.spark.pipelines.run.failures import LakeFailed
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete
 from topics.spark.pipelines.run.report import RunReport
-from topics.spark.pipelines.run.unknown_names import begins_with, existing_lake, no_topic, unknown_topic
+from topics.spark.unknown_names import begins_with, existing_lake, no_topic, unknown_topic
 from topics.storage.segments.record_run import Run
 
 SEQS_A_REQUEST = 1000

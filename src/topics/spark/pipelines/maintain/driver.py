@@ -13,7 +13,7 @@ from topics.lake import Lake, plan_merges
 from topics.lake.table import KEPT_HOURS
 from topics.spark.pipelines.run.job import BadUsage, JobOptions, PipelineJob
 from topics.spark.pipelines.run.report import RunReport, TopicReport
-from topics.spark.pipelines.run.unknown_names import existing_lake, missing_in
+from topics.spark.unknown_names import existing_lake, missing_in
 
 MERGE_FILES = 2
 

@@ -10,7 +10,7 @@ from topics.client import Client
 from topics.client.request import Summary
 from topics.spark.pipelines.run.job import PipelineJob
 from topics.spark.pipelines.run.lags import common
-from topics.spark.pipelines.run.unknown_names import begins_with, no_topic, unknown_topic
+from topics.spark.unknown_names import begins_with, no_topic, unknown_topic
 
 
 class MirrorSelection(Struct, frozen=True, kw_only=True):

@@ -20,20 +20,20 @@ from topics.client import Client
 from topics.errors import TopicsError
 from topics.lake.storage import real_location
 from topics.model.names import check_topic
+from topics.spark.failures import explain
 from topics.spark.options import read_options
 from topics.spark.pipelines.replay.task import Sender, origin_of
 from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.delivery import DeliveryResult, last_shown, target_of
-from topics.spark.pipelines.run.failures import explain
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob
 from topics.spark.pipelines.run.lenient_sql import lenient
 from topics.spark.pipelines.run.positions import Positions
 from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
-from topics.spark.pipelines.run.unknown_names import missing_in
 from topics.spark.source import plan
 from topics.spark.source.catalog import NoSuchTopic, catalog_of
 from topics.spark.source.plan import GRID, Span
 from topics.spark.sql.tables import Tables, condition
+from topics.spark.unknown_names import missing_in
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -21,6 +21,7 @@ import xxhash
 from msgspec import Raw, Struct, field, structs
 
 from topics.client import Client
+from topics.spark.failures import BadUsage, Failed
 from topics.spark.options import ConnectionOptions
 from topics.spark.pipelines.rollup import windows
 from topics.spark.pipelines.rollup.declaration import Declaration
@@ -40,7 +41,6 @@ from topics.spark.pipelines.rounds.outputs import (
 from topics.spark.pipelines.rounds.rounds import STEP_SEQS, Rounds
 from topics.spark.pipelines.rounds.source_frames import SourceTopic
 from topics.spark.pipelines.run import positions
-from topics.spark.pipelines.run.failures import BadUsage, Failed
 from topics.spark.pipelines.run.job import JobOptions, PipelineJob
 from topics.spark.pipelines.run.lenient_sql import lenient
 from topics.spark.pipelines.run.report import ReportedGap, RunReport

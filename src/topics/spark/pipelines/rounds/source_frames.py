@@ -9,10 +9,10 @@ import msgspec
 from topics.client import Client
 from topics.client.request import State
 from topics.errors import Code, TopicsError
-from topics.spark.pipelines.run.failures import Failed
+from topics.spark.failures import Failed
 from topics.spark.pipelines.run.job import PipelineJob
 from topics.spark.pipelines.run.trimmed import removed
-from topics.spark.pipelines.run.unknown_names import existing_lake, unknown_topic
+from topics.spark.unknown_names import existing_lake, unknown_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -18,7 +18,7 @@ from topics.client import Client
 from topics.client.request import Record
 from topics.errors import Code, TopicsError
 from topics.model import surrogates
-from topics.spark.pipelines.run.failures import Failed
+from topics.spark.failures import Failed
 from topics.spark.pipelines.run.report import ReportedGap
 from topics.spark.sink.chunks import Chunk
 from topics.spark.sink.write_options import WriteOptions

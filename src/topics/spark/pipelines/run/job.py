@@ -27,8 +27,9 @@ from topics.client import Client
 from topics.clock import SystemClock
 from topics.errors import Code, TopicsError
 from topics.lake.storage import SETTINGS, given_options, set_options
+from topics.spark.failures import BadUsage, Failed, as_failed
 from topics.spark.options import BadOption, ConnectionOptions
-from topics.spark.pipelines.run.failures import BadUsage, Failed, as_failed, attach, problem_of
+from topics.spark.pipelines.run.failure_reports import attach, problem_of
 from topics.spark.pipelines.run.progress import Progress, SilentProgress
 from topics.spark.pipelines.run.quiet_jvm import quiet_start
 from topics.spark.pipelines.run.report import RunReport, TopicReport

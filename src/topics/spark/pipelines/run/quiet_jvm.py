@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from topics.spark.pipelines.run.failures import Failed
+from topics.spark.failures import Failed
 
 SHOWN_LINES = 15
 _starting = threading.local()

@@ -1,4 +1,4 @@
-"""Failures of pipelines: their kind, their message, and the next step for the user."""
+"""Failures of pipelines and queries: their kind, their message, and the next step for the user."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from topics.errors import Code, TopicsError
 from topics.lake.errors import Damaged, LakeError, NoLake
 from topics.lake.storage import REMEDIES
 from topics.spark.options import BadOption
-from topics.spark.pipelines.run.report import RunProblem, RunReport
 from topics.spark.source.catalog import NoSuchTopic
 from topics.storage.datadir import DataDirError
 
@@ -117,26 +116,6 @@ def _refused_by_disk(error: BaseException) -> str | None:
     if isinstance(error, OSError) and isinstance(error.filename, str) and error.errno in REMEDIES:
         return f"{error.filename}: {error.strerror}; {REMEDIES[error.errno]}"
     return None
-
-
-def problem_of(error: BaseException, *, resumes: bool = True, began: bool = True) -> RunProblem:
-    step = next_step(error, resumes=resumes, began=began)
-    return RunProblem(kind=kind_of(error).wire, message=explain(error), next=step)
-
-
-def attach(error: BaseException, report: RunReport) -> None:
-    """Attach the report of the failed run to the exception."""
-    error.__dict__["report"] = report
-
-
-def report_of(error: BaseException, *, pipeline: str, dry_run: bool) -> RunReport:
-    """Return the report of a failed run; an empty one if it failed before the job began."""
-    known = error.__dict__.get("report")
-    if isinstance(known, RunReport):
-        return known
-    report = RunReport(pipeline=pipeline, run_id="", dry_run=dry_run)
-    report.fail(problem_of(error, resumes=False, began=False))
-    return report
 
 
 def explain(error: BaseException) -> str:

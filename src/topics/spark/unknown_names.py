@@ -9,7 +9,7 @@ from itertools import islice
 from topics.client import Client
 from topics.errors import Code, TopicsError
 from topics.lake import Lake, NoLake
-from topics.spark.pipelines.run.failures import BadUsage
+from topics.spark.failures import BadUsage
 
 SHOWN = 5
 LISTED = 1000  # most names that are compared with the given one
