@@ -35,9 +35,9 @@ class Project:
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text(text)
 
-    def change(self, path: str) -> None:
+    def change(self, path: str, text: str = "changed = True\n") -> None:
         (self.root / path).parent.mkdir(parents=True, exist_ok=True)
-        (self.root / path).write_text("changed = True\n")
+        (self.root / path).write_text(text)
 
     def run(self, *options: str, **env: str) -> str:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.torture",
@@ -83,6 +83,13 @@ def test_code_that_no_server_imports_leaves_its_tests_passed(tmp_path: Path, pat
     project.run("tests/engine")
     project.change(path)
     assert f"{again} passed now, {1 - again} passed before" in project.run("tests/engine")
+
+
+def test_changed_comment_runs_nothing_again(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.run()
+    project.change("src/topics/code.py", '"""What the module does."""  # says more than before\n')
+    assert "2 passed before" in project.run()
 
 
 def test_other_sample_runs_everything_again(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from topics.client._async.calls.job import AsyncJob
 from topics.client._async.socket import AsyncSocket
 from topics.client._async.writer import AsyncWriter
 from topics.errors import Code
-from topics.server.api.table import ROUTES
+from topics.server.api.route_table import ROUTES
 
 JAVASCRIPT = Path(__file__).parents[2] / "clients" / "js" / "topics.js"
 PUBLIC = [

@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.checks import (
 
 from tests.conftest import ServerProcess
 from topics.server.api import openapi
-from topics.server.api.table import ROUTES
+from topics.server.api.route_table import ROUTES
 
 EXAMPLES, MANY = 5, 100
 CHECKS = [

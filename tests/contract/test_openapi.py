@@ -14,7 +14,7 @@ from topics import __version__
 from topics.model.names import TOPIC_PATTERN
 from topics.server.api import openapi, openapi_fields
 from topics.server.api.openapi_operations import Described, described
-from topics.server.api.table import ROUTES
+from topics.server.api.route_table import ROUTES
 
 
 @pytest.fixture

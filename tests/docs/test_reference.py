@@ -10,7 +10,7 @@ import pytest
 from topics.cli import reference
 from topics.model.watch import Command
 from topics.server.api import openapi
-from topics.server.api.table import ROUTES
+from topics.server.api.route_table import ROUTES
 
 ROOT = Path(__file__).parents[2]
 DIRECTORY = ROOT / "docs" / "reference"

@@ -18,7 +18,7 @@ from tests.contract.test_metrics import Scrape
 from tests.faults.written import killed
 from topics.engine.queue.verbs import Want
 from topics.server.api.route import Route
-from topics.server.api.table import ROUTES
+from topics.server.api.route_table import ROUTES
 
 HELD_START = str(Path(__file__).with_name("held_start.py"))
 # Everything that is answered before the end of recovery.

@@ -17,7 +17,7 @@ import msgspec
 
 from topics.model.watch import Command
 from topics.server.api.route import Route
-from topics.server.api.table import ROUTES
+from topics.server.api.route_table import ROUTES
 
 NAMES = (
     "in.plain", "in.queue", "in.dead", "in.new", "out.plain", "out.queue", "in.*", "*", "", ".", "..", "in.\u0000",

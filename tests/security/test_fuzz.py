@@ -17,7 +17,7 @@ from tests.conftest import ServerProcess
 from tests.security.conftest import STREAMS_END_S, Caller, request
 from topics.server.api import openapi
 from topics.server.api.route import Route
-from topics.server.api.table import ROUTES
+from topics.server.api.route_table import ROUTES
 
 KEY, FULL = "the-key-with-a-prefix", "the-full-key"
 INSIDE = ("in.plain", "in.queue")

@@ -14,7 +14,7 @@ from tests.conftest import ServerProcess
 from tests.security.conftest import Caller, Reply
 from tests.security.keys import EVERY_SET, FULL, FULL_IN, PREFIX, key_for
 from topics.server.api.route import Route
-from topics.server.api.table import ROUTES
+from topics.server.api.route_table import ROUTES
 
 INSIDE, OUTSIDE = f"{PREFIX}name", "out.name"
 STREAM = ("accept: text/event-stream",)

@@ -25,7 +25,7 @@ from topics.model.topic import ConfigPatch
 from topics.model.watch import Command, TopicOptions
 from topics.server.access import caller, operations
 from topics.server.access.operations import COMMANDS, MORE, OPERATIONS, Operation, Scope
-from topics.server.api.table import ROUTES
+from topics.server.api.route_table import ROUTES
 
 WAIT_S = 20
 

@@ -16,7 +16,7 @@ import msgspec
 from topics.model.watch import Command, PublishAck, PublishTimes
 from topics.server.api.openapi import document
 from topics.server.api.openapi_fields import message_meaning
-from topics.server.api.table import ROUTES
+from topics.server.api.route_table import ROUTES
 
 LINE_WIDTH = 110  # of JSON in examples
 TYPES_PAGE = "types.md"

@@ -17,8 +17,8 @@ from topics.server.api.cross_site import protected
 from topics.server.api.guard import Guard
 from topics.server.api.request_handler import RequestHandler
 from topics.server.api.route import RouteTable
+from topics.server.api.route_table import ROUTES
 from topics.server.api.services import Services
-from topics.server.api.table import ROUTES
 from topics.server.http.request.browser_origin import Pages
 from topics.server.http.server import HttpServer
 from topics.server.limits.budget import MemoryBudget, budget_bytes_of

@@ -86,7 +86,7 @@ class Sender:
         self._sent: Future[bytes] | None = None
 
     def send(self, request: Request) -> None:
-        """Send a batch once the one before it is answered. Raise what that one failed with."""
+        """Send a batch after the answer to the previous one. If that one failed, raise its error and send nothing."""
         self.finish()
         self._sent = self._pool.submit(self._server.send, request, patience_s=PATIENCE_S, reconnect=True)
 

@@ -262,9 +262,9 @@ def _begin_new_epochs(state: State, restored_ms: int) -> None:
 
 
 def _close_gaps(state: State, backlog: Backlog, *, after_power_loss: bool, restored: bool) -> None:
-    """Skip seqs that may have been acknowledged and are not in the log, and report them as lost.
+    """Move each head past the seqs that may have been acknowledged and are not in the log. Readers get tombstones.
 
-    A restored directory has new epochs, so its seqs continue after the last known one.
+    The topics of a restored backup have new epochs. No reader has seen a seq of these, so none is skipped.
     """
     for topic in state.by_name.values():
         durability = topic.config.durability

@@ -107,7 +107,7 @@ def _enough(segment: Segment, low: int, high: int) -> int:
 
 
 def _cut(segment: Segment, positions: npt.NDArray[np.intp]) -> Iterator[Piece]:
-    """Yield the records at `positions`, cut where the commit time changes."""
+    """Yield the records at `positions` in pieces. All records of a piece have the same commit time."""
     columns = segment.columns
     ats: list[int] = positions.tolist()
     offsets, base = columns.offsets, columns.offsets[ats[0]]

@@ -237,7 +237,7 @@ class Commits:
             self._gather()
 
     def sync(self) -> None:
-        """Resolve all tickets that are staged or wait for a sync, before this returns. May wait for the disk."""
+        """Write and sync everything that is staged, now. All tickets are done afterwards, or have failed."""
         self._land()
         self.flush()
         if self._syncing or self._written:

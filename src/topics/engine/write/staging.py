@@ -16,7 +16,7 @@ from topics.engine.state.topics import State
 from topics.engine.write import apply, room
 from topics.engine.write.ceilings import Ceilings
 from topics.engine.write.commit import Commits, Log, Ticket
-from topics.engine.write.read_waiters import Growth
+from topics.engine.write.growth import Growth
 from topics.errors import topic_not_found
 from topics.model.names import check_topic
 from topics.model.records import Limits

@@ -56,7 +56,10 @@ class Throttle:
         self.pressure.check(engine.topics.get(name), engine.clock.now_ms())
 
     def append(self, name: str, write: WriteRequest, request: Request, encode: Encode) -> Answer:
-        """Append under pressure: refuse the write, or report in the answer how long it waited for its batch."""
+        """Append while the server is under pressure. Raise if the topic has too low a priority for that.
+
+        The answer says how long the write waited for the batch that it was written with.
+        """
         if not write.disable_backpressure:
             self.check(name)
         ticket = self._runtime.engine.append(name, write)

@@ -34,7 +34,10 @@ os.register_at_fork(after_in_child=_ignore_sigterm)
 
 @contextmanager
 def _ignoring_sigterm() -> Iterator[None]:
-    """Make processes started inside ignore SIGTERM. On Ctrl-C, kill a JVM that pyspark does not know yet."""
+    """Start processes in this context so that they ignore SIGTERM: a JVM must outlive the pipeline that stops it.
+
+    On Ctrl-C, kill a JVM that was started in the context and that pyspark cannot stop, because it does not know it yet.
+    """
     started, _starting.pids = os.pipe()
     try:
         yield
