@@ -177,18 +177,29 @@ export class Job extends TopicRecord {
     deliveries: number;
     /** True until `ack` or `nack` was answered. */
     isOpen: boolean;
-    /** Complete the job. Return false if the lease had ended: another worker may have got the job. */
-    ack(): Promise<boolean>;
+    /**
+     * Complete the job. Return false if the lease had ended: another worker may have got the job.
+     * @param {{retries?: number}} [options]
+     */
+    ack({ retries }?: {
+        retries?: number;
+    }): Promise<boolean>;
     /**
      * Give the job back, to be delivered again after `delayMs`.
      * @param {number} [delayMs]
+     * @param {{retries?: number}} [options]
      */
-    nack(delayMs?: number): Promise<boolean>;
+    nack(delayMs?: number, { retries }?: {
+        retries?: number;
+    }): Promise<boolean>;
     /**
      * Hold the job for `leaseMs` from now. Return false if the lease had ended.
      * @param {number} leaseMs
+     * @param {{retries?: number}} [options]
      */
-    extend(leaseMs: number): Promise<boolean>;
+    extend(leaseMs: number, { retries }?: {
+        retries?: number;
+    }): Promise<boolean>;
     #private;
 }
 /**
@@ -284,6 +295,11 @@ export class ServerCursor {
 /**
  * A tag to match: exactly, or by its beginning.
  * @typedef {string|["tag", "Eq"|"Glob", string]} Match
+ */
+/**
+ * @typedef {object} CallOptions
+ * @property {number} [retries] attempts after the first one, instead of the number of the client
+ * @property {AbortSignal|null} [signal] ends the call
  */
 /**
  * @typedef {object} JobLoopOptions
@@ -457,16 +473,17 @@ export class Topics {
      * @param {string} [url] of the server; in a page the page's own origin
      * @param {object} [options]
      * @param {string|null} [options.token] the API key
-     * @param {number} [options.retries] attempts after the first one, where a repetition cannot do harm
+     * @param {number|null} [options.retries] attempts after the first one; by default, a request that can succeed later is
+     *   repeated for `retryForMs`, but by a client that never got an answer five times only: its address may be wrong
      * @param {number} [options.timeoutMs] for one answer
-     * @param {number} [options.retryForMs] how long a write is repeated; less than `idempotencyWindowMs` of its topic
+     * @param {number} [options.retryForMs] a write is not repeated for longer; less than `idempotencyWindowMs` of its topic
      * @param {typeof fetch} [options.fetch]
      * @param {any} [options.WebSocket] a class like the browser's, for Node before 22
      * @param {(text: string) => any} [options.parse] instead of `JSON.parse`, to keep numbers as they were written
      */
     constructor(url?: string, options?: {
         token?: string | null | undefined;
-        retries?: number | undefined;
+        retries?: number | null | undefined;
         timeoutMs?: number | undefined;
         retryForMs?: number | undefined;
         fetch?: typeof fetch | undefined;
@@ -654,7 +671,7 @@ export class Topics {
      *
      * @param {string} topic
      * @param {string} name
-     * @param {{seq?: number, epoch?: number, ifSeq?: number|null, meta?: Record<string, any>, expireMs?: number, hold?: boolean, maxHoldBytes?: number}} [position]
+     * @param {{seq?: number, epoch?: number, ifSeq?: number|null, meta?: Record<string, any>, expireMs?: number, hold?: boolean, maxHoldBytes?: number} & CallOptions} [position]
      * @returns {Promise<{topic: string, consumer: string, created: boolean, epoch: number, seq: number, head_seq: number}>}
      */
     putConsumer(topic: string, name: string, position?: {
@@ -665,7 +682,7 @@ export class Topics {
         expireMs?: number;
         hold?: boolean;
         maxHoldBytes?: number;
-    }): Promise<{
+    } & CallOptions): Promise<{
         topic: string;
         consumer: string;
         created: boolean;
@@ -698,9 +715,10 @@ export class Topics {
      * Return a consumer: its position, its lag, and what it has lost. Throws `ConsumerNotFound`.
      * @param {string} topic
      * @param {string} name
+     * @param {CallOptions} [options]
      * @returns {Promise<ConsumerState>}
      */
-    consumer(topic: string, name: string): Promise<ConsumerState>;
+    consumer(topic: string, name: string, { retries, signal }?: CallOptions): Promise<ConsumerState>;
     /**
      * List the consumers of a topic by name, or those of all topics whose names begin with `prefix`.
      *
@@ -757,27 +775,26 @@ export class Topics {
     /**
      * Lease up to `max` jobs to a worker.
      * @param {string} queue
-     * @param {{node: string, max?: number, leaseMs?: number, waitMs?: number, signal?: AbortSignal}} options
+     * @param {{node: string, max?: number, leaseMs?: number, waitMs?: number} & CallOptions} options
      * @returns {Promise<Job[]>}
      */
-    claim(queue: string, { signal, ...options }: {
+    claim(queue: string, { signal, retries, ...options }: {
         node: string;
         max?: number;
         leaseMs?: number;
         waitMs?: number;
-        signal?: AbortSignal;
-    }): Promise<Job[]>;
+    } & CallOptions): Promise<Job[]>;
     /**
      * Complete jobs. Seqs that `node` does not hold are returned as `skipped`.
      * @param {string} queue
-     * @param {{node: string, seqs: number[], leaseIds?: string[]}} held
+     * @param {{node: string, seqs: number[], leaseIds?: string[]} & CallOptions} held
      * @returns {Promise<{acked: number, skipped: number[], ready: number, in_flight: number}>}
      */
     ack(queue: string, held: {
         node: string;
         seqs: number[];
         leaseIds?: string[];
-    }): Promise<{
+    } & CallOptions): Promise<{
         acked: number;
         skipped: number[];
         ready: number;
@@ -786,7 +803,7 @@ export class Topics {
     /**
      * Give jobs back.
      * @param {string} queue
-     * @param {{node: string, seqs: number[], leaseIds?: string[], delayMs?: number}} held
+     * @param {{node: string, seqs: number[], leaseIds?: string[], delayMs?: number} & CallOptions} held
      * @returns {Promise<{nacked: number, skipped: number[], ready: number, in_flight: number}>}
      */
     nack(queue: string, held: {
@@ -794,7 +811,7 @@ export class Topics {
         seqs: number[];
         leaseIds?: string[];
         delayMs?: number;
-    }): Promise<{
+    } & CallOptions): Promise<{
         nacked: number;
         skipped: number[];
         ready: number;
@@ -803,7 +820,7 @@ export class Topics {
     /**
      * Hold jobs for `leaseMs` from now.
      * @param {string} queue
-     * @param {{node: string, seqs: number[], leaseIds?: string[], leaseMs: number}} held
+     * @param {{node: string, seqs: number[], leaseIds?: string[], leaseMs: number} & CallOptions} held
      * @returns {Promise<{extended: number, skipped: number[], deadlines: Record<string, number>}>}
      */
     extend(queue: string, held: {
@@ -811,7 +828,7 @@ export class Topics {
         seqs: number[];
         leaseIds?: string[];
         leaseMs: number;
-    }): Promise<{
+    } & CallOptions): Promise<{
         extended: number;
         skipped: number[];
         deadlines: Record<string, number>;
@@ -1141,6 +1158,16 @@ export type TopicConfig = {
  * A tag to match: exactly, or by its beginning.
  */
 export type Match = string | ["tag", "Eq" | "Glob", string];
+export type CallOptions = {
+    /**
+     * attempts after the first one, instead of the number of the client
+     */
+    retries?: number | undefined;
+    /**
+     * ends the call
+     */
+    signal?: AbortSignal | null | undefined;
+};
 export type JobLoopOptions = {
     /**
      * the name of the worker; made up if left out

@@ -17,9 +17,11 @@
  */
 
 const JSON_TYPE = "application/json"
-const FIRST_WAIT_MS = 200
+const FIRST_WAIT_MS = 100
 const MAX_WAIT_MS = 10_000
 const WATCHDOG_SLACK_MS = 5_000
+const FIRST_RETRIES = 5 // until the first answer: a wrong address fails within about three seconds
+const LEASE_RETRIES = 5 // a worker that was stopped ends within seconds, even if the server is away
 const NODE_FILES = /** @type {string} */ ("node:fs/promises") // a variable, so that bundlers for browsers leave it alone
 
 // --- errors
@@ -236,9 +238,12 @@ export class Job extends TopicRecord {
     return { node: this.#node, seqs: [this.seq], leaseIds: [this.leaseId] }
   }
 
-  /** Complete the job. Return false if the lease had ended: another worker may have got the job. */
-  async ack() {
-    const answer = await this.#topics.ack(this.topic, this.#held())
+  /**
+   * Complete the job. Return false if the lease had ended: another worker may have got the job.
+   * @param {{retries?: number}} [options]
+   */
+  async ack({ retries } = {}) {
+    const answer = await this.#topics.ack(this.topic, { ...this.#held(), retries })
     this.isOpen = false
     return answer.acked === 1
   }
@@ -246,9 +251,10 @@ export class Job extends TopicRecord {
   /**
    * Give the job back, to be delivered again after `delayMs`.
    * @param {number} [delayMs]
+   * @param {{retries?: number}} [options]
    */
-  async nack(delayMs = 0) {
-    const answer = await this.#topics.nack(this.topic, { ...this.#held(), delayMs })
+  async nack(delayMs = 0, { retries } = {}) {
+    const answer = await this.#topics.nack(this.topic, { ...this.#held(), delayMs, retries })
     this.isOpen = false
     return answer.nacked === 1
   }
@@ -256,9 +262,10 @@ export class Job extends TopicRecord {
   /**
    * Hold the job for `leaseMs` from now. Return false if the lease had ended.
    * @param {number} leaseMs
+   * @param {{retries?: number}} [options]
    */
-  async extend(leaseMs) {
-    const answer = await this.#topics.extend(this.topic, { ...this.#held(), leaseMs })
+  async extend(leaseMs, { retries } = {}) {
+    const answer = await this.#topics.extend(this.topic, { ...this.#held(), leaseMs, retries })
     if (answer.extended === 1) this.deadline = answer.deadlines[this.seq]
     return answer.extended === 1
   }
@@ -359,9 +366,10 @@ export class ServerCursor {
     const { name, settings } = this
     return {
       async load() {
-        const created = Object.keys(settings).length > 0 && (await topics.putConsumer(topic, name, settings)).created
+        const once = { retries: 0, signal }
+        const created = Object.keys(settings).length > 0 && (await topics.putConsumer(topic, name, { ...settings, ...once })).created
         try {
-          const { seq, epoch } = await topics.consumer(topic, name)
+          const { seq, epoch } = await topics.consumer(topic, name, once)
           return created ? null : { seq, epoch }
         } catch (error) {
           if (error instanceof ConsumerNotFound) return null
@@ -372,7 +380,7 @@ export class ServerCursor {
         const backoff = new Backoff()
         for (;;) {
           try {
-            await topics.putConsumer(topic, name, { seq, epoch: epoch ?? undefined })
+            await topics.putConsumer(topic, name, { seq, epoch: epoch ?? undefined, retries: 0, signal })
             return
           } catch (error) {
             // The consumer ends with its topic: the next read reports that the topic was deleted or created again.
@@ -410,15 +418,23 @@ function sleep(ms, signal) {
 
 /** How long to wait before the next attempt: longer each time, with jitter, and no less than the server asks. */
 class Backoff {
-  #attempt = 0
+  attempts = 0
+  #began = performance.now()
 
+  /** Begin again: the last attempt succeeded. */
   reset() {
-    this.#attempt = 0
+    this.attempts = 0
+    this.#began = performance.now()
+  }
+
+  /** The time since the first attempt. */
+  get passedMs() {
+    return performance.now() - this.#began
   }
 
   /** @param {TopicsError|null} [error] */
   nextMs(error = null) {
-    const most = Math.min(FIRST_WAIT_MS * 2 ** this.#attempt++, MAX_WAIT_MS)
+    const most = Math.min(FIRST_WAIT_MS * 2 ** this.attempts++, MAX_WAIT_MS)
     return Math.max(error?.retryAfterMs ?? 0, most / 2) + Math.random() * (most / 2)
   }
 }
@@ -521,6 +537,12 @@ function wire(fields) {
 /**
  * A tag to match: exactly, or by its beginning.
  * @typedef {string|["tag", "Eq"|"Glob", string]} Match
+ */
+
+/**
+ * @typedef {object} CallOptions
+ * @property {number} [retries] attempts after the first one, instead of the number of the client
+ * @property {AbortSignal|null} [signal] ends the call
  */
 
 /**
@@ -711,8 +733,10 @@ export class Topics {
   #token
   /** @type {typeof fetch} */
   #fetch
-  /** @type {number} */
+  /** @type {number|null} */
   #retries
+  /** Whether the server has answered yet. */
+  #answered = false
   /** @type {number} */
   #timeoutMs
   /** @type {number} */
@@ -726,9 +750,10 @@ export class Topics {
    * @param {string} [url] of the server; in a page the page's own origin
    * @param {object} [options]
    * @param {string|null} [options.token] the API key
-   * @param {number} [options.retries] attempts after the first one, where a repetition cannot do harm
+   * @param {number|null} [options.retries] attempts after the first one; by default, a request that can succeed later is
+   *   repeated for `retryForMs`, but by a client that never got an answer five times only: its address may be wrong
    * @param {number} [options.timeoutMs] for one answer
-   * @param {number} [options.retryForMs] how long a write is repeated; less than `idempotencyWindowMs` of its topic
+   * @param {number} [options.retryForMs] a write is not repeated for longer; less than `idempotencyWindowMs` of its topic
    * @param {typeof fetch} [options.fetch]
    * @param {any} [options.WebSocket] a class like the browser's, for Node before 22
    * @param {(text: string) => any} [options.parse] instead of `JSON.parse`, to keep numbers as they were written
@@ -743,7 +768,7 @@ export class Topics {
     this.#base = url.replace(/\/+$/, "")
     this.#token = options.token ?? null
     this.#fetch = options.fetch ?? ((...args) => globalThis.fetch(...args))
-    this.#retries = options.retries ?? 5
+    this.#retries = options.retries ?? null
     this.#timeoutMs = options.timeoutMs ?? 30_000
     this.#retryForMs = options.retryForMs ?? 100_000
     this.#WebSocket = options.WebSocket ?? globalThis.WebSocket
@@ -777,6 +802,7 @@ export class Topics {
         cache: "no-store",
       })
       if (!response.ok) throw await this.#failure(response)
+      this.#answered = true
       return await take(response)
     } catch (cause) {
       if (cause instanceof TopicsError) throw cause
@@ -808,6 +834,7 @@ export class Topics {
       // A proxy answered, not the server: the status has to do.
     }
     const code = error.code ?? `http_${response.status}`
+    if (code in ERRORS) this.#answered = true // A proxy in front of a wrong address answers with other codes.
     const waitMs = error.detail?.retry_after_ms ?? (seconds ? seconds * 1000 : null)
     const failure = errorOf(code, response.status, error.message ?? `HTTP ${response.status}`, error.detail, waitMs)
     if ([502, 503, 504].includes(response.status)) failure.retryable = true
@@ -816,32 +843,42 @@ export class Topics {
 
   /**
    * Send a request, and repeat it while that can help. `safe` says that a repetition cannot do harm even if the server
-   * has carried out the first one; a `keyed` request is safe for as long as the server remembers its key.
+   * has carried out the first one; a `keyed` request is safe for as long as the server remembers its key. `retries`
+   * replaces the number of the client.
    * @param {string} method
    * @param {string} path
    * @param {{body?: any, signal?: AbortSignal|null, safe?: boolean, keyed?: boolean, timeoutMs?: number, retries?: number}} [options]
    * @returns {Promise<any>}
    */
-  async #call(method, path, { body, signal, safe = true, keyed = false, timeoutMs, retries = this.#retries } = {}) {
+  async #call(method, path, { body, signal, safe = true, keyed = false, timeoutMs, retries } = {}) {
     const backoff = new Backoff()
-    const giveUp = performance.now() + this.#retryForMs
     let answerLost = false
-    for (let attempt = 0; ; attempt++) {
+    for (;;) {
       try {
         return await this.#send(method, path, { body, signal, timeoutMs }, (response) => this.#json(response))
       } catch (error) {
-        if (!(error instanceof TopicsError) || !error.retryable || attempt >= retries) throw error
+        if (!(error instanceof TopicsError) || !error.retryable || backoff.attempts >= this.#mostRetries(retries)) throw error
         const lost = error instanceof Unreachable
         if (lost && !safe) throw error
         answerLost ||= lost
         const waitMs = backoff.nextMs(error)
-        if (keyed && performance.now() + waitMs > giveUp) {
-          if (!answerLost) throw error
+        const limited = keyed || (this.#retries === null && retries === undefined)
+        if (limited && backoff.passedMs + waitMs > this.#retryForMs) {
+          if (!keyed || !answerLost) throw error
           throw new OutcomeUnknown(`no confirmation for ${this.#retryForMs} ms: ${error.message}`, { code: "outcome_unknown", cause: error })
         }
         await sleep(waitMs, signal)
       }
     }
+  }
+
+  /**
+   * Return how often a request is repeated: as the call says, then as the client says. If neither says so, a client that
+   * has had an answer repeats it for `retryForMs`.
+   * @param {number} [retries]
+   */
+  #mostRetries(retries) {
+    return retries ?? this.#retries ?? (this.#answered ? Infinity : FIRST_RETRIES)
   }
 
   // --- topics
@@ -1011,12 +1048,10 @@ export class Topics {
   async *scan(topic, options = {}) {
     const { signal, includeTags = true, ...range } = options
     const backoff = new Backoff()
-    let attempts = 0
     for (;;) {
       try {
         for await (const line of this.#lines(`/v0/topics/${encodeURIComponent(topic)}/scan`, wire({ ...range, includeTags }), signal)) {
           backoff.reset()
-          attempts = 0
           range.fromTs = undefined
           if (line.$seq !== undefined) {
             yield new TopicRecord(topic, line)
@@ -1031,7 +1066,8 @@ export class Topics {
         }
         throw new Unreachable("the scan was cut off", { code: "stream_ended", retryable: true })
       } catch (error) {
-        if (signal?.aborted || ++attempts > this.#retries) throw error
+        if (signal?.aborted || backoff.attempts >= this.#mostRetries()) throw error
+        if (this.#retries === null && backoff.passedMs > this.#retryForMs) throw error
         await retryOrThrow(error, false, backoff, undefined, signal)
       }
     }
@@ -1110,13 +1146,13 @@ export class Topics {
    *
    * @param {string} topic
    * @param {string} name
-   * @param {{seq?: number, epoch?: number, ifSeq?: number|null, meta?: Record<string, any>, expireMs?: number, hold?: boolean, maxHoldBytes?: number}} [position]
+   * @param {{seq?: number, epoch?: number, ifSeq?: number|null, meta?: Record<string, any>, expireMs?: number, hold?: boolean, maxHoldBytes?: number} & CallOptions} [position]
    * @returns {Promise<{topic: string, consumer: string, created: boolean, epoch: number, seq: number, head_seq: number}>}
    */
   putConsumer(topic, name, position = {}) {
-    const { meta, ...rest } = position
+    const { meta, retries, signal, ...rest } = position
     const body = { ...wire(rest), ...(meta !== undefined && { meta }) }
-    return this.#call("PUT", consumerPath(topic, name), { body, safe: position.ifSeq === undefined })
+    return this.#call("PUT", consumerPath(topic, name), { body, safe: position.ifSeq === undefined, retries, signal })
   }
 
   /**
@@ -1135,10 +1171,11 @@ export class Topics {
    * Return a consumer: its position, its lag, and what it has lost. Throws `ConsumerNotFound`.
    * @param {string} topic
    * @param {string} name
+   * @param {CallOptions} [options]
    * @returns {Promise<ConsumerState>}
    */
-  consumer(topic, name) {
-    return this.#call("GET", consumerPath(topic, name))
+  consumer(topic, name, { retries, signal } = {}) {
+    return this.#call("GET", consumerPath(topic, name), { retries, signal })
   }
 
   /**
@@ -1313,13 +1350,14 @@ export class Topics {
   /**
    * Lease up to `max` jobs to a worker.
    * @param {string} queue
-   * @param {{node: string, max?: number, leaseMs?: number, waitMs?: number, signal?: AbortSignal}} options
+   * @param {{node: string, max?: number, leaseMs?: number, waitMs?: number} & CallOptions} options
    * @returns {Promise<Job[]>}
    */
-  async claim(queue, { signal, ...options }) {
+  async claim(queue, { signal, retries, ...options }) {
     const answer = await this.#call("POST", `/v0/topics/${encodeURIComponent(queue)}/claim`, {
       body: wire(options),
       signal,
+      retries,
       safe: false,
       timeoutMs: this.#timeoutMs + (options.waitMs ?? 0),
     })
@@ -1329,31 +1367,34 @@ export class Topics {
   /**
    * Complete jobs. Seqs that `node` does not hold are returned as `skipped`.
    * @param {string} queue
-   * @param {{node: string, seqs: number[], leaseIds?: string[]}} held
+   * @param {{node: string, seqs: number[], leaseIds?: string[]} & CallOptions} held
    * @returns {Promise<{acked: number, skipped: number[], ready: number, in_flight: number}>}
    */
   ack(queue, held) {
-    return this.#call("POST", `/v0/topics/${encodeURIComponent(queue)}/ack`, { body: wire(held) })
+    const { retries, signal, ...body } = held
+    return this.#call("POST", `/v0/topics/${encodeURIComponent(queue)}/ack`, { body: wire(body), retries, signal })
   }
 
   /**
    * Give jobs back.
    * @param {string} queue
-   * @param {{node: string, seqs: number[], leaseIds?: string[], delayMs?: number}} held
+   * @param {{node: string, seqs: number[], leaseIds?: string[], delayMs?: number} & CallOptions} held
    * @returns {Promise<{nacked: number, skipped: number[], ready: number, in_flight: number}>}
    */
   nack(queue, held) {
-    return this.#call("POST", `/v0/topics/${encodeURIComponent(queue)}/nack`, { body: wire(held) })
+    const { retries, signal, ...body } = held
+    return this.#call("POST", `/v0/topics/${encodeURIComponent(queue)}/nack`, { body: wire(body), retries, signal })
   }
 
   /**
    * Hold jobs for `leaseMs` from now.
    * @param {string} queue
-   * @param {{node: string, seqs: number[], leaseIds?: string[], leaseMs: number}} held
+   * @param {{node: string, seqs: number[], leaseIds?: string[], leaseMs: number} & CallOptions} held
    * @returns {Promise<{extended: number, skipped: number[], deadlines: Record<string, number>}>}
    */
   extend(queue, held) {
-    return this.#call("POST", `/v0/topics/${encodeURIComponent(queue)}/extend`, { body: wire(held) })
+    const { retries, signal, ...body } = held
+    return this.#call("POST", `/v0/topics/${encodeURIComponent(queue)}/extend`, { body: wire(body), retries, signal })
   }
 
   /**
@@ -1391,7 +1432,7 @@ export class Topics {
    */
   async *jobs(queue, options = {}) {
     const { node = workerName(), leaseMs = 30_000 } = options
-    const claim = (/** @type {AbortSignal} */ stop) => this.claim(queue, { node, max: 1, leaseMs, waitMs: 20_000, signal: stop })
+    const claim = (/** @type {AbortSignal} */ stop) => this.claim(queue, { node, max: 1, leaseMs, waitMs: 20_000, signal: stop, retries: 0 })
     yield* jobLoop(options, async function* (stop) {
       while (!stop.aborted) for (const job of await claim(stop)) yield job
     })
@@ -1454,7 +1495,7 @@ export class Topics {
         continue
       }
       try {
-        const claimed = await this.claim(queue, { node, max: concurrency - running.size, leaseMs, waitMs: 20_000, signal })
+        const claimed = await this.claim(queue, { node, max: concurrency - running.size, leaseMs, waitMs: 20_000, signal, retries: 0 })
         backoff.reset()
         for (const job of claimed) {
           const run = one(job).finally(() => running.delete(run))
@@ -1829,7 +1870,7 @@ function defaultDelayMs(deliveries) {
  */
 function keepLease(job, leaseMs, onLost) {
   const timer = setInterval(() => {
-    if (job.isOpen) job.extend(leaseMs).then((held) => held || !job.isOpen || onLost(), () => {})
+    if (job.isOpen) job.extend(leaseMs, { retries: LEASE_RETRIES }).then((held) => held || !job.isOpen || onLost(), () => {})
   }, leaseMs / 3)
   return () => clearInterval(timer)
 }
@@ -1860,7 +1901,7 @@ async function* jobLoop({ leaseMs = 30_000, retryDelayMs = defaultDelayMs, signa
           } finally {
             endLease()
             // A failure is left alone: the job comes again when its lease ends.
-            if (job.isOpen) await (finished ? job.ack() : job.nack(retryDelayMs(job.deliveries))).catch(() => {})
+            if (job.isOpen) await (finished ? job.ack({ retries: LEASE_RETRIES }) : job.nack(retryDelayMs(job.deliveries), { retries: LEASE_RETRIES })).catch(() => {})
             busy = false
           }
           if (signal?.aborted) return
@@ -1893,12 +1934,12 @@ async function runJob(job, handler, { leaseMs, timeoutMs, retryDelayMs, onStart,
     await Promise.race([handler(job, limit.signal), aborted])
   } catch (error) {
     onError?.(job, error)
-    if (job.isOpen) await job.nack(retryDelayMs(job.deliveries)).catch(() => {})
+    if (job.isOpen) await job.nack(retryDelayMs(job.deliveries), { retries: LEASE_RETRIES }).catch(() => {})
     return
   } finally {
     endLease()
     if (timer) clearTimeout(timer)
   }
-  if (job.isOpen) await job.ack().catch(() => {})
+  if (job.isOpen) await job.ack({ retries: LEASE_RETRIES }).catch(() => {})
   onDone?.(job, performance.now() - began)
 }

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from topics.client import Job, Topics
 
-with Topics(os.environ.get("TOPICS_URL", "http://127.0.0.1:4000"), retries=20) as topics:
+with Topics(os.environ.get("TOPICS_URL", "http://127.0.0.1:4000")) as topics:
 
     @topics.worker("emails", concurrency=4, retry_delay_ms=lambda deliveries: 200 * deliveries)
     def send(job: Job) -> None:

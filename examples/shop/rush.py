@@ -6,7 +6,7 @@ from collections import Counter
 from topics.client import Record, Topics
 
 acknowledged = []
-with Topics(os.environ.get("TOPICS_URL", "http://127.0.0.1:4000"), retries=20) as topics:
+with Topics(os.environ.get("TOPICS_URL", "http://127.0.0.1:4000")) as topics:
     for number in range(200):
         # After a broken connection the client sends the order again, with the same key.
         topics.append("orders", {"sku": "V60", "qty": 1, "email": "cleo@example.com"}, tag=f"rush-{number}")

@@ -14,7 +14,7 @@ with db:
         db.executemany("INSERT INTO stock VALUES (?, ?)", [("V60", 1000), ("KETTLE", 5)])
 
 [position] = db.execute("SELECT seq FROM progress").fetchone()
-with Topics(os.environ.get("TOPICS_URL", "http://127.0.0.1:4000"), retries=20) as topics:
+with Topics(os.environ.get("TOPICS_URL", "http://127.0.0.1:4000")) as topics:
     for order in topics.follow("orders", from_seq=position):
         if isinstance(order, Gap):
             raise SystemExit(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 from topics.client.errors import TopicsError
 
@@ -14,10 +15,17 @@ class Backoff:
     """Waits that double up to ten seconds, with jitter, and are never shorter than the server asks."""
 
     def __init__(self) -> None:
-        self.attempts = 0
+        self.reset()
 
     def reset(self) -> None:
+        """Begin again: the last attempt succeeded."""
         self.attempts = 0
+        self._began_s = time.monotonic()
+
+    @property
+    def passed_s(self) -> float:
+        """The time since the first attempt."""
+        return time.monotonic() - self._began_s
 
     def next_s(self, error: TopicsError | None = None) -> float:
         """Return the next wait in seconds."""

@@ -271,6 +271,52 @@ test("a scan reads a range with its gap", async () => {
   await assert.rejects(take(topics.scan(name()), 1), client.TopicNotFound)
 })
 
+/** Return a client whose connections break while `away()` says so, and a count of its attempts. */
+function behind(away, options = {}) {
+  const seen = { attempts: 0 }
+  const cut = (...args) => (seen.attempts++, away(seen.attempts) ? Promise.reject(new TypeError("refused")) : fetch(...args))
+  return [new Topics(url, { fetch: cut, ...options }), seen]
+}
+
+/** Make the waits between attempts a hundred times shorter. */
+function hurry(t) {
+  const { setTimeout } = globalThis
+  globalThis.setTimeout = (call, ms, ...rest) => setTimeout(call, rest.length || ms > 10_000 ? ms : ms / 100, ...rest)
+  t.after(() => (globalThis.setTimeout = setTimeout))
+}
+
+test("a client that has had an answer waits for its server", async (t) => {
+  hurry(t)
+  const topic = name()
+  const [patient] = behind((attempt) => attempt > 1 && attempt < 14)
+  await patient.health()
+  assert.equal(await patient.append(topic, 1), 1)
+  const [reading] = behind((attempt) => attempt > 1 && attempt < 14)
+  await reading.health()
+  assert.deepEqual((await take(reading.scan(topic), 1)).map((r) => r.data), [1])
+})
+
+test("a client without any answer gives up soon", async (t) => {
+  hurry(t)
+  const [stranger, seen] = behind(() => true)
+  await assert.rejects(stranger.append("a", 1), client.Unreachable)
+  assert.equal(seen.attempts, 6)
+  await assert.rejects(take(stranger.scan("a"), 1), client.Unreachable)
+  assert.equal(seen.attempts, 12)
+})
+
+test("a number of retries is kept after an answer", async (t) => {
+  hurry(t)
+  const [counted, seen] = behind((attempt) => attempt > 1, { retries: 2 })
+  await counted.health()
+  await assert.rejects(counted.health(), client.Unreachable)
+  assert.equal(seen.attempts, 4)
+  const [timed] = behind((attempt) => attempt > 1, { retryForMs: 200 })
+  await timed.health()
+  await assert.rejects(timed.health(), client.Unreachable)
+  await assert.rejects(timed.append("a", 1), client.OutcomeUnknown)
+})
+
 test("a write gives up before its key expires", async () => {
   const lost = new Topics(url, { fetch: async () => { throw new TypeError("cut") }, retries: 100, retryForMs: 300 })
   await assert.rejects(lost.append("a", 1), client.OutcomeUnknown)

@@ -39,10 +39,15 @@ class AsyncTopics(
         async for item in topics.follow("orders"):
             print(item)
 
-    `token` is the API key. `timeout_s` is the limit for one answer, and `retries` the number of attempts after the
-    first one. A write is not repeated for longer than `retry_for_s`, which must be less than `idempotency_window_ms` of
-    its topic (120 seconds by default): a later attempt could write twice. With `gzip`, answers are compressed, which
-    helps over a slow network only. `transport` replaces the connections, for example in tests.
+    `token` is the API key, and `timeout_s` the limit for one answer.
+
+    A request that can succeed later is repeated for `retry_for_s`, long enough for a restart of the server. A client
+    that never got an answer gives up after five repetitions, in about three seconds: its address may be wrong.
+    `retries` sets the number of repetitions instead. A write is never repeated for longer than `retry_for_s`, which
+    must be less than `idempotency_window_ms` of its topic (120 seconds by default): a later attempt could write twice.
+
+    With `gzip`, answers are compressed, which helps over a slow network only. `transport` replaces the connections, for
+    example in tests.
     """
 
     def __init__(
@@ -51,7 +56,7 @@ class AsyncTopics(
         *,
         token: str | None = None,
         timeout_s: float = 30.0,
-        retries: int = 5,
+        retries: int | None = None,
         retry_for_s: float = 100.0,
         gzip: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,

@@ -165,7 +165,7 @@ async def _first_position(
         return saved
     if not wanted.tail:
         return Position(wanted.from_seq, wanted.epoch)
-    state = await http.call("GET", with_query(topic_path(wanted.topic), touch=False), wire.TopicState)
+    state = await http.call("GET", with_query(topic_path(wanted.topic), touch=False), wire.TopicState, retries=0)
     return Position(state.head_seq, state.epoch)
 
 

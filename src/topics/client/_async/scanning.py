@@ -75,6 +75,9 @@ async def scan(http: AsyncTransport, topic: str, wanted: ScanFields) -> AsyncIte
                         return
                     wanted = wanted.after(piece)
         except TopicsError as error:
-            if not error.retryable or backoff.attempts >= http.retries:
+            if not error.retryable or backoff.attempts >= http.most_retries():
                 raise
-            await tools.sleep(backoff.next_s(error))
+            wait_s = backoff.next_s(error)
+            if http.retries is None and backoff.passed_s + wait_s > http.retry_for_s:
+                raise
+            await tools.sleep(wait_s)

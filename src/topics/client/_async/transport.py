@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
@@ -16,12 +15,14 @@ from topics.client._async import tools
 from topics.client.errors import BadUrl, OutcomeUnknown, TimedOut, TopicsError, Unreachable
 from topics.client.items import decode_records
 from topics.client.retry import Backoff
+from topics.errors import BY_WIRE
 
 Answer = TypeVar("Answer")
 Row = TypeVar("Row", bound="ListPage")
 
 PAGE_ROWS = 1000
 UNLIMITED = 1 << 30  # retries
+FIRST_RETRIES = 5  # until the first answer: a wrong address fails within about three seconds
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
 CONNECT_TIMEOUT_S = 10.0
@@ -51,7 +52,7 @@ class AsyncTransport:
         *,
         token: str | None,
         timeout_s: float,
-        retries: int,
+        retries: int | None,
         retry_for_s: float,
         gzip: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,
@@ -64,6 +65,7 @@ class AsyncTransport:
         self.timeout_s = timeout_s
         self.retries = retries
         self.retry_for_s = retry_for_s
+        self._answered = False  # whether the server has answered yet
         headers = {"accept": JSON, "accept-encoding": "gzip" if gzip else "identity"}
         if token is not None:
             headers["authorization"] = f"Bearer {token}"
@@ -95,12 +97,10 @@ class AsyncTransport:
         """Send a request and decode its answer. `safe` says that a repetition does no more than the first one.
 
         A request that the server refused for now is sent again. One whose answer never came is sent again if that is
-        safe. A `keyed` request is safe for as long as the server remembers its idempotency key: after that, raise
-        `OutcomeUnknown` if an answer was lost.
+        safe. `retries` replaces the number of the client. A `keyed` request is safe for as long as the server remembers
+        its idempotency key: after that, raise `OutcomeUnknown` if an answer was lost.
         """
         backoff = Backoff()
-        most = self.retries if retries is None else retries
-        give_up = time.monotonic() + self.retry_for_s
         answer_lost = False
         content = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
         while True:
@@ -108,15 +108,27 @@ class AsyncTransport:
                 return decode_records(_decoder(answer), await self.send(method, path, body=content, wait_ms=wait_ms))
             except TopicsError as error:
                 lost = isinstance(error, Unreachable)
-                if backoff.attempts >= most or not error.retryable or (lost and not safe):
+                if not error.retryable or (lost and not safe) or backoff.attempts >= self.most_retries(retries):
                     raise
                 answer_lost = answer_lost or lost
                 wait_s = backoff.next_s(error)
-                if keyed and time.monotonic() + wait_s > give_up:
-                    if not answer_lost:
+                limited = keyed or (self.retries is None and retries is None)
+                if limited and backoff.passed_s + wait_s > self.retry_for_s:
+                    if not (keyed and answer_lost):
                         raise
                     raise OutcomeUnknown(f"no confirmation for {self.retry_for_s:g} s: {error}") from error
             await tools.sleep(wait_s)
+
+    def most_retries(self, retries: int | None = None) -> int:
+        """Return how often a request is repeated: as the call says, then as the client says.
+
+        If neither says so, a client that has had an answer repeats a request for `retry_for_s`.
+        """
+        if retries is not None:
+            return retries
+        if self.retries is not None:
+            return self.retries
+        return UNLIMITED if self._answered else FIRST_RETRIES
 
     async def pages(self, path: str, kind: type[Row], **query: str | None) -> AsyncIterator[Row]:
         """Yield the pages of a list."""
@@ -141,8 +153,9 @@ class AsyncTransport:
         except httpx.HTTPError as error:
             raise self._no_answer(error) from error
         if response.is_success:
+            self._answered = True
             return response.content
-        raise errors.from_answer(response.status_code, response.headers, response.content)
+        raise self._refusal(response, response.content)
 
     @asynccontextmanager
     async def stream(
@@ -157,7 +170,8 @@ class AsyncTransport:
         try:
             async with self._http.stream(method, path, content=content, headers=headers, timeout=timeout) as response:
                 if not response.is_success:
-                    raise errors.from_answer(response.status_code, response.headers, await response.aread())
+                    raise self._refusal(response, await response.aread())
+                self._answered = True
                 yield self._chunks(response)
         except httpx.HTTPError as error:
             raise self._no_answer(error) from error
@@ -168,6 +182,12 @@ class AsyncTransport:
                 yield chunk
         except httpx.HTTPError as error:
             raise self._no_answer(error) from error
+
+    def _refusal(self, response: httpx.Response, body: bytes) -> TopicsError:
+        error = errors.from_answer(response.status_code, response.headers, body)
+        if error.code in BY_WIRE:  # a proxy in front of a wrong address answers with other codes
+            self._answered = True
+        return error
 
     def _no_answer(self, error: httpx.HTTPError) -> Unreachable:
         why = str(error) or type(error).__name__

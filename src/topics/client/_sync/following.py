@@ -160,7 +160,7 @@ def _first_position(http: Transport, wanted: Following, cursor: Cursor | ServerP
         return saved
     if not wanted.tail:
         return Position(wanted.from_seq, wanted.epoch)
-    state = http.call("GET", with_query(topic_path(wanted.topic), touch=False), wire.TopicState)
+    state = http.call("GET", with_query(topic_path(wanted.topic), touch=False), wire.TopicState, retries=0)
     return Position(state.head_seq, state.epoch)
 
 

@@ -74,6 +74,9 @@ def scan(http: Transport, topic: str, wanted: ScanFields) -> Iterator[Record | G
                         return
                     wanted = wanted.after(piece)
         except TopicsError as error:
-            if not error.retryable or backoff.attempts >= http.retries:
+            if not error.retryable or backoff.attempts >= http.most_retries():
                 raise
-            tools.sleep(backoff.next_s(error))
+            wait_s = backoff.next_s(error)
+            if http.retries is None and backoff.passed_s + wait_s > http.retry_for_s:
+                raise
+            tools.sleep(wait_s)

@@ -79,22 +79,26 @@ class AsyncJob:
         """How often the job was delivered, this time included."""
         return self._job.deliveries
 
-    async def ack(self) -> bool:
+    async def ack(self, *, retries: int | None = None) -> bool:
         """Complete the job. Return False if the lease had ended: another worker may have got the job.
+
+        `retries` is the number of attempts after the first one, instead of that of the client.
 
         await job.ack()
         """
-        answer = await self._client.ack(self.topic, [self.seq], node=self.node, lease_ids=[self.lease_id])
+        answer = await self._client.ack(
+            self.topic, [self.seq], node=self.node, lease_ids=[self.lease_id], retries=retries
+        )
         self.is_open = False
         return answer.acked == 1
 
-    async def nack(self, delay_ms: int = 0) -> bool:
+    async def nack(self, delay_ms: int = 0, *, retries: int | None = None) -> bool:
         """Give the job back, to be delivered again after `delay_ms`. Return False if the lease had ended.
 
         await job.nack(delay_ms=60_000)
         """
         answer = await self._client.nack(
-            self.topic, [self.seq], node=self.node, delay_ms=delay_ms, lease_ids=[self.lease_id]
+            self.topic, [self.seq], node=self.node, delay_ms=delay_ms, lease_ids=[self.lease_id], retries=retries
         )
         self.is_open = False
         return answer.nacked == 1

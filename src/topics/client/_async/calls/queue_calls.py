@@ -21,16 +21,25 @@ class AsyncQueueCalls(AsyncLeaseCalls):
     """One call per operation of a queue. `worker` and `jobs` of `AsyncTopics` are made of them."""
 
     async def claim(
-        self, topic: str, *, node: str, max: int = 1, lease_ms: int | None = None, wait_ms: int = 0
+        self,
+        topic: str,
+        *,
+        node: str,
+        max: int = 1,
+        lease_ms: int | None = None,
+        wait_ms: int = 0,
+        retries: int | None = None,
     ) -> list[AsyncJob]:
         """Lease up to `max` jobs to the worker `node`. With `wait_ms`, wait for a job.
+
+        `retries` is the number of attempts after the first one, instead of that of the client.
 
         for job in await topics.claim("emails", node="worker-1", max=10):
             await job.ack()
         """
         body = {"node": node, "max": max, "wait_ms": wait_ms, **fields_of(lease_ms=lease_ms)}
         answer = await self._http.call(
-            "POST", topic_path(topic, "/claim"), _Claimed, body=body, safe=False, wait_ms=wait_ms
+            "POST", topic_path(topic, "/claim"), _Claimed, body=body, safe=False, wait_ms=wait_ms, retries=retries
         )
         return [AsyncJob(self, topic, node, job) for job in answer.claimed]
 

@@ -47,7 +47,9 @@ class AsyncClaims:
         self._lease_ms = lease_ms
 
     async def next(self) -> list[AsyncJob]:
-        return await self._client.claim(self._topic, node=self._node, lease_ms=self._lease_ms, wait_ms=CLAIM_WAIT_MS)
+        return await self._client.claim(
+            self._topic, node=self._node, lease_ms=self._lease_ms, wait_ms=CLAIM_WAIT_MS, retries=0
+        )
 
     async def aclose(self) -> None:
         pass

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from topics.client._async.calls.queue_calls import AsyncQueueCalls
 
 FIRST_DELAY_MS, LONGEST_DELAY_MS = 1_000, 300_000
+RETRIES = 5  # a worker that was stopped ends within seconds, even if the server is away
 
 log = logging.getLogger("topics.client.worker")
 
@@ -63,7 +64,7 @@ class AsyncLeases:
         try:
             answer = await self._client.extend(
                 self._topic, [job.seq for job in held], node=self._node, lease_ms=self._lease_ms,
-                lease_ids=[job.lease_id for job in held],
+                lease_ids=[job.lease_id for job in held], retries=RETRIES,
             )  # fmt: skip
         except TopicsError as error:
             log.warning("leases of %s could not be extended: %s", self._topic, error)
@@ -76,7 +77,7 @@ class AsyncLeases:
     async def complete(self, job: AsyncJob) -> None:
         """Ack a job. A failure is logged: the job comes again when its lease ends."""
         try:
-            if not await job.ack():
+            if not await job.ack(retries=RETRIES):
                 log.warning("job %d of %s: its lease had ended, or an earlier ack got through", job.seq, job.topic)
         except TopicsError as error:
             log.warning("job %d of %s is done, but its ack failed: %s", job.seq, job.topic, error)
@@ -84,6 +85,6 @@ class AsyncLeases:
     async def give_back(self, job: AsyncJob) -> None:
         """Nack a job with a delay that grows with its deliveries. A failure is logged."""
         try:
-            await job.nack(self._delay_ms(job.deliveries))
+            await job.nack(self._delay_ms(job.deliveries), retries=RETRIES)
         except TopicsError as failure:
             log.warning("job %d of %s goes back when its lease ends: %s", job.seq, job.topic, failure)

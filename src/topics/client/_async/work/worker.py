@@ -111,7 +111,7 @@ class AsyncWorker:
                 continue
             try:
                 claimed = await self._client.claim(
-                    self.topic, node=self.node, max=free, lease_ms=self._lease_ms, wait_ms=CLAIM_WAIT_MS
+                    self.topic, node=self.node, max=free, lease_ms=self._lease_ms, wait_ms=CLAIM_WAIT_MS, retries=0
                 )
             except TopicsError as error:
                 if not error.retryable:

@@ -80,21 +80,25 @@ class Job:
         """How often the job was delivered, this time included."""
         return self._job.deliveries
 
-    def ack(self) -> bool:
+    def ack(self, *, retries: int | None = None) -> bool:
         """Complete the job. Return False if the lease had ended: another worker may have got the job.
+
+        `retries` is the number of attempts after the first one, instead of that of the client.
 
         job.ack()
         """
-        answer = self._client.ack(self.topic, [self.seq], node=self.node, lease_ids=[self.lease_id])
+        answer = self._client.ack(self.topic, [self.seq], node=self.node, lease_ids=[self.lease_id], retries=retries)
         self.is_open = False
         return answer.acked == 1
 
-    def nack(self, delay_ms: int = 0) -> bool:
+    def nack(self, delay_ms: int = 0, *, retries: int | None = None) -> bool:
         """Give the job back, to be delivered again after `delay_ms`. Return False if the lease had ended.
 
         job.nack(delay_ms=60_000)
         """
-        answer = self._client.nack(self.topic, [self.seq], node=self.node, delay_ms=delay_ms, lease_ids=[self.lease_id])
+        answer = self._client.nack(
+            self.topic, [self.seq], node=self.node, delay_ms=delay_ms, lease_ids=[self.lease_id], retries=retries
+        )
         self.is_open = False
         return answer.nacked == 1
 

@@ -21,14 +21,27 @@ class _Claimed(Struct):
 class QueueCalls(LeaseCalls):
     """One call per operation of a queue. `worker` and `jobs` of `Topics` are made of them."""
 
-    def claim(self, topic: str, *, node: str, max: int = 1, lease_ms: int | None = None, wait_ms: int = 0) -> list[Job]:
+    def claim(
+        self,
+        topic: str,
+        *,
+        node: str,
+        max: int = 1,
+        lease_ms: int | None = None,
+        wait_ms: int = 0,
+        retries: int | None = None,
+    ) -> list[Job]:
         """Lease up to `max` jobs to the worker `node`. With `wait_ms`, wait for a job.
+
+        `retries` is the number of attempts after the first one, instead of that of the client.
 
         for job in topics.claim("emails", node="worker-1", max=10):
             job.ack()
         """
         body = {"node": node, "max": max, "wait_ms": wait_ms, **fields_of(lease_ms=lease_ms)}
-        answer = self._http.call("POST", topic_path(topic, "/claim"), _Claimed, body=body, safe=False, wait_ms=wait_ms)
+        answer = self._http.call(
+            "POST", topic_path(topic, "/claim"), _Claimed, body=body, safe=False, wait_ms=wait_ms, retries=retries
+        )
         return [Job(self, topic, node, job) for job in answer.claimed]
 
     def list_jobs(self, topic: str, *, state: queue.JobState | None = None) -> Iterator[queue.ListedJob]:

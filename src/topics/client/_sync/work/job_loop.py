@@ -48,7 +48,9 @@ class Claims:
         self._lease_ms = lease_ms
 
     def next(self) -> list[Job]:
-        return self._client.claim(self._topic, node=self._node, lease_ms=self._lease_ms, wait_ms=CLAIM_WAIT_MS)
+        return self._client.claim(
+            self._topic, node=self._node, lease_ms=self._lease_ms, wait_ms=CLAIM_WAIT_MS, retries=0
+        )
 
     def close(self) -> None:
         pass

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from topics.client._sync.calls.queue_calls import QueueCalls
 
 FIRST_DELAY_MS, LONGEST_DELAY_MS = 1_000, 300_000
+RETRIES = 5  # a worker that was stopped ends within seconds, even if the server is away
 
 log = logging.getLogger("topics.client.worker")
 
@@ -64,7 +65,7 @@ class Leases:
         try:
             answer = self._client.extend(
                 self._topic, [job.seq for job in held], node=self._node, lease_ms=self._lease_ms,
-                lease_ids=[job.lease_id for job in held],
+                lease_ids=[job.lease_id for job in held], retries=RETRIES,
             )  # fmt: skip
         except TopicsError as error:
             log.warning("leases of %s could not be extended: %s", self._topic, error)
@@ -77,7 +78,7 @@ class Leases:
     def complete(self, job: Job) -> None:
         """Ack a job. A failure is logged: the job comes again when its lease ends."""
         try:
-            if not job.ack():
+            if not job.ack(retries=RETRIES):
                 log.warning("job %d of %s: its lease had ended, or an earlier ack got through", job.seq, job.topic)
         except TopicsError as error:
             log.warning("job %d of %s is done, but its ack failed: %s", job.seq, job.topic, error)
@@ -85,6 +86,6 @@ class Leases:
     def give_back(self, job: Job) -> None:
         """Nack a job with a delay that grows with its deliveries. A failure is logged."""
         try:
-            job.nack(self._delay_ms(job.deliveries))
+            job.nack(self._delay_ms(job.deliveries), retries=RETRIES)
         except TopicsError as failure:
             log.warning("job %d of %s goes back when its lease ends: %s", job.seq, job.topic, failure)

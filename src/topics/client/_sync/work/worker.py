@@ -112,7 +112,7 @@ class Worker:
                 continue
             try:
                 claimed = self._client.claim(
-                    self.topic, node=self.node, max=free, lease_ms=self._lease_ms, wait_ms=CLAIM_WAIT_MS
+                    self.topic, node=self.node, max=free, lease_ms=self._lease_ms, wait_ms=CLAIM_WAIT_MS, retries=0
                 )
             except TopicsError as error:
                 if not error.retryable:
