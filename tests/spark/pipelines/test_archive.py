@@ -141,6 +141,7 @@ def test_records_evicted_during_archiving_are_archived_or_a_gap(
     writer = threading.Thread(target=write)
     writer.start()
     try:
+        wait_for(lambda: client.topic(topic).earliest_seq > 1, "an eviction")
         for _ in range(4):
             run(round_bytes=10_000)
     finally:

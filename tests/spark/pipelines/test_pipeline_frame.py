@@ -10,6 +10,8 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.conftest import ServerProcess, StartServer
+from tests.spark.processes import wait_for
 from topics.cli import pipeline
 from topics.cli.main import main
 from topics.client import Client
@@ -248,11 +251,25 @@ def test_job_that_follows_waits_for_its_topic(server: ServerProcess, client: Cli
         source = SourceTopic(job, asking, topic)
         with pytest.raises(BadUsage, match=f"topic {topic} does not exist on {server.url}"):
             source.wait_until_exists(follow=False)
-        threading.Timer(0.2, client.append, (topic, [{"data": 1}])).start()
-        assert source.wait_until_exists(follow=True)
+        with after_warnings(job, 1, lambda: client.append(topic, [{"data": 1}])):
+            assert source.wait_until_exists(follow=True)
         assert job.report.warnings == [f"topic {topic} does not exist on {server.url} yet: waiting for it"]
-        threading.Timer(0.2, stop.set).start()
-        assert not SourceTopic(job, asking, f"{topic}.never").wait_until_exists(follow=True)
+        with after_warnings(job, 2, stop.set):
+            assert not SourceTopic(job, asking, f"{topic}.never").wait_until_exists(follow=True)
+
+
+@contextmanager
+def after_warnings(job: PipelineJob, count: int, act: Callable[[], object]) -> Iterator[None]:
+    """Call `act` in a thread once the job has given so many warnings."""
+
+    def wait_and_act() -> None:
+        wait_for(lambda: len(job.report.warnings) >= count, "the warning", every_s=0.01)
+        act()
+
+    acting = threading.Thread(target=wait_and_act)
+    acting.start()
+    yield
+    acting.join()
 
 
 def test_two_keys_at_once_are_refused(tmp_path: Path):
@@ -287,21 +304,23 @@ def test_long_round_publishes_its_lag(
             job.step("archiving")
             job.progress.show(1200, 3000, unit="seqs")
             client.append(topic, [{"data": 2}, {"data": 3}])
-            while "so far" not in screen.getvalue() or not (reported := _running(client, job)):
-                time.sleep(0.05)
+            reported = wait_for(lambda: _running(client, job), "a report with a lag")
+            wait_for(lambda: "so far" in screen.getvalue(), "a line of progress")
             stop.set()
         client.append(topic, [{"data": 4}])
 
-    assert reported[-1]["topics"][0]["lag"] in (1, 2)  # two records are one append
+    assert reported[-1]["topics"][0]["lag"] == 2
     assert re.search(r"topics: archiving: 1,200 of 3,000 seqs, \d+ s so far", screen.getvalue())
     assert row.lag == 3
     assert runs(client)[-1]["topics"][0]["lag"] == 3
 
 
 def _running(client: Client, job: PipelineJob) -> list[Any]:
+    """Return the reports of a running job whose topic has a lag."""
     if not [*client.topics("sys:pipelines")]:
         return []
-    return [one for one in runs(client) if (one["run_id"], one["state"]) == (job.report.run_id, "running")]
+    reports = [one for one in runs(client) if (one["run_id"], one["state"]) == (job.report.run_id, "running")]
+    return [one for one in reports if one["topics"][0]["lag"]]
 
 
 def test_unknown_lag_is_not_zero(start_server: StartServer):
