@@ -174,7 +174,7 @@ def _import_everything() -> None:
 
     from topics.cli.main import build_parser
 
-    for name in ("topics.server.app", "topics.client._async.client", "topics.client._sync.client"):
+    for name in ("encodings.idna", "topics.server.app", "topics.client._async.client", "topics.client._sync.client"):
         import_module(name)
     build_parser()
     gc.collect()
@@ -283,6 +283,15 @@ def _become(message: bytes, files: list[int]) -> list[str]:
     return argv
 
 
+def _exit(status: int) -> None:
+    """End this process as Python does, but do not free every object: that would copy the memory of the template."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 def _run_python(arguments: list[str]) -> None:
     """Run a file or the text after `-c`, as Python does."""
     first = arguments[0]
@@ -300,7 +309,11 @@ if __name__ == "__main__":
 
     _import_everything()
     sys.argv = _serve(socket.socket(fileno=int(sys.argv[1])))
-    if sys.argv[0] == "python":
-        _run_python(sys.argv[1:])
-    else:
-        sys.exit(main())
+    status: object = None
+    try:
+        status = _run_python(sys.argv[1:]) if sys.argv[0] == "python" else main()
+    except SystemExit as asked:
+        status = asked.code
+    if status is None or isinstance(status, int):
+        _exit(status or 0)
+    sys.exit(str(status))
