@@ -12,6 +12,7 @@ template kills the fork if the connection is closed. `tests/launch.py` does that
 from __future__ import annotations
 
 import atexit
+import fcntl
 import gc
 import io
 import os
@@ -22,6 +23,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -169,12 +171,18 @@ def template() -> Template:
 # --- the process that is forked
 
 
+_USED = (
+    "encodings.idna", "topics.client._async.client", "topics.client._sync.client", "topics.engine.offline.verify",
+    "topics.server.app", "topics.storage.backup",
+)  # fmt: skip
+
+
 def _import_everything() -> None:
     from importlib import import_module
 
     from topics.cli.main import build_parser
 
-    for name in ("encodings.idna", "topics.server.app", "topics.client._async.client", "topics.client._sync.client"):
+    for name in _USED:
         import_module(name)
     build_parser()
     gc.collect()
@@ -269,6 +277,9 @@ def _become(message: bytes, files: list[int]) -> list[str]:
     for number in range(3):
         os.dup2(files[number], number)
     os.closerange(3, 65536)
+    if os.isatty(0):  # Ctrl-C in it is for the fork
+        os.setsid()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     cwd, count, *words = message.decode("utf-8", "surrogateescape").split("\0")
     argv, variables = words[: int(count)], words[int(count) :]
     os.environ.clear()

@@ -112,10 +112,14 @@ class Terminal:
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.seen = ""
-        self._process = subprocess.Popen(
-            [program, *words], env=cli.env | env, stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
-            preexec_fn=_own_terminal,
-        )  # fmt: skip
+        self._process: subprocess.Popen[bytes] | forks.Forked
+        if program == TOPICS:
+            self._process = forks.template().start([TOPICS, *words], cli.env | env, slave, slave, slave)
+        else:
+            self._process = subprocess.Popen(
+                [program, *words], env=cli.env | env, stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+                preexec_fn=_own_terminal,
+            )  # fmt: skip
         os.close(slave)
 
     def type(self, text: str) -> None:
