@@ -181,7 +181,7 @@ export class Job extends TopicRecord {
      * Complete the job. Return false if the lease had ended: another worker may have got the job.
      * @param {{retries?: number}} [options]
      */
-    ack({ retries }?: {
+    ack(options?: {
         retries?: number;
     }): Promise<boolean>;
     /**
@@ -189,7 +189,7 @@ export class Job extends TopicRecord {
      * @param {number} [delayMs]
      * @param {{retries?: number}} [options]
      */
-    nack(delayMs?: number, { retries }?: {
+    nack(delayMs?: number, options?: {
         retries?: number;
     }): Promise<boolean>;
     /**
@@ -197,7 +197,7 @@ export class Job extends TopicRecord {
      * @param {number} leaseMs
      * @param {{retries?: number}} [options]
      */
-    extend(leaseMs: number, { retries }?: {
+    extend(leaseMs: number, options?: {
         retries?: number;
     }): Promise<boolean>;
     #private;
@@ -280,6 +280,7 @@ export class ServerCursor {
  * @property {number} [capBytes]
  * @property {"old"|"reject"} [discard]
  * @property {"ephemeral"|"memory"|"disk"|"fsync"} [durability]
+ * @property {boolean} [durable]
  * @property {number|null} [priority]
  * @property {boolean} [autoPriority]
  * @property {boolean} [autoCreate]
@@ -512,7 +513,7 @@ export class Topics {
      * @param {{touch?: boolean, signal?: AbortSignal}} [options]
      * @returns {Promise<TopicState>}
      */
-    topic(topic: string, { touch, signal }?: {
+    topic(topic: string, options?: {
         touch?: boolean;
         signal?: AbortSignal;
     }): Promise<TopicState>;
@@ -524,7 +525,7 @@ export class Topics {
      * @param {{prefix?: string, pageSize?: number}} [options]
      * @returns {AsyncGenerator<TopicSummary, void>}
      */
-    topics({ prefix, pageSize }?: {
+    topics(options?: {
         prefix?: string;
         pageSize?: number;
     }): AsyncGenerator<TopicSummary, void>;
@@ -534,7 +535,7 @@ export class Topics {
      * @param {{ifEmpty?: boolean}} [options]
      * @returns {Promise<boolean>}
      */
-    dropTopic(topic: string, { ifEmpty }?: {
+    dropTopic(topic: string, options?: {
         ifEmpty?: boolean;
     }): Promise<boolean>;
     /**
@@ -618,7 +619,7 @@ export class Topics {
      * @param {{fromSeq?: number, toSeq?: number, ranges?: number, signal?: AbortSignal}} [options]
      * @returns {Promise<{topic: string, epoch: number, head_seq: number, earliest_seq: number, archived_seq: number, from_seq: number, to_seq: number, resolution: number, ranges: {from_seq: number, to_seq: number, state: string, live?: number, deleted?: number, lost?: number}[], live: number, deleted: number, lost: number}>}
      */
-    timeline(topic: string, { signal, ...options }?: {
+    timeline(topic: string, options?: {
         fromSeq?: number;
         toSeq?: number;
         ranges?: number;
@@ -718,7 +719,7 @@ export class Topics {
      * @param {CallOptions} [options]
      * @returns {Promise<ConsumerState>}
      */
-    consumer(topic: string, name: string, { retries, signal }?: CallOptions): Promise<ConsumerState>;
+    consumer(topic: string, name: string, options?: CallOptions): Promise<ConsumerState>;
     /**
      * List the consumers of a topic by name, or those of all topics whose names begin with `prefix`.
      *
@@ -728,7 +729,7 @@ export class Topics {
      * @param {{prefix?: string}} [options]
      * @returns {AsyncGenerator<ConsumerState, void>}
      */
-    consumers(topic?: string | null, { prefix }?: {
+    consumers(topic?: string | null, options?: {
         prefix?: string;
     }): AsyncGenerator<ConsumerState, void>;
     /**
@@ -778,7 +779,7 @@ export class Topics {
      * @param {{node: string, max?: number, leaseMs?: number, waitMs?: number} & CallOptions} options
      * @returns {Promise<Job[]>}
      */
-    claim(queue: string, { signal, retries, ...options }: {
+    claim(queue: string, options: {
         node: string;
         max?: number;
         leaseMs?: number;
@@ -839,7 +840,7 @@ export class Topics {
      * @param {{state?: "ready"|"in_flight"|"delayed"}} [options]
      * @returns {AsyncGenerator<ListedJob, void>}
      */
-    listJobs(queue: string, { state }?: {
+    listJobs(queue: string, options?: {
         state?: "ready" | "in_flight" | "delayed";
     }): AsyncGenerator<ListedJob, void>;
     /**
@@ -1018,7 +1019,7 @@ export class Topics {
      * @param {{after?: number, queue?: string}} [options]
      * @returns {Promise<{interval_ms: number, capacity: number, columns: string[], rows: number[][]}>}
      */
-    samples({ after, queue }?: {
+    samples(options?: {
         after?: number;
         queue?: string;
     }): Promise<{
@@ -1131,12 +1132,13 @@ export type Cursor<P> = {
     save(position: P): void | Promise<void>;
 };
 export type TopicConfig = {
-    type?: "log" | "queue" | undefined;
+    type?: "queue" | "log" | undefined;
     ttlMs?: number | undefined;
     capRecords?: number | undefined;
     capBytes?: number | undefined;
     discard?: "old" | "reject" | undefined;
     durability?: "ephemeral" | "memory" | "disk" | "fsync" | undefined;
+    durable?: boolean | undefined;
     priority?: number | null | undefined;
     autoPriority?: boolean | undefined;
     autoCreate?: boolean | undefined;

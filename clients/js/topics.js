@@ -242,7 +242,8 @@ export class Job extends TopicRecord {
    * Complete the job. Return false if the lease had ended: another worker may have got the job.
    * @param {{retries?: number}} [options]
    */
-  async ack({ retries } = {}) {
+  async ack(options = {}) {
+    const { retries } = checked("job.ack", options)
     const answer = await this.#topics.ack(this.topic, { ...this.#held(), retries })
     this.isOpen = false
     return answer.acked === 1
@@ -253,7 +254,8 @@ export class Job extends TopicRecord {
    * @param {number} [delayMs]
    * @param {{retries?: number}} [options]
    */
-  async nack(delayMs = 0, { retries } = {}) {
+  async nack(delayMs = 0, options = {}) {
+    const { retries } = checked("job.nack", options)
     const answer = await this.#topics.nack(this.topic, { ...this.#held(), delayMs, retries })
     this.isOpen = false
     return answer.nacked === 1
@@ -264,7 +266,8 @@ export class Job extends TopicRecord {
    * @param {number} leaseMs
    * @param {{retries?: number}} [options]
    */
-  async extend(leaseMs, { retries } = {}) {
+  async extend(leaseMs, options = {}) {
+    const { retries } = checked("job.extend", options)
     const answer = await this.#topics.extend(this.topic, { ...this.#held(), leaseMs, retries })
     if (answer.extended === 1) this.deadline = answer.deadlines[this.seq]
     return answer.extended === 1
@@ -352,7 +355,7 @@ export class ServerCursor {
    */
   constructor(name, settings = {}) {
     this.name = name
-    this.settings = settings
+    this.settings = checked("new ServerCursor", settings)
   }
 
   /**
@@ -498,7 +501,127 @@ async function* parseEvents(body) {
   }
 }
 
+// --- options
+
+const CALL = ["retries", "signal"]
+const CONFIG = [
+  "type", "ttlMs", "capRecords", "capBytes", "discard", "durable", "durability", "priority", "autoPriority", "autoCreate",
+  "idempotencyWindowMs", "dedupeNode", "leaseMs", "claimJitterMs", "maxDeliveries", "deadLetter", "leasesDurable", "archive",
+]
+const RECORD = ["tag", "node", "meta", "priority", "delayMs", "deliverAt"]
+const WRITE = ["node", "idempotencyKey", "create", "config", "disableBackpressure", "signal"]
+const RANGE = ["fromSeq", "epoch", "node", "filter", "fromTs", "includeTags", "includeMeta", "signal"]
+const START = ["fromSeq", "tail", "filter", "epoch", "consumer"]
+const VIEW = ["cursor", "node", "includeTags", "includeMeta", "includeData", "consistency", "heartbeatMs", "waitForTopic", "signal", "onRetry"]
+const HELD = ["node", "seqs", "leaseIds", ...CALL]
+const LOOP = ["node", "leaseMs", "retryDelayMs", "signal", "onRetry"]
+
+/** The options of each method. @type {Record<string, string[]>} */
+const OPTIONS = {
+  "new Topics": ["token", "retries", "timeoutMs", "retryForMs", "fetch", "WebSocket", "parse"],
+  "new ServerCursor": ["hold", "maxHoldBytes", "expireMs"],
+  "job.ack": ["retries"],
+  "job.nack": ["retries"],
+  "job.extend": ["retries"],
+  "socket.publish": WRITE,
+  "socket.subscribe": [...START, "node", "includeTags", "includeMeta", "includeData"],
+  "socket.commit": ["consumer"],
+  record: ["data", ...RECORD],
+  config: CONFIG,
+  putTopic: CONFIG,
+  topic: ["touch", "signal"],
+  topics: ["prefix", "pageSize"],
+  dropTopic: ["ifEmpty"],
+  append: [...RECORD, ...WRITE],
+  appendMany: WRITE,
+  diff: [...RANGE, "limit", "maxBatchBytes", "waitMs", "consumer", "commit"],
+  read: [...RANGE, "limit", "maxBatchBytes"],
+  scan: [...RANGE, "uptoSeq"],
+  delete: ["beforeSeq", "match", "seqs", "epoch", "dryRun"],
+  timeline: ["fromSeq", "toSeq", "ranges", "signal"],
+  reportArchived: ["seq", "epoch", "trimmedSeq"],
+  putConsumer: ["seq", "epoch", "ifSeq", "meta", "expireMs", "hold", "maxHoldBytes", ...CALL],
+  commit: ["topic", "consumer", "seq"],
+  consumer: CALL,
+  consumers: ["prefix"],
+  follow: ["fromSeq", "epoch", "tail", "filter", ...VIEW],
+  watch: VIEW,
+  "a topic of watch": START,
+  claim: ["node", "max", "leaseMs", "waitMs", ...CALL],
+  ack: HELD,
+  nack: ["delayMs", ...HELD],
+  extend: ["leaseMs", ...HELD],
+  listJobs: ["state"],
+  redrive: ["match", "seqs", "fromSeq", "limit", "dryRun", "deadLetter"],
+  jobs: LOOP,
+  pushedJobs: LOOP,
+  work: [...LOOP, "concurrency", "timeoutMs", "onStart", "onDone", "onError"],
+  putRouter: ["source", "dest", "filter", "preserveNode", "preserveTag", "createDest", "allowCycle", "guarantee", "fromSeq", "fromTs"],
+  routers: ["prefix", "source", "dest"],
+  previewRouter: ["source", "filter", "fromSeq", "fromTs"],
+  samples: ["after", "queue"],
+  connect: ["onClose"],
+}
+
+/**
+ * Return options. Throw a `TypeError` for one that the method does not have: a misspelled option must not be ignored.
+ * @template {object} Given
+ * @param {string} method
+ * @param {Given} options
+ * @returns {Given}
+ */
+function checked(method, options) {
+  const known = OPTIONS[method]
+  for (const name of Object.keys(options)) {
+    if (!known.includes(name)) throw new TypeError(`${method}: there is no option "${name}"; ${suggestion(name, known)}`)
+  }
+  return options
+}
+
+/**
+ * Name the option that was probably meant, or all of them.
+ * @param {string} name
+ * @param {string[]} known
+ */
+function suggestion(name, known) {
+  const plain = (/** @type {string} */ text) => text.toLowerCase().replaceAll("_", "")
+  const given = plain(name)
+  const near =
+    known.find((other) => plain(other) === given) ??
+    known.find((other) => plain(other).includes(given) || given.includes(plain(other))) ??
+    known.find((other) => distance(plain(other), given) <= 2)
+  return near ? `did you mean "${near}"?` : `the options are ${known.join(", ")}`
+}
+
+/**
+ * Return the number of letters to insert, remove or replace to get from one text to the other.
+ * @param {string} one
+ * @param {string} other
+ */
+function distance(one, other) {
+  let row = Array.from({ length: other.length + 1 }, (_, index) => index)
+  for (let i = 1; i <= one.length; i++) {
+    const next = [i]
+    for (let j = 1; j <= other.length; j++) {
+      next[j] = Math.min(row[j] + 1, next[j - 1] + 1, row[j - 1] + (one[i - 1] === other[j - 1] ? 0 : 1))
+    }
+    row = next
+  }
+  return row[other.length]
+}
+
 // --- names on the wire
+
+/**
+ * Return records as the server takes them.
+ * @param {NewRecord[]} records
+ */
+function wireRecords(records) {
+  return records.map((record) => {
+    if (!(record instanceof TopicRecord)) checked("record", record) // A record that was read has more: it can be copied as it is.
+    return { ...wire({ ...record, data: undefined }), data: record.data ?? null }
+  })
+}
 
 /**
  * Rename the keys of an object from camelCase to snake_case, and leave out those that are undefined.
@@ -521,6 +644,7 @@ function wire(fields) {
  * @property {number} [capBytes]
  * @property {"old"|"reject"} [discard]
  * @property {"ephemeral"|"memory"|"disk"|"fsync"} [durability]
+ * @property {boolean} [durable]
  * @property {number|null} [priority]
  * @property {boolean} [autoPriority]
  * @property {boolean} [autoCreate]
@@ -759,6 +883,7 @@ export class Topics {
    * @param {(text: string) => any} [options.parse] instead of `JSON.parse`, to keep numbers as they were written
    */
   constructor(url = globalThis.location?.origin ?? "http://127.0.0.1:4000", options = {}) {
+    checked("new Topics", options)
     try {
       const parsed = new URL(url)
       if (!/^https?:$/.test(parsed.protocol)) throw new TypeError("not http")
@@ -892,8 +1017,8 @@ export class Topics {
    * @param {TopicConfig} [config]
    * @returns {Promise<{topic: string, created: boolean, epoch: number, config: Record<string, any>}>}
    */
-  putTopic(topic, config = {}) {
-    return this.#call("PUT", `/v0/topics/${encodeURIComponent(topic)}`, { body: wire(config) })
+  async putTopic(topic, config = {}) {
+    return this.#call("PUT", `/v0/topics/${encodeURIComponent(topic)}`, { body: wire(checked("putTopic", config)) })
   }
 
   /**
@@ -903,7 +1028,8 @@ export class Topics {
    * @param {{touch?: boolean, signal?: AbortSignal}} [options]
    * @returns {Promise<TopicState>}
    */
-  topic(topic, { touch = false, signal } = {}) {
+  async topic(topic, options = {}) {
+    const { touch = false, signal } = checked("topic", options)
     return this.#call("GET", `/v0/topics/${encodeURIComponent(topic)}?touch=${touch}`, { signal })
   }
 
@@ -915,7 +1041,8 @@ export class Topics {
    * @param {{prefix?: string, pageSize?: number}} [options]
    * @returns {AsyncGenerator<TopicSummary, void>}
    */
-  topics({ prefix, pageSize = 1000 } = {}) {
+  topics(options = {}) {
+    const { prefix, pageSize = 1000 } = checked("topics", options)
     return this.#pages("/v0/topics", "topics", { prefix, page_size: pageSize })
   }
 
@@ -925,7 +1052,8 @@ export class Topics {
    * @param {{ifEmpty?: boolean}} [options]
    * @returns {Promise<boolean>}
    */
-  async dropTopic(topic, { ifEmpty = false } = {}) {
+  async dropTopic(topic, options = {}) {
+    const { ifEmpty = false } = checked("dropTopic", options)
     const query = ifEmpty ? "?if_empty=true" : ""
     return (await this.#call("DELETE", `/v0/topics/${encodeURIComponent(topic)}${query}`)).deleted
   }
@@ -959,7 +1087,7 @@ export class Topics {
    * @returns {Promise<number>}
    */
   async append(topic, data, options = {}) {
-    const { tag, node, meta, priority, delayMs, deliverAt, ...write } = options
+    const { tag, node, meta, priority, delayMs, deliverAt, ...write } = checked("append", options)
     const done = await this.appendMany(topic, [{ data, tag, node, meta, priority, delayMs, deliverAt }], write)
     return done.firstSeq
   }
@@ -972,11 +1100,11 @@ export class Topics {
    * @returns {Promise<Appended>}
    */
   async appendMany(topic, records, options = {}) {
-    const { signal, config, idempotencyKey = crypto.randomUUID(), ...rest } = options
+    const { signal, config, idempotencyKey = crypto.randomUUID(), ...rest } = checked("appendMany", options)
     const body = {
       ...wire({ ...rest, idempotencyKey }),
-      ...(config && { config: wire(config) }),
-      records: records.map((record) => ({ ...wire({ ...record, data: undefined }), data: record.data ?? null })),
+      ...(config && { config: wire(checked("config", config)) }),
+      records: wireRecords(records),
     }
     const path = `/v0/topics/${encodeURIComponent(topic)}?return_seqs=false`
     const done = await this.#call("POST", path, { body, signal, keyed: true })
@@ -998,7 +1126,7 @@ export class Topics {
    * @returns {Promise<Page>}
    */
   async diff(topic, options = {}) {
-    const { signal, waitMs = 0, includeTags = true, ...rest } = options
+    const { signal, waitMs = 0, includeTags = true, ...rest } = checked("diff", options)
     const page = await this.#call("POST", `/v0/topics/${encodeURIComponent(topic)}/diff`, {
       body: wire({ ...rest, includeTags, waitMs: waitMs || undefined }),
       signal,
@@ -1023,7 +1151,7 @@ export class Topics {
    * @returns {AsyncGenerator<TopicRecord|Gap, void>}
    */
   async *read(topic, options = {}) {
-    let { fromSeq = 0, epoch = null, fromTs } = options
+    let { fromSeq = 0, epoch = null, fromTs } = checked("read", options)
     for (;;) {
       const page = await this.diff(topic, { limit: 1000, ...options, fromSeq, epoch, fromTs })
       if (page.gap) yield page.gap
@@ -1046,7 +1174,7 @@ export class Topics {
    * @returns {AsyncGenerator<TopicRecord|Gap, void>}
    */
   async *scan(topic, options = {}) {
-    const { signal, includeTags = true, ...range } = options
+    const { signal, includeTags = true, ...range } = checked("scan", options)
     const backoff = new Backoff()
     for (;;) {
       try {
@@ -1109,8 +1237,8 @@ export class Topics {
    * @param {{beforeSeq?: number, match?: Match, seqs?: number[], epoch?: number, dryRun?: boolean}} which
    * @returns {Promise<{topic: string, deleted: number, earliest_seq: number, head_seq: number, count: number, bytes: number}>}
    */
-  delete(topic, which) {
-    return this.#call("POST", `/v0/topics/${encodeURIComponent(topic)}/delete`, { body: wire(which) })
+  async delete(topic, which) {
+    return this.#call("POST", `/v0/topics/${encodeURIComponent(topic)}/delete`, { body: wire(checked("delete", which)) })
   }
 
   /**
@@ -1119,8 +1247,9 @@ export class Topics {
    * @param {{fromSeq?: number, toSeq?: number, ranges?: number, signal?: AbortSignal}} [options]
    * @returns {Promise<{topic: string, epoch: number, head_seq: number, earliest_seq: number, archived_seq: number, from_seq: number, to_seq: number, resolution: number, ranges: {from_seq: number, to_seq: number, state: string, live?: number, deleted?: number, lost?: number}[], live: number, deleted: number, lost: number}>}
    */
-  timeline(topic, { signal, ...options } = {}) {
-    const query = Object.entries(wire(options)).map(([key, value]) => [key, String(value)])
+  async timeline(topic, options = {}) {
+    const { signal, ...window } = checked("timeline", options)
+    const query = Object.entries(wire(window)).map(([key, value]) => [key, String(value)])
     return this.#call("GET", `/v0/topics/${encodeURIComponent(topic)}/timeline?${new URLSearchParams(query)}`, { signal })
   }
 
@@ -1131,8 +1260,9 @@ export class Topics {
    * @param {{seq: number, epoch: number, trimmedSeq?: number}} position
    * @returns {Promise<{topic: string, epoch: number, archived_seq: number, head_seq: number, moved: boolean}>}
    */
-  reportArchived(topic, position) {
-    return this.#call("POST", `/v0/topics/${encodeURIComponent(topic)}/archived`, { body: wire(position) })
+  async reportArchived(topic, position) {
+    const body = wire(checked("reportArchived", position))
+    return this.#call("POST", `/v0/topics/${encodeURIComponent(topic)}/archived`, { body })
   }
 
   // --- consumers
@@ -1149,8 +1279,8 @@ export class Topics {
    * @param {{seq?: number, epoch?: number, ifSeq?: number|null, meta?: Record<string, any>, expireMs?: number, hold?: boolean, maxHoldBytes?: number} & CallOptions} [position]
    * @returns {Promise<{topic: string, consumer: string, created: boolean, epoch: number, seq: number, head_seq: number}>}
    */
-  putConsumer(topic, name, position = {}) {
-    const { meta, retries, signal, ...rest } = position
+  async putConsumer(topic, name, position = {}) {
+    const { meta, retries, signal, ...rest } = checked("putConsumer", position)
     const body = { ...wire(rest), ...(meta !== undefined && { meta }) }
     return this.#call("PUT", consumerPath(topic, name), { body, safe: position.ifSeq === undefined, retries, signal })
   }
@@ -1163,7 +1293,8 @@ export class Topics {
    * @param {{topic: string, consumer: string, seq: number}[]} commits
    * @returns {Promise<{committed: number, refused: {topic: string, consumer: string, code: string, message: string}[]}>}
    */
-  commit(commits) {
+  async commit(commits) {
+    for (const row of commits) checked("commit", row)
     return this.#call("POST", "/v0/consumers", { body: { commits } })
   }
 
@@ -1174,7 +1305,8 @@ export class Topics {
    * @param {CallOptions} [options]
    * @returns {Promise<ConsumerState>}
    */
-  consumer(topic, name, { retries, signal } = {}) {
+  async consumer(topic, name, options = {}) {
+    const { retries, signal } = checked("consumer", options)
     return this.#call("GET", consumerPath(topic, name), { retries, signal })
   }
 
@@ -1187,7 +1319,8 @@ export class Topics {
    * @param {{prefix?: string}} [options]
    * @returns {AsyncGenerator<ConsumerState, void>}
    */
-  consumers(topic = null, { prefix } = {}) {
+  consumers(topic = null, options = {}) {
+    const { prefix } = checked("consumers", options)
     const path = topic === null ? "/v0/consumers" : `/v0/topics/${encodeURIComponent(topic)}/consumers`
     return this.#pages(path, "consumers", { prefix, page_size: 1000 })
   }
@@ -1217,7 +1350,7 @@ export class Topics {
    * @returns {AsyncGenerator<TopicRecord|Gap, void>}
    */
   async *follow(topic, options = {}) {
-    const { cursor: given, fromSeq = 0, tail = false, waitForTopic = false, signal, onRetry, filter, epoch: known, ...view } = options
+    const { cursor: given, fromSeq = 0, tail = false, waitForTopic = false, signal, onRetry, filter, epoch: known, ...view } = checked("follow", options)
     const cursor = given instanceof ServerCursor ? given.in(this, topic, signal) : given
     /** @type {Position|null|undefined} */
     let position = null
@@ -1262,9 +1395,10 @@ export class Topics {
    * @returns {AsyncGenerator<TopicRecord|Gap, void>}
    */
   async *watch(wanted, options = {}) {
-    const { cursor, waitForTopic = false, signal, onRetry, ...view } = options
+    const { cursor, waitForTopic = false, signal, onRetry, ...view } = checked("watch", options)
     /** @type {Record<string, {fromSeq?: number, tail?: boolean, filter?: Match, epoch?: number, consumer?: string}>} */
     const named = Array.isArray(wanted) ? Object.fromEntries(wanted.map((name) => [name, {}])) : wanted
+    for (const start of Object.values(named)) checked("a topic of watch", start)
     /** @type {{id: string|null, epochs: Record<string, number>}} */
     let position = (await cursor?.load()) ?? { id: null, epochs: {} }
     const backoff = new Backoff()
@@ -1353,15 +1487,16 @@ export class Topics {
    * @param {{node: string, max?: number, leaseMs?: number, waitMs?: number} & CallOptions} options
    * @returns {Promise<Job[]>}
    */
-  async claim(queue, { signal, retries, ...options }) {
+  async claim(queue, options) {
+    const { signal, retries, ...wanted } = checked("claim", options)
     const answer = await this.#call("POST", `/v0/topics/${encodeURIComponent(queue)}/claim`, {
-      body: wire(options),
+      body: wire(wanted),
       signal,
       retries,
       safe: false,
-      timeoutMs: this.#timeoutMs + (options.waitMs ?? 0),
+      timeoutMs: this.#timeoutMs + (wanted.waitMs ?? 0),
     })
-    return answer.claimed.map((/** @type {any} */ job) => new Job(this, queue, options.node, job))
+    return answer.claimed.map((/** @type {any} */ job) => new Job(this, queue, wanted.node, job))
   }
 
   /**
@@ -1370,8 +1505,8 @@ export class Topics {
    * @param {{node: string, seqs: number[], leaseIds?: string[]} & CallOptions} held
    * @returns {Promise<{acked: number, skipped: number[], ready: number, in_flight: number}>}
    */
-  ack(queue, held) {
-    const { retries, signal, ...body } = held
+  async ack(queue, held) {
+    const { retries, signal, ...body } = checked("ack", held)
     return this.#call("POST", `/v0/topics/${encodeURIComponent(queue)}/ack`, { body: wire(body), retries, signal })
   }
 
@@ -1381,8 +1516,8 @@ export class Topics {
    * @param {{node: string, seqs: number[], leaseIds?: string[], delayMs?: number} & CallOptions} held
    * @returns {Promise<{nacked: number, skipped: number[], ready: number, in_flight: number}>}
    */
-  nack(queue, held) {
-    const { retries, signal, ...body } = held
+  async nack(queue, held) {
+    const { retries, signal, ...body } = checked("nack", held)
     return this.#call("POST", `/v0/topics/${encodeURIComponent(queue)}/nack`, { body: wire(body), retries, signal })
   }
 
@@ -1392,8 +1527,8 @@ export class Topics {
    * @param {{node: string, seqs: number[], leaseIds?: string[], leaseMs: number} & CallOptions} held
    * @returns {Promise<{extended: number, skipped: number[], deadlines: Record<string, number>}>}
    */
-  extend(queue, held) {
-    const { retries, signal, ...body } = held
+  async extend(queue, held) {
+    const { retries, signal, ...body } = checked("extend", held)
     return this.#call("POST", `/v0/topics/${encodeURIComponent(queue)}/extend`, { body: wire(body), retries, signal })
   }
 
@@ -1403,7 +1538,8 @@ export class Topics {
    * @param {{state?: "ready"|"in_flight"|"delayed"}} [options]
    * @returns {AsyncGenerator<ListedJob, void>}
    */
-  listJobs(queue, { state } = {}) {
+  listJobs(queue, options = {}) {
+    const { state } = checked("listJobs", options)
     return this.#pages(`/v0/topics/${encodeURIComponent(queue)}/jobs`, "jobs", { state, page_size: 1000 })
   }
 
@@ -1413,8 +1549,9 @@ export class Topics {
    * @param {{match?: Match, seqs?: number[], fromSeq?: number, limit?: number, dryRun?: boolean, deadLetter?: string}} [which]
    * @returns {Promise<{redriven: number, seqs: number[], dead_letter: string, next_from_seq: number, caught_up: boolean}>}
    */
-  redrive(queue, which = {}) {
-    return this.#call("POST", `/v0/topics/${encodeURIComponent(queue)}/redrive`, { body: wire(which), safe: false })
+  async redrive(queue, which = {}) {
+    const body = wire(checked("redrive", which))
+    return this.#call("POST", `/v0/topics/${encodeURIComponent(queue)}/redrive`, { body, safe: false })
   }
 
   /**
@@ -1431,7 +1568,7 @@ export class Topics {
    * @returns {AsyncGenerator<Job, void>}
    */
   async *jobs(queue, options = {}) {
-    const { node = workerName(), leaseMs = 30_000 } = options
+    const { node = workerName(), leaseMs = 30_000 } = checked("jobs", options)
     const claim = (/** @type {AbortSignal} */ stop) => this.claim(queue, { node, max: 1, leaseMs, waitMs: 20_000, signal: stop, retries: 0 })
     yield* jobLoop(options, async function* (stop) {
       while (!stop.aborted) for (const job of await claim(stop)) yield job
@@ -1449,7 +1586,7 @@ export class Topics {
    * @returns {AsyncGenerator<Job, void>}
    */
   async *pushedJobs(queue, options = {}) {
-    const { node = workerName(), leaseMs = 30_000 } = options
+    const { node = workerName(), leaseMs = 30_000 } = checked("pushedJobs", options)
     const query = new URLSearchParams({ node, max: "1", lease_ms: String(leaseMs) })
     const path = `/v0/topics/${encodeURIComponent(queue)}/work?${query}`
     const events = (/** @type {AbortSignal} */ stop) => this.#events(path, undefined, stop)
@@ -1484,7 +1621,7 @@ export class Topics {
     const {
       concurrency = 1, node = workerName(), leaseMs = 30_000, timeoutMs, signal, onStart, onDone, onError, onRetry,
       retryDelayMs = defaultDelayMs,
-    } = options
+    } = checked("work", options)
     /** @type {Set<Promise<void>>} */
     const running = new Set()
     const backoff = new Backoff()
@@ -1522,8 +1659,8 @@ export class Topics {
    * @param {{source: string, dest: string, filter?: Match|null, preserveNode?: boolean, preserveTag?: boolean, createDest?: boolean, allowCycle?: boolean, guarantee?: "at_least_once"|"exactly_once", fromSeq?: number, fromTs?: number}} config
    * @returns {Promise<RouterState & {created: boolean}>}
    */
-  putRouter(router, config) {
-    return this.#call("PUT", `/v0/routers/${encodeURIComponent(router)}`, { body: wire(config) })
+  async putRouter(router, config) {
+    return this.#call("PUT", `/v0/routers/${encodeURIComponent(router)}`, { body: wire(checked("putRouter", config)) })
   }
 
   /**
@@ -1541,7 +1678,7 @@ export class Topics {
    * @returns {AsyncGenerator<RouterSummary, void>}
    */
   routers(options = {}) {
-    return this.#pages("/v0/routers", "routers", { ...options, page_size: 1000 })
+    return this.#pages("/v0/routers", "routers", { ...checked("routers", options), page_size: 1000 })
   }
 
   /**
@@ -1559,8 +1696,9 @@ export class Topics {
    * @param {{source?: string, filter?: Match|null, fromSeq?: number, fromTs?: number}} [which]
    * @returns {Promise<{router: string, source: string, matched: number, bytes: number, scanned: number, first_seq: number|null, last_seq: number|null, head_seq: number}>}
    */
-  previewRouter(router, which = {}) {
-    return this.#call("POST", `/v0/routers/${encodeURIComponent(router)}/preview`, { body: wire(which) })
+  async previewRouter(router, which = {}) {
+    const body = wire(checked("previewRouter", which))
+    return this.#call("POST", `/v0/routers/${encodeURIComponent(router)}/preview`, { body })
   }
 
   // --- the server
@@ -1613,7 +1751,8 @@ export class Topics {
    * @param {{after?: number, queue?: string}} [options]
    * @returns {Promise<{interval_ms: number, capacity: number, columns: string[], rows: number[][]}>}
    */
-  samples({ after = 0, queue } = {}) {
+  async samples(options = {}) {
+    const { after = 0, queue } = checked("samples", options)
     return this.#call("GET", `/v0/samples?after=${after}${queue === undefined ? "" : `&queue=${encodeURIComponent(queue)}`}`)
   }
 
@@ -1639,7 +1778,8 @@ export class Topics {
    * @param {{onClose?: (event: any) => void}} [options]
    * @returns {Promise<Socket>}
    */
-  connect(options = {}) {
+  async connect(options = {}) {
+    checked("connect", options)
     if (!this.#WebSocket) {
       throw new TopicsError("this platform has no WebSocket: pass a class as new Topics(url, { WebSocket })", { code: "no_websocket" })
     }
@@ -1699,13 +1839,13 @@ export class Socket {
    * @returns {Promise<{firstSeq: number, lastSeq: number}>}
    */
   async publish(topic, records, options = {}) {
-    const { config, signal, ...rest } = options
+    const { config, signal, ...rest } = checked("socket.publish", options)
     const ack = await this.#ask("publish", {
       ...wire(rest),
-      ...(config && { config: wire(config) }),
+      ...(config && { config: wire(checked("config", config)) }),
       topic,
       return_seqs: false,
-      records: [records].flat().map((record) => ({ ...wire({ ...record, data: undefined }), data: record.data ?? null })),
+      records: wireRecords([records].flat()),
     })
     return { firstSeq: ack.first_seq, lastSeq: ack.last_seq }
   }
@@ -1716,7 +1856,7 @@ export class Socket {
    * @param {{fromSeq?: number, tail?: boolean, epoch?: number, filter?: Match, consumer?: string, node?: string|string[], includeTags?: boolean, includeMeta?: boolean, includeData?: boolean}} [options]
    */
   async subscribe(topic, options = {}) {
-    return (await this.#ask("subscribe", { include_tags: true, ...wire(options), topic })).topics
+    return (await this.#ask("subscribe", { include_tags: true, ...wire(checked("socket.subscribe", options)), topic })).topics
   }
 
   /**
@@ -1726,7 +1866,7 @@ export class Socket {
    * @param {{consumer?: string}} [options]
    */
   async commit(topic, seq, options = {}) {
-    await this.#ask("commit", { ...options, topic, seq })
+    await this.#ask("commit", { ...checked("socket.commit", options), topic, seq })
   }
 
   /**

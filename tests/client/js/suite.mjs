@@ -47,6 +47,33 @@ test("a parser of the caller reads answers, lines, events and messages", async (
   socket.close()
 })
 
+test("an option that a method does not have is an error", async () => {
+  const topic = name()
+  const says = (message) => (error) => error instanceof TypeError && error.message === message
+  await assert.rejects(topics.append(topic, 1, { key: "k" }), says('append: there is no option "key"; did you mean "idempotencyKey"?'))
+  await assert.rejects(topics.diff(topic, { from_seq: 1 }), says('diff: there is no option "from_seq"; did you mean "fromSeq"?'))
+  await assert.rejects(topics.follow(topic, { flter: "a" }).next(), says('follow: there is no option "flter"; did you mean "filter"?'))
+  await assert.rejects(topics.watch({ [topic]: { from: 1 } }).next(), says('a topic of watch: there is no option "from"; did you mean "fromSeq"?'))
+  assert.throws(() => topics.topics({ start: 1 }), says('topics: there is no option "start"; the options are prefix, pageSize'))
+  assert.throws(() => new Topics(url, { timeout: 5 }), says('new Topics: there is no option "timeout"; did you mean "timeoutMs"?'))
+  assert.throws(() => new client.ServerCursor("a", { expire: 5 }), says('new ServerCursor: there is no option "expire"; did you mean "expireMs"?'))
+  const bad = { noSuchThing: 1 }
+  const socket = globalThis.WebSocket ? await topics.connect() : null
+  const calls = [
+    () => topics.putTopic(topic, bad), () => topics.topic(topic, bad), () => topics.dropTopic(topic, bad), () => topics.appendMany(topic, [], bad),
+    () => topics.appendMany(topic, [{ data: 1, ...bad }]), () => topics.append(topic, 1, { config: bad }), () => topics.read(topic, bad).next(),
+    () => topics.scan(topic, bad).next(), () => topics.delete(topic, bad), () => topics.timeline(topic, bad), () => topics.reportArchived(topic, bad),
+    () => topics.putConsumer(topic, "a", bad), () => topics.commit([bad]), () => topics.consumer(topic, "a", bad), async () => topics.consumers(topic, bad),
+    () => topics.watch([topic], bad).next(), () => topics.claim(topic, bad), () => topics.ack(topic, bad), () => topics.nack(topic, bad),
+    () => topics.extend(topic, bad), async () => topics.listJobs(topic, bad), () => topics.redrive(topic, bad), () => topics.jobs(topic, bad).next(),
+    () => topics.pushedJobs(topic, bad).next(), () => topics.work(topic, () => {}, bad), () => topics.putRouter("a", bad),
+    async () => topics.routers(bad), () => topics.previewRouter("a", bad), () => topics.samples(bad), () => topics.connect(bad),
+    ...(socket ? [() => socket.publish(topic, [], bad), () => socket.subscribe(topic, bad), () => socket.commit(topic, 1, bad)] : []),
+  ]
+  for (const call of calls) await assert.rejects(call, /there is no option "noSuchThing"; the options are/, String(call))
+  socket?.close()
+})
+
 test("the same key appends once", async () => {
   const topic = name()
   await topics.appendMany(topic, [{ data: 1 }], { idempotencyKey: "k" })
