@@ -30,7 +30,10 @@ PASSED = "torture_passed"  # passed from the controller to its workers
 LAST = ("tests/spark/", "tests/security/test_fairness.py")  # heavy tests, then tests that need a quiet machine
 CPU = "cpu_seconds"
 # The server does not import these packages; the import contracts hold that. The tests of the server do not run them.
-BESIDE_THE_SERVER = ("client", "lake", "spark")
+BESIDE_THE_SERVER = (
+    "topics/client/", "topics/lake/", "topics/spark/",
+    "topics/cli/completion/", "topics/cli/looking/", "topics/cli/pipelines/", "topics/cli/queues/",
+)  # fmt: skip
 SERVER_TESTS = ("consumers", "engine", "faults", "live", "model", "queues", "routers", "server", "storage")
 VARIABLES = ("TORTURE", "TOPICS_FAULT_SEED", "TOPICS_FUZZ_SEED")  # choose how much of a test is played, and which part
 
@@ -253,7 +256,7 @@ class Code:
         folder = name.partition("::")[0].rpartition("/")[0]
         unused = BESIDE_THE_SERVER if f"{folder}/".startswith(tuple(f"tests/{area}/" for area in SERVER_TESTS)) else ()
         for path in self._files("src"):
-            if path.relative_to(self._root / "src").parts[1] not in unused:
+            if not path.relative_to(self._root / "src").as_posix().startswith(unused):
                 tree.update(self._file(path))
         for path in self._files(folder):
             tree.update(self._file(path))

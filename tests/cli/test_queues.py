@@ -138,7 +138,7 @@ def test_second_interrupt_ends_the_program_and_returns_its_job(cli: Cli, api: Ap
     with Terminal(cli, "queue", "work", "rude", "--", "sh", "-c", f"touch {tmp_path}/began; sleep 60") as terminal:
         wait_for((tmp_path / "began").exists)
         terminal.type("\x03")
-        time.sleep(0.1)  # two signals at once would be delivered as one
+        terminal.wait_for("interrupt again to end it now")
         assert terminal.interrupt() == 0
         assert "job 1: interrupted" in terminal.seen
     assert [job["state"] for job in jobs_of(api, "rude")] == ["ready"]

@@ -177,6 +177,7 @@ class Pool:
         lease_s = self.call.args.lease / 1000
         began = extended = time.monotonic()
         timeout_s = None if self.call.args.timeout is None else self.call.args.timeout / 1000
+        announced = False
         while True:
             try:
                 status = process.wait(0.05)
@@ -184,6 +185,9 @@ class Pool:
             except subprocess.TimeoutExpired:
                 pass
             now = time.monotonic()
+            if self.stopping.is_set() and not announced:
+                announced = True
+                self.call.screen.note(f"job {job.seq}: waiting until it ends; interrupt again to end it now", "yellow")
             if self.ending.is_set() or (timeout_s is not None and now - began > timeout_s):
                 _end(process)
                 return "interrupted" if self.ending.is_set() else f"timed out after {duration((now - began) * 1000)}"
