@@ -1,8 +1,8 @@
 """Data directories for tests of the operator commands: written by real servers, then copied and damaged."""
 
+import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from tests import forks
 from tests.conftest import WAIT_S, ServerProcess
 
 SMALL = {
@@ -112,9 +113,10 @@ class World:
         return kept
 
 
-def topics(*args: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "topics", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
+def topics(*args: object) -> subprocess.CompletedProcess[str]:
+    command = ["topics", *map(str, args)]
+    status, out, err = forks.run(command, {**os.environ}, b"", 60)
+    return subprocess.CompletedProcess(command, status, out.decode(), err.decode())
 
 
 def started_on(directory: Path, data: Path) -> dict[str, list[dict[str, Any]]]:
