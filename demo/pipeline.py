@@ -34,6 +34,7 @@ from topics.errors import Code, TopicsError
 
 RECORDS = 24_000  # to each topic
 BATCHES = 48  # in which they are written
+MOST_IN_A_REQUEST = 10_000  # unless the server has another limit
 SAMPLE_S = 0.05
 READ_S = 1.5  # duration of a read of the history, so that it shows in the picture
 READ_STEPS = 60
@@ -114,9 +115,9 @@ class Writer:
         self._batch = batch
         self.written, self.refused = 1, 0  # the topic has the first record already
 
-    def write(self, count: int, *, pause_s: float = 0.0) -> None:
+    def write(self, count: int, *, pause_s: float = 0.0, batch: int = 0) -> None:
         while count > 0 and not self._errors:
-            n = min(self._batch, count)
+            n = min(batch or self._batch, count)
             records = [{"data": {"n": self.written + at}, "tag": f"user-{(self.written + at) % 97}"} for at in range(n)]
             waits, before = self._watcher.now(), self.refused
             while not self._taken(records) and not self._errors:
@@ -234,7 +235,7 @@ def _write(url: str, watcher: Watcher, errors: list[BaseException], *, records: 
         writing.start()
         clicks.write(calm - 1)
         archived(two, "clicks", errors)
-        clicks.write(burst)  # at once, and more than the topic holds
+        clicks.write(burst, batch=MOST_IN_A_REQUEST)  # the archive cannot come between
         while clicks.written < records and not errors:
             archived(two, "clicks", errors)
             clicks.write(min(calm, records - clicks.written))
