@@ -96,6 +96,17 @@ def test_bad_url_is_refused_at_once(url: str) -> None:
         AsyncTopics(url)
 
 
+async def test_every_record_names_its_topic(topics: AsyncTopics, name: str) -> None:
+    await topics.put_topic(name, cap_records=2)
+    await topics.append_many(name, [NewRecord(data=n) for n in range(3)])
+    page = await topics.diff(name)
+    assert [record.topic for record in page.records] == [name, name]
+    assert page.gap is not None
+    assert page.gap.topic == name
+    for items in (topics.read(name), topics.scan(name), topics.follow(name), topics.watch([name])):
+        assert [item.topic for item in await take(items, 3)] == [name] * 3
+
+
 async def test_follow_resumes_from_a_file(topics: AsyncTopics, name: str, tmp_path: Path) -> None:
     cursor = FileCursor(tmp_path / "cursor")
     await topics.append_many(name, [NewRecord(data=n) for n in range(4)])

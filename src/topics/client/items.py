@@ -113,13 +113,11 @@ class Page(Struct):
         return None if self.tombstone is None else self.tombstone.gap(self.topic)
 
 
-def items_of(page: Page, topic: str) -> Iterator[Record | Gap]:
+def items_of(page: Page) -> Iterator[Record | Gap]:
     """Yield the gap of a page, then its records."""
-    if page.tombstone is not None:
-        yield page.tombstone.gap(topic)
-    for record in page.records:
-        record.topic = topic
-        yield record
+    if page.gap is not None:
+        yield page.gap
+    yield from page.records
 
 
 class NewRecord(Struct, omit_defaults=True, kw_only=True):

@@ -79,7 +79,6 @@ class _Follower:
 
 async def follow(client: AsyncRecordCalls, http: AsyncTransport, wanted: Following) -> AsyncIterator[Record | Gap]:
     """See `AsyncTopics.follow`."""
-    topic = wanted.topic
     async with aclosing(_pages(client, http, wanted)) as batches:
         async for batch in batches:
             if isinstance(batch, Gap):
@@ -87,7 +86,6 @@ async def follow(client: AsyncRecordCalls, http: AsyncTransport, wanted: Followi
                 continue
             traced = tracing.enabled()
             for record in batch:
-                record.topic = topic
                 if traced:
                     tracing.received(record)
                 yield record

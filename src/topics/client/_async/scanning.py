@@ -51,6 +51,9 @@ async def pieces(http: AsyncTransport, topic: str, wanted: ScanFields) -> AsyncG
         parser = ScanParser()
         async for chunk in chunks:
             for piece in parser.feed(chunk):
+                if isinstance(piece, list):
+                    for record in piece:
+                        record.topic = topic
                 yield piece
                 if isinstance(piece, ScanEnd):
                     return
@@ -67,7 +70,6 @@ async def scan(http: AsyncTransport, topic: str, wanted: ScanFields) -> AsyncIte
                     backoff.reset()
                     if isinstance(piece, list):
                         for record in piece:
-                            record.topic = topic
                             yield record
                     elif isinstance(piece, ScanTombstone):
                         yield piece.gap(topic)

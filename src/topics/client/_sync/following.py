@@ -80,7 +80,6 @@ class _Follower:
 
 def follow(client: RecordCalls, http: Transport, wanted: Following) -> Iterator[Record | Gap]:
     """See `Topics.follow`."""
-    topic = wanted.topic
     with closing(_pages(client, http, wanted)) as batches:
         for batch in batches:
             if isinstance(batch, Gap):
@@ -88,7 +87,6 @@ def follow(client: RecordCalls, http: Transport, wanted: Following) -> Iterator[
                 continue
             traced = tracing.enabled()
             for record in batch:
-                record.topic = topic
                 if traced:
                     tracing.received(record)
                 yield record

@@ -50,6 +50,9 @@ def pieces(http: Transport, topic: str, wanted: ScanFields) -> Generator[Piece, 
         parser = ScanParser()
         for chunk in chunks:
             for piece in parser.feed(chunk):
+                if isinstance(piece, list):
+                    for record in piece:
+                        record.topic = topic
                 yield piece
                 if isinstance(piece, ScanEnd):
                     return
@@ -66,7 +69,6 @@ def scan(http: Transport, topic: str, wanted: ScanFields) -> Iterator[Record | G
                     backoff.reset()
                     if isinstance(piece, list):
                         for record in piece:
-                            record.topic = topic
                             yield record
                     elif isinstance(piece, ScanTombstone):
                         yield piece.gap(topic)

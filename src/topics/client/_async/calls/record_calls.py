@@ -117,9 +117,12 @@ class AsyncRecordCalls(AsyncCalls):
                 max_batch_bytes=max_batch_bytes, include_meta=None if include_meta else False,
             ),
         }  # fmt: skip
-        return await self._http.call(
+        page = await self._http.call(
             "POST", topic_path(topic, "/diff"), Page, body=body, wait_ms=wait_ms, retries=retries
         )
+        for record in page.records:
+            record.topic = topic
+        return page
 
     async def read(
         self,
@@ -138,7 +141,7 @@ class AsyncRecordCalls(AsyncCalls):
         """
         while True:
             page = await self.diff(topic, from_seq=from_seq, epoch=epoch, node=node, filter=filter, from_ts=from_ts)
-            for item in items_of(page, topic):
+            for item in items_of(page):
                 yield item
             if page.caught_up:
                 return

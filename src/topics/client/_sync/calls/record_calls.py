@@ -118,7 +118,10 @@ class RecordCalls(Calls):
                 max_batch_bytes=max_batch_bytes, include_meta=None if include_meta else False,
             ),
         }  # fmt: skip
-        return self._http.call("POST", topic_path(topic, "/diff"), Page, body=body, wait_ms=wait_ms, retries=retries)
+        page = self._http.call("POST", topic_path(topic, "/diff"), Page, body=body, wait_ms=wait_ms, retries=retries)
+        for record in page.records:
+            record.topic = topic
+        return page
 
     def read(
         self,
@@ -137,7 +140,7 @@ class RecordCalls(Calls):
         """
         while True:
             page = self.diff(topic, from_seq=from_seq, epoch=epoch, node=node, filter=filter, from_ts=from_ts)
-            for item in items_of(page, topic):
+            for item in items_of(page):
                 yield item
             if page.caught_up:
                 return
