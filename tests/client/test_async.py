@@ -191,10 +191,49 @@ async def test_writer_waits_while_too_much_is_pending(topics: AsyncTopics, name:
 
 async def test_writer_fails_futures_of_records_that_cannot_be_written(topics: AsyncTopics, name: str) -> None:
     await topics.put_topic(name, type="queue")
-    async with topics.writer(f"{name}/bad") as writer:
-        future = await writer.append(1)
+    writer = topics.writer(f"{name}/bad")
+    future = await writer.append(1)
     with pytest.raises(errors.TopicsError):
         await future
+
+
+async def test_flush_raises_what_could_not_be_written(topics: AsyncTopics, name: str) -> None:
+    await topics.put_topic(name, cap_bytes=2000)
+    writer = topics.writer(name, max_records=2)
+    for data in ("a", "b", "x" * 5000, "c", "d"):
+        await writer.append(data)
+    with pytest.raises(errors.TopicsError) as caught:
+        await writer.flush()
+    assert caught.value.__notes__ == [f"2 records of {name} failed"]
+    await writer.flush()  # raised once
+    assert [record.data async for record in topics.read(name)] == ["a", "b", "d"]
+    await writer.append("e")
+    await writer.aclose()
+
+
+async def test_end_of_a_writer_raises_what_could_not_be_written(topics: AsyncTopics, name: str) -> None:
+    await topics.put_topic(name, cap_bytes=2000)
+    with pytest.raises(errors.TopicsError):
+        async with topics.writer(name) as writer:
+            await writer.append("x" * 5000)
+
+    async def fail() -> None:
+        async with topics.writer(name) as writer:
+            await writer.append("x" * 5000)
+            raise ValueError("the program's own")
+
+    with pytest.raises(ValueError, match="the program's own") as caught:
+        await fail()
+    [note] = caught.value.__notes__
+    assert note.startswith(f"The writer of {name} failed, too: ")
+
+
+async def test_writer_at_a_wrong_address_fails_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("topics.client.retry.LONGEST_S", 0.01)
+    async with AsyncTopics("http://127.0.0.1:9") as nowhere, asyncio.timeout(20):
+        with pytest.raises(errors.Unreachable):
+            async with nowhere.writer("log") as writer:
+                await writer.append(1)
 
 
 async def test_writer_sends_parts_to_a_server_that_takes_fewer_records(tmp_path: Path) -> None:
@@ -219,7 +258,9 @@ async def test_writer_reports_which_part_of_a_batch_failed() -> None:
 
     async with AsyncTopics(transport=httpx.MockTransport(answer)) as topics, topics.writer("log") as writer:
         futures = [await writer.append(n) for n in range(4)]
-        await writer.flush()
+        with pytest.raises(errors.TopicNotFound) as caught:
+            await writer.flush()
+    assert caught.value.__notes__ == ["2 records of log failed"]
     assert [future.result() for future in futures[:2]] == [7, 8]
     for future in futures[2:]:
         assert isinstance(future.exception(), errors.TopicNotFound)

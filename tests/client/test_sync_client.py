@@ -8,6 +8,7 @@ import pytest
 
 from tests.conftest import ServerProcess
 from topics.client import Job, Topics
+from topics.client.errors import TopicsError
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,6 +42,18 @@ def test_threads_write_and_work(server: ServerProcess, name: str) -> None:
         topics.run()
         assert sorted(done) == list(range(300))
         assert topics.topic(name).count == 0
+
+
+def test_flush_raises_in_threads_what_could_not_be_written(server: ServerProcess, name: str) -> None:
+    with Topics(server.url) as topics:
+        topics.put_topic(name, cap_bytes=2000)
+        writer = topics.writer(name)
+        writer.append("x" * 5000)
+        with pytest.raises(TopicsError):
+            writer.flush()
+        writer.append("x" * 5000)
+        with pytest.raises(TopicsError):
+            writer.close()
 
 
 def test_socket_and_follow_work_in_threads(server: ServerProcess, name: str) -> None:

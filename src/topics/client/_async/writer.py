@@ -17,7 +17,7 @@ from topics.client._async import tools
 from topics.client._async.transport import UNLIMITED, AsyncTransport, topic_path, with_query
 from topics.client.errors import BatchTooLarge, PayloadTooLarge
 from topics.client.items import Appended, NewRecord
-from topics.client.seqs import Seqs
+from topics.client.seqs import Failures, Seqs
 
 PAUSE_S = 0.005
 _encode = msgspec.json.Encoder().encode
@@ -46,6 +46,9 @@ class AsyncWriter:
     A batch goes out when it has `max_records` or `max_bytes`, or when its first record has waited `linger_ms`. A server
     that takes fewer records at a time gets it in parts. Each request has an idempotency key, so one whose answer was
     lost is sent again and written once. `append` waits while more than `max_pending_bytes` wait to be written.
+
+    A batch that cannot be written fails the futures of its records, and the next batch is sent. `flush` and the end of
+    the `with` block raise the first failure since the last `flush`, so a program that ignores the futures notices it.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class AsyncWriter:
         self._open: _Batch | None = None  # takes records
         self._full: deque[_Batch] = deque()  # wait to be sent
         self._sent: _Batch | None = None  # waits for its answer
+        self._failures = Failures()  # not raised yet
         self._pending_bytes = 0  # of all three
         self._plain = False  # whether records without tag and meta need no more than their data
         self._closing = False
@@ -87,7 +91,13 @@ class AsyncWriter:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.aclose()
+        if error is None:
+            await self.aclose()
+            return
+        try:
+            await self.aclose()
+        except Exception as failure:
+            error.add_note(f"The writer of {self._topic} failed, too: {failure}")
 
     async def append(
         self,
@@ -165,6 +175,9 @@ class AsyncWriter:
     async def flush(self) -> None:
         """Wait until every record that was appended so far is written or has failed.
 
+        Raise the first failure since the last `flush`, even if the future of the record was asked for it. A note of the
+        exception says how many records were not written. The futures of the others have their seqs.
+
         await writer.flush()
         """
         with self._lock:
@@ -172,15 +185,17 @@ class AsyncWriter:
         if last is not None:
             self._changed.set()
             await tools.wait_until_done(last.seqs)
+        self._failures.raise_first(self._topic)
 
     async def aclose(self) -> None:
-        """Write what is pending, and end. A `with` block does so by itself.
+        """Write what is pending, and end. A `with` block does so by itself. Raise a failure as `flush` does.
 
         await writer.aclose()
         """
         self._closing = True
         self._changed.set()
         await self._group.join()
+        self._failures.raise_first(self._topic)
 
     async def _send_batches(self) -> None:
         while True:
@@ -207,9 +222,15 @@ class AsyncWriter:
 
     async def _send(self, batch: _Batch) -> None:
         try:
-            batch.seqs.set_result(await self._written(batch.texts))
+            seqs = await self._written(batch.texts)
         except Exception as error:
+            self._failures.add([error] * len(batch.texts))
             batch.seqs.set_exception(error)
+            batch.seqs.exception()  # asyncio logs an exception that was not asked for; `flush` raises this one
+        else:
+            if not isinstance(seqs, range):
+                self._failures.add(seqs)
+            batch.seqs.set_result(seqs)
         with self._lock:
             self._sent = None
             self._pending_bytes -= batch.size_bytes
@@ -220,7 +241,8 @@ class AsyncWriter:
         self._requests += 1
         body = b'{"idempotency_key":"%b-%d","records":[%b]}' % (self._key, self._requests, b",".join(texts))
         try:
-            done = await self._http.call("POST", self._path, Appended, body=body, retries=UNLIMITED, keyed=True)
+            retries = None if self._http.retries is None else UNLIMITED
+            done = await self._http.call("POST", self._path, Appended, body=body, retries=retries, keyed=True)
         except (BatchTooLarge, PayloadTooLarge) as error:
             if len(texts) == 1:
                 raise

@@ -18,7 +18,7 @@ from topics.client._sync import tools
 from topics.client._sync.transport import UNLIMITED, Transport, topic_path, with_query
 from topics.client.errors import BatchTooLarge, PayloadTooLarge
 from topics.client.items import Appended, NewRecord
-from topics.client.seqs import Seqs
+from topics.client.seqs import Failures, Seqs
 
 PAUSE_S = 0.005
 _encode = msgspec.json.Encoder().encode
@@ -47,6 +47,9 @@ class Writer:
     A batch goes out when it has `max_records` or `max_bytes`, or when its first record has waited `linger_ms`. A server
     that takes fewer records at a time gets it in parts. Each request has an idempotency key, so one whose answer was
     lost is sent again and written once. `append` waits while more than `max_pending_bytes` wait to be written.
+
+    A batch that cannot be written fails the futures of its records, and the next batch is sent. `flush` and the end of
+    the `with` block raise the first failure since the last `flush`, so a program that ignores the futures notices it.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Writer:
         self._open: _Batch | None = None  # takes records
         self._full: deque[_Batch] = deque()  # wait to be sent
         self._sent: _Batch | None = None  # waits for its answer
+        self._failures = Failures()  # not raised yet
         self._pending_bytes = 0  # of all three
         self._plain = False  # whether records without tag and meta need no more than their data
         self._closing = False
@@ -88,7 +92,13 @@ class Writer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except Exception as failure:
+            error.add_note(f"The writer of {self._topic} failed, too: {failure}")
 
     def append(
         self,
@@ -166,6 +176,9 @@ class Writer:
     def flush(self) -> None:
         """Wait until every record that was appended so far is written or has failed.
 
+        Raise the first failure since the last `flush`, even if the future of the record was asked for it. A note of the
+        exception says how many records were not written. The futures of the others have their seqs.
+
         writer.flush()
         """
         with self._lock:
@@ -173,15 +186,17 @@ class Writer:
         if last is not None:
             self._changed.set()
             tools.wait_until_done(last.seqs)
+        self._failures.raise_first(self._topic)
 
     def close(self) -> None:
-        """Write what is pending, and end. A `with` block does so by itself.
+        """Write what is pending, and end. A `with` block does so by itself. Raise a failure as `flush` does.
 
         writer.close()
         """
         self._closing = True
         self._changed.set()
         self._group.join()
+        self._failures.raise_first(self._topic)
 
     def _send_batches(self) -> None:
         while True:
@@ -208,9 +223,15 @@ class Writer:
 
     def _send(self, batch: _Batch) -> None:
         try:
-            batch.seqs.set_result(self._written(batch.texts))
+            seqs = self._written(batch.texts)
         except Exception as error:
+            self._failures.add([error] * len(batch.texts))
             batch.seqs.set_exception(error)
+            batch.seqs.exception()  # asyncio logs an exception that was not asked for; `flush` raises this one
+        else:
+            if not isinstance(seqs, range):
+                self._failures.add(seqs)
+            batch.seqs.set_result(seqs)
         with self._lock:
             self._sent = None
             self._pending_bytes -= batch.size_bytes
@@ -221,7 +242,8 @@ class Writer:
         self._requests += 1
         body = b'{"idempotency_key":"%b-%d","records":[%b]}' % (self._key, self._requests, b",".join(texts))
         try:
-            done = self._http.call("POST", self._path, Appended, body=body, retries=UNLIMITED, keyed=True)
+            retries = None if self._http.retries is None else UNLIMITED
+            done = self._http.call("POST", self._path, Appended, body=body, retries=retries, keyed=True)
         except (BatchTooLarge, PayloadTooLarge) as error:
             if len(texts) == 1:
                 raise
