@@ -467,6 +467,8 @@ export class ServerCursor {
  * @property {boolean} [waitForTopic] wait for a topic that does not exist instead of throwing `TopicNotFound`
  * @property {AbortSignal} [signal] ends the loop
  * @property {(error: TopicsError, waitMs: number) => void} [onRetry] called before each new attempt
+ * @property {() => unknown} [onCaughtUp] called when the loop has processed everything up to the head: the first time, and
+ *   each time after it had fallen behind or lost its connection
  */
 /** A server. Methods throw a subclass of `TopicsError`. */
 export class Topics {
@@ -758,7 +760,7 @@ export class Topics {
      *     for await (const item of topics.watch({ orders: { tail: true }, "chat-*": {} })) …
      *
      * @param {string[]|Record<string, {fromSeq?: number, tail?: boolean, filter?: Match, epoch?: number, consumer?: string}>} wanted
-     * @param {Omit<FollowOptions, "fromSeq"|"epoch"|"tail"|"filter"|"cursor"> & {cursor?: Cursor<{id: string|null, epochs: Record<string, number>}>}} [options]
+     * @param {Omit<FollowOptions, "fromSeq"|"epoch"|"tail"|"filter"|"cursor"|"onCaughtUp"> & {cursor?: Cursor<{id: string|null, epochs: Record<string, number>}>}} [options]
      * @returns {AsyncGenerator<TopicRecord|Gap, void>}
      */
     watch(wanted: string[] | Record<string, {
@@ -767,7 +769,7 @@ export class Topics {
         filter?: Match;
         epoch?: number;
         consumer?: string;
-    }>, options?: Omit<FollowOptions, "fromSeq" | "epoch" | "tail" | "filter" | "cursor"> & {
+    }>, options?: Omit<FollowOptions, "fromSeq" | "epoch" | "tail" | "filter" | "cursor" | "onCaughtUp"> & {
         cursor?: Cursor<{
             id: string | null;
             epochs: Record<string, number>;
@@ -1457,4 +1459,9 @@ export type FollowOptions = {
      * called before each new attempt
      */
     onRetry?: ((error: TopicsError, waitMs: number) => void) | undefined;
+    /**
+     * called when the loop has processed everything up to the head: the first time, and
+     * each time after it had fallen behind or lost its connection
+     */
+    onCaughtUp?: (() => unknown) | undefined;
 };

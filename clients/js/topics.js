@@ -544,7 +544,7 @@ const OPTIONS = {
   commit: ["topic", "consumer", "seq"],
   consumer: CALL,
   consumers: ["prefix"],
-  follow: ["fromSeq", "epoch", "tail", "filter", ...VIEW],
+  follow: ["fromSeq", "epoch", "tail", "filter", "onCaughtUp", ...VIEW],
   watch: VIEW,
   "a topic of watch": START,
   claim: ["node", "max", "leaseMs", "waitMs", ...CALL],
@@ -847,6 +847,8 @@ function wire(fields) {
  * @property {boolean} [waitForTopic] wait for a topic that does not exist instead of throwing `TopicNotFound`
  * @property {AbortSignal} [signal] ends the loop
  * @property {(error: TopicsError, waitMs: number) => void} [onRetry] called before each new attempt
+ * @property {() => unknown} [onCaughtUp] called when the loop has processed everything up to the head: the first time, and
+ *   each time after it had fallen behind or lost its connection
  */
 
 /** A server. Methods throw a subclass of `TopicsError`. */
@@ -1350,7 +1352,7 @@ export class Topics {
    * @returns {AsyncGenerator<TopicRecord|Gap, void>}
    */
   async *follow(topic, options = {}) {
-    const { cursor: given, fromSeq = 0, tail = false, waitForTopic = false, signal, onRetry, filter, epoch: known, ...view } = checked("follow", options)
+    const { cursor: given, fromSeq = 0, tail = false, waitForTopic = false, signal, onRetry, onCaughtUp, filter, epoch: known, ...view } = checked("follow", options)
     const cursor = given instanceof ServerCursor ? given.in(this, topic, signal) : given
     /** @type {Position|null|undefined} */
     let position = null
@@ -1371,6 +1373,7 @@ export class Topics {
         for await (const { event, data } of this.#events(session.stream_url, view.heartbeatMs, signal)) {
           backoff.reset()
           if (event === "topic-deleted") break
+          if (event === "caught-up") await onCaughtUp?.()
           const items = itemsOf(event, data)
           if (!items) continue
           yield* items
@@ -1391,7 +1394,7 @@ export class Topics {
    *     for await (const item of topics.watch({ orders: { tail: true }, "chat-*": {} })) …
    *
    * @param {string[]|Record<string, {fromSeq?: number, tail?: boolean, filter?: Match, epoch?: number, consumer?: string}>} wanted
-   * @param {Omit<FollowOptions, "fromSeq"|"epoch"|"tail"|"filter"|"cursor"> & {cursor?: Cursor<{id: string|null, epochs: Record<string, number>}>}} [options]
+   * @param {Omit<FollowOptions, "fromSeq"|"epoch"|"tail"|"filter"|"cursor"|"onCaughtUp"> & {cursor?: Cursor<{id: string|null, epochs: Record<string, number>}>}} [options]
    * @returns {AsyncGenerator<TopicRecord|Gap, void>}
    */
   async *watch(wanted, options = {}) {

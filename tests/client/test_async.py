@@ -162,6 +162,27 @@ async def test_follow_waits_for_a_topic_if_asked(topics: AsyncTopics, name: str)
     assert [record.data for record in await reading] == [1]
 
 
+async def test_follow_reports_that_it_has_caught_up(topics: AsyncTopics, name: str) -> None:
+    await topics.append_many(name, [NewRecord(data=n) for n in range(5)])
+    seen: list[Any] = []
+
+    async def caught_up() -> None:
+        seen.append("head")
+        if seen.count("head") == 1:
+            await topics.append(name, "live")  # at the head: delivered without falling behind
+
+    async with asyncio.timeout(20):
+        async for item in topics.follow(name, page_records=2, on_caught_up=caught_up):
+            seen.append(item.seq)
+            if item.seq == 6:
+                await topics.append_many(name, [NewRecord(data=n) for n in range(3)])
+            if item.seq == 9:
+                await topics.append(name, "last")
+            if item.seq == 10:
+                break
+    assert seen == [1, 2, 3, 4, 5, "head", 6, 7, 8, 9, "head", 10]
+
+
 async def test_watch_follows_names_and_patterns(topics: AsyncTopics, name: str) -> None:
     await topics.put_topic(f"{name}.small", cap_records=1)
     await topics.append_many(f"{name}.small", [NewRecord(data=n) for n in range(3)])

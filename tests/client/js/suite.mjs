@@ -149,6 +149,18 @@ test("follow keeps its position on the server", async () => {
   assert.deepEqual((await take(topics.follow(topic, { cursor }), 1)).map((r) => r.data), [4])
 })
 
+test("follow reports that it has caught up", async () => {
+  const topic = name()
+  await topics.appendMany(topic, [1, 2, 3].map((data) => ({ data })))
+  const seen = []
+  const onCaughtUp = async () => { seen.push("head"); await topics.append(topic, 4) }
+  for await (const item of topics.follow(topic, { onCaughtUp })) {
+    seen.push(item.seq)
+    if (item.seq === 4) break
+  }
+  assert.deepEqual(seen, [1, 2, 3, "head", 4])
+})
+
 test("follow reports a topic that was created again", async () => {
   const topic = name()
   await topics.append(topic, "old")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from topics.client._async.calls.record_calls import AsyncRecordCalls
 
 OnRetry = Callable[[TopicsError, float], None] | None
+OnCaughtUp = Callable[[], object] | None
 SILENCE_SLACK_S = 5.0
 SCAN_RECORDS = 5_000  # a reader that is further behind catches up with a scan
 
@@ -45,6 +46,7 @@ class Following(Struct, kw_only=True, frozen=True):
     wait_ms: int
     wait_for_topic: bool
     on_retry: OnRetry
+    on_caught_up: OnCaughtUp
 
 
 class Watching(Struct, kw_only=True, frozen=True):
@@ -101,18 +103,21 @@ async def _pages(
     backoff = Backoff()
     existed = False
     may_scan = True
+    behind = wanted.on_caught_up is not None  # never set without a callback: a reader at the head waits at once
     while True:
         try:
             if follower is None:
                 follower = _Follower(place, await _first_position(http, wanted, place))
             page = await client.diff(
                 wanted.topic, from_seq=follower.position.seq, epoch=follower.position.epoch,
-                limit=wanted.page_records, wait_ms=wanted.wait_ms, node=wanted.node, filter=wanted.filter, retries=0,
+                limit=wanted.page_records, wait_ms=0 if behind else wanted.wait_ms, node=wanted.node,
+                filter=wanted.filter, retries=0,
             )  # fmt: skip
         except TopicsError as error:
             if not (error.retryable or (isinstance(error, TopicNotFound) and (existed or wanted.wait_for_topic))):
                 raise
             await _wait(backoff, error, wanted.on_retry)
+            behind = wanted.on_caught_up is not None
             continue
         backoff.reset()
         existed = True
@@ -121,6 +126,10 @@ async def _pages(
         if page.records:
             yield page.records
         await follower.reach(Position(page.next_from_seq, page.epoch))
+        if wanted.on_caught_up is not None:
+            if behind and page.caught_up:
+                await tools.result_of(wanted.on_caught_up())
+            behind = not page.caught_up
         if page.head_seq - page.next_from_seq < SCAN_RECORDS:
             may_scan = True
         elif may_scan:

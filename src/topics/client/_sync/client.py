@@ -98,6 +98,7 @@ class Topics(TopicCalls, RecordCalls, ConsumerCalls, QueueCalls, RouterCalls, Se
         wait_ms: int = 20_000,
         wait_for_topic: bool = False,
         on_retry: Callable[[TopicsError, float], None] | None = None,
+        on_caught_up: Callable[[], object] | None = None,
     ) -> Iterator[Record | Gap]:
         """Yield the records of a topic as they come, and a `Gap` wherever records were lost. Never ends by itself.
 
@@ -106,6 +107,8 @@ class Topics(TopicCalls, RecordCalls, ConsumerCalls, QueueCalls, RouterCalls, Se
         is skipped. A topic that was created again comes as a gap with the reason `recreated`. A topic that does not
         exist raises `TopicNotFound`, unless it existed before or `wait_for_topic` is set. `ServerCursor("billing")`
         keeps the position on the server, as a named consumer. `epoch` is the epoch that `from_seq` belongs to.
+        `on_caught_up()` is called when the loop has processed everything up to the head: the first time, and each time
+        after it had fallen behind or the server had not answered.
 
             for item in topics.follow("orders", cursor=FileCursor("orders.cursor")):
                 if isinstance(item, Gap): print("lost", item.first_seq, item.last_seq, item.reason)
@@ -114,6 +117,7 @@ class Topics(TopicCalls, RecordCalls, ConsumerCalls, QueueCalls, RouterCalls, Se
         start = following.Following(
             topic=topic, cursor=cursor, from_seq=from_seq, epoch=epoch, tail=tail, node=node, filter=filter,
             page_records=page_records, wait_ms=wait_ms, wait_for_topic=wait_for_topic, on_retry=on_retry,
+            on_caught_up=on_caught_up,
         )  # fmt: skip
         return following.follow(self, self._http, start)
 
