@@ -22,6 +22,9 @@ def test_bad():
 """
 
 
+long = pytest.mark.torture  # each test starts pytest twice
+
+
 class Project:
     """A directory with a package and three tests, one of which fails unless it is healed."""
 
@@ -64,7 +67,9 @@ def test_second_run_leaves_out_what_passed(project: Project) -> None:
     assert "test_good, 2 tests, 60 crash points" in second, "counts of all runs are added up"
 
 
-@pytest.mark.parametrize("path", ["src/topics/code.py", "src/topics/spark/code.py", "tests/part/helper.py"])
+@pytest.mark.parametrize(
+    "path", ["src/topics/code.py", "tests/part/helper.py", pytest.param("src/topics/spark/code.py", marks=long)]
+)
 def test_changed_code_runs_everything_again(tmp_path: Path, path: str) -> None:
     project = Project(tmp_path)
     project.run()
@@ -74,7 +79,11 @@ def test_changed_code_runs_everything_again(tmp_path: Path, path: str) -> None:
 
 @pytest.mark.parametrize(
     ("path", "again"),
-    [("src/topics/spark/code.py", 0), ("src/topics/engine/code.py", 1), ("tests/engine/helper.py", 1)],
+    [
+        ("src/topics/spark/code.py", 0),
+        ("src/topics/engine/code.py", 1),
+        pytest.param("tests/engine/helper.py", 1, marks=long),
+    ],
 )
 def test_code_that_no_server_imports_leaves_its_tests_passed(tmp_path: Path, path: str, again: int) -> None:
     (tmp_path / "tests/engine").mkdir(parents=True)

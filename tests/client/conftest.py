@@ -1,12 +1,13 @@
 """A server that the tests of the clients share, an async client of it, and a name for each test."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
 
 import pytest
 
 from tests.conftest import ServerProcess
-from topics.client import AsyncTopics
+from topics.client import AsyncJob, AsyncTopics
 
 _numbers = count(1)
 
@@ -34,3 +35,13 @@ async def topics(server: ServerProcess) -> AsyncIterator[AsyncTopics]:
     """An async client of the server."""
     async with AsyncTopics(server.url) as client:
         yield client
+
+
+async def until_extended(topics: AsyncTopics, job: AsyncJob) -> None:
+    """Wait until the server has a later deadline for a job than the one that it was claimed with."""
+    claimed_until = job.deadline
+    while True:
+        async for listed in topics.list_jobs(job.topic, state="in_flight"):
+            if listed.seq == job.seq and (listed.deadline or 0) > claimed_until:
+                return
+        await asyncio.sleep(0.02)

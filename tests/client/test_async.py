@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.client.conftest import until_extended
 from tests.conftest import ServerProcess
 from topics.client import AsyncTopics, FileCursor, Gap, MemoryCursor, NewRecord, Position, Record, Start, errors
 
@@ -328,10 +329,10 @@ async def test_lease_is_extended_while_the_handler_runs(topics: AsyncTopics, nam
     await topics.append(name, "long")
     deliveries: list[int] = []
 
-    @topics.worker(name, lease_ms=1500)
+    @topics.worker(name, lease_ms=4500)
     async def work(job: Any) -> None:
         deliveries.append(job.deliveries)
-        await asyncio.sleep(1.8)
+        await until_extended(topics, job)
         topics.stop()
 
     await asyncio.wait_for(topics.run(), 20)

@@ -77,13 +77,15 @@ async def test_new_consumer_begins_where_the_reader_says(topics: AsyncTopics, fi
 
 async def test_idle_reader_does_not_let_its_consumer_expire(topics: AsyncTopics, filled: str) -> None:
     reading = asyncio.ensure_future(
-        take(topics.follow(filled, cursor=ServerCursor("idle", expire_ms=1500), wait_ms=100), 11)
+        take(topics.follow(filled, cursor=ServerCursor("idle", expire_ms=6000), wait_ms=100), 11)
     )
     async with asyncio.timeout(LIMIT_S):
         while not [row async for row in topics.consumers(filled) if row.seq == 10]:
             await asyncio.sleep(0.02)
-    await asyncio.sleep(2.5)
-    assert (await topics.consumer(filled, "idle")).seq == 10
+        begun = (await topics.consumer(filled, "idle")).updated_ms
+        while (used := await topics.consumer(filled, "idle")).updated_ms == begun:
+            await asyncio.sleep(0.02)
+    assert used.seq == 10
     await topics.append(filled, "last")
     assert (await reading)[-1] == 11
 

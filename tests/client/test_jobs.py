@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.client.conftest import until_extended
 from tests.conftest import ServerProcess
 from topics.client import AsyncJob, AsyncTopics, NewRecord
 
@@ -82,10 +83,10 @@ async def test_body_that_acks_or_nacks_itself_is_not_corrected(topics: AsyncTopi
 async def test_lease_is_extended_while_the_body_runs(topics: AsyncTopics, queue: str, form: str) -> None:
     deliveries = []
     async with asyncio.timeout(LIMIT_S):
-        async for job in open_loop(topics, form, queue, lease_ms=1500):
+        async for job in open_loop(topics, form, queue, lease_ms=4500):
             deliveries.append(job.deliveries)
             if job.data == 0:
-                await asyncio.sleep(1.8)
+                await until_extended(topics, job)
             if len(deliveries) == 3:
                 topics.stop()
     assert deliveries == [1, 1, 1]
@@ -135,8 +136,19 @@ async def test_hooks_see_starts_results_and_errors(
     assert (await topics.topic(queue)).count == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("form", ["async worker", "async loop", "sync worker", "sync loop"])
+@pytest.mark.parametrize(
+    ("form", "number"),
+    [
+        ("async worker", signal.SIGTERM),
+        ("async loop", signal.SIGINT),
+        ("sync worker", signal.SIGINT),
+        ("sync loop", signal.SIGTERM),
+        pytest.param("async worker", signal.SIGINT, marks=pytest.mark.torture),
+        pytest.param("async loop", signal.SIGTERM, marks=pytest.mark.torture),
+        pytest.param("sync worker", signal.SIGTERM, marks=pytest.mark.torture),
+        pytest.param("sync loop", signal.SIGINT, marks=pytest.mark.torture),
+    ],
+)
 async def test_signal_lets_running_jobs_finish(
     topics: AsyncTopics, queue: str, form: str, number: signal.Signals, server: ServerProcess
 ) -> None:

@@ -18,6 +18,17 @@ async function take(items, count) {
   return found
 }
 
+/** Wait until the server has a later deadline for a job than the one that it was claimed with. */
+async function untilExtended(queue, job) {
+  const claimedUntil = job.deadline
+  for (;;) {
+    for await (const listed of topics.listJobs(queue, { state: "in_flight" })) {
+      if (listed.$seq === job.seq && listed.deadline > claimedUntil) return
+    }
+    await new Promise((resolve) => setTimeout(resolve, 20))
+  }
+}
+
 test("append returns seqs and read returns records", async () => {
   const topic = name()
   assert.equal(await topics.append(topic, { sku: "V60" }, { tag: "a", node: "till", meta: { k: 1 } }), 1)
@@ -234,9 +245,9 @@ test("a lease is extended while the handler runs", async () => {
   const deliveries = []
   await topics.work(queue, async (job) => {
     deliveries.push(job.deliveries)
-    await new Promise((resolve) => setTimeout(resolve, 1800))
+    await untilExtended(queue, job)
     stop.abort()
-  }, { leaseMs: 1500, signal: stop.signal })
+  }, { leaseMs: 4500, signal: stop.signal })
   assert.deepEqual(deliveries, [1])
 })
 
@@ -249,10 +260,10 @@ for (const [form, open] of [["claimed", (queue, options) => topics.jobs(queue, o
     await assert.rejects(failing(), /bad/)
     const stop = new AbortController()
     const seen = []
-    for await (const job of open(queue, { signal: stop.signal, leaseMs: 1500 })) {
+    for await (const job of open(queue, { signal: stop.signal, leaseMs: 4500 })) {
       seen.push(job.data)
       if (job.data === 0) assert.equal(job.deliveries, 2)
-      if (job.data === 1) await new Promise((resolve) => setTimeout(resolve, 1800))
+      if (job.data === 1) await untilExtended(queue, job)
       if (seen.length === 3) stop.abort()
     }
     assert.deepEqual(seen.sort(), [0, 1, 2]) // once each: the lease was extended
