@@ -27,15 +27,21 @@ os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run all tests with the Spark session in one worker: a session takes seconds to start and a gigabyte.
 
-    Those that start processes with sessions of their own go one after the other, wherever there is room.
+    With several workers they come first: they take the longest. Tests that start processes with sessions of their own
+    go one after the other, wherever there is room.
     """
+    sharing = []
     for item in items:
         if "tests/spark/" in item.path.as_posix():
             shares = "spark" in getattr(item, "fixturenames", ())
             item.add_marker(pytest.mark.xdist_group("spark" if shares else "spark-processes"))
+            sharing += [item] if shares else []
+    if hasattr(config, "workerinput"):
+        first = set(sharing)
+        items[:] = sharing + [item for item in items if item not in first]
 
 
 class ServerProcess:
