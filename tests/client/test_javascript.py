@@ -50,5 +50,9 @@ def test_types_fit_a_typescript_program(tmp_path: Path) -> None:
     flags = ["--strict", "--target", "es2022", "--module", "nodenext", "--lib", "es2023,dom,dom.iterable"]
     done = subprocess.run([compiler, "--noEmit", *flags, HERE / "sample.mts"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+    compared = subprocess.run(
+        [NODE or "node", HERE / "options.cjs", tmp_path / "node_modules" / "typescript"], capture_output=True, text=True
+    )
+    assert (compared.returncode, compared.stdout) == (0, ""), compared.stdout + compared.stderr
     subprocess.run([compiler, "-p", CLIENT, "--outDir", tmp_path / "out"], check=True, capture_output=True)
     assert (tmp_path / "out" / "topics.d.ts").read_text() == (CLIENT / "topics.d.ts").read_text(), "stale types"

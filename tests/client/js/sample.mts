@@ -6,7 +6,7 @@ const seq: number = await topics.append("orders", { sku: "V60" }, { tag: "order-
 const { firstSeq, deduped } = await topics.appendMany("orders", [{ data: 1 }, { data: [2], tag: "b" }])
 const cursor: Cursor<Position> = new FileCursor("orders.cursor")
 
-for await (const item of topics.follow("orders", { cursor, includeTags: true })) {
+for await (const item of topics.follow("orders", { cursor, includeTags: true, onCaughtUp: () => console.log("at the head") })) {
   if (item instanceof Gap) console.warn(item.firstSeq, item.lastSeq, item.reason)
   else console.log(item.seq, item.tag?.length, item.data)
 }
@@ -24,3 +24,5 @@ try {
 }
 // @ts-expect-error: a typing error is noticed
 await topics.putTopic("orders", { durability: "forever" })
+// @ts-expect-error: an option of another method
+await topics.append("orders", 1, { fromSeq: 1 })
