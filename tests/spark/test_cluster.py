@@ -117,4 +117,5 @@ def test_pipelines_run_on_a_cluster_by_master_and_by_spark_submit(
     assert "archive: wrote 1000 records of 1 topic" in pipeline(submit, tmp_path / "two.log", "archive", *where)
     assert "0 unexplained" in pipeline(plain, tmp_path / "three.log", "audit", *where, "--master", cluster.url)
     assert "0 unexplained" in pipeline(submit, tmp_path / "four.log", "audit", *where)
-    assert len(list(tmp_path.glob("work1/app-*"))) == 4, "executors of the cluster had no part in it"
+    applications = {folder.name for folder in tmp_path.glob("work*/app-*")}  # a short run may need one worker only
+    assert len(applications) == 4, "executors of the cluster had no part in it"
