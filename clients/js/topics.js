@@ -21,7 +21,7 @@ const FIRST_WAIT_MS = 100
 const MAX_WAIT_MS = 10_000
 const WATCHDOG_SLACK_MS = 5_000
 const FIRST_RETRIES = 5 // until the first answer: a wrong address fails within about three seconds
-const LEASE_RETRIES = 5 // a worker that was stopped ends within seconds, even if the server is away
+const BRIEFLY = -1 // retries of a worker, which ends within seconds if it is stopped while the server is away
 const NODE_FILES = /** @type {string} */ ("node:fs/promises") // a variable, so that bundlers for browsers leave it alone
 
 // --- errors
@@ -1005,6 +1005,7 @@ export class Topics {
    * @param {number} [retries]
    */
   #mostRetries(retries) {
+    if (retries === BRIEFLY) return this.#retries ?? FIRST_RETRIES
     return retries ?? this.#retries ?? (this.#answered ? Infinity : FIRST_RETRIES)
   }
 
@@ -2013,7 +2014,7 @@ function defaultDelayMs(deliveries) {
  */
 function keepLease(job, leaseMs, onLost) {
   const timer = setInterval(() => {
-    if (job.isOpen) job.extend(leaseMs, { retries: LEASE_RETRIES }).then((held) => held || !job.isOpen || onLost(), () => {})
+    if (job.isOpen) job.extend(leaseMs, { retries: BRIEFLY }).then((held) => held || !job.isOpen || onLost(), () => {})
   }, leaseMs / 3)
   return () => clearInterval(timer)
 }
@@ -2044,7 +2045,7 @@ async function* jobLoop({ leaseMs = 30_000, retryDelayMs = defaultDelayMs, signa
           } finally {
             endLease()
             // A failure is left alone: the job comes again when its lease ends.
-            if (job.isOpen) await (finished ? job.ack({ retries: LEASE_RETRIES }) : job.nack(retryDelayMs(job.deliveries), { retries: LEASE_RETRIES })).catch(() => {})
+            if (job.isOpen) await (finished ? job.ack({ retries: BRIEFLY }) : job.nack(retryDelayMs(job.deliveries), { retries: BRIEFLY })).catch(() => {})
             busy = false
           }
           if (signal?.aborted) return
@@ -2077,12 +2078,12 @@ async function runJob(job, handler, { leaseMs, timeoutMs, retryDelayMs, onStart,
     await Promise.race([handler(job, limit.signal), aborted])
   } catch (error) {
     onError?.(job, error)
-    if (job.isOpen) await job.nack(retryDelayMs(job.deliveries), { retries: LEASE_RETRIES }).catch(() => {})
+    if (job.isOpen) await job.nack(retryDelayMs(job.deliveries), { retries: BRIEFLY }).catch(() => {})
     return
   } finally {
     endLease()
     if (timer) clearTimeout(timer)
   }
-  if (job.isOpen) await job.ack({ retries: LEASE_RETRIES }).catch(() => {})
+  if (job.isOpen) await job.ack({ retries: BRIEFLY }).catch(() => {})
   onDone?.(job, performance.now() - began)
 }

@@ -23,6 +23,7 @@ Row = TypeVar("Row", bound="ListPage")
 
 PAGE_ROWS = 1000
 UNLIMITED = 1 << 30  # retries
+BRIEFLY = -1  # retries: the number of the client, or `FIRST_RETRIES` if it has none
 FIRST_RETRIES = 5  # until the first answer: a wrong address fails within about three seconds
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
@@ -125,11 +126,11 @@ class Transport:
 
         If neither says so, a client that has had an answer repeats a request for `retry_for_s`.
         """
-        if retries is not None:
+        if retries is not None and retries != BRIEFLY:
             return retries
         if self.retries is not None:
             return self.retries
-        return UNLIMITED if self._answered else FIRST_RETRIES
+        return UNLIMITED if self._answered and retries is None else FIRST_RETRIES
 
     def pages(self, path: str, kind: type[Row], **query: str | None) -> Iterator[Row]:
         """Yield the pages of a list."""

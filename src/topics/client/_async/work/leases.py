@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from topics.client._async import tools
 from topics.client._async.calls.job import AsyncJob
+from topics.client._async.transport import BRIEFLY
 from topics.client.errors import TopicsError
 
 if TYPE_CHECKING:
     from topics.client._async.calls.queue_calls import AsyncQueueCalls
 
 FIRST_DELAY_MS, LONGEST_DELAY_MS = 1_000, 300_000
-RETRIES = 5  # a worker that was stopped ends within seconds, even if the server is away
 
 log = logging.getLogger("topics.client.worker")
 
@@ -25,7 +25,10 @@ def default_delay_ms(deliveries: int) -> int:
 
 
 class AsyncLeases:
-    """The jobs that one worker holds. `keep` extends their leases until `end`."""
+    """The jobs that one worker holds. `keep` extends their leases until `end`.
+
+    A worker that was stopped ends within seconds, even if the server is away: its calls are repeated briefly.
+    """
 
     def __init__(
         self,
@@ -64,7 +67,7 @@ class AsyncLeases:
         try:
             answer = await self._client.extend(
                 self._topic, [job.seq for job in held], node=self._node, lease_ms=self._lease_ms,
-                lease_ids=[job.lease_id for job in held], retries=RETRIES,
+                lease_ids=[job.lease_id for job in held], retries=BRIEFLY,
             )  # fmt: skip
         except TopicsError as error:
             log.warning("leases of %s could not be extended: %s", self._topic, error)
@@ -77,7 +80,7 @@ class AsyncLeases:
     async def complete(self, job: AsyncJob) -> None:
         """Ack a job. A failure is logged: the job comes again when its lease ends."""
         try:
-            if not await job.ack(retries=RETRIES):
+            if not await job.ack(retries=BRIEFLY):
                 log.warning("job %d of %s: its lease had ended, or an earlier ack got through", job.seq, job.topic)
         except TopicsError as error:
             log.warning("job %d of %s is done, but its ack failed: %s", job.seq, job.topic, error)
@@ -85,6 +88,6 @@ class AsyncLeases:
     async def give_back(self, job: AsyncJob) -> None:
         """Nack a job with a delay that grows with its deliveries. A failure is logged."""
         try:
-            await job.nack(self._delay_ms(job.deliveries), retries=RETRIES)
+            await job.nack(self._delay_ms(job.deliveries), retries=BRIEFLY)
         except TopicsError as failure:
             log.warning("job %d of %s goes back when its lease ends: %s", job.seq, job.topic, failure)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from topics.client._sync import tools
 from topics.client._sync.calls.job import Job
+from topics.client._sync.transport import BRIEFLY
 from topics.client.errors import TopicsError
 
 if TYPE_CHECKING:
     from topics.client._sync.calls.queue_calls import QueueCalls
 
 FIRST_DELAY_MS, LONGEST_DELAY_MS = 1_000, 300_000
-RETRIES = 5  # a worker that was stopped ends within seconds, even if the server is away
 
 log = logging.getLogger("topics.client.worker")
 
@@ -26,7 +26,10 @@ def default_delay_ms(deliveries: int) -> int:
 
 
 class Leases:
-    """The jobs that one worker holds. `keep` extends their leases until `end`."""
+    """The jobs that one worker holds. `keep` extends their leases until `end`.
+
+    A worker that was stopped ends within seconds, even if the server is away: its calls are repeated briefly.
+    """
 
     def __init__(
         self,
@@ -65,7 +68,7 @@ class Leases:
         try:
             answer = self._client.extend(
                 self._topic, [job.seq for job in held], node=self._node, lease_ms=self._lease_ms,
-                lease_ids=[job.lease_id for job in held], retries=RETRIES,
+                lease_ids=[job.lease_id for job in held], retries=BRIEFLY,
             )  # fmt: skip
         except TopicsError as error:
             log.warning("leases of %s could not be extended: %s", self._topic, error)
@@ -78,7 +81,7 @@ class Leases:
     def complete(self, job: Job) -> None:
         """Ack a job. A failure is logged: the job comes again when its lease ends."""
         try:
-            if not job.ack(retries=RETRIES):
+            if not job.ack(retries=BRIEFLY):
                 log.warning("job %d of %s: its lease had ended, or an earlier ack got through", job.seq, job.topic)
         except TopicsError as error:
             log.warning("job %d of %s is done, but its ack failed: %s", job.seq, job.topic, error)
@@ -86,6 +89,6 @@ class Leases:
     def give_back(self, job: Job) -> None:
         """Nack a job with a delay that grows with its deliveries. A failure is logged."""
         try:
-            job.nack(self._delay_ms(job.deliveries), retries=RETRIES)
+            job.nack(self._delay_ms(job.deliveries), retries=BRIEFLY)
         except TopicsError as failure:
             log.warning("job %d of %s goes back when its lease ends: %s", job.seq, job.topic, failure)
