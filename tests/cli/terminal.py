@@ -86,6 +86,11 @@ class Running:
         assert self.process.stdout is not None
         return self.process.stdout.readline().decode().rstrip("\n")
 
+    def error_line(self) -> str:
+        """Return the next line of its standard error."""
+        assert self.process.stderr is not None
+        return self.process.stderr.readline().decode().rstrip("\n")
+
     def interrupt(self) -> Done:
         self.process.send_signal(signal.SIGINT)
         return self.wait()

@@ -251,6 +251,25 @@ def test_read_follows_on_a_terminal_and_shows_a_gap(cli: Cli) -> None:
         assert terminal.interrupt() == 130
 
 
+def test_read_from_after_the_head_prints_nothing_and_a_note(cli: Cli, capped: str) -> None:
+    done = cli.pipe("read", capped, "--from", "4000")
+    assert (done.status, done.out, done.err) == (0, "", "4,000 is after the head, 14\n")
+    assert cli.pipe("read", capped, "--from", "4000", "--to", "4001").out == ""
+    next_one = cli.pipe("read", capped, "--from", "15")
+    assert (next_one.status, next_one.out, next_one.err) == (0, "", "")
+    upto = cli.pipe("read", capped, "--from", "13", "--to", "99")
+    assert (seqs(upto), upto.err) == ([13, 14], "99 is after the head, 14\n")
+
+
+def test_read_follow_waits_for_a_seq_after_the_head(cli: Cli) -> None:
+    cli.pipe("append", "later", "1", "2")
+    with cli.start("read", "later", "--from", "5", "--to", "6", "-f", "--data") as running:
+        assert "5 is after the head, 2; waiting for it" in running.error_line()
+        cli.pipe("append", "later", "3", "4", "5", "6", "7")
+        assert [running.line(), running.line()] == ["5", "6"]
+        assert running.wait().status == 0
+
+
 # --- watch
 
 
@@ -283,6 +302,7 @@ def test_delete_counts_first_and_asks(cli: Cli) -> None:
     cli.pipe("append", "chat", "a", "b", "--tag", "ann:1")
     cli.pipe("append", "chat", "c", "--tag", "bob:1")
     assert only(cli.pipe("delete", "chat", "--tag", "ann:*", "--dry-run"))["deleted"] == 2
+    assert "would delete 2 records; 1 record left" in cli.tty("delete", "chat", "--tag", "ann:*", "-n").out
     refused = cli.pipe("delete", "chat", "--tag", "ann:*")
     assert (refused.status, "delete 2 records of chat needs a confirmation" in refused.err) == (2, True)
     shown = cli.tty("delete", "chat", "--tag", "ann:*", typed="y\n")

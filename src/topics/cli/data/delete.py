@@ -52,7 +52,9 @@ def _run(call: Call) -> int:
     answer.pop("performance", None)
     if call.screen.is_human:
         verb = "would delete" if call.args.dry_run else "deleted"
-        call.screen.line(f"{verb} {counted(answer['deleted'], 'record')}; {counted(answer['count'], 'record')} left")
+        # A dry run deletes nothing, so its answer still counts the records that match.
+        left = answer["count"] - (answer["deleted"] if call.args.dry_run else 0)
+        call.screen.line(f"{verb} {counted(answer['deleted'], 'record')}; {counted(left, 'record')} left")
     else:
         call.screen.json(answer)
     return EXIT_DONE

@@ -14,7 +14,7 @@ from topics.cli.connect.request import Request, get, given, tag_match, topic_pat
 from topics.cli.data import record_stream
 from topics.cli.data.record_stream import Position
 from topics.cli.output.failures import EXIT_DONE
-from topics.cli.output.records import print_gap, print_record
+from topics.cli.output.records import Gap, print_gap, print_record
 from topics.cli.output.units import parse_count, parse_duration, parse_positive, parse_time
 from topics.clock import SystemClock
 
@@ -36,7 +36,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     start.add_argument(
         "-n", "--last", metavar="N", type=parse_count, help="the last N records; 0 with -f: only new ones"
     )
-    parser.add_argument("--to", dest="last_seq", metavar="SEQ", type=parse_count, help="last seq to read [the head]")
+    parser.add_argument(
+        "--to", dest="last_seq", metavar="SEQ", type=parse_count, help="last seq to read [the head]; -f ends there"
+    )
     parser.add_argument("--limit", metavar="N", type=parse_positive, help="stop after N records")
     parser.add_argument("-f", "--follow", action="store_true", help="keep printing new records")
     parser.add_argument("--tag", metavar="TAG", help="only this tag; a trailing * matches the beginning")
@@ -61,16 +63,38 @@ def _request(args: Args, start: Position | None = None) -> Request:
 def _run(call: Call) -> int:
     printer = Printer(call)
     try:
-        if call.args.last is not None:
+        waiting = _after_head(call)
+        if waiting is not None:
+            position = waiting
+        elif call.args.last is not None:
             position = _read_last(call, printer)
         else:
             position = record_stream.scan(call, _request(call.args), _again(call), printer)
         if call.args.follow:
             call.screen.flush()
-            record_stream.follow(call, call.args.topic, position, _fields(call.args), printer)
+            first, last = call.args.first or 1, call.args.last_seq
+            sink = printer if first <= 1 and last is None else Window(printer, first, last)
+            record_stream.follow(call, call.args.topic, position, _fields(call.args), sink, until_seq=last)
     except Enough:
         pass
     return EXIT_DONE
+
+
+def _after_head(call: Call) -> Position | None:
+    """Note each seq of the options that is after the head. Return the head if `--from` is, so nothing can be read yet.
+
+    The server takes a cursor after the head for one of an earlier epoch and answers with the whole topic.
+    """
+    first, last = call.args.first or 0, call.args.last_seq or 0
+    if max(first, last) <= 1:
+        return None
+    state = call.server.json(get(topic_path(call.args.topic, touch=False)))
+    head = state["head_seq"]
+    then = "; waiting for it" if call.args.follow else ""
+    for seq in dict.fromkeys((first, last)):
+        if seq > head and (seq == last or seq > head + 1):
+            call.screen.note(f"{seq:,} is after the head, {head:,}{then}", "yellow")
+    return Position(head, state["epoch"]) if first > head + 1 else None
 
 
 def _again(call: Call) -> Any:
@@ -123,6 +147,32 @@ class Counted:
         self._kept.append((tombstone, False))
 
     def flush(self) -> None: ...
+
+
+class Window:
+    """Passes on the records from `first` to `last`, and the gaps that reach into this range.
+
+    A topic that was created again starts over at seq 1, so everything of the new epoch is passed on.
+    """
+
+    def __init__(self, sink: Printer, first: int, last: int | None) -> None:
+        self._sink, self._first, self._last = sink, first, last
+        self.flush = sink.flush
+
+    def block(self, lines: bytes) -> bool:
+        return False
+
+    def record(self, line: bytes) -> None:
+        seq = record_stream.seq_of(line)
+        if seq >= self._first and (self._last is None or seq <= self._last):
+            self._sink.record(line)
+
+    def gap(self, tombstone: bytes) -> None:
+        gap = msgspec.json.decode(tombstone, type=Gap)
+        if gap.reason == "recreated":
+            self._first = 1
+        if gap.gap_to >= self._first:
+            self._sink.gap(tombstone)
 
 
 class Printer:

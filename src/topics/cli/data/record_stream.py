@@ -138,10 +138,21 @@ class _Lines:
         raise Unreachable(url, "the answer was cut off")
 
 
-def follow(call: Call, topic: str, position: Position, fields: dict[str, Any], sink: Sink) -> None:
-    """Pass new records to the sink until interrupted. Continue after broken connections and restarts."""
+def follow(
+    call: Call,
+    topic: str,
+    position: Position,
+    fields: dict[str, Any],
+    sink: Sink,
+    *,
+    until_seq: int | None = None,
+) -> None:
+    """Pass new records to the sink, up to `until_seq` or until interrupted.
+
+    Continue after broken connections and restarts.
+    """
     lost_contact = False
-    while True:
+    while until_seq is None or position.seq < until_seq:
         body = {
             **fields,
             **given(from_seq=position.seq, epoch=position.epoch),
@@ -166,6 +177,11 @@ def follow(call: Call, topic: str, position: Position, fields: dict[str, Any], s
             sink.record(bytes(record))
         sink.flush()
         position = Position(page.next_from_seq, page.epoch)
+
+
+def seq_of(line: bytes) -> int:
+    """Return the seq of a record."""
+    return int(json.loads(line)["$seq"])
 
 
 def decode_page(body: bytes) -> _Page:
