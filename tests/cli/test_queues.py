@@ -51,7 +51,7 @@ def test_claim_without_a_job_has_its_own_exit_status(cli: Cli, api: Api) -> None
 
 def test_queue_commands_refuse_a_log(cli: Cli, api: Api) -> None:
     api("PUT", "/v0/topics/a-log", {})
-    for words in (("claim", "a-log"), ("work", "a-log", "--", "true")):
+    for words in (("claim", "a-log"), ("work", "a-log", "--", "true"), ("dead", "a-log"), ("redrive", "a-log")):
         done = cli.pipe("queue", *words)
         assert (done.status, "is a log, not a queue" in done.err, "queue ls" in done.err) == (1, True, True)
 
@@ -87,7 +87,7 @@ def test_work_acks_on_success_and_returns_failures(cli: Cli, api: Api, tmp_path:
         f'read -r line; echo "$TOPICS_SEQ $TOPICS_TAG $TOPICS_DELIVERIES $line" >> {seen}; test "$line" != \'"bad"\''
     )
     done = cli.pipe("queue", "work", "jobs", "--until-empty", "--", "sh", "-c", program)
-    assert (done.status, rows(done)) == (1, [{"topic": "jobs", "finished": 2, "returned": 1}])
+    assert (done.status, rows(done)) == (1, [{"topic": "jobs", "finished": 2, "returned": 1, "dead": 0}])
     assert seen.read_text().splitlines() == ['1 t0 1 {"n": 1}', '2 t1 1 "bad"', '3 t2 1 {"n": 3}']
     assert "job 2: exit status 1" in done.err
     [left] = rows(cli.pipe("queue", "peek", "jobs"))
@@ -102,7 +102,7 @@ def test_work_runs_programs_at_the_same_time(cli: Cli, api: Api, tmp_path: Path)
     done = cli.pipe(
         "queue", "work", "parallel", "-j", "2", "--until-empty", "--timeout", "20s", "--", "sh", "-c", program
     )
-    assert rows(done) == [{"topic": "parallel", "finished": 2, "returned": 0}], done
+    assert rows(done) == [{"topic": "parallel", "finished": 2, "returned": 0, "dead": 0}], done
 
 
 def test_work_extends_the_lease_while_a_program_runs(cli: Cli, api: Api, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_signal_lets_a_running_program_finish(cli: Cli, api: Api, tmp_path: Path
         running.process.send_signal(signal.SIGTERM)
         (tmp_path / "go").touch()
         done = running.wait()
-    assert (done.status, rows(done)) == (0, [{"topic": "polite", "finished": 1, "returned": 0}])
+    assert (done.status, rows(done)) == (0, [{"topic": "polite", "finished": 1, "returned": 0, "dead": 0}])
     assert [job["$seq"] for job in jobs_of(api, "polite")] == [2]
 
 
@@ -144,11 +144,25 @@ def test_second_interrupt_ends_the_program_and_returns_its_job(cli: Cli, api: Ap
     assert [job["state"] for job in jobs_of(api, "rude")] == ["ready"]
 
 
-def test_work_with_a_missing_program_returns_the_job(cli: Cli, api: Api) -> None:
+def test_work_with_a_missing_program_spends_no_delivery(cli: Cli, api: Api, tmp_path: Path) -> None:
     queue(api, "no-program", 1)
-    done = cli.pipe("queue", "work", "no-program", "--", "/no/such/program")
-    assert (done.status, "cannot be run: No such file" in done.err) == (2, True)
-    assert [job["state"] for job in jobs_of(api, "no-program")] in (["ready"], ["delayed"])
+    (tmp_path / "plain").write_text("")
+    for program, reason in (
+        ("/no/such/program", "No such file"), ("no-such-program", "No such file"),
+        (str(tmp_path / "plain"), "Permission denied"),
+    ):  # fmt: skip
+        done = cli.pipe("queue", "work", "no-program", "--", program)
+        assert (done.status, f"cannot be run: {reason}" in done.err, "next: " in done.err) == (2, True, True), done
+    assert [(job["state"], job["deliveries"]) for job in jobs_of(api, "no-program")] == [("ready", 0)]
+
+
+def test_work_reports_jobs_that_move_to_the_dead_letters(cli: Cli, api: Api) -> None:
+    queue(api, "dying", 1, max_deliveries=1, dead_letter="dying.dead")
+    done = cli.pipe("queue", "work", "dying", "--until-empty", "--", "false")
+    assert (done.status, rows(done)) == (1, [{"topic": "dying", "finished": 0, "returned": 0, "dead": 1}])
+    assert "; moved to dying.dead (delivery 1 of 1)" in done.err
+    assert len(rows(cli.pipe("queue", "dead", "dying"))) == 1
+    assert "dead ever" in cli.tty("queue", "ls", "dying").lines[0]
 
 
 def jobs_of(api: Api, name: str) -> list[Any]:

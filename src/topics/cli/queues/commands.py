@@ -45,7 +45,7 @@ def _run_ls(call: Call) -> int:
         for row in rows:
             call.screen.json(row)
     elif rows:
-        columns = ("queue", "ready>", "in flight>", "delayed>", "dead>", "lease>", "deliveries>", "dead letters")
+        columns = ("queue", "ready>", "in flight>", "delayed>", "dead ever>", "lease>", "deliveries>", "dead letters")
         call.screen.table(columns, [_queue_cells(row) for row in rows])
     else:
         call.screen.note("no queues; `topics create NAME --type queue` creates one")
@@ -76,6 +76,8 @@ LS = Command(
     ),
     request=_list,
     run=_run_ls,
+    details="`dead ever` counts all jobs that were moved to the dead letters since the queue was created, also those "
+    "that were moved back; `topics queue dead` lists the present ones.",
     examples="  topics queue ls\n",
 )
 

@@ -12,7 +12,7 @@ from topics.cli.output.ask import confirm
 from topics.cli.output.failures import EXIT_DONE, usage
 from topics.cli.output.screen import Styled
 from topics.cli.output.units import counted, moment, parse_positive, parse_seqs
-from topics.cli.queues.jobs import data_of, raw_jobs
+from topics.cli.queues.jobs import data_of, queue_state, raw_jobs
 from topics.clock import SystemClock
 
 PAGE_LETTERS = 1000
@@ -31,7 +31,7 @@ def _state(args: Args) -> Request:
 
 
 def _run_dead(call: Call) -> int:
-    state = call.server.json(_state(call.args))
+    state = queue_state(call)
     topic = state["config"]["dead_letter"]
     if topic is None:
         hint = f"set one: `topics config {call.args.queue} --dead-letter {call.args.queue}.dead --max-deliveries 3`"

@@ -1,11 +1,16 @@
-"""Jobs of an answer as encoded JSON, so that their data is printed as it was written."""
+"""The state of a queue, and jobs of an answer as encoded JSON, so that their data is printed as it was written."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import msgspec
 from msgspec import Raw
+
+from topics.cli.command import Call
+from topics.cli.connect.request import get, topic_path
+from topics.errors import Code, TopicsError
 
 
 class _Payload(msgspec.Struct):
@@ -29,3 +34,11 @@ def raw_jobs(body: bytes, member: str) -> list[bytes]:
         ]
     except msgspec.DecodeError:
         return [json.dumps(job).encode() for job in json.loads(body)[member]]
+
+
+def queue_state(call: Call) -> dict[str, Any]:
+    """Return the state of the queue that the arguments name. Raise `TopicsError` if the topic is a log."""
+    state: dict[str, Any] = call.server.json(get(topic_path(call.args.queue, touch=False)))
+    if state["type"] != "queue":
+        raise TopicsError(Code.NOT_A_QUEUE, f'topic "{call.args.queue}" is a log, not a queue')
+    return state

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -19,8 +20,8 @@ from topics.cli.connect.request import Request, get, post, topic_path
 from topics.cli.connect.server import Server
 from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED, Unreachable, usage
 from topics.cli.output.units import counted, duration, parse_duration, parse_positive
-from topics.cli.queues.jobs import raw_jobs
-from topics.errors import Code, TopicsError
+from topics.cli.queues.jobs import queue_state, raw_jobs
+from topics.errors import TopicsError
 
 WAIT_MS = 1000  # of a claim; also how long a stop waits for one
 PAUSE_S = 0.5
@@ -45,8 +46,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lease", metavar="DURATION", type=parse_duration, default=30_000, help="lease of a job [30s]")
     parser.add_argument("--timeout", metavar="DURATION", type=parse_duration, help="end a program after this time")
     parser.add_argument(
-        "--until-empty", action="store_true", help="end when no job is ready; exit status 1 if a job was returned"
-    )
+        "--until-empty", action="store_true",
+        help="end when no job is ready; exit status 1 if a job failed. A failed job comes back after a delay (1s, "
+        "doubling with each delivery), and the command does not wait for delayed jobs",
+    )  # fmt: skip
     parser.add_argument("--node", metavar="NODE", help="name of the worker [a new one for each run]")
 
 
@@ -59,10 +62,18 @@ def _claim(args: Args, node: str | None = None) -> Request:
 def _run(call: Call) -> int:
     if call.args.lease < 1000:
         raise usage("--lease must be 1s or more", "the lease is renewed while the program runs")
-    state = call.server.json(get(topic_path(call.args.queue, touch=False)))
-    if state["type"] != "queue":
-        raise TopicsError(Code.NOT_A_QUEUE, f'topic "{call.args.queue}" is a log, not a queue')
-    return Pool(call).run()
+    _check_program(call.args.command[0])
+    return Pool(call, queue_state(call)).run()
+
+
+def _check_program(program: str) -> None:
+    """Raise `Failure` if the program cannot be started. A claim would spend a delivery of the job."""
+    if shutil.which(program) is not None:
+        return
+    exists = os.sep in program and os.path.exists(program)
+    reason = "Permission denied" if exists else "No such file or directory"
+    step = f"make it executable: `chmod +x {program}`" if exists else "correct the name of the program after --"
+    raise usage(f"{program} cannot be run: {reason}; no job was claimed", step)
 
 
 class Pool:
@@ -71,12 +82,13 @@ class Pool:
     The first signal lets running programs finish; the second ends them, and their jobs go back to the queue.
     """
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, state: dict[str, Any]) -> None:
         self.call = call
+        self._config = state["config"]
         self.node = call.args.node or f"work-{os.urandom(4).hex()}"
         self.stopping = threading.Event()
         self.ending = threading.Event()
-        self.done = self.failed = 0
+        self.done = self.returned = self.dead = 0
         self.problem: Exception | None = None
         self._lock = threading.Lock()
 
@@ -95,12 +107,15 @@ class Pool:
         if self.problem is not None:
             raise self.problem
         self._report()
-        return EXIT_FAILED if self.failed and self.call.args.until_empty else EXIT_DONE
+        return EXIT_FAILED if (self.returned or self.dead) and self.call.args.until_empty else EXIT_DONE
 
     def _report(self) -> None:
-        summary = {"topic": self.call.args.queue, "finished": self.done, "returned": self.failed}
+        summary = {
+            "topic": self.call.args.queue, "finished": self.done, "returned": self.returned, "dead": self.dead
+        }  # fmt: skip
         if self.call.screen.is_human:
-            self.call.screen.line(f"finished {counted(self.done, 'job')}, returned {self.failed:,}")
+            moved = f", moved {self.dead:,} to {self._config['dead_letter']}" if self.dead else ""
+            self.call.screen.line(f"finished {counted(self.done, 'job')}, returned {self.returned:,}{moved}")
         else:
             self.call.screen.json(summary)
 
@@ -138,22 +153,41 @@ class Pool:
             answer = server.json(post(topic_path(self.call.args.queue, "ack"), held))
             if answer["skipped"]:
                 self.call.screen.warn(f"job {job.seq}: the lease had expired; another worker may run it again")
-            self._count(job, f"finished in {took}", ok=True)
+            with self._lock:
+                self.done += 1
+                self.call.screen.note(f"job {job.seq}: finished in {took}")
         else:
-            delay_ms = min(FIRST_DELAY_MS * 2 ** min(job.deliveries - 1, 10), LONGEST_DELAY_MS)
-            if self.ending.is_set():
-                delay_ms = 0
-            server.json(post(topic_path(self.call.args.queue, "nack"), {**held, "delay_ms": delay_ms}))
-            self._count(job, f"{problem} after {took}; returned (delivery {job.deliveries})", ok=False)
+            self._return(server, job, held, f"{problem} after {took}")
         return True
 
-    def _count(self, job: Job, text: str, *, ok: bool) -> None:
+    def _return(self, server: Server, job: Job, held: dict[str, Any], problem: str) -> None:
+        """Return a failed job to the queue. After its last delivery, the next claim moves it to the dead letters."""
+        self._refresh(server)
+        most, dead_letter = self._config["max_deliveries"], self._config["dead_letter"]
+        is_dead = bool(most) and dead_letter is not None and job.deliveries >= most
+        delay_ms = min(FIRST_DELAY_MS * 2 ** min(job.deliveries - 1, 10), LONGEST_DELAY_MS)
+        if is_dead or self.ending.is_set():
+            delay_ms = 0
+        answer = server.json(post(topic_path(self.call.args.queue, "nack"), {**held, "delay_ms": delay_ms}))
+        fate = "returned"
+        if answer["skipped"]:  # the lease expired while the program ran, so the server returned the job by itself
+            fate, is_dead = "its lease had expired", False
+        elif is_dead:
+            fate = f"the next claim moves it to {dead_letter}" if self.stopping.is_set() else f"moved to {dead_letter}"
         with self._lock:
-            if ok:
-                self.done += 1
+            if is_dead:
+                self.dead += 1
             else:
-                self.failed += 1
-            self.call.screen.note(f"job {job.seq}: {text}", "dim" if ok else "yellow")
+                self.returned += 1
+            count = f"{job.deliveries} of {most}" if most and dead_letter is not None else f"{job.deliveries}"
+            self.call.screen.note(f"job {job.seq}: {problem}; {fate} (delivery {count})", "yellow")
+
+    def _refresh(self, server: Server) -> None:
+        """Read the configuration of the queue again. Keep the last one if the server does not answer."""
+        try:
+            self._config = server.json(get(topic_path(self.call.args.queue, touch=False)))["config"]
+        except (Unreachable, TopicsError):
+            pass
 
     def _execute(self, server: Server, job: Job) -> str | None:
         """Run the program with the data on standard input. Return None if it succeeded, else what went wrong."""
