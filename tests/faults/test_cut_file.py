@@ -21,6 +21,8 @@ def test_truncated_segment_loses_its_own_records_only(start_server: StartServer,
     for _ in range(RECORDS // len(rows)):
         assert ask(server.port, "", {"records": rows})["count"] == len(rows)
     path = wait_for(lambda: next(iter(sorted(data.glob("segments/*/*01.seg"))), None))
+    # A later snapshot refers to the file, so the server reads from it. Before that it still has the records in memory.
+    wait_for(lambda: any(_is_later(one, path) for one in data.glob("snapshots/*.snap")))
     wanted = {"from_seq": 0, "limit": WHOLE, "max_batch_bytes": 4 << 20}
     for _ in range(3):
         assert len(ask(server.port, "/diff", wanted)["records"]) == WHOLE
@@ -43,6 +45,13 @@ def test_truncated_segment_loses_its_own_records_only(start_server: StartServer,
     rest = ask(server.port, "/diff", {"from_seq": 2_000, "limit": 1_000, "max_batch_bytes": 4 << 20})
     assert [row["$seq"] for row in rest["records"]] == list(range(2_001, 3_001))
     server.kill()  # `stop` would fail: the log reports the damage
+
+
+def _is_later(one: Path, other: Path) -> bool:
+    try:
+        return one.stat().st_mtime_ns > other.stat().st_mtime_ns
+    except FileNotFoundError:  # an old snapshot is removed
+        return False
 
 
 def ask(port: int, verb: str, body: dict) -> dict:

@@ -36,7 +36,7 @@ CONDITIONS: dict[str, Callable[[Any], object]] = {
 FEW = {text: CONDITIONS[text] for text in ("topic LIKE 'f.t%'", "seq > 5 AND seq <= 9", "tag LIKE 'x%'", "tag IS NULL")}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # the tests of this file run in two groups, on one server
 def filled(server: ServerProcess) -> str:
     with Client(server.url) as client:
         for name in ("f.one", "f.two", "f.three"):
