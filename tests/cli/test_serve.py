@@ -366,3 +366,12 @@ def test_logs_contain_no_tokens_or_exception_messages(tmp_path: Path):
         code, out, err = server.ended()
     assert (answer.status_code, code) == (500, 0)
     assert "s3cret" not in out + err + answer.text
+
+
+def test_data_directory_in_use_is_refused_before_the_address_is_printed(tmp_path: Path):
+    data = tmp_path / "data"
+    with serving(tmp_path, "serve", command=TOPICS, TOPICS_DATA_DIR=str(data)):
+        done = finished([*TOPICS, "serve"], TOPICS_PORT="0", TOPICS_DATA_DIR=str(data), TOPICS_LOG_FORMAT="json")
+    assert (done.returncode, done.stdout) == (1, "")
+    [failure] = [event for event in events(done.stderr) if event["event"] == "cannot_start"]
+    assert "is held by pid" in str(failure["reason"])

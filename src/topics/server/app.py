@@ -31,7 +31,7 @@ from topics.server.loop.runtime import Runtime
 from topics.server.loop.samples import Samples
 from topics.server.loop.shared_answers import SharedAnswers
 from topics.server.loop.sliced_work import Slices
-from topics.server.loop.storage import Storage
+from topics.server.loop.storage import Storage, open_directory
 from topics.server.loop.throttle import Throttle
 from topics.server.loop.traffic import Traffic
 from topics.server.push.dispatcher import Dispatcher
@@ -67,6 +67,7 @@ class TopicsApp:
         self.answer = self.requests.answer
         self.abandon = self.requests.abandon
         self._recovered = False
+        self._datadir = open_directory(settings)  # before the server says that it listens
 
     @property
     def http(self) -> HttpServer | None:
@@ -82,9 +83,9 @@ class TopicsApp:
         settings = self.settings
         state = State(segments=segment_limits_of(settings), max_keys=settings.max_idempotency_keys)
         storage = None
-        if settings.data_dir is not None:
+        if self._datadir is not None:
             on_progress = self.startup.note_progress
-            storage = await Storage.open(settings, self.clock, self.loop, state, on_progress=on_progress)
+            storage = await Storage.open(settings, self.clock, self.loop, self._datadir, state, on_progress=on_progress)
         self.serve(state, storage)
 
     def serve(self, state: State, storage: Storage | None = None) -> None:

@@ -70,6 +70,18 @@ def test_backup_counts_what_is_only_in_the_log_and_is_healthy(tmp_path: Path):
     assert restored.stdout.startswith(f"restored 2 topics, 6 records to {tmp_path / 'restored'}")
 
 
+def test_backup_of_a_routed_topic_has_no_losses(tmp_path: Path):
+    with serving(tmp_path / "server", tmp_path / "data") as server, client(server) as http:
+        append(http, "s", 5)
+        http.put("/v0/routers/r", json={"source": "s", "dest": "d", "from_seq": 0}).raise_for_status()
+        append(http, "s", 1)
+        assert topics("backup", tmp_path / "data", tmp_path / "backup").returncode == 0
+    report = json.loads(topics("verify", tmp_path / "backup", "--json").stdout)
+    assert [(topic["topic"], topic["head_seq"], topic["lost"]) for topic in report["topics"]] == [
+        ("d", 6, {}), ("s", 6, {}),
+    ]  # fmt: skip
+
+
 def test_verify_refuses_an_open_directory_and_names_its_owner(tmp_path: Path):
     with serving(tmp_path / "server", tmp_path / "data") as server:
         done = topics("verify", tmp_path / "data")

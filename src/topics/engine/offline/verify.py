@@ -388,9 +388,9 @@ class _Verifier:
         if found.durability != "ephemeral" and topic.head > known_head:
             found.skipped, found.head_seq = topic.head - known_head, known_head
             found.earliest_seq = min(found.earliest_seq, known_head + 1)
-            found.lost["restart"] -= found.skipped
-            if not found.lost["restart"]:
-                del found.lost["restart"]
+            for first, last, reason in topic.losses.runs:  # `source_trim` where a router copies what its source skips
+                found.lost[reason] -= max(last - max(first - 1, known_head), 0)
+            found.lost = {reason: count for reason, count in found.lost.items() if count}
 
     def _note_skipped(self) -> None:
         """Note that a start skips seqs: after a power loss they may have been assigned, in a backup they were not."""

@@ -76,6 +76,15 @@ def _call(done: Done, error: Exception | None) -> None:
     done(error)
 
 
+def open_directory(settings: Settings) -> DataDir | None:
+    """Lock the data directory of this server, and return it. Raise `DataDirError` if it cannot be used."""
+    if settings.data_dir is None:
+        return None
+    datadir = DataDir(RealFs(maps=settings.tls_cert is None), str(settings.data_dir))
+    datadir.open()
+    return datadir
+
+
 class Storage:
     """The store of a running server, its threads and its timers."""
 
@@ -112,18 +121,17 @@ class Storage:
         settings: Settings,
         clock: Clock,
         loop: asyncio.AbstractEventLoop,
+        datadir: DataDir,
         state: State,
         *,
         on_progress: Callable[[float], None],
     ) -> Storage:
-        """Lock the data directory and recover `state` from it on a thread, so that probes are answered meanwhile.
+        """Recover `state` from the data directory on a thread, so that probes are answered meanwhile.
 
         Call `on_progress` on that thread with the share of the log that is replayed. Until this returns, only that
         thread may use `state`.
         """
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        datadir = DataDir(RealFs(maps=settings.tls_cert is None), str(settings.data_dir))
-        await asyncio.to_thread(datadir.open)
         storage = cls(settings, clock, loop, datadir, state)
 
         cancelled = False
