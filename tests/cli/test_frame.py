@@ -94,7 +94,19 @@ def test_no_server_is_its_own_exit_status(home: Cli) -> None:
     done = home.pipe("ls", "--url", "http://127.0.0.1:1")
     assert (done.status, done.out) == (4, "")
     assert "topics: no answer from http://127.0.0.1:1: Connection refused" in done.err
-    assert "next: start a server with `topics serve`" in done.err
+    assert "next: start a server with `topics serve --port 1`, or correct --url\n" in done.err
+
+
+def test_next_step_without_a_server_names_what_gave_the_address(home: Cli) -> None:
+    start = "next: start a server with `topics serve --port 1`, or "
+    home.pipe("context", "add", "none", "--url", "http://127.0.0.1:1")
+    assert f"{start}name another with --url or `topics context use`\n" in home.pipe("ls").err
+    assert f"{start}correct --context\n" in home.pipe("ls", "-c", "none").err
+    for env in ({"TOPICS_URL": "http://127.0.0.1:1"}, {"TOPICS_CONTEXT": "none"}):
+        assert f"{start}correct or unset {next(iter(env))}, which gave this" in home.pipe("ls", **env).err
+    doctor = [json.loads(line) for line in home.pipe("doctor").lines]
+    [fix] = [row["fix"] for row in doctor if row["check"] == "server"]
+    assert "`topics serve --port 1`" in fix
 
 
 def test_bad_url_is_a_usage_error(home: Cli) -> None:

@@ -190,7 +190,9 @@ def test_routers_are_previewed_created_listed_and_removed(cli: Cli, api: Api) ->
     wait_for(lambda: rows(cli.pipe("router", "ls", "eu"))[0]["forwarded_total"] == 1)
     assert [row["data"] for row in rows(cli.pipe("read", "src-eu"))] == [1]
     shown = cli.tty("router", "ls", "--source", "src")
-    assert shown.lines[1].split()[:5] == ["eu", "src", "src-eu", "0", "1"]
+    assert shown.lines[1].split()[:6] == ["eu", "src", "src-eu", "eu:*", "0", "1"]
+    assert rows(cli.pipe("router", "ls", "eu"))[0]["filter"] == ["tag", "Glob", "eu:*"]
+    assert "usage: topics router create [options] ROUTER --from TOPIC --to TOPIC\n" in cli.pipe("router", "create").err
     cycle = cli.pipe("router", "create", "back", "--from", "src-eu", "--to", "src")
     assert (cycle.status, "--allow-cycle" in cycle.err) == (1, True)
     assert cli.pipe("router", "rm", "eu").status == 2

@@ -78,12 +78,14 @@ def _wrapped(text: str) -> str:
 
 
 def _names_of_arguments(parser: argparse.ArgumentParser) -> str:
-    """Return the arguments as a usage line shows them: `TOPIC DATA…`, `[PATTERN]`."""
+    """Return the arguments and required options as a usage line shows them: `TOPIC DATA…`, `ROUTER --from TOPIC`."""
     shapes = {"?": "[{}]", "+": "{}…", "*": "[{}…]"}
-    return " ".join(
+    names = [
         shapes.get(str(action.nargs), "{}").format(action.metavar or action.dest)
         for action in parser._get_positional_actions()
-    )
+    ]
+    required = [action for action in parser._get_optional_actions() if action.required]
+    return " ".join(names + [f"{action.option_strings[-1]} {action.metavar}" for action in required])
 
 
 def execute(command: Command, args: Args) -> int:

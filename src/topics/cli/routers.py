@@ -12,6 +12,7 @@ from topics.cli.output.ask import confirm
 from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND
 from topics.cli.output.screen import Styled
 from topics.cli.output.units import count, counted, parse_count, size
+from topics.errors import Code, TopicsError
 
 
 def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
@@ -40,7 +41,26 @@ def _list(args: Args) -> Request:
     return get(router_path(prefix=args.router, source=args.source, dest=args.dest))
 
 
-def _show_list(call: Call, rows: list[Mapping[str, Any]]) -> None:
+def _run_ls(call: Call) -> int:
+    """List the routers, each with its filter, which the list of the server leaves out."""
+    rows = []
+    for row in call.server.rows(_list(call.args), "routers"):
+        try:
+            found = call.server.json(get(router_path(row["router"])))
+        except TopicsError as error:
+            if error.code is not Code.ROUTER_NOT_FOUND:  # removed since it was listed
+                raise
+        else:
+            rows.append({**row, "filter": found["filter"]})
+    if call.screen.is_human:
+        _show_list(call, rows)
+    else:
+        for row in rows:
+            call.screen.json(row)
+    return EXIT_DONE
+
+
+def _show_list(call: Call, rows: list[dict[str, Any]]) -> None:
     if not rows:
         call.screen.note("no routers; `topics router create NAME --from TOPIC --to TOPIC` creates one")
         return
@@ -49,6 +69,7 @@ def _show_list(call: Call, rows: list[Mapping[str, Any]]) -> None:
             Styled(row["router"], "bold"),
             row["source"],
             row["dest"],
+            row["filter"][2] if row["filter"] else "all",
             Styled(count(row["lag"]), "yellow" if row["lag"] else "dim"),
             count(row["forwarded_total"]),
             row["guarantee"].replace("_", " "),
@@ -56,7 +77,7 @@ def _show_list(call: Call, rows: list[Mapping[str, Any]]) -> None:
         )
         for row in rows
     ]
-    call.screen.table(("router", "from", "to", "lag>", "copied>", "guarantee", "problem"), cells)
+    call.screen.table(("router", "from", "to", "tags", "lag>", "copied>", "guarantee", "problem"), cells)
 
 
 LS = Command(
@@ -64,8 +85,8 @@ LS = Command(
     help="list routers with their lag",
     arguments=_ls_arguments,
     request=_list,
-    show=_show_list,
-    rows="routers",
+    run=_run_ls,
+    examples="  topics router ls\n  topics router ls --source orders | jq .lag\n",
 )
 
 

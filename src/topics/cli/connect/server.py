@@ -11,7 +11,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from topics.cli.connect.request import JSON, Request
-from topics.cli.connect.target import Target
+from topics.cli.connect.target import Target, next_step_of
 from topics.cli.output.failures import Unreachable
 from topics.errors import BY_WIRE, Code, TopicsError
 
@@ -107,9 +107,13 @@ class Server:
             while chunk := response.read1(CHUNK_BYTES):
                 yield chunk
         except (OSError, http.client.HTTPException) as error:
-            raise Unreachable(self.target.url, _reason(error)) from error
+            raise self.unreachable(_reason(error)) from error
         finally:
             connection.close()
+
+    def unreachable(self, cause: str) -> Unreachable:
+        """Return the failure of a request without a complete answer."""
+        return Unreachable(self.target.url, cause, next_step_of(self.target))
 
     # --- inside
 
@@ -124,7 +128,7 @@ class Server:
             except (OSError, http.client.HTTPException) as error:
                 self.close()
                 if not kept or not request.safe:
-                    raise Unreachable(self.target.url, _reason(error)) from error
+                    raise self.unreachable(_reason(error)) from error
                 kept = False  # the server closed a connection that was idle: try once on a new one
                 continue
             if self._headers is not None:
@@ -139,7 +143,7 @@ class Server:
         try:
             connection.connect()
         except OSError as error:
-            raise Unreachable(self.target.url, _reason(error)) from error
+            raise self.unreachable(_reason(error)) from error
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
 

@@ -16,7 +16,9 @@ from typing import NamedTuple
 from topics.cli.connect import contexts
 from topics.cli.output.failures import EXIT_USAGE, Failure
 
-DEFAULT_URL = "http://127.0.0.1:4000"
+DEFAULT_PORT = 4000
+DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +58,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def add_address(group: argparse._ActionsContainer, meaning: str = "address of the server") -> None:
     """Add `--url` and `--context`."""
-    group.add_argument("--url", metavar="URL", help=f"{meaning} [TOPICS_URL; {DEFAULT_URL}]")
+    group.add_argument(
+        "--url", metavar="URL",
+        help=f"{meaning} [the first of --context, TOPICS_URL, TOPICS_CONTEXT, the current context, {DEFAULT_URL}]",
+    )  # fmt: skip
     context = group.add_argument("-c", "--context", metavar="NAME", help="use this context [TOPICS_CONTEXT]")
     context.completes = "contexts"  # type: ignore[attr-defined]
 
@@ -83,14 +88,14 @@ def _address(args: argparse.Namespace, env: Mapping[str, str]) -> tuple[str, str
         return args.url, "--url", None
     if args.context:
         found = contexts.load(env).find(args.context)
-        return found.url, f"context {args.context}", found
+        return found.url, f"--context {args.context}", found
     if env.get("TOPICS_URL"):
         return env["TOPICS_URL"], "TOPICS_URL", None
     known = contexts.load(env)
     name = env.get("TOPICS_CONTEXT") or known.current
     if name is not None:
         found = known.find(name)
-        return found.url, f"context {name}", found
+        return found.url, f"TOPICS_CONTEXT={name}" if env.get("TOPICS_CONTEXT") else f"context {name}", found
     return DEFAULT_URL, "the default", None
 
 
@@ -107,6 +112,24 @@ def normal(url: str) -> str:
     if not valid:
         raise Failure(f"{url!r} is not the URL of a server", status=EXIT_USAGE, next_step=f"use {DEFAULT_URL}, say")
     return whole.rstrip("/")
+
+
+def next_step_of(target: Target) -> str:
+    """Return what to do about a server that does not answer: start it, or correct what gave its address."""
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(target.url)
+    if parts.hostname in LOCAL_HOSTS and parts.scheme == "http":
+        port = parts.port or 80
+        start = f"start a server with `topics serve{'' if port == DEFAULT_PORT else f' --port {port}'}`"
+    else:
+        start = f"check that a server runs at {target.url}"
+    by = target.source.partition("=")[0].partition(" ")[0]
+    if by.startswith("--"):
+        return f"{start}, or correct {by}"
+    if by.startswith("TOPICS_"):
+        return f"{start}, or correct or unset {by}, which gave this address"
+    return f"{start}, or name another with --url or `topics context use`"
 
 
 def _read_token(path: str) -> str:

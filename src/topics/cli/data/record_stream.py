@@ -12,6 +12,7 @@ from msgspec import Raw, Struct
 
 from topics.cli.command import Call
 from topics.cli.connect.request import Request, given, post, topic_path
+from topics.cli.connect.server import Server
 from topics.cli.output.failures import Unreachable
 from topics.errors import BY_WIRE, Code, TopicsError
 
@@ -76,7 +77,7 @@ def scan(call: Call, request: Request, again: Callable[[Position], Request], sin
         try:
             for chunk in call.server.stream(request):
                 lines.feed(chunk)
-            return lines.end(call.server.target.url)
+            return lines.end(call.server)
         except Unreachable:
             attempts = 0 if lines.position is not None else attempts + 1
             if attempts >= MAX_ATTEMPTS or (attempts and lines.position is None and not lines.began):
@@ -122,7 +123,7 @@ class _Lines:
             elif line:
                 self._sink.record(line)
 
-    def end(self, url: str) -> Position:
+    def end(self, server: Server) -> Position:
         """Return the position of the last line. Raise what it reports, or `Unreachable` if the answer was cut off."""
         if self._held.startswith(b'{"end"'):
             end = _decode_control(self._held).end
@@ -135,7 +136,7 @@ class _Lines:
             raise TopicsError(code, error.get("message", "the read failed"), detail=error.get("detail"))
         if self._held.endswith(b"\n"):
             self._pass(self._held)
-        raise Unreachable(url, "the answer was cut off")
+        raise server.unreachable("the answer was cut off")
 
 
 def follow(

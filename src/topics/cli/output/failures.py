@@ -68,12 +68,8 @@ class Failure(Exception):
 class Unreachable(Failure):
     """The server did not answer."""
 
-    def __init__(self, url: str, cause: object) -> None:
-        super().__init__(
-            f"no answer from {url}: {cause}",
-            status=EXIT_UNREACHABLE,
-            next_step="start a server with `topics serve`, or name another with --url or `topics context use`",
-        )
+    def __init__(self, url: str, cause: object, next_step: str) -> None:
+        super().__init__(f"no answer from {url}: {cause}", status=EXIT_UNREACHABLE, next_step=next_step)
 
 
 def usage(message: str, next_step: str = "") -> Failure:
