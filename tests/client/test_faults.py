@@ -78,7 +78,7 @@ async def work(topics: AsyncTopics, queue: str) -> set[int]:
     """Work until the queue is empty, and return the jobs that were done. Leases can end while the server is away."""
     done: set[int] = set()
 
-    @topics.worker(queue, concurrency=4, lease_ms=300, retry_delay_ms=lambda deliveries: 0)
+    @topics.worker(queue, concurrency=4, lease_ms=1000, retry_delay_ms=lambda deliveries: 0)
     async def handle(job: Any) -> None:
         done.add(job.data)
         if len(done) == JOBS:
@@ -118,19 +118,19 @@ async def play_all(world: World, seeds: range, *, kills: int = 0, pauses: int = 
         for _ in range(pauses):
             await asyncio.sleep(chance.random() * 0.1)
             world.server.process.send_signal(signal.SIGSTOP)
-            await asyncio.sleep(0.4)  # longer than a lease
+            await asyncio.sleep(1.1)  # longer than a lease
             world.server.process.send_signal(signal.SIGCONT)
         await asyncio.gather(*games)
 
 
 def test_cut_connections_lose_and_double_nothing(world: World) -> None:
-    for first in range(0, 10, 5):
-        asyncio.run(play_all(world, range(first, first + 5), pauses=first // 5))
+    for first in range(0, 40, 20):
+        asyncio.run(play_all(world, range(first, first + 20), pauses=first // 20))
     assert world.proxy.cuts > 5
 
 
 def test_killed_servers_lose_and_double_nothing(world: World) -> None:
-    asyncio.run(play_all(world, range(100, 105), kills=2))
+    asyncio.run(play_all(world, range(100, 110), kills=2))
 
 
 @pytest.mark.torture
