@@ -71,6 +71,17 @@ def test_unknown_command_suggests_the_closest(home: Cli) -> None:
     assert "did you mean append?" in done.err
 
 
+def test_options_before_the_command_are_put_after_it(home: Cli) -> None:
+    for words, corrected in (
+        ("--token-file keys ls", "topics ls --token-file keys"),
+        ("--url=http://h:1 --json read orders", "topics read orders --url=http://h:1 --json"),
+        ("--token s3cret ls", "topics ls --token KEY"),
+    ):
+        done = home.pipe(*words.split())
+        assert (done.status, done.err) == (2, f"topics: options stand after the command\nnext: {corrected}\n")
+    assert "there is no option '--frm'" in home.pipe("--frm", "ls").err
+
+
 def test_words_of_other_systems_lead_to_the_command(home: Cli) -> None:
     for word, name in (("publish", "append"), ("consume", "read"), ("subscribe", "watch"), ("describe", "state")):
         assert f"did you mean {name}?" in home.pipe(word, "orders").err

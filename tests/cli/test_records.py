@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +33,22 @@ def test_create_and_config_take_human_units(cli: Cli, api: Api) -> None:
     assert shown.status == 0
     assert {"ttl                 1.5 h", "cap-records         off", "durability          fsync"} <= set(shown.lines)
     assert only(cli.pipe("config", "units"))["durability"] == "fsync"
+
+
+def test_create_of_an_existing_topic_says_whether_it_changed(cli: Cli) -> None:
+    assert "created twice" in cli.tty("create", "twice", "--ttl", "1h").out
+    assert cli.tty("create", "twice", "--ttl", "1h").lines[0] == "unchanged: twice"
+    assert cli.tty("create", "twice", "--ttl", "2h").lines[0] == "already there; configuration updated: twice"
+
+
+def test_queue_options_without_an_effect_are_warned_about(cli: Cli) -> None:
+    log = cli.pipe("create", "no-queue", "--max-deliveries", "2")
+    assert (log.status, "warning: no-queue is a log, so --max-deliveries has no effect" in log.err) == (0, True)
+    endless = cli.pipe("create", "endless", "--type", "queue", "--max-deliveries", "2")
+    assert "warning: without a dead-letter topic, failed jobs come back without end" in endless.err
+    assert cli.pipe("config", "endless", "--dead-letter", "endless.dead").err == ""
+    unlimited = cli.pipe("create", "unlimited", "--type", "queue", "--dead-letter", "unlimited.dead")
+    assert "no job is moved to unlimited.dead" in unlimited.err
 
 
 def test_duration_without_a_unit_is_refused_with_an_example(cli: Cli) -> None:
@@ -91,6 +108,7 @@ def test_rm_asks_on_a_terminal_and_needs_yes_in_a_pipe(cli: Cli) -> None:
     refused = cli.pipe("rm", "doomed")
     assert (refused.status, "pass --yes" in refused.err) == (2, True)
     kept = cli.tty("rm", "doomed", typed="n\n")
+    assert "remove doomed and everything in it?" in kept.out
     assert (kept.status, "2 records" in kept.out, "nothing was changed" in kept.out) == (2, True, True)
     gone = cli.tty("rm", "doomed", typed="y\n")
     assert (gone.status, "[y/N] " in gone.out, gone.lines[-1].endswith("removed doomed")) == (0, True, True)
@@ -111,6 +129,15 @@ def test_append_takes_json_and_text(cli: Cli) -> None:
     assert (found[0]["$tag"], found[0]["$node"], found[0]["meta"]) == ("t", "me", {"m": 1})
     assert "appended 1 record to mixed: seq 4" in cli.tty("append", "mixed", "42", "--text").out
     assert rows(cli.pipe("read", "mixed", "--from", "4"))[0]["data"] == "42"
+
+
+def test_append_of_a_file_name_notes_how_to_append_its_lines(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "new events.jsonl"
+    file.write_text("1\n2\n")
+    done = cli.pipe("append", "named", str(file))
+    assert only(done)["count"] == 1
+    assert f"to append the lines of the file: topics append named - < '{file}'" in done.err
+    assert cli.pipe("append", "named", str(file), "--text").err == ""
 
 
 def test_append_keeps_the_text_of_json(cli: Cli) -> None:
@@ -337,6 +364,8 @@ def test_lost_ranges_are_shown_by_state_and_ls(cli: Cli) -> None:
     cli.pipe("append", "lossy-state", *map(str, range(1, 11)))
     cli.pipe("delete", "lossy-state", "--seq", "9", "--yes")
     assert "lost        seqs 1 to 7 (cap)" in cli.tty("state", "lossy-state").out
+    piped = only(cli.pipe("state", "lossy-state"))
+    assert (piped["lost"], piped["lost_ranges"]) == (7, [{"from_seq": 1, "to_seq": 7, "state": "cap"}])
     ranges = [json.loads(line) for line in cli.pipe("state", "lossy-state", "--ranges").lines]
     assert [(row["from_seq"], row["to_seq"], row["state"]) for row in ranges] == [
         (1, 7, "cap"), (8, 8, "live"), (9, 9, "deleted"), (10, 10, "live"),

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
 HELP_FLAGS = ("-h", "--help", "help")
+# The options of all commands that talk to a server, and whether they take a value.
+COMMON_OPTIONS = {
+    "--url": True, "-c": True, "--context": True, "--token-file": True, "--token": True,
+    "--json": False, "--curl": False,
+}  # fmt: skip
 VERSION_FLAGS = ("-V", "--version", "version")
 
 
@@ -98,6 +103,9 @@ def _help(words: list[str]) -> int:
     if not words or known:
         print(_overview(), file=sys.stdout if known else sys.stderr)
         return 0 if known else EXIT_USAGE
+    if (corrected := _with_options_last(words)) is not None:
+        print(f"topics: options stand after the command\nnext: {corrected}", file=sys.stderr)
+        return EXIT_USAGE
     from difflib import get_close_matches
 
     near = tree.SYNONYMS.get(words[0]) or next(iter(get_close_matches(words[0], tree.ROWS, n=1)), None)
@@ -105,6 +113,23 @@ def _help(words: list[str]) -> int:
     what = "option" if words[0].startswith("-") else "command"
     print(f"topics: there is no {what} {words[0]!r}\nnext: {hint}`topics --help` lists the commands", file=sys.stderr)
     return EXIT_USAGE
+
+
+def _with_options_last(words: list[str]) -> str | None:
+    """Return the command line with the options of all commands behind the command, or None if none stand before it.
+
+    The value of `--token` is left out: it is secret.
+    """
+    import shlex
+
+    at, before = 0, []
+    while at < len(words) and (name := words[at].partition("=")[0]) in COMMON_OPTIONS:
+        size = 2 if COMMON_OPTIONS[name] and "=" not in words[at] else 1
+        before += ["--token", "KEY"] if name == "--token" else words[at : at + size]
+        at += size
+    if not before or at >= len(words) or words[at] not in tree.ROWS:
+        return None
+    return shlex.join(["topics", *words[at:], *before])
 
 
 def _overview() -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shlex
 import sys
 from typing import Any
 
@@ -114,6 +116,7 @@ def _run(call: Call) -> int:
         return pipe_append.run(call)
     answer = call.server.json(_request(call.args))
     answer.pop("performance", None)
+    _note_files(call)
     if not call.screen.is_human:
         call.screen.json(answer)
         return EXIT_DONE
@@ -128,6 +131,16 @@ def _run(call: Call) -> int:
         + (f" ({', '.join(notes)})" if notes else "")
     )
     return EXIT_DONE
+
+
+def _note_files(call: Call) -> None:
+    """Note each DATA that was appended as text and is the name of a file, whose lines may have been meant."""
+    if call.args.text or call.args.records:
+        return
+    for text in call.args.data:
+        if os.path.isfile(text) and isinstance(_value(text)[0], str):
+            lines = f"topics append {shlex.quote(call.args.topic)} - < {shlex.quote(text)}"
+            call.screen.note(f"appended the text {text!r}; to append the lines of the file: {lines}", "yellow")
 
 
 APPEND = Command(

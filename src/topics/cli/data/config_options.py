@@ -37,6 +37,10 @@ class Field(NamedTuple):
     choices: tuple[str, ...] = ()
     show: Callable[[Any], str] = str
 
+    @property
+    def is_for_queues(self) -> bool:
+        return self.help.startswith("queues:")
+
     def shown(self, value: Any) -> str:
         """Return a value of the configuration for a person."""
         if value is None or (value == 0 and self.show is not str and self.name != "claim_jitter_ms"):

@@ -14,9 +14,11 @@ from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND
 from topics.cli.output.screen import Cell, Styled
 from topics.cli.output.units import count, counted, duration, moment, size
 from topics.clock import SystemClock
+from topics.errors import Code, TopicsError
 
 MAX_RANGES = 2000  # the most that the server returns
 LOST_SHOWN = 3
+KEPT_STATES = ("live", "deleted", "archived", "merged")  # of a range; any other state is the reason of a loss
 
 
 def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
@@ -36,11 +38,53 @@ def _put(args: Args) -> Request:
     return Request(method="PUT", path=topic_path(args.topic), body=config_options.chosen(args))
 
 
-def _show_put(call: Call, answer: Mapping[str, Any]) -> None:
-    word = "created" if answer["created"] else "already there; configuration updated:"
-    call.screen.line(f"{call.screen.paint(word, 'green')} {answer['topic']}")
-    if not answer["created"]:
-        call.screen.fields(answer, _config_rows(answer["config"]))
+def _run_create(call: Call) -> int:
+    before = _config_before(call)
+    answer = call.server.json(_put(call.args))
+    answer.pop("performance", None)
+    is_same = not answer["created"] and before == answer["config"]
+    if call.screen.is_human:
+        word = "created" if answer["created"] else "unchanged:" if is_same else "already there; configuration updated:"
+        call.screen.line(f"{call.screen.paint(word, 'green')} {answer['topic']}")
+        if not answer["created"]:
+            call.screen.fields(answer, _config_rows(answer["config"]))
+    else:
+        call.screen.json(answer)
+    _warn_of_options(call, answer["config"])
+    return EXIT_DONE
+
+
+def _config_before(call: Call) -> dict[str, Any] | None:
+    """Return the configuration of the topic, or None if there is none or the key may not read it."""
+    try:
+        config: dict[str, Any] = call.server.json(get(topic_path(call.args.topic, touch=False)))["config"]
+        return config
+    except TopicsError as error:
+        if error.code in (Code.TOPIC_NOT_FOUND, Code.FORBIDDEN):
+            return None
+        raise
+
+
+def _warn_of_options(call: Call, config: Mapping[str, Any]) -> None:
+    """Warn of options that were given and have no effect with this configuration."""
+    topic, patch = call.args.topic, config_options.chosen(call.args)
+    given = [field.flag for field in config_options.FIELDS if field.name in patch and field.is_for_queues]
+    if config["type"] != "queue":
+        if given:
+            flags = f"{', '.join(given)} {'has' if len(given) == 1 else 'have'} no effect"
+            call.screen.warn(f"{topic} is a log, so {flags}; `topics create NAME --type queue` creates a queue")
+        return
+    most, dead_letter = config["max_deliveries"], config["dead_letter"]
+    if "max_deliveries" in patch and most and dead_letter is None:
+        call.screen.warn(
+            f"without a dead-letter topic, failed jobs come back without end: `topics config {topic} --dead-letter "
+            f"{topic}.dead` moves them there after {counted(most, 'attempt')}"
+        )
+    if "dead_letter" in patch and dead_letter is not None and not most:
+        call.screen.warn(
+            f"without a limit of deliveries, no job is moved to {dead_letter}: `topics config {topic} "
+            "--max-deliveries 3` sets one"
+        )
 
 
 CREATE = Command(
@@ -48,7 +92,7 @@ CREATE = Command(
     help="create a topic or a queue",
     arguments=_create_arguments,
     request=_put,
-    show=_show_put,
+    run=_run_create,
     details="The first append creates a topic with the defaults, so this is for other settings.",
     examples="""\
   topics create orders --durability fsync --cap-records 1M
@@ -76,13 +120,14 @@ def _run_config(call: Call) -> int:
         call.server.json(get(topic_path(call.args.topic, touch=False)))  # a PUT would create a topic with this name
     answer = call.server.json(_config(call.args))
     call.screen.fields(answer["config"], _config_rows(answer["config"]))
+    _warn_of_options(call, answer["config"])
     return EXIT_DONE
 
 
 def _config_rows(config: Mapping[str, Any]) -> Iterator[tuple[str, Cell]]:
     for name, value in config.items():
         field = config_options.BY_NAME.get(name)
-        if field is not None and (config["type"] == "queue" or not field.help.startswith("queues:")):
+        if field is not None and (config["type"] == "queue" or not field.is_for_queues):
             yield field.flag.removeprefix("--"), field.shown(value)
 
 
@@ -124,8 +169,10 @@ def _run_state(call: Call) -> int:
         return _print_ranges(call)
     answer = call.server.json(_state(call.args))
     answer.pop("performance", None)
-    lost = _lost_ranges(call.server.json(_timeline(call.args.topic))["ranges"]) if call.screen.is_human else []
-    call.screen.fields(answer, _state_rows(answer, lost))
+    timeline = call.server.json(_timeline(call.args.topic))
+    ranges = [row for row in timeline["ranges"] if row["state"] not in KEPT_STATES or row.get("lost")]
+    answer = {**answer, "lost": timeline["lost"], "lost_ranges": ranges}
+    call.screen.fields(answer, _state_rows(answer, _lost_texts(ranges)))
     return EXIT_DONE
 
 
@@ -149,11 +196,12 @@ def _print_ranges(call: Call) -> int:
     return EXIT_DONE
 
 
-def _lost_ranges(ranges: list[dict[str, Any]]) -> list[str]:
-    """Return the lost ranges of a timeline as text."""
-    known = ("live", "deleted", "archived", "merged")
-    exact = [f"{row['from_seq']} to {row['to_seq']} ({row['state']})" for row in ranges if row["state"] not in known]
-    return exact + [f"{row['lost']:,} of {row['from_seq']} to {row['to_seq']}" for row in ranges if row.get("lost")]
+def _lost_texts(ranges: list[dict[str, Any]]) -> list[str]:
+    """Return lost ranges of a timeline as text, the exact ones first."""
+    exact = [row for row in ranges if row["state"] not in KEPT_STATES]
+    return [f"{row['from_seq']} to {row['to_seq']} ({row['state']})" for row in exact] + [
+        f"{row['lost']:,} of {row['from_seq']} to {row['to_seq']}" for row in ranges if row.get("lost")
+    ]
 
 
 def _state_rows(state: Mapping[str, Any], lost: list[str]) -> Iterator[tuple[str, Cell]]:
@@ -194,6 +242,7 @@ STATE = Command(
   topics state orders
   topics state orders --ranges                 which seqs were lost, and why
   topics state orders | jq .head_seq
+  topics state orders | jq '.lost, .lost_ranges'
 """,
 )
 
@@ -218,7 +267,8 @@ def _run_rm(call: Call) -> int:
             state = call.server.json(get(topic_path(topic, touch=False)))
             held = f"{counted(state['count'], 'record')} ({size(state['bytes'])})"
             call.screen.note(f"{topic}: {held}")
-        confirm(f"remove {', '.join(call.args.topics)} and everything in them?", yes=False)
+        them = "it" if len(call.args.topics) == 1 else "them"
+        confirm(f"remove {', '.join(call.args.topics)} and everything in {them}?", yes=False)
     status = EXIT_DONE
     for topic in call.args.topics:
         answer = call.server.json(_rm(call.args, topic))
