@@ -143,5 +143,6 @@ def _overview() -> str:
     lines += [
         "",
         "`topics COMMAND --help` explains a command. On a terminal, commands print tables; in a pipe, JSON lines.",
+        "`settings`, `backup`, `restore` and `verify` print text in a pipe, too; with --json they print JSON.",
     ]
     return "\n".join(lines)

@@ -252,8 +252,8 @@ def test_damage_in_the_source_is_copied_and_reported(late: Path, tmp_path: Path)
     assert done.returncode == 1
     assert f"damaged: {path} at byte 8" in done.stdout
     assert [finding.offset for finding in check(tmp_path / "backup").damage] == [8]
-    done = topics("restore", tmp_path / "backup", tmp_path / "data")
-    assert done.returncode == 1
+    done = topics("restore", tmp_path / "backup", tmp_path / "restored")
+    assert (done.returncode, "damaged: " in done.stdout) == (1, True), done
 
 
 def test_damaged_segment_never_replaces_a_good_copy(late: Path, tmp_path: Path):
@@ -277,8 +277,9 @@ def test_target_with_another_history_is_refused_unchanged(world: World, tmp_path
     for source, target in ((tmp_path / "other", world.late), (world.early, world.late)):
         backup = shutil.copytree(target, tmp_path / "backup", dirs_exist_ok=True)
         done = topics("backup", source, backup)
-        assert done.returncode == 1
+        assert done.returncode == 2
         assert "is no earlier backup of" in done.stderr
+        assert "next: choose another target" in done.stderr
         assert check(backup).clean
         assert records_in(check(backup)) == records_in(check(target))
 
@@ -299,7 +300,7 @@ def test_overlapping_directories_are_refused(late: Path):
 def test_restore_refuses_existing_directory_and_force_moves_it(world: World, late: Path, tmp_path: Path):
     duplicate(world.early, tmp_path / "backup")
     done = topics("restore", tmp_path / "backup", late)
-    assert (done.returncode, "is not empty" in done.stderr) == (1, True)
+    assert (done.returncode, "is not empty\nnext: move it away" in done.stderr) == (2, True)
     done = topics("restore", tmp_path / "backup", late, "--force")
     assert done.returncode == 0, done.stderr
     [aside] = tmp_path.glob("data.before-restore-*")
@@ -329,7 +330,7 @@ def test_cold_segments_become_ordinary_ones_in_a_backup(late: Path, tmp_path: Pa
     path.write_bytes(snap.encode(snapshot))
     assert moved > 0
     done = topics("backup", late, tmp_path / "backup")
-    assert (done.returncode, "--cold-dir" in done.stderr) == (1, True)
+    assert (done.returncode, "next: name that folder with --cold-dir" in done.stderr) == (2, True)
     assert topics("backup", late, tmp_path / "backup", "--cold-dir", cold).returncode == 0
     assert check(tmp_path / "backup").clean
     assert check(late, cold_dir=str(cold)).clean

@@ -96,6 +96,7 @@ def test_verify_refuses_other_directories_with_status_2(tmp_path: Path, make: Ca
         args = [*command, tmp_path / "other"] + ([] if command == ["verify"] else [tmp_path / "target"])
         done = topics(*args)
         assert (done.returncode, done.stdout) == (2, "")
+        assert "\nnext: " in done.stderr
         assert "Traceback" not in done.stderr
 
 

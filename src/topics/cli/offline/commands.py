@@ -63,7 +63,9 @@ def _add(
         name, help=text, description=text.capitalize() + ".", epilog=f"examples:\n{examples.rstrip()}",
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    parser.add_argument(
+        "--json", action="store_true", help="print the result as one JSON object; without it, text, also in a pipe"
+    )
     parser.set_defaults(execute=lambda args: _guarded(execute, args))
     return parser
 
@@ -89,14 +91,24 @@ def _guarded(execute: Execute, args: argparse.Namespace) -> int:
     except DataDirError as error:
         return _fail(str(error), EXIT_USAGE)
     except CopyError as error:
-        return _fail(str(error), EXIT_DAMAGED)
+        next_step = str(error).partition("; ")[2]
+        about_arguments = any(words in next_step for words in ("--", "choose another"))
+        return _fail(str(error), EXIT_USAGE if about_arguments else EXIT_DAMAGED)
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         return _fail(f"{error.strerror or error}{where}", EXIT_DAMAGED)
 
 
 def _fail(text: str, status: int) -> int:
-    Screen().fail(text)
+    """Print an error and return the status. The part after `; ` is the next step."""
+    message, _, next_step = text.partition("; ")
+    if not next_step:
+        next_step = (
+            "name the directory that the server has as --data-dir or TOPICS_DATA_DIR, or a backup of it"
+            if status == EXIT_USAGE
+            else "free space on the disk, or correct the permissions, then run the command again"
+        )
+    Screen().fail(message, next_step)
     return status
 
 
@@ -166,7 +178,7 @@ def run_backup(args: argparse.Namespace) -> int:
     if (problem := _overlap(args.directory, args.target)) is not None:
         return _fail(problem, EXIT_USAGE)
     if not os.path.isdir(args.directory):
-        return _fail(f"{args.directory} is no directory", EXIT_USAGE)
+        return _fail(f"{args.directory} does not exist or is no directory", EXIT_USAGE)
     began = time.monotonic()
     with Meter("copied") as meter:
         done = copy(RealFs(), args.directory, args.target, cold_dir=args.cold_dir, progress=meter.show)
