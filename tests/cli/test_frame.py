@@ -101,6 +101,29 @@ def test_missing_argument_says_where_to_look(home: Cli) -> None:
     )
 
 
+def test_unknown_option_prints_the_usage_of_its_command(home: Cli) -> None:
+    for words, usage in (
+        (("read", "orders", "--frm", "3"), "usage: topics read [options] TOPIC\n"),
+        (("queue", "claim", "mail", "--leese"), "usage: topics queue claim [options] QUEUE\n"),
+    ):
+        done = home.pipe(*words)
+        assert (done.status, done.err.startswith(usage)) == (2, True), done
+        assert f"next: `{usage[7:].partition(' [')[0]} --help` explains the arguments\n" in done.err
+
+
+def test_groups_and_contexts_show_examples_in_their_help(home: Cli) -> None:
+    for words in (("queue",), ("router",), ("consumer",), ("context",), ("context", "add")):
+        assert f"examples:\n  topics {words[0]} " in home.pipe(*words, "--help").out.replace(
+            "topics create", "topics queue"
+        )
+    assert "the first of --context, TOPICS_URL," in home.pipe("ls", "--help", COLUMNS="200").out
+
+
+def test_messages_of_the_server_name_the_options(cli: Cli) -> None:
+    done = cli.pipe("create", "worded", "--type", "queue", "--dead-letter", "worded")
+    assert (done.status, "--dead-letter (dead_letter) is the queue itself" in done.err) == (2, True), done
+
+
 def test_no_server_is_its_own_exit_status(home: Cli) -> None:
     done = home.pipe("ls", "--url", "http://127.0.0.1:1")
     assert (done.status, done.out) == (4, "")
@@ -218,6 +241,23 @@ def test_curl_prints_a_request_that_works(cli: Cli) -> None:
     cli.pipe("append", "curled", "1")
     read = subprocess.run(["bash", "-c", cli.pipe("read", "curled", "--curl").out], capture_output=True, timeout=20)
     assert [json.loads(line).keys() for line in read.stdout.splitlines()][-1] == {"end"}
+
+
+def test_curl_comments_on_what_the_request_leaves_out(cli: Cli) -> None:
+    def notes(*words: str) -> str:
+        *comments, command = cli.pipe(*words, "--curl").lines
+        assert all(line.startswith("# ") for line in comments), words
+        assert command.startswith("curl "), words
+        return "\n".join(comments)
+
+    follow = notes("read", "curled", "--from", "5", "-f")
+    assert "/v0/topics/curled/diff" in follow
+    assert '"from_seq":4' in follow
+    assert '"wait_ms":20000' in follow
+    assert "text/event-stream" in notes("watch", "curled")
+    assert "stored once" in notes("append", "curled", "1")
+    assert "one request for each topic" in notes("rm", "curled", "other")
+    assert notes("read", "curled") == ""
 
 
 def test_version_takes_less_than_a_tenth_of_a_second(home: Cli) -> None:

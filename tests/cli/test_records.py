@@ -342,6 +342,8 @@ def test_delete_counts_first_and_asks(cli: Cli) -> None:
 def test_delete_needs_a_condition(cli: Cli) -> None:
     done = cli.pipe("delete", "chat", "--yes")
     assert (done.status, "--tag, --before or --seq" in done.err) == (2, True)
+    both = cli.pipe("delete", "chat", "--seq", "1", "--tag", "a", "--yes")
+    assert (both.status, "--seq cannot be combined with --tag or --before" in both.err) == (2, True)
 
 
 def test_delete_by_seq_takes_ranges(cli: Cli) -> None:

@@ -1,16 +1,16 @@
 """The frame of every command that talks to a server: one declaration, and the options that all of them share.
 
 A `Command` says which request it sends (`request`) and how a person sees the answer (`show`). From that alone come
-`--curl`, which prints the request instead of sending it, `--json`, the choice between a table and JSON lines, the
-errors and the exit status. A command that does more than send one request has `run`; its `request` is then the first
-one that it sends.
+`--curl`, which prints the request instead of sending it (`curl_notes` says what else the command does), `--json`, the
+choice between a table and JSON lines, the errors and the exit status. A command that does more than send one request
+has `run`; its `request` is then the first one that it sends.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from topics.errors import Code, TopicsError
 
 Subparsers = argparse._SubParsersAction  # argparse has no public name for it
 Args = argparse.Namespace
+Curl = Callable[[Request], str]  # a request as a `curl` command
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Command:
     rows: str | None = None
     examples: str = ""
     details: str = ""
+    curl_notes: Callable[[Args, Curl], list[str]] = lambda args, curl: []  # what `--curl` prints as comments
     usage: str = ""  # of the arguments; from their names if it is empty
 
 
@@ -68,6 +70,23 @@ def add(subparsers: Subparsers[argparse.ArgumentParser], command: Command) -> ar
     parser.usage = f"%(prog)s [options] {command.usage or _names_of_arguments(parser)}".rstrip()
     parser.set_defaults(execute=lambda args: execute(command, args))
     return parser
+
+
+def add_group(
+    subparsers: Subparsers[argparse.ArgumentParser], name: str, text: str, commands: Sequence[Command], *, examples: str
+) -> None:
+    """Add a command that consists of commands."""
+    parser = subparsers.add_parser(
+        name,
+        help=text,
+        description=f"{text.capitalize()}.",
+        epilog=f"examples:\n{examples.rstrip()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in commands:
+        add(verbs, command)
 
 
 def _wrapped(text: str) -> str:
@@ -96,7 +115,10 @@ def execute(command: Command, args: Args) -> int:
         if args.token is not None:
             screen.warn("other users of this machine can see --token in the process list; use --token-file")
         if args.curl:
-            screen.line(as_curl(command.request(args), target))
+            request = command.request(args)
+            for note in command.curl_notes(args, lambda other: as_curl(other, target)):
+                screen.line(f"# {note}")
+            screen.line(as_curl(request, target))
             return EXIT_DONE
         with Server(target) as server:
             call = Call(args, server, screen)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from topics.cli.command import Args, Call, Command, Subparsers, add, topic_argument, yes_argument
+from topics.cli.command import Args, Call, Command, Subparsers, add_group, topic_argument, yes_argument
 from topics.cli.connect.request import Request, get, given, topic_path
 from topics.cli.output.ask import confirm
 from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND, usage
@@ -18,10 +18,15 @@ from topics.clock import SystemClock
 
 def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
     text = "list, set and remove the positions of named consumers"
-    parser = subparsers.add_parser("consumer", help=text, description=f"{text.capitalize()}.", allow_abbrev=False)
-    verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (LS, SET, RM):
-        add(verbs, command)
+    commands = (LS, SET, RM)
+    add_group(subparsers, "consumer", text, commands, examples=EXAMPLES)
+
+
+EXAMPLES = """\
+  topics consumer set orders billing --seq 0
+  topics consumer ls orders
+  topics consumer rm orders billing
+"""
 
 
 def _path(args: Args) -> str:
@@ -155,4 +160,11 @@ def _run_rm(call: Call) -> int:
     return EXIT_DONE if answer["deleted"] else EXIT_NOT_FOUND
 
 
-RM = Command(name="rm", help="remove a consumer", arguments=_rm_arguments, request=_rm, run=_run_rm)
+RM = Command(
+    name="rm",
+    help="remove a consumer",
+    arguments=_rm_arguments,
+    request=_rm,
+    run=_run_rm,
+    examples="  topics consumer rm orders billing\n",
+)

@@ -99,17 +99,25 @@ class Parser(argparse.ArgumentParser):
         try:
             return super().parse_args(words, namespace)
         except _Mistake as mistake:
-            mistake.parser.print_usage(sys.stderr)
+            parser = self._command_of(words) if mistake.parser is self else mistake.parser
+            parser.print_usage(sys.stderr)
             if is_pipeline(words):
                 _print_failure_of(words, kind="usage", message=str(mistake), next=CORRECT)
             else:
-                command = (
-                    mistake.parser.prog if mistake.parser is not self else f"topics {words[0]}" if words else "topics"
-                )
                 from topics.cli.output.screen import Screen
 
-                Screen().fail(str(mistake), f"`{command} --help` explains the arguments")
+                Screen().fail(str(mistake), f"`{parser.prog} --help` explains the arguments")
         raise SystemExit(EXIT_USAGE)
+
+    def _command_of(self, words: Sequence[str]) -> argparse.ArgumentParser:
+        """Return the parser of the command that the words name. argparse reports an unknown option for all of them."""
+        parser: argparse.ArgumentParser = self
+        for word in words:
+            groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+            if not groups or word not in groups[0].choices:
+                break
+            parser = groups[0].choices[word]
+        return parser
 
 
 class _Mistake(Exception):

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from topics.cli.command import Args, Call, Command, Subparsers, add, topic_argument, yes_argument
+from topics.cli.command import Args, Call, Command, Subparsers, add_group, topic_argument, yes_argument
 from topics.cli.connect.request import Request, get, given, post, router_path, tag_match
 from topics.cli.output.ask import confirm
 from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND
@@ -17,10 +17,15 @@ from topics.errors import Code, TopicsError
 
 def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
     text = "copy the records of one topic into another"
-    parser = subparsers.add_parser("router", help=text, description=f"{text.capitalize()}.", allow_abbrev=False)
-    verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (LS, CREATE, RM, PREVIEW):
-        add(verbs, command)
+    commands = (LS, CREATE, RM, PREVIEW)
+    add_group(subparsers, "router", text, commands, examples=EXAMPLES)
+
+
+EXAMPLES = """\
+  topics router create eu --from orders --to orders-eu --tag 'eu:*' --start 1
+  topics router ls
+  topics router rm eu
+"""
 
 
 def _name(parser: argparse.ArgumentParser, **options: Any) -> None:
@@ -162,7 +167,14 @@ def _run_rm(call: Call) -> int:
     return EXIT_DONE if answer["deleted"] else EXIT_NOT_FOUND
 
 
-RM = Command(name="rm", help="remove a router; its copies stay", arguments=_rm_arguments, request=_rm, run=_run_rm)
+RM = Command(
+    name="rm",
+    help="remove a router; its copies stay",
+    arguments=_rm_arguments,
+    request=_rm,
+    run=_run_rm,
+    examples="  topics router rm eu\n",
+)
 
 
 # --- preview

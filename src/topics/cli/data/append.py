@@ -9,7 +9,7 @@ import shlex
 import sys
 from typing import Any
 
-from topics.cli.command import Args, Call, Command, Subparsers, add, topic_argument
+from topics.cli.command import Args, Call, Command, Curl, Subparsers, add, topic_argument
 from topics.cli.connect.request import Request
 from topics.cli.data.append_request import as_record, defaults, write
 from topics.cli.output import json_text
@@ -143,12 +143,20 @@ def _note_files(call: Call) -> None:
             call.screen.note(f"appended the text {text!r}; to append the lines of the file: {lines}", "yellow")
 
 
+def _curl_notes(args: Args, curl: Curl) -> list[str]:
+    notes = ["The request has an idempotency_key: if you run it twice, the records are stored once."]
+    if _is_piped(args):
+        notes.append("It has the first batch of the lines; the command sends one request for each batch.")
+    return notes
+
+
 APPEND = Command(
     name="append",
     help="append records, from arguments or from a pipe",
     arguments=_arguments,
     request=_request,
     run=_run,
+    curl_notes=_curl_notes,
     examples="""\
   topics append orders '{"sku": "V60", "qty": 2}' --tag order-7
   topics append notes hello 'two words' 42

@@ -33,6 +33,8 @@ def _request(args: Args) -> Request:
     body: dict[str, Any] = given(
         match=None if args.tag is None else tag_match(args.tag), before_seq=args.before, seqs=seqs
     )
+    if seqs and len(body) > 1:
+        raise usage("--seq cannot be combined with --tag or --before", "delete in two commands, one for each condition")
     if not body:
         raise usage("name the records: --tag, --before or --seq", "`topics rm` removes a whole topic")
     if args.dry_run:
@@ -66,6 +68,7 @@ DELETE = Command(
     arguments=_arguments,
     request=_request,
     run=_run,
+    curl_notes=lambda args, curl: [] if args.dry_run else ["The request does not count the records or ask first."],
     details="Shows the number of records and asks first. Readers see no gap where records were deleted.",
     examples="""\
   topics delete chat --tag 'bob:*'

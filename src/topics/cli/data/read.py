@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from topics.cli.command import Args, Call, Command, Subparsers, add, topic_argument
+from topics.cli.command import Args, Call, Command, Curl, Subparsers, add, topic_argument
 from topics.cli.connect.request import Request, get, given, tag_match, topic_path
 from topics.cli.data import record_stream
 from topics.cli.data.record_stream import Position
@@ -213,12 +213,28 @@ class Printer:
         self._screen.flush()
 
 
+def _curl_notes(args: Args, curl: Curl) -> list[str]:
+    notes = []
+    if args.last is not None:
+        notes.append(
+            f"--last {args.last}: the command first asks for the head, and starts {args.last:,} seqs before it"
+        )
+    if args.follow:
+        poll = record_stream.poll(args.topic, Position(args.first - 1 if args.first else 0), _fields(args))
+        notes += [
+            "-f: the command then repeats this request, from the next_from_seq of the answer before it:",
+            curl(poll),
+        ]
+    return notes
+
+
 READ = Command(
     name="read",
     help="read the records of a topic; -f follows it",
     arguments=_arguments,
     request=_request,
     run=_run,
+    curl_notes=_curl_notes,
     details="Gaps where records were lost are printed between the records.",
     examples="""\
   topics read orders --last 10 -f

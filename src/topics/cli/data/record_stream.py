@@ -139,6 +139,17 @@ class _Lines:
         raise server.unreachable("the answer was cut off")
 
 
+def poll(topic: str, position: Position, fields: dict[str, Any]) -> Request:
+    """Return the request that waits for records after a position."""
+    body = {
+        **fields,
+        **given(from_seq=position.seq, epoch=position.epoch),
+        "limit": PAGE_RECORDS,
+        "wait_ms": WAIT_MS,
+    }
+    return post(topic_path(topic, "diff"), body, wait_ms=WAIT_MS)
+
+
 def follow(
     call: Call,
     topic: str,
@@ -154,14 +165,8 @@ def follow(
     """
     lost_contact = False
     while until_seq is None or position.seq < until_seq:
-        body = {
-            **fields,
-            **given(from_seq=position.seq, epoch=position.epoch),
-            "limit": PAGE_RECORDS,
-            "wait_ms": WAIT_MS,
-        }
         try:
-            answer = call.server.send(post(topic_path(topic, "diff"), body, wait_ms=WAIT_MS))
+            answer = call.server.send(poll(topic, position, fields))
         except (Unreachable, TopicsError) as error:
             if isinstance(error, TopicsError) and not error.code.retryable:
                 raise

@@ -289,6 +289,10 @@ RM = Command(
     arguments=_rm_arguments,
     request=_rm,
     run=_run_rm,
+    curl_notes=lambda args, curl: [
+        "The request does not ask first.",
+        *(["The command sends one request for each topic; this is the first:"] if args.topics[1:] else []),
+    ],
     details="Asks first. To delete only some records, use `topics delete`.",
     examples="  topics rm orders\n  topics rm old-1 old-2 --yes\n",
 )

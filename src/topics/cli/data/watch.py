@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from topics.cli.command import Args, Call, Command, Subparsers, add, topic_argument
+from topics.cli.command import Args, Call, Command, Curl, Subparsers, add, topic_argument
 from topics.cli.connect.request import Request, given, post, tag_match
 from topics.cli.output.failures import EXIT_DONE, Failure, Unreachable
 from topics.cli.output.records import print_gap, print_record
@@ -81,8 +81,7 @@ def _events(call: Call, request: Request) -> Iterator[tuple[str, bytes, str | No
 
     session = call.server.json(request)
     parser = EventParser()
-    stream = Request(method="GET", path=session["stream_url"], accept="text/event-stream", stream=True)
-    for chunk in call.server.stream(stream, timeout_s=3 * HEARTBEAT_S):
+    for chunk in call.server.stream(_stream(session["stream_url"]), timeout_s=3 * HEARTBEAT_S):
         for event in parser.feed(chunk):
             if event.name:
                 yield event.name, event.data, event.id
@@ -133,12 +132,24 @@ def _decode(data: bytes) -> tuple[str, list[bytes]]:
         return fields["topic"], [json.dumps(record, separators=(",", ":")).encode() for record in fields["records"]]
 
 
+def _stream(url: str) -> Request:
+    return Request(method="GET", path=url, accept="text/event-stream", stream=True)
+
+
+def _curl_notes(args: Args, curl: Curl) -> list[str]:
+    return [
+        "This request opens a session and prints its stream_url. The records follow on that address:",
+        curl(_stream("/STREAM_URL")),
+    ]
+
+
 WATCH = Command(
     name="watch",
     help="follow many topics at once",
     arguments=_arguments,
     request=_request,
     run=_run,
+    curl_notes=_curl_notes,
     details="Prints new records of all topics and patterns, and gaps where records were lost, until interrupted.",
     examples="  topics watch 'chat-*' orders\n  topics watch orders --from-start --tag 'eu:*'\n",
 )

@@ -55,6 +55,15 @@ NEXT_STEPS = {
     Code.INTERNAL: "the log of the server has the details",
 }
 
+# Fields in messages of the server, and the options that set them.
+OPTION_OF_FIELD = {
+    "ttl_ms": "--ttl", "cap_records": "--cap-records", "cap_bytes": "--cap-bytes", "auto_priority": "--auto-priority",
+    "auto_create": "--auto-create", "idempotency_window_ms": "--idempotency-window", "dedupe_node": "--dedupe-node",
+    "lease_ms": "--lease", "claim_jitter_ms": "--claim-jitter", "max_deliveries": "--max-deliveries",
+    "dead_letter": "--dead-letter", "leases_durable": "--leases-durable", "delay_ms": "--delay", "wait_ms": "--wait",
+    "expire_ms": "--expire", "max_hold_bytes": "--max-hold-bytes", "idempotency_key": "--key",
+}  # fmt: skip
+
 
 class Failure(Exception):
     """A failure that a command reports in one line, with an exit status and a next step."""
@@ -78,6 +87,11 @@ def usage(message: str, next_step: str = "") -> Failure:
 
 def failure_of(error: TopicsError, *, names: Any = ()) -> Failure:
     """Return the failure for an error of the server. `names` are known topics, to suggest a similar one."""
+    message = error.message
+    if error.code is Code.ROUTER_CYCLE:
+        message = message.partition("; ")[0]  # the rest names the field of the API; the next step names the option
+    elif error.code is Code.INVALID_REQUEST:
+        message = _with_options(message)
     status = EXIT_OF_CODE.get(error.code, EXIT_RETRY if error.code.retryable else EXIT_FAILED)
     next_step = NEXT_STEPS.get(error.code, "")
     wanted = (error.detail or {}).get("topic")
@@ -86,4 +100,14 @@ def failure_of(error: TopicsError, *, names: Any = ()) -> Failure:
 
         if near := get_close_matches(str(wanted), list(names), n=1):
             next_step = f"did you mean {near[0]}? {next_step}"
-    return Failure(error.message, status=status, next_step=next_step)
+    return Failure(message, status=status, next_step=next_step)
+
+
+def _with_options(message: str) -> str:
+    """Return a message of the server with the option before each field of the API: `--lease (lease_ms)`."""
+    import re
+
+    names = "|".join(sorted(OPTION_OF_FIELD, key=len, reverse=True))
+    return re.sub(
+        rf"(?<![\w.$\"'])({names})(?![\w.\"'])", lambda found: f"{OPTION_OF_FIELD[found[1]]} ({found[1]})", message
+    )

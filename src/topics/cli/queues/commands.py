@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from topics.cli.command import Args, Call, Command, Subparsers, add, topic_argument
+from topics.cli.command import Args, Call, Command, Subparsers, add_group, topic_argument
 from topics.cli.connect.request import Request, get, given, list_path, post, topic_path
 from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND
 from topics.cli.output.records import print_record
@@ -21,10 +21,16 @@ from topics.clock import SystemClock
 
 def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
     text = "work with queues: claim, finish, return and inspect jobs"
-    parser = subparsers.add_parser("queue", help=text, description=f"{text.capitalize()}.", allow_abbrev=False)
-    verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (LS, CLAIM, ACK, NACK, EXTEND, PEEK, dead.DEAD, dead.REDRIVE, work.WORK):
-        add(verbs, command)
+    commands = (LS, CLAIM, ACK, NACK, EXTEND, PEEK, dead.DEAD, dead.REDRIVE, work.WORK)
+    add_group(subparsers, "queue", text, commands, examples=EXAMPLES)
+
+
+EXAMPLES = """\
+  topics create mail --type queue --max-deliveries 3 --dead-letter mail.dead
+  topics queue work mail -- ./send-mail
+  topics queue ls
+  topics queue dead mail
+"""
 
 
 # --- ls

@@ -267,6 +267,9 @@ WORK = Command(
     arguments=_arguments,
     request=_claim,
     run=_run,
+    curl_notes=lambda args, curl: [
+        "The request claims one job. The command then runs the program, extends the lease, and acks or nacks the job."
+    ],
     usage="QUEUE -- COMMAND…",
     details="The program gets the data on standard input, and TOPICS_QUEUE, TOPICS_SEQ, TOPICS_TAG and "
     "TOPICS_DELIVERIES in its environment. The lease is extended while it runs. On SIGINT or SIGTERM, running programs "

@@ -12,6 +12,10 @@ from topics.cli.connect.contexts import Context, Contexts
 from topics.cli.output.failures import EXIT_DONE, Failure, usage
 from topics.cli.output.screen import Screen, Styled
 
+ADD_EXAMPLES = """\
+  topics context add dev --url http://127.0.0.1:4000
+  topics context add prod --url https://topics.example --token-file ~/.topics-prod --use
+"""
 Act = Callable[[argparse.Namespace, Contexts, Screen], bool]
 
 
@@ -24,7 +28,7 @@ def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    added = _add(verbs, "add", _add_context, "add a context, or change it")
+    added = _add(verbs, "add", _add_context, "add a context, or change it", examples=ADD_EXAMPLES)
     added.add_argument("name", metavar="NAME")
     added.add_argument("--url", required=True, metavar="URL", help="address of the server")
     added.add_argument("--token-file", metavar="FILE", help="file with the API key")
@@ -35,8 +39,13 @@ def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
     _add(verbs, "ls", _ls, "list the contexts")
 
 
-def _add(verbs: Subparsers[argparse.ArgumentParser], name: str, act: Act, help: str) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(name, help=help, description=f"{help.capitalize()}.", allow_abbrev=False)
+def _add(
+    verbs: Subparsers[argparse.ArgumentParser], name: str, act: Act, help: str, *, examples: str = ""
+) -> argparse.ArgumentParser:
+    parser = verbs.add_parser(
+        name, help=help, description=f"{help.capitalize()}.", epilog=f"examples:\n{examples}" if examples else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON lines, also on a terminal")
     parser.set_defaults(execute=lambda args: _execute(act, args))
     return parser
