@@ -193,6 +193,8 @@ def test_routers_are_previewed_created_listed_and_removed(cli: Cli, api: Api) ->
     assert shown.lines[1].split()[:6] == ["eu", "src", "src-eu", "eu:*", "0", "1"]
     assert rows(cli.pipe("router", "ls", "eu"))[0]["filter"] == ["tag", "Glob", "eu:*"]
     assert "usage: topics router create [options] ROUTER --from TOPIC --to TOPIC\n" in cli.pipe("router", "create").err
+    late = cli.pipe("router", "create", "late", "--from", "src", "--to", "src-late", "--start", "99")
+    assert "99 is after the head, 2: the next record is copied first" in late.err
     cycle = cli.pipe("router", "create", "back", "--from", "src-eu", "--to", "src")
     assert (cycle.status, "--allow-cycle" in cycle.err, "allow_cycle" in cycle.err) == (1, True, False)
     assert cli.pipe("router", "rm", "eu").status == 2

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.cli.terminal import Cli, Done, Terminal
+from topics.cli.data.read import Window
 
 Api = Callable[..., Any]
 
@@ -284,6 +285,8 @@ def test_read_from_after_the_head_prints_nothing_and_a_note(cli: Cli, capped: st
     assert cli.pipe("read", capped, "--from", "4000", "--to", "4001").out == ""
     next_one = cli.pipe("read", capped, "--from", "15")
     assert (next_one.status, next_one.out, next_one.err) == (0, "", "")
+    turned = cli.pipe("read", capped, "--from", "13", "--to", "12")
+    assert (turned.status, "--from 13 is after --to 12" in turned.err) == (2, True)
     upto = cli.pipe("read", capped, "--from", "13", "--to", "99")
     assert (seqs(upto), upto.err) == ([13, 14], "99 is after the head, 14\n")
 
@@ -295,6 +298,30 @@ def test_read_follow_waits_for_a_seq_after_the_head(cli: Cli) -> None:
         cli.pipe("append", "later", "3", "4", "5", "6", "7")
         assert [running.line(), running.line()] == ["5", "6"]
         assert running.wait().status == 0
+
+
+def test_window_passes_everything_of_a_topic_that_was_created_again() -> None:
+    passed: list[bytes] = []
+
+    class Kept:
+        def block(self, lines: bytes) -> bool:
+            return False
+
+        def record(self, line: bytes) -> None:
+            passed.append(line)
+
+        gap = record
+
+        def flush(self) -> None: ...
+
+    window = Window(Kept(), 5, None)
+    window.record(b'{"$seq":4}')
+    window.gap(b'{"gap_from":1,"gap_to":4,"reason":"cap"}')
+    assert passed == []
+    window.record(b'{"$seq":5}')
+    window.gap(b'{"gap_from":1,"gap_to":2,"reason":"recreated"}')
+    window.record(b'{"$seq":1}')
+    assert [json.loads(line).get("$seq", "gap") for line in passed] == [5, "gap", 1]
 
 
 # --- watch

@@ -123,10 +123,22 @@ def _create(args: Args) -> Request:
     return Request(method="PUT", path=router_path(args.router), body=body)
 
 
-def _show_created(call: Call, answer: Mapping[str, Any]) -> None:
+def _run_create(call: Call) -> int:
+    answer = call.server.json(_create(call.args))
+    answer.pop("performance", None)
+    start = call.args.start or 0
+    if answer["created"] and start > answer["cursor"] + 1:
+        # The server starts at the head, because a router has no position after it.
+        call.screen.note(
+            f"{start:,} is after the head, {answer['cursor']:,}: the next record is copied first", "yellow"
+        )
+    if not call.screen.is_human:
+        call.screen.json(answer)
+        return EXIT_DONE
     verb = "created" if answer["created"] else "updated"
     what = f" where the tag matches {answer['filter'][2]}" if answer["filter"] else ""
     call.screen.line(f"{verb} {answer['router']}: {answer['source']} → {answer['dest']}{what}, lag {answer['lag']:,}")
+    return EXIT_DONE
 
 
 CREATE = Command(
@@ -134,7 +146,7 @@ CREATE = Command(
     help="create a router, or change it",
     arguments=_create_arguments,
     request=_create,
-    show=_show_created,
+    run=_run_create,
     examples="""\
   topics router create audit --from orders --to orders-audit
   topics router create eu --from orders --to orders-eu --tag 'eu:*' --start 1

@@ -13,7 +13,7 @@ from topics.cli.command import Args, Call, Command, Curl, Subparsers, add, topic
 from topics.cli.connect.request import Request, get, given, tag_match, topic_path
 from topics.cli.data import record_stream
 from topics.cli.data.record_stream import Position
-from topics.cli.output.failures import EXIT_DONE
+from topics.cli.output.failures import EXIT_DONE, usage
 from topics.cli.output.records import Gap, print_gap, print_record
 from topics.cli.output.units import parse_count, parse_duration, parse_positive, parse_time
 from topics.clock import SystemClock
@@ -86,6 +86,8 @@ def _after_head(call: Call) -> Position | None:
     The server takes a cursor after the head for one of an earlier epoch and answers with the whole topic.
     """
     first, last = call.args.first or 0, call.args.last_seq or 0
+    if call.args.last_seq is not None and first > last:
+        raise usage(f"--from {first} is after --to {last}", "exchange the two seqs")
     if max(first, last) <= 1:
         return None
     state = call.server.json(get(topic_path(call.args.topic, touch=False)))
@@ -155,7 +157,7 @@ class Window:
     A topic that was created again starts over at seq 1, so everything of the new epoch is passed on.
     """
 
-    def __init__(self, sink: Printer, first: int, last: int | None) -> None:
+    def __init__(self, sink: record_stream.Sink, first: int, last: int | None) -> None:
         self._sink, self._first, self._last = sink, first, last
         self.flush = sink.flush
 
@@ -170,7 +172,7 @@ class Window:
     def gap(self, tombstone: bytes) -> None:
         gap = msgspec.json.decode(tombstone, type=Gap)
         if gap.reason == "recreated":
-            self._first = 1
+            self._first = 0
         if gap.gap_to >= self._first:
             self._sink.gap(tombstone)
 
