@@ -38,6 +38,8 @@ def test_every_page_is_in_the_navigation_once(site: ModuleType, tmp_path: Path) 
         named += [(here / entry).as_posix() + ".md" for entry in entries(page.read_text())]
     pages = {page.relative_to(tmp_path).as_posix() for page in tmp_path.rglob("*.md") if "files/" not in str(page)}
     assert sorted(named) == sorted(pages - {"index.md"})
+    others = [page for page in (tmp_path / site.FILES).rglob("*.md") if not page.read_text().startswith(site.ORPHAN)]
+    assert not others, "Sphinx refuses a page that is neither in the navigation nor marked"
 
 
 def test_every_link_of_a_staged_page_leads_to_a_staged_file(site: ModuleType, tmp_path: Path) -> None:

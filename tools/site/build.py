@@ -29,6 +29,7 @@ NAMES = {
 }
 TITLES = {"SECURITY.md": "Reporting a vulnerability"}  # of pages whose title another page has
 FILES = "files"  # where files that are no pages go
+ORPHAN = "---\norphan: true\n---\n\n"  # before a page that the navigation does not list
 START = "Start"
 # The section of a page that no table of docs/README.md names, by the beginning of its path.
 SECTIONS = {
@@ -152,13 +153,16 @@ def _copy(source: str, stage: Stage, root: Path) -> str:
             )
         page = stage.directory / f"{target}.md"
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(f"---\norphan: true\n---\n\n# {source}/\n\n" + "\n".join(lines) + "\n")
+        page.write_text(f"{ORPHAN}# {source}/\n\n" + "\n".join(lines) + "\n")
         return f"{target}.md"
     if not (root / source).exists():
         return source  # Sphinx reports it as broken
     copy = stage.directory / target
     copy.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(root / source, copy)
+    if source.endswith(".md"):
+        copy.write_text(f"{ORPHAN}{(root / source).read_text()}")
+    else:
+        shutil.copyfile(root / source, copy)
     return target
 
 
