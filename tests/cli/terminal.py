@@ -39,6 +39,11 @@ class Cli:
         status, out, err = forks.run([TOPICS, *words], self.env | env, data, WAIT_S)
         return Done(status, out.decode(), err.decode())
 
+    def real(self, *words: str) -> "Done":
+        """Run the installed script in a new interpreter, with pipes."""
+        done = subprocess.run([TOPICS, *words], input=b"", env=self.env, capture_output=True, timeout=WAIT_S)
+        return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
+
     def start(self, *words: str, **env: str) -> "Running":
         """Start a command in the background, with its output in a pipe."""
         return Running(

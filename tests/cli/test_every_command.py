@@ -141,7 +141,7 @@ def words_of(name: str, way: str, world: Path) -> list[str]:
 @pytest.mark.parametrize("name", ROWS)
 def test_command_prints_json_lines_in_a_pipe(name: str, cli: Cli, world: Path) -> None:
     row, words = ROWS[name], words_of(name, "pipe", world)
-    done = _stopped(cli.start(*words)) if name == "serve" else cli.pipe(*words)
+    done = _stopped(cli.start(*words)) if name == "serve" else cli.real(*words)
     assert (done.status, "Traceback" in done.err) == (0, False), done
     if row.form == "json":
         assert [json.loads(line) for line in done.lines] or name == "queue dead", done
