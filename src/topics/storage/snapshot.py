@@ -17,12 +17,15 @@ or an earlier number: segments as in `segment.py`, one after the other, found by
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
+from typing import Any
 
 import msgspec
 import xxhash
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from topics.errors import Corrupt
 from topics.model.topic import TopicConfig
@@ -34,6 +37,7 @@ RESTORED = "restored"
 LEDGER = "ledger"
 VERSION = 1
 TOPICS_A_PART = 64
+KEYS_A_PART = 4096
 _HEADER = struct.Struct("<8sIIQ")
 _sum64 = xxhash.xxh3_64_intdigest
 
@@ -96,31 +100,77 @@ class Snapshot(Struct, array_like=True, kw_only=True):
     extra: dict[str, msgspec.Raw] = {}
 
 
+Encoded = bytes | Callable[[], bytes]  # a part of a file, or what returns it
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Snapshot)
 
 
+class KeyLists(Struct, gc=False):
+    """The idempotency keys of a topic and their writes, each in a list: a row for each key would take more memory."""
+
+    names: list[str]
+    writes: list[Any]  # structs of first seq, last seq and time
+
+    def parts(self) -> Iterator[Encoded]:
+        """Yield the field `keys` of a topic: the head of the array, then its rows."""
+        yield _array_of(len(self.names))
+        yield from (partial(self.encode, at) for at in range(0, len(self.names), KEYS_A_PART))
+
+    def encode(self, at: int) -> bytes:
+        """Return one part of the rows, from row `at` on."""
+        upto = at + KEYS_A_PART
+        rows = [(name, *astuple(write)) for name, write in zip(self.names[at:upto], self.writes[at:upto], strict=True)]
+        return _encoder.encode(rows)[len(_array_of(len(rows))) :]
+
+
 def encode(snapshot: Snapshot) -> bytes:
     """Return the whole file."""
-    return b"".join(encode_parts(snapshot, iter(snapshot.topics), len(snapshot.topics)))
+    return b"".join(encode_parts(snapshot, ((topic, None) for topic in snapshot.topics), len(snapshot.topics)))
 
 
-def encode_parts(snapshot: Snapshot, topics: Iterator[TopicSnapshot], count: int) -> list[bytes]:
-    """Return the whole file in parts, with these topics instead of `snapshot.topics`.
+def encode_parts(
+    snapshot: Snapshot, topics: Iterator[tuple[TopicSnapshot, KeyLists | None]], count: int
+) -> Iterator[bytes]:
+    """Yield the whole file in parts, with these topics instead of `snapshot.topics`. Keys beside a topic are its keys.
 
-    With many topics, no single call takes long, so other threads can run.
+    With many topics or keys, no single call takes long, so other threads can run. Many keys of one topic are encoded
+    again in each of four rounds (size, checksum, two copies): to keep the result would take much memory.
     """
     head = (snapshot.wal_number, snapshot.boot_id, snapshot.clean, snapshot.next_topic_id, snapshot.last_epoch)
-    parts = [b"\x97", *map(_encoder.encode, head), _array_of(count)]  # an array of seven: see `Snapshot`
-    while some := list(map(_encoder.encode, islice(topics, TOPICS_A_PART))):
-        parts.append(b"".join(some))
+    parts: list[Encoded] = [b"\x97", *map(_encoder.encode, head), _array_of(count)]  # an array of seven: see `Snapshot`
+    while some := list(islice(topics, TOPICS_A_PART)):
+        joined = bytearray()
+        for topic, keys in some:
+            before, after = (_encoder.encode(topic), b"") if keys is None else _around_keys(topic)
+            joined += before
+            if keys is not None and len(keys.names) > KEYS_A_PART:
+                parts += [bytes(joined), *keys.parts()]
+                joined.clear()
+            elif keys is not None:
+                joined += b"".join(_encoded(keys.parts()))
+            joined += after
+        parts.append(bytes(joined))
     parts.append(_encoder.encode(snapshot.extra))
-    parts.insert(0, _HEADER.pack(MAGIC, VERSION, 0, sum(map(len, parts))))
+    size_bytes = sum(len(part) for part in _encoded(parts))
+    parts.insert(0, _HEADER.pack(MAGIC, VERSION, 0, size_bytes))
     checksum = xxhash.xxh3_64()
-    for part in parts:
+    for part in _encoded(parts):
         checksum.update(part)
     parts.append(checksum.intdigest().to_bytes(8, "little"))
-    return parts * 2
+    for _ in range(2):
+        yield from _encoded(parts)
+
+
+def _encoded(parts: Iterable[Encoded]) -> Iterator[bytes]:
+    return (part if isinstance(part, bytes) else part() for part in parts)
+
+
+def _around_keys(topic: TopicSnapshot) -> tuple[bytes, bytes]:
+    """Return the fields of a topic before and after its keys, encoded, with the head of the array before them."""
+    values = [_encoder.encode(value) for value in astuple(topic)]
+    at = TopicSnapshot.__struct_fields__.index("keys")
+    return b"".join([_array_of(len(values)), *values[:at]]), b"".join(values[at + 1 :])
 
 
 def _array_of(count: int) -> bytes:

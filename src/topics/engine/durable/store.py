@@ -230,7 +230,7 @@ class Store:
             atomic_files.write(self.dir, self.dir.tails_path(number), _tails(number, capture))
             if notes and self.wal.ledger.write(notes):
                 head.extra[snap.LEDGER] = msgspec.Raw(msgspec.msgpack.encode(True))
-            parts = snap.encode_parts(head, (one.snapshot for one in capture), len(capture))
+            parts = snap.encode_parts(head, ((one.snapshot, one.keys) for one in capture), len(capture))
             atomic_files.write(self.dir, self.dir.snapshot_path(number), parts)
             self._note_written(capture, tails, pending)
 

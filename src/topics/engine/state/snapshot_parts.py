@@ -92,6 +92,7 @@ class Captured(msgspec.Struct, gc=False):
     sealing: list[tuple[Frozen, int]]  # with the index at which the finished ref belongs among the segments
     tail: Frozen | None
     looks: Look  # of the open segment: a tail that still looks like this need not be written again
+    keys: snap.KeyLists | None  # instead of those in `snapshot`
 
 
 SavedTail = tuple[snap.TailRef, Look]  # where the tail of a topic is, and how its open segment looked then
@@ -135,9 +136,7 @@ def capture(state: State, topic: Topic) -> Captured:
         count=topic.count if kept else 0,
         bytes=topic.bytes if kept else 0,
         losses=tuple(topic.losses.runs),
-        keys=tuple([(key, write.first, write.last, write.at_ms) for key, write in topic.keys.items()])
-        if topic.keys
-        else (),
+        keys=(),
         segments=tuple(refs),
         tail=tail_ref,
         extra={
@@ -146,7 +145,8 @@ def capture(state: State, topic: Topic) -> Captured:
             if (value := save(state, topic)) is not None
         },
     )
-    return Captured(snapshot, sealing, tail, look(open_segment))
+    keys = snap.KeyLists(list(topic.keys), list(topic.keys.values())) if topic.keys else None
+    return Captured(snapshot, sealing, tail, look(open_segment), keys)
 
 
 def end_ephemeral(state: State) -> None:
