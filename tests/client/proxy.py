@@ -24,6 +24,7 @@ class CuttingProxy:
         self._cut_one_in = cut_one_in
         self._upto_bytes = upto_bytes
         self.cuts = 0
+        self.full_answers = 0  # reads with a refusal of a full topic in them
         self.quiet = False  # forwards everything from now on
         self._loop = asyncio.new_event_loop()
         self._started = threading.Event()
@@ -83,6 +84,7 @@ class CuttingProxy:
     async def _pipe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, left: list[int]) -> None:
         with suppress(OSError):
             while data := await reader.read(65536):
+                self.full_answers += b'"topic_full"' in data
                 writer.write(data[: max(left[0], 0)])
                 left[0] -= len(data)
                 if left[0] <= 0:
