@@ -219,6 +219,14 @@ def test_a_body_the_budget_could_never_hold_is_too_large(inside: Callable[..., I
     connection.sock.close()
 
 
+def test_a_large_body_of_a_read_is_refused_before_it_is_sent(inside: Callable[..., Inside]):
+    connection = Connection(inside().port)
+    fields = b"host: [::1]\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % (2 * MIB)
+    connection.send(b"POST /v0/topics/t/diff HTTP/1.1\r\n" + fields)
+    assert b" 413 " in connection.head()
+    connection.sock.close()
+
+
 def test_a_key_has_a_request_under_way_until_its_answer_is_delivered(call: Start):
     server = call(api_keys="a,b", max_inflight_per_key=2)
     for _ in range(16):

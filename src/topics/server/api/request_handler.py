@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from topics import logs
 from topics.engine.steps import Steps, once_loaded
 from topics.errors import Code, TopicsError
+from topics.model.wire import MAX_PLAIN_BODY_BYTES, body_too_large
 from topics.server.access.caller import ANYONE
 from topics.server.access.operations import Scope
 from topics.server.api.guard import Guard
@@ -68,6 +69,8 @@ class RequestHandler:
                 _check_type(request)
                 call.typed = True
                 if content_length > SMALL_BYTES:
+                    if content_length > MAX_PLAIN_BODY_BYTES and call.route.decode_steps is None:
+                        raise body_too_large(content_length)
                     self._budget.check(content_length)
             if guard is not None:
                 guard.begin(call.caller)
