@@ -343,17 +343,17 @@ def test_past_max_routers_none_is_made_and_no_topic_either(start_server: StartSe
 
 @pytest.mark.parametrize("dests", [150, pytest.param(1000, marks=pytest.mark.torture)])
 def test_wide_fan_out_gets_every_record_in_order(api: Api, names: Callable[[str], str], dests: int) -> None:
-    source = names("source")
+    source = names(f"source{dests}")
     for number in range(dests):
-        put(api, names(f"r{number}"), source, names(f"d{number}"))
+        put(api, names(f"r{dests}-{number}"), source, names(f"d{dests}-{number}"))
     before = metric(api, "topics_wal_frames_total")
     for number in range(20):
         api.write(source, number)
     written = metric(api, "topics_wal_frames_total") - before
     for number in range(dests):
-        caught_up(api, names(f"r{number}"))
+        caught_up(api, names(f"r{dests}-{number}"))
     for number in range(0, dests, 37):
-        assert data(api.diff(names(f"d{number}"))) == list(range(20))
+        assert data(api.diff(names(f"d{dests}-{number}"))) == list(range(20))
     assert written <= 20
     assert metric(api, "topics_wal_frames_total") - before <= 20, "copies cost no write"
     api.drop(source)
