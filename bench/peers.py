@@ -157,6 +157,16 @@ def start_floor(plan: Plan, body_bytes: int, spread_bytes: int = 0) -> Server:
     return server
 
 
+def start_relay(plan: Plan, file: Path) -> Server:
+    """Start the floor of the latencies, which syncs writes in `file`."""
+    port = free_port()
+    started = time.perf_counter()
+    server = _spawn(plan, [sys.executable, str(HERE / "relay.py"), str(port), str(file)], plan.work_dir / "relay.log")
+    server.port = port
+    _wait_until(server, Api(port).is_ready, started)
+    return server
+
+
 @contextmanager
 def running(server: Server) -> Iterator[Server]:
     """End the process at the end of the block. An exception gets the end of the process's log."""

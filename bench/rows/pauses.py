@@ -1,0 +1,83 @@
+"""w17: the longest time for which background work holds the event loop, with many topics, records and routers.
+
+The server is filled, stopped and started again, so that the figures are those of a server that runs. Then wrk appends,
+while a client asks for metrics and lists, and checkpoints follow each other. What the machine adds is printed: how long
+the server was ready to run and had no core.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+
+from api import Api
+from fill import send_all
+from payload import batch, post
+from peers import Server, running, start_topics
+from plan import Plan
+from row import Ask, Outcome, Reading, Row, Side, at_most
+from rows.append import append_load
+
+HOLD = re.compile(r'^topics_loop_hold_max_ms\{cause="(\w+)"\} ([\d.e+-]+)$', re.MULTILINE)
+ASKED = ("/v0/metrics", "/v0/topics?page_size=1000", "/v0/routers?page_size=1000", "/v0/routers?source=t0")
+CHECKPOINT_MS = "1000"
+ROUTED_SHARE = 2  # one router for every two topics, so that all of them are linked
+PAUSE_S = 0.1
+
+
+def measure(plan: Plan) -> Outcome:
+    topics, per_topic = plan.scale.topics, max(plan.scale.records // plan.scale.topics, 1)
+    data_dir = plan.fresh_dir("pauses")
+    with running(start_topics(plan, data_dir)) as server:
+        _fill(server, topics, per_topic)
+        server.stop()
+    with running(start_topics(plan, data_dir, TOPICS_CHECKPOINT_INTERVAL_MS=CHECKPOINT_MS)) as server:
+        api = Api(server.port)
+        api.create("t", durability="disk")
+        waited_s, done = _waited_s(server.pid), threading.Event()
+        asking = threading.Thread(target=_ask, args=(api, done))
+        asking.start()
+        rates = [append_load(server.port, seconds=plan.scale.round_s).per_s for _ in range(plan.scale.rounds)]
+        done.set()
+        asking.join()
+        waited_s = _waited_s(server.pid) - waited_s
+        found = HOLD.findall(api.raw("GET", "/v0/metrics")[1].decode())
+    holds_ms = {cause: float(text) for cause, text in found}
+    ordered = sorted(holds_ms.items(), key=lambda item: item[1], reverse=True)
+    note = f"{', '.join(f'{cause} {ms:.1f}' for cause, ms in ordered)}; without a core for {waited_s * 1000:.0f} ms"
+    sides = [
+        Side(name="appends meanwhile", unit="records/s", rounds=tuple(rates), median=sorted(rates)[len(rates) // 2])
+    ]
+    return Outcome([Reading(key="longest hold", value=ordered[0][1], note=note)], sides)
+
+
+def _fill(server: Server, topics: int, per_topic: int) -> None:
+    body = batch(per_topic)
+    send_all(server.port, (post(f"/v0/topics/t{at}?return_seqs=false", body) for at in range(topics)))
+    api = Api(server.port)
+    for at in range(topics // ROUTED_SHARE):
+        api.call("PUT", f"/v0/routers/r{at}", {"source": f"t{at}", "dest": f"t{topics - 1 - at}"})
+
+
+def _ask(api: Api, done: threading.Event) -> None:
+    """Ask for what takes long, until `done`."""
+    while not done.wait(PAUSE_S):
+        for path in ASKED:
+            api.raw("GET", path)
+
+
+def _waited_s(pid: int) -> float:
+    """Return how long the threads of a process were ready to run and had no core."""
+    stats = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    return sum(int(fields[1]) for fields in stats) / 1e9
+
+
+ROW = Row(
+    id="w17",
+    title="longest hold of the event loop with 10,000 topics, 5,000 routers, lists, metrics and checkpoints",
+    peer="none",
+    asks=(Ask(key="longest hold", unit="ms", bar=at_most(20), goal=at_most(5), cpu_bound=False),),
+    measure=measure,
+    time_limit_s=600,
+)
