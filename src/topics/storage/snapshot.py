@@ -173,6 +173,12 @@ def _around_keys(topic: TopicSnapshot) -> tuple[bytes, bytes]:
     return b"".join([_array_of(len(values)), *values[:at]]), b"".join(values[at + 1 :])
 
 
+def encode_array(items: Iterable[Any], count: int) -> Iterator[bytes]:
+    """Yield the MessagePack array of `count` items, one at a time, so that other threads can run."""
+    yield _array_of(count)
+    yield from map(_encoder.encode, items)
+
+
 def _array_of(count: int) -> bytes:
     """Return the head of a MessagePack array, in its shortest form."""
     if count < 16:

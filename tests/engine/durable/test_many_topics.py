@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from topics.model.router import RouterRequest
 from topics.testing.disk import SimDisk
 from topics.testing.harness import SimServer
@@ -104,3 +106,60 @@ def test_records_copied_by_a_new_router_between_slices_come_once():
     assert server.data("c") == ["1", "1"]
 
     assert server.crash("lose").view() == found
+
+
+@pytest.mark.parametrize("captured", range(5))
+def test_copies_made_between_slices_come_once(captured: int):
+    """Whatever is captured before a router runs: its source, its destination, both, or neither."""
+    server = SimServer.start(SimDisk(seed=1))
+    for name, limits in (("a", {}), ("b", {"cap_records": 3}), ("c", {}), ("d", {"ttl_ms": 1000})):
+        server.put(name, durability="fsync", **limits)
+    for name, source, dest in (("r1", "c", "b"), ("r2", "b", "a"), ("r3", "d", "c")):
+        server.append(source, "0")
+        server.done(server.engine.routers.put(name, RouterRequest(source=source, dest=dest, from_seq=0)))
+    server.append("d", "1", "2")
+    server.begin_checkpoint(topics=captured)
+    server.engine.routers.forwarder.drain()
+    server.append("d", "3")
+    server.clock.advance(ms=600)
+    server.append("d", "4")
+    server.clock.advance(ms=600)
+    server.engine.routers.forwarder.drain()
+    server.steps.release()
+    assert server.store.snapshot_number == server.wal.number, "the checkpoint failed"
+    found, cursors = server.view(), {name: one.cursor for name, one in server.engine.routers.table.by_name.items()}
+    assert found["b"].head == 7, "not all was copied"
+
+    after = server.crash("lose")
+
+    assert after.view() == found
+    assert {name: one.cursor for name, one in after.engine.routers.table.by_name.items()} == cursors
+
+
+def test_records_that_expire_after_they_were_copied_between_slices_stay_copied():
+    server = SimServer.start(SimDisk(seed=1))
+    server.put("a", durability="fsync")
+    server.put("b", durability="fsync", ttl_ms=1000)
+    server.append("b", "1", "2")
+    server.done(server.engine.routers.put("r", RouterRequest(source="b", dest="a", from_seq=0)))
+    server.begin_checkpoint(topics=0)
+    server.engine.routers.forwarder.drain()
+    server.clock.advance(ms=1200)
+    server.engine.expire_and_get("b", touch=False)
+    server.steps.release()
+    assert server.store.snapshot_number == server.wal.number, "the checkpoint failed"
+
+    assert server.crash("lose").data("a") == server.data("a") == ["1", "2"]
+
+
+def test_checkpoint_captures_routed_topics_in_steps_like_others():
+    server = SimServer.start(SimDisk(seed=1))
+    for at in range(5):
+        server.append(f"s{at}", "1", durability="fsync")
+        server.done(server.engine.routers.put(f"r{at}", RouterRequest(source=f"s{at}", dest=f"d{at}")))
+
+    server.begin_checkpoint(topics=2)
+
+    captured = [topic.name for topic in server.engine.topics.values() if topic.captured_in == server.wal.number]
+    server.steps.release()
+    assert len(captured) == 2

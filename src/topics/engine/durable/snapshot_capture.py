@@ -5,14 +5,15 @@ captured before the first change that this file holds takes effect. `Commits.bef
 such a change is staged; a topic whose turn has not come is then captured at once.
 
 Changes that are not logged may be in the snapshot or not, because they follow from the topic itself and the time: a
-TTL, for example. The exception is a router, which copies from one topic to another without a log entry. All topics
-with routers, and the routers, are captured in the first step, in which no router runs.
+TTL, for example. The exception is a router, which copies from one topic to another without a log entry. The snapshot
+has the cursors of all routers from the beginning, so a router reports its source and its destination, too, before it
+copies: both are then captured as they were when the cursors were noted.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from topics.engine.state import snapshot_parts
 from topics.engine.state.snapshot_parts import Captured
@@ -52,11 +53,6 @@ class Capture:
                 yield self._lists[-1].pop()
             else:
                 self._lists.pop()
-
-    def linked(self, topics: Iterable[Topic]) -> None:
-        """Capture topics that only make sense together."""
-        for topic in topics:
-            self.before_change(topic)
 
     def before_change(self, topic: Topic) -> None:
         """Capture the topic now, unless it was captured before or is younger than the snapshot."""

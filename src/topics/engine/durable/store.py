@@ -188,8 +188,6 @@ class Store:
         if clean:
             snapshot_parts.end_ephemeral(self.state)
         capture = Capture(self.state, number)
-        if self.state.routers is not None:
-            capture.linked(self.state.routers.linked())
         head = snap.Snapshot(
             wal_number=number,
             boot_id=self.fs.boot_id(),
@@ -197,8 +195,8 @@ class Store:
             next_topic_id=self.state.next_topic_id,
             last_epoch=self.state.last_epoch,
             topics=[],
-            extra=snapshot_parts.save_state(self.state),
         )
+        extra = snapshot_parts.save_state(self.state)
         retired, self.shelf.retired = self.shelf.retired, []
         if self.commits is not None:
             self.commits.before_change = capture.before_change
@@ -209,19 +207,21 @@ class Store:
             if error is not None:
                 self._failed(error, retired, done)
             else:
-                self._write_snapshot(head, capture, list(notes), retired, done)
+                self._write_snapshot(head, extra, capture, list(notes), retired, done)
 
         self._run(capture.steps(), captured)
 
     def _write_snapshot(
-        self, head: snap.Snapshot, capture: Capture, notes: list[bytes], retired: list[str], done: Done
-    ) -> None:
+        self, head: snap.Snapshot, extra: dict[str, snapshot_parts.Encode], capture: Capture, notes: list[bytes],
+        retired: list[str], done: Done,
+    ) -> None:  # fmt: skip
         sealed: list[Sealed] = []
         tails: set[int] = set()  # numbers of the files that the snapshot refers to
         pending: dict[int, dict[int, bytes]] = {}  # marks that segment files lack, by topic id and first seq
 
         def work() -> None:
             number = head.wal_number
+            head.extra |= {name: msgspec.Raw(encode()) for name, encode in extra.items()}
             for one in capture:
                 for frozen, at in one.sealing:
                     path, footer = self._write_segment(one.snapshot.topic_id, one.snapshot.epoch, frozen)

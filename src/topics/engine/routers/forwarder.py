@@ -44,6 +44,7 @@ class Forwarder:
         self._live = live
         self._gathered: tuple[Any, Gathered] | None = None
         self._cold: Edge | None = None  # needed the disk last time: it goes first, while its records are in memory
+        self.steps = 0  # of the last `run`
 
     def run(self, budget_ns: int, *, waits: bool = False) -> int | None:
         """Forward until nothing is left or the budget is spent. Return in how many ms to call again; None for never.
@@ -52,6 +53,7 @@ class Forwarder:
         """
         clock = self._staging.clock
         began = clock.monotonic_ns()
+        self.steps = 0
         cold, self._cold = self._cold, None
         due = self._due
         if cold is not None:
@@ -60,6 +62,7 @@ class Forwarder:
         # Bound: `budget_ns`. Without one, a step that leaves its edge due forwards or gives up at least one record.
         while due:
             edge = due.pop()
+            self.steps += 1
             try:
                 more = self._step(edge, waits=waits)
             except Cold:
@@ -105,6 +108,9 @@ class Forwarder:
         turn = edge.next()
         if turn is None:
             return False
+        # A snapshot that is being taken has the cursors from before this step, and needs both topics from then.
+        self._staging.commits.will_change(edge.source)
+        self._staging.commits.will_change(edge.dest)
         router, upto = turn
         source, start = edge.source, router.cursor + 1
         if (run := source.losses.covering(start)) is not None:

@@ -254,10 +254,6 @@ class Table:
     def edges(self) -> list[Edge]:
         return list({id(router.edge): router.edge for router in self.by_id.values()}.values())
 
-    def linked(self) -> list[Topic]:
-        """Return the topics with routers."""
-        return [topic for edge in self.edges() for topic in (edge.source, edge.dest)]
-
     def _unlink(self, topic: Topic) -> None:
         links = linked(topic)
         if not links.outgoing and links.incoming is None and not links.frozen:

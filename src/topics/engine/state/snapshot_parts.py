@@ -59,11 +59,17 @@ class Part(NamedTuple):
     load: Callable[[State, Topic, msgspec.Raw], None]
 
 
+Encode = Callable[[], bytes]
+
+
 class StatePart(NamedTuple):
-    """What a module saves that belongs to no single topic; loaded after all topics."""
+    """What a module saves that belongs to no single topic; loaded after all topics.
+
+    `save` notes what there is now, and returns a function that encodes it on any thread; None saves nothing.
+    """
 
     name: str
-    save: Callable[[State], Any]
+    save: Callable[[State], Encode | None]
     load: Callable[[State, msgspec.Raw], None]
 
 
@@ -71,12 +77,9 @@ TOPIC_PARTS: list[Part] = []
 STATE_PARTS: list[StatePart] = []
 
 
-def save_state(state: State) -> dict[str, msgspec.Raw]:
-    return {
-        name: msgspec.Raw(msgspec.msgpack.encode(value))
-        for name, save, _ in STATE_PARTS
-        if (value := save(state)) is not None
-    }
+def save_state(state: State) -> dict[str, Encode]:
+    """Return what encodes the state parts as they are now."""
+    return {name: encode for name, save, _ in STATE_PARTS if (encode := save(state)) is not None}
 
 
 def load_state(state: State, extra: dict[str, msgspec.Raw]) -> None:

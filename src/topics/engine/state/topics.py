@@ -34,10 +34,6 @@ class RouterTable(Protocol):
     def fill(self, topic: Topic, head: int) -> None:
         """Forward records to the topic until its head is `head`."""
 
-    def linked(self) -> list[Topic]:
-        """Return the topics with routers."""
-        return []
-
 
 class State:
     """All topics by name and by id, and the sums over them. `add` and `remove` keep these in step.
