@@ -155,6 +155,7 @@ class Commits:
         self.creating: dict[str, Ticket] = {}  # by name: staged creations of topics
         self.turn_ms = 0  # the time of all writes of this turn; 0 before the first
         self.turn = 0  # how often a batch was closed: a ticket that collects changes is complete once this moves on
+        self.batch_writes = 0  # entries of the last batch, followers included
         # Called with a topic before the first logged change of it is staged, while a snapshot is being taken.
         self.before_change: Callable[[Topic], None] | None = None
         self.pending_bytes = 0  # of accepted records of all topics that have not taken effect yet
@@ -208,10 +209,12 @@ class Commits:
         self.turn_ms = 0
         self.turn += 1
         frames = []
+        self.batch_writes = len(batch)
         for ticket in batch:
             if ticket.topic is not None:
                 ticket.topic.leader = None  # the batch is closed: later appends must not join this leader
             if ticket.followers is not None:
+                self.batch_writes += len(ticket.followers)
                 self._join(ticket, ticket.followers)
             if ticket.frame is not None:
                 frames.append(ticket.frame)

@@ -1,7 +1,8 @@
 """Routers on the event loop: when forwarding gets its turns.
 
-A write to a source is answered before its copies are made. While requests arrive, forwarding runs for one slice and
-then rests for several times as long; while none arrive, it continues at once.
+A write to a source is answered before its copies are made. While many requests arrive, or while there is much to
+forward, forwarding runs for one slice and then rests for several times as long. A few copies of a few writes are made
+at once: a rest after each of them would make the next copy late, and save nothing.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ log = logs.Log("routers")
 
 SLICE_NS = 300_000
 REST = 8  # under load, forwarding rests for this many times the length of its last slice
+FEW_STEPS = 8  # of the forwarder in a slice: those of four routers. More delay the next write of the same client.
+FEW_WRITES = 4  # in one turn of the loop
 RETRY_MS = 1000  # after an unexpected failure
 
 
@@ -85,11 +88,17 @@ class Forwarding:
             delay_ms = RETRY_MS
         ended = clock.monotonic_ns()
         self._runtime.holds.note(Cause.FORWARDING, ended - began)
-        self._resting_until_ns = ended + REST * (ended - began) if self._is_asked() else 0
+        self._resting_until_ns = ended + REST * (ended - began) if self._should_rest(delay_ms) else 0
         self._timer = None
         self._patient = True
         if delay_ms is not None:
             self._schedule(delay_ms)
+
+    def _should_rest(self, delay_ms: int | None) -> bool:
+        """Return whether requests come first for a while, after a slice that wants its next turn after `delay_ms`."""
+        engine = self._runtime.engine
+        few = self._routers.forwarder.steps <= FEW_STEPS and engine.commits.batch_writes <= FEW_WRITES
+        return (delay_ms == 0 or not few) and self._is_asked()
 
     def _is_asked(self) -> bool:
         """Return whether requests arrived since the last turn."""
