@@ -11,10 +11,11 @@ from tests.live.manual import ManualLoop, TickingClock, create, manual_app
 from topics.engine.durable.deferred_replay import PER_STEP
 from topics.engine.state.topic import Topic
 from topics.errors import TopicsError, invalid
+from topics.model.router import RouterRequest
 from topics.model.topic import ArchiveConfig, ConfigPatch
 from topics.server.access.caller import ANYONE
 from topics.server.api import metrics
-from topics.server.api.handlers import health, topics
+from topics.server.api.handlers import health, routers, topics
 from topics.server.api.route import Call
 from topics.server.http.messages import Answer, Deferred, Request, Response
 from topics.server.limits.budget import MemoryBudget
@@ -174,6 +175,27 @@ def test_metrics_of_many_topics_take_many_turns() -> None:
     app.services.engine.drop_topic("t0001")
     app.services.engine.flush()
     assert app.services.engine.state.by_class == {"disk": 4_998, "fsync": 1, "memory": 1}
+
+
+@pytest.mark.parametrize("query", [b"page_size=400", b"page_size=400&source=s"])
+def test_list_of_many_routers_takes_many_turns(query: bytes) -> None:
+    app, loop = manual_app(TickingClock())
+    engine = app.services.engine
+    for at in range(500):
+        engine.routers.put(f"r{at:03}", RouterRequest(source="s", dest=f"d{at:03}"))
+    asked = Request("GET", b"/v0/routers", query, {}, b"", "", 0)
+    got = answered(routers.list_routers(app.services, Call(asked, None, {}, ANYONE)))  # type: ignore[arg-type]
+    loop.turn()
+    engine.routers.drop("r000")
+    engine.routers.drop("r399")
+    turns = 1
+    while not got:
+        loop.turn()
+        turns += 1
+    assert turns > 5
+    page = json.loads(text_of(got[0]))
+    assert [row["router"] for row in page["routers"]] == [f"r{at:03}" for at in range(401) if at != 399]
+    assert page["next_cursor"]
 
 
 @pytest.mark.parametrize("config", [ConfigPatch(type="queue"), ConfigPatch(archive=ArchiveConfig(hold=True))])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from topics.engine.routers.verbs import DroppedRouter, PutRouter
+from topics.engine.routers.verbs import ROUTERS_PER_STEP, DroppedRouter, PutRouter
 from topics.errors import Code, TopicsError
 from topics.model.names import check_router, check_topic
 from topics.model.router import (
@@ -27,6 +27,7 @@ from topics.model.wire import check_u64, decode_body
 from topics.server.access.operations import router_names
 from topics.server.http.messages import Answer
 from topics.server.http.request import query_string
+from topics.server.limits.loop_holds import Cause
 from topics.server.loop.answer import json_answer, performance, when_done
 
 if TYPE_CHECKING:
@@ -88,9 +89,13 @@ def get_router(services: Services, call: Call) -> Answer:
 
 
 def list_routers(services: Services, call: Call) -> Answer:
-    """Return a page of routers."""
+    """Return a page of routers, in slices."""
+    return services.slices.answer(call.request, _list(services, call), Cause.LIST)
+
+
+def _list(services: Services, call: Call) -> Steps[Answer]:
     found = query_string.parse(call.request.query)
-    page, more = services.engine.routers.page(
+    page, more = yield from services.engine.routers.page(
         prefix=found.get("prefix", ""),
         source=found.get("source"),
         dest=found.get("dest"),
@@ -99,7 +104,10 @@ def list_routers(services: Services, call: Call) -> Answer:
         prefixes=call.caller.prefixes,
         allowed=lambda router: all(map(call.caller.may_use, router_names(router))),
     )
-    summaries = [_summary(router) for router in page]
+    summaries: list[RouterSummary] = []
+    for at in range(0, len(page), ROUTERS_PER_STEP):
+        summaries += [_summary(router) for router in page[at : at + ROUTERS_PER_STEP]]
+        yield None
     next_cursor = query_string.cursor(page[-1].name) if more else None
     return json_answer(200, RouterList(summaries, performance(call.request), next_cursor))
 
