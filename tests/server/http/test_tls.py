@@ -110,6 +110,34 @@ def test_websocket_runs_over_tls(start: Callable[..., ServerProcess]):
     assert "error" not in asyncio.run(asyncio.wait_for(publish(), WAIT_S))
 
 
+def test_clients_that_offer_http2_get_it(start: Callable[..., ServerProcess]):
+    server = start()
+    url = f"https://127.0.0.1:{server.port}"
+    with httpx.Client(base_url=url, verify=trust("one"), http2=True, timeout=WAIT_S) as https:
+        big = {"records": [{"data": "x" * 200_000}] * 4}
+        assert https.post("/v0/topics/t", json=big).http_version == "HTTP/2"
+        read = https.post("/v0/topics/t/diff", json={"max_batch_bytes": 8 << 20})
+        assert [record["$seq"] for record in read.json()["records"]] == [1, 2, 3, 4]
+        session = https.post("/v0/watch", json={"topics": {"t": {"from_seq": 4}}}).json()
+        with https.stream("GET", session["stream_url"], headers={"accept": "text/event-stream"}) as stream:
+            https.post("/v0/topics/t", json={"records": [{"data": 5}]}).raise_for_status()
+            assert next(line for line in stream.iter_lines() if '"$seq":5' in line)
+    with client(server) as other:
+        assert other.get("/v0/health").http_version == "HTTP/1.1"
+    assert events(server, "loop_error") == []
+
+
+@pytest.mark.parametrize(("option", "version"), [("--http2", "2"), ("--http1.1", "1.1")])
+def test_curl_gets_the_protocol_it_asks_for(start: Callable[..., ServerProcess], option: str, version: str):
+    found = shutil.which("curl")
+    if found is None or b"HTTP2" not in subprocess.run([found, "--version"], capture_output=True).stdout:
+        pytest.skip("curl is not installed, or does not speak HTTP/2")
+    url = f"https://127.0.0.1:{start().port}/v0/health"
+    command = ["curl", "-sS", "--max-time", "10", option, "--cacert", CERTS / "one.pem", "-w", "\n%{http_version}", url]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == version
+
+
 def test_hangup_signal_changes_the_certificate_of_new_connections(start: Callable[..., ServerProcess], tmp_path: Path):
     server = start()
     with client(server) as old:
