@@ -62,6 +62,13 @@ def test_every_websocket_command_has_a_section(pages: dict[str, str]) -> None:
     assert names <= set(re.findall(r"^### (\w+)$", pages["watch.md"], re.MULTILINE))
 
 
+def test_every_field_of_an_event_or_a_message_has_a_meaning(pages: dict[str, str]) -> None:
+    events = pages["watch.md"].partition("\n## Events\n")[2]
+    rows = [line.split(" | ") for line in events.splitlines() if line.startswith("| `")]
+    assert len(rows) > 80
+    assert [row for row in rows if len(row[-1].strip("| ")) < 3] == []
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [

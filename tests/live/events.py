@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
+
+from topics.model.pushed import EVENTS
+
 WAIT_S = 10.0
 
 
@@ -39,6 +43,16 @@ def decode_id(text: str) -> Any:
 
 def encode_id(cursor: Any) -> str:
     return base64.urlsafe_b64encode(json.dumps(cursor).encode()).rstrip(b"=").decode()
+
+
+def as_documented(kinds: dict[str, type[msgspec.Struct]], name: str, data: Any) -> Any:
+    """Return the data of an event or a message, if the reference documents all of it."""
+    kind = kinds[name]
+    known = {field.encode_name for field in msgspec.structs.fields(kind)} | {"op"}
+    assert data.keys() <= known, f"{name} has fields that are not documented: {data.keys() - known}"
+    records = [{"data": None} | record for record in data.get("records", ())]  # a watcher may want none
+    msgspec.convert(data | {"records": records} if "records" in data else data, kind)
+    return data
 
 
 class Events:
@@ -104,7 +118,8 @@ class Events:
                     fields[name] = value
             if fields:
                 self.last_id = fields.get("id", self.last_id)
-                return Frame(fields["event"], json.loads(fields["data"]), fields.get("id"))
+                data = as_documented(EVENTS, fields["event"], json.loads(fields["data"]))
+                return Frame(fields["event"], data, fields.get("id"))
 
     def expect(self, *events: str) -> list[Frame]:
         frames = [self.next() for _ in events]

@@ -13,7 +13,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from tests.live.events import wait_for
+from tests.live.events import as_documented, wait_for
+from topics.model.pushed import ANSWERS, DELIVERIES
 
 WAIT_S = 10
 
@@ -35,7 +36,11 @@ class Socket:
         self.ws.send(json.dumps({"op": op} | fields))
 
     def next(self) -> Any:
-        return json.loads(self.ws.recv(WAIT_S))
+        message = json.loads(self.ws.recv(WAIT_S))
+        kinds = DELIVERIES if message["op"] in DELIVERIES else ANSWERS
+        body = message if kinds is ANSWERS else {name: value for name, value in message.items() if name != "op"}
+        as_documented(kinds, message["op"], body)
+        return message
 
     def until(self, op: str, **fields: Any) -> Any:
         """Return the next message of that kind. Messages before it are dropped."""

@@ -13,7 +13,8 @@ from typing import Any, get_args
 
 import msgspec
 
-from topics.model.watch import Command, PublishAck, PublishTimes
+from topics.model import pushed
+from topics.model.watch import Command, PublishTimes
 from topics.server.api.openapi import document
 from topics.server.api.openapi_fields import message_meaning
 from topics.server.api.route_table import ROUTES
@@ -38,11 +39,24 @@ answers `HEAD`. With [API keys](../security.md), send `Authorization: Bearer <ke
 needs. The requests on these pages and their answers are examples from a real server: a test sends all of them.
 """
 
-SOCKET_INTRODUCTION = """
+EVENTS_INTRODUCTION = """
+## Events
+
+What an event stream sends, by the name of the event. The data is a JSON object with the fields below; a field without a
+value is absent. Lines that begin with `:` are heartbeats.
+"""
+
+COMMANDS_INTRODUCTION = """
 ## WebSocket commands
 
 Messages that a client sends over `/v0/ws`. Each is a JSON object whose `op` is the name of the command.
-[Watching](../watch.md#websocket) explains the messages from the server.
+"""
+
+ANSWERS_INTRODUCTION = """
+## WebSocket answers
+
+Messages that the server sends over `/v0/ws`: an answer to each command, and the [events](#events) {deliveries} with the
+same fields and their name as `op`. [Watching](../watch.md#websocket) explains their order.
 """
 
 
@@ -56,7 +70,7 @@ def pages() -> dict[str, str]:
     found = {"README.md": _index(groups, texts)}
     for tag, operations in groups.items():
         found[f"{tag}.md"] = _group_page(tag, texts[tag], operations, api["components"])
-    found["watch.md"] += _socket_commands()
+    found["watch.md"] += _messages()
     found[TYPES_PAGE] = _types_page(api)
     return found
 
@@ -213,20 +227,28 @@ def _sent_types(api: dict[str, Any]) -> set[str]:
     return found
 
 
-def _socket_commands() -> str:
-    parts = [SOCKET_INTRODUCTION]
-    for kind in (*get_args(Command), PublishAck):
-        _, components = msgspec.json.schema_components([kind], ref_template="#/components/schemas/{name}")
-        schema = components[kind.__name__]
-        for field, row in schema["properties"].items():
-            text = message_meaning(kind.__name__, field)
-            default = row.pop("default", None)
-            shown = f"; default: {_json(default)}" if default is not None and field != "op" else ""
-            row["description"] = (text or row.get("description", "")) + shown
-        name = schema["properties"]["op"]["enum"][0]
-        text = " ".join((kind.__doc__ or "").split())
-        parts.append(f"\n### {name}\n\n{text}\n\n" + _fields_table(schema, request=kind is not PublishAck))
+def _messages() -> str:
+    """Return the sections on events, commands and answers."""
+    deliveries = ", ".join(f"`{op}`" for op in pushed.DELIVERIES)
+    parts = [EVENTS_INTRODUCTION]
+    parts += [_message(f"event {name}", kind, request=False) for name, kind in pushed.EVENTS.items()]
+    parts.append(COMMANDS_INTRODUCTION)
+    parts += [_message(kind.__struct_config__.tag, kind, request=True) for kind in get_args(Command)]
+    parts.append(ANSWERS_INTRODUCTION.format(deliveries=deliveries))
+    parts += [_message(f"answer {op}", kind, request=False) for op, kind in pushed.ANSWERS.items()]
     return "".join(parts).replace(type_text({"$ref": PublishTimes.__name__}), _inline(PublishTimes))
+
+
+def _message(title: str, kind: type[msgspec.Struct], *, request: bool) -> str:
+    _, components = msgspec.json.schema_components([kind], ref_template="#/components/schemas/{name}")
+    schema = components[kind.__name__]
+    for field, row in schema["properties"].items():
+        text = message_meaning(kind.__name__, field)
+        default = row.pop("default", None)
+        shown = f"; default: {_json(default)}" if default is not None and field != "op" else ""
+        row["description"] = (text or row.get("description", "")) + shown
+    text = " ".join((kind.__doc__ or "").split())
+    return f"\n### {title}\n\n{text}\n\n" + _fields_table(schema, request=request)
 
 
 def _inline(kind: type[msgspec.Struct]) -> str:

@@ -159,6 +159,11 @@ _SOCKET = {
     "op": "the name of the message",
     "request_id": "repeated in the answer",
 }
+_ANSWERED = {
+    "op": "the name of the message",
+    "request_id": "that of the command; absent if it had none",
+}
+_RETRY = "wait so long before the next attempt; absent if that does not help"
 _SEQS_OF_WRITE = {
     "created": "whether this request created the topic",
     "deduped": "whether the write repeats an earlier one with the same idempotency key",
@@ -419,7 +424,33 @@ MESSAGES: dict[str, dict[str, str]] = {
         "consumer": "the consumer; that of the subscription by default",
     },
     "Ping": _SOCKET,
-    "PublishAck": _SOCKET | _SEQS_OF_WRITE,
+    "PublishAck": _ANSWERED | _SEQS_OF_WRITE,
+    "Subscribed": _ANSWERED | {"topics": "the position of each topic that is delivered now"},
+    "Unsubscribed": _ANSWERED | {"topic": "the topic, or the pattern"},
+    "Committed": _ANSWERED | {"seq": "the position of the consumer"},
+    "Pong": _ANSWERED,
+    "SocketError": _ANSWERED
+    | FIELDS["ErrorBody"]
+    | {"topics": "the topics whose delivery is paused, or that are not delivered", "retry_after_ms": _RETRY},
+    "RecordEvent": {
+        "records": "one or more records in the order of their seqs",
+        "from_seq": "the position before these records",
+        "to_seq": "the position after these records: where to resume",
+    },
+    "TombstoneEvent": {
+        "missed_estimate": "how many records this reader missed at most",
+        "reason": "why; `from_seq_too_old` if the gap was there when an event stream began: then `cause` says why",
+        "cause": "why, if `reason` is `from_seq_too_old`; absent otherwise",
+    },
+    "TopicDeletedEvent": {"reason": "`deleted`", "head_seq": "the last seq that the topic had"},
+    "JobEvent": _RECORD_READ,
+    "ErrorEvent": {
+        "code": "an HTTP status",
+        "error": "an explanation for people; may change",
+        "topic": "the queue that was deleted",
+        "topics": "the topics whose delivery is paused",
+        "retry_after_ms": _RETRY,
+    },
 }
 
 
