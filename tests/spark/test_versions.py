@@ -1,42 +1,18 @@
 """The oldest supported PySpark, with older pyarrow and pandas, in an environment of its own."""
 
 import json
-import os
-import subprocess
-import sys
-import tempfile
-import tomllib
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ServerProcess
-from tests.spark.processes import ROOT, Process
+from tests.spark.environments import environment
+from tests.spark.processes import Process
 from tests.spark.streams import check_exact, numbers, read_numbers
 from topics.client import Client
 
 OLDEST = {"pyspark": "4.0.0", "pyarrow": "16.0.0", "pandas": "2.2.2", "numpy": "2.0.0"}
 RECORDS = 4000
-
-
-def environment(versions: dict[str, str]) -> Path:
-    """Return the Python of an environment with these versions, made once a machine. Skip if they cannot be had."""
-    name = "topics-test-" + "-".join(f"{package}{version}" for package, version in versions.items())
-    folder = Path(tempfile.gettempdir()) / f"{name}-{os.getuid()}"
-    python, ready = folder / "bin" / "python", folder / "ready"
-    if ready.exists():
-        return python
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["spark"], "pytest", "hypothesis"]
-    pinned = [f"{package}=={version}" for package, version in versions.items()]
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, capture_output=True)
-    install = [str(python), "-m", "pip", "install", "--quiet", *wanted, *pinned]
-    done = subprocess.run(install, capture_output=True, text=True, check=False)
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        pytest.skip(f"PySpark {versions['pyspark']} cannot be installed from the configured registry: {reason}")
-    ready.touch()
-    return python
 
 
 @pytest.mark.torture
