@@ -907,7 +907,7 @@ export class Topics {
      * @param {AbortSignal} [options.signal]
      * @param {(job: Job) => void} [options.onStart] called before a handler
      * @param {(job: Job, ms: number) => void} [options.onDone] called when a handler has ended
-     * @param {(job: Job, error: unknown) => void} [options.onError] called when a handler has failed
+     * @param {(job: Job, error: unknown) => void} [options.onError] called when a handler has failed; without it, the failure is logged with `console.error`
      * @param {(error: TopicsError, waitMs: number) => void} [options.onRetry]
      * @returns {Promise<void>}
      */

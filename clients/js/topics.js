@@ -1617,7 +1617,7 @@ export class Topics {
    * @param {AbortSignal} [options.signal]
    * @param {(job: Job) => void} [options.onStart] called before a handler
    * @param {(job: Job, ms: number) => void} [options.onDone] called when a handler has ended
-   * @param {(job: Job, error: unknown) => void} [options.onError] called when a handler has failed
+   * @param {(job: Job, error: unknown) => void} [options.onError] called when a handler has failed; without it, the failure is logged with `console.error`
    * @param {(error: TopicsError, waitMs: number) => void} [options.onRetry]
    * @returns {Promise<void>}
    */
@@ -2072,12 +2072,13 @@ async function runJob(job, handler, { leaseMs, timeoutMs, retryDelayMs, onStart,
   const timer = timeoutMs && setTimeout(() => limit.abort(new TimedOut(`the job took more than ${timeoutMs} ms`, { code: "timed_out" })), timeoutMs)
   const aborted = new Promise((_, reject) => limit.signal.addEventListener("abort", () => reject(limit.signal.reason)))
   const began = performance.now()
-  onStart?.(job)
+  notify(onStart, job)
   // A lost answer to an ack or a nack is left alone: the job comes again when its lease ends.
   try {
     await Promise.race([handler(job, limit.signal), aborted])
   } catch (error) {
-    onError?.(job, error)
+    if (onError) notify(onError, job, error)
+    else console.error(`job ${job.seq} of ${job.topic} failed (delivery ${job.deliveries}):`, error)
     if (job.isOpen) await job.nack(retryDelayMs(job.deliveries), { retries: BRIEFLY }).catch(() => {})
     return
   } finally {
@@ -2085,5 +2086,19 @@ async function runJob(job, handler, { leaseMs, timeoutMs, retryDelayMs, onStart,
     if (timer) clearTimeout(timer)
   }
   if (job.isOpen) await job.ack({ retries: BRIEFLY }).catch(() => {})
-  onDone?.(job, performance.now() - began)
+  notify(onDone, job, performance.now() - began)
+}
+
+/**
+ * Call a hook of the caller. Its failure is logged: it says nothing about the job.
+ * @template {unknown[]} Arguments
+ * @param {((...values: Arguments) => void)|undefined} hook
+ * @param {Arguments} values
+ */
+function notify(hook, ...values) {
+  try {
+    hook?.(...values)
+  } catch (error) {
+    console.error("a hook of a worker failed:", error)
+  }
 }

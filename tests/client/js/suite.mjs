@@ -297,6 +297,45 @@ test("hooks see starts, results and errors", async () => {
   assert.deepEqual(seen, ["start", "bad", "start", "done"])
 })
 
+/** Return what `run` writes with console.error. */
+async function logged(run) {
+  const { error } = console
+  const lines = []
+  console.error = (...values) => lines.push(values.join(" "))
+  try {
+    await run()
+  } finally {
+    console.error = error
+  }
+  return lines
+}
+
+test("work logs a failed job if there is no hook", async () => {
+  const queue = name()
+  await topics.putTopic(queue, { type: "queue" })
+  await topics.append(queue, 1)
+  const stop = new AbortController()
+  const lines = await logged(() => topics.work(queue, (job) => {
+    if (job.deliveries === 1) throw new Error("bad")
+    stop.abort()
+  }, { signal: stop.signal, retryDelayMs: () => 0 }))
+  assert.deepEqual(lines, [`job 1 of ${queue} failed (delivery 1): Error: bad`])
+})
+
+test("a failing hook does not hold up the job", async () => {
+  const queue = name()
+  await topics.putTopic(queue, { type: "queue" })
+  await topics.append(queue, 1)
+  const stop = new AbortController()
+  const hook = (text) => () => { throw new Error(text) }
+  const lines = await logged(() => topics.work(queue, (job) => {
+    if (job.deliveries === 1) throw new Error("bad")
+    stop.abort()
+  }, { signal: stop.signal, retryDelayMs: () => 0, onStart: hook("start"), onError: hook("error"), onDone: hook("done") }))
+  assert.deepEqual(lines, ["start", "error", "start", "done"].map((text) => `a hook of a worker failed: Error: ${text}`))
+  assert.equal((await topics.topic(queue)).count, 0)
+})
+
 test("a job that takes too long goes back", async () => {
   const queue = name()
   await topics.putTopic(queue, { type: "queue" })
