@@ -8,10 +8,10 @@ from topics.client import Record, Topics
 acknowledged = []
 with Topics(os.environ.get("TOPICS_URL", "http://127.0.0.1:4000")) as topics:
     for number in range(200):
-        # After a broken connection the client sends the order again, with the same key.
+        # The client makes a key for each append. After a broken connection it sends the order again with its key.
         topics.append("orders", {"sku": "V60", "qty": 1, "email": "cleo@example.com"}, tag=f"rush-{number}")
         acknowledged.append(f"rush-{number}")
-        if number == 50:
+        if len(acknowledged) == 50:
             print("50 orders are acknowledged", flush=True)
     stored = Counter(item.tag for item in topics.read("orders") if isinstance(item, Record))
 

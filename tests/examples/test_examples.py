@@ -10,7 +10,7 @@ import pytest
 from tests.browser import WAIT_S as BROWSER_WAIT_S
 from tests.browser import Site, needs_browser, visiting
 from tests.conftest import ServerProcess
-from tests.docs.programs import WAIT_S, Program
+from tests.docs.programs import WAIT_S, Program, Programs
 from topics.client import NewRecord, Topics
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -126,6 +126,26 @@ def test_shop_page_shows_stock_and_orders_in_a_browser(tmp_path: Path) -> None:
                     pass
                 assert text.count(b"V60: ") == 1
         server.stop()
+
+
+def test_shop_programs_in_javascript_take_orders_and_send_mail(server: ServerProcess, tmp_path: Path) -> None:
+    programs = Programs("tutorial.md", tmp_path, {"http://127.0.0.1:4000": server.url})
+    order = ("2", "KETTLE", "1", "bob@example.com")
+    assert [*programs.run("till.mjs", *order), *programs.run("till.mjs", *order)] == ["order 2 is record 1"] * 2
+    with Topics(server.url) as topics:
+        topics.put_topic("emails", type="queue", max_deliveries=2, dead_letter="emails.dead")
+        topics.put_topic("emails.dead")
+        topics.put_router("confirmations", source="orders", dest="emails", from_seq=0)
+        (tmp_path / "mail-server-is-down").touch()
+        with programs.start("mailer.mjs") as mailer:
+            assert topics.diff("emails.dead", wait_ms=30_000).records[0].tag == "order-2"
+            (tmp_path / "mail-server-is-down").unlink()
+            topics.put_topic("sent")
+            topics.redrive("emails")
+            [sent] = topics.diff("sent", wait_ms=30_000).records
+            assert sent.data == {"to": "bob@example.com", "text": "thank you for 1 x KETTLE"}
+            mailer.process.send_signal(signal.SIGTERM)
+            assert mailer.process.wait(WAIT_S) == 0
 
 
 @pytest.mark.parametrize("path", sorted([*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.mjs")]), ids=lambda path: path.name)
