@@ -166,6 +166,7 @@ def test_files_of_the_composition_exist():
     secrets = {Path(secret["file"]).name for secret in composition["secrets"].values()}
     page = (ROOT / "docs" / "deploy.md").read_text()
     assert [name for name in secrets if f"deploy/secrets/{name}" not in page] == []
+    assert "/deploy/secrets/" in (ROOT / ".gitignore").read_text().split(), "keys must not be committed"
 
 
 @pytest.mark.parametrize(
@@ -182,11 +183,22 @@ def test_unit_is_the_one_on_the_page(unit: str, page: str):
     assert [name for name in re.findall(r"\bTOPICS_\w+(?==)", text) if not is_setting(name)] == []
 
 
+def test_backup_unit_can_read_the_state_of_a_dynamic_user():
+    """`/var/lib/topics` of a dynamic user is a link into `/var/lib/private`, which only root can enter."""
+    server, backup = ((DEPLOY / "systemd" / f"{name}.service").read_text() for name in ("topics", "topics-backup"))
+    assert "\nDynamicUser=yes\n" in server
+    assert "User=" not in backup
+    assert "\nCapabilityBoundingSet=CAP_DAC_READ_SEARCH\n" in backup
+    [writable] = re.findall(r"^ReadWritePaths=(\S+)$", backup, re.MULTILINE)
+    assert f" {writable}/topics\n" in backup
+    assert re.search(rf"^install -d .* {writable}$", (ROOT / "docs" / "deploy.md").read_text(), re.MULTILINE)
+
+
 def test_systemd_accepts_the_units(tmp_path: Path):
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
     for unit in (DEPLOY / "systemd").iterdir():
-        text = unit.read_text().replace("/opt/topics/bin/topics", sys.executable).replace("User=topics\n", "")
+        text = unit.read_text().replace("/opt/topics/bin/topics", sys.executable)
         (tmp_path / unit.name).write_text(text)
     done = subprocess.run(
         ["systemd-analyze", "verify", *map(str, tmp_path.glob("*.service"))], capture_output=True, text=True

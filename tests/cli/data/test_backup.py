@@ -309,6 +309,25 @@ def test_restore_refuses_existing_directory_and_force_moves_it(world: World, lat
     assert records_in(check(late))["log"] == len(world.early_records["log"])
 
 
+def test_restore_to_a_link_keeps_the_link_and_replaces_its_target(world: World, late: Path, tmp_path: Path):
+    link = tmp_path / "link"
+    link.symlink_to(late)
+    done = topics("restore", world.early, f"{link}/", "--force")
+    assert done.returncode == 0, done.stderr
+    assert link.readlink() == late
+    assert records_in(check(late))["log"] == len(world.early_records["log"])
+    [aside] = tmp_path.glob("data.before-restore-*")
+    assert records_in(check(aside))["log"] == len(world.late_records["log"])
+
+
+def test_backup_says_why_its_source_cannot_be_read(tmp_path: Path):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "file").touch()
+    for name, reason in (("loop", "Too many levels"), ("file", "Not a directory"), ("none", "No such file")):
+        done = topics("backup", tmp_path / name, tmp_path / "backup")
+        assert (done.returncode, f"{name} cannot be read: {reason}" in done.stderr) == (2, True), done.stderr
+
+
 def test_restore_does_not_move_an_open_directory(world: World, tmp_path: Path):
     with serving(tmp_path / "server", tmp_path / "data"):
         done = topics("restore", world.early, tmp_path / "data", "--force")

@@ -177,8 +177,10 @@ def run_backup(args: argparse.Namespace) -> int:
 
     if (problem := _overlap(args.directory, args.target)) is not None:
         return _fail(problem, EXIT_USAGE)
-    if not os.path.isdir(args.directory):
-        return _fail(f"{args.directory} does not exist or is no directory", EXIT_USAGE)
+    try:
+        os.listdir(args.directory)
+    except OSError as error:
+        return _fail(f"{args.directory} cannot be read: {error.strerror}", EXIT_USAGE)
     began = time.monotonic()
     with Meter("copied") as meter:
         done = copy(RealFs(), args.directory, args.target, cold_dir=args.cold_dir, progress=meter.show)
@@ -191,13 +193,15 @@ def run_restore(args: argparse.Namespace) -> int:
 
     if (problem := _overlap(args.source, args.directory)) is not None:
         return _fail(problem, EXIT_USAGE)
-    aside = None
-    if args.force and os.path.isdir(args.directory):
-        aside = f"{os.path.normpath(args.directory)}.before-restore-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    aside, directory = None, os.path.normpath(args.directory)
+    if os.path.islink(directory):  # the link remains: systemd makes one to the state directory of a dynamic user
+        directory = os.path.realpath(directory)
+    if args.force and os.path.isdir(directory):
+        aside = f"{directory}.before-restore-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     began = time.monotonic()
     with Meter("copied") as meter:
         now_ms = SystemClock().now_ms()
-        done = restore(RealFs(), args.source, args.directory, now_ms=now_ms, set_aside=aside, progress=meter.show)
+        done = restore(RealFs(), args.source, directory, now_ms=now_ms, set_aside=aside, progress=meter.show)
     status = _print_copied(done, time.monotonic() - began, args, args.directory, verb="restored")
     if not args.json:
         if aside is not None and os.path.isdir(aside):
