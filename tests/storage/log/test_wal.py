@@ -1,5 +1,6 @@
 """The log's own bookkeeping, with a worker that is stepped by hand."""
 
+import errno
 from collections import deque
 from collections.abc import Callable
 
@@ -104,3 +105,60 @@ def test_log_heals_though_the_size_of_its_new_file_cannot_be_read_at_first() -> 
 
     assert not wal.broken
     wal.write([frame.encode(4, 1, 2, 1, b"c")])
+
+
+def tick_twice(wal: Wal, queue: Queue) -> None:
+    assert isinstance(wal._clock, SimClock)
+    wal._clock.advance(ms=1000)
+    for _ in range(2):
+        wal.tick()
+        queue.run()
+
+
+def test_log_is_idle_once_everything_is_synced_and_noted() -> None:
+    wal, queue, _ = open_wal()
+    woken: list[bool] = []
+    wal.woke = lambda: woken.append(wal.idle)
+    assert not wal.idle, "the ledger has no position yet"
+    tick_twice(wal, queue)
+    assert wal.idle
+
+    wal.write([b"a" * 50])
+    wal.write([b"b" * 50])
+
+    assert woken == [True], "the second write found frames that wait for a sync"
+    assert not wal.idle
+    tick_twice(wal, queue)
+    assert not wal.idle, "the ledger gets the new position a second later"
+    tick_twice(wal, queue)
+    assert wal.idle
+
+
+def test_next_file_is_created_on_the_worker_before_a_rotation() -> None:
+    wal, queue, disk = open_wal()
+    assert not wal.prepare()
+    assert not wal.prepare()
+    assert len(queue.jobs) == 1
+    queue.run()
+    assert wal.prepare()
+    calls = len(disk.calls)
+
+    wal.rotate()
+
+    assert wal.number == 2
+    assert not [call for call in disk.calls[calls:] if call.op in ("allocate", "sync", "rename")]
+
+
+def test_file_that_cannot_be_prepared_is_reported_by_the_rotation() -> None:
+    wal, queue, disk = open_wal()
+    disk.fail(at=len(disk.calls), op="allocate", error=errno.ENOSPC, times=2)
+    assert not wal.prepare()
+    queue.run()
+    assert wal.prepare()
+    with pytest.raises(OSError, match="space"):
+        wal.rotate()
+    assert not wal.prepare()
+    queue.run()
+    assert wal.prepare()
+    wal.rotate()
+    assert wal.number > 1

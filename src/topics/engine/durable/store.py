@@ -155,6 +155,11 @@ class Store:
         return True
 
     @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits for a snapshot, and none is under way."""
+        return not self._savers and not self._snapshotting
+
+    @property
     def is_snapshotting(self) -> bool:
         """Whether a snapshot is being taken, written or cleaned up after."""
         return self._snapshotting

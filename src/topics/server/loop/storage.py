@@ -34,6 +34,9 @@ Done = Callable[[Exception | None], None]
 # takes 0.1 ms would be answered after 5 ms whenever the loop is busy.
 SWITCH_INTERVAL_S = 0.0005
 
+# How often an idle server looks whether its directory is still there. Any write ends this: see `Wal.woke`.
+IDLE_TICK_MS = 1000
+
 GATHER_TURNS = 2  # see `Commits.gather_turns`; one is too short for answers to leave and the next writes to arrive
 
 
@@ -110,6 +113,7 @@ class Storage:
             runner=self._run,
         )
         self._timer: asyncio.TimerHandle | None = None
+        self._is_idle = False  # whether the timer is set for `IDLE_TICK_MS`
         self._closing = False
         self._engine: Engine | None = None
         self._slices: Slices | None = None
@@ -166,6 +170,7 @@ class Storage:
         self.store.commits = engine.commits
         engine.saver = self.store.when_saved
         engine.commits.gather_turns = GATHER_TURNS
+        self.wal.woke = self._wake
         self._tick()
         self._replay_some()
 
@@ -214,11 +219,23 @@ class Storage:
         assert self._slices is not None
         began_ns, due = self._clock.monotonic_ns(), self._due()
         self.wal.tick()
-        if due:
+        if due and self.wal.prepare():
             self.store.checkpoint()
         self.store.save()
         self._slices.holds.note(Cause.CHECKPOINT if due else Cause.UPKEEP, self._clock.monotonic_ns() - began_ns)
-        self._timer = self._loop.call_later(self._settings.sync_interval_ms / 1000, self._tick)
+        self._is_idle = self.wal.idle and self.store.is_idle and not due
+        idle_ms = min(IDLE_TICK_MS, self._settings.checkpoint_interval_ms) if self._is_idle else 0
+        self._schedule(max(self._settings.sync_interval_ms, idle_ms))
+
+    def _schedule(self, delay_ms: int) -> None:
+        self._timer = self._loop.call_later(delay_ms / 1000, self._tick)
+
+    def _wake(self) -> None:
+        """Have the next tick after the usual interval: something was written."""
+        if self._is_idle and self._timer is not None and not self._closing:
+            self._is_idle = False
+            self._timer.cancel()
+            self._schedule(self._settings.sync_interval_ms)
 
     def _due(self) -> bool:
         grown = self.wal.stats.bytes_written_total - self.store.bytes_at_checkpoint

@@ -85,6 +85,8 @@ class Wal:
         self._file: File | None = None
         self._spare: tuple[int, File] | None = None
         self._preparing = False
+        self._not_prepared = False  # the last attempt to prepare a file failed
+        self.woke: Callable[[], None] = lambda: None  # called when frames wait for a sync and none did before
         self._unsynced: list[bytes] = []  # frames since the last successful sync
         # frames removed from that list so far: several syncs may be under way, and each counts from the first frame
         self._forgotten = 0
@@ -94,7 +96,7 @@ class Wal:
         self._starts: list[tuple[int, File, int]] = []
         self.undecided: Callable[[], bool] = lambda: False  # see `commit.Log`
         # Since the failure that the log has to heal from:
-        self._voided = False  # some of the frames were refused
+        self._voided = False  # frames were refused
         self._places: dict[int, tuple[File, int]] = {}  # file and offset of the frames not synced, by id
         self._erasures: list[tuple[File, int, bytes]] = []  # the byte that has to be written where, and could not be
         self._sync_failed = False  # after a failed sync, a later sync of the same file proves nothing
@@ -165,6 +167,8 @@ class Wal:
             self._refuse(frames, error, broken=True)
         self.read_only = None
         self.tail += size_bytes
+        if not self._unsynced:
+            self.woke()
         self._unsynced += frames
         stats = self.stats
         stats.frames_total += len(frames)
@@ -267,13 +271,28 @@ class Wal:
             self._erase()
             self.heal()
             return
-        # A caller may have asked for a sync while one was under way.
         self._note_reached()
         if (self._unsynced or self._behind or self._callbacks or self.ledger.waits) and not self._syncing:
             self.sync(lambda failure: None)
-        wanted = self.tail > self._file_bytes // 2 or self.read_only is not None
-        if wanted and self._spare is None and not self._preparing:
+        if self.tail > self._file_bytes // 2 or self.read_only is not None:
+            self.prepare()
+
+    @property
+    def idle(self) -> bool:
+        """Whether `tick` has nothing to do until something is written."""
+        waits = self._unsynced or self._behind or self._callbacks or self._syncing or self.ledger.waits
+        return (
+            not waits and self._file is not None and self.read_only is None and self.ledger.reached == self._synced_to
+        )
+
+    def prepare(self) -> bool:
+        """Return whether `rotate` need not wait for its file, or has to report a failure. Else have it created."""
+        if self._spare is not None or self._file is None or self._not_prepared:
+            self._not_prepared = False
+            return True
+        if not self._preparing:
             self._prepare()
+        return False
 
     def heal(self) -> None:
         """Try to continue in a new file after a failure."""
@@ -358,7 +377,7 @@ class Wal:
             made.append(self._create(number, walfile.Header(number)))
 
         def finished(error: Exception | None) -> None:
-            self._preparing = False
+            self._preparing, self._not_prepared = False, error is not None
             if error is None and self._file is not None and self.number == number - 1:
                 self._spare = number, made[0]
                 self.read_only = None
