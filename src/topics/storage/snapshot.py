@@ -49,7 +49,7 @@ class SegmentRef(Struct, array_like=True, gc=False):
     count: int
     live: int
     live_bytes: int
-    footer: list[int]  # the fields of `segment.Footer`
+    footer: tuple[int, ...]  # the fields of `segment.Footer`
     cold: bool = False
     pending: bytes = b""
 

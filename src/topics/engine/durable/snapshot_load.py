@@ -136,7 +136,8 @@ def restore_topic(
     if failed is not None and found.tail is not None:
         _lose_tail(topic, found, found.tail)
     elif found.tail is not None and not harmless:
-        topic.saved_tail = found.tail, snapshot_parts.look(topic.open)  # the next snapshot need not write it again
+        # The next snapshot need not write it again.
+        topic.saved_tail = snapshot_parts.SavedTail(found.tail, snapshot_parts.look(topic.open))
     return topic
 
 

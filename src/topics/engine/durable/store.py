@@ -20,7 +20,7 @@ from topics.engine.durable import atomic_files, recovery, snapshot_load
 from topics.engine.durable.deferred_replay import Backlog
 from topics.engine.durable.snapshot_capture import Capture
 from topics.engine.state import snapshot_parts
-from topics.engine.state.snapshot_parts import Captured, Frozen
+from topics.engine.state.snapshot_parts import Captured, Frozen, SavedTail
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.engine.steps import Steps, run_all
@@ -230,7 +230,7 @@ class Store:
             for one in capture:
                 for frozen, at in one.sealing:
                     path, footer = self._write_segment(one.snapshot.topic_id, one.snapshot.epoch, frozen)
-                    one.snapshot.segments[at].footer = list(footer)
+                    one.snapshot.segments[at].footer = footer
                     sealed.append((one.snapshot.topic_id, frozen.segment, path, footer))
             atomic_files.write(self.dir, self.dir.tails_path(number), _tails(number, capture))
             if notes and self.wal.ledger.write(notes):
@@ -274,7 +274,7 @@ class Store:
             if tail is not None:
                 tails.add(tail.tails)
             if (topic := self.state.by_id.get(topic_id)) is not None:
-                topic.saved_tail = None if tail is None else (tail, one.looks)
+                topic.saved_tail = None if tail is None else SavedTail(tail, one.looks)
             if marks := {ref.first: ref.pending for ref in one.snapshot.segments if ref.pending}:
                 pending[topic_id] = marks
 

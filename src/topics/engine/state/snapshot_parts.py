@@ -21,7 +21,25 @@ TAIL_MAX_BYTES = 256 << 10
 TAIL_MAX_EVENTS = 4096
 
 
-Look = tuple[int, int, int, int, int]
+# A checkpoint makes some of these for every topic. None of them is one that a garbage collection has to look at, or the
+# capture of 10,000 topics would bring about full collections.
+
+
+class Look(msgspec.Struct, frozen=True, gc=False):
+    """A value that differs whenever the contents of a segment do."""
+
+    first: int
+    count: int
+    live: int
+    live_bytes: int
+    opened_ms: int
+
+
+class SavedTail(msgspec.Struct, frozen=True, gc=False):
+    """Where the tail of a topic is, and how its open segment looked then."""
+
+    ref: snap.TailRef
+    look: Look
 
 
 class Frozen(msgspec.Struct, gc=False):
@@ -73,6 +91,8 @@ class StatePart(NamedTuple):
     load: Callable[[State, msgspec.Raw], None]
 
 
+_NO_EXTRA: dict[str, msgspec.Raw] = {}
+
 TOPIC_PARTS: list[Part] = []
 STATE_PARTS: list[StatePart] = []
 
@@ -92,13 +112,10 @@ class Captured(msgspec.Struct, gc=False):
     """One topic at the point of the snapshot. `sealing` and `tail` still have to be written."""
 
     snapshot: snap.TopicSnapshot
-    sealing: list[tuple[Frozen, int]]  # with the index at which the finished ref belongs among the segments
+    sealing: tuple[tuple[Frozen, int], ...]  # with the index at which the finished ref belongs among the segments
     tail: Frozen | None
     looks: Look  # of the open segment: a tail that still looks like this need not be written again
     keys: snap.KeyLists | None  # instead of those in `snapshot`
-
-
-SavedTail = tuple[snap.TailRef, Look]  # where the tail of a topic is, and how its open segment looked then
 
 
 def capture(state: State, topic: Topic) -> Captured:
@@ -116,14 +133,19 @@ def capture(state: State, topic: Topic) -> Captured:
             refs.append(_ref(segment))
         elif isinstance(segment, MemorySegment):
             sealing.append((freeze(segment), len(refs)))
-            refs.append(snap.SegmentRef(segment.first, segment.count, segment.live, segment.live_bytes, []))
+            refs.append(snap.SegmentRef(segment.first, segment.count, segment.live, segment.live_bytes, ()))
     tail, tail_ref = None, None
     if kept and open_segment.count:
         saved: SavedTail | None = topic.saved_tail
-        if saved is not None and saved[1] == look(open_segment):
-            tail_ref = saved[0]
+        if saved is not None and saved.look == look(open_segment):
+            tail_ref = saved.ref
         else:
             tail = freeze(open_segment, growing=True)
+    extra = {
+        name: msgspec.Raw(msgspec.msgpack.encode(value))
+        for name, save, _ in TOPIC_PARTS
+        if (value := save(state, topic)) is not None
+    }
     snapshot = snap.TopicSnapshot(
         topic_id=topic.topic_id,
         name=topic.name,
@@ -142,14 +164,10 @@ def capture(state: State, topic: Topic) -> Captured:
         keys=(),
         segments=tuple(refs),
         tail=tail_ref,
-        extra={
-            name: msgspec.Raw(msgspec.msgpack.encode(value))
-            for name, save, _ in TOPIC_PARTS
-            if (value := save(state, topic)) is not None
-        },
+        extra=extra or _NO_EXTRA,
     )
     keys = snap.KeyLists(list(topic.keys), list(topic.keys.values())) if topic.keys else None
-    return Captured(snapshot, sealing, tail, look(open_segment), keys)
+    return Captured(snapshot, tuple(sealing), tail, look(open_segment), keys)
 
 
 def end_ephemeral(state: State) -> None:
@@ -163,8 +181,8 @@ def end_ephemeral(state: State) -> None:
 
 
 def look(segment: MemorySegment) -> Look:
-    """Return a value that differs whenever the contents of the segment do."""
-    return segment.first, segment.count, segment.live, segment.live_bytes, segment.opened_ms
+    """Return how the segment looks now."""
+    return Look(segment.first, segment.count, segment.live, segment.live_bytes, segment.opened_ms)
 
 
 def restore(
@@ -205,7 +223,7 @@ def restore(
 def _ref(segment: SealedSegment) -> snap.SegmentRef:
     pending = segment.unsaved_marks()
     return snap.SegmentRef(
-        segment.first, segment.count, segment.live, segment.live_bytes, list(segment.footer), segment.cold, pending
+        segment.first, segment.count, segment.live, segment.live_bytes, segment.footer, segment.cold, pending
     )
 
 

@@ -16,9 +16,9 @@ from collections.abc import Callable
 
 FULL = 2  # the generation that a full collection collects
 MAX_PAUSE_NS = 2_000_000
-# With these, a full collection comes after some 17,000 new objects, which take about 3 ms; with those of the
+# With these, a full collection comes after some 10,000 new objects, which take about 2 ms; with those of the
 # interpreter (700, 10, 10), after 85,000.
-THRESHOLDS = (700, 4, 4)
+THRESHOLDS = (700, 4, 2)
 
 
 class Garbage:
