@@ -24,7 +24,7 @@ def test_change_feed_is_merged_once_into_a_delta_table(
 ) -> None:
     server = start_server(data_dir=tmp_path / "data")
     real = {"http://127.0.0.1:4000": server.url}
-    real |= {f"/{name}/products": str(tmp_path / name) for name in ("tables", "checkpoints")}
+    real |= {f"{name}/products": str(tmp_path / name) for name in ("tables", "checkpoints")}
     Programs("recipes/spark-delta.md", tmp_path, real)
     program = (tmp_path / "feed_to_delta.py").read_text()
     assert MERGED in program
