@@ -56,6 +56,19 @@ def test_polars_reads_the_table_by_its_url(lake: Lake, store: Store):
     assert sorted(table["seq"].to_list()) == list(range(1, 11))
 
 
+def test_unreachable_store_is_named_with_the_cause_and_without_urls(monkeypatch: pytest.MonkeyPatch):
+    for name, value in settings("http://127.0.0.1:1").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_MAX_RETRIES", "0")
+    with pytest.raises(LakeError) as caught:
+        Lake("s3://nowhere/lake").create()
+    message = str(caught.value)
+    assert message.startswith("s3://nowhere/lake: Generic S3 error: ")
+    assert "Connection refused (os error 111); check the URL, and the settings and keys of the store" in message
+    assert "127.0.0.1" not in message
+    assert "\x1b" not in message
+
+
 def test_settings_may_be_given_without_the_environment(store: Store, monkeypatch: pytest.MonkeyPatch):
     given = settings(store.url)
     for name in given:

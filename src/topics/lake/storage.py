@@ -36,6 +36,9 @@ REMEDIES = {
     errno.EIO: "check the disk, then check the lake with topics pipeline audit",
 }
 
+MAX_CAUSE_CHARS = 300  # an answer of a store may be a whole page
+
+_ARROW = re.compile(r"^\s*(\x1b\[\d+m)?↳(\x1b\[\d+m)?")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 
 
@@ -275,6 +278,16 @@ def _sync(path: str) -> None:
         os.close(descriptor)
 
 
+def causes(error: Exception) -> str:
+    """Return the causes in an error of an object store on one line, without URLs, which may contain secrets.
+
+    The store writes each cause on a line of its own, behind a coloured arrow.
+    """
+    lines = [_ARROW.sub("", line).strip() for line in str(error).splitlines()]
+    found = [line for line in lines if line and "://" not in line]
+    return ": ".join(found)[:MAX_CAUSE_CHARS] or type(error).__name__
+
+
 @contextmanager
 def with_remedies(where: str) -> Iterator[None]:
     """Turn a storage error into a `LakeError` that names the file, or else `where`, and the remedy."""
@@ -287,6 +300,7 @@ def with_remedies(where: str) -> Iterator[None]:
             name = error.filename if isinstance(error.filename, str) else where
             raise LakeError(f"{name}: {error.strerror}; {REMEDIES[error.errno]}") from error
         if error.errno is None and not where.startswith("/"):
-            [reason, *_] = str(error).splitlines() or [type(error).__name__]
-            raise LakeError(f"{where}: {reason}; check the URL, and the settings and keys of the store") from error
+            raise LakeError(
+                f"{where}: {causes(error)}; check the URL, and the settings and keys of the store"
+            ) from error
         raise
