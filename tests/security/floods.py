@@ -115,6 +115,21 @@ def over_http2(data: bytes) -> Flood:
     return flood
 
 
+def unread(data: bytes, *, seconds: float = 1) -> Flood:
+    """Sends all of it after the preface, reads nothing for some seconds, and leaves."""
+
+    def flood(port: int) -> None:
+        with socket.socket() as raw:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            raw.settimeout(seconds)
+            raw.connect(("127.0.0.1", port))
+            with suppress(OSError):
+                raw.sendall(PREFACE + data)
+            time.sleep(seconds)
+
+    return flood
+
+
 def _read_until_silent(raw: socket.socket) -> None:
     raw.settimeout(1)
     with suppress(OSError):
@@ -122,15 +137,28 @@ def _read_until_silent(raw: socket.socket) -> None:
             pass
 
 
-def streams(count: int, *after: tuple[int, int, bytes], flags: int = 5) -> bytes:
+GET, POST = b"\x82", b"\x83\x0f\x10\x10application/json"  # fields of RFC 7541
+
+
+def streams(
+    count: int, *after: tuple[int, int, bytes], flags: int = 5, path: bytes = b"/", method: bytes = GET
+) -> bytes:
     """Requests on streams of their own, each with more frames of the stream behind it: kind, flags, payload."""
-    head = b"\x82\x86\x84\x41\x09127.0.0.1"  # GET / of this host: indexed fields of RFC 7541
+    head = method[:1] + b"\x86\x04" + bytes([len(path)]) + path + b"\x41\x09127.0.0.1" + method[1:]
     return b"".join(
         http2_frame(1, flags, number, head)
         + b"".join(http2_frame(kind, bits, number, more) for kind, bits, more in after)
         for number in range(1, 2 * count, 2)
     )
 
+
+def window(initial_bytes: int) -> bytes:
+    """Return settings that allow as many bytes on every stream."""
+    return http2_frame(4, 0, 0, b"\0\x04" + initial_bytes.to_bytes(4, "big"))
+
+
+MOST_STREAMS = 256  # that may be open at a time
+LARGE = b"/v0/openapi.json"
 
 HTTP2_FLOODS: dict[str, Flood] = {
     "h2 pings": over_http2(http2_frame(6, 0, 0, b"12345678") * 100_000),
@@ -143,6 +171,13 @@ HTTP2_FLOODS: dict[str, Flood] = {
     "h2 empty data": over_http2(streams(1, *[(0, 0, b"")] * 100_000, flags=4)),
     "h2 small data": over_http2(streams(1, *[(0, 0, b"x")] * 60_000, flags=4)),
     "h2 window updates": over_http2(http2_frame(8, 0, 0, b"\0\0\0\x01") * 100_000),
+    "h2 answers that nobody reads": unread(window((1 << 31) - 1) + streams(MOST_STREAMS, path=LARGE)),
+    "h2 answers without a window": unread(window(0) + streams(MOST_STREAMS, path=LARGE)),
+    "h2 answers byte by byte": over_http2(
+        window(0)
+        + streams(16, path=LARGE)
+        + b"".join(http2_frame(8, 0, n, b"\0\0\0\x01") for n in range(1, 33, 2)) * 500
+    ),
 }
 
 # --- single requests
