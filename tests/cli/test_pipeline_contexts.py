@@ -42,8 +42,8 @@ def prod(guarded: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 PIPELINES = (
     "archive --topic no-such --lake DIR/lake",
-    "compact --topic no-such --parquet DIR/out",
-    "rollup --topic no-such --parquet DIR/out --window 1minute",
+    "compact --topic no-such --table DIR/out",
+    "rollup --topic no-such --table DIR/out --window 1minute",
     "erase --topic no-such --match user-42",
     "audit --lake DIR/lake",
     "replay --lake DIR/lake --topic no-such --into again",

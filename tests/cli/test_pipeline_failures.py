@@ -64,8 +64,8 @@ def check(ended: Ended, *, status: int, kind: str) -> str:
 
 @lines(
     "archive --url URL --topic shop.order --lake DIR/lake",
-    "compact --url URL --topic shop.order --parquet DIR/out",
-    "rollup --url URL --topic shop.order --parquet DIR/out --window 1minute",
+    "compact --url URL --topic shop.order --table DIR/out",
+    "rollup --url URL --topic shop.order --table DIR/out --window 1minute",
     "replay --url URL --from-url URL --topic shop.order --into again",
     "mirror --from URL --to URL/v --topic shop.order",
     "erase --url URL --topic shop.order --match user-42",
@@ -82,8 +82,8 @@ def test_missing_topic_is_a_usage_error(run: Any, line: str, server: ServerProce
 @lines(
     "archive --url URL --topic shop.orders --lake hdfs:///lake",
     "audit --url URL --lake DIR/none",
-    "compact --url URL --topic shop.orders --parquet DIR/out --lake DIR/none",
-    "rollup --url URL --topic shop.orders --parquet DIR/out --window 1minute --lake DIR/none",
+    "compact --url URL --topic shop.orders --table DIR/out --lake DIR/none",
+    "rollup --url URL --topic shop.orders --table DIR/out --window 1minute --lake DIR/none",
     "replay --url URL --lake DIR/none --topic shop.orders --into again",
     "erase --url URL --lake DIR/none --match user-42",
 )
@@ -119,7 +119,7 @@ def test_refused_arguments_have_a_report(run: Any) -> None:
         ("replay --url URL --lake= --topic a --into b", "the path is empty: give a directory"),
         ("replay --url URL --from-url URL --topic a --into b --rate nan", "rate: a number"),
         ("replay --url URL --from-url URL --topic a --into b --positions a/b", "--positions: 'a/b' is not a topic"),
-        ("compact --url URL --topic shop.orders --parquet /dev/null", "/dev/null/shop.orders.parquet cannot be a file"),
+        ("compact --url URL --topic shop.orders --table /dev/null", "/dev/null is a file, and a table is a directory"),
         ("erase --url URL --match a\udcff", "is not UTF-8 text"),
         ("rollup --url URL --topic a --into b --window 1h --watermark 999999999weeks", "is longer than 1000 years"),
         ("rollup --url URL --topic a --into b --window 1h --sql select(1)as(x)", "a query FROM records"),

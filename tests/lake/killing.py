@@ -1,10 +1,10 @@
 """Kill a writer at its nth file call, or its nth request to an object store, for n = first, first + step, …
 
-    python -m tests.lake.killing <place> <first> <step> <most>
+    python -m tests.lake.killing <place> <first> <step> <most> <lake or table>
 
-Each n has its own process and lake: first the writer, which SIGKILL ends, then a reader and writer that checks what is
-left and continues. Prints the first n that is not reached, or 0 after `most` kills. Processes are forked before Arrow
-and deltalake are used, so that each costs only its own work.
+Each n has its own process and lake, or output table: first the writer, which SIGKILL ends, then a reader and writer
+that checks what is left and continues. Prints the first n that is not reached, or 0 after `most` kills. Processes are
+forked before Arrow and deltalake are used, so that each costs only its own work.
 
 File calls are counted in C, because deltalake makes them in Rust: `compile_shim` makes a library that is loaded before
 the C library. Requests are counted by the proxy in `object_store`, which finds process and number in the access key.
@@ -23,8 +23,10 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
+from tests.lake import output_rounds
 from tests.lake.making import EPOCH, archive, archived_epoch_of, check_content, erase, known, seen_by_others
-from topics.lake import Change, Lake, table
+from topics.lake import Change, Lake
+from topics.lake.delta import commits
 
 TOPICS = ("a", "b")
 
@@ -113,7 +115,7 @@ def steps(lake: Lake) -> list[tuple[Callable[[], Any], set[tuple[str, int]]]]:
 
 def write(lake: Lake, done: int) -> None:
     """All steps; `done` is a descriptor to which one byte is written after each."""
-    table.CHECKPOINT_EVERY = 3
+    commits.CHECKPOINT_EVERY = 3
     for step, _ in steps(lake):
         step()
         os.write(done, b".")
@@ -165,26 +167,38 @@ def in_child(work: Callable[[], None]) -> int:
     return os.waitpid(pid, 0)[1]
 
 
+def write_lake(where: str, done: int) -> None:
+    write(Lake(where), done)
+
+
+def check_lake(where: str, done: int) -> None:
+    check(Lake(where), done)
+
+
+WRITERS = {"lake": (write_lake, check_lake), "table": (output_rounds.write, output_rounds.check)}
+
+
 def main() -> None:
-    place, first, step, most = sys.argv[1], *map(int, sys.argv[2:])
+    place, (first, step, most), kind = sys.argv[1], map(int, sys.argv[2:5]), sys.argv[5]
+    write, check = WRITERS[kind]
     shim = ctypes.CDLL(os.environ["LD_PRELOAD"]) if "LD_PRELOAD" in os.environ else None
     for number in islice(count(first, step), most):
-        lake = Lake(f"{place}/lake{number}")
+        where = f"{place}/{kind}{number}"
         reader, writer = os.pipe()
 
-        def work(lake: Lake = lake, number: int = number, writer: int = writer) -> None:
+        def work(where: str = where, number: int = number, writer: int = writer) -> None:
             if shim is not None:
-                shim.arm(lake.path.encode(), ctypes.c_long(number))
+                shim.arm(where.encode(), ctypes.c_long(number))
             else:
                 os.environ["AWS_ACCESS_KEY_ID"] = f"kill-{os.getpid()}-{number}"
-            write(lake, writer)
+            write(where, writer)
 
         status = in_child(work)
         os.close(writer)
         with os.fdopen(reader, "rb") as pipe:
             done = len(pipe.read())
         assert status in (0, signal.SIGKILL), f"kill at {number}: status {status}"
-        assert in_child(lambda lake=lake, done=done: check(lake, done)) == 0, f"kill at {number}, after {done} steps"  # type: ignore[misc]
+        assert in_child(lambda where=where, done=done: check(where, done)) == 0, f"kill at {number}, after {done} steps"  # type: ignore[misc]
         if status == 0:  # it came through
             print(number)
             return

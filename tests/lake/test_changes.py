@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from tests.lake.making import (
 )
 from tests.sampling import amount
 from topics.lake import Change, Conflict, Damaged, Gap, Lake, LakeError, NoLake, TopicState, merge_files
-from topics.lake.table import CHECKPOINT_EVERY
+from topics.lake.delta.commits import CHECKPOINT_EVERY, Actions, DeltaFolder
 from topics.lake.vacuum import remove_dead_files
 from topics.lake.write import FilesWriter
 
@@ -84,18 +85,23 @@ def test_archive_that_skips_seqs_conflicts(lake: Lake):
         archive(lake, "a", 12, 15)
 
 
+def commit_first(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Let another run commit after this one has checked, and before it writes its commit."""
+    write, calls = DeltaFolder.write, []
+
+    def late(folder: DeltaFolder, actions: Actions) -> None:
+        calls.append(actions)
+        if len(calls) == 1:
+            act()
+        write(folder, actions)
+
+    monkeypatch.setattr(DeltaFolder, "write", late)
+
+
 def test_commit_between_check_and_commit_is_refused_by_the_table(lake: Lake, monkeypatch: pytest.MonkeyPatch):
     """The other run commits after this one has looked: then only Delta's own check is left."""
     archive(lake, "a", 1, 10)
-    other = Lake(lake.path)
-    add = type(lake.table("a"))._add
-
-    def late(table, *arguments):
-        if table is lake.table("a"):
-            archive(other, "a", 11, 12)
-        return add(table, *arguments)
-
-    monkeypatch.setattr(type(lake.table("a")), "_add", late)
+    commit_first(monkeypatch, lambda: archive(Lake(lake.path), "a", 11, 12))
     with pytest.raises(Conflict):
         archive(lake, "a", 11, 20)
     monkeypatch.undo()
@@ -104,15 +110,7 @@ def test_commit_between_check_and_commit_is_refused_by_the_table(lake: Lake, mon
 
 def test_erase_between_check_and_commit_is_refused_by_the_table(lake: Lake, monkeypatch: pytest.MonkeyPatch):
     archive(lake, "a", 1, 10)
-    other = Lake(lake.path)
-    add = type(lake.table("a"))._add
-
-    def late(table, *arguments):
-        if table is lake.table("a"):
-            erase(other, "nobody")
-        return add(table, *arguments)
-
-    monkeypatch.setattr(type(lake.table("a")), "_add", late)
+    commit_first(monkeypatch, lambda: erase(Lake(lake.path), "nobody"))
     with pytest.raises(Conflict):
         archive(lake, "a", 11, 20)
 
@@ -191,7 +189,7 @@ def test_commit_of_a_truncated_file_is_refused(lake: Lake):
 
 
 def test_log_stays_short_and_keeps_every_fact(lake: Lake, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("topics.lake.table.CHECKPOINT_EVERY", 6)
+    monkeypatch.setattr("topics.lake.delta.commits.CHECKPOINT_EVERY", 6)
     rounds = 2 * 6 + 3
     reader = Lake(lake.path)
     for at in range(rounds):

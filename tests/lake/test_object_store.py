@@ -155,8 +155,9 @@ def test_wrong_key_is_an_error_with_the_url(store: Store, monkeypatch: pytest.Mo
         Lake(f"s3://{BUCKET}/denied").create()
 
 
+@pytest.mark.parametrize("kind", ["lake", pytest.param("table", marks=pytest.mark.torture)])
 @pytest.mark.parametrize(("most", "about"), [(1, 100), pytest.param(ALL, 500, marks=pytest.mark.torture)])
-def test_writer_killed_at_a_request_leaves_the_state_before_or_after(store: Store, most: int, about: int):
+def test_writer_killed_at_a_request_leaves_the_state_before_or_after(store: Store, most: int, about: int, kind: str):
     """One kill among the first 100 requests, which archive records; or kills at requests up to the last erase."""
-    points = run(f"s3://{BUCKET}/killed{most}", most, about=about, **settings(store.url))
+    points = run(f"s3://{BUCKET}/killed{most}", most, about=about, kind=kind, **settings(store.url))
     assert most < ALL or points > 150

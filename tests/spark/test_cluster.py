@@ -80,7 +80,7 @@ def test_archive_and_replay_are_exact_though_a_worker_is_killed(
         archiving.succeed()
     finally:
         archiving.kill()
-    assert f"archive: wrote {len(names) * RECORDS} records" in archiving.log()
+    assert f"archive: wrote {len(names) * RECORDS:,} records" in archiving.log()
     audited = [part for name in names for part in ("--topic", name)]
     assert "0 unexplained" in pipeline(plain[:-1], tmp_path / "audit.log", "audit", *where, *audited)
 

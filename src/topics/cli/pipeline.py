@@ -25,6 +25,7 @@ from topics.cli.output.failures import Failure
 from topics.cli.output.screen import Screen
 from topics.clock import SystemClock
 from topics.installation import install_command
+from topics.plurals import counted
 
 if TYPE_CHECKING:
     from topics.spark.pipelines.run.job import JobOptions
@@ -70,7 +71,7 @@ def add(
         type=setting,
         default=[],
         metavar="KEY=VALUE",
-        help="setting of the object store of a lake; repeatable. Better: the environment, such as AWS_REGION",
+        help="setting of the object store of a lake or table; repeatable. Better: the environment, such as AWS_REGION",
     )
     shared.add_argument("--dry-run", action="store_true", help="report what would be done, and change nothing")
     shared.add_argument("--json", action="store_true", help="print the report as one JSON object")
@@ -102,6 +103,7 @@ def add_follow(parser: argparse.ArgumentParser, *, every_s: float) -> None:
     )
 
 
+TABLE = "Delta table, a directory or a URL that begins with s3://, gs:// or az://,"
 LAKE = "the lake: a directory, or a URL that begins with s3://, gs:// or az://"
 
 
@@ -264,13 +266,13 @@ def _lines(report: RunReport) -> Iterator[str]:
         yield f"  {_topic_line(row, dry_run=report.dry_run)}"
         yield from (f"    would {text}" for text in row.would)
     if len(report.topics) > TOPICS_SHOWN:
-        yield f"  {len(report.topics) - TOPICS_SHOWN} more topics; --json has them all"
+        yield f"  {counted(len(report.topics) - TOPICS_SHOWN, 'more topic')}; --json has them all"
     gaps = [(row, gap) for row in report.topics for gap in row.gaps]
     word = "would record as lost" if report.dry_run else "lost"
     for row, gap in gaps[:GAPS_SHOWN]:
         yield f"  {word}: {row.topic} seqs {gap.from_seq} to {gap.to_seq} ({gap.reason})"
     if len(gaps) > GAPS_SHOWN:
-        yield f"  {len(gaps) - GAPS_SHOWN} more lost ranges; --json has them all"
+        yield f"  {counted(len(gaps) - GAPS_SHOWN, 'more lost range')}; --json has them all"
     for text in report.warnings:
         yield f"  warning: {text}"
     known = {name.replace("_", " "): value for name, value in report.figures.items() if value is not None}
@@ -290,10 +292,6 @@ def _summary(report: RunReport) -> str:
     bound = " at most" if any(row.at_most for row in report.topics) else ""
     others = f" ({looked_at} looked at)" if looked_at > len(report.names) else ""
     return f"{verb}{bound} {counted(report.records, 'record')} of {counted(len(report.names), 'topic')}{others}"
-
-
-def counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _topic_line(row: TopicReport, *, dry_run: bool) -> str:

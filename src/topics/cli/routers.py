@@ -11,8 +11,9 @@ from topics.cli.connect.request import Request, get, given, post, router_path, t
 from topics.cli.output.ask import confirm
 from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND
 from topics.cli.output.screen import Styled
-from topics.cli.output.units import count, counted, parse_count, size
+from topics.cli.output.units import count, parse_count, size
 from topics.errors import Code, TopicsError
+from topics.plurals import counted
 
 
 def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from threading import Lock
 
+from topics.plurals import counted
+
 Seqs = Sequence[int | Exception]
 """One seq for each record, or the reason why the record was not written."""
 
@@ -44,5 +46,5 @@ class Failures:
         with self._lock:
             first, records, self._first, self._records = self._first, self._records, None, 0
         if first is not None:
-            first.add_note(f"{records} record{'s' if records > 1 else ''} of {topic} failed")
+            first.add_note(f"{counted(records, 'record')} of {topic} failed")
             raise first

@@ -22,7 +22,6 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from topics.lake.layout import SCHEMA, UTC_TIMESTAMP
 
 RESERVED = {*SCHEMA.names, "date", "topic", "kind"}
-MAX_BOUND_CHARS = 64  # a longer text is not used as a bound in the statistics of a file
 
 _TYPES: dict[str, pa.DataType] = {
     "STRING": pa.string(),
@@ -40,7 +39,6 @@ _TYPES: dict[str, pa.DataType] = {
 _COLUMN = re.compile(
     r"\s*(?:`([^`]+)`|([A-Za-z_]\w*))\s+([A-Za-z]+)\s*(?:\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\))?\s*", re.ASCII
 )
-_encode = msgspec.json.Encoder(decimal_format="number").encode
 
 Convert = Callable[[bytes], Any]
 
@@ -101,18 +99,6 @@ class TypedColumns(Struct, frozen=True):
         arrays = [batch.column(name) for name in schema.names]
         arrays += [values[name] if name in values else batch.column(name) for name, _ in self.fields]
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([*schema, *self.arrow_fields]))
-
-    def bounded(self, schema: pa.Schema) -> list[str]:
-        """Return the typed columns that have bounds in the statistics of a file."""
-        return [name for name, kind in self.fields if kind != "BOOLEAN" and name in schema.names]
-
-    def shown(self, value: Any) -> Any:
-        """Return a bound as Delta's statistics show it."""
-        if isinstance(value, datetime):
-            return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f") + "Z"
-        if isinstance(value, Decimal):
-            return Raw(_encode(value))
-        return value.isoformat() if isinstance(value, date) else value
 
 
 def arrow_type(kind: str) -> pa.DataType:

@@ -15,5 +15,13 @@ class Conflict(LakeError):
     """Another writer changed the base of this change: load the newest state and build the change again."""
 
 
+class Moved(Conflict):
+    """Another run has committed to the same table: this one cannot continue from its position."""
+
+
+class NoTable(LakeError):
+    """The place of an output table holds something else."""
+
+
 class Damaged(LakeError):
     """A file is missing, or its content is not what was written."""

@@ -16,21 +16,12 @@ refuses the second one unless it was made from the result of the first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-import msgspec
-import pyarrow.parquet as pq
 from msgspec import Struct
 
 from topics.lake.archived import Change, Gap, TopicState
-from topics.lake.errors import Damaged, LakeError
-from topics.lake.layout import LOG, topic_folder
-from topics.lake.storage import Storage
+from topics.lake.delta.log_facts import Facts
 
 ERASED, REMOVED, PURGED = "topics/erased", "topics/removed", "topics/purged"
-
-Facts = Mapping[str, int]
 
 
 class EpochFacts(Struct):
@@ -52,7 +43,7 @@ def of_change(change: Change, base: TopicState) -> dict[str, int]:
         facts[f"topics/archived/{change.epoch}"] = change.covered[1]
         facts[ERASED] = base.erasures
     for gap in change.gaps:
-        facts[f"topics/gap/{change.epoch}/{gap.first}/{gap.met_at}/{gap.reason}"] = gap.last
+        facts.update(of_gap(change.epoch, gap))
     if change.trimmed_to is not None:
         known = base.epoch(change.epoch).trimmed_to
         facts[f"topics/trimmed/{change.epoch}"] = max(known, change.trimmed_to)
@@ -65,13 +56,18 @@ def of_change(change: Change, base: TopicState) -> dict[str, int]:
     return facts
 
 
+def of_gap(epoch: int, gap: Gap) -> dict[str, int]:
+    """Return the fact of a gap."""
+    return {f"topics/gap/{epoch}/{gap.first}/{gap.met_at}/{gap.reason}": gap.last}
+
+
 def by_epoch(facts: Facts) -> dict[int, EpochFacts]:
     """Return the facts of each epoch, with the gaps sorted. Facts of other programs are ignored."""
     found: dict[int, EpochFacts] = {}
     for name, value in facts.items():
         program, _, rest = name.partition("/")
         kind, _, rest = rest.partition("/")
-        if program != "topics" or not rest:
+        if program != "topics" or kind not in ("archived", "trimmed", "gap"):
             continue
         epoch, _, rest = rest.partition("/")
         of = found.setdefault(int(epoch), EpochFacts(gaps=[]))
@@ -85,60 +81,3 @@ def by_epoch(facts: Facts) -> dict[int, EpochFacts]:
     for of in found.values():
         of.gaps.sort(key=lambda gap: gap.first)
     return found
-
-
-class FactsReader:
-    """Reads the facts of one table from its log. Reads only the versions that are new since the last call."""
-
-    def __init__(self, storage: Storage, topic: str) -> None:
-        self._storage = storage
-        self._log = f"{topic_folder(topic)}/{LOG}"
-        self._version = -1
-        self._facts: dict[str, int] = {}
-        self.checkpoint = -1  # the version of the newest known checkpoint
-
-    def at(self, version: int) -> Facts:
-        """Return the facts as of a version of the table, which must not be older than at the last call."""
-        if version > self._version:
-            facts, at = self._start(version)
-            for number in range(at + 1, version + 1):
-                facts.update(self._commit(number))
-            self._facts, self._version = facts, version
-        return self._facts
-
-    def _start(self, version: int) -> tuple[dict[str, int], int]:
-        """Return facts to continue from, and their version: the known ones, or those of a later checkpoint."""
-        text = self._storage.read(f"{self._log}/_last_checkpoint")
-        checkpoint = None if text is None else msgspec.json.decode(text)
-        at = -1 if checkpoint is None else int(checkpoint["version"])
-        self.checkpoint = max(self.checkpoint, at)
-        if checkpoint is None or not self._version < at <= version:
-            return dict(self._facts), self._version
-        if "v2Checkpoint" in checkpoint:
-            raise LakeError(
-                f"{self._storage.uri(self._log)}: this version of topics cannot read checkpoints of kind v2"
-            )
-        parts = int(checkpoint.get("parts") or 0)
-        names = [f"{at:020d}.checkpoint.{part:010d}.{parts:010d}.parquet" for part in range(1, parts + 1)]
-        facts: dict[str, int] = {}
-        for name in names or [f"{at:020d}.checkpoint.parquet"]:
-            facts.update(self._checkpoint(name))
-        return facts, at
-
-    def _checkpoint(self, name: str) -> dict[str, int]:
-        path = f"{self._log}/{name}"
-        try:
-            with self._storage.open(path) as file:
-                column = pq.ParquetFile(file).read(columns=["txn.appId", "txn.version"]).column("txn").combine_chunks()
-        except FileNotFoundError:
-            raise Damaged(f"{self._storage.uri(path)} is missing: bring it back from a copy of the lake") from None
-        rows = column.drop_null()
-        return dict(zip(rows.field("appId").to_pylist(), rows.field("version").to_pylist(), strict=True))
-
-    def _commit(self, version: int) -> dict[str, int]:
-        path = f"{self._log}/{version:020d}.json"
-        text = self._storage.read(path)
-        if text is None:
-            raise Damaged(f"{self._storage.uri(path)} is missing: bring it back from a copy of the lake")
-        actions: list[dict[str, Any]] = [msgspec.json.decode(line) for line in text.splitlines() if b'"txn"' in line]
-        return {one["txn"]["appId"]: one["txn"]["version"] for one in actions if "txn" in one}

@@ -20,6 +20,7 @@ from topics.lake.errors import Damaged
 from topics.lake.layout import parse_path
 from topics.lake.storage import Storage
 from topics.lake.write import NO_COLUMNS, FilesWriter
+from topics.plurals import counted
 
 MERGE_MIN = 8  # files
 MERGE_BYTES = 64 << 20  # largest merged file; a file of half this size is not merged any more
@@ -67,7 +68,7 @@ def rows_of(storage: Storage, file: File, columns: Sequence[str] | None = None) 
         rows += batch.num_rows
         yield batch
     if rows != file.rows:
-        raise Damaged(f"{storage.uri(file.path)} has {rows} records, but {file.rows} were written")
+        raise Damaged(f"{storage.uri(file.path)} has {counted(rows, 'record')}, but {file.rows:,} were written")
 
 
 def check_sum(storage: Storage, file: File) -> None:

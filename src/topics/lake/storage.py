@@ -50,26 +50,26 @@ class StoredFile(Struct, frozen=True):
     modified_ns: int
 
 
-def location(text: str) -> str:
+def location(text: str, *, noun: str = "lake") -> str:
     """Return the absolute path of a local lake, or the URL of one in an object store, without a trailing slash.
 
-    Raise `NoLake` if it cannot be a lake.
+    Raise `NoLake` if it cannot be a lake, or what `noun` says.
     """
     if not text:
-        raise NoLake("the path of the lake is empty: give the directory or the URL of a lake")
+        raise NoLake(f"the path of the {noun} is empty: give the directory or the URL of a {noun}")
     found = _URL.fullmatch(text)
     if found is None or "/" in found[1]:
         path = os.path.abspath(text)
     elif found[1].lower() in SCHEMES:
         if not re.fullmatch(r"//[^/@]+(/.*)?", found[2]):
-            raise NoLake(f"{text}: not the URL of a lake, such as s3://bucket/lake")
+            raise NoLake(f"{text}: not the URL of a {noun}, such as s3://bucket/{noun}")
         return f"{found[1].lower()}:{found[2].rstrip('/')}"
     elif found[1] == "file" and found[2].startswith("/"):
         path = os.path.abspath("/" + found[2].lstrip("/"))
     else:
-        raise NoLake(f"{text}: a lake is a directory, or a URL that begins with s3://, gs:// or az://")
+        raise NoLake(f"{text}: a {noun} is a directory, or a URL that begins with s3://, gs:// or az://")
     if os.path.exists(path) and not os.path.isdir(path):
-        raise NoLake(f"{path} is a file, and a lake is a directory")
+        raise NoLake(f"{path} is a file, and a {noun} is a directory")
     return path
 
 
@@ -98,8 +98,8 @@ def given_options() -> dict[str, str]:
 class Storage:
     """The files of a lake. The constructor does no I/O."""
 
-    def __init__(self, where: str) -> None:
-        self.location = location(where)
+    def __init__(self, where: str, *, noun: str = "lake") -> None:
+        self.location = location(where, noun=noun)
         self.is_local = self.location.startswith("/")
         self.options = {} if self.is_local else given_options()
         self._files: pafs.FileSystem | None = None
@@ -238,6 +238,11 @@ class Storage:
             with suppress(FileNotFoundError):
                 _sync(self.uri(folder))
         _sync(self.location)
+
+    def sync_place(self) -> None:
+        """Sync the folder that holds this place, so that a new place survives a power failure."""
+        if self.is_local:
+            _sync(os.path.dirname(self.location))
 
 
 def _object_store(location: str, options: dict[str, str]) -> pafs.FileSystem:

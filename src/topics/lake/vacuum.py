@@ -32,14 +32,10 @@ class Vacuumed(Struct, kw_only=True):
 def vacuum(table: TopicTable, *, retention_hours: int | None = None, dry_run: bool = False) -> Vacuumed:
     """Remove all files that no version needs that is younger than the retention, by default a week."""
     hours = KEPT_HOURS if retention_hours is None else retention_hours
-    delta = table.delta()
-    if delta is None:
+    if table.delta() is None:
         return Vacuumed()
     sizes = {one.path: one.size_bytes for one in table.files()}
-    with table.errors():
-        found = delta.vacuum(retention_hours=hours, enforce_retention_duration=False, dry_run=True, full=True)
-        if found and not dry_run:
-            delta.vacuum(retention_hours=hours, enforce_retention_duration=False, dry_run=False, full=True)
+    found = table.vacuum(hours, dry_run=dry_run)
     return Vacuumed(files=len(found), bytes=sum(sizes.get(path, 0) for path in found))
 
 
@@ -57,10 +53,7 @@ def purge(table: TopicTable, state: TopicState, removed: Iterable[File]) -> Topi
     The state must be the one of the erasure's commit, or later. A purge that was killed is repeated by the next one.
     """
     table.checkpoint()
-    delta = table.delta()
-    assert delta is not None
-    with table.errors():
-        delta.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False, full=False)
+    table.vacuum(0, full=False)
     ranges = [(file.first, file.last) for file in removed]
     committed_ns = table.log_time_ns(state.version)
     for stray in table.stray_files():

@@ -10,10 +10,8 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,21 +19,19 @@ import pyarrow.parquet as pq
 
 from topics.lake.archived import File
 from topics.lake.columns import TypedColumns
+from topics.lake.delta.open_file import OpenFile
+from topics.lake.delta.statistics import Statistics
 from topics.lake.layout import DAY_US, PARTITIONS, SCHEMA, date_of, file_path
 from topics.lake.storage import Storage, with_remedies
 
-ROW_GROUP_BYTES = 16 << 20  # before compression
-ROW_GROUP_ROWS = 1 << 17
 FILE_BYTES = 128 << 20  # after compression; a file is closed at the row group that passes it
 
 FILE_SCHEMA = pa.schema([field for field in SCHEMA if field.name not in PARTITIONS])
 
 WRITING: Final[dict[str, Any]] = {
-    "compression": "zstd",
     "use_dictionary": ["node", "tag"],
     "column_encoding": {"seq": "DELTA_BINARY_PACKED", "ts": "DELTA_BINARY_PACKED"},
     "sorting_columns": [pq.SortingColumn(FILE_SCHEMA.get_field_index("seq"))],
-    "write_page_checksum": True,  # so that an audit finds damage
 }
 
 NO_COLUMNS = TypedColumns(())
@@ -77,7 +73,7 @@ class FilesWriter:
         self._storage, self._topic, self._epoch = storage, topic, epoch
         self._file_bytes, self._last = file_bytes, last
         self._typed = typed
-        self._open: _OpenFile | None = None
+        self._open: _DayFile | None = None
         self._done: list[File] = []
 
     def __enter__(self) -> FilesWriter:
@@ -108,10 +104,10 @@ class FilesWriter:
                 self._close()
             return self._done
 
-    def _new(self, day: int, part: pa.RecordBatch) -> _OpenFile:
+    def _new(self, day: int, part: pa.RecordBatch) -> _DayFile:
         first = part.column("seq")[0].as_py()
         path = file_path(self._topic, date_of(day), self._epoch, first, os.urandom(8).hex(), last=self._last)
-        return _OpenFile(self._storage, path, day=day, schema=part.schema, typed=self._typed)
+        return _DayFile(self._storage, path, day=day, schema=part.schema, typed=self._typed)
 
     def _close(self) -> None:
         assert self._open is not None
@@ -119,93 +115,51 @@ class FilesWriter:
         self._open = None
 
 
-class _OpenFile:
+class _DayFile:
+    """The unfinished file of one day."""
+
     def __init__(self, storage: Storage, path: str, *, day: int, schema: pa.Schema, typed: TypedColumns) -> None:
         self.day = day
-        self._storage, self._path, self._schema = storage, path, schema
-        self._out = storage.create(path)
-        self._writer = pq.ParquetWriter(self._out, schema, **WRITING)
-        self._held: list[pa.RecordBatch] = []
-        self._held_bytes = self._held_rows = 0
+        self._storage = storage
+        self._file = OpenFile(storage, path, schema, **WRITING)
         self._stats = FileStatistics(typed)
+        self.give_up = self._file.give_up
 
     @property
     def written_bytes(self) -> int:
-        return int(self._out.tell())
+        return self._file.written_bytes
 
     def write(self, part: pa.RecordBatch) -> None:
         self._stats.add(part)
-        self._held.append(part)
-        self._held_bytes += part.nbytes
-        self._held_rows += part.num_rows
-        if self._held_bytes >= ROW_GROUP_BYTES or self._held_rows >= ROW_GROUP_ROWS:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._held:
-            table = pa.Table.from_batches(self._held, self._schema)
-            self._writer.write_table(table, row_group_size=max(table.num_rows, 1))
-        self._held, self._held_bytes, self._held_rows = [], 0, 0
+        self._file.write(part)
 
     def finish(self) -> File:
-        self._flush()
-        self._writer.close()
-        size = int(self._out.tell())
-        self._out.close()
-        return self._stats.file(self._storage.seal(self._path), date_of(self.day), size)
-
-    def give_up(self) -> None:
-        """Close and remove the unfinished file."""
-        self._held = []
-        with suppress(OSError, pa.ArrowException):
-            self._writer.close()
-        with suppress(OSError, pa.ArrowException):
-            self._out.close()
-        with suppress(OSError, pa.ArrowException):
-            self._storage.remove(self._path)
+        size_bytes = self._file.close()
+        return self._stats.file(self._storage.seal(self._file.path), date_of(self.day), size_bytes)
 
 
 class FileStatistics:
-    """Collects what a commit says about a file: its seqs and times, and the bounds of its typed columns."""
+    """Collects what a commit says about a file: its seqs and times, and Delta's statistics."""
 
     def __init__(self, typed: TypedColumns) -> None:
-        self._typed = typed
-        self._rows = self._first = self._last = 0
+        self._delta = Statistics(bounded={"seq", "ts", *(name for name, _ in typed.fields)})
+        self._first = self._last = 0
         self._min_us, self._max_us = 1 << 62, -(1 << 62)
-        self._nulls: dict[str, int] = {}
-        self._bounds: dict[str, tuple[Any, Any]] = {}
 
     def add(self, part: pa.RecordBatch) -> None:
         seqs = part.column("seq")
         first, last = seqs[0].as_py(), seqs[-1].as_py()
-        assert first > self._last or not self._rows, "records come in the order of their seqs"
+        assert first > self._last or not self._delta.rows, "records come in the order of their seqs"
         self._first, self._last = self._first or first, last
-        self._rows += part.num_rows
         ts = pc.min_max(part.column("ts").cast(pa.int64()))
         self._min_us, self._max_us = min(self._min_us, ts["min"].as_py()), max(self._max_us, ts["max"].as_py())
-        for name in part.schema.names:
-            self._nulls[name] = self._nulls.get(name, 0) + part.column(name).null_count
-        for name in self._typed.bounded(part.schema):
-            found = pc.min_max(part.column(name))
-            low, high = found["min"].as_py(), found["max"].as_py()
-            if low is not None:
-                known = self._bounds.get(name, (low, high))
-                self._bounds[name] = min(known[0], low), max(known[1], high)
+        self._delta.add(part)
 
     def file(self, path: str, date: str, size_bytes: int) -> File:
-        low = {"seq": self._first, "ts": _iso(self._min_us)}
-        high = {"seq": self._last, "ts": _iso(self._max_us)}
-        for name, (least, most) in self._bounds.items():
-            low[name], high[name] = self._typed.shown(least), self._typed.shown(most)
-        stats = {"numRecords": self._rows, "minValues": low, "maxValues": high, "nullCount": self._nulls}
         return File(
-            path=path, date=date, first=self._first, last=self._last, rows=self._rows, bytes=size_bytes,
-            min_ts=self._min_us // 1000, max_ts=-(-self._max_us // 1000), stats=msgspec.json.encode(stats).decode(),
+            path=path, date=date, first=self._first, last=self._last, rows=self._delta.rows, bytes=size_bytes,
+            min_ts=self._min_us // 1000, max_ts=-(-self._max_us // 1000), stats=self._delta.json(),
         )  # fmt: skip
-
-
-def _iso(us: int) -> str:
-    return datetime.fromtimestamp(us / 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f") + "Z"
 
 
 def by_day(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:

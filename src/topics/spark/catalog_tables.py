@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from topics.spark.options import BadOption, read_options
+from topics.spark.options import BadOption, read_options, with_absolute_paths
 from topics.spark.source.layout import layout_of, plain_schema
 from topics.spark.source.table_options import with_options
 from topics.spark.sql.rewrite import quoted
@@ -22,7 +22,7 @@ def create_tables(
 
     `subscribePrefix` in the options limits the topics. `schemas` gives the columns of typed tables, by topic.
     """
-    options = dict(options)
+    options = with_absolute_paths(options)
     prefix = options.pop("subscribePrefix", "")
     names = {name for name in names_of(options) - {LEDGER} if name.startswith(prefix)}
     tables = table_names(names)

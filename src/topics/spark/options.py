@@ -10,6 +10,7 @@ import difflib
 import os
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
@@ -339,6 +340,23 @@ def _directory(found: Mapping[str, str], name: str) -> str | None:
             raise BadOption(f"{name}: {text!r} is not a directory that executors can open as a path")
         text = "/" + rest.lstrip("/")
     return os.path.abspath(text)
+
+
+def with_absolute_paths(options: Mapping[str, str]) -> dict[str, str]:
+    """Return the options of the source with absolute paths, for a session of Spark.
+
+    The processes of Spark resolve a relative path, too, but they may have another working directory than the caller.
+    """
+    found = dict(options)
+    for name, value in options.items():
+        with suppress(BadOption):  # the source reports it
+            if name.lower() in ("path", "coldpath"):
+                found[name] = _directory({name: value}, name) or value
+            elif name.lower() == "lake":
+                found[name] = _lake({"lake": value}) or value
+            elif name.lower() == "tokenfile":
+                found[name] = os.path.abspath(value)
+    return found
 
 
 def _lake(found: Mapping[str, str]) -> str | None:

@@ -10,7 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as t
 
-from topics.spark.options import BadOption, read_options
+from topics.plurals import counted
+from topics.spark.options import BadOption, read_options, with_absolute_paths
 from topics.spark.source.layout import MALFORMED, SPARK_TYPES
 from topics.spark.source.schema import shape_of
 
@@ -72,7 +73,7 @@ def infer_schema(spark: SparkSession, topic: str, *, sample: int = SAMPLE, **opt
     rows = frame.where("kind = 'record'").select("data").limit(sample).collect()
     objects = [row.data for row in rows if row.data.startswith("{")]
     if not objects:
-        raise ValueError(f"topic {topic}: none of {len(rows)} records is a JSON object; pass a schema")
+        raise ValueError(f"topic {topic}: none of {counted(len(rows), 'record')} is a JSON object; pass a schema")
     # One literal array of all samples: Spark merges its elements into one type. This works over Connect as well.
     [(ddl,)] = spark.range(1).select(F.schema_of_json(F.lit(f"[{','.join(objects)}]"))).collect()
     found = t.ArrayType.fromDDL(ddl)
@@ -123,7 +124,7 @@ def _given(topic: str, options: dict[str, Any]) -> dict[str, str]:
     for name, value in options.items():
         text = str(value).lower() if isinstance(value, bool) else value
         given[name] = str(text) if isinstance(text, str | int) else msgspec.json.encode(value).decode()
-    return given
+    return with_absolute_paths(given)
 
 
 def _struct(schema: t.StructType | str) -> t.StructType:

@@ -9,6 +9,7 @@ from itertools import islice
 from topics.client import Client
 from topics.errors import Code, TopicsError
 from topics.lake import Lake, NoLake
+from topics.plurals import counted
 from topics.spark.failures import BadUsage
 
 SHOWN = 5
@@ -67,7 +68,7 @@ def _among(names: Sequence[str], like: str, *, all_known: bool = True) -> str:
     names = [name for name in names if not name.startswith("sys:")] or names
     shown = nearest(like, names)
     more = len(names) - len(shown)
-    others = f" and {more}{'' if all_known else ' or more'} {'other' if more == 1 else 'others'}" if more else ""
+    others = f" and {counted(more, 'other')}{'' if all_known else ', or more'}" if more else ""
     return f"check the name; there {'is' if len(names) == 1 else 'are'} {', '.join(shown)}{others}"
 
 

@@ -142,7 +142,7 @@ def test_dry_run_lists_checks_and_proves_nothing(
     shown = capsys.readouterr().out
     assert f"{topic}: would read 1 files of the lake back" in shown
     assert "look for seqs 1 to 5 on the server and in the lake, compare what both have of seqs 1 to 3" in shown
-    assert "audit: a dry run, NOTHING WAS CHECKED: would look for 5 seqs of 1 topics, 1 files" in shown
+    assert "audit: a dry run, NOTHING WAS CHECKED: would look for 5 seqs of 1 topic, 1 file" in shown
     assert "unexplained" not in shown
     assert main([*command, "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)["figures"]

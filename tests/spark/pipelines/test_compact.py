@@ -1,4 +1,4 @@
-"""The latest record of every key, as a file and as a topic, updated with new records."""
+"""The latest record of every key, as a table and as a topic, updated with new records."""
 
 from __future__ import annotations
 
@@ -6,16 +6,23 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
 from tests.conftest import StartServer
+from tests.spark.pipelines.kills import killed_at
 from topics.client import Client
 from topics.client.request import Record
 from topics.errors import TopicsError
-from topics.spark.failures import BadUsage, kind_of
+from topics.lake.delta.log_facts import FactsReader
+from topics.lake.delta.output import OutputTable
+from topics.lake.delta.rows import RowsWriter, read_rows
+from topics.lake.facts import by_epoch
+from topics.lake.storage import Storage
+from topics.spark.failures import BadUsage, Failed, kind_of
 from topics.spark.options import ConnectionOptions
 from topics.spark.pipelines.compact import driver as module
 from topics.spark.pipelines.compact import task
@@ -27,10 +34,11 @@ def write(client: Client, topic: str, *pairs: tuple[str | None, Any]) -> None:
     client.append(topic, [{"data": data} if tag is None else {"data": data, "tag": tag} for tag, data in pairs])
 
 
-def in_file(path: Path) -> dict[str, Any]:
-    table = pq.read_table(path).to_pylist()
-    assert [row["key"] for row in table] == sorted(row["key"] for row in table)
-    return {row["key"]: msgspec.json.decode(row["data"]) for row in table}
+def in_table(path: Path) -> dict[str, Any]:
+    """Fails where a key has two rows."""
+    rows = DeltaTable(path).to_pyarrow_table().to_pylist()
+    assert len({row["key"] for row in rows}) == len(rows)
+    return {row["key"]: msgspec.json.decode(row["data"]) for row in rows}
 
 
 def in_topic(client: Client, topic: str) -> dict[str, Any]:
@@ -44,45 +52,96 @@ def in_topic(client: Client, topic: str) -> dict[str, Any]:
     return found
 
 
-def test_file_holds_latest_record_per_tag_and_adds_new_ones(
+def test_table_holds_latest_record_per_tag_and_adds_new_ones(
     spark: SparkSession, client: Client, topic: str, tmp_path: Path
 ):
-    def run() -> RunReport:
-        return compact(url=client.url, topic=topic, parquet=str(tmp_path), spark=spark)
+    path = tmp_path / "latest"
 
-    path = tmp_path / f"{topic}.parquet"
+    def run() -> RunReport:
+        return compact(url=client.url, topic=topic, table=str(path), spark=spark)
+
     write(client, topic, ("a", 1), ("b", 1), ("a", 2), (None, 0))
     first = run().topics[0]
-    assert in_file(path) == {"a": 2, "b": 1}
+    assert in_table(path) == {"a": 2, "b": 1}
     assert (first.from_seq, first.to_seq, first.records, first.lag) == (1, 4, 2, 0)
     assert first.figures == {"looked_at": 4, "without_key": 1, "keys": 2}
 
     write(client, topic, ("b", 2), ("c", 1))
     second = run().topics[0]
-    assert in_file(path) == {"a": 2, "b": 2, "c": 1}
+    assert in_table(path) == {"a": 2, "b": 2, "c": 1}
     assert (second.from_seq, second.records, second.figures["looked_at"]) == (5, 2, 2)
+    assert dict(pl.read_delta(str(path)).select("key", "seq").iter_rows()) == {"a": 3, "b": 5, "c": 6}
 
+    version = DeltaTable(path).version()
     assert run().topics[0].to_seq == 0, "nothing is new"
-    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+    assert DeltaTable(path).version() == version
+
+
+def test_only_files_with_changed_keys_are_replaced(
+    spark: SparkSession, client: Client, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = tmp_path / "latest"
+    write(client, topic, ("a", 1), ("b", 1))
+    compact(url=client.url, topic=topic, table=str(path), spark=spark)
+    split(path, "b")
+    before = set(DeltaTable(path).file_uris())
+    assert len(before) == 2
+
+    write(client, topic, ("c", 1), ("b", 2), (None, 0))
+    report = compact(url=client.url, topic=topic, table=str(path), spark=spark).topics[0]
+    assert in_table(path) == {"a": 1, "b": 2, "c": 1}
+    assert (report.records, report.figures["keys"]) == (2, 3)
+    assert len(before & set(DeltaTable(path).file_uris())) == 1
+
+    write(client, topic, ("", 7))
+    compact(url=client.url, topic=topic, table=str(path), spark=spark)
+    assert in_table(path) == {"": 7, "a": 1, "b": 2, "c": 1}
+
+
+def split(path: Path, key: str) -> None:
+    """Rewrite the file of the table as two, the second of which begins with the key."""
+    table = OutputTable(str(path), "compact")
+    position, [file] = table.load(), table.files()
+    with RowsWriter(table.storage, task.COLUMNS) as writer:
+        for batch in read_rows(table.storage, file.path, task.COLUMNS):
+            keys = batch.column("key").to_pylist()
+            writer.write(batch.slice(0, keys.index(key)))
+            writer.cut()
+            writer.write(batch.slice(keys.index(key)))
+        table.commit(position, writer.finish(), [file.path])
 
 
 @pytest.mark.torture
-def test_run_killed_before_the_rename_changes_nothing(
-    spark: SparkSession, client: Client, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    path = tmp_path / "latest.parquet"
-    write(client, topic, ("a", 1))
-    compact(url=client.url, topic=topic, parquet=str(path), spark=spark)
-    write(client, topic, ("a", 2))
-    with monkeypatch.context() as patch:
-        patch.setattr(module.CompactFile, "commit", _die)
-        with pytest.raises(MemoryError):
-            compact(url=client.url, topic=topic, parquet=str(path), spark=spark)
-    assert in_file(path) == {"a": 1}
+def test_table_merged_by_another_program_is_continued(spark: SparkSession, client: Client, topic: str, tmp_path: Path):
+    path = tmp_path / "latest"
+    write(client, topic, ("a", 1), ("b", 1))
+    compact(url=client.url, topic=topic, table=str(path), spark=spark)
+    split(path, "b")
+    DeltaTable(path).optimize.compact()
+    DeltaTable(path).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    write(client, topic, ("b", 2))
+    compact(url=client.url, topic=topic, table=str(path), spark=spark)
+    assert in_table(path) == {"a": 1, "b": 2}
 
-    compact(url=client.url, topic=topic, parquet=str(path), spark=spark)
-    assert in_file(path) == {"a": 2}
-    assert [entry.name for entry in tmp_path.iterdir()] == [path.name], "the temporary file of the dead run is removed"
+
+POINTS = [3, *(pytest.param(point, marks=pytest.mark.torture) for point in (0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 11))]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_table_of_a_killed_run_has_every_key_once(
+    spark: SparkSession, client: Client, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: int
+):
+    options: dict[str, Any] = {"url": client.url, "topic": topic, "table": str(tmp_path / "latest"), "spark": spark}
+    write(client, topic, ("a", 1), ("b", 1), ("a", 2), ("c", 1))
+    with monkeypatch.context() as patch:
+        killed_at(patch, point)
+        with pytest.raises(MemoryError):
+            compact(step_seqs=2, **options)
+    write(client, topic, ("c", 2), ("d", 1))
+
+    compact(step_seqs=2, **options)
+
+    assert in_table(tmp_path / "latest") == {"a": 2, "b": 1, "c": 2, "d": 1}
 
 
 def _die(*arguments: object) -> None:
@@ -147,31 +206,31 @@ def test_record_keeps_its_fields_and_names_its_origin(spark: SparkSession, clien
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["file", pytest.param("topic", marks=pytest.mark.torture)])
+@pytest.mark.parametrize("kind", ["table", pytest.param("topic", marks=pytest.mark.torture)])
 def test_null_removes_its_key_on_request(spark: SparkSession, client: Client, topic: str, tmp_path: Path, kind: str):
-    where = {"parquet": str(tmp_path)} if kind == "file" else {"into": f"{topic}.latest"}
+    where = {"table": str(tmp_path / "latest")} if kind == "table" else {"into": f"{topic}.latest"}
     options: dict[str, Any] = {"url": client.url, "topic": topic, "null_removes": True, "spark": spark, **where}
     write(client, topic, ("a", 1), ("b", 1))
     compact(**options)
     write(client, topic, ("a", None))
     report = compact(**options)
-    found = in_file(tmp_path / f"{topic}.parquet") if kind == "file" else in_topic(client, f"{topic}.latest")
+    found = in_table(tmp_path / "latest") if kind == "table" else in_topic(client, f"{topic}.latest")
     assert found == {"b": 1}
     assert report.topics[0].figures["removed"] == 1
 
 
-@pytest.mark.parametrize("kind", ["file", pytest.param("topic", marks=pytest.mark.torture)])
+@pytest.mark.parametrize("kind", ["table", pytest.param("topic", marks=pytest.mark.torture)])
 def test_full_run_drops_records_deleted_in_the_topic(
     spark: SparkSession, client: Client, topic: str, tmp_path: Path, kind: str
 ):
-    where = {"parquet": str(tmp_path)} if kind == "file" else {"into": f"{topic}.latest"}
+    where = {"table": str(tmp_path / "latest")} if kind == "table" else {"into": f"{topic}.latest"}
     options: dict[str, Any] = {"url": client.url, "topic": topic, "spark": spark, **where}
     write(client, topic, ("a", 1), ("b", 1), ("b", 2))
     compact(**options)
     client.delete(topic, match="a")
     for _ in range(2):
         compact(full=True, **options)
-        found = in_file(tmp_path / f"{topic}.parquet") if kind == "file" else in_topic(client, f"{topic}.latest")
+        found = in_table(tmp_path / "latest") if kind == "table" else in_topic(client, f"{topic}.latest")
         assert found == {"b": 2}
 
 
@@ -209,11 +268,11 @@ def rows(*given: tuple[str, str]) -> pa.RecordBatch:
 def test_rejected_record_becomes_a_gap_and_blocks_nothing(client: Client, topic: str):
     into = f"{topic}.latest"
     large = '"' + "x" * (1024 * 1024 - 30) + '"'
-    position = task.CompactPosition(topic=topic, by="tag", epoch=7)
+    position = task.CompactPosition(declaration=1, epoch=7)
     for _ in range(2):
         writer = task.WriteLatestTopic(
-            connection=ConnectionOptions(servers=(client.url,)), topic=into, position=position, fresh=True,
-            null_removes=False, part=task.Range(epoch=7, start=1, stop=4),
+            connection=ConnectionOptions(servers=(client.url,)), source=topic, topic=into, position=position,
+            fresh=True, null_removes=False, part=task.Range(epoch=7, start=1, stop=4),
         )  # fmt: skip
         [answer] = writer(iter([rows(("a", "1"), ("b", large), ("c", '"\\ud800"'))]))
         outcome = msgspec.json.decode(answer.column(0)[0].as_py(), type=task.CompactResult)
@@ -224,41 +283,69 @@ def test_rejected_record_becomes_a_gap_and_blocks_nothing(client: Client, topic:
 
 
 @pytest.mark.torture
-def test_gaps_are_in_the_report_and_the_file(spark: SparkSession, client: Client, topic: str, tmp_path: Path):
+def test_gaps_are_in_the_report_and_the_table(spark: SparkSession, client: Client, topic: str, tmp_path: Path):
     client.put_topic(topic, cap_records=2)
     write(client, topic, ("a", 1), ("a", 2), ("b", 1), ("c", 1))
 
-    report = compact(url=client.url, topic=topic, parquet=str(tmp_path), spark=spark)
+    report = compact(url=client.url, topic=topic, table=str(tmp_path / "latest"), spark=spark)
 
     assert [(gap.from_seq, gap.to_seq, gap.reason) for gap in report.topics[0].gaps] == [(1, 2, "cap")]
-    noted = msgspec.json.decode(pq.read_metadata(tmp_path / f"{topic}.parquet").metadata[b"topics.compact"])
-    assert ([gap["to_seq"] for gap in noted["gaps"]], noted["generation"]) == ([2], 0)
+    log = FactsReader(Storage(str(tmp_path / "latest")))
+    [epoch] = by_epoch(log.at(DeltaTable(tmp_path / "latest").version())).values()
+    assert [(gap.first, gap.last, gap.reason) for gap in epoch.gaps] == [(1, 2, "cap")]
 
 
 def test_unsuitable_outputs_are_refused(spark: SparkSession, client: Client, topic: str, tmp_path: Path):
     write(client, topic, ("a", 1))
+    table = str(tmp_path / "latest")
     options: dict[str, Any] = {"url": client.url, "topic": topic, "spark": spark}
-    compact(parquet=str(tmp_path), **options)
-    with pytest.raises(BadUsage, match="by tag"):
-        compact(parquet=str(tmp_path), by="node", **options)
+    compact(table=table, **options)
+    with pytest.raises(BadUsage, match=f"something else than the latest of {topic} by node"):
+        compact(table=table, by="node", **options)
     with pytest.raises(BadUsage, match="itself"):
         compact(into=topic, **options)
     with pytest.raises(BadUsage, match="choose one output"):
         compact(**options)
     with pytest.raises(BadUsage, match="does not exist"):
-        compact(url=client.url, topic=f"{topic}.no", parquet=str(tmp_path), spark=spark)
+        compact(url=client.url, topic=f"{topic}.no", table=table, spark=spark)
+    with pytest.raises(BadUsage, match="is not empty and is not a Delta table: it contains latest"):
+        compact(table=str(tmp_path), **options)
+    with pytest.raises(BadUsage, match="a URL that begins with s3://"):
+        compact(table="ftp://somewhere/table", **options)
+    write_deltalake(tmp_path / "other", pa.table({"key": ["a"]}))
+    with pytest.raises(BadUsage, match="this pipeline has not written"):
+        compact(table=str(tmp_path / "other"), full=True, **options)
 
 
-@pytest.mark.parametrize("kind", ["file", pytest.param("topic", marks=pytest.mark.torture)])
+def test_second_run_on_the_same_table_stops(
+    spark: SparkSession, client: Client, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    options: dict[str, Any] = {"url": client.url, "topic": topic, "table": str(tmp_path / "latest"), "spark": spark}
+    write(client, topic, ("a", 1))
+    commit, calls = OutputTable.commit, []
+
+    def late(self: OutputTable, *arguments: Any, **named: Any) -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            compact(**options)
+        commit(self, *arguments, **named)
+
+    monkeypatch.setattr(OutputTable, "commit", late)
+    with pytest.raises(Failed, match="another run is writing to"):
+        compact(**options)
+    assert in_table(tmp_path / "latest") == {"a": 1}
+
+
+@pytest.mark.parametrize("kind", ["table", pytest.param("topic", marks=pytest.mark.torture)])
 def test_dry_run_reports_and_writes_nothing(spark: SparkSession, client: Client, topic: str, tmp_path: Path, kind: str):
-    name = str(tmp_path / f"{topic}.parquet") if kind == "file" else f"{topic}.latest"
-    where = {"parquet": name} if kind == "file" else {"into": name}
+    name = str(tmp_path / "latest") if kind == "table" else f"{topic}.latest"
+    where = {"table": name} if kind == "table" else {"into": name}
     options: dict[str, Any] = {"url": client.url, "topic": topic, "null_removes": True, "spark": spark, **where}
     client.put_topic(topic, cap_records=4)
     write(client, topic, ("lost", 0), ("a", 1), ("b", 1), ("a", 2), (None, 0))
     [shown] = compact(dry_run=True, step_seqs=2, **options).topics
     assert (shown.from_seq, shown.to_seq, shown.records, shown.lag) == (1, 5, 2, 0)
-    assert shown.would == [f"create {name}" if kind == "file" else f"create topic {name}"]
+    assert shown.would == [f"create {'table' if kind == 'table' else 'topic'} {name}"]
     assert list(tmp_path.iterdir()) == []
     assert [row.topic for row in client.topics(f"{topic}.")] == []
     done = compact(**options).topics[0]

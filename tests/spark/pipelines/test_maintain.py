@@ -28,8 +28,8 @@ def test_small_files_are_merged_and_old_ones_removed(lake: Lake, capsys: pytest.
     assert main(["pipeline", "maintain", "--lake", lake.path, "--retention", "0"]) == 0
     shown = capsys.readouterr().out
     assert "a: 6 files merged, 6 removed (" in shown
-    assert "1 files are left" in shown
-    assert shown.splitlines()[-1].startswith("maintain: 2 topics, 6 files merged, 6 removed, ")
+    assert "1 file is left" in shown
+    assert shown.splitlines()[-1].startswith("maintain: 2 topics, 6 files merged, 6 removed (")
     assert len(archived_epoch_of(lake).files) == len(lake.table("a").files()) == 1
     check_content(Lake(lake.path), "a")
 

@@ -50,7 +50,7 @@ def test_command_prints_its_report_and_records_it(
     monkeypatch: pytest.MonkeyPatch,
 ):
     client.append(topic, [{"data": 1, "tag": "a"}, {"data": 2, "tag": "a"}])
-    command = ["pipeline", "compact", "--url", server.url, "--topic", topic, "--parquet", str(tmp_path)]
+    command = ["pipeline", "compact", "--url", server.url, "--topic", topic, "--table", str(tmp_path / "out")]
 
     assert main([*command, "--json"]) == 0
 
@@ -65,15 +65,15 @@ def test_command_prints_its_report_and_records_it(
     assert main(command) == 0
     shown = capsys.readouterr().out
     assert "compact: nothing new in 1 topic, " in shown
-    assert f"  {topic} → {tmp_path}/{topic}.parquet: nothing new, lag 1, " in shown.replace("lag 1\n", "lag 1, ")
+    assert f"  {topic} → {tmp_path}/out: nothing new, lag 1, " in shown.replace("lag 1\n", "lag 1, ")
 
 
 def test_dry_run_records_nothing(server: ServerProcess, client: Client, topic: str, tmp_path: Path, capsys: Any):
     client.append(topic, [{"data": 1, "tag": "a"}])
     before = len(runs(client)) if [*client.topics("sys:pipelines")] else 0
-    command = ["pipeline", "compact", "--url", server.url, "--topic", topic, "--parquet", str(tmp_path), "--dry-run"]
+    command = ["pipeline", "compact", "--url", server.url, "--topic", topic, "--table", str(tmp_path / "out")]
 
-    assert main(command) == 0
+    assert main([*command, "--dry-run"]) == 0
 
     assert "would write" in capsys.readouterr().out
     assert (len(runs(client)) if [*client.topics("sys:pipelines")] else 0) == before
@@ -82,7 +82,7 @@ def test_dry_run_records_nothing(server: ServerProcess, client: Client, topic: s
 def test_failure_names_the_next_step_and_is_recorded(
     server: ServerProcess, client: Client, topic: str, capsys: Any, tmp_path: Path
 ):
-    where = ["--url", server.url, "--topic", topic, "--parquet", str(tmp_path)]
+    where = ["--url", server.url, "--topic", topic, "--table", str(tmp_path / "out")]
     assert main(["pipeline", "compact", *where]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -94,7 +94,7 @@ def test_failure_names_the_next_step_and_is_recorded(
 
 
 def test_unreachable_server_is_noticed_at_once(tmp_path: Path, capsys: Any):
-    where = ["--url", "http://127.0.0.1:9", "--topic", "t", "--parquet", str(tmp_path)]
+    where = ["--url", "http://127.0.0.1:9", "--topic", "t", "--table", str(tmp_path / "out")]
     assert main(["pipeline", "compact", *where]) == 1
     shown = capsys.readouterr().err
     assert "no answer from http://127.0.0.1:9" in shown
@@ -108,7 +108,7 @@ def test_key_that_may_not_write_the_report_causes_a_warning(
     with Client(server.url, token="all") as client:
         client.append("mine.t", [{"data": 1, "tag": "a"}])
     (tmp_path / "key").write_text("few\n")
-    where = ["--url", server.url, "--topic", "mine.t", "--parquet", str(tmp_path / "out")]
+    where = ["--url", server.url, "--topic", "mine.t", "--table", str(tmp_path / "out")]
 
     assert main(["pipeline", "compact", *where, "--token-file", str(tmp_path / "key"), "--json"]) == 0
 

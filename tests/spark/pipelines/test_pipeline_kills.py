@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 from tests.spark.processes import Process, Server, slim_home, wait_for
@@ -113,6 +114,10 @@ def test_killed_mirror_copies_every_record_once(two_servers: list[Server], tmp_p
 # --- the long runs
 
 
+def output(table: Path | None, topic: str) -> tuple[str, str]:
+    return ("--into", topic) if table is None else ("--table", str(table))
+
+
 class Load:
     """Writes records continuously."""
 
@@ -133,25 +138,34 @@ class Load:
         self._thread.join()
 
 
-def kill_now_and_then(chance: random.Random, start: Callable[[], Process], server: Server, times: int) -> None:
-    """Lets it work for some steps, kills it at any point of the next one, and does so again and again."""
+def kill_now_and_then(
+    chance: random.Random, start: Callable[[], Process], position: Callable[[], int], times: int
+) -> None:
+    """Lets it work until it has moved its position some times, kills it at any point of the next step, and repeats."""
     for _ in range(times):
         running = start()
         try:
-            _let_work(running, server, steps=chance.randrange(2, 9))
+            _let_work(running, position, steps=chance.randrange(2, 9))
             time.sleep(chance.uniform(0, 0.4))  # a random moment
         finally:
             (kill_driver if chance.random() < 0.7 else Process.kill)(running)
 
 
-def _let_work(running: Process, server: Server, *, steps: int) -> None:
-    until = head(server, "sys:positions") + steps
+def _let_work(running: Process, position: Callable[[], int], *, steps: int) -> None:
+    until = position() + steps
 
     def look() -> bool:
         assert running.is_alive(), running.log()[-4000:]
-        return head(server, "sys:positions") > until
+        return position() > until
 
     wait_for(look, "the pipeline", every_s=0.005)
+
+
+def positions_of(server: Server, table: Path | None = None) -> Callable[[], int]:
+    """Return a function that counts the saved positions: in the table if there is one, else on the server."""
+    if table is None:
+        return lambda: head(server, "sys:positions")
+    return lambda: max((int(path.stem) for path in (table / "_delta_log").glob("[0-9]*.json")), default=0)
 
 
 @pytest.mark.torture
@@ -174,10 +188,10 @@ def test_two_servers_under_load_converge_after_kills(two_servers: list[Server], 
         def start() -> Process:
             return pipeline(tmp_path / "driver.log", *where, "--follow")
 
-        kill_now_and_then(chance, start, other, 6)
+        kill_now_and_then(chance, start, positions_of(other), 6)
         other.kill()
         other.start()
-        kill_now_and_then(chance, start, other, 2)
+        kill_now_and_then(chance, start, positions_of(other), 2)
     finally:
         load.stop()
         for client in clients:
@@ -188,7 +202,9 @@ def test_two_servers_under_load_converge_after_kills(two_servers: list[Server], 
 
 
 @pytest.mark.torture
-def test_killed_rollup_writes_every_window_once(two_servers: list[Server], tmp_path: Path):
+@pytest.mark.parametrize("kind", ["topic", "table"])
+def test_killed_rollup_writes_every_window_once(two_servers: list[Server], tmp_path: Path, kind: str):
+    table = tmp_path / "sums" if kind == "table" else None
     chance = random.Random(SEED)
     server = two_servers[0]
     client = Client(server.url, retries=30)
@@ -202,7 +218,7 @@ def test_killed_rollup_writes_every_window_once(two_servers: list[Server], tmp_p
 
     load = Load(write)
     where = (
-        "rollup", "--url", server.url, "--topic", "t", "--into", "sums", "--window", "1 minute",
+        "rollup", "--url", server.url, "--topic", "t", *output(table, "sums"), "--window", "1 minute",
         "--time", "timestamp_millis(value:at::bigint)", "--watermark", "5 minutes",
     )  # fmt: skip
     try:
@@ -210,21 +226,26 @@ def test_killed_rollup_writes_every_window_once(two_servers: list[Server], tmp_p
         def start() -> Process:
             return pipeline(tmp_path / "driver.log", *where, "--follow", "--every", "0.1")
 
-        kill_now_and_then(chance, start, server, 5)
+        kill_now_and_then(chance, start, positions_of(server, table), 5)
     finally:
         load.stop()
     last = max(model)
     client.append("t", [{"data": {"at": BASE + (last + 100) * MINUTE}}])
     printed = run_to_its_end(tmp_path / "driver.log", *where, "--json")
-    found = [item.value for item in client.read("sums") if isinstance(item, Record)]
+    if table is None:
+        found = [item.value for item in client.read("sums") if isinstance(item, Record)]
+    else:
+        found = pl.read_delta(str(table)).to_dicts()
     client.close()
-    assert len({row["window"]["start"] for row in found}) == len(found), "doubled"
+    assert len({str(row["window"]["start"]) for row in found}) == len(found), "doubled"
     assert sorted(row["count"] for row in found) == sorted(model.values())
     assert '"late": 0' in printed
 
 
 @pytest.mark.torture
-def test_killed_compaction_holds_the_latest_of_every_key(two_servers: list[Server], tmp_path: Path):
+@pytest.mark.parametrize("kind", ["topic", "table"])
+def test_killed_compaction_holds_the_latest_of_every_key(two_servers: list[Server], tmp_path: Path, kind: str):
+    table = tmp_path / "latest" if kind == "table" else None
     chance = random.Random(SEED)
     server = two_servers[0]
     client = Client(server.url, retries=30)
@@ -236,17 +257,21 @@ def test_killed_compaction_holds_the_latest_of_every_key(two_servers: list[Serve
         model.update(dict.fromkeys(tags, number))
 
     load = Load(write)
-    where = ("compact", "--url", server.url, "--topic", "t", "--into", "latest")
+    where = ("compact", "--url", server.url, "--topic", "t", *output(table, "latest"))
     try:
 
         def start() -> Process:
             return pipeline(tmp_path / "driver.log", *where, "--follow", "--every", "0.1")
 
-        kill_now_and_then(chance, start, server, 5)
+        kill_now_and_then(chance, start, positions_of(server, table), 5)
     finally:
         load.stop()
     run_to_its_end(tmp_path / "driver.log", *where)
-    records = [item for item in client.read("latest", include_tags=True) if isinstance(item, Record)]
+    if table is None:
+        records = [item for item in client.read("latest", include_tags=True) if isinstance(item, Record)]
+        found = [(record.tag, record.value) for record in records]
+    else:
+        found = [(key, int(data)) for key, data in pl.read_delta(str(table)).select("key", "data").iter_rows()]
     client.close()
-    assert len({record.tag for record in records}) == len(records), "one record a key"
-    assert {record.tag: record.value for record in records} == model
+    assert len({key for key, _ in found}) == len(found), "one record a key"
+    assert dict(found) == model

@@ -6,18 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pyarrow.dataset as ds
+import polars as pl
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from tests.spark.lakes import archive
+from tests.spark.pipelines.kills import killed_at
 from topics.client import Client
 from topics.client.request import Record
-from topics.spark.failures import BadUsage, Failed
+from topics.lake.delta import output
+from topics.spark.failures import BadUsage
 from topics.spark.pipelines.rollup import driver as module
 from topics.spark.pipelines.rollup.declaration import Declaration
 from topics.spark.pipelines.rollup.driver import rollup
-from topics.spark.pipelines.run.report import RunReport
+from topics.spark.pipelines.run.report import RunReport, TopicReport
 
 MINUTE = 60_000
 BASE = 1_700_000_040_000  # on a full minute
@@ -121,31 +124,86 @@ def test_deleted_output_topic_is_filled_again_unless_restored(
     assert len(report.warnings) == (recreated_by != "a backup")
 
 
-def test_parquet_files_are_rewritten_under_the_same_name(
+def in_table(path: Path) -> list[tuple[int, str, int, int]]:
+    rows = DeltaTable(path).to_pyarrow_table().to_pylist()
+    found = [(minute(row["window"]["start"].isoformat()), row["tag"], row["n"], row["total"]) for row in rows]
+    return sorted(found)
+
+
+def test_table_has_each_window_once_for_every_reader(spark: SparkSession, client: Client, topic: str, tmp_path: Path):
+    path = tmp_path / "sums"
+    declared = declare(topic, table=str(path))
+
+    def run(**options: Any) -> TopicReport:
+        return rollup(url=client.url, declaration=declared, spark=spark, **options).topics[0]
+
+    sell(client, topic, (0.1, "web", 5), (0.9, "shop", 7), (0.2, "web", 1), (1.4, "web", 2))
+    report = run()
+    assert (report.records, report.figures["open_windows"]) == (0, 2), "the watermark is at 0.9 minutes"
+    assert in_table(path) == []
+
+    sell(client, topic, (0.5, "shop", 3), (1.6, "web", 4), (2.5, "web", 1))
+    report = run()
+    assert in_table(path) == [(0, "shop", 2, 10), (0, "web", 2, 6), (1, "web", 2, 6)]
+    assert (report.records, report.figures["open_windows"]) == (3, 1)
+    assert pl.read_delta(str(path)).select("tag", "n", "total").sort("tag", "n").rows() == [
+        ("shop", 2, 10), ("web", 2, 6), ("web", 2, 6),
+    ]  # fmt: skip
+
+    sell(client, topic, (0.3, "web", 9), (4, "web", 1))
+    report = run()
+    assert report.figures["late"] == 1
+    assert in_table(path)[3:] == [(2, "web", 1, 1)]
+    version = DeltaTable(path).version()
+    assert (run().records, DeltaTable(path).version()) == (0, version)
+
+    run(full=True)
+    assert in_table(path) == [(0, "shop", 2, 10), (0, "web", 3, 15), (1, "web", 2, 6), (2, "web", 1, 1)]
+
+
+@pytest.mark.parametrize(
+    "point", [5, *(pytest.param(point, marks=pytest.mark.torture) for point in (0, 1, 2, 3, 4, 6, 7, 8, 9))]
+)
+def test_table_of_a_killed_run_has_every_window_once(
+    spark: SparkSession, client: Client, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: int
+):
+    options: dict[str, Any] = {"declaration": declare(topic, table=str(tmp_path / "sums")), "spark": spark}
+    sell(client, topic, (0.1, "web", 5), (2, "web", 1), (2.1, "web", 2), (4, "web", 1))
+    with monkeypatch.context() as patch:
+        killed_at(patch, point)
+        with pytest.raises(MemoryError):
+            rollup(url=client.url, step_seqs=2, **options)
+    sell(client, topic, (4.2, "web", 3), (6, "web", 1))
+
+    report = rollup(url=client.url, step_seqs=2, **options).topics[0]
+
+    assert in_table(tmp_path / "sums") == [(0, "web", 1, 5), (2, "web", 2, 3), (4, "web", 2, 4)]
+    assert report.figures["late"] == 0
+
+
+def test_columns_that_a_table_cannot_have_are_refused(spark: SparkSession, client: Client, topic: str, tmp_path: Path):
+    sell(client, topic, (0.1, "web", 5), (9, "web", 1))
+
+    def run(select: str) -> RunReport:
+        declared = declare(topic, table=str(tmp_path / "sums"), select=[select])
+        return rollup(url=client.url, declaration=declared, spark=spark)
+
+    with pytest.raises(BadUsage, match=r"column 'count\(1\)' of the result: a table cannot have this name"):
+        run("count(*)")
+    with pytest.raises(BadUsage, match="column last of the result: a table cannot have the type variant"):
+        run("max_by(value, seq) AS last")
+    assert run("count(*) AS n").topics[0].records == 1
+
+
+def test_small_files_of_a_table_are_merged(
     spark: SparkSession, client: Client, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    declared = declare(topic, parquet=str(tmp_path / "sums"))
-    sell(client, topic, (0.1, "web", 5), (2, "web", 1))
-    with monkeypatch.context() as patch:
-        patch.setattr(module.RollupFiles, "save", dying_after_writing(module.RollupFiles.save))
-        with pytest.raises(MemoryError):
-            rollup(url=client.url, declaration=declared, spark=spark)
-    sell(client, topic, (4, "web", 1))
-    rollup(url=client.url, declaration=declared, spark=spark)
-
-    rows = ds.dataset(tmp_path / "sums", format="parquet").to_table().sort_by("total").to_pylist()
-    assert [(row["tag"], row["n"], row["total"]) for row in rows] == [("web", 1, 1), ("web", 1, 5)]
-    assert len(list((tmp_path / "sums").glob("*.parquet"))) == 2
-    assert spark.read.parquet(str(tmp_path / "sums")).count() == 2
-
-
-def test_two_runs_into_one_directory_are_refused(client: Client, topic: str, tmp_path: Path):
-    sell(client, topic, (0, "web", 1))
-    other = module.RollupFiles(str(tmp_path))
-    other.lock()
-    with pytest.raises(Failed, match="another run"):
-        rollup(url=client.url, declaration=declare(topic, parquet=str(tmp_path)))
-    other.close()
+    monkeypatch.setattr(output, "MERGE_FILES", 3)
+    declared = declare(topic, table=str(tmp_path / "sums"))
+    sell(client, topic, *((n, "web", n) for n in range(0, 8, 2)))
+    rollup(url=client.url, declaration=declared, step_seqs=1, spark=spark)
+    assert in_table(tmp_path / "sums") == [(n, "web", 1, n) for n in range(0, 6, 2)]
+    assert len(DeltaTable(tmp_path / "sums").file_uris()) == 1
 
 
 def test_overlapping_windows_count_a_record_in_each(spark: SparkSession, client: Client, topic: str):
@@ -197,14 +255,14 @@ def test_another_declaration_needs_another_output_or_full(spark: SparkSession, c
     assert len(in_topic(client, f"{topic}.sums")) == 2
 
 
-@pytest.mark.parametrize("kind", ["topic", pytest.param("folder", marks=pytest.mark.torture)])
+@pytest.mark.parametrize("kind", ["topic", pytest.param("table", marks=pytest.mark.torture)])
 def test_dry_run_reports_and_writes_nothing(spark: SparkSession, client: Client, topic: str, tmp_path: Path, kind: str):
     client.put_topic(topic, cap_records=4)
     sell(client, topic, *((n, tag, 1) for n in (0, 1, 5) for tag in ("web", "shop")))
     sums, folder = f"{topic}.sums", tmp_path / "sums"
-    declared = declare(topic, into=sums) if kind == "topic" else declare(topic, parquet=str(folder))
+    declared = declare(topic, into=sums) if kind == "topic" else declare(topic, table=str(folder))
     [shown] = rollup(url=client.url, declaration=declared, step_seqs=4, follow=True, dry_run=True, spark=spark).topics
-    made = f"topic {sums}" if kind == "topic" else str(folder)
+    made = f"topic {sums}" if kind == "topic" else f"table {folder}"
     assert (shown.to_seq, shown.records, shown.would) == (6, 2, [f"create {made}"])
     assert [(gap.from_seq, gap.to_seq) for gap in shown.gaps] == [(1, 2)]
     assert not list(client.topics(sums))
@@ -236,11 +294,11 @@ def test_record_of_another_type_counts_as_null(spark: SparkSession, client: Clie
     assert in_topic(client, f"{topic}.sums") == [(0, "web", 2, 5)]
 
 
-@pytest.mark.parametrize("kind", ["into", pytest.param("parquet", marks=pytest.mark.torture)])
+@pytest.mark.parametrize("kind", ["into", pytest.param("table", marks=pytest.mark.torture)])
 def test_declaration_without_output_can_be_corrected(
     spark: SparkSession, client: Client, topic: str, tmp_path: Path, kind: str
 ) -> None:
-    output = {"into": f"{topic}.sums"} if kind == "into" else {"parquet": str(tmp_path / "sums")}
+    output = {"into": f"{topic}.sums"} if kind == "into" else {"table": str(tmp_path / "sums")}
     sell(client, topic, (0.1, "web", 5), (9, "web", 1))
 
     def run(*select: str) -> RunReport:

@@ -335,7 +335,7 @@ def test_uncommitted_file_beside_the_records_is_a_warning(
     shutil.copy(path, path.with_name(path.name.replace(".parquet", "0.parquet")))
     report = look_for()
     assert (report.ok, report.figures["stray_files"]) == (True, 1)
-    assert "1 files in the lake are in no version of a table" in report.warnings[0]
+    assert "1 file in the lake is in no version of a table" in report.warnings[0]
     assert check_exact(lake, written) == 5
 
 

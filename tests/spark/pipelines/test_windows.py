@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from topics.spark.pipelines.rollup.declaration import Declaration
+from topics.spark.pipelines.rollup.table_position import digest_of, number_of, open_windows, place_windows
 from topics.spark.pipelines.rollup.windows import NEVER, Open, Seen, duration_ms, turn
 
 
@@ -57,7 +58,7 @@ def test_declaration_becomes_one_statement():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"parquet": "/x"}, "choose one output"),
+        ({"table": "/x"}, "choose one output"),
         ({"slide": "2 hours"}, "slide"),
         ({"window": "1 month"}, "not a duration"),
         ({"into": "orders"}, "own source topic"),
@@ -69,3 +70,21 @@ def test_declaration_becomes_one_statement():
 def test_invalid_declarations_are_refused_with_a_reason(fields: dict[str, object], message: str):
     with pytest.raises(msgspec.ValidationError, match=message):
         declare(**fields)
+
+
+def test_slot_of_a_closed_window_is_used_again():
+    position: dict[str, int] = {}
+    slots: dict[int, Open] = {}
+    for windows in ([Open(0, 10, 1)], [Open(0, 10, 1), Open(10, 20, 4)], [Open(10, 20, 3)], [], [Open(30, 40, 9)]):
+        slots, changed = place_windows(slots, windows)
+        position |= changed
+        assert sorted(slots.values(), key=lambda one: one.start_ms) == windows
+        assert open_windows(position, window_ms=10) == slots
+    assert len(position) == 4, "two windows were open at the same time"
+    assert place_windows(slots, slots.values())[1] == {}, "only changes are written"
+
+
+def test_position_keeps_the_digest_of_the_declaration():
+    declared = Declaration(topic="t", window="1 minute", table="/x")
+    assert digest_of(number_of(declared.digest)) == declared.digest
+    assert 0 <= number_of(declared.digest) < 1 << 63

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.conftest import ServerProcess
+from tests.conftest import ServerProcess, StartServer
 from tests.spark.lakes import archive
 from topics.cli.main import main
 from topics.client import Client
 from topics.lake import Lake, TypedColumns
-from topics.spark import register
+from topics.spark import register, table
 from topics.spark.data_source import TopicsSource
 from topics.spark.sql.rewrite import surely_missing
 from topics.spark.sql.tables import BadQuery, check
@@ -179,6 +179,32 @@ def test_lakes_are_tables_with_and_without_a_server(ask: Ask, client: Client, or
     assert (
         ask(f"{count} where tag = 'web'", "--gaps", "--url", client.url)[2] == ""
     )  # the server has no gap with this tag
+
+
+def test_relative_paths_are_those_of_the_caller(
+    ask: Ask,
+    spark: SparkSession,
+    client: Client,
+    start_server: StartServer,
+    orders: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The session has started in another directory, as a session on a cluster has."""
+    archive(client, tmp_path / "lake", orders)
+    keyed = start_server(api_keys="secret")
+    (tmp_path / "key").write_text("secret\n")
+    with Client(keyed.url, token="secret") as other:
+        other.append("t", [{"data": 1}])
+    monkeypatch.chdir(tmp_path)
+    for lake in ("lake", "./lake/"):
+        assert rows(ask(f"select count(*) as n from {orders}", "--json", "--lake", lake)[1]) == [{"n": 4}]
+    found = ask("select count(*) as n from t", "--json", "--url", keyed.url, "--token-file", "key")[1]
+    assert rows(found) == [{"n": 1}]
+    assert table(spark, orders, "sku STRING", lake="lake", lakeOnly=True).count() == 4
+    register(spark, database="relative", lake="lake", lakeOnly="true")
+    [name] = [row.name for row in spark.catalog.listTables("relative")]
+    assert spark.table(f"relative.{name}").count() == 4
 
 
 def test_typed_columns_of_a_lake_are_columns_of_its_tables(ask: Ask, client: Client, orders: str, tmp_path: Path):

@@ -14,7 +14,8 @@ from topics.cli.connect.request import Request
 from topics.cli.data.append_request import as_record, defaults, write
 from topics.cli.output import json_text
 from topics.cli.output.failures import EXIT_DONE, usage
-from topics.cli.output.units import counted, parse_count, parse_duration, parse_positive
+from topics.cli.output.units import parse_count, parse_duration, parse_positive
+from topics.plurals import counted
 
 MAX_BATCH = 10_000  # the server's default limit for one write
 PIPE_BATCH = 2000

@@ -10,7 +10,8 @@ from topics.cli.command import Args, Call, Command, Subparsers, add, topic_argum
 from topics.cli.connect.request import Request, given, post, tag_match, topic_path
 from topics.cli.output.ask import confirm
 from topics.cli.output.failures import EXIT_DONE, usage
-from topics.cli.output.units import counted, parse_count, parse_seqs
+from topics.cli.output.units import parse_count, parse_seqs
+from topics.plurals import counted
 
 
 def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:

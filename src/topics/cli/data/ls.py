@@ -13,7 +13,8 @@ from topics.cli.connect.lags import lags
 from topics.cli.connect.request import Request, get, list_path
 from topics.cli.output.failures import EXIT_DONE
 from topics.cli.output.screen import Cell, Styled
-from topics.cli.output.units import count, counted, parse_duration, rate, size
+from topics.cli.output.units import count, parse_duration, rate, size
+from topics.plurals import counted
 
 Topics = dict[str, dict[str, Any]]
 

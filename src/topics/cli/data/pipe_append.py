@@ -25,7 +25,8 @@ from topics.cli.command import Args, Call
 from topics.cli.connect.request import Request
 from topics.cli.data.append_request import as_record, defaults, write
 from topics.cli.output.failures import EXIT_DONE, Failure, usage
-from topics.cli.output.units import counted, rate
+from topics.cli.output.units import rate
+from topics.plurals import counted
 
 READ_BYTES = 1 << 20
 BATCH_BYTES = 8 << 20  # of text, well below the server's limit for a body

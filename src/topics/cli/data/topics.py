@@ -12,9 +12,10 @@ from topics.cli.data import config_options
 from topics.cli.output.ask import confirm
 from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND
 from topics.cli.output.screen import Cell, Styled
-from topics.cli.output.units import count, counted, duration, moment, size
+from topics.cli.output.units import count, duration, moment, size
 from topics.clock import SystemClock
 from topics.errors import Code, TopicsError
+from topics.plurals import counted
 
 MAX_RANGES = 2000  # the most that the server returns
 LOST_SHOWN = 3

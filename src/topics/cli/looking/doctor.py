@@ -13,8 +13,9 @@ from topics import __version__
 from topics.cli.command import Args, Call, Command, Subparsers, add
 from topics.cli.connect.request import Request, get
 from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED, Failure
-from topics.cli.output.units import counted, duration, size
+from topics.cli.output.units import duration, size
 from topics.errors import Code, TopicsError
+from topics.plurals import counted
 
 LOW_SHARE = 0.1  # of a limit that is left
 MAX_SKEW_S = 5.0
@@ -119,7 +120,7 @@ def _check_ready(facts: Facts) -> Iterator[Finding]:
         return
     try:
         ready = facts.call.server.json(get("/v0/ready"))
-        yield Finding("ready", "ok", f"serves {ready['topics']:,} topics")
+        yield Finding("ready", "ok", f"serves {counted(ready['topics'], 'topic')}")
     except TopicsError as error:
         fixes = {
             Code.READ_ONLY: "free space on its disk; writes resume by themselves",

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from topics.cli.output.meter import Meter
 from topics.cli.output.screen import Screen
-from topics.cli.output.units import counted, size
+from topics.cli.output.units import size
 from topics.clock import SystemClock
+from topics.plurals import counted
 
 if TYPE_CHECKING:
     from topics.engine.offline.verify import Report

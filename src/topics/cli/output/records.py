@@ -9,8 +9,9 @@ import msgspec
 from msgspec import Raw, Struct
 
 from topics.cli.output.screen import Screen
-from topics.cli.output.units import counted, moment, printable
+from topics.cli.output.units import moment, printable
 from topics.clock import SystemClock
+from topics.plurals import counted
 
 
 class Shown(Struct, rename={"seq": "$seq", "ts": "$ts", "node": "$node", "tag": "$tag"}):

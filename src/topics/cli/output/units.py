@@ -93,11 +93,6 @@ def count(number: int) -> str:
     return f"{number:,}"
 
 
-def counted(number: int, noun: str) -> str:
-    """Return `1 record` or `2,000 records`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def rate(per_second: float) -> str:
     """Return a rate in three digits or so: `0`, `0.5/s`, `120/s`, `31.4k/s`."""
     if per_second <= 0:

@@ -12,15 +12,13 @@ if TYPE_CHECKING:
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    text = "keep the latest record of every tag, or of every value of an expression, as Parquet or as a topic"
+    text = "keep the latest record of every tag, or of every value of an expression, as a Delta table or as a topic"
     parser = pipeline.add(subparsers, "compact", execute, text)
     pipeline.add_url(parser)
     parser.add_argument("--topic", required=True, metavar="T", help="topic to compact")
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--into", metavar="T2", help="topic with one record per key")
-    where.add_argument(
-        "--parquet", metavar="PATH", help="Parquet file, or a directory for a file named after the topic"
-    )
+    where.add_argument("--table", metavar="DIR", help=f"{pipeline.TABLE} with one row per key")
     parser.add_argument(
         "--by", metavar="SQL", default="tag", help="key expression, such as value:user.id::string [%(default)s]"
     )
@@ -38,7 +36,7 @@ def execute(args: argparse.Namespace) -> RunReport:
         url=args.url,
         topic=args.topic,
         into=args.into,
-        parquet=args.parquet,
+        table=args.table,
         by=args.by,
         null_removes=args.null_removes,
         full=args.full,

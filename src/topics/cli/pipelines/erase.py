@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from topics.cli import pipeline
+from topics.plurals import counted
 
 if TYPE_CHECKING:
     from topics.spark.pipelines.run.report import RunReport, TopicReport
@@ -51,12 +52,12 @@ def show(report: RunReport) -> str:
     """Return the receipt as text."""
     figures = report.figures
     verb = "would be erased" if report.dry_run else "erased"
-    lines = [f"{figures['match']}: {report.records:,} records {verb} (run {report.run_id})", ""]
+    lines = [f"{figures['match']}: {counted(report.records, 'record')} {verb} (run {report.run_id})", ""]
     places = [row for row in report.topics if row.records or row.figures.get("ambiguous")]
     width = max((len(_place(row)) for row in places), default=0)
     lines += [f"  {_place(row):<{width}}  {row.records:>10,}{_detail(row)}" for row in places]
     clean = len(report.topics) - len(places)
-    others = "1 other place was" if clean == 1 else f"{clean} other places were"
+    others = counted(clean, "other place was", "other places were")
     lines.append(f"{'' if not places else chr(10)}{others} checked and had no such records.")
     if figures.get("earlier"):
         lines.append(f"{figures['earlier']:,} of these were erased by earlier, killed runs.")
@@ -71,7 +72,7 @@ def _place(row: TopicReport) -> str:
 def _detail(row: TopicReport) -> str:
     figures = row.figures
     if row.into:
-        return f"  in {figures['files']} files"
+        return f"  in {counted(figures['files'], 'file')}"
     parts = [f"{figures['copies']:,} of them copies without a tag"] if figures.get("copies") else []
     parts += [f"{figures['ambiguous']:,} left in doubt"] if figures.get("ambiguous") else []
     return f"  {', '.join(parts)}" if parts else ""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from topics.spark.pipelines.rollup.declaration import Declaration
     from topics.spark.pipelines.run.report import RunReport
 
-FIELDS = ("topic", "into", "parquet", "window", "slide", "time", "watermark", "where", "by", "select", "sql", "tag")
+FIELDS = ("topic", "into", "table", "window", "slide", "time", "watermark", "where", "by", "select", "sql", "tag")
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -22,7 +22,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--file", metavar="TOML", help="file with the options below; options on the command line win")
     parser.add_argument("--topic", metavar="T", help="topic to aggregate")
     parser.add_argument("--into", metavar="T2", help="topic for the results")
-    parser.add_argument("--parquet", metavar="DIR", help="directory for the results, as Parquet files")
+    parser.add_argument("--table", metavar="DIR", help=f"{pipeline.TABLE} for the results")
     parser.add_argument("--window", metavar="LENGTH", help="length of a window, such as '1 hour'")
     parser.add_argument("--slide", metavar="LENGTH", help="step between overlapping windows")
     parser.add_argument("--time", metavar="SQL", help="event time [ts, the commit time]")

@@ -12,11 +12,12 @@ from topics.cli.connect.request import Request, get, given, list_path, post, top
 from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND
 from topics.cli.output.records import print_record
 from topics.cli.output.screen import Cell, Styled
-from topics.cli.output.units import count, counted, duration, parse_duration, parse_positive, parse_seqs
+from topics.cli.output.units import count, duration, parse_duration, parse_positive, parse_seqs
 from topics.cli.queues import dead, work
 from topics.cli.queues.jobs import data_of, raw_jobs
 from topics.cli.queues.node import add_node
 from topics.clock import SystemClock
+from topics.plurals import counted
 
 
 def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:

@@ -11,9 +11,10 @@ from topics.cli.connect.request import Request, get, given, post, tag_match, top
 from topics.cli.output.ask import confirm
 from topics.cli.output.failures import EXIT_DONE, usage
 from topics.cli.output.screen import Styled
-from topics.cli.output.units import counted, moment, parse_positive, parse_seqs
+from topics.cli.output.units import moment, parse_positive, parse_seqs
 from topics.cli.queues.jobs import data_of, queue_state, raw_jobs
 from topics.clock import SystemClock
+from topics.plurals import counted
 
 PAGE_LETTERS = 1000
 ORIGIN, DELIVERIES, SOURCE_SEQ = "$dead_letter_from", "$dead_letter_deliveries", "$dead_letter_src_seq"

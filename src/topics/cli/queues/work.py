@@ -19,9 +19,10 @@ from topics.cli.command import Args, Call, Command, topic_argument
 from topics.cli.connect.request import Request, get, post, topic_path
 from topics.cli.connect.server import Server
 from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED, Unreachable, usage
-from topics.cli.output.units import counted, duration, parse_duration, parse_positive
+from topics.cli.output.units import duration, parse_duration, parse_positive
 from topics.cli.queues.jobs import queue_state, raw_jobs
 from topics.errors import TopicsError
+from topics.plurals import counted
 
 WAIT_MS = 1000  # of a claim; also how long a stop waits for one
 PAUSE_S = 0.5

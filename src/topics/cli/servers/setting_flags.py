@@ -4,6 +4,7 @@ import argparse
 import sys
 
 from topics.config import SETTINGS, BadSettings, Setting
+from topics.plurals import counted
 from topics.setting_kinds import FLAG
 
 EXIT_BAD_SETTINGS = 2
@@ -40,7 +41,7 @@ def serve_flags(args: argparse.Namespace) -> dict[str, str]:
 def report(bad: BadSettings) -> int:
     """Print every problem on standard error and return the exit status."""
     count = len(bad.problems)
-    print(f"topics: {count} invalid setting{'s' if count > 1 else ''}", file=sys.stderr)
+    print(f"topics: {counted(count, 'invalid setting')}", file=sys.stderr)
     for problem in bad.problems:
         print(f"  {problem}", file=sys.stderr)
     return EXIT_BAD_SETTINGS

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 
 from pyspark.sql import DataFrame, Row
 
+from topics.plurals import counted
 from topics.spark.sql.tables import BadQuery
 
 Form = Literal["table", "json", "jsonl", "csv"]
@@ -59,9 +60,9 @@ def _array(texts: Iterable[str]) -> Iterator[str]:
 
 def _counted(found: int, shown: int, *, asked: bool) -> str:
     if found > shown and not asked:
-        return f"the first {shown} rows; --limit N shows more, --csv and --json all"
-    count = min(found, shown)
-    return f"{count} row" + ("" if count == 1 else "s")
+        first = "the first row" if shown == 1 else f"the first {counted(shown, 'row')}"
+        return f"{first}; --limit N shows more, --csv and --json all"
+    return counted(min(found, shown), "row")
 
 
 def _table(names: list[str], rows: list[list[str]]) -> Iterator[str]:

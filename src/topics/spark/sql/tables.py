@@ -20,9 +20,10 @@ from topics.engine.offline import directory
 from topics.lake import Lake, TypedColumns
 from topics.lake.heal import newest_epoch
 from topics.model.records import TagMatch
+from topics.plurals import counted
 from topics.spark.failures import BadUsage, explain
 from topics.spark.options import READ as KNOWN_OPTIONS
-from topics.spark.options import connection, known, read_options
+from topics.spark.options import connection, known, read_options, with_absolute_paths
 from topics.spark.source.batch import TopicsReader
 from topics.spark.source.catalog import catalog_of, client_for
 from topics.spark.source.conditions import Narrowing
@@ -92,7 +93,7 @@ class Tables:
     def __init__(self, spark: SparkSession, options: Mapping[str, str], *, gaps: bool = False) -> None:
         logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)  # `BadQuery` reports errors
         self._spark = spark
-        self._options = {**options, "failOnDataLoss": "false" if gaps else "true"}
+        self._options = {**with_absolute_paths(options), "failOnDataLoss": "false" if gaps else "true"}
         self._gaps = gaps
         self._schemas: dict[tuple[str, str], tuple[Nested | None, int]] = {}
 
@@ -362,7 +363,7 @@ def _with(kind: DataType, path: tuple[str, ...]) -> StructType:
 
 
 def _missing_note(field: Field, seen: Sequence[tuple[str, Nested | None, int]]) -> str:
-    where = " and ".join(f"{sampled} records of {table}" for table, _, sampled in seen)
+    where = " and ".join(f"{counted(sampled, 'record')} of {table}" for table, _, sampled in seen)
     kinds = [kind for _, kind, _ in seen if isinstance(kind, StructType)]
     if not kinds:
         return f"none of {where} has an object in {field.column}: its fields are NULL"
@@ -382,7 +383,7 @@ def _there_is(name: str, names: set[str]) -> str:
     if not shown:
         return "there is none yet"
     more = len(names - {LEDGER}) - len(shown)
-    others = f" and {more} other{'s' if more > 1 else ''}; SHOW TABLES lists them" if more else ""
+    others = f" and {counted(more, 'other')}; SHOW TABLES lists them" if more else ""
     return f"there {'is' if len(shown) == 1 else 'are'} {', '.join(shown)}{others}"
 
 

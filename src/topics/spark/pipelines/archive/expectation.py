@@ -9,6 +9,7 @@ from topics.client.request import Tombstone
 from topics.lake import Snapshot
 from topics.lake.archived import outside
 from topics.lake.heal import OTHER_LAKE
+from topics.plurals import counted
 from topics.spark.pipelines.archive.lake_match import state_of
 from topics.spark.pipelines.archive.run_state import GAPS_SHOWN, ArchiveState
 from topics.spark.pipelines.archive.spans import unarchived
@@ -66,4 +67,4 @@ def _expect_trimmed(state: ArchiveState, client: Client, extent: TopicExtent) ->
         return
     row.figures["to_trim"] = extent.count
     seqs = f"seqs {extent.earliest} to {extent.head}"
-    row.would.append(f"delete {seqs} from the topic once the lake has them, {extent.count} records")
+    row.would.append(f"delete {seqs} from the topic once the lake has them, {counted(extent.count, 'record')}")

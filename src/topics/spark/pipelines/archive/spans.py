@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import structs
 
 from topics.lake import Change, Snapshot, joined
+from topics.plurals import counted
 from topics.spark.pipelines.archive.task import Done
 from topics.spark.source import plan
 from topics.spark.source.plan import Span, TopicExtent
@@ -66,5 +67,5 @@ def step_text(spans: Sequence[Span]) -> str:
     """Return the line of the progress display for a commit of these spans."""
     seqs = sum(span.stop - span.start for span in spans)
     topics = {span.topic for span in spans}  # one topic may have two spans: lost seqs and records
-    names = spans[0].topic if len(topics) == 1 else f"{len(topics)} topics"
-    return f"archiving {seqs} seqs of {names}"
+    names = spans[0].topic if len(topics) == 1 else counted(len(topics), "topic")
+    return f"archiving {counted(seqs, 'seq')} of {names}"

@@ -16,6 +16,7 @@ from topics.client.request import Summary
 from topics.errors import Code, TopicsError
 from topics.lake import ArchivedEpoch, File, Lake, Snapshot
 from topics.lake.heal import last_seq
+from topics.plurals import counted
 from topics.spark.pipelines.audit.task import (
     Difference,
     FileCheck,
@@ -39,11 +40,11 @@ INFLATION = 5  # estimated bytes in memory per byte in a file
 SHOWN = 20
 
 FINDINGS = {
-    "unexplained": "unexplained",
-    "differing": "records differ",
-    "missing": "live records missing in the lake",
-    "damaged_files": "files missing or damaged",
-    "doubled": "seqs twice in the lake",
+    "unexplained": ("unexplained", "unexplained"),
+    "differing": ("record differs", "records differ"),
+    "missing": ("live record missing in the lake", "live records missing in the lake"),
+    "damaged_files": ("file missing or damaged", "files missing or damaged"),
+    "doubled": ("seq twice in the lake", "seqs twice in the lake"),
 }
 
 
@@ -114,8 +115,9 @@ def audit(*, url: str, lake: str, topics: Sequence[str] = (), **options: Unpack[
         _fill(job.report, url, accounts, strays)
         if strays:
             job.warn(
-                f"{len(strays)} files in the lake are in no version of a table, such as {strays[0]}: a run that was "
-                "killed has left them, or a running one is about to commit them; topics pipeline maintain removes them"
+                f"{counted(len(strays), 'file')} in the lake {'is' if len(strays) == 1 else 'are'} in no version of a "
+                f"table, such as {strays[0]}: from a killed run, or from a running one that is about to commit; topics "
+                "pipeline maintain removes files of killed runs"
             )
         _warn_of_trims(job, accounts)
     return job.report
@@ -208,7 +210,8 @@ def _attempt(job: PipelineJob, lake: Lake, url: str, snapshot: Snapshot, account
     suspicious = any(account.damaged or account.trimmed_to > account.archived.trimmed_to for account in accounts)
     work = [(account, one) for account in accounts for one in account.stretches(lake.path, job, url)]
     topics = {account.topic for account in accounts}  # a topic may have several epochs
-    job.step(f"looking for {sum(account.head for account in accounts)} seqs of {len(topics)} topics")
+    seqs = counted(sum(account.head for account in accounts), "seq")
+    job.step(f"looking for {seqs} of {counted(len(topics), 'topic')}")
     done = run_on_executors(
         job.spark, [one for _, one in work], look, result=StretchFindings, weight=lambda one: one.last - one.first + 1
     )
@@ -226,7 +229,7 @@ def _closed(stretch: Stretch, found: StretchFindings) -> StretchFindings:
 
 def _check_files(job: PipelineJob, lake: Lake, accounts: list[EpochAccount]) -> None:
     checks = [(account, file) for account in accounts for file in account.archived.files]
-    job.step(f"reading back {len(checks)} files of the lake")
+    job.step(f"reading back {counted(len(checks), 'file')} of the lake")
     work = [FileCheck(lake=lake.path, topic=one.topic, epoch=one.epoch, file=file) for one, file in checks]
     done = run_on_executors(job.spark, work, check_file, result=FileFindings, weight=lambda check: check.file.bytes)
     for (account, file), found in zip(checks, done, strict=True):
@@ -245,7 +248,7 @@ def _expect(report: RunReport, url: str, accounts: list[EpochAccount]) -> None:
         row.figures = {"files": len(files)}
         row.size_bytes = sum(file.bytes for file in files)
         if files:
-            row.would.append(f"read {len(files)} files of the lake back, {row.size_bytes} bytes")
+            row.would.append(f"read {counted(len(files), 'file')} of the lake back, {counted(row.size_bytes, 'byte')}")
         if account.head:
             where = "on the server and in the lake" if account.state is not None else "in the lake"
             row.would.append(f"look for seqs 1 to {account.head} {where}")
@@ -345,12 +348,17 @@ def _lines(report: RunReport) -> Iterator[str]:
 
 def _last_line(report: RunReport) -> str:
     figures = report.figures
-    looked = f"{figures['seqs']} seqs of {len(report.names)} topics, {figures['files']} files"
+    looked = (
+        f"{counted(figures['seqs'], 'seq')} of {counted(len(report.names), 'topic')}, "
+        f"{counted(figures['files'], 'file')}"
+    )
     if report.dry_run:
         return f"audit: a dry run, NOTHING WAS CHECKED: would look for {looked}"
-    findings = [f"{figures[name]} {text}" for name, text in FINDINGS.items() if figures[name] or name == "unexplained"]
+    findings = [
+        counted(figures[name], *words) for name, words in FINDINGS.items() if figures[name] or name == "unexplained"
+    ]
     seconds = (report.ended_ms - report.started_ms) / 1000
-    return f"audit: {looked}, {figures['compared']} records compared, {seconds:.1f} s: {', '.join(findings)}"
+    return f"audit: {looked}, {counted(figures['compared'], 'record')} compared, {seconds:.1f} s: {', '.join(findings)}"
 
 
 def _size(pair: Range) -> int:

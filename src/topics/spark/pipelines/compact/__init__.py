@@ -1,4 +1,4 @@
-"""The pipeline `compact`: keeps the latest record of every key, in a Parquet file or a topic."""
+"""The pipeline `compact`: keeps the latest record of every key, in a Delta table or a topic."""
 
 from topics.spark.pipelines.compact.driver import compact
 

@@ -1,48 +1,58 @@
-"""Compact: the latest record of every tag, or of every value of an expression, as a Parquet file or a topic.
+"""Compact: the latest record of every tag, or of every value of an expression, as a Delta table or a topic.
 
-A run reads only new records. A Parquet file contains its position in its metadata, and is replaced atomically. In a
-topic, the latest record of a key is appended and its older ones are deleted; the position is stored in `positions`.
+A run reads only new records. In a table, the files whose keys change are replaced; the rows and the position are one
+commit. In a topic, the latest record of a key is appended and its older ones are deleted; the position is stored in
+`positions`.
 """
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Unpack
-from urllib.parse import quote
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import TYPE_CHECKING, TypeVar, Unpack
 
 import msgspec
-import pyarrow as pa
-import pyarrow.parquet as pq
+import xxhash
 from msgspec import structs
 
 from topics.client import Client
 from topics.errors import Code, TopicsError
+from topics.lake import Conflict
+from topics.lake.delta.output import LiveFile
+from topics.lake.delta.rows import RowsFile
 from topics.spark.failures import BadUsage
 from topics.spark.pipelines.compact.task import (
+    COLUMNS,
     GAPS_KEPT,
-    META,
     CompactPosition,
     CompactResult,
     Count,
+    FindFiles,
+    LatestFiles,
     Range,
-    WriteLatestFile,
+    ReadFiles,
+    WriteLatestTable,
     WriteLatestTopic,
 )
-from topics.spark.pipelines.rounds.outputs import Output, OutputPath, OutputTopic, one_task, publish
+from topics.spark.pipelines.rounds.outputs import Output, OutputTopic, TableOutput, one_task
 from topics.spark.pipelines.rounds.rounds import STEP_SEQS, Rounds
 from topics.spark.pipelines.rounds.source_frames import SourceTopic
 from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.job import JobOptions, PipelineJob, check_may_delete
 from topics.spark.pipelines.run.lenient_sql import lenient
-from topics.spark.pipelines.run.report import ReportedGap, RunReport
+from topics.spark.pipelines.run.report import RunReport
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 ALL_SEQS = 1 << 62
 EVERY_S = 10.0
+KEPT_HOURS = 1  # how long replaced files stay: each round may replace all of them
 
 ROW = ("epoch", "seq", "ts", "node", "tag", "meta", "data", "gap_to", "reason")
+KNOWN = "key STRING, epoch BIGINT, seq BIGINT, ts TIMESTAMP, node STRING, tag STRING, meta STRING, data STRING"
+
+Counted = TypeVar("Counted", bound=CompactResult)
 
 
 def compact(
@@ -50,7 +60,7 @@ def compact(
     url: str,
     topic: str,
     into: str | None = None,
-    parquet: str | None = None,
+    table: str | None = None,
     by: str = "tag",
     null_removes: bool = False,
     full: bool = False,
@@ -66,8 +76,8 @@ def compact(
     `null_removes`: a record whose data is null removes its key. `full`: start again with the first seq, so that
     records deleted from the topic disappear from the output as well.
     """
-    if (into is None) == (parquet is None):
-        raise BadUsage("choose one output: a topic (into) or a Parquet file (parquet)")
+    if (into is None) == (table is None):
+        raise BadUsage("choose one output: a topic (into) or a Delta table (table)")
     if into == topic:
         raise BadUsage(f"{topic} cannot be compacted into itself: its readers would lose the older records")
     with PipelineJob("compact", servers=[url], **options) as job, job.client(url) as client:
@@ -75,11 +85,11 @@ def compact(
         if not source.wait_until_exists(follow=follow):
             return job.report
         output: CompactOutput
-        if parquet is not None:
-            output = CompactFile(job, path_for(parquet, topic), null_removes=null_removes)
+        if table is not None:
+            output = CompactTable(job, table, topic, null_removes=null_removes)
         else:
             assert into is not None
-            output = CompactTopic(job, client, into, positions_topic=positions_topic, null_removes=null_removes)
+            output = CompactTopic(job, client, topic, into, positions_topic=positions_topic, null_removes=null_removes)
         if not job.dry_run:
             output.check_rights()
         # A dry run writes nothing that a second step could build on, so it reads everything in one step.
@@ -97,23 +107,24 @@ class Compaction(Rounds[CompactPosition]):
         self, job: PipelineJob, source: SourceTopic, output: CompactOutput, *, by: str, step_seqs: int, full: bool
     ) -> None:
         self._by = by
+        self._declaration = declaration_of(source.topic, by)
         self._restarts = False  # whether this run starts at the first seq and replaces the output
         super().__init__(job, source, output, step_seqs=step_seqs, full=full)
 
     def check_fits(self, known: CompactPosition) -> None:
-        topic = self._source.topic
-        if (known.topic, known.by) != (topic, self._by):
+        if known.declaration != self._declaration:
             raise BadUsage(
-                f"{self._output.name} holds the latest of {known.topic} by {known.by}, not of {topic} by {self._by}",
+                f"{self._output.name} holds something else than the latest of {self._source.topic} by {self._by}",
                 next="use another output, or start again with --full",
             )
 
     def beginning(self, epoch: int, generation: int) -> CompactPosition:
         self._restarts = True
-        return CompactPosition(topic=self._source.topic, by=self._by, epoch=epoch, generation=generation)
+        self._output.restart()
+        return CompactPosition(declaration=self._declaration, epoch=epoch, generation=generation)
 
     def recreated(self, at: CompactPosition, epoch: int) -> CompactPosition:
-        self._job.warn(f"topic {at.topic} was recreated; unread records of its earlier epoch are lost")
+        self._job.warn(f"topic {self._source.topic} was recreated; unread records of its earlier epoch are lost")
         return structs.replace(at, epoch=epoch, done=0, plan=0, generation=at.generation + 1)
 
     def upto(self, at: CompactPosition, head: int) -> int:
@@ -128,22 +139,28 @@ class Compaction(Rounds[CompactPosition]):
             self._note(self._output.count(latest, restarts=self._restarts), part)
             return structs.replace(planned, done=planned.plan)
         planned = self._output.plan(planned, restarts=self._restarts)
-        outcome = self._output.write(latest, planned, part, restarts=self._restarts)
-        self._source.check_same(part.epoch)
-        gaps = self._note(outcome, part)
-        done = structs.replace(planned, done=planned.plan, stale_to=0, gaps=[*at.gaps, *gaps][-GAPS_KEPT:])
+        while True:
+            outcome = self._output.write(latest, planned, part, restarts=self._restarts)
+            self._source.check_same(part.epoch)
+            gaps = [structs.replace(gap, epoch=part.epoch) for gap in outcome.gaps]
+            self._output.set_gaps(gaps)
+            done = structs.replace(planned, done=planned.plan, stale_to=0, gaps=[*at.gaps, *gaps][-GAPS_KEPT:])
+            try:
+                done = self._output.commit(done)
+                break
+            except Conflict:  # another program has merged files of the table meanwhile
+                continue
+        self._note(outcome, part)
         self._restarts = False
-        return self._output.commit(done)
+        return done
 
-    def _note(self, outcome: CompactResult, part: Range) -> list[ReportedGap]:
-        gaps = [structs.replace(gap, epoch=part.epoch) for gap in outcome.gaps]
-        self._row.gaps += gaps
+    def _note(self, outcome: CompactResult, part: Range) -> None:
+        self._row.gaps += [structs.replace(gap, epoch=part.epoch) for gap in outcome.gaps]
         self._row.records += outcome.records
         self._row.repeated += outcome.repeated
         self.add(looked_at=outcome.looked_at, without_key=outcome.without_key, removed=outcome.removed)
         if outcome.keys:
             self._row.figures["keys"] = outcome.keys
-        return gaps
 
 
 def latest_of(rows: DataFrame, *, by: str, epoch: int) -> DataFrame:
@@ -193,53 +210,77 @@ class CompactOutput(Output[CompactPosition]):
         raise NotImplementedError
 
 
-class CompactFile(OutputPath[CompactPosition], CompactOutput):
-    """One Parquet file, sorted by key, replaced atomically."""
+class CompactTable(TableOutput[CompactPosition], CompactOutput):
+    """A Delta table with one row per key. Its files are sorted by key and do not overlap."""
 
-    def __init__(self, job: PipelineJob, path: str, *, null_removes: bool) -> None:
-        super().__init__(path)
+    def __init__(self, job: PipelineJob, where: str, topic: str, *, null_removes: bool) -> None:
+        super().__init__(job, where, kept_hours=KEPT_HOURS)
         self._job = job
+        self._topic = topic
         self._null_removes = null_removes
-        self._staged = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{job.report.run_id}.tmp")
+        self._files: list[RowsFile] = []
+        self._replaced: list[LiveFile] = []
+        self._kept: list[LiveFile] = []
 
     def load(self) -> CompactPosition | None:
-        try:
-            found = pq.read_metadata(self.name).metadata or {}
-        except FileNotFoundError:
-            return None
-        except (NotADirectoryError, IsADirectoryError) as error:
-            raise BadUsage(
-                f"{self.name} cannot be a file: {error.strerror}", next="give --parquet a file or a directory"
-            ) from None
-        except pa.ArrowInvalid as error:
-            raise BadUsage(f"{self.name} is not a Parquet file: {error}") from None
-        if META not in found:
-            raise BadUsage(f"{self.name} was not written by this pipeline, and is not replaced")
-        return msgspec.json.decode(found[META], type=CompactPosition)
+        found = self.load_position()
+        return msgspec.convert(dict(found), CompactPosition) if found else None
 
     def rows(self, latest: DataFrame, *, restarts: bool) -> DataFrame:
-        return latest if restarts else with_known(latest, self._job.spark.read.parquet(self.name))
+        """Return the latest rows of a range and of the files that they change. Choose these files."""
+        files = [] if restarts else self.table.files("key")
+        changed = set(self._changed(latest, files))
+        self._replaced = [file for at, file in enumerate(files) if at in changed]
+        self._kept = [file for at, file in enumerate(files) if at not in changed]
+        if not self._replaced:
+            return latest
+        paths = [file.path for file in self._replaced]
+        numbers = self._job.spark.range(0, len(paths), 1, len(paths))
+        return with_known(latest, numbers.mapInArrow(ReadFiles(self.table.storage, paths), KNOWN))
+
+    def _changed(self, latest: DataFrame, files: list[LiveFile]) -> Iterable[int]:
+        """Return the numbers of the files that the rows change; all if the files overlap or lack statistics.
+
+        Sort the files by their first keys.
+        """
+        if len(files) < 2 or any(file.low is None or file.high is None for file in files):
+            return range(len(files))
+        files.sort(key=lambda file: str(file.low))
+        if any(one.high >= other.low for one, other in pairwise(files)):
+            return range(len(files))
+        keys = latest.where("key IS NOT NULL AND gap_to IS NULL").select("key")
+        found = keys.mapInArrow(FindFiles([file.low for file in files]), "number INT").distinct().collect()
+        return [row.number for row in found]
+
+    def count(self, latest: DataFrame, *, restarts: bool) -> CompactResult:
+        return self._with_kept(super().count(latest, restarts=restarts))
 
     def write(self, latest: DataFrame, at: CompactPosition, part: Range, *, restarts: bool) -> CompactResult:
-        os.makedirs(os.path.dirname(self.name), exist_ok=True)
-        self._tidy()
-        task = WriteLatestFile(self._staged, structs.replace(at, done=at.plan), self._null_removes)
-        return one_task(self.rows(latest, restarts=restarts), task, CompactResult, order=("key", "seq"))
+        self.table.create(COLUMNS, name=f"latest of {self._topic}")
+        latest = latest.persist()
+        try:
+            rows = self.rows(latest, restarts=restarts)
+            cuts = [str(file.low) for file in self._kept]
+            task = WriteLatestTable(self.table.storage, cuts, self._null_removes)
+            outcome = one_task(rows, task, LatestFiles, order=("key", "seq"))
+        finally:
+            latest.unpersist()
+        self._files = outcome.files
+        return self._with_kept(outcome)
+
+    def _with_kept(self, outcome: Counted) -> Counted:
+        """Return the result with the keys of the files that stay."""
+        outcome.keys += sum(file.rows for file in self._kept)
+        return outcome
 
     def commit(self, at: CompactPosition) -> CompactPosition:
-        publish(self._staged, self.name)
+        position = {"declaration": at.declaration, "epoch": at.epoch, "done": at.done, "generation": at.generation}
+        self.commit_rows(position, COLUMNS, self._files, [file.path for file in self._replaced])
         return at
-
-    def _tidy(self) -> None:
-        """Remove temporary files of killed runs. Only this pipeline uses such names."""
-        folder, stem = os.path.split(self.name)
-        for entry in os.scandir(folder):
-            if entry.name.startswith(f".{stem}.") and entry.name.endswith(".tmp"):
-                os.unlink(entry.path)
 
 
 def with_known(latest: DataFrame, known: DataFrame) -> DataFrame:
-    """Return the latest rows of a new range and of the existing file; `n` counts only records of the new range."""
+    """Return the latest rows of a new range and of existing files; `n` counts only records of the new range."""
     none = ("CAST(NULL AS BIGINT) AS gap_to", "CAST(NULL AS STRING) AS reason")
     before = known.selectExpr("key", "CAST(0 AS BIGINT) AS n", *ROW[:7], *none, "CAST(NULL AS BIGINT) AS lost")
     return _latest(latest.selectExpr("*", "IF(gap_to IS NULL, NULL, seq) AS lost").unionByName(before))
@@ -249,9 +290,10 @@ class CompactTopic(OutputTopic[CompactPosition], CompactOutput):
     """A topic with one record per key, which has the key as its tag."""
 
     def __init__(
-        self, job: PipelineJob, client: Client, into: str, *, positions_topic: str, null_removes: bool
+        self, job: PipelineJob, client: Client, topic: str, into: str, *, positions_topic: str, null_removes: bool
     ) -> None:
         super().__init__(job, client, into, CompactPosition, prefix=f"compact:{into}:", positions=positions_topic)
+        self._topic = topic
         self._null_removes = null_removes
 
     def check_rights(self) -> None:
@@ -270,8 +312,8 @@ class CompactTopic(OutputTopic[CompactPosition], CompactOutput):
 
     def write(self, latest: DataFrame, at: CompactPosition, part: Range, *, restarts: bool) -> CompactResult:
         task = WriteLatestTopic(
-            connection=self._connection, topic=self.name, position=at, part=part, fresh=at.target_seq == 0,
-            null_removes=self._null_removes,
+            connection=self._connection, source=self._topic, topic=self.name, position=at, part=part,
+            fresh=at.target_seq == 0, null_removes=self._null_removes,
         )  # fmt: skip
         outcome = one_task(latest, task, CompactResult, order=("seq",))
         if at.stale_to:
@@ -288,7 +330,6 @@ class CompactTopic(OutputTopic[CompactPosition], CompactOutput):
 # --- helpers
 
 
-def path_for(parquet: str, topic: str) -> str:
-    """Return the path of the Parquet file: `parquet` itself, or a file named after the topic in that directory."""
-    path = os.path.abspath(parquet)
-    return path if path.endswith(".parquet") else os.path.join(path, f"{quote(topic, safe='')}.parquet")
+def declaration_of(topic: str, by: str) -> int:
+    """Return a number that stands for the topic and the key expression."""
+    return xxhash.xxh3_64_intdigest(msgspec.json.encode((topic, by))) >> 1

@@ -1,18 +1,19 @@
-"""Write the latest records of a range to a file or a topic: the part of `compact` that runs on an executor."""
+"""Write the latest records of a range to a table or a topic: the part of `compact` that runs on executors."""
 
 from __future__ import annotations
 
-import os
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
-from msgspec import Raw, Struct, field, structs
+from msgspec import Raw, Struct, field
 
 from topics.client import Client
 from topics.errors import TopicsError
+from topics.lake.delta.rows import RowsFile, RowsWriter, read_rows
+from topics.lake.storage import Storage
 from topics.model import surrogates
 from topics.spark.options import BadOption, ConnectionOptions
 from topics.spark.pipelines.rounds import append_rows
@@ -23,7 +24,6 @@ from topics.spark.pipelines.run.report import ReportedGap
 from topics.spark.sink.chunks import pieces
 from topics.spark.source.catalog import client_for
 
-META = b"topics.compact"  # key in the metadata of the file
 KEY = "_topics_compact"  # key in the meta of a record
 GAPS_KEPT = 1000
 LOSS = '{"kind":"gap"}'  # meta of a record that replaces one that could not be written
@@ -44,13 +44,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 class CompactPosition(RoundsPosition, frozen=True, kw_only=True):
-    """The position of a compaction, with the topic and the key expression: keys of two expressions must not mix."""
+    """The position of a compaction, with its declaration: keys of two topics or expressions must not mix."""
 
-    topic: str
-    by: str
+    declaration: int
     plan: int = 0
     target_seq: int = 0
-    generation: int = field(default=0, name="generation")  # files of earlier releases use this name
     stale_to: int = 0  # records of the output up to this seq were written before the last restart
     gaps: list[ReportedGap] = field(default_factory=list)
 
@@ -107,27 +105,66 @@ class Count:
         return kept
 
 
-class WriteLatestFile(Count):
-    """Writes rows, sorted by key, to a file under a temporary name. Gaps come first, because they have no key."""
+class LatestFiles(CompactResult, kw_only=True):
+    """The result of the task that writes files."""
 
-    def __init__(self, path: str, position: CompactPosition, null_removes: bool) -> None:
+    files: list[RowsFile] = field(default_factory=list)
+
+
+class WriteLatestTable(Count):
+    """Writes rows, sorted by key, to files for a commit. Gaps come first, because they have no key.
+
+    A new file begins at each of `cuts`, so that no file overlaps one that stays in the table.
+    """
+
+    def __init__(self, storage: Storage, cuts: list[str], null_removes: bool) -> None:
         super().__init__(null_removes)
-        self._path = path
-        self._position = _encode(position)
+        self._storage, self._cuts = storage, cuts
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        outcome = CompactResult()
-        position = msgspec.json.decode(self._position, type=CompactPosition)
-        with pq.ParquetWriter(self._path, COLUMNS, compression="zstd") as writer:
+        outcome, at = LatestFiles(), 0
+        with RowsWriter(self._storage, COLUMNS) as writer:
             for batch in batches:
-                if kept := self.kept(batch, outcome):
-                    writer.write_batch(pa.RecordBatch.from_pylist(kept, schema=COLUMNS))
-            gaps = [structs.replace(gap, epoch=position.epoch) for gap in outcome.gaps]
-            position = structs.replace(position, gaps=[*position.gaps, *gaps][-GAPS_KEPT:])
-            writer.add_key_value_metadata({META.decode(): _encode(position).decode()})
-        with open(self._path, "rb") as file:
-            os.fsync(file.fileno())
+                kept = self.kept(batch, outcome)
+                while kept:
+                    passed = bisect_right(self._cuts, kept[0]["key"])
+                    if passed > at:
+                        writer.cut()
+                        at = passed
+                    end = len(kept) if at == len(self._cuts) else bisect_left(kept, self._cuts[at], key=_key)
+                    writer.write(pa.RecordBatch.from_pylist(kept[:end], schema=COLUMNS))
+                    kept = kept[end:]
+            outcome.files = writer.finish()
         yield answered(outcome)
+
+
+def _key(row: dict[str, Any]) -> str:
+    return str(row["key"])
+
+
+class FindFiles:
+    """Returns the numbers of the files in whose ranges the keys are. `lows` are the first keys of the files, sorted."""
+
+    def __init__(self, lows: list[str]) -> None:
+        self._lows = lows
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        found = {
+            max(bisect_right(self._lows, key) - 1, 0) for batch in batches for key in batch.column("key").to_pylist()
+        }
+        yield pa.RecordBatch.from_pydict({"number": pa.array(sorted(found), pa.int32())})
+
+
+class ReadFiles:
+    """Returns the rows of files of the table. The input has the numbers of the files."""
+
+    def __init__(self, storage: Storage, paths: list[str]) -> None:
+        self._storage, self._paths = storage, paths
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from read_rows(self._storage, self._paths[number], COLUMNS)
 
 
 class WriteLatestTopic:
@@ -137,6 +174,7 @@ class WriteLatestTopic:
         self,
         *,
         connection: ConnectionOptions,
+        source: str,
         topic: str,
         position: CompactPosition,
         part: Range,
@@ -145,7 +183,7 @@ class WriteLatestTopic:
     ) -> None:
         self._connection = connection
         self._topic = topic
-        self._source = position.topic
+        self._source = source
         self._run = f"compact/{position.generation}/{part.epoch}/{part.start}-{part.stop}"
         self._fresh = fresh
         self._null_removes = null_removes
@@ -198,7 +236,7 @@ class WriteLatestTopic:
             return
         [row] = rows
         if _is_loss(row):  # the gap record was rejected as well, so the key must be invalid
-            text = f"--by: the key of seq {row['seq']} cannot be a tag: {error.message}; --parquet takes any key"
+            text = f"--by: the key of seq {row['seq']} cannot be a tag: {error.message}; --table takes any key"
             raise BadOption(text) from None
         reason = f"refused: {error.message}"
         lost = {"topic": self._source, "gap_from": row["seq"], "gap_to": row["seq"], "reason": reason}

@@ -26,6 +26,7 @@ from topics.client.request import Router, State
 from topics.errors import Code, TopicsError
 from topics.lake import Lake, LakeError, Snapshot
 from topics.model.records import TagMatch
+from topics.plurals import counted
 from topics.spark.failures import LakeFailed
 from topics.spark.pipelines.erase import router_copies
 from topics.spark.pipelines.erase.notes import FileNotes, Going, Note, Notes, TopicNotes
@@ -229,9 +230,9 @@ class _Erasure:
                     )
                     break
                 if now.last_error is not None or time.monotonic() > deadline:
+                    behind = f"it is {counted(head - now.cursor, 'record')} behind"
                     raise Failed(
-                        f"router {router.router} has not forwarded everything: "
-                        f"{now.last_error or f'it is {head - now.cursor} records behind'}",
+                        f"router {router.router} has not forwarded everything: {now.last_error or behind}",
                         next=f"check topic {router.dest}, or remove the router, and run the same command again",
                     )
                 self.job.stopping.wait(0.05)
@@ -295,8 +296,8 @@ class _Erasure:
         if missing:
             lost = sum(last - first + 1 for first, last in missing)
             self.job.warn(
-                f"{lost} records that {router.source} no longer has are in no lake: if {router.dest} holds copies of "
-                f"them without tags, the copies cannot be distinguished from other records"
+                f"{router.source} no longer has {counted(lost, 'record')} that no lake has: if {router.dest} holds "
+                "copies without tags, they cannot be distinguished from other records"
             )
             self.job.report.figures["untraceable"] = self.job.report.figures.get("untraceable", 0) + lost
 
@@ -462,8 +463,8 @@ class _Erasure:
             report.ok = False
             report.figures["ambiguous"] = ambiguous
             self.job.warn(
-                f"{ambiguous} records without a tag may be copies of erased records, or have the same content for "
-                "another reason: they were not erased"
+                f"not erased: {counted(ambiguous, 'record')} without a tag that may be copies of erased records, or "
+                "have the same content for another reason"
             )
 
 

@@ -6,11 +6,12 @@ with `--merge 0`, and to remove old files at a chosen time. It may run while arc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Unpack
 
 from topics.lake import Lake, plan_merges
 from topics.lake.table import KEPT_HOURS
+from topics.plurals import counted
 from topics.spark.pipelines.run.job import BadUsage, JobOptions, PipelineJob
 from topics.spark.pipelines.run.report import RunReport, TopicReport
 from topics.spark.unknown_names import existing_lake, missing_in
@@ -71,20 +72,23 @@ def _maintain_topic(job: PipelineJob, lake: Lake, row: TopicReport, *, merge_fil
     row.records = 0
     row.size_bytes = sum(file.bytes for archived in left for file in archived.files)
     if job.dry_run:
-        row.would.append(f"merge {merged} files, and remove {removed.files} files, {removed.bytes} bytes")
+        files, size = counted(removed.files, "file"), counted(removed.bytes, "byte")
+        row.would.append(f"merge {counted(merged, 'file')}, and remove {files}, {size}")
 
 
 def describe(report: RunReport) -> str:
     """Return the report as text."""
     lines = []
     for row in report.topics:
-        figures = row.figures
-        what = (
-            f"{figures['merged']} files merged, {figures['removed_files']} removed ({figures['removed_bytes']} bytes)"
-        )
-        lines.append(f"{row.topic}: {', '.join(row.would) if row.would else what}; {figures['files']} files are left")
+        left = counted(row.figures["files"], "file is left", "files are left")
+        lines.append(f"{row.topic}: {', '.join(row.would) if row.would else _done(row.figures)}; {left}")
     lines += [f"warning: {text}" for text in report.warnings]
-    figures = report.figures
-    total = f"{figures['merged']} files merged, {figures['removed_files']} removed, {figures['removed_bytes']} bytes"
-    lines.append(f"maintain: {len(report.topics)} topics, {total}{': a dry run, nothing was changed' * report.dry_run}")
+    topics = counted(len(report.topics), "topic")
+    nothing = ": a dry run, nothing was changed" if report.dry_run else ""
+    lines.append(f"maintain: {topics}, {_done(report.figures)}{nothing}")
     return "\n".join(lines)
+
+
+def _done(figures: Mapping[str, int]) -> str:
+    merged, removed = counted(figures["merged"], "file"), figures["removed_files"]
+    return f"{merged} merged, {removed:,} removed ({counted(figures['removed_bytes'], 'byte')})"

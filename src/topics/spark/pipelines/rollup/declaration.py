@@ -1,7 +1,7 @@
 """The declaration of a rollup: its topic, windows and aggregates, as arguments or as a small TOML file.
 
     topic = "orders"
-    into = "orders.hourly"                       # or: parquet = "/lake/orders-hourly"
+    into = "orders.hourly"                       # or: table = "/out/orders-hourly", or "s3://bucket/orders-hourly"
     window = "1 hour"                            # and: slide = "15 minutes", for windows that overlap
     time = "timestamp_millis(value:at::bigint)"  # event time; the commit time (ts) if not given
     watermark = "10 minutes"                     # how late a record may arrive
@@ -29,6 +29,7 @@ from topics.spark.pipelines.rollup.windows import duration_ms
 from topics.spark.sql.rewrite import tokens
 
 COUNT = ("count(*) AS count",)
+DIGEST_DIGITS = 15  # the digest is also stored as a signed number of 64 bits
 
 
 class Declaration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,7 +38,7 @@ class Declaration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     topic: str
     window: str
     into: str | None = None
-    parquet: str | None = None
+    table: str | None = None
     slide: str | None = None
     time: str = "ts"
     watermark: str = "0 seconds"
@@ -48,14 +49,14 @@ class Declaration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     tag: str | None = None  # SQL over the result: the tag of the records written
 
     def __post_init__(self) -> None:
-        if (self.into is None) == (self.parquet is None):
-            raise ValueError("choose one output: a topic (into) or a directory of Parquet files (parquet)")
+        if (self.into is None) == (self.table is None):
+            raise ValueError("choose one output: a topic (into) or a Delta table (table)")
         if self.sql is not None and (self.by or self.where or self.select != COUNT):
             raise ValueError("sql replaces by, select and where: remove them")
         if self.sql is not None and not {"window", "records"} <= {token.name.lower() for token in tokens(self.sql)}:
             raise ValueError("sql: must be a query FROM records with window among its columns")
         if self.tag is not None and self.into is None:
-            raise ValueError("tag: only records of a topic have a tag; Parquet has columns")
+            raise ValueError("tag: only records of a topic have a tag; a table has columns")
         if self.window_ms < 1 or not 1 <= self.slide_ms <= self.window_ms:
             raise ValueError("window: at least 1 ms; slide: at least 1 ms and at most the window")
         try:
@@ -91,4 +92,4 @@ class Declaration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def digest(self) -> str:
         """A hash of everything that the result of a window depends on."""
         parts = (self.topic, self.window_ms, self.slide_ms, self.time, self.delay_ms, self.statement, self.tag)
-        return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:16]
+        return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:DIGEST_DIGITS]

@@ -1,43 +1,42 @@
 """Rollup: windowed aggregates of a topic. Each window is written once, when it closes.
 
 A round reads the new range to find its windows and the new watermark. If windows close, their records are read again
-and aggregated by the declared SQL. The write is recorded before it starts (in `positions`, or in a file beside the
-Parquet files), so that the next run repeats the write of a killed run exactly.
+and aggregated by the declared SQL. In a Delta table, the windows and the position are one commit. A write to a topic is
+recorded in `positions` before it starts, so that the next run repeats the write of a killed run exactly.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 import xxhash
 from msgspec import Raw, Struct, field, structs
 
 from topics.client import Client
-from topics.spark.failures import BadUsage, Failed
+from topics.lake.delta.output import KEPT_HOURS
+from topics.lake.delta.rows import RowsFile, RowsWriter
+from topics.lake.storage import Storage
+from topics.spark.failures import BadUsage
 from topics.spark.options import ConnectionOptions
 from topics.spark.pipelines.rollup import windows
 from topics.spark.pipelines.rollup.declaration import Declaration
+from topics.spark.pipelines.rollup.table_position import digest_of, number_of, open_windows, place_windows
 from topics.spark.pipelines.rollup.windows import Open, Seen
 from topics.spark.pipelines.rounds import append_rows
 from topics.spark.pipelines.rounds.append_rows import PartStamp, WriteCounts
 from topics.spark.pipelines.rounds.outputs import (
     Output,
-    OutputPath,
     OutputTopic,
     RoundsPosition,
+    TableOutput,
     answered,
     one_task,
-    publish,
-    replace_file,
 )
+from topics.spark.pipelines.rounds.result_schema import arrow_schema
 from topics.spark.pipelines.rounds.rounds import STEP_SEQS, Rounds
 from topics.spark.pipelines.rounds.source_frames import SourceTopic
 from topics.spark.pipelines.run import positions
@@ -49,10 +48,10 @@ from topics.spark.source.catalog import client_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
 EVERY_S = 5.0
 KEY = "_topics_rollup"
-FOLDER = "_rollup"
 _encode = msgspec.json.Encoder().encode
 
 
@@ -89,11 +88,11 @@ def rollup(
     **options: Unpack[JobOptions],
 ) -> RunReport:
     """Write the windows that are closed by now. `full` starts again with the first seq and writes all windows again."""
-    with PipelineJob("rollup", servers=[url], **options) as job, job.client(url) as client, ExitStack() as stack:
+    with PipelineJob("rollup", servers=[url], **options) as job, job.client(url) as client:
         source = SourceTopic(job, client, declaration.topic, lake=lake)
         if not source.wait_until_exists(follow=follow):
             return job.report
-        output = stack.enter_context(closing(_output(job, client, declaration, positions_topic)))
+        output = _output(job, client, declaration, positions_topic)
         work = Rolling(job, source, output, declaration, step_seqs=step_seqs, full=full)
         work.run(follow=follow, every_s=every_s)
     return job.report
@@ -130,6 +129,7 @@ class Rolling(Rounds[RollupPosition]):
             )
 
     def beginning(self, epoch: int, generation: int) -> RollupPosition:
+        self._output.restart()
         return RollupPosition(digest=self._declared.digest, fresh=True, epoch=epoch, generation=generation)
 
     def recreated(self, at: RollupPosition, epoch: int) -> RollupPosition:
@@ -142,20 +142,23 @@ class Rolling(Rounds[RollupPosition]):
 
     def take(self, at: RollupPosition, stop: int) -> RollupPosition:
         if not self._checked:
-            self._check_names(at, stop)
+            self._check_result(at, stop)
         at = self._find_due(at, stop)
         return at if at.due is None else self._write(at, at.due)
 
-    def _check_names(self, at: RollupPosition, stop: int) -> None:
-        """Raise `BadUsage` if two columns of the result have the same name: a record or file would lose one."""
+    def _check_result(self, at: RollupPosition, stop: int) -> None:
+        """Raise `BadUsage` if two columns of the result have the same name: a record or row would lose one."""
         self._windowed(self._source.load(at.done + 1, stop)).createOrReplaceTempView("records")
         try:
-            names = [name.lower() for name in self._job.spark.sql(lenient(self._declared.statement)).columns]
+            schema = self._job.spark.sql(lenient(self._declared.statement)).schema
         finally:
             self._job.spark.catalog.dropTempView("records")
+        names = [name.lower() for name in schema.names]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise BadUsage(f"two columns of the result are called {twice[0]}", next="rename one of them with AS …")
+        if not self._job.dry_run:
+            self._output.prepare(schema)
         self._checked = True
 
     def _save(self, at: RollupPosition) -> RollupPosition:
@@ -175,7 +178,9 @@ class Rolling(Rounds[RollupPosition]):
             due = Due(low=low, stop=stop, after_ms=at.watermark_ms, upto_ms=found.watermark_ms)
             due = structs.replace(due, target_seq=self._output.target()[1])
         at = structs.replace(at, done=stop - 1, watermark_ms=found.watermark_ms, open=found.open, due=due)
-        return self._save(at)
+        if due is not None and not self._job.dry_run:
+            self._output.plan(at)
+        return at if due is not None else self._save(at)
 
     def _seen(self, at: RollupPosition, stop: int) -> tuple[list[Seen], int | None]:
         """Return the windows of a new range and its latest event time. Add its gaps to the report."""
@@ -187,17 +192,17 @@ class Rolling(Rounds[RollupPosition]):
             F.min("seq").alias("low"), F.count("*").alias("n"), F.expr("max(unix_millis(time))").alias("latest"),
             F.max("gap_to").alias("gap_to"), F.max("reason").alias("reason"),
         )  # fmt: skip
-        seen, latest = [], None
+        seen, latest, gaps = [], None, []
         for row in found.collect():
             if row.kind == "gap":
-                self._row.gaps.append(
-                    ReportedGap(from_seq=row.low, to_seq=row.gap_to, reason=row.reason, epoch=at.epoch)
-                )
+                gaps.append(ReportedGap(from_seq=row.low, to_seq=row.gap_to, reason=row.reason, epoch=at.epoch))
             elif row.begin is None:
                 self.add(without_time=row.n)
             else:
                 seen.append(Seen(row.begin, row.end, row.low, row.n))
                 latest = row.latest if latest is None else max(latest, row.latest)
+        self._row.gaps += gaps
+        self._output.set_gaps(gaps)
         return seen, latest
 
     def _windowed(self, rows: DataFrame, *, outer: bool = False) -> DataFrame:
@@ -252,6 +257,13 @@ class Rolling(Rounds[RollupPosition]):
 class RollupOutput(Output[RollupPosition]):
     """Receives closed windows."""
 
+    def prepare(self, schema: StructType) -> None:
+        """Create the output for results with these columns, if it must exist before the first write."""
+
+    def plan(self, at: RollupPosition) -> None:
+        """Save the windows that are due, so that the next run repeats the write of a killed run exactly."""
+        self.save(at)
+
     def write(self, result: DataFrame, at: RollupPosition, due: Due) -> WriteCounts:
         raise NotImplementedError
 
@@ -261,57 +273,60 @@ class RollupOutput(Output[RollupPosition]):
 
 
 def _output(job: PipelineJob, client: Client, declared: Declaration, positions_topic: str) -> RollupOutput:
-    if declared.parquet is None:
-        return RollupTopic(job, client, declared, positions_topic)
-    files = RollupFiles(declared.parquet)
-    if not job.dry_run:
-        files.lock()
-    return files
+    return RollupTopic(job, client, declared, positions_topic) if declared.table is None else RollupTable(job, declared)
 
 
-class RollupFiles(OutputPath[RollupPosition], RollupOutput):
-    """A directory with one Parquet file for the windows that closed together, named after their times."""
+class RollupTable(TableOutput[RollupPosition], RollupOutput):
+    """A Delta table with one row per window and group. Windows and position are one commit."""
 
-    def __init__(self, folder: str) -> None:
-        super().__init__(folder)
-        self._position_file = os.path.join(self.name, FOLDER, "position.json")
-        self._lock: int | None = None
+    def __init__(self, job: PipelineJob, declared: Declaration) -> None:
+        assert declared.table is not None
+        super().__init__(job, declared.table, kept_hours=KEPT_HOURS)
+        self._topic, self._window_ms = declared.topic, declared.window_ms
+        self._schema = pa.schema([])
+        self._slots: dict[int, Open] = {}  # the open windows, each in its place in the position
+        self._adds: list[RowsFile] = []
 
     def load(self) -> RollupPosition | None:
-        try:
-            with open(self._position_file, "rb") as file:
-                return msgspec.json.decode(file.read(), type=RollupPosition)
-        except FileNotFoundError:
+        found = self.load_position()
+        if not found:
             return None
-
-    def save(self, at: RollupPosition) -> None:
-        replace_file(self._position_file, _encode(at))
+        self._slots = open_windows(found, window_ms=self._window_ms)
+        return RollupPosition(
+            digest=digest_of(found["declaration"]), fresh=not self.table.has_rows(), epoch=found["epoch"],
+            done=found["done"], generation=found["generation"], watermark_ms=found["watermark"],
+            open=sorted(self._slots.values(), key=lambda one: one.start_ms),
+        )  # fmt: skip
 
     def holds(self, digest: str) -> bool:
-        return any(name.endswith(".parquet") for name in os.listdir(self.name))
+        return self.table.has_rows()
 
-    def close(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
+    def prepare(self, schema: StructType) -> None:
+        self._schema = arrow_schema(schema)
+        self.table.create(self._schema, name=f"rollup of {self._topic}")
+        if not self._restarts and self.table.schema() != self._schema:
+            raise BadUsage(
+                f"{self.name} has other columns than the result",
+                next="use another output, or start again with --full: all windows are then written again",
+            )
 
-    def lock(self) -> None:
-        """Lock the directory: one run at a time. The system releases the lock when the process ends."""
-        os.makedirs(os.path.dirname(self._position_file), exist_ok=True)
-        self._lock = os.open(os.path.join(self.name, FOLDER, "lock"), os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Failed(f"another run is writing to {self.name}", next="stop one of the two runs") from None
+    def plan(self, at: RollupPosition) -> None:
+        """Do nothing: windows and position are one commit, so there is nothing to repeat after a kill."""
 
     def write(self, result: DataFrame, at: RollupPosition, due: Due) -> WriteCounts:
-        name = f"{at.generation:04d}-{_text(due.after_ms, plain=True)}-{_text(due.upto_ms, plain=True)}.parquet"
-        staged = os.path.join(self.name, FOLDER, name + ".tmp")
-        outcome = one_task(result, WriteWindowsFile(staged), WriteCounts)
-        if outcome.records:
-            publish(staged, os.path.join(self.name, name))
-        else:
-            os.unlink(staged)
-        return outcome
+        outcome = one_task(result, WriteWindowsTable(self.table.storage, self._schema), WindowFiles)
+        self._adds = outcome.files
+        return WriteCounts(records=outcome.records)
+
+    def save(self, at: RollupPosition) -> None:
+        slots, changed = place_windows(self._slots, at.open)
+        position = {
+            "declaration": number_of(at.digest), "epoch": at.epoch, "done": at.done, "generation": at.generation,
+            "watermark": at.watermark_ms, **changed,
+        }  # fmt: skip
+        self.commit_rows(position, self._schema, self._adds)
+        self._slots, self._adds = slots, []
+        self.table.merge_small_files()
 
 
 class RollupTopic(OutputTopic[RollupPosition], RollupOutput):
@@ -344,28 +359,28 @@ class RollupTopic(OutputTopic[RollupPosition], RollupOutput):
 # --- tasks
 
 
-class WriteWindowsFile:
-    """Writes the result to a file under a temporary name."""
+class WindowFiles(WriteCounts, kw_only=True):
+    """The result of the task that writes windows to files."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    files: list[RowsFile] = field(default_factory=list)
+
+
+class WriteWindowsTable:
+    """Writes the result, sorted, to files for a commit."""
+
+    def __init__(self, storage: Storage, schema: pa.Schema) -> None:
+        self._storage, self._schema = storage, schema
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        os.makedirs(os.path.dirname(self._path), exist_ok=True)
         found = [batch for batch in batches if batch.num_rows]
-        with open(self._path, "wb") as file:
+        with RowsWriter(self._storage, self._schema) as writer:
             if found:
-                table = pa.Table.from_batches(found)
-                pq.write_table(
-                    table.sort_by([(name, "ascending") for name in _sortable(table)]), file, compression="zstd"
-                )
-            file.flush()
-            os.fsync(file.fileno())
-        yield answered(WriteCounts(records=sum(batch.num_rows for batch in found)))
-
-
-def _sortable(table: pa.Table) -> list[str]:
-    return [one.name for one in table.schema if not pa.types.is_nested(one.type)]
+                table = pa.Table.from_batches(found).cast(self._schema)
+                keys = [(one.name, "ascending") for one in self._schema if not pa.types.is_nested(one.type)]
+                for batch in (table.sort_by(keys) if keys else table).combine_chunks().to_batches():
+                    writer.write(batch)
+            files = writer.finish()
+        yield answered(WindowFiles(records=sum(file.rows for file in files), files=files))
 
 
 class WriteWindowsTopic:
@@ -407,8 +422,7 @@ class WriteWindowsTopic:
 # --- helpers
 
 
-def _text(ms: int, *, plain: bool = False) -> str:
+def _text(ms: int) -> str:
     if ms == windows.NEVER:
-        return "begin" if plain else "none"
-    at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
-    return at.strftime("%Y%m%dT%H%M%S") + f"{ms % 1000:03d}Z" if plain else at.isoformat(timespec="milliseconds")
+        return "none"
+    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)).isoformat(timespec="milliseconds")

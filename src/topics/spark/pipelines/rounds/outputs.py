@@ -1,27 +1,34 @@
-"""Outputs of `compact` and `rollup`: a topic, or Parquet files. An output stores results and the position of the run.
+"""Outputs of `compact` and `rollup`: a topic or a Delta table. An output stores results and the position of the run.
 
-This module owns what both pipelines do with an output: load and save the position, create the topic or path, publish a
-file atomically, append rows in repeatable requests, and count them.
+This module owns what both pipelines do with an output: load and save the position, create the topic or table, commit
+the files that tasks wrote, and run a task.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import msgspec
 import pyarrow as pa
-from msgspec import Struct, field
+from msgspec import Struct
 
 from topics.client import Client
+from topics.clock import SystemClock
+from topics.lake import Gap, facts
+from topics.lake.delta.output import OutputTable
+from topics.lake.delta.rows import RowsFile
+from topics.lake.errors import Moved, NoLake, NoTable
+from topics.spark.failures import BadUsage, Failed
 from topics.spark.pipelines.run.delivery import target_of
 from topics.spark.pipelines.run.job import PipelineJob
 from topics.spark.pipelines.run.positions import Positions
+from topics.spark.pipelines.run.report import ReportedGap
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+PLACE = "give --table a new or an empty directory, or a URL such as s3://bucket/table"
 _encode = msgspec.json.Encoder().encode
 
 
@@ -30,7 +37,7 @@ class RoundsPosition(Struct, frozen=True, kw_only=True):
 
     epoch: int
     done: int = 0
-    generation: int = field(default=0, name="life")  # counts restarts from the first seq; part of every write's key
+    generation: int = 0  # counts restarts from the first seq; part of every write's key
     target_epoch: int = 0  # epoch of the output topic; 0 if it does not exist or the output is not a topic
 
 
@@ -58,10 +65,14 @@ class Output(Generic[At]):
         return False
 
     def creates(self) -> str | None:
-        """Return the name of the topic, directory or file that would be created, or None if it exists."""
+        """Return the topic or table that would be created, or None if it exists."""
         raise NotImplementedError
 
-    def close(self) -> None: ...
+    def restart(self) -> None:
+        """Prepare for a run that starts again at the first seq."""
+
+    def set_gaps(self, gaps: Iterable[ReportedGap]) -> None:
+        """Set the gaps that are recorded with the next position, if the output has a place for them."""
 
 
 class OutputTopic(Output[At]):
@@ -93,37 +104,50 @@ class OutputTopic(Output[At]):
         return None if self.target()[0] else f"topic {self.name}"
 
 
-class OutputPath(Output[At]):
-    """An output of Parquet: one file, or a directory of files."""
+class TableOutput(Output[At]):
+    """A Delta table. One commit has the rows of a round, its gaps, and the position."""
 
-    def __init__(self, path: str) -> None:
-        self.name = os.path.abspath(path)
+    def __init__(self, job: PipelineJob, where: str, *, kept_hours: int) -> None:
+        try:
+            self.table = OutputTable(where, job.report.pipeline, kept_hours=kept_hours)
+        except NoLake as error:
+            raise BadUsage(str(error), next=PLACE) from None
+        self.name = self.table.uri
+        self._note = {"run": job.report.run_id}
+        self._gaps: dict[str, int] = {}
+        self._restarts = False
 
     def creates(self) -> str | None:
-        return None if os.path.exists(self.name) else self.name
+        return None if self.table.exists() else f"table {self.name}"
 
+    def restart(self) -> None:
+        self._restarts = True
 
-# --- files
+    def set_gaps(self, gaps: Iterable[ReportedGap]) -> None:
+        now_ms = SystemClock().now_ms()
+        self._gaps = {}
+        for gap in gaps:
+            self._gaps |= facts.of_gap(gap.epoch, Gap(gap.from_seq, gap.to_seq, gap.reason, now_ms))
 
+    def load_position(self) -> Mapping[str, int]:
+        """Return the position in the table. Raise `BadUsage` if the place holds something else."""
+        try:
+            return self.table.load()
+        except NoTable as error:
+            raise BadUsage(str(error), next=PLACE) from None
 
-def publish(staged: str, path: str) -> None:
-    """Rename a synced file to its path, and sync the folder, so that the rename survives a power failure."""
-    os.replace(staged, path)
-    folder = os.open(os.path.dirname(path), os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def replace_file(path: str, data: bytes) -> None:
-    """Write or replace a small file atomically."""
-    staged = f"{path}.tmp"
-    with open(staged, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    publish(staged, path)
+    def commit_rows(
+        self, position: Mapping[str, int], schema: pa.Schema, adds: Sequence[RowsFile], removes: Sequence[str] = ()
+    ) -> None:
+        """Commit files and position. After a restart, the commit removes all earlier rows."""
+        try:
+            self.table.commit(
+                position, adds, () if self._restarts else removes,
+                facts=self._gaps, schema=schema if self._restarts else None, note=self._note,
+            )  # fmt: skip
+        except Moved as error:
+            raise Failed(str(error), next="stop one of the two runs") from None
+        self._gaps, self._restarts = {}, False
 
 
 # --- tasks

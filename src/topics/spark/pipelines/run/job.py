@@ -63,7 +63,7 @@ class JobOptions(TypedDict, total=False):
 
     token: str | None
     token_file: str | None
-    storage_options: Mapping[str, str]  # settings of the object store of a lake, beside the environment
+    storage_options: Mapping[str, str]  # settings of the object store of a lake or table, beside the environment
     dry_run: bool
     master: str | None
     spark: SparkSession | None  # the session to use; None starts one and stops it at the end

@@ -39,7 +39,7 @@ class TopicReport(Struct, kw_only=True, omit_defaults=True):
 
     topic: str
     server: str = ""
-    into: str = ""  # the topic, directory or file that received the records, if it differs between topics
+    into: str = ""  # the topic, lake or table that received the records, if it differs between topics
     epoch: int = 0
     from_seq: int = 0  # first and last seq that this run processed, both inclusive; 0 and 0: nothing was new
     to_seq: int = 0
