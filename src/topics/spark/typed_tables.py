@@ -73,7 +73,7 @@ def infer_schema(spark: SparkSession, topic: str, *, sample: int = SAMPLE, **opt
     rows = frame.where("kind = 'record'").select("data").limit(sample).collect()
     objects = [row.data for row in rows if row.data.startswith("{")]
     if not objects:
-        raise ValueError(f"topic {topic}: none of {counted(len(rows), 'record')} is a JSON object; pass a schema")
+        raise ValueError(f"topic {topic}: no JSON object among {counted(len(rows), 'record')}; pass a schema")
     # One literal array of all samples: Spark merges its elements into one type. This works over Connect as well.
     [(ddl,)] = spark.range(1).select(F.schema_of_json(F.lit(f"[{','.join(objects)}]"))).collect()
     found = t.ArrayType.fromDDL(ddl)

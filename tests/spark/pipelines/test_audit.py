@@ -140,7 +140,7 @@ def test_dry_run_lists_checks_and_proves_nothing(
     command = ["pipeline", "audit", "--url", server.url, "--lake", str(lake), "--topic", topic, "--dry-run"]
     assert main(command) == 0
     shown = capsys.readouterr().out
-    assert f"{topic}: would read 1 files of the lake back" in shown
+    assert f"{topic}: would read 1 file of the lake back" in shown
     assert "look for seqs 1 to 5 on the server and in the lake, compare what both have of seqs 1 to 3" in shown
     assert "audit: a dry run, NOTHING WAS CHECKED: would look for 5 seqs of 1 topic, 1 file" in shown
     assert "unexplained" not in shown

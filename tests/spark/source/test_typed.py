@@ -161,7 +161,7 @@ def test_gap_is_a_row_of_the_table(spark: SparkSession, server: ServerProcess, s
 
 def test_topic_without_objects_needs_a_schema(spark: SparkSession, server: ServerProcess, client: Client):
     client.append("plain", [{"data": 1}])
-    with pytest.raises(ValueError, match="none of 1 records is a JSON object"):
+    with pytest.raises(ValueError, match="no JSON object among 1 record"):
         infer_schema(spark, "plain", url=server.url)
 
 

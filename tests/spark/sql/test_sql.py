@@ -201,7 +201,7 @@ def test_relative_paths_are_those_of_the_caller(
         assert rows(ask(f"select count(*) as n from {orders}", "--json", "--lake", lake)[1]) == [{"n": 4}]
     found = ask("select count(*) as n from t", "--json", "--url", keyed.url, "--token-file", "key")[1]
     assert rows(found) == [{"n": 1}]
-    assert table(spark, orders, "sku STRING", lake="lake", lakeOnly=True).count() == 4
+    assert table(spark, orders, schema="sku STRING", lake="lake", lakeOnly=True).count() == 4
     register(spark, database="relative", lake="lake", lakeOnly="true")
     [name] = [row.name for row in spark.catalog.listTables("relative")]
     assert spark.table(f"relative.{name}").count() == 4
