@@ -80,6 +80,17 @@ def test_topics_are_captured_before_their_first_change_after_the_rotation():
     assert server.crash("lose").view() == found
 
 
+def test_what_is_written_between_slices_counts_for_the_next_checkpoint():
+    server = SimServer.start(SimDisk(seed=1))
+    server.append("a", "1", durability="fsync")
+    server.begin_checkpoint(topics=0)
+    before = server.wal.stats.bytes_written_total
+    server.append("a", "2")
+    server.steps.release()
+
+    assert server.store.bytes_at_checkpoint == before < server.wal.stats.bytes_written_total
+
+
 def test_topic_dropped_between_slices_stays_dropped():
     server = SimServer.start(SimDisk(seed=1))
     for name in ("a", "b"):

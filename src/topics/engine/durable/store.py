@@ -80,7 +80,8 @@ class Store:
         self.shelf = Shelf(self.fs, open_files=open_files)
         self.snapshot_number = 0
         self.last_checkpoint_ms = clock.now_ms()
-        self.bytes_at_checkpoint = 0
+        self.bytes_at_checkpoint = 0  # written to the log when the state of the last snapshot was taken
+        self._bytes_at_capture = 0
         self.commits: Commits | None = None
         self._worker = worker
         self._runner = runner or run_inline
@@ -190,6 +191,7 @@ class Store:
         `notes` are those that the ledger of the snapshot begins with.
         """
         self._snapshotting = True
+        self._bytes_at_capture = self.wal.stats.bytes_written_total
         if clean:
             snapshot_parts.end_ephemeral(self.state)
         capture = Capture(self.state, number)
@@ -371,7 +373,7 @@ class Store:
     ) -> None:
         self.snapshot_number = number
         self.last_checkpoint_ms = self._clock.now_ms()
-        self.bytes_at_checkpoint = self.wal.stats.bytes_written_total
+        self.bytes_at_checkpoint = self._bytes_at_capture
         saves = []
         for topic_id, marks in pending.items():
             topic = self.state.by_id.get(topic_id)
