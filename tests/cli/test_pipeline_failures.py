@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import ServerProcess
 from tests.spark.lakes import archive as archive_by_hand
 from topics.cli import pipeline
-from topics.cli.main import main
+from topics.cli.main import build_parser, main
 from topics.client import Client
 
 pytestmark = pytest.mark.skipif(not find_spec("pyspark"), reason="needs the extra spark")
@@ -201,18 +201,27 @@ def test_forbidden_key_is_reported_with_scope_topic_and_server(
     assert not list(tmp_path.glob("l/*/_delta_log"))
 
 
-def test_missing_spark_has_a_report(capsys: pytest.CaptureFixture[str]) -> None:
-    class Args:
-        json, dry_run = True, False
+@pytest.mark.parametrize(
+    ("name", "package", "kind", "extra"),
+    [("compact", "pyspark", "no_spark", "spark"), ("audit", "pyarrow", "not_installed", "lake")],
+)
+def test_missing_package_is_reported_with_its_extra(
+    capsys: pytest.CaptureFixture[str], name: str, package: str, kind: str, extra: str
+) -> None:
+    args = build_parser().parse_args(["pipeline", name, "--topic", "t", *ARGUMENTS[name], "--json"])
 
     def execute(args: object) -> Any:
-        raise ModuleNotFoundError("No module named 'pyspark'")
+        raise ModuleNotFoundError(f"No module named '{package}'", name=package)
 
-    assert pipeline.run("audit", execute, Args(), pipeline.describe) == 1  # type: ignore[arg-type]
+    assert pipeline.run(name, execute, args, pipeline.describe) == 1
     said = capsys.readouterr()
     report = json.loads(said.out)
-    assert (report["pipeline"], report["ok"], report["error"]["kind"]) == ("audit", False, "no_spark")
+    assert (report["pipeline"], report["ok"], report["error"]["kind"]) == (name, False, kind)
+    assert f"[{extra}]" in report["next"]
     assert "-m pip install" in said.err
+
+
+ARGUMENTS = {"compact": ["--parquet", "out"], "audit": ["--lake", "lake"]}
 
 
 def test_interruption_is_reported_with_its_own_status(capsys: pytest.CaptureFixture[str]) -> None:

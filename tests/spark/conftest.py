@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from importlib.util import find_spec
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -73,25 +72,6 @@ def topic() -> str:
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> Any:
-    return here_of(monkeypatch)
-
-
-def here_of(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Replace the session: tasks run in this process."""
-    import msgspec
-
-    from topics.spark.pipelines.archive.task import Done, archive_part
-    from topics.spark.source.read import How
-
-    def archive_spans(spark: Any, parts: Sequence[Any], *, connection: Any, lake: str, typed: Any) -> list[Any]:
-        how = How(connection=connection, fail_on_data_loss=False)
-        done = [archive_part(part, how=how, lake=lake, typed=typed) for part in parts]
-        return [one for part in done for one in msgspec.json.decode(part, type=list[Done])]
-
-    def spread(spark: Any, tasks: Sequence[Any], do: Callable[[Any], Any], **_: Any) -> list[Any]:
-        return [do(task) for task in tasks]
-
-    monkeypatch.setattr("topics.spark.pipelines.archive.driver.archive_spans", archive_spans)
-    monkeypatch.setattr("topics.spark.pipelines.audit.driver.run_on_executors", spread)
-    return SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
+def here() -> bool:
+    """The value of `spark` with which tasks run in this process."""
+    return False

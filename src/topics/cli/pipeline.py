@@ -1,7 +1,7 @@
 """What the commands of `topics pipeline …` share: their options, their run, and the output of their reports.
 
 A command is a module in `topics.cli.pipelines` with a function `register(subparsers)` that calls `add` below. It
-imports Spark only when it runs.
+imports Arrow, and Spark if it is needed, only when it runs.
 """
 
 from __future__ import annotations
@@ -50,8 +50,12 @@ def add(
     *,
     show: Show | None = None,
     epilog: str | None = None,
+    extra: str = "lake",
 ) -> argparse.ArgumentParser:
-    """Add a command with the shared options. `execute` returns the report, and `show` formats it."""
+    """Add a command with the shared options. `execute` returns the report, and `show` formats it.
+
+    `extra` is the extra of the distribution that has the packages of the command.
+    """
     parser = subparsers.add_parser(
         name,
         help=text,
@@ -75,7 +79,7 @@ def add(
     )
     shared.add_argument("--dry-run", action="store_true", help="report what would be done, and change nothing")
     shared.add_argument("--json", action="store_true", help="print the report as one JSON object")
-    parser.set_defaults(execute=lambda args: run(name, execute, args, show or describe))
+    parser.set_defaults(execute=lambda args: run(name, execute, args, show or describe), extra=extra)
     return parser
 
 
@@ -100,6 +104,15 @@ def add_follow(parser: argparse.ArgumentParser, *, every_s: float) -> None:
         type=_seconds,
         default=every_s,
         help="pause between rounds of --follow [%(default)g]",
+    )
+
+
+def add_spark(parser: argparse.ArgumentParser) -> None:
+    """Add the option of pipelines that can run in one process."""
+    parser.add_argument(
+        "--spark",
+        action=argparse.BooleanOptionalAction,
+        help="run the tasks on Spark, or in this process; default: in this process if there is little to do",
     )
 
 
@@ -147,6 +160,7 @@ def shared(args: argparse.Namespace) -> JobOptions:
         "token_file": token_file,
         "dry_run": args.dry_run,
         "master": args.master,
+        "spark": getattr(args, "spark", None),
         "storage_options": dict(args.storage_option),
         "progress": progress_for(quiet=args.json),
         "stop": args.stop,
@@ -178,8 +192,10 @@ def run(name: str, execute: Execute, args: argparse.Namespace, show: Show) -> in
 def _failed(name: str, error: BaseException, args: argparse.Namespace) -> int:
     """Print a failure to standard error, and with `--json` its report to standard output."""
     if isinstance(error, ImportError):
+        extra = "spark" if (error.name or "").partition(".")[0] in ("pyspark", "py4j") else args.extra
+        kind, package = ("no_spark", "Spark") if extra == "spark" else ("not_installed", error.name)
         pipeline_start.print_failure(
-            name, kind="no_spark", message=f"pipelines need Spark: {error}", next=install_command("spark"),
+            name, kind=kind, message=f"{name} needs {package}: {error}", next=install_command(extra),
             as_json=args.json, dry_run=args.dry_run,
         )  # fmt: skip
         return EXIT_FAILED
@@ -277,8 +293,7 @@ def _lines(report: RunReport) -> Iterator[str]:
         yield f"  warning: {text}"
     known = {name.replace("_", " "): value for name, value in report.figures.items() if value is not None}
     figures = "".join(f", {name} {value}" for name, value in known.items())
-    seconds = (report.ended_ms - report.started_ms) / 1000
-    yield f"{report.pipeline}: {_summary(report)}{figures}, {seconds:.1f} s{NOTHING_DONE if report.dry_run else ''}"
+    yield f"{report.pipeline}: {_summary(report)}{figures}, {report.took}{NOTHING_DONE if report.dry_run else ''}"
     if report.next is not None:
         yield f"next: {report.next}"
 

@@ -52,7 +52,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
     ),
     "Analysis": (
         Row("sql", "sql", "query topics and lakes with SQL"),
-        Row("pipeline", "pipelines", "run bulk jobs over topics, with Spark"),
+        Row("pipeline", "pipelines", "run bulk jobs over topics, in one process or with Spark"),
     ),
     "This command": (
         Row("completion", "completion.scripts", "print the completion script of a shell"),

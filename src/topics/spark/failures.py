@@ -28,6 +28,7 @@ class FailureKind(Enum):
     UNREACHABLE = "unreachable", 1
     FORBIDDEN = "forbidden", 1
     LAKE = "lake", 1
+    NO_SPARK = "no_spark", 1
     FAILED = "failed", 1
     INTERRUPTED = "interrupted", 130
 
@@ -46,6 +47,10 @@ class Failed(Exception):
 
 class BadUsage(Failed):
     """The arguments are invalid: unknown topic, missing lake, wrong option. The command exits with 2."""
+
+
+class NoSpark(Failed):
+    """The run needs Spark, and Spark or Java is not installed."""
 
 
 class LakeFailed(Failed):
@@ -75,6 +80,8 @@ def kind_of(error: BaseException) -> FailureKind:
         return FailureKind.INTERRUPTED
     if isinstance(error, BadUsage | BadOption | NoLake | NoSuchTopic | DataDirError):
         return FailureKind.USAGE
+    if isinstance(error, NoSpark):
+        return FailureKind.NO_SPARK
     if isinstance(error, LakeFailed | LakeError) or _refused_by_disk(error) is not None:
         return FailureKind.LAKE
     if isinstance(error, TopicsError):

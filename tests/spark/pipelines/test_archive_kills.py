@@ -88,16 +88,34 @@ def test_lake_is_exact_after_the_archiver_is_killed(own_server: Server, tmp_path
         assert client.topic("in").count == 0
 
 
+def test_lake_is_exact_after_a_kill_in_one_process(own_server: Server, tmp_path: Path):
+    lake = Lake(str(tmp_path / "lake"))
+    with Writing(own_server.url, "in") as writing:
+        process = archiver(tmp_path, own_server.url, lake, "in", "trim", "here")
+        try:
+            reach(lake, process, 5)
+        finally:
+            process.kill()
+    with Client(own_server.url) as client:
+        writing.written.client = client
+        archive(url=own_server.url, lake=lake.path, topics=["in"], trim=True, spark=False)
+        assert check_exact(lake, writing.written) == len(writing.written.records)
+        assert client.topic("in").count == 0
+
+
 @pytest.mark.torture
+@pytest.mark.parametrize("way", ["spark", "here"])
 @pytest.mark.parametrize("seed", range(3))
-def test_lake_is_exact_after_many_kills_of_the_archiver(own_server: Server, tmp_path: Path, spark: object, seed: int):
+def test_lake_is_exact_after_many_kills_of_the_archiver(
+    own_server: Server, tmp_path: Path, spark: object, seed: int, way: str
+):
     chance = random.Random(seed)
     lake = Lake(str(tmp_path / "lake"))
     trim = ["trim"] if seed % 2 else []
     config = {"cap_records": 5000} if seed == 2 else {}
     with Writing(own_server.url, "in", **config) as writing:
         for _ in range(6):
-            process = archiver(tmp_path, own_server.url, lake, "in", *trim)
+            process = archiver(tmp_path, own_server.url, lake, "in", *trim, way)
             try:
                 reach(lake, process, chance.randrange(1, 12))
                 threading.Event().wait(chance.random() / 5)  # anywhere between two commits

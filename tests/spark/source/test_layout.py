@@ -11,7 +11,7 @@ from tests.conftest import ServerProcess
 from topics.client import Client
 from topics.spark.options import BadOption, read_options
 from topics.spark.source.batch import TopicsReader
-from topics.spark.source.layout import layout_of
+from topics.spark.source.schema_layout import layout_of
 
 NAMES = {"STRING": t.StringType(), "BIGINT": t.LongType(), "INT": t.IntegerType()}
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = pipeline.add(subparsers, "archive", execute, "copy topics to a lake of Delta tables, each record once")
     pipeline.add_url(parser)
+    pipeline.add_spark(parser)
     which = parser.add_argument_group("topics, at least one of these")
     which.add_argument("--topic", action="append", default=[], metavar="T", help="a topic; repeatable")
     which.add_argument("--prefix", metavar="P", help="all topics with this name prefix")

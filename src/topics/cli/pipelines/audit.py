@@ -22,6 +22,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--dry-run lists what would be checked and checks nothing.",
     )
     pipeline.add_url(parser)
+    pipeline.add_spark(parser)
     parser.add_argument("--lake", metavar="DIR", required=True, help="lake to compare with")
     parser.add_argument(
         "--topic",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     text = "keep the latest record of every tag, or of every value of an expression, as a Delta table or as a topic"
-    parser = pipeline.add(subparsers, "compact", execute, text)
+    parser = pipeline.add(subparsers, "compact", execute, text, extra="spark")
     pipeline.add_url(parser)
     parser.add_argument("--topic", required=True, metavar="T", help="topic to compact")
     where = parser.add_mutually_exclusive_group(required=True)

@@ -45,6 +45,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             help="file with the API key of that server",
         )
     pipeline.add_positions(parser)
+    pipeline.add_spark(parser)
 
 
 def execute(args: argparse.Namespace) -> RunReport:

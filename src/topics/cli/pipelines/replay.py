@@ -49,6 +49,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--allow-gaps", action="store_true", help="continue at gaps of the source, and write a record for each"
     )
     pipeline.add_positions(parser)
+    pipeline.add_spark(parser)
 
 
 def execute(args: argparse.Namespace) -> RunReport:

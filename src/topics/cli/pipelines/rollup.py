@@ -17,7 +17,7 @@ FIELDS = ("topic", "into", "table", "window", "slide", "time", "watermark", "whe
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     text = "compute windowed aggregates of a topic, each window written once"
-    parser = pipeline.add(subparsers, "rollup", execute, text)
+    parser = pipeline.add(subparsers, "rollup", execute, text, extra="spark")
     pipeline.add_url(parser)
     parser.add_argument("--file", metavar="TOML", help="file with the options below; options on the command line win")
     parser.add_argument("--topic", metavar="T", help="topic to aggregate")

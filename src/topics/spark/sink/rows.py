@@ -14,7 +14,7 @@ not part of a record (`kind`, `ts` …) are ignored. Any other column is an erro
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import msgspec
 import pyarrow as pa
@@ -28,9 +28,9 @@ from topics.model.names import check_topic
 from topics.spark.sink.chunks import Plain, Sourced
 from topics.spark.sink.json_columns import json_column, quoted
 from topics.spark.sink.json_text import NoJson, encode
+from topics.spark.sink.write_options import DataFormat
 from topics.spark.source.schema import KAFKA, PLAIN, SERVER
 
-DataFormat = Literal["json", "text"]
 Texts = Callable[[pa.Array], pa.Array]  # JSON text as bytes, null for null
 
 ALIASES = {"value": "data", "key": "tag", "headers": "meta", "offset": "seq"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 from msgspec import Struct, structs
@@ -13,8 +13,8 @@ from topics.model.names import check_topic
 from topics.model.topic import ConfigPatch, configure
 from topics.spark.options import CONNECTION, BadOption, ConnectionOptions, Option, connection, flag, known, number
 from topics.spark.sink.chunks import KeyBy
-from topics.spark.sink.rows import DataFormat
 
+DataFormat = Literal["json", "text"]
 DEFAULT_WINDOW_MS = 7 * 24 * 3_600_000
 # A sink waits for a server that restarts, because a failed query must be started again by hand. The pauses between
 # so many attempts add up to about half a minute.

@@ -8,29 +8,24 @@ abort.
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import pyarrow as pa
-from msgspec import Raw
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from topics.client import Client
 from topics.errors import Code, TopicsError
 from topics.spark.pyspark_api import DataSourceStreamArrowWriter
-from topics.spark.sink.chunks import Chunk, GridChunks, OrderedChunks
+from topics.spark.sink.chunks import GridChunks, OrderedChunks
 from topics.spark.sink.rows import Renderer
+from topics.spark.sink.send import Sent, send
 from topics.spark.sink.write_options import WriteOptions
 from topics.spark.source.catalog import client_for
 
 QUERY_ID = "sql.streaming.queryId"  # of the checkpoint: survives restarts
 BATCH_ID = "streaming.sql.batchId"
-FULL_PAUSE_S = 0.5
-TOO_LARGE = (Code.BATCH_TOO_LARGE, Code.PAYLOAD_TOO_LARGE)
 
 
 class NotAppend(ValueError):
@@ -41,12 +36,8 @@ class ShortWindow(ValueError):
     """The idempotency window of the topic is shorter than the query needs."""
 
 
-@dataclass
-class TaskWrites(WriterCommitMessage):
-    """The number of records that a task wrote; `repeated` of them were in the topic already."""
-
-    records: int = 0
-    repeated: int = 0
+class TaskWrites(Sent, WriterCommitMessage):
+    """What a task wrote, as Spark takes it."""
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -108,35 +99,6 @@ def write_rows(batches: Iterable[pa.RecordBatch], options: WriteOptions, rendere
         send(client, options, grid.finish(), done)
         send(client, options, plain.finish(), done)
     return done
-
-
-def send(client: Client, options: WriteOptions, chunks: Iterable[Chunk], done: TaskWrites) -> None:
-    for chunk in chunks:
-        _send_chunk(client, options, chunk, done)
-
-
-def _send_chunk(client: Client, options: WriteOptions, chunk: Chunk, done: TaskWrites) -> None:
-    """Send one chunk; if the server has a lower limit, send it in halves. While the topic is full, retry."""
-    deadline = time.monotonic() + options.connection.timeout_ms / 1000
-    while True:
-        try:
-            answer = client.append(
-                chunk.topic,
-                [Raw(record) for record in chunk.records],
-                idempotency_key=chunk.key,
-                create=options.create,
-                config=options.creation,
-            )
-        except TopicsError as error:
-            if error.code in TOO_LARGE and len(chunk.records) > 1:
-                return send(client, options, chunk.halves(), done)
-            if error.code is not Code.TOPIC_FULL or time.monotonic() > deadline:
-                raise
-            time.sleep(FULL_PAUSE_S)  # the topic rejects appends while it is full; a delete may make room
-            continue
-        done.records += answer.count
-        done.repeated += answer.count if answer.deduped else 0
-        return None
 
 
 def check_window(options: WriteOptions) -> None:

@@ -1,36 +1,18 @@
-"""The columns that a read returns: those of the record, fields of its `data`, or both.
-
-Without a schema, and with one that names only columns of the source, they are columns of the record. With any other
-schema the read is typed: a column is a field of `data`, `_seq`, `_ts` … are columns of the record, and `_malformed` has
-the text of a record that does not fit. A schema that could mean both is refused.
-"""
+"""The columns that a read returns: those of the record, fields of its `data`, or both. Imports no Spark."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import pyarrow as pa
 from msgspec import Struct
-from pyspark.sql import types as t
 
-from topics.spark.options import BadOption, ReadOptions
 from topics.spark.source.conditions import Comparison, Narrowing, narrowing
-from topics.spark.source.data_fields import NotSupported, data_field
-from topics.spark.source.schema import Shape, shape_of
+from topics.spark.source.schema import Shape
 from topics.spark.source.where import parse
 
-MALFORMED = "_malformed"
-
-SPARK_TYPES: dict[str, t.DataType] = {
-    "STRING": t.StringType(),
-    "BIGINT": t.LongType(),
-    "INT": t.IntegerType(),
-    "TIMESTAMP": t.TimestampType(),
-    "BINARY": t.BinaryType(),
-    "ARRAY<STRUCT<key: STRING, value: BINARY>>": t.ArrayType(
-        t.StructType().add("key", t.StringType()).add("value", t.BinaryType())
-    ),
-}
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructField
 
 
 class OutputColumn(NamedTuple):
@@ -47,7 +29,7 @@ class Layout(Struct, frozen=True, kw_only=True):
 
     shape: Shape = Shape()
     outputs: tuple[OutputColumn, ...] = ()  # none: all columns of the shape
-    fields: tuple[t.StructField, ...] = ()
+    fields: tuple[StructField, ...] = ()
     typed: bool = False
     where: str | None = None
 
@@ -71,75 +53,3 @@ class Layout(Struct, frozen=True, kw_only=True):
     def narrowing(self) -> Narrowing:
         """Return what the condition implies for the plan of the read."""
         return narrowing(self.implied(), kafka=self.shape.kafka, typed=self.typed)
-
-
-def layout_of(options: ReadOptions, schema: t.StructType | None = None) -> Layout:
-    """Return the layout of a read with these options and this schema. Raise `BadOption` if they do not match."""
-    shape = shape_of(options)
-    rows = {name: (SPARK_TYPES[ddl], arrow) for name, ddl, arrow in shape.rows}
-    if options.columns is not None:
-        for name in options.columns:
-            if name not in rows:
-                raise BadOption(f"columns: there is no column {name!r}; there are {', '.join(rows)}")
-    if schema is None:
-        if options.typed:
-            raise BadOption("typed: the columns are missing; give them with .schema(…)")
-        names = list(rows) if options.columns is None else list(options.columns)
-        outputs = tuple(OutputColumn(name, "record", name, rows[name][1]) for name in names)
-        found = Layout(shape=shape, outputs=outputs, where=options.where)
-    elif options.columns is not None and schema.fieldNames() != list(options.columns):
-        raise BadOption("columns and a schema: the schema already chooses the columns; remove one of them")
-    elif not options.typed and _is_plain(schema, rows):
-        outputs = tuple(OutputColumn(name, "record", name, rows[name][1]) for name in schema.fieldNames())
-        found = Layout(shape=shape, outputs=outputs, where=options.where)
-    else:
-        found = _typed_layout(options, schema, rows)
-    if found.where is not None:
-        parse(found.where, found.kinds())
-    return found
-
-
-def plain_schema(options: ReadOptions) -> t.StructType:
-    """Return the columns of a read without a schema."""
-    ddl_of = {name: ddl for name, ddl, _ in shape_of(options).rows}
-    columns = layout_of(options).columns
-    return t.StructType([t.StructField(one.name, SPARK_TYPES[ddl_of[one.name]]) for one in columns])
-
-
-def _is_plain(schema: t.StructType, rows: dict[str, tuple[t.DataType, pa.DataType]]) -> bool:
-    """Return whether all columns are columns of the source. Raise `BadOption` if only some of them are."""
-    own = [field for field in schema.fields if field.name in rows]
-    for field in own:
-        if len(own) < len(schema.fields) or rows[field.name][0] != field.dataType:
-            kind = rows[field.name][0].simpleString()
-            raise BadOption(
-                f"schema: {field.name} ({kind}) is a column of the record. With fields of data beside it, call it "
-                f"_{field.name}; if data has a field {field.name}, set the option typed to true"
-            )
-    return bool(own)
-
-
-def _typed_layout(
-    options: ReadOptions, schema: t.StructType, rows: dict[str, tuple[t.DataType, pa.DataType]]
-) -> Layout:
-    if options.kafka_columns:
-        raise BadOption("kafkaColumns: a typed read has its own columns; remove the option")
-    outputs, fields = [], []
-    for field in schema.fields:
-        source = field.name[1:]
-        if field.name.startswith("_") and source in rows:
-            kind, arrow = rows[source]
-            if field.dataType != kind:
-                raise BadOption(f"schema: {field.name} is of type {kind.simpleString()}")
-            outputs.append(OutputColumn(field.name, "record", source, arrow))
-        elif field.name == MALFORMED and isinstance(field.dataType, t.StringType):
-            outputs.append(OutputColumn(field.name, "malformed", "data", pa.string()))
-        else:
-            try:
-                outputs.append(OutputColumn(field.name, "field", "data", data_field(field).arrow))
-            except NotSupported as error:
-                raise BadOption(f"schema: {error}") from None
-            fields.append(field)
-    return Layout(
-        shape=shape_of(options), outputs=tuple(outputs), fields=tuple(fields), typed=True, where=options.where
-    )

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
 
 from topics.arrow import GAP, RECORD, Cells, cells
 from topics.model import surrogates
-from topics.spark.source.data_fields import DataFields
 from topics.spark.source.layout import Layout
 from topics.spark.source.schema import HEADERS
 from topics.spark.source.where import Condition, parse
 from topics.storage.segments.record_run import Run
 
+if TYPE_CHECKING:
+    from topics.spark.source.data_fields import DataFields
+
 LOG_APPEND_TIME = 1  # Kafka's timestampType for a timestamp that the log assigned
 KAFKA_NAMES = {"offset": "seq", "timestamp": "ts"}
+
+
+def _data_fields(layout: Layout) -> DataFields | None:
+    """Return the parser of the fields of data; None if the layout has none, and then no Spark is imported."""
+    if not layout.fields:
+        return None
+    from topics.spark.source.data_fields import DataFields
+
+    return DataFields(layout.fields)
 
 
 class Batches:
@@ -26,7 +37,7 @@ class Batches:
         self._layout = layout
         self._columns = layout.columns
         self._schema = layout.arrow()
-        self._fields = DataFields(layout.fields) if layout.fields else None
+        self._fields = _data_fields(layout)
         self._where: Condition | None = None if layout.where is None else parse(layout.where, layout.kinds())
         used = {one.source for one in self._columns} | ({"meta"} if self._where and self._uses("meta") else set())
         self._needs_meta = not used.isdisjoint(("meta", "headers"))

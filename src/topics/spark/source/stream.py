@@ -16,10 +16,10 @@ from topics.spark.pyspark_api import ReadAllAvailable, ReadLimit, ReadMaxRows, S
 from topics.spark.source import offsets, plan
 from topics.spark.source.batch import ReadPartition
 from topics.spark.source.catalog import ServerCatalog
-from topics.spark.source.layout import layout_of
 from topics.spark.source.offsets import Key, OffsetCodec, StreamPositions
 from topics.spark.source.plan import Span, TopicExtent
 from topics.spark.source.read import how_of, read_span
+from topics.spark.source.schema_layout import layout_of
 
 # An idle query asks for the latest offset a hundred times a second, so the answer waits for new records. The wait is
 # short because a query that is being stopped waits for the answer.

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from tests.conftest import SMALL_PARTS, ServerProcess
 from tests.spark.pipelines.mirror.pairs import Pair, Side
 from topics.client import Client
-from topics.spark.pipelines.mirror import driver as module
 
 
 @pytest.fixture(scope="session")
@@ -29,10 +27,3 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ServerPro
 def pair(servers: list[ServerProcess]) -> Iterator[Pair]:
     with Client(servers[0].url) as one, Client(servers[1].url) as other:
         yield Pair(Side(servers[0].url, one), Side(servers[1].url, other))
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A substitute for a Spark session: tasks run in this process."""
-    monkeypatch.setattr(module, "run_on_executors", lambda spark, items, task, **rest: [task(item) for item in items])
-    return object()

@@ -17,7 +17,7 @@ from topics.client.request import Record
 from topics.lake import Lake
 from topics.spark.failures import BadUsage
 from topics.spark.options import ConnectionOptions
-from topics.spark.pipelines.mirror import driver as module
+from topics.spark.pipelines.run.tasks import ProcessTasks
 from topics.spark.pipelines.run.trimmed import Watch
 from topics.spark.source.plan import Span
 
@@ -97,12 +97,12 @@ def test_trim_during_a_step_leaves_out_nothing(
     client.append(topic, [{"data": n, "tag": f"t{n % 2}"} for n in range(30)])
     client.delete(topic, match="t1", before_seq=11)
 
-    def trimmed_first(spark: Any, tasks: list[Any], do: Any, **rest: Any) -> list[Any]:
+    def trimmed_first(self: Any, tasks: list[Any], do: Any, **rest: Any) -> list[Any]:
         trim(client, lake, topic, upto=20)
         return [do(task) for task in tasks]
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "run_on_executors", trimmed_first)
+        patch.setattr(ProcessTasks, "run", trimmed_first)
         report = run(here, pair, topic, step_seqs=25)
     assert (report.ok, report.records) == (False, 0)
 

@@ -30,11 +30,12 @@ from topics.spark.pipelines.archive.lake_match import (
 )
 from topics.spark.pipelines.archive.run_state import GAPS_SHOWN, ArchiveState
 from topics.spark.pipelines.archive.selection import ArchiveSelection, selection
-from topics.spark.pipelines.archive.spans import changes_of, first_bytes, step_text, unarchived
+from topics.spark.pipelines.archive.spans import changes_of, first_bytes, step_text, unarchived, workload
 from topics.spark.pipelines.archive.task import Done, archive_spans
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete
 from topics.spark.pipelines.run.lags import forget, heads
 from topics.spark.pipelines.run.report import ReportedGap, RunReport
+from topics.spark.pipelines.run.tasks import Tasks
 from topics.spark.source import plan
 from topics.spark.source.catalog import ServerCatalog
 from topics.spark.source.plan import Span, TopicExtent
@@ -134,6 +135,7 @@ class _ArchiveRun:
         self._servers = ServerCatalog(wanted.reading(job.connection(url)))
         self._checked: set[Key] = set()
         self._done = 0
+        self._tasks: Tasks | None = None  # what runs the tasks until the topics are archived up to their heads
 
     # --- runs
 
@@ -175,7 +177,7 @@ class _ArchiveRun:
 
     def _catch_up(self, client: Client, extents: list[TopicExtent]) -> bool:
         """Archive up to the heads in `extents`. Return whether there was anything to do."""
-        worked = False
+        worked, self._tasks = False, None
         wanted = self._wanted_columns
         typed = [extent.topic for extent in extents if extent.topic in wanted or EVERY_TOPIC in wanted]
         self._prepare([topic for topic in typed if topic not in self._typed])  # also if there is nothing to archive
@@ -260,16 +262,15 @@ class _ArchiveRun:
         left = unarchived(snapshot, extents)
         if not left:
             return []  # without starting Spark
-        size_bytes = float(self._round_bytes or max(ROUND_BYTES, 2 * self._parallelism * PART_BYTES))
+        if self._tasks is None:
+            self._tasks = self._job.tasks(workload(left, extents))
+        size_bytes = float(self._round_bytes or max(ROUND_BYTES, 2 * self._tasks.parallelism * PART_BYTES))
         return first_bytes(left, extents, size_bytes)
-
-    @property
-    def _parallelism(self) -> int:
-        return int(self._job.spark.sparkContext.defaultParallelism)
 
     # --- one round
 
     def _archive(self, spans: list[Span], extents: list[TopicExtent]) -> list[Done]:
+        assert self._tasks is not None, "chosen with the first spans"
         extent_of = {extent.topic: extent for extent in extents}
         self._prepare(sorted({span.topic for span in spans} - self._typed.keys()))
 
@@ -281,11 +282,11 @@ class _ArchiveRun:
         parts = plan.cut(
             spans,
             bytes_per_seq,
-            min_partitions=max(min(self._parallelism, int(total / SMALL_PART_BYTES)), 1),
+            min_partitions=max(min(self._tasks.parallelism, int(total / SMALL_PART_BYTES)), 1),
             partition_bytes=PART_BYTES,
         )
         return archive_spans(
-            self._job.spark,
+            self._tasks,
             parts,
             connection=self._job.connection(self._url),
             lake=self._lake.path,

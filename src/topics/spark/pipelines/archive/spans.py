@@ -9,6 +9,7 @@ from msgspec import structs
 from topics.lake import Change, Snapshot, joined
 from topics.plurals import counted
 from topics.spark.pipelines.archive.task import Done
+from topics.spark.pipelines.run.tasks import Workload
 from topics.spark.source import plan
 from topics.spark.source.plan import Span, TopicExtent
 
@@ -24,6 +25,18 @@ def unarchived(snapshot: Snapshot, extents: Iterable[TopicExtent]) -> list[Span]
                 Span(server=extent.server, topic=extent.topic, epoch=extent.epoch, start=start, stop=extent.head + 1)
             )
     return found
+
+
+def workload(spans: Iterable[Span], extents: Iterable[TopicExtent]) -> Workload:
+    """Return how much there is to read in the spans. Lost seqs before the first record cost nothing."""
+    extent_of = {extent.topic: extent for extent in extents}
+    seqs, size_bytes = 0, 0.0
+    for span in spans:
+        extent = extent_of[span.topic]
+        live = max(span.stop - max(span.start, extent.earliest), 0)
+        seqs += live
+        size_bytes += live * extent.bytes_per_seq
+    return Workload(seqs=seqs, size_bytes=round(size_bytes))
 
 
 def first_bytes(spans: list[Span], extents: list[TopicExtent], size_bytes: float) -> list[Span]:

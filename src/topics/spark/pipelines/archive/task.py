@@ -1,4 +1,4 @@
-"""Write spans of topics to Parquet files of a lake, on executors.
+"""Write spans of topics to Parquet files of a lake, on executors or in threads of one process.
 
 A task reads its spans as `format("topics")` does, writes their records to files next to the table of the topic, and
 returns the files and the gaps to the driver. Records do not pass through the JVM, which would take longer than all the
@@ -13,7 +13,6 @@ from functools import partial
 import msgspec
 import pyarrow as pa
 from msgspec import Struct
-from pyspark.sql import SparkSession
 
 from topics.arrow import GAP
 from topics.clock import SystemClock
@@ -21,6 +20,7 @@ from topics.lake import File, Gap, TypedColumns, write_files
 from topics.lake.storage import Storage
 from topics.lake.write import NO_COLUMNS
 from topics.spark.options import ConnectionOptions
+from topics.spark.pipelines.run.tasks import SparkTasks, Tasks, in_threads
 from topics.spark.source.plan import Span
 from topics.spark.source.read import How, read_span
 
@@ -37,7 +37,7 @@ _decode_done = msgspec.json.Decoder(list[Done]).decode
 
 
 def archive_spans(
-    spark: SparkSession,
+    tasks: Tasks,
     parts: Sequence[Sequence[Span]],
     *,
     connection: ConnectionOptions,
@@ -46,12 +46,20 @@ def archive_spans(
 ) -> list[Done]:
     """Run one task per part and return the results. `typed` has the typed columns of topics.
 
-    It uses an RDD, because a data source would start three more Python processes for its planning.
+    On Spark it uses an RDD, because a data source would start three more Python processes for its planning.
     """
     how = How(connection=connection, fail_on_data_loss=False)
     work = partial(archive_part, how=how, lake=lake, typed=dict(typed))
-    found = spark.sparkContext.parallelize([list(part) for part in parts], len(parts)).map(work).collect()
+    if isinstance(tasks, SparkTasks):
+        rdd = tasks.spark.sparkContext.parallelize([list(part) for part in parts], len(parts))
+        found: list[bytes] = rdd.map(work).collect()
+    else:
+        found = in_threads(parts, work, weight=_seqs)
     return [done for one in found for done in _decode_done(one)]
+
+
+def _seqs(part: Sequence[Span]) -> int:
+    return sum(span.stop - span.start for span in part)
 
 
 def archive_part(spans: Sequence[Span], *, how: How, lake: str, typed: Mapping[str, TypedColumns]) -> bytes:

@@ -1,7 +1,8 @@
 """Audit: prove that nothing is missing. Each seq from 1 to the head is live, deleted, archived or in a recorded gap.
 
-There are two passes, both in Spark tasks. The first reads back every file of the lake. The second looks for every seq
-of every epoch on the server and in the lake, and compares the records that both have. Nothing is changed.
+There are two passes, in tasks that run on Spark or in this process. The first reads back every file of the lake. The
+second looks for every seq of every epoch on the server and in the lake, and compares the records that both have.
+Nothing is changed.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from topics.spark.pipelines.audit.task import (
     joined,
     look,
 )
-from topics.spark.pipelines.run.executors import run_on_executors
 from topics.spark.pipelines.run.job import Failed, JobOptions, PipelineJob
 from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
+from topics.spark.pipelines.run.tasks import Tasks, Workload
 from topics.spark.unknown_names import existing_lake, no_topic, unknown_topic
 
 ATTEMPTS = 5  # audits until one runs without a change of the lake
@@ -63,9 +64,7 @@ class EpochAccount(Struct, kw_only=True):
 
     def stretches(self, lake: str, job: PipelineJob, url: str) -> Iterator[Stretch]:
         bad = [file for file, _ in self.damaged]
-        size_bytes = sum(file.bytes for file in self.archived.files) * INFLATION
-        size_bytes += 0 if self.state is None else self.state.bytes
-        step = max(min(STRETCH_SEQS, STRETCH_BYTES * self.head // max(size_bytes, 1)), 1000)
+        step = max(min(STRETCH_SEQS, STRETCH_BYTES * self.head // max(self.size_bytes, 1)), 1000)
         for first in range(1, self.head + 1, step):
             last = min(first + step - 1, self.head)
             files = self.archived.files_in(first, last)
@@ -83,6 +82,12 @@ class EpochAccount(Struct, kw_only=True):
                 trimmed_to=self.archived.trimmed_to,
                 reported_to=self.reported_to,
             )
+
+    @property
+    def size_bytes(self) -> int:
+        """The estimated size of the records in the lake and on the server, in memory."""
+        archived = sum(file.bytes for file in self.archived.files) * INFLATION
+        return archived + (0 if self.state is None else self.state.bytes)
 
     @property
     def unexplained(self) -> list[Range]:
@@ -206,14 +211,15 @@ def _live_topics(client: Client, topics: Sequence[str]) -> dict[str, Summary]:
 
 def _attempt(job: PipelineJob, lake: Lake, url: str, snapshot: Snapshot, accounts: list[EpochAccount]) -> bool:
     """Fill the accounts. Return False if the findings may come from a change of the lake during the audit."""
-    _check_files(job, lake, accounts)
+    tasks = job.tasks(_workload(accounts))
+    _check_files(job, tasks, lake, accounts)
     suspicious = any(account.damaged or account.trimmed_to > account.archived.trimmed_to for account in accounts)
     work = [(account, one) for account in accounts for one in account.stretches(lake.path, job, url)]
     topics = {account.topic for account in accounts}  # a topic may have several epochs
     seqs = counted(sum(account.head for account in accounts), "seq")
     job.step(f"looking for {seqs} of {counted(len(topics), 'topic')}")
-    done = run_on_executors(
-        job.spark, [one for _, one in work], look, result=StretchFindings, weight=lambda one: one.last - one.first + 1
+    done = tasks.run(
+        [one for _, one in work], look, result=StretchFindings, weight=lambda one: one.last - one.first + 1
     )
     for (account, stretch), found in zip(work, done, strict=True):
         account.found.append(_closed(stretch, found))
@@ -227,11 +233,17 @@ def _closed(stretch: Stretch, found: StretchFindings) -> StretchFindings:
     return found if found.problem is None else StretchFindings(unexplained=[(stretch.first, stretch.last)])
 
 
-def _check_files(job: PipelineJob, lake: Lake, accounts: list[EpochAccount]) -> None:
+def _workload(accounts: list[EpochAccount]) -> Workload:
+    return Workload(
+        seqs=sum(account.head for account in accounts), size_bytes=sum(account.size_bytes for account in accounts)
+    )
+
+
+def _check_files(job: PipelineJob, tasks: Tasks, lake: Lake, accounts: list[EpochAccount]) -> None:
     checks = [(account, file) for account in accounts for file in account.archived.files]
     job.step(f"reading back {counted(len(checks), 'file')} of the lake")
     work = [FileCheck(lake=lake.path, topic=one.topic, epoch=one.epoch, file=file) for one, file in checks]
-    done = run_on_executors(job.spark, work, check_file, result=FileFindings, weight=lambda check: check.file.bytes)
+    done = tasks.run(work, check_file, result=FileFindings, weight=lambda check: check.file.bytes)
     for (account, file), found in zip(checks, done, strict=True):
         if found.problem is not None:
             account.damaged.append((file, found.problem))
@@ -357,8 +369,8 @@ def _last_line(report: RunReport) -> str:
     findings = [
         counted(figures[name], *words) for name, words in FINDINGS.items() if figures[name] or name == "unexplained"
     ]
-    seconds = (report.ended_ms - report.started_ms) / 1000
-    return f"audit: {looked}, {counted(figures['compared'], 'record')} compared, {seconds:.1f} s: {', '.join(findings)}"
+    compared = counted(figures["compared"], "record")
+    return f"audit: {looked}, {compared} compared, {report.took}: {', '.join(findings)}"
 
 
 def _size(pair: Range) -> int:

@@ -20,6 +20,7 @@ from topics.arrow import Cells, cells
 from topics.client import request
 from topics.errors import Code, TopicsError
 from topics.lake import Damaged, File, Lake
+from topics.lake.rewrite import row_groups
 from topics.spark.options import ConnectionOptions
 from topics.spark.source.catalog import client_for
 from topics.storage.segments.record_run import Run
@@ -156,8 +157,7 @@ def _archived(stretch: Stretch) -> Iterator[pa.RecordBatch]:
     lake = Lake(stretch.lake)
     for file in stretch.files:
         try:
-            opened = lake.open(file)
-            for batch in opened.iter_batches(columns=["seq", *COMPARED]):
+            for batch in row_groups(lake.storage, file, ["seq", *COMPARED], first=stretch.first, last=stretch.last):
                 seqs = batch.column("seq").to_numpy()
                 within = (seqs >= stretch.first) & (seqs <= stretch.last)
                 if within.any():

@@ -1,8 +1,8 @@
 """Mirror: copy topics of one server to another, or in both directions, until they hold the same records.
 
 A copy keeps node, tag, meta and data, and lists the servers that it has been on (`provenance`), which prevents loops.
-The position of each direction is saved on its target server before and after each step (`positions`). Executors copy
-(`task`): several topics at the same time, and each topic in order.
+The position of each direction is saved on its target server before and after each step (`positions`). Tasks copy
+(`task`), on Spark or in this process: several topics at the same time, and each topic in order.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from topics.spark.pipelines.mirror.link import Link
 from topics.spark.pipelines.mirror.selection import MirrorSelection, check_wanted
 from topics.spark.pipelines.mirror.task import CopyTask, MirrorResult, copy, rehearse
 from topics.spark.pipelines.run import positions
-from topics.spark.pipelines.run.executors import run_on_executors
 from topics.spark.pipelines.run.job import RUNS, BadUsage, JobOptions, PipelineJob
 from topics.spark.pipelines.run.report import RunReport
+from topics.spark.pipelines.run.tasks import Workload
 
 STEP_SEQS = 50_000  # most seqs of a topic in one step, so that topics take turns
 ALL_SEQS = 1 << 62
 IDLE_S = 0.25
+EFFORT = 10  # a copied record takes about ten times as long as an archived one
 EXCLUDED = (RUNS, server_identity.TOPIC, positions.TOPIC)  # topics of pipelines, which are never mirrored
 
 
@@ -172,7 +173,10 @@ def _step(job: PipelineJob, links: Sequence[Link], *, follow: bool) -> bool:
         return False
     job.work()
     do = rehearse if job.dry_run else copy
-    outcomes = run_on_executors(job.spark, tasks, do, result=MirrorResult, weight=lambda task: task.stop - task.start)
+    seqs = sum(link.backlog.seqs for link in links)
+    size_bytes = sum(link.backlog.size_bytes for link in links)
+    work = Workload(seqs=seqs, size_bytes=size_bytes, effort=EFFORT)
+    outcomes = job.tasks(work).run(tasks, do, result=MirrorResult, weight=lambda task: task.stop - task.start)
     at = 0
     for link, planned in plans:
         (link.expect if job.dry_run else link.save_results)(planned, outcomes[at : at + len(planned)])

@@ -21,6 +21,7 @@ from topics.spark.pipelines.run.job import BadUsage, PipelineJob
 from topics.spark.pipelines.run.lags import forget
 from topics.spark.pipelines.run.positions import Positions
 from topics.spark.pipelines.run.report import ReportedGap, TopicReport
+from topics.spark.pipelines.run.tasks import Workload
 from topics.spark.pipelines.run.trimmed import Removed, removed
 from topics.spark.sink.write_options import DEFAULT_WINDOW_MS
 
@@ -65,6 +66,7 @@ class Link:
     ) -> None:
         self.source, self.target = source, target
         self.lag: int | None = None  # the sum over its topics, at the last check
+        self.backlog = Workload(seqs=0, size_bytes=0)  # what was left to copy at the last plan, in all steps
         self._job = job
         self._wanted = wanted
         self._pattern = pattern  # the fields that all tasks of this direction share
@@ -87,12 +89,17 @@ class Link:
         rows = [row for row in self._wanted.among(self.source) if self._is_log(row)]
         self._check_no_queue([there[row.topic] for row in rows if row.topic in there])
         found = []
+        seqs, size_bytes = 0, 0.0
         for row in rows:
             self._note_lag(row)
             head = row.head_seq if follow else min(row.head_seq, self._goal.get(row.topic, 0))
             task = self._next_task(row, there.get(row.topic), head)
             if task is not None:
                 found.append(task)
+                left = head - max(task.start, 1 if task.lake is not None else row.earliest_seq) + 1
+                seqs += max(left, 0)
+                size_bytes += max(left, 0) * row.bytes / max(row.head_seq + 1 - row.earliest_seq, 1)
+        self.backlog = Workload(seqs=seqs, size_bytes=round(size_bytes))
         if found and not self._job.dry_run:
             self._positions.check_alone()
             self._positions.save({task.topic: self._at[task.topic] for task in found})

@@ -1,4 +1,4 @@
-"""Copy a range of one topic from one server to another: the part of a mirror that runs on executors.
+"""Copy a range of one topic from one server to another: the part of a mirror that runs in tasks.
 
 The range is cut into requests at multiples of `GRID` seqs of the source, and where a request becomes too large. The
 idempotency key of a request contains the seqs that it covers. The range is part of a plan that was saved before, so a
@@ -77,7 +77,7 @@ class MirrorResult(delivery.DeliveryResult, kw_only=True):
 
 
 def copy(task: CopyTask) -> MirrorResult:
-    """Copy the range of one task. Runs on an executor."""
+    """Copy the range of one task."""
     outcome = MirrorResult(pending_gap=task.pending_gap)
     with client_for(task.target, task.target.servers[0]) as client:
         options = WriteOptions(connection=task.target, config=task.config)

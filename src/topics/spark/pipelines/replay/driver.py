@@ -9,39 +9,38 @@ from __future__ import annotations
 
 import math
 import os
-from typing import TYPE_CHECKING, Unpack
+from collections.abc import Iterator
+from typing import Unpack
 
 import msgspec
 import xxhash
 from msgspec import Struct, structs
-from pyspark.errors import PySparkException
 
+from topics.arrow import GAP
 from topics.client import Client
 from topics.errors import TopicsError
 from topics.lake.storage import real_location
 from topics.model.names import check_topic
 from topics.spark.failures import explain
 from topics.spark.options import read_options
+from topics.spark.pipelines.replay.source import ReplaySource, offset
 from topics.spark.pipelines.replay.task import Sender, origin_of
 from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.delivery import DeliveryResult, last_shown, target_of
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob
-from topics.spark.pipelines.run.lenient_sql import lenient
 from topics.spark.pipelines.run.positions import Positions
 from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
+from topics.spark.pipelines.run.tasks import ProcessTasks, SparkTasks, Tasks, Workload
 from topics.spark.source import plan
 from topics.spark.source.catalog import NoSuchTopic, catalog_of
 from topics.spark.source.plan import GRID, Span
-from topics.spark.sql.tables import Tables, condition
+from topics.spark.source.read import DataLoss
 from topics.spark.unknown_names import missing_in
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 STEP_SEQS = 50_000
 STEP_S = 20.0  # duration of one step of a replay with a rate
 NEXT_AT_GAP = "use --allow-gaps to continue with a record that reports the gap, or start after the gap"
-ONE_PARTITION = str(1 << 40)  # one task reads a whole step, in order
+SQL_CONDITION = "where is an expression of Spark SQL"
 
 
 class ReplayPosition(Struct, frozen=True, kw_only=True):
@@ -110,8 +109,8 @@ class ReplayRequest(Struct, frozen=True, kw_only=True):
 
     def bounds(self) -> dict[str, str]:
         given: dict[str, str | None] = {
-            "startingOffsets": None if self.from_seq is None else _at(self.topic, self.from_seq),
-            "endingOffsets": None if self.to_seq is None else _at(self.topic, self.to_seq + 1),
+            "startingOffsets": None if self.from_seq is None else offset(self.topic, self.from_seq),
+            "endingOffsets": None if self.to_seq is None else offset(self.topic, self.to_seq + 1),
             "startingTimestamp": self.since,
             "endingTimestamp": self.until,
         }
@@ -189,7 +188,9 @@ class _ReplayRun:
         if rate is not None and wanted.where is None:
             self._step_seqs = min(max(int(rate * STEP_S), GRID), step_seqs)
         self._at = known.load(ReplayPosition).get("at")
-        self._tables: Tables | None = None
+        self._source = ReplaySource(wanted.topic, wanted.options(job), where=wanted.where, warn=job.warn)
+        self._bytes_per_seq = 0.0
+        self._tasks: Tasks = ProcessTasks()
 
     def run(self) -> None:
         job, wanted = self._job, self._wanted
@@ -210,10 +211,13 @@ class _ReplayRun:
         goal = max(span.stop - 1, at.plan)
         if at.done >= goal and at.records:
             job.warn(f"all records up to seq {at.done} were replayed before ({at.records}); --name replays them again")
+        if not job.dry_run:
+            job.step(f"replaying {wanted.topic} into {wanted.into}")
+        if at.done < goal:
+            self._tasks = self._choose_tasks(goal - at.done)
         if job.dry_run:
             self._expect(at, goal, row)
             return
-        job.step(f"replaying {wanted.topic} into {wanted.into}")
         while at.done < goal and not job.stopping.is_set():
             at = self._step(at, goal, row)
 
@@ -231,6 +235,7 @@ class _ReplayRun:
             raise BadUsage(str(error).replace("endingOffsets", "to_seq")) from None
         if any(span.lost is not None for span in found):
             raise BadUsage(f"from_seq: topic {wanted.topic} in {wanted.origin} ends at seq {extent.head}")
+        self._bytes_per_seq = extent.bytes_per_seq
         return found[-1] if found else Span(
             server=extent.server, topic=extent.topic, epoch=extent.epoch, start=extent.end, stop=extent.end
         )  # fmt: skip
@@ -273,7 +278,17 @@ class _ReplayRun:
             into=wanted.into, id=wanted.id, topic=wanted.topic, epoch=at.epoch,
             start=at.done + 1, stop=at.plan + 1, present=present, rate=self._rate, node=wanted.node,
         )  # fmt: skip
-        frame = self._frame(at.done + 1, at.plan + 1, allow_gaps=self._allow_gaps)
+        if isinstance(self._tasks, SparkTasks):
+            return self._send_on_spark(self._tasks, sender, at)
+        try:
+            return sender.deliver(self._source.batches(at.done + 1, at.plan + 1, allow_gaps=self._allow_gaps))
+        except DataLoss as error:
+            raise _failed_at_gap(str(error)) from None
+
+    def _send_on_spark(self, tasks: SparkTasks, sender: Sender, at: ReplayPosition) -> DeliveryResult:
+        from pyspark.errors import PySparkException
+
+        frame = self._source.frame(tasks.spark, at.done + 1, at.plan + 1, allow_gaps=self._allow_gaps)
         rows = frame.coalesce(1).mapInArrow(sender, "outcome BINARY")
         try:
             found = [msgspec.json.decode(bytes(row.outcome), type=DeliveryResult) for row in rows.collect()]
@@ -281,56 +296,50 @@ class _ReplayRun:
             text = explain(error)
             if "are lost (" not in text:
                 raise
-            raise Failed(
-                text.partition("; with failOnDataLoss")[0],
-                next=NEXT_AT_GAP,
-            ) from None
+            raise _failed_at_gap(text) from None
         return found[0] if found else DeliveryResult()
 
-    def _frame(self, start: int, stop: int, *, allow_gaps: bool) -> DataFrame:
-        """Return the selected rows of a range and all of its gaps: the condition applies only to records."""
-        wanted = self._wanted
-        given = {
-            **wanted.options(self._job), "subscribe": wanted.topic, "maxPartitionBytes": ONE_PARTITION,
-            "startingOffsets": _at(wanted.topic, start), "endingOffsets": _at(wanted.topic, stop),
-            "failOnDataLoss": str(not allow_gaps).lower(),
-        }  # fmt: skip
-        frame = self._job.spark.read.format("topics").options(**given).load()
-        if wanted.where is None:
-            return frame
-        if self._tables is None:
-            self._tables = Tables(self._job.spark, wanted.options(self._job))
-        tables = self._tables
-        try:
-            return condition(
-                frame,
-                f"kind = 'gap' OR ({lenient(wanted.where)})",
-                lambda column: tables.fields(wanted.topic, column),
-                self._job.warn,
-            )
-        except Failed as error:
-            raise BadUsage(f"where: {error}") from None
+    def _choose_tasks(self, seqs: int) -> Tasks:
+        """Return where to replay: one request follows the other, so Spark is needed only for a condition."""
+        work = Workload(seqs=seqs, size_bytes=round(seqs * self._bytes_per_seq))
+        return self._job.tasks(work, spark_only=None if self._wanted.where is None else SQL_CONDITION, in_order=True)
 
     def _expect(self, at: ReplayPosition, goal: int, row: TopicReport) -> None:
         """Report what a run would do: count the records and list the gaps, also those at which a run would fail."""
         if at.done >= goal:
             return
         row.from_seq, row.to_seq = at.done + 1, goal
-        from pyspark.sql.functions import expr
-
-        frame = self._frame(at.done + 1, goal + 1, allow_gaps=True)
-        alike = frame.groupBy("kind", expr("IF(kind = 'gap', seq, NULL) AS first"), "gap_to", "reason")
-        for found in alike.count().orderBy("first").collect():
-            if found.kind == "record" or self._allow_gaps:  # with --allow-gaps a gap is written as a record
-                row.records += found["count"]
-            if found.kind == "gap":
-                gap = ReportedGap(from_seq=found.first, to_seq=found.gap_to, reason=found.reason, epoch=at.epoch)
-                row.gaps.append(gap)
+        for found in self._expected(at, goal):
+            if isinstance(found, int):
+                row.records += found
+                continue
+            row.gaps.append(found)
+            row.records += int(self._allow_gaps)  # with --allow-gaps a gap is written as a record
         if row.gaps and not self._allow_gaps:
             self._job.warn(f"a run would fail at seq {row.gaps[0].from_seq}, which is lost")
             self._job.report.ok, self._job.report.next = False, NEXT_AT_GAP
         if not self._target()[0]:
             row.would.append(f"create topic {self._wanted.into} in {self._client.url}")
+
+    def _expected(self, at: ReplayPosition, goal: int) -> Iterator[int | ReportedGap]:
+        """Yield numbers of records, and the gaps in order."""
+        if isinstance(self._tasks, SparkTasks):
+            from pyspark.sql.functions import expr
+
+            frame = self._source.frame(self._tasks.spark, at.done + 1, goal + 1, allow_gaps=True)
+            alike = frame.groupBy("kind", expr("IF(kind = 'gap', seq, NULL) AS first"), "gap_to", "reason")
+            for found in alike.count().orderBy("first").collect():
+                if found.kind == "gap":
+                    yield ReportedGap(from_seq=found.first, to_seq=found.gap_to, reason=found.reason, epoch=at.epoch)
+                else:
+                    yield found["count"]
+            return
+        for batch in self._source.batches(at.done + 1, goal + 1, allow_gaps=True):
+            if batch.num_rows == 1 and batch.column("kind")[0].as_py() == GAP:
+                [row] = batch.to_pylist()
+                yield ReportedGap(from_seq=row["seq"], to_seq=row["gap_to"], reason=row["reason"], epoch=at.epoch)
+            else:
+                yield batch.num_rows
 
     def _target(self) -> tuple[int, int]:
         return target_of(self._client, self._wanted.into)
@@ -352,5 +361,5 @@ class _ReplayRun:
         return last_shown(self._client, self._wanted.into, from_seq=from_seq, seq_of=seq_of)
 
 
-def _at(topic: str, seq: int) -> str:
-    return msgspec.json.encode({topic: seq}).decode()
+def _failed_at_gap(text: str) -> Failed:
+    return Failed(text.partition("; with failOnDataLoss")[0], next=NEXT_AT_GAP)

@@ -1,4 +1,4 @@
-"""Write the rows of a replay to their topic: the part that runs on an executor.
+"""Write the rows of a replay to their topic: the part that runs in a task.
 
 One task writes the rows of a plan, one request after the other, so that the replay has the order of its source.
 Requests are cut at multiples of `GRID` source seqs, and their idempotency keys contain the seqs that they cover. The
@@ -70,7 +70,7 @@ class Pace:
 
 
 class Sender(Struct, kw_only=True):
-    """Sends the rows of one plan. Called by `mapInArrow`."""
+    """Sends the rows of one plan. On Spark it is called by `mapInArrow`."""
 
     target: ConnectionOptions
     into: str
@@ -84,8 +84,10 @@ class Sender(Struct, kw_only=True):
     node: str | None = None  # replaces the node of every record
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        outcome = self.send(row for batch in batches for row in self._rows(batch))
-        yield pa.RecordBatch.from_pylist([{"outcome": _encode(outcome)}], schema=OUTCOME)
+        yield pa.RecordBatch.from_pylist([{"outcome": _encode(self.deliver(batches))}], schema=OUTCOME)
+
+    def deliver(self, batches: Iterable[pa.RecordBatch]) -> DeliveryResult:
+        return self.send(row for batch in batches for row in self._rows(batch))
 
     def send(self, rows: Iterable[OutgoingRow]) -> DeliveryResult:
         outcome, pace = DeliveryResult(), Pace(self.rate)

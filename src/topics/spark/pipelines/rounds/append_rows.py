@@ -14,8 +14,8 @@ from topics.errors import TopicsError
 from topics.model import surrogates
 from topics.spark.pipelines.run.delivery import metas
 from topics.spark.sink.chunks import Chunk, framed
+from topics.spark.sink.send import TOO_LARGE
 from topics.spark.sink.write_options import DEFAULT_WINDOW_MS
-from topics.spark.sink.writers import TOO_LARGE
 
 MAX_RECORDS = 1000  # in one request
 

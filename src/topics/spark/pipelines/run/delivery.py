@@ -21,8 +21,8 @@ from topics.model import surrogates
 from topics.spark.failures import Failed
 from topics.spark.pipelines.run.report import ReportedGap
 from topics.spark.sink.chunks import Chunk
+from topics.spark.sink.send import Sent, send
 from topics.spark.sink.write_options import WriteOptions
-from topics.spark.sink.writers import TaskWrites, send
 
 REFUSED = (Code.RECORD_TOO_LARGE, Code.INVALID_REQUEST)
 _encode = msgspec.json.Encoder().encode
@@ -118,7 +118,7 @@ class RangeDelivery:
             self._outcome.gaps.append(self._gap(row, reason))
 
     def put(self, key: str, records: list[bytes]) -> None:
-        written = TaskWrites()
+        written = Sent()
         try:
             send(self._client, self._options, [Chunk(self._topic, key, records)], written)
         except TopicsError as error:

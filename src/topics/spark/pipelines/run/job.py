@@ -1,4 +1,4 @@
-"""One run of a pipeline: its Spark session, report, progress and failures, and its report in `sys:pipelines`.
+"""One run of a pipeline: its tasks or Spark session, report, progress and failures, and its report in `sys:pipelines`.
 
     def compact(*, url: str, topic: str, **options: Unpack[JobOptions]) -> RunReport:
         with PipelineJob("compact", servers=[url], **options) as job:
@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypedDict
 
@@ -26,13 +28,16 @@ import msgspec
 from topics.client import Client
 from topics.clock import SystemClock
 from topics.errors import Code, TopicsError
+from topics.installation import install_command
 from topics.lake.storage import SETTINGS, given_options, set_options
-from topics.spark.failures import BadUsage, Failed, as_failed
+from topics.spark.failures import BadUsage, Failed, NoSpark, as_failed
+from topics.spark.java import NoJava, find_java
 from topics.spark.options import BadOption, ConnectionOptions
 from topics.spark.pipelines.run.failure_reports import attach, problem_of
 from topics.spark.pipelines.run.progress import Progress, SilentProgress
 from topics.spark.pipelines.run.quiet_jvm import quiet_start
-from topics.spark.pipelines.run.report import RunReport, TopicReport
+from topics.spark.pipelines.run.report import Execution, RunReport, TopicReport
+from topics.spark.pipelines.run.tasks import ProcessTasks, SparkTasks, Tasks, Workload, choose
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,7 +71,7 @@ class JobOptions(TypedDict, total=False):
     storage_options: Mapping[str, str]  # settings of the object store of a lake or table, beside the environment
     dry_run: bool
     master: str | None
-    spark: SparkSession | None  # the session to use; None starts one and stops it at the end
+    spark: SparkSession | bool | None  # a session to use; True: Spark; False: this process; None: decide by size
     progress: Progress | None
     stop: threading.Event | None  # the caller sets it to end a job that follows
     started_ms: int | None  # when the command started, if that was before the job
@@ -86,13 +91,15 @@ class PipelineJob:
         storage_options: Mapping[str, str] | None = None,
         dry_run: bool = False,
         master: str | None = None,
-        spark: SparkSession | None = None,
+        spark: SparkSession | bool | None = None,
         progress: Progress | None = None,
         stop: threading.Event | None = None,
         started_ms: int | None = None,
     ) -> None:
         if token is not None and token_file is not None:
             raise BadUsage("token and token_file: give one of them")
+        if spark is False and master is not None:
+            raise BadUsage("--no-spark and --master: give one of them")
         set_options(storage_options or {})
         began_ms = SystemClock().now_ms() if started_ms is None else started_ms
         self.report = RunReport(pipeline=pipeline, run_id=secrets.token_hex(8), started_ms=began_ms, dry_run=dry_run)
@@ -105,7 +112,9 @@ class PipelineJob:
             url.rstrip("/"): os.path.abspath(file) for url, file in (token_files or {}).items() if file is not None
         }
         self._master = master
-        self._spark, self._owns_spark = spark, False
+        self._wants_spark = spark if isinstance(spark, bool) else None
+        self._spark: SparkSession | None = None if isinstance(spark, bool) else spark
+        self._owns_spark = False
         self._published_s = time.monotonic()
         self._published = 0
         self._follows = self._began = False
@@ -209,15 +218,52 @@ class PipelineJob:
 
     # --- Spark and servers
 
+    def tasks(self, work: Workload, *, spark_only: str | None = None, in_order: bool = False) -> Tasks:
+        """Return what runs the tasks for this work: this process, or Spark; see `choose`. Show a new choice."""
+        if spark_only is not None and self._wants_spark is False:
+            raise BadUsage(f"--no-spark: {spark_only}")
+        found = choose(
+            work, asked=self._wants_spark, spark_only=spark_only, in_order=in_order, running=self._uses_spark()
+        )
+        if self.report.execution is None or self.report.execution.engine != found.engine:
+            self.report.execution = found
+            self.progress.step(found.reason)
+            if self._step and not self._must_start(found):
+                self.progress.step(self._step)
+        if found.engine == "process":
+            return ProcessTasks()
+        if self._must_start(found):
+            self._check_installed(found.reason, avoidable=spark_only is None and self._wants_spark is None)
+        return SparkTasks(self.spark)
+
+    def _must_start(self, found: Execution) -> bool:
+        return found.engine == "spark" and self._spark is None
+
+    def _uses_spark(self) -> str | None:
+        """Return why Spark is used without asking for the size of the work, or None."""
+        if self._spark is not None or "PYSPARK_GATEWAY_PORT" in os.environ or _active_session() is not None:
+            return "which has started already"
+        return None if self._master is None else "because it has a master"
+
+    def _check_installed(self, why: str, *, avoidable: bool) -> None:
+        """Raise `NoSpark` if PySpark or Java is missing. `avoidable`: the job can run in this process instead."""
+        instead = "; or use --no-spark, which takes longer" if avoidable else ""
+        if find_spec("pyspark") is None:
+            raise NoSpark(f"Spark is not installed ({why})", next=f"{install_command('spark')}{instead}")
+        try:
+            find_java()
+        except NoJava as error:
+            raise NoSpark(f"{error} ({why})", next=f"install Java{instead}") from None
+
     @property
     def spark(self) -> SparkSession:
         """The session. Started at the first use, so that a dry run on the driver alone needs no Java."""
         if self._spark is None:
-            from pyspark.sql import SparkSession
-
+            if self._wants_spark is False:
+                raise BadUsage(f"{self.report.pipeline} needs Spark: remove spark=False")
             from topics.spark.spark_session import register, session
 
-            running = SparkSession.getActiveSession()
+            running = _active_session()
             if running is not None:
                 self._spark = register(running)
             else:
@@ -303,6 +349,15 @@ class PipelineJob:
                     client.append(RUNS, [record], idempotency_key=key, create=True, config=RUNS_CONFIG)
             except (TopicsError, BadOption) as problem:
                 self.warn(f"the report could not be written to {RUNS} of {url}: {problem}")
+
+
+def _active_session() -> SparkSession | None:
+    """Return the Spark session that runs in this process, without importing Spark if there is none."""
+    if "pyspark.sql" not in sys.modules:
+        return None
+    from pyspark.sql import SparkSession
+
+    return SparkSession.getActiveSession()
 
 
 def check_may_delete(client: Client, topic: str) -> None:

@@ -29,6 +29,13 @@ class RunProblem(Struct, frozen=True, kw_only=True):
     next: str
 
 
+class Execution(Struct, frozen=True, kw_only=True):
+    """Where the tasks of a run were processed, and why: in its own process, or on Spark."""
+
+    engine: Literal["process", "spark"]
+    reason: str
+
+
 class TopicReport(Struct, kw_only=True, omit_defaults=True):
     """The result for one topic.
 
@@ -72,6 +79,7 @@ class RunReport(Struct, kw_only=True):
     warnings: list[str] = field(default_factory=list)
     error: RunProblem | None = None
     next: str | None = None  # the next step for the user, if the run failed or found something
+    execution: Execution | None = None  # None if there was nothing to process
 
     def topic(self, name: str, *, server: str = "", into: str = "") -> TopicReport:
         """Return the row of a topic. The first call creates it."""
@@ -97,6 +105,13 @@ class RunReport(Struct, kw_only=True):
     @property
     def gaps(self) -> int:
         return sum(len(row.gaps) for row in self.topics)
+
+    @property
+    def took(self) -> str:
+        """The duration of the run, and where its tasks were processed, in words."""
+        where = {"process": " in this process", "spark": " on Spark"}
+        seconds = (self.ended_ms - self.started_ms) / 1000
+        return f"{seconds:.1f} s{'' if self.execution is None else where[self.execution.engine]}"
 
     def warn(self, text: str) -> None:
         if text not in self.warnings:

