@@ -2,7 +2,7 @@
 
     from topics.lake import Lake
 
-Needs pyarrow and deltalake (extra `spark`), but neither Spark nor a server. `layout` describes the files, `facts` how
+Needs pyarrow and deltalake (extra `lake`), but neither Spark nor a server. `layout` describes the files, `facts` how
 progress and gaps are stored, and `table` how a change is committed.
 """
 

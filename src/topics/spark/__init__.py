@@ -1,4 +1,4 @@
-"""topics as a source and sink of PySpark. Needs the extra `spark`.
+"""topics as a source and sink of PySpark. Needs the extra `spark`; pipelines in one process, `lake`.
 
     from topics.spark import infer_schema, lag, register, session, table
 

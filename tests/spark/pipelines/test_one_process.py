@@ -200,7 +200,8 @@ def test_both_ways_write_the_same_lake_and_reports(
     for server, way in zip(pair, (spark, False), strict=True):
         with Client(server.url) as client:
             found.append(_run_all(client, tmp_path / f"lake{bool(way)}", way))
-    assert found[0] == found[1]
+    for name, result in found[0].items():
+        assert found[1][name] == result, name
 
 
 def _run_all(client: Client, lake: Path, way: Any) -> dict[str, Any]:
@@ -222,7 +223,7 @@ def _run_all(client: Client, lake: Path, way: Any) -> dict[str, Any]:
     keep("replay, dry", replay(**where, topic="in", into="again", allow_gaps=True, dry_run=True, spark=way))
     keep("replay", replay(**where, topic="in", into="again", allow_gaps=True, spark=way))
     keep("archive with trim", archive(**where, topics=["in", "other"], trim=True, spark=way))
-    keep("audit after trim", audit(**where, spark=way))
+    keep("audit after trim", audit(**where, topics=["in", "other"], spark=way))
     found["again"] = [(one.value, one.tag, one.node) for one in client.read("again") if isinstance(one, Record)]
     for topic in ("in", "other"):
         rows = DeltaTable(str(lake / topic)).to_pyarrow_table().drop_columns(["epoch", "date"]).sort_by("seq")
@@ -241,7 +242,7 @@ def _facts(table: Path) -> list[tuple[str, int]]:
 
 def _comparable(report: RunReport, url: str, lake: str) -> Any:
     text = msgspec.json.encode(report).decode().replace(url, "URL").replace(lake, "LAKE")
-    found = json.loads(re.sub(r"-[0-9a-f-]{32,36}\.parquet", ".parquet", text))
+    found = json.loads(re.sub(r"-a[0-9a-f-]+\.", ".", text))
     for name in ("run_id", "started_ms", "ended_ms", "execution"):
         del found[name]
     for row in found["topics"]:
