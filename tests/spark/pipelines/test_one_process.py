@@ -182,12 +182,12 @@ def test_large_job_without_spark_names_the_extra(
     assert (report["execution"]["engine"], report["topics"][0]["records"]) == ("process", 10)
 
 
-def test_spark_is_refused_where_nothing_else_will_do(server: ServerProcess, client: Client, topic: str, tmp_path: Path):
+def test_process_is_refused_where_only_spark_will_do(server: ServerProcess, client: Client, topic: str, tmp_path: Path):
     client.append(topic, [{"data": n} for n in range(10)])
     with pytest.raises(BadUsage, match="where is an expression of Spark SQL"):
         replay(url=server.url, source_url=server.url, topic=topic, into="other", where="seq > 5", spark=False)
     with pytest.raises(BadUsage, match="compact needs Spark"):
-        compact(url=server.url, topic=topic, parquet=str(tmp_path / "out"), spark=False)
+        compact(url=server.url, topic=topic, table=str(tmp_path / "out"), spark=False)
     with pytest.raises(BadUsage, match="give one of them"):
         archive(url=server.url, topics=[topic], lake=str(tmp_path / "lake"), spark=False, master="local[2]")
 
