@@ -221,7 +221,7 @@ def test_missing_package_is_reported_with_its_extra(
     assert "-m pip install" in said.err
 
 
-ARGUMENTS = {"compact": ["--parquet", "out"], "audit": ["--lake", "lake"]}
+ARGUMENTS = {"compact": ["--table", "out"], "audit": ["--lake", "lake"]}
 
 
 def test_interruption_is_reported_with_its_own_status(capsys: pytest.CaptureFixture[str]) -> None:
