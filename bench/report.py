@@ -45,7 +45,7 @@ def verdict(ask: Ask, reading: Reading) -> str:
     if ask.bar and ask.cpu_bound and reading.per_cpu_s and _disagree(ask.bar, reading.value, reading.per_cpu_s):
         return "UNSURE: CROWDED"
     if ask.bar and not ask.bar.holds(reading.value):
-        return "BELOW THE BAR"
+        return "UNSURE: CROWDED" if reading.crowded else "BELOW THE BAR"
     if ask.goal:
         return "goal met" if ask.goal.holds(reading.value) else "bar met" if ask.bar else "below the goal"
     return "bar met" if ask.bar else "printed"
@@ -149,6 +149,7 @@ def _row_json(result: Result) -> dict[str, Any]:
             "goal": str(ask.goal) if ask.goal else None,
             "per_cpu_s": reading.per_cpu_s,
             "missing": reading.missing,
+            "crowded": reading.crowded,
             "verdict": verdict(ask, reading),
             "note": reading.note,
         }
@@ -180,6 +181,7 @@ def _result(row: Row, stored: dict[str, Any]) -> Result:
             per_cpu_s=figure.get("per_cpu_s"),
             note=figure["note"],
             missing=figure.get("missing", figure["verdict"] == "peer missing"),
+            crowded=figure.get("crowded", False),
         )
         for figure in stored["figures"]
     ]

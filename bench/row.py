@@ -78,6 +78,7 @@ class Reading:
     per_cpu_s: float | None = None  # the same ratio for equal processor time, where both sides were watched
     note: str = ""
     missing: bool = False  # True when a program to compare with is not installed
+    crowded: bool = False  # True when other processes alone could explain a figure past its bar
 
 
 @dataclass

@@ -184,7 +184,7 @@ def _readings(kind: Kind, ours: Side, floor: Side) -> list[Reading]:
     assert floor.p99_ms
     note = f"p50 {ours.p50_ms:.2f} ms; floor p50 {floor.p50_ms:.2f} ms, p99 {floor.p99_ms:.2f} ms"
     return [
-        Reading(key=f"{kind.name}, p99", value=ours.p99_ms, note=note),
+        Reading(key=f"{kind.name}, p99", value=ours.p99_ms, note=note, crowded=floor.p99_ms > kind.bar_ms / 2),
         Reading(key=f"{kind.name}, of the floor", value=ours.p99_ms / floor.p99_ms),
     ]
 
