@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -184,15 +186,22 @@ def test_table_of_a_killed_run_has_every_window_once(
 def test_columns_that_a_table_cannot_have_are_refused(spark: SparkSession, client: Client, topic: str, tmp_path: Path):
     sell(client, topic, (0.1, "web", 5), (9, "web", 1))
 
-    def run(select: str) -> RunReport:
-        declared = declare(topic, table=str(tmp_path / "sums"), select=[select])
+    def run(*select: str) -> RunReport:
+        declared = declare(topic, table=str(tmp_path / "sums"), select=list(select))
         return rollup(url=client.url, declaration=declared, spark=spark)
 
     with pytest.raises(BadUsage, match=r"column 'count\(1\)' of the result: a table cannot have this name"):
         run("count(*)")
     with pytest.raises(BadUsage, match="column last of the result: a table cannot have the type variant"):
         run("max_by(value, seq) AS last")
-    assert run("count(*) AS n").topics[0].records == 1
+    run(
+        "collect_list(seq) AS seqs", "map('n', count(*)) AS counts", "sum(value:total::decimal(10,2)) AS total",
+        "min(ts)::date AS day", "avg(seq) AS mean", "min(value:absent::string) AS none",
+    )  # fmt: skip
+    [row] = pl.read_delta(str(tmp_path / "sums")).to_dicts()
+    assert (row["seqs"], row["total"], row["mean"], row["none"]) == ([1], Decimal("5.00"), 1.0, None)
+    assert row["window"]["end"] - row["window"]["start"] == timedelta(minutes=1)
+    assert DeltaTable(tmp_path / "sums").to_pyarrow_table()["counts"].to_pylist() == [[("n", 1)]]
 
 
 def test_small_files_of_a_table_are_merged(
