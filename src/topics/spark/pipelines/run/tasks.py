@@ -25,8 +25,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 Encoded = TypeVar("Encoded", bound=Struct)
 
-# The most work that this process does by default. Archiving so much takes it about ten seconds, as long as a start of
-# Spark; an audit, whose start of Spark takes longer as well, about twenty.
+# The most work that this process does by default: an archive or an audit of so much takes it about ten seconds, as long
+# as a start of Spark.
 SMALL_SEQS = 10_000_000
 SMALL_BYTES = 1 << 30
 MAX_THREADS = 4
