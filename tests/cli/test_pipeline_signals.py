@@ -115,7 +115,7 @@ def test_sigterm_to_the_whole_group_ends_a_run_in_order(
     with Client(server.url) as client:
         client.append("a", [{"data": 1}])
     command = [sys.executable, "-m", "topics", "pipeline", "archive", "--url", server.url, "--topic", "a", "--json"]
-    command += ["--lake", str(tmp_path / "lake"), *(["--follow"] if follow else [])]
+    command += ["--spark", "--lake", str(tmp_path / "lake"), *(["--follow"] if follow else [])]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
     try:
         _wait_until_begun(running, tmp_path / "lake", committed=follow)

@@ -33,7 +33,7 @@ def test_oldest_spark_reads_writes_streams_and_archives(
     run([python, "-m", "tests.spark.driver", "local[2]", *stream], tmp_path / "second.log", python)
     check_exact(client, f"{topic}.stream", RECORDS + 100)
 
-    archive = [python, "-m", "topics", "pipeline", "archive", "--url", server.url, "--topic", topic]
+    archive = [python, "-m", "topics", "pipeline", "archive", "--spark", "--url", server.url, "--topic", topic]
     shown_archive = run([*archive, "--lake", str(tmp_path / "lake")], tmp_path / "archive.log", python)
     assert f"wrote {RECORDS + 100} records" in shown_archive.replace(",", "")
 
