@@ -127,6 +127,7 @@ def test_signal_lets_a_running_program_finish(cli: Cli, api: Api, tmp_path: Path
     with cli.start("queue", "work", "polite", "--", "sh", "-c", program) as running:
         wait_for((tmp_path / "began").exists)
         running.process.send_signal(signal.SIGTERM)
+        assert "waiting until it ends" in running.error_line()
         (tmp_path / "go").touch()
         done = running.wait()
     assert (done.status, rows(done)) == (0, [{"topic": "polite", "finished": 1, "returned": 0, "dead": 0}])

@@ -259,7 +259,7 @@ def test_untraceable_copies_are_warned_about(world: World):
     report = world.erase()
     assert world.live("b") == [0, 1, 2, 3]
     assert report.figures["untraceable"] == 4
-    assert "4 records that a no longer has" in report.warnings[0]
+    assert "a no longer has 4 records that no lake has" in report.warnings[0]
 
 
 def test_records_written_after_the_start_stay(world: World, monkeypatch: pytest.MonkeyPatch):

@@ -195,6 +195,7 @@ class Routers:
                 yield [table.by_name[name] for name in names]
         elif (topic := self._staging.topics.get(around)) is not None:
             left = iter(table.around(topic))
+            # Bound: the routers around the topic. Each round takes some of them.
             while some := list(islice(left, ROUTERS_PER_STEP)):
                 yield [
                     router
