@@ -17,8 +17,12 @@ from typing import Any
 from report import Result, figure, verdict
 from row import Ask, Reading
 
-WIDTH, ROW_HEIGHT, TOP, BOTTOM = 860, 26, 54, 44
-LABEL_WIDTH, FIGURE_WIDTH = 270, 190
+WIDTH, ROW_HEIGHT, TOP, BOTTOM = 940, 26, 54, 44
+LABEL_WIDTH, FIGURE_WIDTH = 270, 270
+LEGEND = (
+    "log scale; right of 1 × is better than the bar asks for; the tick is the goal; "
+    "green: goal met; yellow: bar met, or no bar; red: bar not met; grey: unsure"
+)
 LEAST, MOST = 0.25, 8.0  # the ends of the log scale; what lies beyond is drawn up to the end
 GREEN, AMBER, RED, GREY, INK, FAINT = "#2e8b57", "#d9a441", "#c0392b", "#9aa0a6", "#202124", "#dadce0"
 COLOURS = {"goal met": GREEN, "bar met": AMBER, "below the goal": AMBER, "UNSURE: CROWDED": GREY, "BELOW THE BAR": RED}
@@ -76,7 +80,12 @@ def lay_out(judged: list[tuple[str, Ask, Reading]]) -> tuple[list[Shape], int]:
     height = TOP + ROW_HEIGHT * len(judged) + BOTTOM
     shapes: list[Shape] = [
         Text(12, 22, "How far each figure is from its bar", 15),
-        Text(12, 40, "log scale; right of 1 × is better than the bar asks for; the tick is the goal", 11),
+        Text(
+            12,
+            40,
+            LEGEND,
+            11,
+        ),
     ]
     shapes += _axis(height)
     for index, (row_id, ask, reading) in enumerate(judged):

@@ -71,8 +71,8 @@ def exit_code(results: list[Result], *, strict: bool) -> int:
 def figure(ask: Ask, reading: Reading) -> str:
     if reading.value is None:
         return "-"
-    digits = 1 if ask.unit == "bytes" or reading.value >= 10 else 2
-    return f"{reading.value:.{digits}f} {ask.unit}"
+    digits = 0 if reading.value >= 1000 else 1 if ask.unit == "bytes" or reading.value >= 10 else 2
+    return f"{reading.value:,.{digits}f} {ask.unit}"
 
 
 def as_text(result: Result) -> str:
