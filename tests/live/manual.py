@@ -19,20 +19,40 @@ class TickingClock(SimClock):
         return super().monotonic_ns()
 
 
+class ManualTimer:
+    """A timer that fires when the test says so."""
+
+    def __init__(self, delay_s: float, call: Callable[..., object]) -> None:
+        self.delay_s = delay_s
+        self.call = call
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
 class ManualLoop:
-    """Runs scheduled callbacks when the test calls `turn`."""
+    """Runs scheduled callbacks when the test calls `turn`, and timers when it calls `fire`."""
 
     def __init__(self) -> None:
         self.soon: list[Callable[[], object]] = []
+        self.timers: list[ManualTimer] = []
 
     def call_soon(self, call: Callable[..., object], *arguments: Any) -> None:
         self.soon.append(lambda: call(*arguments))
 
-    def call_later(self, delay_s: float, call: Callable[..., object]) -> "ManualLoop":
-        return self  # a timer that never fires
+    def call_later(self, delay_s: float, call: Callable[..., object]) -> ManualTimer:
+        timer = ManualTimer(delay_s, call)
+        self.timers.append(timer)
+        return timer
 
-    def cancel(self) -> None:
-        pass
+    def fire(self, delay_s: float) -> int:
+        """Run the timers with this delay that are not cancelled. Return how many these were."""
+        due = [timer for timer in self.timers if timer.delay_s == delay_s and not timer.cancelled]
+        self.timers = [timer for timer in self.timers if timer.delay_s != delay_s]
+        for timer in due:
+            timer.call()
+        return len(due)
 
     def run_in_executor(self, pool: Executor, work: Callable[[], object]) -> "Future[object]":
         """Run the work now, on this thread, and return a resolved future."""

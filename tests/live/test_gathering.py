@@ -1,0 +1,112 @@
+"""Topics with many watchers: records that arrive within a millisecond share one frame."""
+
+import json
+
+import msgspec
+
+from tests.live.manual import create, manual_app
+from topics.model.records import WriteRequest
+from topics.model.watch import ViewOptions, make_view
+from topics.server.push.dispatcher import GATHER_MS, GATHER_WATCHERS
+from topics.server.push.rendering import Event, RenderedFrame
+from topics.server.push.subscription import Subscription
+from topics.testing.clock import SimClock
+
+GATHER_S = GATHER_MS / 1000
+
+
+class Watcher:
+    """Collects the seqs of each frame."""
+
+    full = False
+    reports_too_old = True
+
+    def __init__(self) -> None:
+        self.frames: list[list[int]] = []
+
+    def push(self, subscription: Subscription, frame: RenderedFrame) -> None:
+        self.frames.append([record["$seq"] for record in json.loads(frame.payload)["records"]])
+
+    def notify(self, subscription: Subscription, event: Event, data: bytes) -> None:
+        pass
+
+    def topic_deleted(self, subscription: Subscription) -> None:
+        pass
+
+    def topics_paused(self, names: list[str], retry_after_ms: int) -> None:
+        pass
+
+
+class Room:
+    """A topic with watchers, on a loop and a clock that the test moves."""
+
+    def __init__(self, watchers: int) -> None:
+        self.clock = SimClock()
+        self.clock.advance(ms=1000)
+        self.app, self.loop = manual_app(self.clock)
+        create(self.app, self.loop, ["room"])
+        topic = self.app.services.engine.topics["room"]
+        view = make_view(ViewOptions(), max_limit=1000)
+        self.watchers = [Watcher() for _ in range(watchers)]
+        self.subscriptions = [Subscription(topic, view, seq=0) for _ in self.watchers]
+        for watcher, subscription in zip(self.watchers, self.subscriptions, strict=True):
+            self.app.services.dispatcher.attach(subscription, watcher)
+        self.loop.turn()
+        self.clock.advance(ms=1000)
+
+    def write(self) -> None:
+        request = msgspec.json.decode(b'{"records":[{"data":1}]}', type=WriteRequest)
+        self.app.services.engine.append("room", request)
+        self.app.services.engine.flush()
+        self.loop.turn()
+
+    def frames(self) -> list[list[int]]:
+        """Return the frames of a watcher, which are the same for all."""
+        first = self.watchers[0].frames
+        assert all(watcher.frames == first for watcher in self.watchers)
+        return first
+
+
+def test_first_record_after_a_rest_is_delivered_at_once() -> None:
+    many = Room(GATHER_WATCHERS)
+    many.write()
+    assert many.frames() == [[1]]
+    many.clock.advance(ms=GATHER_MS)
+    many.write()
+    assert many.frames() == [[1], [2]]
+
+
+def test_records_of_one_millisecond_share_a_frame() -> None:
+    many = Room(GATHER_WATCHERS)
+    for _ in range(4):
+        many.write()
+    assert many.frames() == [[1]]
+    assert many.loop.fire(GATHER_S) == 1
+    assert many.frames() == [[1], [2, 3, 4]]
+
+
+def test_record_after_the_millisecond_takes_gathered_ones_along() -> None:
+    many = Room(GATHER_WATCHERS)
+    many.write()
+    many.write()
+    many.clock.advance(ms=GATHER_MS)
+    many.write()
+    assert many.frames() == [[1], [2, 3]]
+    assert many.loop.fire(GATHER_S) == 0  # its timer is cancelled
+
+
+def test_few_watchers_never_wait() -> None:
+    few = Room(GATHER_WATCHERS - 1)
+    for _ in range(3):
+        few.write()
+    assert few.frames() == [[1], [2], [3]]
+
+
+def test_topic_without_watchers_left_gathers_nothing() -> None:
+    many = Room(GATHER_WATCHERS)
+    many.write()
+    many.write()
+    for subscription in many.subscriptions:
+        many.app.services.dispatcher.detach(subscription)
+    assert many.loop.fire(GATHER_S) == 1
+    assert many.frames() == [[1]]
