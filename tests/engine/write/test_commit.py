@@ -23,8 +23,13 @@ def test_nothing_takes_effect_before_the_turn_ends():
 
 def test_single_records_of_one_turn_and_topic_are_one_entry():
     bench = Bench(a=DISK, b=DISK)
-    wanted = [("a", "x"), ("b", None), ("a", None), ("a", "y"), ("b", "z"), ("a", "x")]
-    tickets = [bench.engine.append(name, write(record(str(n), tag=tag))) for n, (name, tag) in enumerate(wanted)]
+    wanted = [
+        ("a", "x", None), ("b", None, "n"), ("a", None, None), ("a", "y", "n"), ("b", "z", "n"), ("a", "x", "m"),
+    ]  # fmt: skip
+    tickets = [
+        bench.engine.append(name, write(record(str(n), tag=tag), node=node))
+        for n, (name, tag, node) in enumerate(wanted)
+    ]
     bench.turn()
     assert [(head.first, head.count) for blob in bench.log.frames for head in heads(blob)] == [(1, 4), (1, 2)]
     assert [ticket.value().first for ticket in tickets] == [1, 1, 2, 3, 2, 4]
@@ -38,9 +43,26 @@ def test_single_records_of_one_turn_and_topic_are_one_entry():
     for name in ("a", "b"):
         assert objects(read(again, name)) == objects(read(bench.engine, name))
         columns = [engine.topic(name).open.columns for engine in (again, bench.engine)]
-        assert [[each.tag_at(at) for at in range(len(each))] for each in columns] == [
-            [tag for topic, tag in wanted if topic == name]
+        assert [[(each.tag_at(at), each.node_at(at)) for at in range(len(each))] for each in columns] == [
+            [(tag, node) for topic, tag, node in wanted if topic == name]
         ] * 2
+
+
+@pytest.mark.parametrize("nodes", [("n", None, "m"), (None, "n", None), ("n", "n", "m")])
+def test_replayed_single_records_keep_their_nodes(nodes):
+    bench = Bench(a=DISK)
+    for node in nodes:
+        bench.engine.append("a", write(record("1"), node=node))
+        bench.turn()
+    assert len(bench.log.frames) == len(nodes)
+    again = open_engine()
+    again.put_topic("a", DISK)
+    again.flush()
+    for blob in bench.log.frames:
+        entry = log_entry.decode(frame.decode(memoryview(blob), 0)[0], path="", at=0)
+        apply.replay(again.state, entry)
+    assert [row.get("$node") for row in objects(read(again, "a"))] == list(nodes)
+    assert objects(read(again, "a")) == objects(read(bench.engine, "a"))
 
 
 def test_an_entry_of_many_single_records_stays_small():

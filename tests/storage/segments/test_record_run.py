@@ -11,7 +11,7 @@ RECORD = b'{"$seq":1,"$ts":5,"data":1},'
 
 def run_of(tag: str | None) -> record_run.Run:
     columns = Columns(1)
-    assert extend_plain(columns, 5, len(RECORD), None if tag is None else [tag])
+    assert extend_plain(columns, 5, len(RECORD), None if tag is None else [tag], None)
     return record_run.Run(columns, memoryview(RECORD), None)
 
 

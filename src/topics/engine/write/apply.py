@@ -104,7 +104,7 @@ def append_plain(state: State, topic: Topic, entry: log.Append) -> None:
         or config.ttl_ms
         or config.cap_records
         or config.cap_bytes
-        or not extend_plain(segment.columns, ts, size_bytes, entry.tags)
+        or not extend_plain(segment.columns, ts, size_bytes, entry.tags, entry.nodes)  # type: ignore[arg-type]  # one name
     ):
         append(state, topic, entry)
         return
@@ -290,8 +290,8 @@ def _replay_append(state: State, entry: log.Append) -> None:
             state.routers.fill(topic, entry.first - 1)
         retention.skip_to(topic, entry.first, "corrupt")
     if entry.first == topic.head + 1:
-        special = (entry.nodes, entry.metas, entry.key, entry.extras)
-        if len(entry.sizes) == 1 and special == (None, None, None, None):
+        special = (entry.metas, entry.key, entry.extras)
+        if len(entry.sizes) == 1 and special == (None, None, None) and not isinstance(entry.nodes, list):
             append_plain(state, topic, entry)  # half the time, and most entries are of this kind
             topic.next_seq = topic.head + 1
         else:

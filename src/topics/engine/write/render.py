@@ -62,7 +62,8 @@ def _render_with_node(request: WriteRequest, topic_id: int, first: int, ts: int,
     if LF in row or CR in row or len(row) > limits.max_record_bytes:
         return None
     tags = None if tag is None else (tag,)
-    return Append(topic_id, first, ts, (len(row),), row, tags, node, None, request.idempotency_key)
+    key = request.idempotency_key
+    return Append(topic_id, first, ts, (len(row),), row, tags, node, None, key, None, key is None)
 
 
 def _is_plain(record: NewRecord) -> bool:
@@ -80,8 +81,13 @@ def joined(entries: list[Append]) -> Append:
     first = entries[0]
     sizes = [entry.sizes[0] for entry in entries]
     tags = [None if entry.tags is None else entry.tags[0] for entry in entries]
+    nodes = [entry.nodes for entry in entries]
     blob = b"".join([entry.blob for entry in entries])
-    return Append(first.topic_id, first.first, first.ts, sizes, blob, None if tags.count(None) == len(tags) else tags)
+    return Append(
+        first.topic_id, first.first, first.ts, sizes, blob,
+        None if tags.count(None) == len(tags) else tags,
+        nodes[0] if nodes.count(nodes[0]) == len(nodes) else nodes,  # type: ignore[arg-type]
+    )  # fmt: skip
 
 
 def _render_batch(request: WriteRequest, n: int, topic_id: int, first: int, ts: int, limits: Limits) -> Append:

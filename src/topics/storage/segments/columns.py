@@ -215,17 +215,25 @@ def extend(
         columns.metas = lengths
 
 
-def extend_plain(columns: Columns, ts: int, size_bytes: int, tags: Sequence[str | None] | None) -> bool:
-    """Add one record that has at most a tag, faster than `extend`. Return False if the columns need `extend`."""
-    if columns.nodes is not None or columns.metas is not None:
+def extend_plain(
+    columns: Columns, ts: int, size_bytes: int, tags: Sequence[str | None] | None, node: str | None
+) -> bool:
+    """Add one record that has at most a tag and a node, faster than `extend`. Return False if that is needed."""
+    if columns.metas is not None:
         return False
-    offsets, ids = columns.offsets, columns.tags
+    offsets, ids, node_ids = columns.offsets, columns.tags, columns.nodes
     if tags is not None or ids is not None:
         if ids is None:
             columns.tag_names = _growing(columns.tag_names)
             ids = columns.tags = _grown(None, len(columns.ts))
         names, tag = columns.tag_names, None if tags is None else tags[0]
         ids.append(0 if tag is None else names.ids.get(tag) or names.add(tag))  # type: ignore[union-attr]
+    if node is not None or node_ids is not None:
+        if node_ids is None:
+            columns.node_names = _growing(columns.node_names)
+            node_ids = columns.nodes = _grown(None, len(columns.ts))
+        names = columns.node_names
+        node_ids.append(0 if node is None else names.ids.get(node) or names.add(node))  # type: ignore[union-attr]
     offsets.append(offsets[-1] + size_bytes)  # type: ignore[union-attr]
     columns.ts.append(ts)  # type: ignore[union-attr]
     return True
