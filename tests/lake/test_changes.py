@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,8 +24,10 @@ from tests.lake.making import (
     written,
 )
 from tests.sampling import amount
+from topics.clock import SystemClock
 from topics.lake import Change, Conflict, Damaged, Gap, Lake, LakeError, NoLake, TopicState, merge_files
 from topics.lake.delta.commits import CHECKPOINT_EVERY, Actions, DeltaFolder
+from topics.lake.table import KEPT_HOURS
 from topics.lake.vacuum import remove_dead_files
 from topics.lake.write import FilesWriter
 
@@ -204,19 +207,38 @@ def test_log_stays_short_and_keeps_every_fact(lake: Lake, monkeypatch: pytest.Mo
     assert seen_by_others(lake, "a") == [2 * at for at in range(1, rounds + 1)]
 
 
-@pytest.mark.parametrize("rounds", [40, pytest.param(amount(5_000, 43_200), marks=pytest.mark.torture)])
-def test_table_archived_every_minute_stays_small(lake: Lake, rounds: int):
-    """A month has 43,200 minutes. Replaced files and the log are removed by their age, which a test cannot wait for."""
-    for at in range(1, rounds + 1):
-        archive(lake, "a", at, at)
-        lake.merge("a", EPOCH, min_files=8)
+MINUTE_S = 60
+DAY = 24 * 60  # rounds
+RETENTION_DAYS = KEPT_HOURS // 24
+
+
+@pytest.mark.parametrize("rounds", [40, pytest.param(amount(5_000, 30 * DAY), marks=pytest.mark.torture)])
+def test_table_archived_every_minute_stays_small(lake: Lake, rounds: int, monkeypatch: pytest.MonkeyPatch):
+    """A month has 43,200 minutes. They end now: what was written before has the age that it would have."""
+    started_s = time.time() - rounds * MINUTE_S
     log = Path(lake.path, "a", "_delta_log")
-    checkpoint = json.loads((log / "_last_checkpoint").read_text())["version"]
-    after_it = [path for path in log.glob("*.json") if int(path.stem) > checkpoint]
+    aged = -1
+    for at in range(1, rounds + 1):
+        now_s = started_s + at * MINUTE_S
+        monkeypatch.setattr(SystemClock, "now_ms", lambda self, now_s=now_s: round(now_s * 1000))
+        archive(lake, "a", at, at, step_us=MINUTE_S * 1_000_000)
+        lake.merge("a", EPOCH, min_files=8)
+        version = lake.table("a").state().version
+        for number in range(aged + 1, version + 1):
+            os.utime(log / f"{number:020d}.json", (now_s, now_s))
+        aged = version
+        if at % DAY == 0:
+            for checkpoint in log.glob("*.checkpoint.parquet"):
+                os.utime(checkpoint, (now_s, now_s))
+            lake.vacuum("a")
+    last_checkpoint = json.loads((log / "_last_checkpoint").read_text())["version"]
+    after_it = [path for path in log.glob("*.json") if int(path.stem) > last_checkpoint]
     assert len(after_it) <= CHECKPOINT_EVERY, "a reader reads one checkpoint and few versions"
     found = archived_epoch_of(Lake(lake.path))
     assert (found.archived_to, sum(file.rows for file in found.files)) == (rounds, rounds)
-    assert len(found.files) < 30
+    assert len(found.files) < 30 + rounds / DAY, "a day has a file of its own"
+    assert len(list(log.iterdir())) < 2 * DAY * 9 / 8, "the log goes back a day, to a checkpoint"
+    assert len(data_files(lake, "a")) < (RETENTION_DAYS + 2) * DAY * 9 / 8, "replaced files stay for a week"
     lake.vacuum("a", retention_hours=0)
     assert len(data_files(lake, "a")) == len(found.files)
 

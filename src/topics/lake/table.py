@@ -52,17 +52,19 @@ class TopicTable:
     def state(self) -> TopicState:
         """Return the newest state. Raise `Damaged` if the log lacks a file."""
         with self.errors():
-            table = self._delta.open()
-            if table is None:
-                return TopicState(topic=self.topic)
-            if table.version() < self._state.version:
-                raise Damaged(
-                    f"{self.uri} is at version {table.version()}, but version {self._state.version} existed before: "
-                    "the lake was replaced by an older copy, or lacks files; restore them from a copy"
-                )
-            if table.version() > self._state.version:
-                self._state = self._read()
-            return self._state
+            return TopicState(topic=self.topic) if self._delta.open() is None else self._opened_state()
+
+    def _opened_state(self) -> TopicState:
+        """Return the state of the version that was opened last: to open a table, `deltalake` lists its whole log."""
+        version = self._delta.version
+        if version < self._state.version:
+            raise Damaged(
+                f"{self.uri} is at version {version}, but version {self._state.version} existed before: "
+                "the lake was replaced by an older copy, or lacks files; restore them from a copy"
+            )
+        if version > self._state.version:
+            self._state = self._read()
+        return self._state
 
     @property
     def uri(self) -> str:
@@ -179,7 +181,7 @@ class TopicTable:
                 return self._actions(newest, changes, note)
 
             self._delta.commit(build)
-            return self.state()
+            return self._opened_state()
 
     def checkpoint(self) -> None:
         """Write a checkpoint of the newest version, and remove the log before it that is older than a day."""

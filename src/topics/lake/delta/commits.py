@@ -96,7 +96,7 @@ class DeltaFolder:
 
     def create(self, schema: pa.Schema, *, name: str, properties: Mapping[str, str]) -> None:
         """Create the table unless it exists."""
-        if self.open() is not None:
+        if self.table is not None or self.open() is not None:
             return
         try:
             DeltaTable.create(
@@ -117,10 +117,10 @@ class DeltaFolder:
         self._sync_version(self.version)
 
     def commit(self, build: Callable[[], Actions]) -> None:
-        """Commit what `build` returns. It is called again for each newer version that another process has written.
+        """Commit what `build` returns, and open the version with it.
 
-        `build` calls `open`, and raises `Conflict` if the change does not fit to that version; nothing is committed
-        then. The added files must be synced.
+        `build` is called again for each newer version that another process has written. It calls `open`, and raises
+        `Conflict` if the change does not fit to that version; nothing is committed then. Added files must be synced.
         """
         while True:
             actions = build()
