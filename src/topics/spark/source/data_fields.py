@@ -1,8 +1,9 @@
 """Parse the JSON in `data` into Arrow columns, on executors, with the rules of Spark's `from_json` (mode permissive).
 
-The fast path decodes all records of a run in one call into typed structs. A record that does not fit is decoded again,
-field by field: a field that does not fit is NULL, and the record counts as malformed. Like Spark, a string column takes
-any value: numbers and objects as their JSON text.
+Strings and integers of records with equal members are found by position, see `flat_json`. Otherwise all records of a
+run are decoded in one call into typed structs. A record that does not fit is decoded again, field by field: a field
+that does not fit is NULL, and the record counts as malformed. Like Spark, a string column takes any value: numbers and
+objects as their JSON text.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from msgspec import Meta, Raw
 from pyspark.sql import types as t
 
 from topics.model import surrogates
+from topics.spark.source.flat_json import flat_columns
 
 _BITS: dict[type[t.DataType], tuple[int, pa.DataType]] = {
     t.ByteType: (8, pa.int8()),
@@ -80,9 +82,15 @@ class DataFields:
         self._row: Any = msgspec.defstruct("Row", members, rename=names, gc=False)
         self._getters = [attrgetter(slot) for slot in slots]
         self._decoder = msgspec.json.Decoder(self._row)
+        self._flat = [(field.name, field.arrow) for field in self._fields]
+        self._may_be_flat = all(kind == pa.string() or pa.types.is_integer(kind) for _, kind in self._flat)
 
     def parse(self, data: pa.Array) -> tuple[list[pa.Array], list[int]]:
         """Return the columns, and the positions of malformed records. `data` has no nulls."""
+        if self._may_be_flat and len(data):
+            if (columns := flat_columns(data, self._flat)) is not None:
+                return columns, []
+            self._may_be_flat = False  # the next records probably differ as well
         rows, malformed = self._fast(data), set[int]()
         if rows is None:
             rows = []
