@@ -18,6 +18,7 @@ from rows import (
     room,
     routers,
     spark,
+    spark_sink,
     tails,
     topics,
 )
@@ -41,4 +42,5 @@ ROWS: tuple[Row, ...] = (
     cli.ROW,
     clients.ROW,
     spark.ROW,
+    spark_sink.ROW,
 )

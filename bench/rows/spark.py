@@ -1,4 +1,4 @@
-"""w13: Spark reads a whole topic, as records and as typed columns, from the server and from the data directory."""
+"""w13: Spark reads a whole topic, as records and as typed columns, from the server, the data directory and a lake."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from turns import Contender, ratio, take_turns
 
 CORES = 2
 WARM_UPS = 2
-KEYS = ("server", "directory", "typed, server", "typed, directory")
+KEYS = ("server", "directory", "typed, server", "typed, directory", "typed, lake")
 TYPED_SCHEMA = "sku STRING, total BIGINT"
 JSON_SCHEMA = "`$seq` BIGINT, `$ts` BIGINT, `$node` STRING, `$tag` STRING, meta STRING, data STRING"
 
@@ -42,9 +42,11 @@ def measure(plan: Plan) -> Outcome:
     shutil.copytree(plan.work_dir / "topics", stopped, dirs_exist_ok=True)
     with ExitStack() as stack:
         server = stack.enter_context(running(start_topics(plan, plan.work_dir / "topics")))
-        spark = _session()
-        stack.callback(spark.stop)
         url = f"http://127.0.0.1:{server.port}"
+        lake = str(plan.fresh_dir("lake"))
+        _archive(url, lake)
+        spark = session()
+        stack.callback(spark.stop)
         # Every round builds a new DataFrame, because a DataFrame keeps the plan of its first query.
         ways = {
             "topics, from the server": lambda: _source(spark).option("url", url).load(),
@@ -58,6 +60,7 @@ def measure(plan: Plan) -> Outcome:
             "typed, from the directory": lambda: (
                 _source(spark).option("path", str(stopped)).schema(TYPED_SCHEMA).load()
             ),
+            "typed, from the lake": lambda: _lake_table(spark, lake),
             "spark.read.json, typed": lambda: (
                 spark.read.schema(f"data STRUCT<{TYPED_SCHEMA}>").json(str(lines)).selectExpr("data.*")
             ),
@@ -71,13 +74,13 @@ def measure(plan: Plan) -> Outcome:
             for name, way, rate in runs
         ]
         sides = take_turns(contenders, rounds=plan.scale.rounds)
-    ours, directory, peer, typed, typed_directory, typed_peer = sides
-    pairs = [(ours, peer), (directory, peer), (typed, typed_peer), (typed_directory, typed_peer)]
+    ours, directory, peer, *typed, typed_peer = sides
+    pairs = [(ours, peer), (directory, peer), *((one, typed_peer) for one in typed)]
     return Outcome([ratio(key, *pair) for key, pair in zip(KEYS, pairs, strict=True)], sides)
 
 
-def _session() -> Any:
-    from topics.spark import session
+def session() -> Any:
+    from topics import spark
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     config = {
@@ -86,11 +89,25 @@ def _session() -> Any:
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
     }
-    return session("bench", master=f"local[{CORES}]", config=config)
+    return spark.session("bench", master=f"local[{CORES}]", config=config)
 
 
 def _source(spark: Any) -> Any:
     return spark.read.format("topics").option("subscribe", "t").option("minPartitions", CORES)
+
+
+def _archive(url: str, lake: str) -> None:
+    """Archive the topic with typed columns, without Spark."""
+    from topics.spark.pipelines.archive.driver import archive
+
+    archive(url=url, lake=lake, topics=["t"], columns=TYPED_SCHEMA, spark=False)
+
+
+def _lake_table(spark: Any, lake: str) -> Any:
+    """Return the typed columns as `topics sql --lake` reads them."""
+    from topics.spark.sql.tables import Tables
+
+    return Tables(spark, {"lake": lake, "lakeOnly": "true"}).run("SELECT sku, total FROM t").frame
 
 
 def _rate(way: Any, records: int) -> float:
@@ -131,6 +148,7 @@ ROW = Row(
         Ask(key="directory", bar=at_least(1), goal=at_least(2), cpu_bound=False),
         Ask(key="typed, server", bar=at_least(1), goal=at_least(2), cpu_bound=False),
         Ask(key="typed, directory", bar=at_least(1.5), goal=at_least(3), cpu_bound=False),
+        Ask(key="typed, lake", bar=at_least(2), goal=at_least(4), cpu_bound=False),
     ),
     measure=measure,
     needs=(),
