@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pytest
 from deltalake import DeltaTable
 
 from topics.lake import ArchivedEpoch, Change, File, Gap, Lake, TopicState, TypedColumns, write_files
+from topics.lake.delta.commits import Actions, DeltaFolder
 from topics.lake.write import NO_COLUMNS
 
 NOON_US = 1_709_208_000_000_000  # 2024-02-29T12:00:00Z
@@ -90,3 +92,16 @@ def check_content(lake: Lake, topic: str, epoch: int = EPOCH) -> None:
             assert row == {"epoch": epoch, **expected}
     for file in archived_epoch_of(lake, topic, epoch).files:
         lake.verify(file)
+
+
+def commit_first(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Let another run commit after this one has checked, and before it writes its commit."""
+    write, calls = DeltaFolder.write, []
+
+    def late(folder: DeltaFolder, actions: Actions) -> None:
+        calls.append(actions)
+        if len(calls) == 1:
+            act()
+        write(folder, actions)
+
+    monkeypatch.setattr(DeltaFolder, "write", late)

@@ -3,6 +3,8 @@
     with object_store(tmp_path) as store:
         store.set(status=503, share=0.2)
 
+It also stands for Google's store, whose XML API is that of S3 with other headers (`google_settings`).
+
 The proxy is a process of its own: deltalake holds Python's lock while it waits for an answer.
 """
 
@@ -26,6 +28,7 @@ from typing import Any
 
 BUCKET = "lake"
 CONTROL = "/__control__"
+SIGNED = "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
 
 
 class Store:
@@ -115,6 +118,10 @@ class Handler(BaseHTTPRequestHandler):
         connection = http.client.HTTPConnection("127.0.0.1", self.server.behind, timeout=60)
         skipped = ("connection", "transfer-encoding")
         headers = {name: value for name, value in self.headers.items() if name.lower() not in skipped}
+        if not headers.get("authorization", "").startswith("AWS4"):  # a client of Google
+            headers["authorization"] = SIGNED
+            if headers.get("x-goog-if-generation-match") == "0":
+                headers["if-none-match"] = "*"
         connection.request(self.command, self.path, body, headers)
         answer = connection.getresponse()
         data = answer.read()
@@ -145,6 +152,12 @@ def settings(url: str, key: str = "test") -> dict[str, str]:
         "AWS_SECRET_ACCESS_KEY": "test",
         "AWS_REGION": "us-east-1",
     }
+
+
+def google_settings(url: str) -> dict[str, str]:
+    """Return the environment with which deltalake uses the store as if it were Google's."""
+    account = {"gcs_base_url": url, "disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}
+    return {"GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(account)}
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from tests.lake.making import (
     archive,
     archived_epoch_of,
     check_content,
+    commit_first,
     erase,
     known,
     records,
@@ -26,7 +26,7 @@ from tests.lake.making import (
 from tests.sampling import amount
 from topics.clock import SystemClock
 from topics.lake import Change, Conflict, Damaged, Gap, Lake, LakeError, NoLake, TopicState, merge_files
-from topics.lake.delta.commits import CHECKPOINT_EVERY, Actions, DeltaFolder
+from topics.lake.delta.commits import CHECKPOINT_EVERY
 from topics.lake.table import KEPT_HOURS
 from topics.lake.vacuum import remove_dead_files
 from topics.lake.write import FilesWriter
@@ -86,19 +86,6 @@ def test_archive_that_skips_seqs_conflicts(lake: Lake):
     archive(lake, "a", 1, 10)
     with pytest.raises(Conflict):
         archive(lake, "a", 12, 15)
-
-
-def commit_first(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    """Let another run commit after this one has checked, and before it writes its commit."""
-    write, calls = DeltaFolder.write, []
-
-    def late(folder: DeltaFolder, actions: Actions) -> None:
-        calls.append(actions)
-        if len(calls) == 1:
-            act()
-        write(folder, actions)
-
-    monkeypatch.setattr(DeltaFolder, "write", late)
 
 
 def test_commit_between_check_and_commit_is_refused_by_the_table(lake: Lake, monkeypatch: pytest.MonkeyPatch):

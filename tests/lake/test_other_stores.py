@@ -19,7 +19,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from tests.lake.making import EPOCH, archive, archived_epoch_of, check_content, erase, known
+from tests.lake.making import EPOCH, archive, archived_epoch_of, check_content, commit_first, erase, known
+from tests.lake.object_store import BUCKET, google_settings, object_store
 from topics.lake import Conflict, Lake
 
 AZURITE = "azurite@3.35.0"
@@ -89,14 +90,27 @@ def test_lake_in_azure_is_archived_merged_erased_and_read_by_others(azure: int, 
         "AZURE_STORAGE_USE_EMULATOR": "true", "AZURITE_BLOB_STORAGE_URL": f"http://127.0.0.1:{azure}",
         "AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT, "AZURE_STORAGE_ACCOUNT_KEY": KEY,
     }  # fmt: skip
+    play(f"az://{CONTAINER}/shop", options, monkeypatch)
+
+
+def test_lake_at_google_is_archived_merged_erased_and_read_by_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with object_store(tmp_path) as store:
+        play(f"gs://{BUCKET}/shop", google_settings(store.url), monkeypatch)
+
+
+def play(location: str, options: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Change a lake in every way, with conflicts, and read it again."""
     for name, value in options.items():
         monkeypatch.setenv(name, value)
-    lake = Lake(f"az://{CONTAINER}/shop")
+    lake = Lake(location)
     lake.create()
     for at in range(4):
         archive(lake, "a", 1 + 10 * at, 10 + 10 * at, lost=2)
     base = lake.table("a").state()
-    archive(lake, "a", 41, 50)
+    with monkeypatch.context() as other_run:
+        commit_first(other_run, lambda: archive(Lake(lake.path), "a", 41, 50))
+        with pytest.raises(Conflict):
+            archive(lake, "a", 41, 60)
     with pytest.raises(Conflict):
         archive(Lake(lake.path), "a", 41, 50, base=base)
     assert lake.merge("a", EPOCH, min_files=2) == 5
