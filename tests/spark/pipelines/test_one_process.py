@@ -27,6 +27,7 @@ from topics.spark.java import NoJava
 from topics.spark.pipelines.archive import archive
 from topics.spark.pipelines.audit import audit
 from topics.spark.pipelines.compact import compact
+from topics.spark.pipelines.mirror import mirror
 from topics.spark.pipelines.replay import replay
 from topics.spark.pipelines.run import job as job_module
 from topics.spark.pipelines.run import tasks
@@ -198,10 +199,28 @@ def test_both_ways_write_the_same_lake_and_reports(
     """The servers are equal, so all differences would come from the way."""
     found = []
     for server, way in zip(pair, (spark, False), strict=True):
-        with Client(server.url) as client:
-            found.append(_run_all(client, tmp_path / f"lake{bool(way)}", way))
+        target = ServerProcess(tmp_path / f"target{bool(way)}", {"data_dir": tmp_path / f"target{bool(way)}/data"})
+        with Client(server.url) as client, Client(target.url) as copies:
+            mirrored = _mirror(client, copies, way)
+            found.append(mirrored | _run_all(client, tmp_path / f"lake{bool(way)}", way))
+        target.stop()
     for name, result in found[0].items():
         assert found[1][name] == result, name
+
+
+def _mirror(client: Client, copies: Client, way: Any) -> dict[str, Any]:
+    """Mirror all topics to another server. Return the report and the copies, without times and ids."""
+    report = mirror(
+        source=client.url, target=copies.url, prefix="", source_name="one", target_name="other", spark=way
+    )  # fmt: skip
+    assert report.execution is not None
+    assert report.execution.engine == ("spark" if way else "process")
+    found: dict[str, Any] = {"mirror": _comparable(report, client.url, copies.url)}
+    for topic, least in (("in", 200), ("other", 40)):
+        rows = [one for one in copies.read(topic) if isinstance(one, Record)]
+        found[f"copies of {topic}"] = [(one.seq, one.value, one.tag, one.node, one.meta) for one in rows]
+        assert len(rows) >= least
+    return found
 
 
 COPIED = 500  # records of `in` that both servers start with
