@@ -69,9 +69,8 @@ def _ask(api: Api, done: threading.Event) -> None:
 
 
 def _waited_s(pid: int) -> float:
-    """Return how long the threads of a process were ready to run and had no core."""
-    stats = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]
-    return sum(int(fields[1]) for fields in stats) / 1e9
+    """Return how long the event loop of a process was ready to run and had no core."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
 
 
 ROW = Row(
