@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +18,7 @@ import pyarrow.parquet as pq
 
 from topics.lake.archived import File
 from topics.lake.columns import TypedColumns
-from topics.lake.delta.open_file import OpenFile
+from topics.lake.delta.open_file import OpenFile, remove_written
 from topics.lake.delta.statistics import Statistics
 from topics.lake.layout import DAY_US, PARTITIONS, SCHEMA, date_of, file_path
 from topics.lake.storage import Storage, with_remedies
@@ -81,18 +80,17 @@ class FilesWriter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is not None:
-            if self._open is not None:
-                self._open.give_up()
-            for file in self._done:
-                with suppress(OSError):
-                    self._storage.remove(file.path)
+            unfinished = None if self._open is None else self._open.file
+            remove_written(self._storage, unfinished, (file.path for file in self._done))
 
     def write(self, batch: pa.RecordBatch) -> None:
         with with_remedies(self._storage.location):
             if not batch.num_rows:
                 return
             for day, part in by_day(self._typed.extended(batch, FILE_SCHEMA)):
-                if self._open is not None and (self._open.day != day or self._open.written_bytes >= self._file_bytes):
+                if self._open is not None and (
+                    self._open.day != day or self._open.file.written_bytes >= self._file_bytes
+                ):
                     self._close()
                 if self._open is None:
                     self._open = self._new(day, part)
@@ -121,21 +119,16 @@ class _DayFile:
     def __init__(self, storage: Storage, path: str, *, day: int, schema: pa.Schema, typed: TypedColumns) -> None:
         self.day = day
         self._storage = storage
-        self._file = OpenFile(storage, path, schema, **WRITING)
+        self.file = OpenFile(storage, path, schema, **WRITING)
         self._stats = FileStatistics(typed)
-        self.give_up = self._file.give_up
-
-    @property
-    def written_bytes(self) -> int:
-        return self._file.written_bytes
 
     def write(self, part: pa.RecordBatch) -> None:
         self._stats.add(part)
-        self._file.write(part)
+        self.file.write(part)
 
     def finish(self) -> File:
-        size_bytes = self._file.close()
-        return self._stats.file(self._storage.seal(self._file.path), date_of(self.day), size_bytes)
+        size_bytes = self.file.close()
+        return self._stats.file(self._storage.seal(self.file.path), date_of(self.day), size_bytes)
 
 
 class FileStatistics:

@@ -5,6 +5,7 @@ It is written to its final place, where no reader looks at it before a commit na
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -62,3 +63,12 @@ class OpenFile:
             table = pa.Table.from_batches(self._held, self._schema)
             self._writer.write_table(table, row_group_size=max(table.num_rows, 1))
         self._held, self._held_bytes, self._held_rows = [], 0, 0
+
+
+def remove_written(storage: Storage, unfinished: OpenFile | None, finished: Iterable[str]) -> None:
+    """Remove the files of a write that failed."""
+    if unfinished is not None:
+        unfinished.give_up()
+    for path in finished:
+        with suppress(OSError):
+            storage.remove(path)

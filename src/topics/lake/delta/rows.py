@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct
 
-from topics.lake.delta.open_file import OpenFile
+from topics.lake.delta.open_file import OpenFile, remove_written
 from topics.lake.delta.statistics import Statistics
 from topics.lake.errors import Damaged
 from topics.lake.storage import Storage, with_remedies
@@ -40,11 +39,8 @@ class RowsWriter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is not None:
-            if self._open is not None:
-                self._open[0].give_up()
-            for file in self._done:
-                with suppress(OSError):
-                    self._storage.remove(file.path)
+            unfinished = None if self._open is None else self._open[0]
+            remove_written(self._storage, unfinished, (file.path for file in self._done))
 
     def write(self, batch: pa.RecordBatch) -> None:
         with with_remedies(self._storage.location):

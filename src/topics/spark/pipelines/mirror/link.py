@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec import Struct, field, structs
+from msgspec import Struct, structs
 
 from topics.client import Client
 from topics.client.request import Summary
@@ -43,11 +43,11 @@ class MirrorPosition(Struct, frozen=True, kw_only=True):
     epoch: int
     done: int = 0
     plan: int = 0
-    generation: int = field(default=0, name="life")  # counts restarts from the first seq; part of every write's key
+    generation: int = 0  # counts restarts from the first seq; part of every write's key
     target_epoch: int = 0  # epoch of the topic on the target; 0 if it does not exist
     target_seq: int = 0  # its head when the plan was saved, and when it was done
     lost_epoch: int | None = None  # the earlier epoch, until its end is reported to the target
-    pending_gap: LostSeqs | None = field(default=None, name="behind")  # the gap right before the next record
+    pending_gap: LostSeqs | None = None  # the gap right before the next record
 
 
 class Link:
