@@ -15,6 +15,7 @@ from topics.engine.write.commit import Log, LogFailed, Ticket
 from topics.model.records import Limits, NewRecord, WriteRequest
 from topics.model.topic import ConfigPatch
 from topics.storage.fs import Fs
+from topics.storage.log.frame import Frames, LargeFrame, parts_of
 from topics.storage.segments import codec
 from topics.storage.segments.cold import Cold, Hold
 from topics.storage.segments.sealed import SealedSegment
@@ -36,11 +37,32 @@ class FakeLog(Log):
         self.write_fails = False
         self.sync_fails = False
         self.syncs: list[Callable[[LogFailed | None], None]] = []
+        self.holds_large = False  # whether a large write ends only when the test says `finish_large`
+        self.large: tuple[list[Frames], Callable[[LogFailed | None], None]] | None = None
 
     def write(self, frames: list[bytes]) -> None:
         if self.write_fails:
             raise LogFailed("no space left")
         self.frames += frames
+
+    def write_large(self, frames: list[Frames], done: Callable[[LogFailed | None], None]) -> None:
+        self.large = frames, done
+        if not self.holds_large:
+            self.finish_large()
+
+    def finish_large(self) -> None:
+        if self.large is None:
+            return
+        (frames, done), self.large = self.large, None
+        for frame in frames:
+            if isinstance(frame, LargeFrame):
+                frame.seal()
+        try:
+            self.write([b"".join(parts_of([frame])) for frame in frames])
+        except LogFailed as failure:
+            done(failure)
+        else:
+            done(None)
 
     def sync(self, done: Callable[[LogFailed | None], None]) -> None:
         self.syncs.append(done)

@@ -361,7 +361,7 @@ class Client:
         self._follow(attempt, lambda: self.server.engine.put_topic(name, ConfigPatch(**config)), answered)
 
     def append(self, name: str, n: int = 1, *, size: int = 0, tag: str | None = None, key: str | None = None,
-               flush: bool = True, **config: Any) -> Write:  # fmt: skip
+               flush: bool = True, in_steps: bool = False, **config: Any) -> Write:  # fmt: skip
         payloads = []
         for _ in range(n):
             self._number += 1
@@ -377,10 +377,13 @@ class Client:
             assert not result.deduped
             history.epoch, write.first = result.topic.epoch, result.first
 
-        engine = self.server.engine
-        self._follow(
-            write, lambda: engine.append(name, request(*payloads, tag=tag, key=key, **config)), answered, flush
-        )
+        engine, wanted = self.server.engine, request(*payloads, tag=tag, key=key, **config)
+
+        def stage() -> Ticket:
+            blob = run_all(engine.render_large(name, wanted)) if in_steps else None
+            return engine.append(name, wanted, blob)
+
+        self._follow(write, stage, answered, flush)
         return write
 
     def delete(self, name: str, *, before_seq: int | None = None, tag: str | None = None) -> None:

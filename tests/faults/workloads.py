@@ -25,6 +25,13 @@ def _one_turn(client: Client) -> None:
     client.append("f", 1, tag="t", flush=True)
 
 
+def _one_turn_in_steps(client: Client) -> None:
+    client.append("d", 2, flush=False)
+    client.append("f", 2, in_steps=True, flush=False)
+    client.append("f", 1, flush=False)
+    client.append("e", 2, in_steps=True, flush=True)
+
+
 def _recreate(client: Client) -> None:
     if client.ledger.current("f") is not None:
         client.drop("f")
@@ -51,7 +58,11 @@ STEPS: dict[str, Step] = {
     "append_ephemeral": lambda client: client.append("e", 2, durability="ephemeral"),
     "append_large": lambda client: client.append("f", 1, size=2_500, durability="fsync"),  # the log rotates
     "append_large_disk": lambda client: client.append("d", 1, size=2_500),
+    "append_in_steps": lambda client: client.append("f", 4, tag="t", key=f"k{client._number}", in_steps=True),
+    "append_in_steps_disk": lambda client: client.append("d", 3, size=900, in_steps=True),  # the log rotates
+    "append_in_steps_creates": lambda client: client.append("ns", 2, in_steps=True, durability="fsync"),
     "one_turn": _one_turn,
+    "one_turn_in_steps": _one_turn_in_steps,
     "delete_tag": _if_present("f", lambda client: client.delete("f", tag="t")),
     "delete_before": _if_present("f", lambda client: client.delete("f", before_seq=4)),
     "delete_disk": _if_present("d", lambda client: client.delete("d", tag="t")),

@@ -89,7 +89,8 @@ class Engine:
         self.archives = Archives(staging)
         self.consumers = Consumers(staging)
         # Attributes and no methods: one call less on the hottest paths.
-        self.append = Appends(staging).append
+        appends = Appends(staging)
+        self.append, self.render_large = appends.append, appends.render_large
         self.delete_records = Deletes(staging).delete_records
         self.delete_seqs = Deletes(staging).delete_seqs
         self.topic, self.find = staging.topic, staging.find

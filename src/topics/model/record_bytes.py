@@ -60,6 +60,11 @@ def write(seq: int, ts: int, node: bytes, data: bytes | Raw, meta: bytes) -> byt
     return _RECORD % (seq, ts, node, data, meta)
 
 
+def seq_and_ts(seq: int, ts: int) -> bytes:
+    """Return the beginning of a record, up to its commit time."""
+    return _SEQ_AND_TS % (seq, ts)
+
+
 def parts(seq: int, ts: int, node: bytes, data: bytes | Raw, meta: tuple[bytes | Raw, ...]) -> list[bytes | Raw]:
     """Return a record in parts, without a copy of its data and meta."""
     return [_SEQ_AND_TS % (seq, ts), node, DATA, data, *meta, END]

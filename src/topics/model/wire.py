@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Generator
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
@@ -19,6 +20,7 @@ Json = Annotated[Any, Meta(description="any JSON value")]
 # Limit of requests other than writes. The largest valid one, a delete of 10,000 seqs, has a fifth of this. Decoding
 # this much takes at most 15 ms.
 MAX_PLAIN_BODY_BYTES = 1 << 20
+TEXT_STEP_BYTES = 1 << 20  # of a body, checked per step
 
 
 class Performance(Struct, omit_defaults=True):
@@ -260,6 +262,21 @@ def check_text(body: bytes) -> None:
             body.decode()
     except UnicodeDecodeError as error:
         raise invalid(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
+
+
+def check_text_steps(body: bytes) -> Generator[None, None, None]:
+    """Do the same in steps of about a tenth of a millisecond."""
+    decoder = getincrementaldecoder("utf-8")()
+    for at in range(0, len(body), TEXT_STEP_BYTES):
+        piece = body[at : at + TEXT_STEP_BYTES]
+        carried = len(decoder.getstate()[0])
+        try:
+            if carried or not piece.isascii():
+                decoder.decode(piece, at + len(piece) == len(body))
+        except UnicodeDecodeError as error:
+            start = at - carried + error.start
+            raise invalid(f"the body is not UTF-8: {error.reason} at byte {start}") from None
+        yield
 
 
 def decode_error(error: Exception, request_type: Any) -> TopicsError:

@@ -33,7 +33,8 @@ from topics.engine.write.delete import Deleted
 from topics.model.records import Limits, NewRecord, TagMatch, WriteRequest
 from topics.model.topic import ConfigPatch, TopicConfig
 from topics.storage.datadir import DataDir
-from topics.storage.log.wal import InlineWorker, Wal, Worker
+from topics.storage.log.wal import Wal
+from topics.storage.log.worker import InlineWorker, Worker
 from topics.storage.segments.cold import waiting
 from topics.testing.clock import SimClock
 from topics.testing.disk import SimDisk

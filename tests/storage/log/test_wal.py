@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from topics.storage.datadir import DataDir
-from topics.storage.log import frame
-from topics.storage.log.wal import LogFailed, Wal
+from topics.storage.log import frame, walfile
+from topics.storage.log.wal import Wal
+from topics.storage.log.worker import LogFailed
 from topics.testing.clock import SimClock
 from topics.testing.disk import SimDisk
 
@@ -38,12 +39,12 @@ class Queue:
             self.step()
 
 
-def open_wal(*, file_bytes: int = 65_536) -> tuple[Wal, Queue, SimDisk]:
+def open_wal(*, file_bytes: int = 65_536, writer: Queue | None = None) -> tuple[Wal, Queue, SimDisk]:
     disk = SimDisk(seed=1)
     datadir = DataDir(disk, "/data")
     datadir.open()
     queue = Queue()
-    wal = Wal(datadir, file_bytes=file_bytes, worker=queue, clock=SimClock())
+    wal = Wal(datadir, file_bytes=file_bytes, worker=queue, clock=SimClock(), writer=writer)
     wal.begin(1, resume=(0, 0))
     return wal, queue, disk
 
@@ -162,3 +163,92 @@ def test_file_that_cannot_be_prepared_is_reported_by_the_rotation() -> None:
     assert wal.prepare()
     wal.rotate()
     assert wal.number > 1
+
+
+def large_frame(first: int, body: bytes) -> frame.LargeFrame:
+    return frame.LargeFrame(4, 1, first, 1, memoryview(body))
+
+
+def entries(disk: SimDisk) -> list[int]:
+    """Return the first seqs of the entries that a start would replay from the newest file."""
+    newest = disk.contents(sorted(path for path in disk.files() if path.endswith(".wal"))[-1])
+    return [found.frame.head.first for found in walfile.scan(newest) if isinstance(found, walfile.FoundFrame)]
+
+
+def test_a_large_write_is_in_the_log_when_its_thread_has_ended() -> None:
+    writer, outcomes = Queue(), []
+    wal, _, disk = open_wal(writer=writer)
+    wal.write([frame.encode(4, 1, 1, 1, b"a")])
+    wal.warm(100)
+    wal.write_large([large_frame(2, b"b" * 100), frame.encode(4, 1, 3, 1, b"c")], outcomes.append)
+    assert (entries(disk), outcomes) == ([1], [])
+    writer.run()
+    assert (entries(disk), outcomes) == ([1, 2, 3], [None])
+    wal.write([frame.encode(4, 1, 4, 1, b"d")])
+    assert entries(disk) == [1, 2, 3, 4]
+
+
+def test_the_owner_can_finish_a_large_write_before_its_thread() -> None:
+    writer, outcomes = Queue(), []
+    wal, _, disk = open_wal(writer=writer)
+    wal.write_large([large_frame(1, b"b" * 100)], outcomes.append)
+    wal.finish_large()
+    assert (entries(disk), outcomes) == ([1], [None])
+    wal.write([frame.encode(4, 1, 2, 1, b"c")])
+    writer.run()
+    assert (entries(disk), outcomes) == ([1, 2], [None])
+
+
+def test_a_large_write_that_fails_leaves_nothing_to_replay() -> None:
+    writer, outcomes = Queue(), []
+    wal, queue, disk = open_wal(writer=writer)
+    wal.write([frame.encode(4, 1, 1, 1, b"a")])
+    disk.fail(op="pwritev", times=1, short=True)
+    wal.write_large([large_frame(2, b"b" * 100)], outcomes.append)
+    writer.run()
+    assert isinstance(outcomes[0], LogFailed)
+    assert (entries(disk), wal.broken) == ([1], True)
+    wal.tick()
+    queue.run()
+    wal.write([frame.encode(4, 1, 2, 1, b"c")])
+    assert entries(disk) == [1, 2]
+
+
+def test_a_log_that_breaks_during_a_large_write_refuses_it_and_heals_after_it() -> None:
+    writer, outcomes = Queue(), []
+    wal, queue, disk = open_wal(writer=writer)
+    wal.write([frame.encode(4, 1, 1, 1, b"a")])
+    wal.write_large([large_frame(2, b"b" * 100)], outcomes.append)
+    disk.fail(op="datasync", times=1)
+    wal.sync(lambda failure: None)
+    queue.run()
+    assert wal.broken
+    wal.tick()
+    queue.run()
+    assert wal.broken, "the log has healed before the write had ended"
+    writer.run()
+    assert isinstance(outcomes[0], LogFailed)
+    assert entries(disk) == [1]
+    wal.tick()
+    queue.run()
+    assert not wal.broken
+    assert entries(disk) == [1]
+
+
+def test_a_new_file_repeats_large_frames_that_no_sync_has_covered() -> None:
+    wal, queue, disk = open_wal()
+    wal.write_large([large_frame(1, b"b" * 100)], lambda failure: None)
+    disk.fail(op="pwrite", times=1)
+    with pytest.raises(LogFailed):
+        wal.write([frame.encode(4, 1, 2, 1, b"c")])
+    wal.tick()
+    queue.run()
+    assert (entries(disk), wal.number) == ([1], 3)
+
+
+def test_a_large_write_that_does_not_fit_goes_into_the_next_file() -> None:
+    wal, _, disk = open_wal(file_bytes=4096)
+    wal.write([frame.encode(4, 1, 1, 1, b"a")])
+    wal.warm(8000)
+    wal.write_large([large_frame(2, b"b" * 8000)], lambda failure: None)
+    assert (entries(disk), wal.number) == ([2], 2)

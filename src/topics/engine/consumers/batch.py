@@ -74,7 +74,7 @@ class ConsumerBatch:
             for number in part.gone or ():
                 entry.gone += (topic_id, number)
         self.ticket.entry = entry
-        if self.ticket.frame is not None:
+        if isinstance(self.ticket.frame, bytes):
             self.ticket.frame = log.encode(entry, after=self.ticket.frame)
 
     def take_effect(self, ticket: Ticket) -> None:

@@ -14,7 +14,7 @@ COPY_BYTES = 1 << 20
 WRITE_BYTES = 4 << 20
 
 
-def write(datadir: DataDir, path: str, parts: Iterable[bytes]) -> None:
+def write(datadir: DataDir, path: str, parts: Iterable[bytes | memoryview]) -> None:
     """Write a file that is durable under its name when this returns. Write none if there are no parts."""
     temporary, file, at = path + TEMP_SUFFIX, None, 0
     try:
@@ -61,9 +61,9 @@ def copy(datadir: DataDir, source: str, target: str) -> None:
     datadir.publish(target)
 
 
-def _batches(parts: Iterable[bytes]) -> Iterator[list[bytes]]:
+def _batches(parts: Iterable[bytes | memoryview]) -> Iterator[list[bytes | memoryview]]:
     """Yield the parts in lists of at least `WRITE_BYTES`, except for the last one."""
-    some: list[bytes] = []
+    some: list[bytes | memoryview] = []
     size_bytes = 0
     for part in parts:
         some.append(part)

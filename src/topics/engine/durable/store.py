@@ -28,7 +28,8 @@ from topics.engine.write import apply
 from topics.engine.write.commit import Commits
 from topics.storage import snapshot as snap
 from topics.storage.datadir import DataDir
-from topics.storage.log.wal import InlineWorker, LogFailed, Wal, Worker
+from topics.storage.log.wal import Wal
+from topics.storage.log.worker import InlineWorker, LogFailed, Worker
 from topics.storage.segments import codec
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import MemorySegment, Segment

@@ -245,7 +245,7 @@ class Forwarder:
         able = [other for other in behind if other.last_error is None]
         if not able or edge.cyclic:
             self._live.losing(links, upto, entry)
-            self._staging.commits.flush()
+            self._staging.commits.flush_now()
             return True
         ahead = [other for other in able if not self._due.waits(other)]
         for other in ahead:

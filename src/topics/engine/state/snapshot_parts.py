@@ -59,7 +59,7 @@ class Frozen(msgspec.Struct, gc=False):
     live: int
     live_bytes: int
 
-    def encode(self, topic_id: int, epoch: int) -> list[bytes]:
+    def encode(self, topic_id: int, epoch: int) -> list[bytes | memoryview]:
         """Return the file of the segment. May run on any thread."""
         if not self.growing:
             whole = self.segment

@@ -7,8 +7,10 @@ from msgspec import Struct
 from topics.engine.state import idempotency
 from topics.engine.state.jobs.job_terms import only_for_queues
 from topics.engine.state.topic import FIRST_CEILING, Topic
+from topics.engine.steps import Steps
 from topics.engine.write import apply
 from topics.engine.write.commit import Ticket
+from topics.engine.write.large_render import LargeBlob, lay_out
 from topics.engine.write.render import joined, render
 from topics.engine.write.staging import Staging
 from topics.errors import invalid, topic_not_found
@@ -18,6 +20,7 @@ from topics.model.topic import ConfigPatch, TopicConfig, configure
 from topics.storage.log import entry as log
 
 NO_PATCH = ConfigPatch()
+LARGE_TRIES = 3  # to render a large write while others move its first seq past a power of ten
 MAX_FOLLOWERS = 255  # of a plain append, and the bytes that each may have: they add less than a mebibyte to its entry
 FOLLOWER_MAX_BYTES = 4096
 
@@ -44,8 +47,35 @@ class Appends:
         self._clock = staging.clock
         self._limits = staging.limits
 
-    def append(self, name: str, request: WriteRequest) -> Ticket:
-        """Stage a write, and the creation of its topic if need be. Ends with `Appended`."""
+    def render_large(self, name: str, request: WriteRequest) -> Steps[LargeBlob | None]:
+        """Render a large write for `append`, which has to follow in the same step.
+
+        Return None if other writes moved the topic past a power of ten each time: the write is then rendered at once.
+        """
+        commits, limits = self._commits, self._limits
+        for _ in range(LARGE_TRIES):
+            blob = yield from lay_out(request, *self._next(name), limits)
+            held_bytes = len(blob.blob)
+            commits.pending_bytes += held_bytes  # the memory budget counts it
+            commits.log.warm(held_bytes)
+            try:
+                yield from blob.fill()
+            finally:
+                commits.pending_bytes -= held_bytes
+            if blob.fits(*self._next(name)):
+                return blob
+        return None
+
+    def _next(self, name: str) -> tuple[int, int]:
+        """Return the first seq and the commit time that a write would have now."""
+        topic, now = self._staging.topics.get(name), self._commits.turn_ms or self._clock.now_ms()
+        return (1, now) if topic is None else (topic.next_seq, max(topic.last_ts, now))
+
+    def append(self, name: str, request: WriteRequest, blob: LargeBlob | None = None) -> Ticket:
+        """Stage a write, and the creation of its topic if need be. Ends with `Appended`.
+
+        `blob` is the result of `render_large` for the same write.
+        """
         staging = self._staging
         topic = staging.topics.get(name)
         if topic is None or topic.changing:
@@ -61,13 +91,16 @@ class Appends:
                 return twin
             staging.admit_key(idempotency.size_bytes(key))
         if topic is None:
-            return self._append_creating(name, request, now)
+            return self._append_creating(name, request, now, blob)
         ts = topic.last_ts
         if now > ts:
             ts = now
         first = topic.next_seq
         limits = self._limits
-        entry = render(request, topic.topic_id, first, ts, limits)
+        if blob is None:
+            entry = render(request, topic.topic_id, first, ts, limits)
+        else:
+            entry = self._entry(blob, topic.topic_id, first, ts)
         config = topic.config
         if entry.extras is not None:
             _check_terms(config, entry)
@@ -81,7 +114,7 @@ class Appends:
         durability = config.durability
         if staging.logged:
             if durability != "ephemeral":
-                ticket.frame = log.encode(entry)
+                ticket.frame = log.encode(entry) if blob is None else log.encode_large(entry)
             if durability == "fsync":
                 ticket.gated = True
             if first + count > topic.ceiling - topic.ceiling_step // 2:
@@ -95,14 +128,21 @@ class Appends:
             ticket.undo = lambda: topic.staged_keys.pop(key, None)
         commits.stage(ticket)
         commits.turn_ms = now
+        if blob is not None:
+            commits.has_large = True
         return ticket
 
-    def _append_creating(self, name: str, request: WriteRequest, now: int) -> Ticket:
+    def _entry(self, blob: LargeBlob, topic_id: int, first: int, ts: int) -> log.Append:
+        if blob.fits(first, ts):
+            return blob.entry(topic_id, first, ts)
+        return render(blob.request, topic_id, first, ts, self._limits)
+
+    def _append_creating(self, name: str, request: WriteRequest, now: int, blob: LargeBlob | None) -> Ticket:
         staging = self._staging
         config = configure(check_topic(name), request.config or NO_PATCH)
         if not (config.auto_create if request.create is None else request.create):
             raise topic_not_found(name)
-        entry = render(request, 0, 1, now, staging.limits)
+        entry = render(request, 0, 1, now, staging.limits) if blob is None else self._entry(blob, 0, 1, now)
         _check_terms(config, entry)
         staging.check_room(config, None, entry, now)
         create = staging.new_topic(name, config)
@@ -111,11 +151,10 @@ class Appends:
         kept = staging.logged and config.durability != "ephemeral"
         high = staging.logged and entry.last > FIRST_CEILING  # above the ceiling that the creation implies
         ceiling = FIRST_CEILING + (entry.last if high else 0)
-        frame = log.encode(create)
+        before = log.encode(create)
         if high:
-            frame += log.encode(log.Ceiling(create.topic_id, ceiling))
-        if kept:
-            frame = log.encode(entry, after=frame)
+            before += log.encode(log.Ceiling(create.topic_id, ceiling))
+        frame = log.encode_large(entry, after=before) if kept else before
 
         def take_effect(_: Ticket) -> Appended:
             topic = apply.create(staging.state, create)
@@ -124,6 +163,8 @@ class Appends:
             return Appended(topic, entry.first, entry.last, topic.head, created=True)
 
         gated = config.durability == "fsync" or high
+        if blob is not None:
+            self._commits.has_large = True
         return staging.stage_create(
             create, take_effect, gated=gated, frame=frame, size_bytes=len(entry.blob), ceiling=ceiling
         )

@@ -22,6 +22,8 @@ from topics.storage.segments.columns import extend, extend_plain
 from topics.storage.segments.marks import DELETED
 from topics.storage.segments.segment import MemorySegment, Segment
 
+ALONE_BYTES = 8 << 20  # a write of this size has a segment of its own, which takes its bytes without a copy
+
 NOTHING: Mapping[int, Chosen] = MappingProxyType({})
 
 
@@ -126,8 +128,10 @@ def append(state: State, topic: Topic, entry: log.Append) -> None:
     assert first == topic.head + 1, f"{topic.name}: entry begins at {first}, head is {topic.head}"
     segment = topic.segments[-1]
     limits = state.segment_limits
+    alone = size_bytes >= ALONE_BYTES
     if segment.count and (
-        segment.count >= limits.max_events
+        alone
+        or segment.count >= limits.max_events
         or segment.count + n > limits.max_events * 2
         or segment.columns.offsets[-1] + size_bytes > limits.max_bytes
         or ts - segment.opened_ms > limits.max_age_ms  # type: ignore[attr-defined]
@@ -142,7 +146,10 @@ def append(state: State, topic: Topic, entry: log.Append) -> None:
         if topic.queue is not None:
             topic.queue.arrived(first, ts, entry.extras)
     extend(columns, ts, sizes, entry.tags, entry.nodes, entry.metas)
-    segment.grew(blob, n, ts)
+    if alone:
+        segment.holds_alone(blob, n, ts)
+    else:
+        segment.grew(blob, n, ts)
     topic.head = head = topic.head + n
     if topic.next_seq <= head:  # in a replay: a live write has moved it already
         topic.next_seq = head + 1
@@ -152,6 +159,8 @@ def append(state: State, topic: Topic, entry: log.Append) -> None:
     totals.records += n
     totals.bytes += size_bytes
     topic.last_ts = topic.last_write_ts = ts
+    if alone:
+        state.roll(topic, opened_ms=ts)
     if entry.key is not None:
         idempotency.remember(state, topic, entry.key, Remembered(first, topic.head, ts))
     config = topic.config

@@ -7,6 +7,8 @@ that the log does not take is refused as a whole: its tickets fail in order, and
 
 Single records that are appended to one topic in one turn share an entry: the first leads, and the others follow it into
 the log and into the topic, at a fraction of the cost.
+
+A batch with a large append is written on another thread. Entries that are staged meanwhile form the next batch.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from msgspec import Struct
 from topics import logs
 from topics.engine.state.topic import Topic
 from topics.errors import Code, TopicsError
-from topics.storage.log.wal import LogFailed
+from topics.storage.log.frame import Frames
+from topics.storage.log.worker import LogFailed
 
 log = logs.Log("engine")
 
@@ -36,8 +39,17 @@ class Log(Protocol):
         """Whether the log takes nothing now, and may or may not have the last frames."""
         return False
 
-    def write(self, frames: list[bytes]) -> None:
+    def write(self, frames: list[Frames]) -> None:
         """Write all frames in order to the operating system, or raise `LogFailed` and write none."""
+
+    def write_large(self, frames: list[Frames], done: Callable[[LogFailed | None], None]) -> None:
+        """Do the same on another thread, then call `done`. Until then nothing else is written."""
+
+    def warm(self, size_bytes: int) -> None:
+        """Prepare for a large write of this size: nothing depends on it but the time that it takes."""
+
+    def finish_large(self) -> None:
+        """Wait for the large write under way, if there is one: its `done` is called before this returns."""
 
     def sync(self, done: Callable[[LogFailed | None], None]) -> None:
         """Make everything written so far durable, then call `done`."""
@@ -48,11 +60,11 @@ class Log(Protocol):
     def after_sync(self, done: Callable[[], None]) -> None:
         """Call `done` once a later sync has made everything written so far durable."""
 
-    def durable(self, frames: list[bytes]) -> int:
+    def durable(self, frames: list[Frames]) -> int:
         """Return how many of these frames, in the order in which they were written, are known to be durable."""
         return 0
 
-    def void(self, frames: list[bytes]) -> None:
+    def void(self, frames: list[Frames]) -> None:
         """Cancel frames that were written, but whose sync failed: they must never take effect."""
 
 
@@ -62,7 +74,16 @@ class NoLog:
     broken = False
     undecided: Callable[[], bool]
 
-    def write(self, frames: list[bytes]) -> None:
+    def write(self, frames: list[Frames]) -> None:
+        pass
+
+    def write_large(self, frames: list[Frames], done: Callable[[LogFailed | None], None]) -> None:
+        done(None)
+
+    def warm(self, size_bytes: int) -> None:
+        pass
+
+    def finish_large(self) -> None:
         pass
 
     def sync(self, done: Callable[[LogFailed | None], None]) -> None:
@@ -74,10 +95,10 @@ class NoLog:
     def after_sync(self, done: Callable[[], None]) -> None:
         done()
 
-    def durable(self, frames: list[bytes]) -> int:
+    def durable(self, frames: list[Frames]) -> int:
         return 0
 
-    def void(self, frames: list[bytes]) -> None:
+    def void(self, frames: list[Frames]) -> None:
         pass
 
 
@@ -85,7 +106,7 @@ class Ticket(Struct, eq=False):
     """One verb under way. It is resolved with a `result` or an `error`, and then calls `then`."""
 
     topic: Topic | None = None
-    frame: bytes | None = None  # None if nothing is logged
+    frame: Frames | None = None  # None if nothing is logged
     apply: Callable[[Ticket], Any] | None = None
     entry: Any = None  # for `apply`
     first: int = 0  # of an append: its first seq, to give it back if the append is refused
@@ -159,7 +180,9 @@ class Commits:
         # Called with a topic before the first logged change of it is staged, while a snapshot is being taken.
         self.before_change: Callable[[Topic], None] | None = None
         self.pending_bytes = 0  # of accepted records of all topics that have not taken effect yet
+        self.has_large = False  # whether a large append is staged
         self._staged: list[Ticket] = []
+        self._writing: list[Ticket] | None = None  # the batch that is written on another thread
         self._written: list[Ticket] = []  # in the log; they wait for the next sync, or behind a ticket that does
         self._syncing: list[Ticket] = []  # waiting for the sync under way
         self._landing: deque[Ticket] = deque()  # in the log for good, about to take effect
@@ -174,7 +197,7 @@ class Commits:
     def attach(self, log: Log) -> None:
         """Write to this log from now on."""
         self.log = log
-        log.undecided = lambda: bool(self._written or self._syncing)
+        log.undecided = lambda: bool(self._written or self._syncing or self._writing)
 
     def stage(self, ticket: Ticket) -> None:
         """Add the ticket to this turn. A plain append may lead others until another entry of its topic is staged."""
@@ -201,14 +224,19 @@ class Commits:
             self.before_change(topic)
 
     def flush(self) -> None:
-        """Write all staged frames, and apply the tickets that need not wait for a sync."""
+        """Write all staged frames, and apply the tickets that need not wait for a sync.
+
+        While a large write is under way, what is staged waits for its end: `flush_now` does not return before that.
+        """
         batch = self._staged
         if not batch:
             return
-        self._staged = []
         self.turn_ms = 0
+        if self._writing is not None:
+            return
+        self._staged = []
         self.turn += 1
-        frames = []
+        frames: list[Frames] = []
         self.batch_writes = len(batch)
         for ticket in batch:
             if ticket.topic is not None:
@@ -219,18 +247,35 @@ class Commits:
             if ticket.frame is not None:
                 frames.append(ticket.frame)
         began = self.tick_ns()
-        if frames:
+        if self.has_large:
+            self.has_large = False
+            if frames:
+                self._writing = batch
+                self.log.write_large(frames, lambda failure: self._large_written(batch, began, failure))
+                return
+        elif frames:
             try:
                 self.log.write(frames)
             except LogFailed as failure:
-                # A ticket without a frame needs no log, unless its seqs follow those of a ticket that does.
-                needs_log = [ticket for ticket in batch if ticket.frame is not None or ticket.gated or ticket.behind]
-                self.refuse(needs_log, failure)
+                self.refuse(_needing_log(batch), failure)
                 batch = [ticket for ticket in batch if not ticket.done]
-        took = self.tick_ns() - began
+        self._logged(batch, self.tick_ns() - began)
+
+    def _large_written(self, batch: list[Ticket], began_ns: int, failure: LogFailed | None) -> None:
+        if self._writing is not batch:
+            return  # refused meanwhile, because a sync failed
+        self._writing = None
+        if failure is not None:
+            self.refuse(_needing_log(batch), failure, behind=self._take_staged())
+            batch = [ticket for ticket in batch if not ticket.done]
+        self._logged(batch, self.tick_ns() - began_ns)
+        self.flush()
+
+    def _logged(self, batch: list[Ticket], took_ns: int) -> None:
+        """Apply the tickets of a batch that is in the log, except for those that wait for a sync."""
         for ticket in batch:
             topic = ticket.topic
-            ticket.wal_ns = took
+            ticket.wal_ns = took_ns
             if ticket.gated or (ticket.behind and topic is not None and topic.waiting):
                 self._written.append(ticket)
             else:
@@ -239,10 +284,25 @@ class Commits:
         if not self._gathering:
             self._gather()
 
+    def flush_now(self) -> None:
+        """Write everything that is staged, and wait for large writes."""
+        # Bound: the batch that is being written, and what is staged.
+        while self._writing is not None or self._staged:
+            self.flush()
+            self.log.finish_large()
+
+    def _take_staged(self) -> list[Ticket]:
+        """Return the staged tickets, which are refused."""
+        staged, self._staged = self._staged, []
+        self.turn_ms = 0
+        self.turn += 1
+        self.has_large = False
+        return staged
+
     def sync(self) -> None:
         """Write and sync everything that is staged, now. All tickets are done afterwards, or have failed."""
         self._land()
-        self.flush()
+        self.flush_now()
         if self._syncing or self._written:
             waiting = self._syncing + self._written
             self._syncing, self._written = [], []
@@ -343,9 +403,13 @@ class Commits:
             upto += 1
         self._landing.extend(waiting[:upto])
         waiting = waiting[upto:]
-        staged, self._staged = self._staged, []
-        self.turn_ms = 0
-        self.turn += 1
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            self.log.finish_large()
+            refused = _needing_log(writing)
+            waiting += refused
+            self._landing.extend([ticket for ticket in writing if ticket not in refused])
+        staged = self._take_staged()
         self.log.void([ticket.frame for ticket in waiting if ticket.frame is not None])
         self.refuse(waiting, LogFailed(str(failure), written=True), behind=staged)
         self._land()
@@ -386,6 +450,11 @@ class Commits:
             topic.waiting -= ticket.gated
             topic.staged_count -= ticket.count
             topic.staged_bytes -= ticket.size_bytes
+
+
+def _needing_log(batch: list[Ticket]) -> list[Ticket]:
+    """Return the tickets that have a frame, or whose seqs follow those of such a ticket."""
+    return [ticket for ticket in batch if ticket.frame is not None or ticket.gated or ticket.behind]
 
 
 def _refusal(failure: LogFailed) -> TopicsError:

@@ -92,12 +92,9 @@ def joined(entries: list[Append]) -> Append:
 
 def _render_batch(request: WriteRequest, n: int, topic_id: int, first: int, ts: int, limits: Limits) -> Append:
     records = request.records
-    if not 1 <= n <= limits.max_batch_records:
-        raise _bad_count(n, limits)
     plain = type(request) is PlainWriteRequest
-    tags = [record.tag for record in records]
-    _check_lengths("tag", tags, limits.max_tag_bytes)
-    nodes = _nodes(request, n, limits)
+    tags = checked_tags(request, limits)
+    nodes = checked_nodes(request, n, limits)
     meta_sizes, seqs = None, b""
     if plain or (isinstance(nodes, str | None) and not any(record.meta is not UNSET for record in records)):
         blob, sizes, seqs = write_alike([record.data for record in records], nodes, first, ts)  # type: ignore[arg-type]
@@ -108,10 +105,9 @@ def _render_batch(request: WriteRequest, n: int, topic_id: int, first: int, ts: 
         return _render_batch(_on_one_line(request), n, topic_id, first, ts, limits)
     if len(blob) > limits.max_record_bytes and max(sizes) > limits.max_record_bytes:
         check_sizes(records, limits)
-    kept_tags = None if tags[0] is None and tags.count(None) == n else tags
     extras = None if plain else job_terms(records, ts)
     key = request.idempotency_key
-    return Append(topic_id, first, ts, sizes, blob, kept_tags, nodes, meta_sizes, key, extras, seqs=seqs)
+    return Append(topic_id, first, ts, sizes, blob, tags, nodes, meta_sizes, key, extras, seqs=seqs)
 
 
 def _render_each(
@@ -122,19 +118,30 @@ def _render_each(
     sizes, meta_sizes = [], []
     for at, record in enumerate(records):
         node = nodes if nodes is None or isinstance(nodes, str) else nodes[at]
-        meta = () if isinstance(record.meta, UnsetType) else _checked_meta(record.meta, at, limits)
+        meta = () if isinstance(record.meta, UnsetType) else checked_meta(record.meta, at, limits)
         row = record_bytes.parts(first + at, ts, node_part(node), record.data, meta)
         parts += row
-        sizes.append(sum(map(_size_of, row)))
-        meta_sizes.append(sum(map(_size_of, meta)))
+        sizes.append(sum(map(size_of, row)))
+        meta_sizes.append(sum(map(size_of, meta)))
     return b"".join(parts), sizes, meta_sizes if any(meta_sizes) else None
 
 
-def _size_of(part: bytes | Raw) -> int:
+def size_of(part: bytes | Raw) -> int:
     return len(part) if isinstance(part, bytes) else len(memoryview(part))
 
 
-def _nodes(request: WriteRequest, n: int, limits: Limits) -> list[str | None] | str | None:
+def checked_tags(request: WriteRequest, limits: Limits) -> list[str | None] | None:
+    """Return the tag of each record, or None if no record has one. Raise if there are too many records, or too few."""
+    records = request.records
+    n = len(records)
+    if not 1 <= n <= limits.max_batch_records:
+        raise _bad_count(n, limits)
+    tags = [record.tag for record in records]
+    _check_lengths("tag", tags, limits.max_tag_bytes)
+    return None if tags[0] is None and tags.count(None) == n else tags
+
+
+def checked_nodes(request: WriteRequest, n: int, limits: Limits) -> list[str | None] | str | None:
     """Return one name if all records come from one node, else a list."""
     if request.node is not None:
         _check_lengths("node", [request.node], limits.max_node_bytes)
@@ -153,7 +160,7 @@ def _check_lengths(field: str, values: Sequence[str | None], limit_bytes: int) -
             raise too_long(field, len(value.encode()), limit_bytes)
 
 
-def _checked_meta(meta: Raw, at: int, limits: Limits) -> tuple[bytes | Raw, ...]:
+def checked_meta(meta: Raw, at: int, limits: Limits) -> tuple[bytes | Raw, ...]:
     """Return the parts of a record that hold the meta. Raise `invalid_request`."""
     field = f"records[{at}].meta"
     text = bytes(meta)

@@ -22,6 +22,7 @@ from topics.model.names import check_topic
 from topics.model.records import Limits
 from topics.model.topic import TopicConfig
 from topics.storage.log import entry as log
+from topics.storage.log.frame import Frames
 
 
 class Staging:
@@ -139,7 +140,7 @@ class Staging:
         take_effect: Callable[[Ticket], Any],
         *,
         gated: bool,
-        frame: bytes = b"",
+        frame: Frames = b"",
         size_bytes: int = 0,
         ceiling: int = FIRST_CEILING,
     ) -> Ticket:

@@ -99,7 +99,14 @@ class Storage:
         self._loop = loop
         self._sync_worker = ThreadWorker(loop, "topics-sync")
         self._store_worker = ThreadWorker(loop, "topics-store")
-        self.wal = Wal(datadir, file_bytes=settings.wal_file_bytes, worker=self._sync_worker, clock=clock)
+        self._write_worker = ThreadWorker(loop, "topics-write")
+        self.wal = Wal(
+            datadir,
+            file_bytes=settings.wal_file_bytes,
+            worker=self._sync_worker,
+            clock=clock,
+            writer=self._write_worker,
+        )
         self.store = Store(
             datadir,
             state,
@@ -200,7 +207,7 @@ class Storage:
         if self._engine is not None:
             self._engine.replay_all()
         await self._last_checkpoint()
-        for worker in (self._store_worker, self._sync_worker):
+        for worker in (self._store_worker, self._write_worker, self._sync_worker):
             await worker.close()
         await asyncio.sleep(0)  # run the callbacks that the workers reported last
         self.store.close()

@@ -18,6 +18,7 @@ from topics.server.loop.answer import when_done
 
 if TYPE_CHECKING:
     from topics.engine.write.commit import Ticket
+    from topics.engine.write.large_render import LargeBlob
     from topics.server.loop.runtime import Runtime
 
 log = logs.Log("throttle")
@@ -55,14 +56,16 @@ class Throttle:
         engine = self._runtime.engine
         self.pressure.check(engine.topics.get(name), engine.clock.now_ms())
 
-    def append(self, name: str, write: WriteRequest, request: Request, encode: Encode) -> Answer:
+    def append(
+        self, name: str, write: WriteRequest, request: Request, encode: Encode, blob: LargeBlob | None
+    ) -> Answer:
         """Append while the server is under pressure. Raise if the topic has too low a priority for that.
 
         The answer says how long the write waited for the batch that it was written with.
         """
         if not write.disable_backpressure:
             self.check(name)
-        ticket = self._runtime.engine.append(name, write)
+        ticket = self._runtime.engine.append(name, write, blob)
         staged_ns = time.perf_counter_ns()
 
         def finish(ticket: Ticket, request: Request) -> Response:

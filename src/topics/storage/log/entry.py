@@ -92,7 +92,7 @@ class Append(Struct, gc=False):
     first: int
     ts: int
     sizes: Sequence[int]
-    blob: bytes
+    blob: bytes  # or a view of a large one, see `engine.write.large_render`; decoders know bytes alone
     tags: Sequence[str | None] | None = None
     nodes: Sequence[str | None] | str | None = None
     metas: Sequence[int] | None = None
@@ -140,6 +140,15 @@ def encode(entry: Entry, *, after: bytes = b"") -> bytes:
         size = _pack_size(len(parts))
         return frame.encode(APPEND, entry.topic_id, entry.first, len(entry.sizes), size, parts, entry.blob, after=after)
     return frame.encode(entry.kind, entry.topic_id, 0, 0, _encode(entry), after=after)
+
+
+def encode_large(entry: Append, *, after: bytes = b"") -> frame.Frames:
+    """Return the same without a copy of the records, if these are a view."""
+    if not isinstance(entry.blob, memoryview):
+        return encode(entry, after=after)
+    parts = _encode((entry.ts, entry.sizes, entry.tags, entry.nodes, entry.metas, entry.key, entry.extras))
+    body = _pack_size(len(parts)), parts, entry.blob
+    return frame.LargeFrame(APPEND, entry.topic_id, entry.first, len(entry.sizes), *body, after=after)
 
 
 def decode(found: frame.Frame, *, path: str, at: int) -> Entry:

@@ -15,7 +15,10 @@ The last byte is never zero, and no single bit makes it so: where zeros follow t
 ends in one. That byte alone takes a whole frame back, so that a write which is torn cannot do it by half.
 """
 
+from __future__ import annotations
+
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import xxhash
@@ -30,6 +33,8 @@ MAX_BODY_BYTES = 1 << 30
 LAST = 0xE7
 REFUSED = 0x18  # differs from LAST in every bit
 LARGE_BYTES = 4096  # from this size on, a checksum over the pieces is faster than a copy of the body
+
+Buffer = bytes | bytearray | memoryview
 
 _sum64 = xxhash.xxh3_64_intdigest
 _pack_head = _HEAD.pack
@@ -49,6 +54,58 @@ class Head(NamedTuple):
 class Frame(NamedTuple):
     head: Head
     body: memoryview
+
+
+class LargeFrame:
+    """A frame with a large body, behind other frames: in parts, so that the body is not copied.
+
+    The parts may change until `seal`, which takes some ten milliseconds for 64 MiB and lets other threads run.
+    """
+
+    __slots__ = ("_after", "_body", "_guarded", "_head", "_sum")
+
+    def __init__(self, kind: int, topic_id: int, first: int, count: int, *body: Buffer, after: bytes = b"") -> None:
+        self._after = after
+        self._body = body
+        self._head = head = _pack_head(kind, topic_id, first, count)
+        length = _pack_length(sum(map(len, body)))
+        self._guarded = b"".join((length, _pack_length(_sum64(length + head) & 0xFFFFFFFF), head))
+        self._sum = b""
+
+    def seal(self) -> None:
+        """Compute the checksum. Any thread may do so."""
+        guard = xxhash.xxh3_64(self._guarded)
+        for part in (*self._body, self._head):
+            guard.update(part)
+        self._sum = _pack_sum(guard.intdigest(), LAST)
+
+    def parts(self) -> list[Buffer]:
+        """Return the frames as parts that follow each other."""
+        assert self._sum, "the frame is not sealed"
+        return [self._after + MAGIC + self._guarded, *self._body, self._head + self._sum]
+
+    def ends(self) -> list[int]:
+        """Return the offset after each frame."""
+        return [*ends(self._after), len(self)]
+
+    def __len__(self) -> int:
+        return len(self._after) + OVERHEAD_BYTES + sum(map(len, self._body))
+
+    def __radd__(self, before: bytes) -> LargeFrame:
+        """Put other frames before it."""
+        self._after = before + self._after
+        return self
+
+
+Frames = bytes | LargeFrame  # one or more whole frames
+
+
+def parts_of(frames: Sequence[Frames]) -> list[Buffer]:
+    """Return all frames as parts that follow each other."""
+    found: list[Buffer] = []
+    for one in frames:
+        found += one.parts() if isinstance(one, LargeFrame) else (one,)
+    return found
 
 
 def encode(kind: int, topic_id: int, first: int, count: int, *body: bytes, after: bytes = b"") -> bytes:
@@ -92,8 +149,10 @@ def _whole(buf: memoryview, at: int, last: int) -> tuple[Head, int] | None:
     return found
 
 
-def ends(frames: bytes) -> list[int]:
+def ends(frames: Frames) -> list[int]:
     """Return the offset after each of the whole frames that follow each other in `frames`."""
+    if isinstance(frames, LargeFrame):
+        return frames.ends()
     view, found = memoryview(frames), [0]
     while found[-1] < len(frames):
         known = peek(view, found[-1])

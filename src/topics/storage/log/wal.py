@@ -1,8 +1,8 @@
 """The write-ahead log: one stream of frames for all topics, in numbered files.
 
-Writes go to the operating system at once, in the caller's turn; syncs run on a thread of their own. Files are reserved
-in full before they are used, and the next one is prepared while the last one fills, so that a write finds its space
-waiting.
+Writes go to the operating system at once, in the caller's turn; syncs run on a thread of their own, and so do large
+writes. Files are reserved in full before they are used, and the next one is prepared while the last one fills, so that
+a write finds its space waiting.
 
 When a write or a sync fails, the log takes nothing more. It heals by beginning a new file that says where the good part
 of the old one ends and repeats what was accepted since the last good sync; when that works, it goes on.
@@ -20,17 +20,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from threading import Lock
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from topics import logs
 from topics.clock import Clock
 from topics.storage.data_layout import TEMP_SUFFIX
 from topics.storage.datadir import DataDir
 from topics.storage.fs import File
-from topics.storage.log import frame as frames_of
 from topics.storage.log import walfile
+from topics.storage.log.erasures import Erasures
+from topics.storage.log.frame import REFUSED, Frames, parts_of
 from topics.storage.log.ledger import Ledger
 from topics.storage.log.stats import WalStats
+from topics.storage.log.worker import InlineWorker, LargeWrite, LogFailed, Worker, warm
 
 log = logs.Log("wal")
 
@@ -38,44 +40,19 @@ NOTE_NS = 1_000_000_000
 JOIN_BYTES = 64 << 10  # smaller writes are joined into one buffer: faster than a list of buffers
 
 
-class LogFailed(Exception):
-    """The log refused frames. Frames written before are intact.
-
-    `written` says that some of the frames may have reached the disk. They are erased, but a power loss before the log
-    has healed may bring them back.
-    """
-
-    def __init__(self, reason: str | None, *, written: bool = False) -> None:
-        super().__init__(reason)
-        self.written = written
-
-
-class Worker(Protocol):
-    """Runs blocking calls on another thread in order, and calls back on the owner's thread."""
-
-    def submit(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None: ...
-
-
-class InlineWorker:
-    """Runs each call at once. For offline commands and tests."""
-
-    def submit(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
-        try:
-            work()
-        except Exception as error:
-            done(error)
-        else:
-            done(None)
-
-
 class Wal:
-    """The writer of the log. All code runs on the owner's thread, except the calls given to `worker`."""
+    """The writer of the log. All code runs on the owner's thread, except the calls given to the workers."""
 
-    def __init__(self, datadir: DataDir, *, file_bytes: int, worker: Worker, clock: Clock) -> None:
+    def __init__(
+        self, datadir: DataDir, *, file_bytes: int, worker: Worker, clock: Clock, writer: Worker | None = None
+    ) -> None:
+        """`worker` runs syncs, and `writer` large writes, which must not wait for a sync."""
         self._dir = datadir
         self._fs = datadir.fs
         self._file_bytes = file_bytes
         self._worker = worker
+        self._writer = writer or InlineWorker()
+        self._large: LargeWrite | None = None  # under way
         self._clock = clock
         self.stats = WalStats()
         self.number = 0
@@ -87,7 +64,7 @@ class Wal:
         self._preparing = False
         self._not_prepared = False  # the last attempt to prepare a file failed
         self.woke: Callable[[], None] = lambda: None  # called when frames wait for a sync and none did before
-        self._unsynced: list[bytes] = []  # frames since the last successful sync
+        self._unsynced: list[Frames] = []  # frames since the last successful sync
         # frames removed from that list so far: several syncs may be under way, and each counts from the first frame
         self._forgotten = 0
         self._synced_to = (0, 0)  # file number and offset up to which all is durable
@@ -98,7 +75,7 @@ class Wal:
         # Since the failure that the log has to heal from:
         self._voided = False  # frames were refused
         self._places: dict[int, tuple[File, int]] = {}  # file and offset of the frames not synced, by id
-        self._erasures: list[tuple[File, int, bytes]] = []  # the byte that has to be written where, and could not be
+        self._erasures = Erasures()
         self._sync_failed = False  # after a failed sync, a later sync of the same file proves nothing
         self._sync_lock = Lock()  # held while `_sync_failed` may become true
         self._behind: list[File] = []  # full files that are not synced yet
@@ -140,13 +117,67 @@ class Wal:
     @property
     def fenced(self) -> bool:
         """Whether a start after a kill would find no refused frame."""
-        return not self._erasures
+        return not self._erasures.waiting
 
     @property
     def position(self) -> tuple[int, int]:
         return self.number, self.tail
 
-    def write(self, frames: list[bytes]) -> None:
+    def write(self, frames: list[Frames]) -> None:
+        size_bytes = self._make_room(frames)
+        assert self._file is not None
+        try:
+            if size_bytes > JOIN_BYTES:
+                self._file.pwritev(parts_of(frames), self.tail)
+            else:
+                self._file.pwrite(frames[0] if len(frames) == 1 else b"".join(frames), self.tail)  # type: ignore[arg-type]
+        except OSError as error:
+            self._not_written(frames, self._file, self.tail, error)
+        self._wrote(frames, size_bytes)
+
+    def write_large(self, frames: list[Frames], done: Callable[[LogFailed | None], None]) -> None:
+        """Write the frames on another thread. Nothing else may be written until `done` is called."""
+        assert self._large is None, "a large write is under way"
+        try:
+            size_bytes = self._make_room(frames)
+        except LogFailed as failure:
+            done(failure)
+            return
+        file, at = self._file, self.tail
+        assert file is not None
+
+        def ended(error: Exception | None) -> None:
+            self._large = None
+            try:
+                if error is not None or self._file is not file:
+                    broken = OSError(errno.EIO, self.read_only or "the log failed")
+                    self._not_written(frames, file, at, error or broken)
+                self._wrote(frames, size_bytes)
+            except LogFailed as failure:
+                done(failure)
+            else:
+                done(None)
+
+        self._large = large = LargeWrite(frames, file, at, ended)
+        self._writer.submit(large.run, lambda error: large.end())
+
+    def warm(self, size_bytes: int) -> None:
+        """Load the pages that a large write is about to fill. The write then takes half the time, or less."""
+        file, at = self._file, self.tail
+        if self.tail + size_bytes > self._file_bytes and self._spare is not None:
+            file, at = self._spare[1], walfile.HEADER_BYTES
+        if file is not None:
+            self._writer.submit(
+                partial(warm, file, at, size_bytes, lambda: self._large is not None), lambda error: None
+            )
+
+    def finish_large(self) -> None:
+        """Wait for the large write under way, if there is one, and call its `done`."""
+        if self._large is not None:
+            self._large.end()
+
+    def _make_room(self, frames: list[Frames]) -> int:
+        """Rotate if the frames do not fit into the present file; return their size. Raises `LogFailed`."""
         if self._file is None:
             raise LogFailed(self.read_only)
         size_bytes = sum(map(len, frames))
@@ -155,16 +186,15 @@ class Wal:
                 self.rotate()
             except OSError as error:
                 self._refuse(frames, error, broken=False)
-        try:
-            if size_bytes > JOIN_BYTES:
-                self._file.pwritev(frames, self.tail)
-            else:
-                self._file.pwrite(frames[0] if len(frames) == 1 else b"".join(frames), self.tail)
-        except OSError as error:
-            # Any part of it may stand behind the tail. A frame whose last byte is zero counts as cut short.
-            self._mark(frames, self._file, self.tail, b"\0")
-            self._erase()
-            self._refuse(frames, error, broken=True)
+        return size_bytes
+
+    def _not_written(self, frames: list[Frames], file: File, at: int, error: Exception) -> NoReturn:
+        """Refuse frames of which any part may be in the file. A frame whose last byte is zero counts as cut short."""
+        self._erasures.mark(frames, file, at, b"\0")
+        self._erasures.write()
+        self._refuse(frames, error, broken=True)
+
+    def _wrote(self, frames: list[Frames], size_bytes: int) -> None:
         self.read_only = None
         self.tail += size_bytes
         if not self._unsynced:
@@ -180,6 +210,7 @@ class Wal:
 
     def rotate(self) -> None:
         """Continue in a new file. Raise `OSError` and change nothing if none can be created."""
+        assert self._large is None, "a large write is under way"
         if self._file is None:
             raise LogFailed(self.read_only)
         if self._spare is not None:
@@ -248,17 +279,17 @@ class Wal:
         else:
             done()
 
-    def durable(self, frames: list[bytes]) -> int:
+    def durable(self, frames: list[Frames]) -> int:
         pending = {id(frame) for frame in self._unsynced}
         return next((at for at, frame in enumerate(frames) if id(frame) in pending), len(frames))
 
-    def void(self, frames: list[bytes]) -> None:
+    def void(self, frames: list[Frames]) -> None:
         assert not self._healing, "the new file may hold these frames"
         refused = {id(frame) for frame in frames}
         for frame in frames:
             if (place := self._places.get(id(frame))) is not None:
-                self._mark([frame], *place, bytes([frames_of.REFUSED]))
-        self._erase()
+                self._erasures.mark([frame], *place, bytes([REFUSED]))
+        self._erasures.write()
         # In place: a sync under way counts on the order.
         self._unsynced = [b"" if id(frame) in refused else frame for frame in self._unsynced]
         self._voided = True
@@ -268,7 +299,7 @@ class Wal:
         if self._file is not None and not self._dir.is_there:
             self._fail(OSError(errno.ENOENT, "the data directory was removed or renamed"), broken=True)
         if self._file is None:
-            self._erase()
+            self._erasures.write()
             self.heal()
             return
         self._note_reached()
@@ -296,7 +327,7 @@ class Wal:
 
     def heal(self) -> None:
         """Try to continue in a new file after a failure."""
-        if self._healing or self._syncing or self.undecided():
+        if self._healing or self._syncing or self._large is not None or self.undecided():
             return
         self._healing = True
         number = self.number + 2  # skips one number: an unfinished spare file may have it
@@ -304,7 +335,7 @@ class Wal:
         made: list[tuple[File, int, int]] = []
 
         def work() -> None:
-            data = b"".join(frames)
+            data = b"".join(parts_of(frames))
             file = self._create(number, walfile.Header(number, *self._synced_to), data)
             try:
                 made.append((file, walfile.HEADER_BYTES + len(data), file.size()))
@@ -329,7 +360,7 @@ class Wal:
             self._starts = [(self._forgotten, self._file, self.tail)]
             self._voided = self._sync_failed = False
             self._places.clear()
-            self._erasures.clear()
+            self._erasures.waiting.clear()
             self.stats.rotations_total += 1
             log.info("log_healed", file=number)
             callbacks, self._callbacks = self._callbacks, []
@@ -340,6 +371,7 @@ class Wal:
 
     def close(self) -> None:
         """Sync everything written and close the files. Raise nothing: failures were reported before."""
+        self.finish_large()
         with suppress(LogFailed):
             self.sync_now()
         for file in (*self._behind, self._file, self._spare and self._spare[1]):
@@ -438,31 +470,10 @@ class Wal:
             del self._unsynced[: upto - self._forgotten]
             self._forgotten = upto
 
-    def _refuse(self, frames: list[bytes], error: OSError, *, broken: bool) -> NoReturn:
+    def _refuse(self, frames: list[Frames], error: Exception, *, broken: bool) -> NoReturn:
         self.stats.submit_full_total += len(frames)
         self._fail(error, broken=broken)
         raise LogFailed(self.read_only, written=broken) from error
-
-    def _mark(self, frames: list[bytes], file: File, at: int, last: bytes) -> None:
-        """Note that every frame of these, which stand in `file` from `at` on, must end with the byte `last`."""
-        for frame in frames:
-            self._erasures += [(file, at + end - 1, last) for end in frames_of.ends(frame)]
-            at += len(frame)
-
-    def _erase(self) -> None:
-        """Write the last bytes of refused frames, the newest frame first.
-
-        A power loss can come between two of these writes. An older frame without a newer one is a log that ends early;
-        a newer one without an older one would be damage. So an error ends it here, too: the next tick goes on.
-        """
-        while self._erasures:
-            file, at, last = self._erasures[-1]
-            try:
-                file.pwrite(last, at)
-            except OSError as error:
-                log.error("cannot_erase", file=file.path, offset=at, reason=_reason(error))
-                return
-            self._erasures.pop()
 
     def _locate(self) -> dict[int, tuple[File, int]]:
         """Return file and offset of every frame since the last successful sync, by the id of the frame."""

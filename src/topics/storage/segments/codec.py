@@ -109,10 +109,10 @@ def encode(
     *,
     topic_id: int,
     epoch: int,
-) -> list[bytes]:
-    """Return the whole file in pieces, to be written one after the other."""
+) -> list[bytes | memoryview]:
+    """Return the whole file in pieces, to be written one after the other. `rendered` is not copied."""
     count = len(columns)
-    data = bytes(rendered)
+    data = memoryview(rendered)
     sums = b"".join(sum64(data[at : at + CHUNK_BYTES]).to_bytes(8, "little") for at in range(0, len(data), CHUNK_BYTES))
     sections, index = _encode_index(columns)
     flags = bytes([LIVE]) * count if deleted is None else bytes(deleted).translate(_FLAG_TO_DISK.ljust(256, b"\0"))
@@ -131,7 +131,15 @@ def encode(
         END_MAGIC,
         count,
     )
-    return [MAGIC, data, sums, index, flags, footer, sum64(footer).to_bytes(8, "little")]
+    return [
+        MAGIC,
+        rendered if isinstance(rendered, bytes) else data,
+        sums,
+        index,
+        flags,
+        footer,
+        sum64(footer).to_bytes(8, "little"),
+    ]
 
 
 def decode_footer(tail: bytes, *, path: str, file_bytes: int) -> Footer:

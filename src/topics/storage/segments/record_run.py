@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -91,7 +92,8 @@ class Slice(Struct, eq=False):
 
 
 def encode(run: Run, *, topic_id: int, epoch: int) -> list[bytes]:
-    return codec.encode(run.columns, run.data, run.marks, topic_id=topic_id, epoch=epoch)
+    parts = codec.encode(run.columns, run.data, run.marks, topic_id=topic_id, epoch=epoch)
+    return cast(list[bytes], parts)  # as `run.data` is
 
 
 def decode(block: bytes | bytearray | memoryview, *, source: str) -> Run:

@@ -167,7 +167,7 @@ class MemorySegment(Segment):
     def __init__(self, first: int, *, opened_ms: int = 0, columns: Columns | None = None) -> None:
         super().__init__(first)
         self.columns = Columns(first) if columns is None else columns
-        self.rendered = bytearray()
+        self.rendered: bytearray | bytes | memoryview = bytearray()  # the first while the segment grows
         self.opened_ms = opened_ms
 
     def read(self, low: int, high: int) -> bytes:
@@ -199,9 +199,15 @@ class MemorySegment(Segment):
         segment.live, segment.live_bytes = segment.live_within(0, footer.count)
         return segment
 
+    def holds_alone(self, blob: bytes | memoryview, n: int, ts: int) -> None:
+        """Add the bytes of the only `n` records without a copy. The segment must not grow any more."""
+        assert not self.count, "the segment has other records"
+        self.grew(b"", n, ts)
+        self.rendered, self.live_bytes = blob, len(blob)
+
     def grew(self, blob: bytes, n: int, ts: int) -> None:
-        """Count `n` records that `columns.extend` has added."""
-        self.rendered += blob
+        """Add the bytes of `n` records that `columns.extend` has added."""
+        self.rendered += blob  # type: ignore[operator]
         if not self.count:
             self.min_ts = ts
         self.max_ts = ts

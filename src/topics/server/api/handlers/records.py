@@ -13,6 +13,7 @@ from topics.engine.consumers.verbs import StoredConsumer
 from topics.engine.read.read import Query, Reading, Tombstone
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps, once_loaded
+from topics.engine.write import large_render
 from topics.engine.write.append import Appended
 from topics.engine.write.archived import check_epoch
 from topics.engine.write.delete import Deleted
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from topics.engine.write.commit import Ticket
+    from topics.engine.write.large_render import LargeBlob
     from topics.server.api.route import Call
     from topics.server.api.services import Services
 
@@ -57,7 +59,7 @@ SMALL_BYTES = 16 << 10  # of an answer that is joined here
 _MILLIS = [f"{us / 1000:.3f}" for us in range(10_000)]
 
 
-def append(services: Services, call: Call) -> Answer:
+def append(services: Services, call: Call, blob: LargeBlob | None = None) -> Answer:
     """Append records, all or none."""
     request = call.request
     write: WriteRequest | None = call.wanted
@@ -70,14 +72,18 @@ def append(services: Services, call: Call) -> Answer:
     with_seqs = not request.query or query_string.flag(query_string.parse(request.query), "return_seqs", default=True)
     encode = _appended_listing if with_seqs else _appended_bounds
     if services.throttle.pressed:
-        return services.throttle.append(call.params["topic"], write, request, encode)
-    return when_done(services.engine.append(call.params["topic"], write), request, encode)
+        return services.throttle.append(call.params["topic"], write, request, encode, blob)
+    return when_done(services.engine.append(call.params["topic"], write, blob), request, encode)
 
 
 def _append_large(services: Services, call: Call) -> Steps[Answer]:
-    """Append a large body, which is decoded in steps."""
+    """Append a large body, which is decoded and rendered in steps."""
+    body_bytes = len(call.request.body)
     call.wanted = yield from decode_write_steps(call.request.body, services.engine.limits, call)
-    return with_warnings(call, (yield from once_loaded(lambda: append(services, call))))
+    blob = None
+    if body_bytes > large_render.LARGE_BYTES:
+        blob = yield from services.engine.render_large(call.params["topic"], call.wanted)
+    return with_warnings(call, (yield from once_loaded(lambda: append(services, call, blob))))
 
 
 def _appended_listing(ticket: Ticket, request: Request) -> Response:

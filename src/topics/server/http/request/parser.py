@@ -5,6 +5,7 @@ its bytes, and what lies between the pieces of a chunked body (chunk extensions 
 by its bytes.
 """
 
+from io import BytesIO
 from typing import Protocol
 
 import httptools
@@ -85,7 +86,7 @@ class RequestReader:
         self._repeated = False
         self.head: RequestHead | None = None
         self.wanted = True
-        self._body: bytes | bytearray = b""
+        self._body: bytes | BytesIO = b""
         self.body_bytes = 0
         self._quiet_bytes = 0
 
@@ -99,7 +100,11 @@ class RequestReader:
     @property
     def held_bytes(self) -> int:
         """Bytes of a request that is not whole yet."""
-        return 0 if self.phase == BETWEEN else len(self._body) + max(self._head_bytes, self._quiet_bytes)
+        return (
+            0
+            if self.phase == BETWEEN
+            else (self.body_bytes if self._body else 0) + max(self._head_bytes, self._quiet_bytes)
+        )
 
     @property
     def fields(self) -> int:
@@ -252,8 +257,10 @@ class RequestReader:
                 return
             if isinstance(self._body, bytes):
                 # One buffer, not a list of pieces: a client that sends single bytes would cost 40 bytes for each.
-                self._body = bytearray(self._body)
-            self._body += piece
+                # `getvalue` does not copy it, as `bytes` would copy a `bytearray`: 64 MiB take 35 ms.
+                first, self._body = self._body, BytesIO()
+                self._body.write(first)
+            self._body.write(piece)
 
     def on_message_complete(self) -> None:
         head = self.head
@@ -263,4 +270,4 @@ class RequestReader:
         self._quiet_bytes = 0
         body, self._body = self._body, b""
         if self.wanted:
-            self._listener.take_request(head, bytes(body))
+            self._listener.take_request(head, body if isinstance(body, bytes) else body.getvalue())

@@ -21,7 +21,7 @@ from topics.errors import Code, TopicsError, invalid
 from topics.model import surrogates
 from topics.model.records import Limits, NewRecord, PlainWriteRequest, WriteRequest
 from topics.model.unknown_fields import Noted, Notes, RequestDecoder, note, warnings_about
-from topics.model.wire import MAX_PLAIN_BODY_BYTES, UnknownField, check_text, decode_error
+from topics.model.wire import MAX_PLAIN_BODY_BYTES, UnknownField, check_text, check_text_steps, decode_error
 from topics.model.write_outline import is_slow, outline
 
 BATCH_BYTES = 1 << 10  # a larger request probably has many records
@@ -69,7 +69,7 @@ def decode_steps(
     plain: msgspec.json.Decoder[Any] | None = None,
 ) -> Generator[None, None, Any]:
     """Return the decoded write, in steps, and note its unknown fields. Try `plain` first, which is faster."""
-    check_text(body)
+    yield from check_text_steps(body)
     if is_slow(body):
         return (yield from _decode_parts(decoder, body, limits, noted))
     try:

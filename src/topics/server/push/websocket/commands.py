@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -9,7 +10,10 @@ from msgspec import UNSET, Struct
 
 from topics.engine.consumers.verbs import StoredConsumer
 from topics.engine.state.topic import Topic
+from topics.engine.steps import Steps, once_loaded
+from topics.engine.write.large_render import LARGE_BYTES
 from topics.errors import TopicsError, invalid
+from topics.model.records import WriteRequest
 from topics.model.watch import (
     Command,
     CommitCommand,
@@ -80,7 +84,7 @@ class SocketCommands:
     """Carries out the commands of one connection. Holds its subscriptions and its unacknowledged publishes."""
 
     __slots__ = (
-        "_caller", "_client", "_loading", "_opening", "_services", "subscriptions", "unacked", "unacked_bytes",
+        "_caller", "_client", "_loading", "_services", "_unfinished", "subscriptions", "unacked", "unacked_bytes",
     )  # fmt: skip
 
     def __init__(self, services: SocketServices, caller: Caller, client: CommandClient) -> None:
@@ -88,7 +92,7 @@ class SocketCommands:
         self._caller = caller
         self._client = client
         self._loading = NOT_LOADING  # of a command that needs the disk
-        self._opening = 0  # subscribes that wait for the position of a consumer
+        self._unfinished = 0  # commands that wait: for the position of a consumer, or to be rendered in slices
         self.subscriptions = SubscriptionSet(services.budget)
         self.unacked = self.unacked_bytes = 0
 
@@ -98,7 +102,7 @@ class SocketCommands:
         """Return whether a command waits for the disk or the log, or too many publishes are in progress."""
         if self.unacked >= MAX_UNACKED or self.unacked_bytes > MAX_UNACKED_BYTES:
             return True
-        return self._loading.waiting or self._opening > 0
+        return self._loading.waiting or self._unfinished > 0
 
     def begin(self, command: Command, size_bytes: int, warnings: list[str] | None = None) -> None:
         """Carry out a command, after loading what it needs. Later commands wait for it: see `is_blocked`."""
@@ -174,12 +178,12 @@ class SocketCommands:
         if opened.done:
             self._begin_watching(command, opened.value(), warnings)
         else:
-            self._opening += 1
+            self._unfinished += 1
             opened.on_done(partial(self._opened, command, warnings))
 
     def _opened(self, command: Subscribe, warnings: list[str] | None, opened: Ticket) -> None:
         """Begin to watch: the positions of the consumers are in the log."""
-        self._opening -= 1
+        self._unfinished -= 1
         if self._client.open:
             work = partial(self._try_watching, command, warnings, opened)
             self._loading = self._services.runtime.attempt(work, partial(self._cannot_read, command))
@@ -272,17 +276,45 @@ class SocketCommands:
         write, throttle = command.write(), self._services.throttle
         if throttle.pressed and not write.disable_backpressure:
             throttle.check(command.topic)
-        ticket = self._services.runtime.engine.append(command.topic, write)
-        self.unacked += 1
-        self.unacked_bytes += size_bytes
-        with_seqs, request_id, name = command.return_seqs, command.request_id, command.topic
+        engine, name, request_id = self._services.runtime.engine, command.topic, command.request_id
 
-        def finish(done: Ticket) -> None:
+        def ended(done: Ticket) -> None:
             self.unacked -= 1
             self.unacked_bytes -= size_bytes
-            self._published(done, request_id, name, warnings, with_seqs=with_seqs)
+            self._published(done, request_id, name, warnings, with_seqs=command.return_seqs)
 
-        ticket.on_done(finish)
+        def staged(ticket: Ticket) -> None:
+            self.unacked += 1
+            self.unacked_bytes += size_bytes
+            ticket.on_done(ended)
+
+        if size_bytes > LARGE_BYTES:
+            self._publish_in_slices(name, write, staged, request_id)
+        else:
+            staged(engine.append(name, write))
+
+    def _publish_in_slices(
+        self, name: str, write: WriteRequest, staged: Callable[[Ticket], None], request_id: RequestId
+    ) -> None:
+        """Publish a large message. Later commands wait until it is staged, so that the order holds."""
+        engine = self._services.runtime.engine
+
+        def steps() -> Steps[Ticket]:
+            blob = yield from engine.render_large(name, write)
+            return (yield from once_loaded(lambda: engine.append(name, write, blob)))
+
+        def finish(ticket: Ticket) -> None:
+            self._unfinished -= 1
+            staged(ticket)
+            self._client.unblock()
+
+        def fail(error: TopicsError) -> None:
+            self._unfinished -= 1
+            self._client.refuse(error, request_id)
+            self._client.unblock()
+
+        self._unfinished += 1
+        self._services.slices.run(steps(), finish, fail)
 
     def _published(
         self, ticket: Ticket, request_id: RequestId, name: str, warnings: list[str] | None, *, with_seqs: bool

@@ -1,0 +1,87 @@
+"""Work of the log on other threads: the interface of the threads, a large write, and how it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Lock
+from typing import Protocol
+
+from topics.storage.fs import File
+from topics.storage.log.frame import Frames, LargeFrame, parts_of
+
+
+WARM_BYTES = 1 << 20
+
+
+class LogFailed(Exception):
+    """The log refused frames. Frames written before are intact.
+
+    `written` says that some of the frames may have reached the disk. They are erased, but a power loss before the log
+    has healed may bring them back.
+    """
+
+    def __init__(self, reason: str | None, *, written: bool = False) -> None:
+        super().__init__(reason)
+        self.written = written
+
+
+class Worker(Protocol):
+    """Runs blocking calls on another thread in order, and calls back on the owner's thread."""
+
+    def submit(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None: ...
+
+
+class InlineWorker:
+    """Runs each call at once. For offline commands and tests."""
+
+    def submit(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            done(error)
+        else:
+            done(None)
+
+
+def warm(file: File, at: int, size_bytes: int, stop: Callable[[], bool]) -> None:
+    """Read [at, at + size_bytes) of a file into the memory of the operating system, until `stop` returns True."""
+    for start in range(at, at + size_bytes, WARM_BYTES):
+        if stop():
+            return
+        file.pread(WARM_BYTES, start)
+
+
+class LargeWrite:
+    """A write of frames that a worker runs, or the owner if that cannot wait for the worker."""
+
+    def __init__(self, frames: list[Frames], file: File, at: int, report: Callable[[Exception | None], None]) -> None:
+        self._frames = frames
+        self._file = file
+        self._at = at
+        self._report = report
+        self._lock = Lock()
+        self._run = self._reported = False
+        self._error: Exception | None = None
+
+    def run(self) -> None:
+        """Write, unless another thread has done so. Wait for a thread that is about to."""
+        with self._lock:
+            if not self._run:
+                self._run = True
+                try:
+                    self._write()
+                except Exception as error:
+                    self._error = error
+
+    def end(self) -> None:
+        """Report the outcome once, on the owner's thread, as soon as there is one."""
+        self.run()
+        if not self._reported:
+            self._reported = True
+            self._report(self._error)
+
+    def _write(self) -> None:
+        for frame in self._frames:
+            if isinstance(frame, LargeFrame):
+                frame.seal()
+        self._file.pwritev(parts_of(self._frames), self._at)
