@@ -3,7 +3,7 @@
 Work for a thread is held back and done at a random later moment; file calls fail at random; then the machine crashes.
 The ledger must agree with the restarted server.
 
-`make torture` plays 2,480 schedules, `TORTURE=all make torture` 12,000.
+`make torture` plays 2,720 schedules, `TORTURE=all make torture` 13,000.
 """
 
 from __future__ import annotations
@@ -33,13 +33,18 @@ TOPICS = {"f": "fsync", "g": "fsync", "d": "disk", "m": "memory"}
 class Race:
     """One random schedule."""
 
-    def __init__(self, seed: int, *, faults: bool, classes: bool) -> None:
+    def __init__(self, seed: int, *, faults: bool, classes: bool, large: bool) -> None:
         self.rng = Random(seed)
         self.faults = faults
         self.classes = classes  # whether topics change their durability class
-        self.sync, self.store = DeferredWorker(), DeferredWorker()
+        self.large = large  # whether appends are written on another thread
+        self.sync, self.store, self.write = DeferredWorker(), DeferredWorker(), DeferredWorker()
         self.server = SimServer.start(
-            SimDisk(seed=seed), sync_worker=self.sync, store_worker=self.store, gather_turns=seed % 3
+            SimDisk(seed=seed),
+            sync_worker=self.sync,
+            store_worker=self.store,
+            write_worker=self.write,
+            gather_turns=seed % 3,
         )
         self.client = Client(self.server)
 
@@ -54,6 +59,10 @@ class Race:
     def step(self) -> None:
         rng, client, server = self.rng, self.client, self.server
         name = rng.choice(list(TOPICS))
+        if self.large and rng.random() < 0.3:
+            self.step_large(name)
+            server.engine.flush()
+            return
         roll = rng.random()
         if roll < 0.40:
             large = rng.choice([0, 0, 0, 1_500])
@@ -83,6 +92,19 @@ class Race:
             self.break_something()
         server.engine.flush()
 
+    def step_large(self, name: str) -> None:
+        rng = self.rng
+        roll = rng.random()
+        if roll < 0.5:
+            n, size, flush = rng.choice([2, 9]), rng.choice([0, 0, 900]), rng.random() < 0.7
+            self.client.append(name, n, size=size, flush=flush, in_steps=True, durability=TOPICS[name])
+        elif roll < 0.8:
+            self.write.run(2)
+        elif roll < 0.9:
+            self.write.work()
+        elif self.faults:
+            self.server.disk.fail(at=len(self.server.disk.calls), op="pwritev", short=rng.random() < 0.5)
+
     def break_something(self) -> None:
         """Let a call that writes fail, or end all failures. An `open` fails only for a file that is being created."""
         disk = self.server.disk
@@ -101,9 +123,11 @@ class Race:
         for _ in range(4):
             self.server.turn()
             self.server.turn()
+            self.write.run_all()
             self.sync.run_all()
             self.store.run_all()
             self.server.tick()
+        self.write.run_all()
         self.sync.run_all()
 
     def check_crash(self, mode: str, *, healed: bool = False) -> None:
@@ -111,10 +135,10 @@ class Race:
         self.client.ledger.check(after, MODES[mode], healed=healed, fenced=self.server.wal.fenced)
 
 
-def try_schedules(seeds: Sequence[int], *, faults: bool, steps: int, classes: bool = False) -> int:
+def try_schedules(seeds: Sequence[int], *, faults: bool, steps: int, classes: bool = False, large: bool = False) -> int:
     for seed in seeds:
         try:
-            race = Race(seed, faults=faults, classes=classes)
+            race = Race(seed, faults=faults, classes=classes, large=large)
             race.run(steps)
             for mode in MODES:
                 race.check_crash(mode)
@@ -125,7 +149,7 @@ def try_schedules(seeds: Sequence[int], *, faults: bool, steps: int, classes: bo
             for mode in MODES:
                 race.check_crash(mode, healed=True)
         except BaseException as error:
-            error.add_note(f"schedule {seed}, faults={faults}, {steps} steps, classes={classes}")
+            error.add_note(f"schedule {seed}, faults={faults}, {steps} steps, classes={classes}, large={large}")
             raise
     return len(seeds)
 
@@ -146,6 +170,11 @@ def test_schedules_that_once_failed_break_no_promise() -> None:
 @pytest.mark.parametrize("faults", [False, True])
 def test_class_changes_between_slow_threads_break_no_promise(faults: bool) -> None:
     try_schedules(range(SEED * 1000, SEED * 1000 + 20), faults=faults, steps=60, classes=True)
+
+
+@pytest.mark.parametrize("faults", [False, True])
+def test_large_writes_between_slow_threads_break_no_promise(faults: bool) -> None:
+    try_schedules(range(SEED * 1000, SEED * 1000 + 20), faults=faults, steps=80, classes=True, large=True)
 
 
 def slow(seed: int = SEED, *, gather_turns: int = 0) -> tuple[SimServer, DeferredWorker]:
@@ -408,3 +437,11 @@ def test_many_schedules_with_class_changes_break_no_promise(block: int, counts: 
     schedules = range(10_000 * block, 10_000 * block + amount(60, 250))
     try_schedules(schedules, faults=bool(block % 2), steps=120, classes=True)
     counts(f"with class changes in block {block}", schedules=len(schedules))
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("block", range(4))
+def test_many_schedules_with_large_writes_break_no_promise(block: int, counts: Counts) -> None:
+    schedules = range(10_000 * block, 10_000 * block + amount(60, 250))
+    try_schedules(schedules, faults=bool(block % 2), steps=120, classes=block > 1, large=True)
+    counts(f"with large writes in block {block}", schedules=len(schedules))

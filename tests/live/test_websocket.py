@@ -400,3 +400,25 @@ def test_unknown_field_in_the_configuration_of_a_publish_is_refused(live, topic,
     ws = open_socket(live.url)
     error = ws.call("publish", topic=topic, records=[{"data": 1}], config={"cap_record": 5})
     assert (error["op"], error["code"], error["detail"]) == ("error", "invalid_request", {"field": "config.cap_record"})
+
+
+def test_publishes_behind_a_large_one_keep_the_order(live, topic, open_socket):
+    """The large one is rendered in slices: later commands must wait for it."""
+    socket = open_socket(live.url)
+    large = [{"data": "x" * 10_000, "meta": {"n": n}} for n in range(400)]
+    for at, records in enumerate(([{"data": 0}], large, [{"data": 1}], large, [{"data": 2}])):
+        socket.send("publish", topic=topic, records=records, request_id=at, return_seqs=False)
+    acks = [socket.until("ack", request_id=at) for at in range(5)]
+    assert [(ack["first_seq"], ack["last_seq"]) for ack in acks] == [
+        (1, 1), (2, 401), (402, 402), (403, 802), (803, 803),
+    ]  # fmt: skip
+    [last] = live.api.diff(topic, from_seq=801, limit=1)["records"]
+    assert (last["data"], last["meta"]) == ("x" * 10_000, {"n": 399})
+
+
+def test_refused_large_publish_does_not_block_the_next_command(live, topic, open_socket):
+    socket = open_socket(live.url)
+    records = [{"data": "x" * 10_000, "meta": [1]}] * 300
+    refused = socket.call("publish", topic=topic, records=records)
+    assert (refused["op"], refused["code"]) == ("error", "invalid_request")
+    assert socket.call("publish", topic=topic, records=[{"data": 1}])["first_seq"] == 1

@@ -9,7 +9,7 @@ from topics.errors import Code, TopicsError
 from topics.model.records import DeleteRequest, DiffRequest, WriteRequest
 from topics.model.topic import ConfigPatch
 from topics.model.watch import Command
-from topics.model.wire import check_u64, decode_body
+from topics.model.wire import TEXT_STEP_BYTES, check_text, check_text_steps, check_u64, decode_body
 
 decoders = {kind: msgspec.json.Decoder(kind) for kind in (WriteRequest, DiffRequest, DeleteRequest, ConfigPatch)}
 
@@ -111,3 +111,18 @@ def test_unknown_enum_value_is_reported_with_the_choices(kind: Any, body: bytes,
     with pytest.raises(TopicsError) as caught:
         decode_body(msgspec.json.Decoder(kind), body)
     assert caught.value.message.endswith(message)
+
+
+@pytest.mark.parametrize("text", [b"", b"plain", "é".encode(), b"\xff", b"\xe2\x82", "€".encode() * 3, b"\xed\xa0\x80"])
+@pytest.mark.parametrize("before", [0, TEXT_STEP_BYTES - 1, TEXT_STEP_BYTES, 2 * TEXT_STEP_BYTES - 2])
+@pytest.mark.parametrize("after", [b"", b"x", "é".encode(), b"x" * TEXT_STEP_BYTES])
+def test_text_is_checked_in_steps_as_at_once(text: bytes, before: int, after: bytes) -> None:
+    body = b"a" * before + text + after
+    found = []
+    for check in (check_text, lambda body: list(check_text_steps(body))):
+        try:
+            check(body)
+            found.append("valid")
+        except TopicsError as error:
+            found.append(error.message)
+    assert found[0] == found[1]

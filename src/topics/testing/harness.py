@@ -134,7 +134,8 @@ class SimServer:
 
     def __init__(self, disk: SimDisk, *, clock: SimClock | None = None, segments: SegmentLimits = SMALL_SEGMENTS,
                  wal_file_bytes: int = SMALL_WAL_BYTES, sync_worker: Worker | None = None,
-                 store_worker: Worker | None = None, gather_turns: int = 0) -> None:  # fmt: skip
+                 store_worker: Worker | None = None, write_worker: Worker | None = None,
+                 gather_turns: int = 0) -> None:  # fmt: skip
         self.disk = disk
         self.clock = clock or SimClock()
         self._segments = segments
@@ -148,6 +149,7 @@ class SimServer:
             file_bytes=wal_file_bytes,
             worker=InlineWorker() if sync_worker is None else sync_worker,
             clock=self.clock,
+            writer=write_worker,
         )
         self.store = Store(
             self._dir,
