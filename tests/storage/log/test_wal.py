@@ -9,7 +9,7 @@ import pytest
 from topics.storage.datadir import DataDir
 from topics.storage.log import frame, walfile
 from topics.storage.log.wal import Wal
-from topics.storage.log.worker import LogFailed
+from topics.storage.log.worker import WARM_BYTES, LogFailed
 from topics.testing.clock import SimClock
 from topics.testing.disk import SimDisk
 
@@ -171,7 +171,7 @@ def large_frame(first: int, body: bytes) -> frame.LargeFrame:
 
 def entries(disk: SimDisk) -> list[int]:
     """Return the first seqs of the entries that a start would replay from the newest file."""
-    newest = disk.contents(sorted(path for path in disk.files() if path.endswith(".wal"))[-1])
+    newest = disk.contents(newest_of(disk))
     return [found.frame.head.first for found in walfile.scan(newest) if isinstance(found, walfile.FoundFrame)]
 
 
@@ -249,6 +249,40 @@ def test_a_new_file_repeats_large_frames_that_no_sync_has_covered() -> None:
 def test_a_large_write_that_does_not_fit_goes_into_the_next_file() -> None:
     wal, _, disk = open_wal(file_bytes=4096)
     wal.write([frame.encode(4, 1, 1, 1, b"a")])
-    wal.warm(8000)
     wal.write_large([large_frame(2, b"b" * 8000)], lambda failure: None)
     assert (entries(disk), wal.number) == ([2], 2)
+
+
+def test_a_large_write_finds_a_file_that_is_large_enough() -> None:
+    writer = Queue()
+    wal, queue, disk = open_wal(file_bytes=4096, writer=writer)
+    wal.warm(8000)
+    queue.run()
+    writer.run()
+    allocated = len([call for call in disk.calls if call.op == "allocate"])
+    wal.write_large([large_frame(2, b"b" * 8000)], lambda failure: None)
+    writer.run()
+    assert (entries(disk), wal.number) == ([2], 2)
+    assert len([call for call in disk.calls if call.op == "allocate"]) == allocated
+    assert disk.contents(newest_of(disk))[9000:] == bytes(8000 + WARM_BYTES - 9000)
+
+
+def test_a_file_that_is_prepared_already_is_enlarged() -> None:
+    wal, queue, disk = open_wal(file_bytes=4096)
+    wal.prepare()
+    queue.run()
+    disk.fail(op="allocate", times=1, error=errno.ENOSPC)
+    wal.warm(8000)
+    queue.run()
+    assert len(disk.contents(newest_of(disk))) == 4096
+    assert wal.read_only is None
+    wal.warm(8000)
+    assert not wal.prepare(), "the file is being enlarged"
+    queue.run()
+    assert len(disk.contents(newest_of(disk))) == 8000 + WARM_BYTES
+    wal.rotate()
+    assert wal.number == 2
+
+
+def newest_of(disk: SimDisk) -> str:
+    return sorted(path for path in disk.files() if path.endswith(".wal"))[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from topics import logs
@@ -38,3 +39,20 @@ class Erasures:
                 log.error("cannot_erase", file=file.path, offset=at, reason=error.strerror or str(error))
                 return
             self.waiting.pop()
+
+
+def locate(
+    frames: Sequence[Frames], number: int, starts: Sequence[tuple[int, File, int]]
+) -> dict[int, tuple[File, int]]:
+    """Return file and offset of frames, the first of which has this number, by the id of the frame.
+
+    Each of `starts` says that the frames from a number on stand in a file from an offset on.
+    """
+    places: dict[int, tuple[File, int]] = {}
+    waiting = deque(starts)
+    for at_number, frame in enumerate(frames, number):
+        while waiting and waiting[0][0] <= at_number:
+            _, file, at = waiting.popleft()
+        places[id(frame)] = file, at
+        at += len(frame)
+    return places

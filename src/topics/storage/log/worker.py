@@ -9,7 +9,6 @@ from typing import Protocol
 from topics.storage.fs import File
 from topics.storage.log.frame import Frames, LargeFrame, parts_of
 
-
 WARM_BYTES = 1 << 20
 
 
