@@ -124,6 +124,7 @@ class Race:
             self.server.turn()
             self.server.turn()
             self.write.run_all()
+            self.server.engine.flush()
             self.sync.run_all()
             self.store.run_all()
             self.server.tick()

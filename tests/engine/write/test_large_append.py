@@ -186,6 +186,8 @@ def test_other_writes_form_the_next_batch_while_a_large_one_is_written():
     assert not any(ticket.done for ticket in (large, *later))
     assert bench.log.frames == []
     bench.log.finish_large()
+    assert [ticket.done for ticket in (large, *later)] == [True, False, False, False]
+    bench.engine.flush()
     assert [(ticket.value().first, ticket.value().last) for ticket in (large, *later)] == [
         (1, 3),
         (4, 4),

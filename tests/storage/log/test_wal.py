@@ -268,17 +268,18 @@ def test_a_large_write_finds_a_file_that_is_large_enough() -> None:
 
 
 def test_a_file_that_is_prepared_already_is_enlarged() -> None:
-    wal, queue, disk = open_wal(file_bytes=4096)
+    writer = Queue()
+    wal, queue, disk = open_wal(file_bytes=4096, writer=writer)
     wal.prepare()
     queue.run()
     disk.fail(op="allocate", times=1, error=errno.ENOSPC)
     wal.warm(8000)
-    queue.run()
+    writer.run()
     assert len(disk.contents(newest_of(disk))) == 4096
     assert wal.read_only is None
     wal.warm(8000)
     assert not wal.prepare(), "the file is being enlarged"
-    queue.run()
+    writer.run()
     assert len(disk.contents(newest_of(disk))) == 8000 + WARM_BYTES
     wal.rotate()
     assert wal.number == 2

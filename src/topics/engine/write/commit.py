@@ -226,7 +226,7 @@ class Commits:
     def flush(self) -> None:
         """Write all staged frames, and apply the tickets that need not wait for a sync.
 
-        While a large write is under way, what is staged waits for its end: `flush_now` does not return before that.
+        While a large write is under way, what is staged waits for its end. `flush_now` waits, too.
         """
         batch = self._staged
         if not batch:
@@ -269,7 +269,8 @@ class Commits:
             self.refuse(_needing_log(batch), failure, behind=self._take_staged())
             batch = [ticket for ticket in batch if not ticket.done]
         self._logged(batch, self.tick_ns() - began_ns)
-        self.flush()
+        if self._staged:
+            self.schedule(self.flush)
 
     def _logged(self, batch: list[Ticket], took_ns: int) -> None:
         """Apply the tickets of a batch that is in the log, except for those that wait for a sync."""
@@ -286,10 +287,9 @@ class Commits:
 
     def flush_now(self) -> None:
         """Write everything that is staged, and wait for large writes."""
-        # Bound: the batch that is being written, and what is staged.
-        while self._writing is not None or self._staged:
-            self.flush()
-            self.log.finish_large()
+        self.log.finish_large()
+        self.flush()
+        self.log.finish_large()
 
     def _take_staged(self) -> list[Ticket]:
         """Return the staged tickets, which are refused."""

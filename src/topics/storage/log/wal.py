@@ -58,6 +58,7 @@ class Wal:
         self.read_only: str | None = None  # the reason why the log takes no frames
         self._file: File | None = None
         self._spare: tuple[int, File] | None = None
+        self._spare_bytes = 0  # that it reserves
         self._preparing = False
         self._not_prepared = False  # the last attempt to prepare a file failed
         self.woke: Callable[[], None] = lambda: None  # called when frames wait for a sync and none did before
@@ -168,6 +169,8 @@ class Wal:
             return
         if self.tail + need_bytes <= self._file_bytes:
             self._read_ahead(self._file, self.tail, need_bytes)
+        elif self._spare is not None and self._spare_bytes >= need_bytes:
+            self._read_ahead(self._spare[1], walfile.HEADER_BYTES, need_bytes)
         else:
             self._prepare(need_bytes)
 
@@ -410,13 +413,15 @@ class Wal:
                 made.append(spare[1])  # as large as it was
             if made and self._file is not None and self.number < number:
                 self._spare = number, made[0]
-                self.read_only = None if error is None else self.read_only
-                if large_bytes and error is None:
-                    self._read_ahead(made[0], walfile.HEADER_BYTES, large_bytes)
+                if error is None:
+                    self._spare_bytes, self.read_only = large_bytes, None
+                    if large_bytes:
+                        self._read_ahead(made[0], walfile.HEADER_BYTES, large_bytes)
             elif made:
                 _close(made[0])
 
-        self._worker.submit(work, finished)
+        # An existing file is enlarged at once, and need not wait for a sync.
+        (self._worker if spare is None else self._writer).submit(work, finished)
 
     def _datasync(self, files: list[File], notes: list[bytes]) -> None:
         """Sync the files in order. Raise `OSError` if a sync fails, or if one has failed since the log last healed.
