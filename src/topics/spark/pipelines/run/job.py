@@ -57,6 +57,7 @@ SESSION = {
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
     "spark.sql.session.timeZone": "UTC",
+    "spark.executorEnv.ARROW_DEFAULT_MEMORY_POOL": "system",  # the default keeps freed memory, 40 MiB in each worker
 }
 
 
