@@ -34,22 +34,23 @@ def timed_s(url: str, lake: Path, topics: list[str], spark: Any) -> float:
     return elapsed_s
 
 
-def filled(client: Client, name: str, count: int) -> list[str]:
+def filled(url: str, name: str, count: int) -> list[str]:
     """Fill new topics, and return their names. A topic belongs to one lake, so every lake has topics of its own."""
     topics = [f"{name}-{number}" for number in range(count)]
-    for topic in topics:
-        client.append(topic, [record(n) for n in range(RECORDS)])
+    with Client(url) as client:
+        for topic in topics:
+            client.append(topic, [record(n) for n in range(RECORDS)])
     return topics
 
 
-def compare(client: Client, directory: Path, count: int, name: str, spark: Any) -> None:
+def compare(url: str, directory: Path, count: int, name: str, spark: Any) -> None:
     def run_s(lake: str, topics: list[str]) -> float:
-        return timed_s(client.url, directory / f"{name}-{lake}", topics, spark)
+        return timed_s(url, directory / f"{name}-{lake}", topics, spark)
 
-    run_s("warm", filled(client, f"{name}-warm", 2))
-    topics = filled(client, f"{name}-together", count)
+    run_s("warm", filled(url, f"{name}-warm", 2))
+    topics = filled(url, f"{name}-together", count)
     together_s = run_s("together", topics)
-    alone_s = sum(run_s("alone", [topic]) for topic in filled(client, f"{name}-alone", count))
+    alone_s = sum(run_s("alone", [topic]) for topic in filled(url, f"{name}-alone", count))
     print(f"{name}: {count} topics of {RECORDS:,} records")
     print(f"  together {together_s:.2f} s, one after another {alone_s:.2f} s: {alone_s / together_s:.1f} ×")
     for chosen in (topics[:1], topics):
@@ -67,9 +68,9 @@ def main() -> None:
     directory = Path(tempfile.mkdtemp(prefix="topics-rounds-", dir=args.dir))
     spark = session("bench", master="local[*]", config={"spark.ui.enabled": "false", "spark.log.level": "ERROR"})
     try:
-        with server(directory) as (url, _), Client(url, retries=3) as client:
-            compare(client, directory, args.topics, "spark", spark)
-            compare(client, directory, args.topics, "process", False)
+        with server(directory) as (url, _):
+            compare(url, directory, args.topics, "spark", spark)
+            compare(url, directory, args.topics, "process", False)
     finally:
         spark.stop()
         shutil.rmtree(directory, ignore_errors=True)
