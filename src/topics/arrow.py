@@ -10,6 +10,7 @@ Needs pyarrow, which the server does not require: it is imported only for a requ
 from __future__ import annotations
 
 import io
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import msgspec
@@ -52,7 +53,8 @@ class Cells(NamedTuple):
     data: pa.Array
 
 
-def cells(run: Run, *, meta: bool = True) -> Cells:
+def cells(run: Run, *, without: Collection[str] = ()) -> Cells:
+    """Return the columns of a run. Those in `without` (`ts`, `node`, `tag`, `meta`) are not read, and are null."""
     columns = run.columns
     n = len(columns)
     at = None if run.marks is None else np.flatnonzero(np.frombuffer(run.marks, np.uint8) == 0)
@@ -64,23 +66,24 @@ def cells(run: Run, *, meta: bool = True) -> Cells:
     meta_text = pa.nulls(n if at is None else len(at), pa.string())
     if columns.metas is not None:
         sizes = np.frombuffer(columns.metas, np.uint32).astype(np.int64)
-        if meta:
+        if "meta" not in without:
             meta_text = _slices(run.data, data_end - sizes + len(META), data_end, at, absent=sizes == 0)
         data_end = data_end - sizes
     if at is not None:
         seq, ts = seq[at], ts[at]
+    none = pa.nulls(len(seq), pa.string())
     return Cells(
         _integers(seq, pa.int64()),
-        _integers(ts * 1000, UTC_TIMESTAMP),
-        _named(columns.nodes, columns.node_names, n, at),
-        _named(columns.tags, columns.tag_names, n, at),
+        pa.nulls(len(seq), UTC_TIMESTAMP) if "ts" in without else _integers(ts * 1000, UTC_TIMESTAMP),
+        none if "node" in without else _named(columns.nodes, columns.node_names, n, at),
+        none if "tag" in without else _named(columns.tags, columns.tag_names, n, at),
         meta_text,
         _slices(run.data, data_at, data_end, at),
     )
 
 
 def record_batch(run: Run, topic: str, *, meta: bool = True) -> pa.RecordBatch:
-    found = cells(run, meta=meta)
+    found = cells(run, without=() if meta else ("meta",))
     n = len(found.seq)
     none = pa.nulls(n, pa.int64()), pa.nulls(n, pa.string())
     return pa.RecordBatch.from_arrays([pa.repeat(RECORD, n), pa.repeat(topic, n), *found, *none], schema=SCHEMA)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 LOG_APPEND_TIME = 1  # Kafka's timestampType for a timestamp that the log assigned
 KAFKA_NAMES = {"offset": "seq", "timestamp": "ts"}
+CELL_NAMES = {**KAFKA_NAMES, "key": "tag", "headers": "meta"}
 
 
 def _data_fields(layout: Layout) -> DataFields | None:
@@ -39,15 +40,13 @@ class Batches:
         self._schema = layout.arrow()
         self._fields = _data_fields(layout)
         self._where: Condition | None = None if layout.where is None else parse(layout.where, layout.kinds())
-        used = {one.source for one in self._columns} | ({"meta"} if self._where and self._uses("meta") else set())
-        self._needs_meta = not used.isdisjoint(("meta", "headers"))
-
-    def _uses(self, name: str) -> bool:
-        assert self._where is not None
-        return ("_" if self._layout.typed else "") + name in self._where.columns
+        used = {one.source for one in self._columns}
+        if self._where is not None:
+            used |= {name.removeprefix("_") if layout.typed else name for name in self._where.columns}
+        self._unused = {"ts", "node", "tag", "meta"} - {CELL_NAMES.get(name, name) for name in used}
 
     def records(self, run: Run, server: str, topic: str) -> pa.RecordBatch:
-        return self._rows(cells(run, meta=self._needs_meta), server, topic)
+        return self._rows(cells(run, without=self._unused), server, topic)
 
     def archived(self, batch: pa.RecordBatch, server: str, topic: str) -> pa.RecordBatch:
         """Return archived rows, whose columns have the same names, as a batch of this layout."""
