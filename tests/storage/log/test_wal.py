@@ -287,3 +287,19 @@ def test_a_file_that_is_prepared_already_is_enlarged() -> None:
 
 def newest_of(disk: SimDisk) -> str:
     return sorted(path for path in disk.files() if path.endswith(".wal"))[-1]
+
+
+def test_a_log_that_could_not_begin_its_next_file_tries_again() -> None:
+    wal, queue, disk = open_wal(file_bytes=4096)
+    wal.write([frame.encode(4, 1, 1, 1, b"a" * 3000)])
+    wal.prepare()
+    queue.run()
+    fault = disk.fail(op="pwrite", times=1 << 30, error=errno.ENOSPC)
+    with pytest.raises(LogFailed):
+        wal.write([frame.encode(4, 1, 2, 1, b"b" * 3000)])
+    wal.tick()
+    queue.run()
+    assert wal.read_only == "No space left on device"
+    fault.times = 0
+    wal.tick()
+    assert (wal.read_only, wal.number) == (None, 2)

@@ -30,7 +30,16 @@ from topics.storage.log.erasures import Erasures, locate
 from topics.storage.log.frame import REFUSED, Frames, parts_of
 from topics.storage.log.ledger import Ledger
 from topics.storage.log.stats import WalStats
-from topics.storage.log.worker import WARM_BYTES, InlineWorker, LargeWrite, LogFailed, Worker, warm
+from topics.storage.log.worker import (
+    WARM_BYTES,
+    InlineWorker,
+    LargeWrite,
+    LogFailed,
+    Worker,
+    close_quietly,
+    reason_of,
+    warm,
+)
 
 log = logs.Log("wal")
 
@@ -89,7 +98,7 @@ class Wal:
             self._file = self._create(walfile.Header(number, *resume))
         except OSError as error:
             self.number, self._synced_to = number, resume
-            self.read_only = _reason(error)
+            self.read_only = reason_of(error)
             log.error("log_failed", reason=self.read_only, file=number, offset=0)
             return
         self.number, self.tail = number, walfile.HEADER_BYTES
@@ -316,6 +325,10 @@ class Wal:
             self.sync(lambda failure: None)
         if self.tail > self._file_bytes // 2 or self.read_only is not None:
             self.prepare()
+        if self.read_only is not None and self._spare is not None and self._large is None:
+            with suppress(OSError):
+                self.rotate()  # failed before: the log is read-only until it works
+                self.read_only = None
 
     @property
     def idle(self) -> bool:
@@ -349,20 +362,20 @@ class Wal:
             try:
                 made.append((file, walfile.HEADER_BYTES + len(data), file.size()))
             except OSError:
-                _close(file)
+                close_quietly(file)
                 raise
 
         def finished(error: Exception | None) -> None:
             self._healing = False
             if error is not None:
-                self.read_only = _reason(error)
+                self.read_only = reason_of(error)
                 return
             self._file, self.tail, size_bytes = made[0]
             self._first_at = walfile.HEADER_BYTES
             self.ledger.note_file(number, previous=self._synced_to, size_bytes=size_bytes)
             self.number, self.read_only = number, None
             for file in self._behind:
-                _close(file)
+                close_quietly(file)
             self._behind.clear()
             self._forget(covered)
             self._synced_to = self.position
@@ -385,7 +398,7 @@ class Wal:
             self.sync_now()
         for file in (*self._behind, self._file, self._spare and self._spare[1]):
             if file:
-                _close(file)
+                close_quietly(file)
         self._file = None
         self._behind.clear()
         self.ledger.close()
@@ -418,7 +431,7 @@ class Wal:
                     if large_bytes:
                         self._read_ahead(made[0], walfile.HEADER_BYTES, large_bytes)
             elif made:
-                _close(made[0])
+                close_quietly(made[0])
 
         # An existing file is enlarged at once, and need not wait for a sync.
         (self._worker if spare is None else self._writer).submit(work, finished)
@@ -461,7 +474,7 @@ class Wal:
             if file in self._behind:
                 self._behind.remove(file)
                 # Queue the close behind the pending syncs: one of them may sync this file.
-                self._worker.submit(partial(_close, file), lambda error: None)
+                self._worker.submit(partial(close_quietly, file), lambda error: None)
         if position > self._synced_to:
             self._synced_to = position
             self._forget(covered)
@@ -481,7 +494,7 @@ class Wal:
         raise LogFailed(self.read_only, written=broken) from error
 
     def _fail(self, error: Exception, *, broken: bool) -> None:
-        reason = _reason(error)
+        reason = reason_of(error)
         if self.read_only is None:
             log.error("log_failed", reason=reason, file=self.number, offset=self.tail)
         self.read_only = reason
@@ -490,16 +503,6 @@ class Wal:
             self._behind.append(self._file)
             self._places = locate(self._unsynced, self._forgotten, self._starts)
             if self._spare is not None:
-                _close(self._spare[1])
+                close_quietly(self._spare[1])
             self._spare = None
             self._file = None
-
-
-def _reason(error: Exception) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
-
-
-def _close(file: File) -> None:
-    """Close a file whose bytes are synced or will be written to another file."""
-    with suppress(OSError):
-        file.close()

@@ -1,8 +1,9 @@
-"""Work of the log on other threads: the interface of the threads, a large write, and how it fails."""
+"""Work of the log on other threads: the interface of the threads, large writes, and failures."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Lock
 from typing import Protocol
 
@@ -84,3 +85,14 @@ class LargeWrite:
             if isinstance(frame, LargeFrame):
                 frame.seal()
         self._file.pwritev(parts_of(self._frames), self._at)
+
+
+def reason_of(error: Exception) -> str:
+    """Return the reason of a failure, as the log reports it."""
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+
+
+def close_quietly(file: File) -> None:
+    """Close a file whose bytes are synced or will be written to another file."""
+    with suppress(OSError):
+        file.close()
