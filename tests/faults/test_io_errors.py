@@ -116,6 +116,12 @@ def test_pairs_of_operations_are_refused_or_done_when_a_call_fails(part: str, co
     counts(f"in pairs of operations, {part} (seed {SEED})", pairs=len(PAIRS[part]), failing_calls=points)
 
 
+def test_pairs_that_once_failed_are_refused_or_done() -> None:
+    """The log stayed read-only after its next file could not be begun, or trusted a size that was not synced."""
+    pairs = [("append_large", "append_large_disk"), ("checkpoint", "append_in_steps_creates")]
+    assert sweep(pairs) > 0
+
+
 @pytest.mark.parametrize("error", ERRORS)
 def test_start_that_fails_changes_nothing_for_the_next(error: int) -> None:
     client = ready()

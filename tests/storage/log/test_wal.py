@@ -267,22 +267,18 @@ def test_a_large_write_finds_a_file_that_is_large_enough() -> None:
     assert disk.contents(newest_of(disk))[9000:] == bytes(8000 + WARM_BYTES - 9000)
 
 
-def test_a_file_that_is_prepared_already_is_enlarged() -> None:
-    writer = Queue()
-    wal, queue, disk = open_wal(file_bytes=4096, writer=writer)
-    wal.prepare()
+def test_the_file_after_a_large_write_is_as_large() -> None:
+    wal, queue, disk = open_wal(file_bytes=4096)
+    wal.warm(8000)
     queue.run()
-    disk.fail(op="allocate", times=1, error=errno.ENOSPC)
-    wal.warm(8000)
-    writer.run()
-    assert len(disk.contents(newest_of(disk))) == 4096
-    assert wal.read_only is None
-    wal.warm(8000)
-    assert not wal.prepare(), "the file is being enlarged"
-    writer.run()
+    wal.write_large([large_frame(1, b"b" * 8000)], lambda failure: None)
+    wal.tick()
+    queue.run()
     assert len(disk.contents(newest_of(disk))) == 8000 + WARM_BYTES
-    wal.rotate()
-    assert wal.number == 2
+    wal.write([frame.encode(4, 1, 2, 1, b"c" * 3000)])
+    wal.tick()
+    queue.run()
+    assert (wal.number, len(disk.contents(newest_of(disk)))) == (3, 4096)
 
 
 def newest_of(disk: SimDisk) -> str:

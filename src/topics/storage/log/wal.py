@@ -67,7 +67,7 @@ class Wal:
         self.read_only: str | None = None  # the reason why the log takes no frames
         self._file: File | None = None
         self._spare: tuple[int, File] | None = None
-        self._spare_bytes = 0  # that it reserves
+        self._reserve_bytes = 0  # for the next file, if the last write was a large one
         self._preparing = False
         self._not_prepared = False  # the last attempt to prepare a file failed
         self.woke: Callable[[], None] = lambda: None  # called when frames wait for a sync and none did before
@@ -145,11 +145,13 @@ class Wal:
     def write_large(self, frames: list[Frames], done: Callable[[LogFailed | None], None]) -> None:
         """Write the frames on another thread. Nothing else may be written until `done` is called."""
         assert self._large is None, "a large write is under way"
+        reserve_bytes = self._reserve_bytes
         try:
             size_bytes = self._make_room(frames)
         except LogFailed as failure:
             done(failure)
             return
+        self._reserve_bytes = reserve_bytes  # another large write may follow
         file, at = self._file, self.tail
         assert file is not None
 
@@ -178,10 +180,12 @@ class Wal:
             return
         if self.tail + need_bytes <= self._file_bytes:
             self._read_ahead(self._file, self.tail, need_bytes)
-        elif self._spare is not None and self._spare_bytes >= need_bytes:
-            self._read_ahead(self._spare[1], walfile.HEADER_BYTES, need_bytes)
+        elif self._spare is None:
+            self._reserve_bytes = need_bytes
+            self._prepare()
         else:
-            self._prepare(need_bytes)
+            self._reserve_bytes = need_bytes
+            self._read_ahead(self._spare[1], walfile.HEADER_BYTES, need_bytes)
 
     def _read_ahead(self, file: File, at: int, size_bytes: int) -> None:
         read = partial(warm, file, at, size_bytes, lambda: self._large is not None)
@@ -248,6 +252,7 @@ class Wal:
         self.ledger.note_file(number, previous=self.position, size_bytes=size_bytes)
         self._file, self.number, self.tail = file, number, walfile.HEADER_BYTES + len(first)
         self._first_at = self.tail
+        self._reserve_bytes = 0
         self._starts.append((self._forgotten + len(self._unsynced), file, self.tail))
         self.stats.rotations_total += 1
 
@@ -406,35 +411,25 @@ class Wal:
     def _create(self, header: walfile.Header, frames: bytes = b"", *, reserve_bytes: int = 0) -> File:
         return new_file.create(self._dir, header, frames, reserve_bytes=max(self._file_bytes, reserve_bytes))
 
-    def _prepare(self, large_bytes: int = 0) -> None:
-        """Have the next file created, or enlarged for a large write."""
+    def _prepare(self) -> None:
         self._preparing = True
-        spare, self._spare = self._spare, None
-        number = self.number + 1 if spare is None else spare[0]
+        number, reserve_bytes = self.number + 1, self._reserve_bytes
         made: list[File] = []
 
         def work() -> None:
-            if spare is None:
-                made.append(self._create(walfile.Header(number), reserve_bytes=large_bytes))
-            else:
-                spare[1].allocate(large_bytes)
-                made.append(spare[1])
+            made.append(self._create(walfile.Header(number), reserve_bytes=reserve_bytes))
 
         def finished(error: Exception | None) -> None:
-            self._preparing, self._not_prepared = False, error is not None and spare is None
-            if error is not None and spare is not None:
-                made.append(spare[1])  # as large as it was
-            if made and self._file is not None and self.number < number:
+            self._preparing, self._not_prepared = False, error is not None
+            if error is None and self._file is not None and self.number == number - 1:
                 self._spare = number, made[0]
-                if error is None:
-                    self._spare_bytes, self.read_only = large_bytes, None
-                    if large_bytes:
-                        self._read_ahead(made[0], walfile.HEADER_BYTES, large_bytes)
-            elif made:
+                self.read_only = None
+                if reserve_bytes:
+                    self._read_ahead(made[0], walfile.HEADER_BYTES, reserve_bytes)
+            elif error is None:
                 close_quietly(made[0])
 
-        # An existing file is enlarged at once, and need not wait for a sync.
-        (self._worker if spare is None else self._writer).submit(work, finished)
+        self._worker.submit(work, finished)
 
     def _datasync(self, files: list[File], notes: list[bytes]) -> None:
         """Sync the files in order. Raise `OSError` if a sync fails, or if one has failed since the log last healed.
