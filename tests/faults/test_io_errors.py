@@ -42,8 +42,10 @@ def ready() -> Client:
     return client
 
 
-def fails(names: tuple[str, ...], at: int, error: int, times: int, *, short: bool) -> bool:
-    """Play a workload with one failing call. Return whether a write can notice the failure."""
+def fails(
+    names: tuple[str, ...], at: int, error: int, times: int, *, short: bool, crash: CrashMode | None = None
+) -> bool:
+    """Play a workload with one failing call, then crash. Return whether a write can notice the failure."""
     client = ready()
     server, disk, ledger = client.server, client.server.disk, client.ledger
     disk.fail(at=at, error=error, times=times, short=short)
@@ -52,7 +54,7 @@ def fails(names: tuple[str, ...], at: int, error: int, times: int, *, short: boo
         return False
     disk.heal()
     ledger.check(server, "none")
-    mode = MODES[at % 3]
+    mode = crash or MODES[at % 3]
     fenced = server.wal.fenced
     ledger.check(server.next(disk.clone().crash(mode)), mode, fenced=fenced)  # before the log could heal
     server.tick()
@@ -114,6 +116,16 @@ PAIRS = parts(STEPS, 2, rounds=5)  # 175 of 1,225
 def test_pairs_of_operations_are_refused_or_done_when_a_call_fails(part: str, counts: Counts) -> None:
     points = sweep(PAIRS[part])
     counts(f"in pairs of operations, {part} (seed {SEED})", pairs=len(PAIRS[part]), failing_calls=points)
+
+
+def test_unfinished_rotation_before_a_torn_write_is_no_damage() -> None:
+    names = ("checkpoint", "append_disk")
+    client = ready()
+    play(client, names)
+    rotations = [
+        call.number for call in client.server.disk.calls if call.op == "pwrite" and call.path.endswith("3.wal")
+    ]
+    assert fails(names, rotations[0], errno.EIO, FOREVER, short=True, crash="keep")
 
 
 def test_pairs_that_once_failed_are_refused_or_done() -> None:

@@ -18,7 +18,7 @@ class LogFile(NamedTuple):
     path: str
     data: bytes  # as far as it is valid
     resume: tuple[int, int] = (0, 0)  # file number and offset at which the log before it ends, if it says so
-    last: bool = False  # nothing was written into a later one: a write cut short at its end is the log's own end
+    last: bool = False  # no later one has begun: a write cut short at its end is the log's own end
 
 
 def read_log(
@@ -53,7 +53,7 @@ def read_log(
         files = _until_missing_end(files, unsynced_from, cut)
     for at in range(len(files) - 1, -1, -1):
         files[at] = files[at]._replace(last=True)
-        if walfile.written_end(files[at].data) > walfile.HEADER_BYTES:
+        if walfile.has_begun(files[at].data):
             break
     return files
 

@@ -93,6 +93,11 @@ def encode_follows(number: int, offset: int) -> bytes:
     return frame.encode(FOLLOWS, 0, offset, 0, number.to_bytes(8, "little"))
 
 
+def has_begun(data: bytes) -> bool:
+    """Return whether log entries may be in the file: not if the write of its first frame was cut short."""
+    return written_end(data) >= HEADER_BYTES + len(encode_follows(0, 0))
+
+
 def follows(data: bytes) -> tuple[int, int] | None:
     """Return the number of the file that this one follows and the offset at which it ended; None if it does not say."""
     found = frame.decode(memoryview(data), HEADER_BYTES)
