@@ -281,6 +281,32 @@ def test_the_file_after_a_large_write_is_as_large() -> None:
     assert (wal.number, len(disk.contents(newest_of(disk)))) == (3, 4096)
 
 
+def test_a_file_that_is_prepared_already_is_enlarged_and_synced() -> None:
+    wal, queue, disk = open_wal(file_bytes=4096)
+    wal.prepare()
+    queue.run()
+    wal.warm(8000)
+    assert not wal.prepare(), "the file is being enlarged"
+    queue.run()
+    path = newest_of(disk)
+    assert len(disk.contents(path)) == 8000 + WARM_BYTES
+    assert len(disk.clone().crash("lose").contents(path)) == 8000 + WARM_BYTES
+    wal.rotate()
+    assert wal.number == 2
+
+
+def test_a_file_that_cannot_be_enlarged_is_replaced() -> None:
+    wal, queue, disk = open_wal(file_bytes=4096)
+    wal.prepare()
+    queue.run()
+    disk.fail(op="sync", times=1)
+    wal.warm(8000)
+    queue.run()
+    wal.rotate()
+    wal.write([frame.encode(4, 1, 1, 1, b"a")])
+    assert (wal.number, len(disk.contents(newest_of(disk))), entries(disk)) == (2, 4096, [1])
+
+
 def newest_of(disk: SimDisk) -> str:
     return sorted(path for path in disk.files() if path.endswith(".wal"))[-1]
 

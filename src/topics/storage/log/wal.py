@@ -180,12 +180,9 @@ class Wal:
             return
         if self.tail + need_bytes <= self._file_bytes:
             self._read_ahead(self._file, self.tail, need_bytes)
-        elif self._spare is None:
-            self._reserve_bytes = need_bytes
-            self._prepare()
         else:
             self._reserve_bytes = need_bytes
-            self._read_ahead(self._spare[1], walfile.HEADER_BYTES, need_bytes)
+            self._prepare()
 
     def _read_ahead(self, file: File, at: int, size_bytes: int) -> None:
         read = partial(warm, file, at, size_bytes, lambda: self._large is not None)
@@ -412,22 +409,28 @@ class Wal:
         return new_file.create(self._dir, header, frames, reserve_bytes=max(self._file_bytes, reserve_bytes))
 
     def _prepare(self) -> None:
+        """Have the next file created, or the one that there is enlarged. It is synced before its size counts."""
         self._preparing = True
-        number, reserve_bytes = self.number + 1, self._reserve_bytes
-        made: list[File] = []
+        spare, self._spare = self._spare, None
+        number, reserve_bytes = self.number + 1 if spare is None else spare[0], self._reserve_bytes
+        made = [] if spare is None else [spare[1]]
 
         def work() -> None:
-            made.append(self._create(walfile.Header(number), reserve_bytes=reserve_bytes))
+            if spare is None:
+                made.append(self._create(walfile.Header(number), reserve_bytes=reserve_bytes))
+            elif spare[1].size() < reserve_bytes:
+                spare[1].allocate(reserve_bytes)
+                spare[1].sync()
 
         def finished(error: Exception | None) -> None:
             self._preparing, self._not_prepared = False, error is not None
-            if error is None and self._file is not None and self.number == number - 1:
+            if error is None and self._file is not None and self.number < number:
                 self._spare = number, made[0]
                 self.read_only = None
                 if reserve_bytes:
                     self._read_ahead(made[0], walfile.HEADER_BYTES, reserve_bytes)
-            elif error is None:
-                close_quietly(made[0])
+            elif made:
+                close_quietly(made[0])  # also if its size may not be durable
 
         self._worker.submit(work, finished)
 
