@@ -11,7 +11,7 @@ from topics.storage.log import frame, walfile
 from topics.storage.log.wal import Wal
 from topics.storage.log.worker import WARM_BYTES, LogFailed
 from topics.testing.clock import SimClock
-from topics.testing.disk import SimDisk
+from topics.testing.disk import FOREVER, SimDisk
 
 Done = Callable[[Exception | None], None]
 
@@ -300,6 +300,18 @@ def test_a_file_that_cannot_be_enlarged_is_replaced() -> None:
     wal.prepare()
     queue.run()
     disk.fail(op="sync", times=1)
+    wal.warm(8000)
+    queue.run()
+    wal.rotate()
+    wal.write([frame.encode(4, 1, 1, 1, b"a")])
+    assert (wal.number, len(disk.contents(newest_of(disk))), entries(disk)) == (2, 4096, [1])
+
+
+def test_a_file_is_used_as_it_is_if_there_is_no_space_to_enlarge_it() -> None:
+    wal, queue, disk = open_wal(file_bytes=4096)
+    wal.prepare()
+    queue.run()
+    disk.fail(op="allocate", error=errno.ENOSPC, times=FOREVER)  # nor could another file be created
     wal.warm(8000)
     queue.run()
     wal.rotate()

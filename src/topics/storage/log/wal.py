@@ -419,18 +419,22 @@ class Wal:
             if spare is None:
                 made.append(self._create(walfile.Header(number), reserve_bytes=reserve_bytes))
             elif spare[1].size() < reserve_bytes:
-                spare[1].allocate(reserve_bytes)
+                spare[1].allocate(reserve_bytes)  # it is used as it is if there is no space
+                made.clear()
                 spare[1].sync()
+                made.append(spare[1])
 
         def finished(error: Exception | None) -> None:
-            self._preparing, self._not_prepared = False, error is not None
-            if error is None and self._file is not None and self.number < number:
+            self._preparing, self._not_prepared = False, not made
+            if made and self._file is not None and self.number < number:
                 self._spare = number, made[0]
-                self.read_only = None
-                if reserve_bytes:
-                    self._read_ahead(made[0], walfile.HEADER_BYTES, reserve_bytes)
-            elif made:
-                close_quietly(made[0])  # also if its size may not be durable
+                if error is None:
+                    self.read_only = None
+                    if reserve_bytes:
+                        self._read_ahead(made[0], walfile.HEADER_BYTES, reserve_bytes)
+            else:
+                for file in made or ([] if spare is None else [spare[1]]):
+                    close_quietly(file)  # without a sync, its size may not be durable
 
         self._worker.submit(work, finished)
 
