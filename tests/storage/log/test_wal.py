@@ -9,7 +9,7 @@ import pytest
 from topics.storage.datadir import DataDir
 from topics.storage.log import frame, walfile
 from topics.storage.log.wal import Wal
-from topics.storage.log.worker import WARM_BYTES, LogFailed
+from topics.storage.log.worker import WARM_BYTES, InlineWorker, LogFailed
 from topics.testing.clock import SimClock
 from topics.testing.disk import FOREVER, SimDisk
 
@@ -26,13 +26,7 @@ class Queue:
         self.jobs.append((work, done))
 
     def step(self) -> None:
-        work, done = self.jobs.popleft()
-        try:
-            work()
-        except Exception as error:
-            done(error)
-        else:
-            done(None)
+        InlineWorker().submit(*self.jobs.popleft())
 
     def run(self) -> None:
         while self.jobs:
