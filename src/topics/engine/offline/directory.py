@@ -133,7 +133,7 @@ def scan(fs: Fs, excerpt: Excerpt, query: Query, *, upto_seq: int) -> Iterator[R
             if step.tombstone is not None:
                 yield step.tombstone
             for piece in step.slices:
-                yield piece.run()
+                yield piece.run(all_names=True)
             if step.done:
                 return
     finally:

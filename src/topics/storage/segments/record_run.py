@@ -71,8 +71,11 @@ class Slice(Struct, eq=False):
         copied.metas = None if columns.metas is None else columns.metas[low:high]
         return cls(columns, spans, parts, copied)
 
-    def run(self) -> Run:
-        """Return the run. Safe on any thread."""
+    def run(self, *, all_names: bool = False) -> Run:
+        """Return the run. Safe on any thread.
+
+        With `all_names` it shares the dictionaries of a sealed segment, for a reader that does not send it.
+        """
         marks = _marks(self.spans)
         copied = self.copied
         ends = np.frombuffer(copied.offsets, np.uint32)
@@ -84,8 +87,9 @@ class Slice(Struct, eq=False):
             ts = np.frombuffer(copied.ts, np.uint64)
             copied.ts = _column(np.maximum.accumulate(np.where(keep, ts, ts[:1])))
         copied.offsets = _offsets(sizes)
-        copied.tags, copied.tag_names = _names(copied.tags, self.columns.tag_names, keep)
-        copied.nodes, copied.node_names = _names(copied.nodes, self.columns.node_names, keep)
+        names = _all_names if all_names else _names
+        copied.tags, copied.tag_names = names(copied.tags, self.columns.tag_names, keep)
+        copied.nodes, copied.node_names = names(copied.nodes, self.columns.node_names, keep)
         if copied.metas is not None and keep is not None:
             copied.metas = _column(np.where(keep, np.frombuffer(copied.metas, np.uint32), np.uint32(0)))
         return Run(copied, b"".join(self.parts), marks)
@@ -187,6 +191,17 @@ def _names(
     fresh = np.zeros(int(used.max()) + 1, np.uint32)
     fresh[used] = np.arange(1, len(used) + 1, dtype=np.uint32)
     return _column(fresh[ids]), some
+
+
+def _all_names(
+    column: Column | None, names: GrowingNames | SortedNames, keep: npt.NDArray[np.bool_] | None
+) -> tuple[Column | None, SortedNames | GrowingNames]:
+    """The id column and its dictionary, which is cut down only if it grows."""
+    if column is None or isinstance(names, GrowingNames):
+        return _names(column, names, keep)
+    if keep is not None:
+        column = _column(np.where(keep, np.frombuffer(column, np.uint32), np.uint32(0)))
+    return column, names
 
 
 def _some_names(names: SortedNames, used: Ids) -> SortedNames:
