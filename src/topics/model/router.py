@@ -33,7 +33,7 @@ class RouterRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     from_ts: U64 | None = None
 
 
-class RouterConfig(Struct, frozen=True, kw_only=True):
+class RouterConfig(Struct, frozen=True, kw_only=True, gc=False):
     """The stored configuration of a router."""
 
     preserve_node: bool = True

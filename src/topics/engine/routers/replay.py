@@ -12,6 +12,7 @@ lost with it.
 from __future__ import annotations
 
 import sys
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
@@ -427,7 +428,7 @@ apply.replays(Resume)(resume)
 # --- snapshot
 
 
-class SavedRouter(Struct, array_like=True):
+class SavedRouter(Struct, array_like=True, gc=False):
     router_id: int
     name: str
     source_id: int
@@ -450,9 +451,11 @@ def _save(state: State) -> Callable[[], bytes] | None:
     if table.next_id == 1:
         return None
     routers = list(table.by_id.values())
-    # Lists of plain values: a collection looks at every young tuple, and 10,000 of them would cause several.
-    configs, cursors = [router.config for router in routers], [router.cursor for router in routers]
-    totals, floors = [router.forwarded_total for router in routers], [router.edge.floor_ms for router in routers]
+    # Arrays, and a tuple of values that are not tracked: a garbage collection looks at every entry of a young list.
+    configs = tuple(router.config for router in routers)
+    cursors = array("q", [router.cursor for router in routers])
+    totals = array("q", [router.forwarded_total for router in routers])
+    floors = array("q", [router.edge.floor_ms for router in routers])
     head, stamps = b"\x93" + _encode(table.next_id), _encode(table.stamps)  # an array of three: see `SavedRouters`
 
     def saved(at: int) -> SavedRouter:
@@ -463,8 +466,11 @@ def _save(state: State) -> Callable[[], bytes] | None:
         )
 
     def encode() -> bytes:
-        order = sorted(range(len(routers)), key=lambda at: routers[at].router_id)
-        return b"".join([head, *snap.encode_array(map(saved, order), len(order)), stamps])
+        order = array("q", sorted(range(len(routers)), key=lambda at: routers[at].router_id))
+        encoded = bytearray(head)
+        for part in snap.encode_array(map(saved, order), len(order)):
+            encoded += part
+        return bytes(encoded + stamps)
 
     return encode
 
