@@ -30,13 +30,14 @@ def flat_columns(data: pa.Array, fields: Sequence[tuple[str, pa.DataType]]) -> l
     except (msgspec.MsgspecError, RecursionError):
         return None
     starts = np.frombuffer(data.buffers()[1], np.int32)[data.offset : data.offset + len(data) + 1].astype(np.int64)
-    text = np.zeros(int(starts[-1]) + WORD_BYTES, np.uint8)
-    text[:-WORD_BYTES] = np.frombuffer(data.buffers()[2], np.uint8)[: starts[-1]]
-    body = text[starts[0] :]
+    body = np.frombuffer(data.buffers()[2], np.uint8)[starts[0] : starts[-1]]
+    text = np.zeros(len(body) + WORD_BYTES, np.uint8)
+    text[:-WORD_BYTES] = body
+    starts -= starts[0]
     # One opening brace or bracket per record: no object is nested, and none is in a string.
     if np.any(body == BACKSLASH) or np.count_nonzero(body | BRACKET_TO_BRACE == BRACE) != len(data):
         return None
-    quotes = np.flatnonzero(body == QUOTE) + starts[0]
+    quotes: Positions = np.flatnonzero(body == QUOTE)
     if not len(quotes) or len(quotes) % len(data) or np.any(text[starts[:-1]] != BRACE):
         return None
     quotes = quotes.reshape(len(data), -1)
@@ -45,7 +46,7 @@ def flat_columns(data: pa.Array, fields: Sequence[tuple[str, pa.DataType]]) -> l
     keys = _keys(text, quotes, names)
     if keys is None:
         return None
-    ends = np.append(quotes, starts[1:, None], axis=1)
+    ends = [*quotes.T, starts[1:]]
     found = []
     for name, kind in fields:
         column = pa.nulls(len(data), kind) if name not in keys else _column(text, ends, keys[name], kind)
@@ -85,14 +86,14 @@ def _all_begin(text: npt.NDArray[np.uint8], starts: Positions, expected: bytes) 
     return True
 
 
-def _column(text: npt.NDArray[np.uint8], ends: Positions, key: int, kind: pa.DataType) -> pa.Array | None:
-    is_string = key + 3 < ends.shape[1] and ends[0, key + 2] == ends[0, key + 1] + 2
+def _column(text: npt.NDArray[np.uint8], ends: Sequence[Positions], key: int, kind: pa.DataType) -> pa.Array | None:
+    is_string = key + 3 < len(ends) and ends[key + 2][0] == ends[key + 1][0] + 2
     if is_string != (kind == pa.string()):
         return None
     if is_string:
-        return _slices(text, ends[:, key + 2] + 1, ends[:, key + 3])
+        return _slices(text, ends[key + 2] + 1, ends[key + 3])
     # A number ends before the comma or brace that is before the next quote or the next record.
-    values = _slices(text, ends[:, key + 1] + 2, ends[:, key + 2] - 1)
+    values = _slices(text, ends[key + 1] + 2, ends[key + 2] - 1)
     try:
         return values.cast(kind)
     except pa.ArrowInvalid:
