@@ -112,9 +112,9 @@ def test_pipelines_run_on_a_cluster_by_master_and_by_spark_submit(
 
     numbers(client, topic, range(RECORDS))
     shown = pipeline(plain, tmp_path / "one.log", "archive", *where, "--master", cluster.url)
-    assert f"archive: wrote {RECORDS} records of 1 topic" in shown
+    assert f"archive: wrote {RECORDS:,} records of 1 topic" in shown
     numbers(client, topic, range(RECORDS, RECORDS + 1000))
-    assert "archive: wrote 1000 records of 1 topic" in pipeline(submit, tmp_path / "two.log", "archive", *where)
+    assert "archive: wrote 1,000 records of 1 topic" in pipeline(submit, tmp_path / "two.log", "archive", *where)
     assert "0 unexplained" in pipeline(plain, tmp_path / "three.log", "audit", *where, "--master", cluster.url)
     assert "0 unexplained" in pipeline(submit, tmp_path / "four.log", "audit", *where)
     applications = {folder.name for folder in tmp_path.glob("work*/app-*")}  # a short run may need one worker only

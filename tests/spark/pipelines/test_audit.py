@@ -64,7 +64,7 @@ def test_missing_file_leaves_trimmed_seqs_unexplained(here: Any, client: Client,
     text = describe(report)
     assert "  unexplained: seqs 9 to 15" in text
     assert "is missing" in text
-    assert text.endswith("7 unexplained, 1 files missing or damaged")
+    assert text.endswith("7 unexplained, 1 file missing or damaged")
 
 
 def test_damaged_file_is_found_though_its_records_are_live(here: Any, client: Client, topic: str, lake: Path):

@@ -111,7 +111,7 @@ def test_spark_reads_any_history_as_diff_does(spark: SparkSession, world: World)
 
 @pytest.mark.torture
 def test_spark_streams_any_history_in_any_batches_as_diff_does(spark: SparkSession, world: World, tmp_path: Path):
-    reader = spark.readStream.format("topics").option("url", world.server.url).option("maxOffsetsPerTrigger", 150)
+    reader = spark.readStream.format("topics").option("url", world.server.url).option("maxOffsetsPerTrigger", 40)
     for name, value in everything(world.heads()).items():
         reader = reader if name == "endingOffsets" else reader.option(name, value)
     writer = reader.load().writeStream.format("memory").queryName("histories")

@@ -130,7 +130,7 @@ def test_missing_fields_of_a_join_name_their_table(ask: Ask, client: Client, ord
     shown = ask(f"select o.data.age, u.data.nothing {join}")[2].splitlines()
     assert shown == [
         f"note: data.age is in none of 4 records of {orders} that were sampled",
-        f"note: data.nothing is in none of 1 records of {users} that were sampled",
+        f"note: data.nothing is in none of 1 record of {users} that were sampled",
     ]
 
 
