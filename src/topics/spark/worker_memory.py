@@ -10,7 +10,8 @@ from functools import cache
 def freeze_imports() -> None:
     """Exclude the objects that exist at the first call from later garbage collections of this process.
 
-    After each task a Python worker of Spark collects garbage, and visits the objects of all imported modules: about
-    35 ms. One query runs four such tasks: it creates the source, plans the read, and reads two partitions.
+    After each task a Python worker of Spark collects garbage, and visits the objects of all imported modules: 58,000
+    objects, 10 to 38 ms. One query runs four such tasks: it creates the source, plans the read, and reads two
+    partitions.
     """
     gc.freeze()
