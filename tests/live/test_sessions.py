@@ -99,12 +99,12 @@ def test_unopened_session_expires_and_frees_its_slot(start_live):
 
 
 def test_session_expires_after_its_stream_ends(start_live):
-    live = start_live(session_ttl_ms=400)
+    live = start_live(session_ttl_ms=1000)
     live.api.put("a")
     session = live.session("a")
     with live.open(session) as events:
         events.expect("caught-up")
-        assert events.quiet(0.6)
+        assert events.quiet(1.3)
     wait_for(lambda: live.metric("topics_sse_connections") == 0)
     assert live.open(session).status == 200
 

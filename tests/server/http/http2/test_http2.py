@@ -213,7 +213,7 @@ def test_answer_that_is_not_read_is_reset(serve: Serve):
 
 
 def test_idle_connection_is_closed_with_goaway(serve: Serve):
-    server = serve(idle_timeout_ms=50)
+    server = serve(idle_timeout_ms=500)
     with Http2Client(server.port) as client:
         assert client.ask("/hello").status == 200
         assert client.until_closed() == NO_ERROR
