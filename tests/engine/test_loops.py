@@ -26,6 +26,7 @@ from topics.storage.log import entry as log
 from topics.storage.segments.codec import CHUNK_BYTES, HEADER_BYTES
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import Damaged
+from topics.storage.worker import INLINE
 from topics.testing.disk import SimDisk
 from topics.testing.harness import SimServer
 
@@ -236,7 +237,7 @@ def test_truncated_cold_file_is_not_copied_for_ever():
     with pytest.MonkeyPatch.context() as patch, ends_within(10):
         patch.setattr(server.store.fs, "open", open_cut)
         with pytest.raises(Corrupt, match="ends here"):
-            atomic_files.copy(server.store.dir, segment.path, "/data/segments/copy")
+            atomic_files.copy(server.store.dir, segment.path, "/data/segments/copy", INLINE)
 
 
 # --- chains of routers

@@ -15,7 +15,7 @@ from topics.model.topic import ConfigPatch
 from topics.storage.datadir import DataDir
 from topics.storage.fs import RealFs
 from topics.storage.log.wal import Wal
-from topics.storage.log.worker import InlineWorker
+from topics.storage.worker import InlineWorker
 from topics.testing.clock import SimClock
 from topics.testing.harness import request
 

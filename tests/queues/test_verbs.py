@@ -12,7 +12,7 @@ from topics.engine.state.jobs.job import Holder, Job
 from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError
 from topics.model.records import TagMatch, WriteRequest
-from topics.storage.log.worker import LogFailed
+from topics.storage.log.background import LogFailed
 from topics.testing.disk import SimDisk
 from topics.testing.harness import SimServer
 

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from topics.model.topic import TopicConfig
 from topics.storage import snapshot as snap
+from topics.storage.worker import INLINE
 
 
 class Write(Struct):
@@ -38,7 +39,7 @@ def test_keys_in_lists_are_written_as_keys_in_rows(count: int):
 
     expected = snap.encode(snapshot_of([others[0], topic_with(2, rows), others[1]]))
     pairs = iter([(others[0], None), (topic_with(2, ()), lists), (others[1], None)])
-    parts = list(snap.encode_parts(snapshot_of([]), pairs, 3))
+    parts = list(snap.encode_parts(snapshot_of([]), pairs, 3, INLINE))
 
     assert b"".join(parts) == expected
     assert snap.decode(expected, path="s").topics[1].keys == rows

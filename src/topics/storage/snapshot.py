@@ -29,6 +29,7 @@ from msgspec.structs import astuple
 
 from topics.errors import Corrupt
 from topics.model.topic import TopicConfig
+from topics.storage.worker import INLINE, Worker, rested
 
 MAGIC = b"TOPICSNP"
 # in `Snapshot.extra`: when this directory was restored from a backup, in ms; the first start of a server removes it
@@ -126,16 +127,17 @@ class KeyLists(Struct, gc=False):
 
 def encode(snapshot: Snapshot) -> bytes:
     """Return the whole file."""
-    return b"".join(encode_parts(snapshot, ((topic, None) for topic in snapshot.topics), len(snapshot.topics)))
+    topics = ((topic, None) for topic in snapshot.topics)
+    return b"".join(encode_parts(snapshot, topics, len(snapshot.topics), INLINE))
 
 
 def encode_parts(
-    snapshot: Snapshot, topics: Iterator[tuple[TopicSnapshot, KeyLists | None]], count: int
+    snapshot: Snapshot, topics: Iterator[tuple[TopicSnapshot, KeyLists | None]], count: int, worker: Worker
 ) -> Iterator[bytes]:
     """Yield the whole file in parts, with these topics instead of `snapshot.topics`. Keys beside a topic are its keys.
 
-    With many topics or keys, no single call takes long, so other threads can run. Many keys of one topic are encoded
-    again in each of four rounds (size, checksum, two copies): to keep the result would take much memory.
+    With many topics or keys, no single call takes long, and the worker rests in between. Many keys of one topic are
+    encoded again in each of four rounds (size, checksum, two copies): to keep the result would take much memory.
     """
     head = (snapshot.wal_number, snapshot.boot_id, snapshot.clean, snapshot.next_topic_id, snapshot.last_epoch)
     parts: list[Encoded] = [b"\x97", *map(_encoder.encode, head), _array_of(count)]  # an array of seven: see `Snapshot`
@@ -151,11 +153,12 @@ def encode_parts(
                 joined += b"".join(_encoded(keys.parts()))
             joined += after
         parts.append(bytes(joined))
+        worker.rest()
     parts.append(_encoder.encode(snapshot.extra))
-    size_bytes = sum(len(part) for part in _encoded(parts))
+    size_bytes = sum(len(part) for part in rested(worker, _encoded(parts)))
     parts.insert(0, _HEADER.pack(MAGIC, VERSION, 0, size_bytes))
     checksum = xxhash.xxh3_64()
-    for part in _encoded(parts):
+    for part in rested(worker, _encoded(parts)):
         checksum.update(part)
     parts.append(checksum.intdigest().to_bytes(8, "little"))
     for _ in range(2):
@@ -174,7 +177,7 @@ def _around_keys(topic: TopicSnapshot) -> tuple[bytes, bytes]:
 
 
 def encode_array(items: Iterable[Any], count: int) -> Iterator[bytes]:
-    """Yield the MessagePack array of `count` items, one at a time, so that other threads can run."""
+    """Yield the MessagePack array of `count` items, one item at a time."""
     yield _array_of(count)
     yield from map(_encoder.encode, items)
 

@@ -34,8 +34,8 @@ from topics.model.records import Limits, NewRecord, TagMatch, WriteRequest
 from topics.model.topic import ConfigPatch, TopicConfig
 from topics.storage.datadir import DataDir
 from topics.storage.log.wal import Wal
-from topics.storage.log.worker import InlineWorker, Worker
 from topics.storage.segments.cold import waiting
+from topics.storage.worker import InlineWorker, Worker
 from topics.testing.clock import SimClock
 from topics.testing.disk import SimDisk
 from topics.testing.inode import CrashMode
@@ -59,6 +59,9 @@ class DeferredWorker:
 
     def submit(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
         self._jobs.append((work, done))
+
+    def rest(self) -> None:
+        pass
 
     def __len__(self) -> int:
         """Return the number of jobs that are not reported yet."""

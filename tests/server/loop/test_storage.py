@@ -1,17 +1,20 @@
-"""The timer of the store: quick while something waits for a sync, slow while nothing does."""
+"""The timer of the store: quick while something waits for a sync, slow while nothing does. The rests of its thread."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from msgspec import Raw
 
 from topics.clock import SystemClock
 from topics.config import Settings
 from topics.model.records import NewRecord, WriteRequest
 from topics.server.app import TopicsApp
-from topics.server.loop.storage import IDLE_TICK_MS
+from topics.server.loop import storage
+from topics.server.loop.storage import IDLE_TICK_MS, REST_S, WORK_NS, ThreadWorker
 
 SYNC_MS = 10
 
@@ -57,3 +60,29 @@ async def until(condition: Callable[[], Any]) -> None:
 
 def test_idle_server_looks_at_its_directory_rarely_and_syncs_a_write_soon(tmp_path: Path):
     asyncio.run(serve_idle(tmp_path / "data"))
+
+
+def test_a_thread_rests_after_some_work_and_not_after_each_piece(monkeypatch: pytest.MonkeyPatch):
+    slept: list[float] = []
+    pieces = 0
+    monkeypatch.setattr(storage.time, "sleep", slept.append)
+
+    async def run() -> None:
+        nonlocal pieces
+        worker, done = ThreadWorker(asyncio.get_running_loop(), "rests"), asyncio.Event()
+
+        def work() -> None:
+            nonlocal pieces
+            ends_ns = time.perf_counter_ns() + 40 * WORK_NS
+            while time.perf_counter_ns() < ends_ns:
+                pieces += 1
+                worker.rest()
+
+        worker.submit(work, lambda error: done.set())
+        await done.wait()
+        await worker.close()
+
+    asyncio.run(run())
+    assert set(slept) == {REST_S}
+    assert len(slept) <= 40
+    assert len(slept) < pieces

@@ -8,8 +8,9 @@ import pytest
 
 from topics.storage.datadir import DataDir
 from topics.storage.log import frame, walfile
+from topics.storage.log.background import WARM_BYTES, LogFailed
 from topics.storage.log.wal import Wal
-from topics.storage.log.worker import WARM_BYTES, InlineWorker, LogFailed
+from topics.storage.worker import InlineWorker
 from topics.testing.clock import SimClock
 from topics.testing.disk import FOREVER, SimDisk
 
@@ -24,6 +25,9 @@ class Queue:
 
     def submit(self, work: Callable[[], None], done: Done) -> None:
         self.jobs.append((work, done))
+
+    def rest(self) -> None:
+        pass
 
     def step(self) -> None:
         InlineWorker().submit(*self.jobs.popleft())

@@ -5,20 +5,21 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import chain
 
 from topics.errors import Corrupt
 from topics.storage.data_layout import TEMP_SUFFIX
 from topics.storage.datadir import DataDir
+from topics.storage.worker import Worker, rested
 
-COPY_BYTES = 1 << 20
-WRITE_BYTES = 4 << 20
+WRITE_BYTES = 256 << 10  # takes about 0.3 ms, for which the kernel may keep the core of the event loop
 
 
-def write(datadir: DataDir, path: str, parts: Iterable[bytes | memoryview]) -> None:
+def write(datadir: DataDir, path: str, parts: Iterable[bytes | memoryview], worker: Worker) -> None:
     """Write a file that is durable under its name when this returns. Write none if there are no parts."""
     temporary, file, at = path + TEMP_SUFFIX, None, 0
     try:
-        for some in _batches(parts):
+        for some in rested(worker, _batches(rested(worker, parts))):
             if file is None:
                 file = datadir.fs.open(temporary, create=True)
                 file.truncate(0)
@@ -37,7 +38,7 @@ def write(datadir: DataDir, path: str, parts: Iterable[bytes | memoryview]) -> N
     datadir.publish(path)
 
 
-def copy(datadir: DataDir, source: str, target: str) -> None:
+def copy(datadir: DataDir, source: str, target: str, worker: Worker) -> None:
     """Copy a file. Raise `Corrupt` if it is shorter than its size says."""
     fs, folder = datadir.fs, posixpath.dirname(target)
     if not fs.exists(folder):
@@ -49,11 +50,12 @@ def copy(datadir: DataDir, source: str, target: str) -> None:
         made.truncate(0)
         at, size = 0, origin.size()
         while at < size:
-            piece = origin.pread(COPY_BYTES, at)
+            piece = origin.pread(WRITE_BYTES, at)
             if not piece:
                 raise Corrupt(source, at, f"the file ends here instead of after {size} bytes")
             made.pwrite(piece, at)
             at += len(piece)
+            worker.rest()
         made.sync()
     finally:
         origin.close()
@@ -62,10 +64,10 @@ def copy(datadir: DataDir, source: str, target: str) -> None:
 
 
 def _batches(parts: Iterable[bytes | memoryview]) -> Iterator[list[bytes | memoryview]]:
-    """Yield the parts in lists of at least `WRITE_BYTES`, except for the last one."""
+    """Yield the parts in lists of at least `WRITE_BYTES`, except for the last one. Cut parts that are larger."""
     some: list[bytes | memoryview] = []
     size_bytes = 0
-    for part in parts:
+    for part in chain.from_iterable(map(_cut, parts)):
         some.append(part)
         size_bytes += len(part)
         if size_bytes >= WRITE_BYTES:
@@ -73,3 +75,10 @@ def _batches(parts: Iterable[bytes | memoryview]) -> Iterator[list[bytes | memor
             some, size_bytes = [], 0
     if some:
         yield some
+
+
+def _cut(part: bytes | memoryview) -> Iterable[bytes | memoryview]:
+    if len(part) <= WRITE_BYTES:
+        return (part,)
+    view = memoryview(part)
+    return (view[at : at + WRITE_BYTES] for at in range(0, len(view), WRITE_BYTES))

@@ -28,12 +28,13 @@ from topics.engine.write import apply
 from topics.engine.write.commit import Commits
 from topics.storage import snapshot as snap
 from topics.storage.datadir import DataDir
+from topics.storage.log.background import LogFailed
 from topics.storage.log.wal import Wal
-from topics.storage.log.worker import InlineWorker, LogFailed, Worker
 from topics.storage.segments import codec
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import MemorySegment, Segment
 from topics.storage.segments.segment_cache import OPEN_FILES, Shelf
+from topics.storage.worker import INLINE, Worker, rested
 
 log = logs.Log("store")
 
@@ -134,7 +135,7 @@ class Store:
                 with suppress(OSError):
                     self._remove_orphans()
 
-        worker, self._worker = self._worker, InlineWorker()
+        worker, self._worker = self._worker, INLINE
         runner, self._runner = self._runner, run_inline
         try:
             self._snapshot(found.next_number, done, clean=False)
@@ -228,18 +229,19 @@ class Store:
         pending: dict[int, dict[int, bytes]] = {}  # marks that segment files lack, by topic id and first seq
 
         def work() -> None:
-            number = head.wal_number
-            head.extra |= {name: msgspec.Raw(encode()) for name, encode in extra.items()}
-            for one in capture:
+            number, worker = head.wal_number, self._worker
+            for name, encode in extra.items():
+                head.extra[name] = msgspec.Raw(b"".join(rested(worker, encode())))
+            for one in rested(worker, capture):
                 for frozen, at in one.sealing:
                     path, footer = self._write_segment(one.snapshot.topic_id, one.snapshot.epoch, frozen)
                     one.snapshot.segments[at].footer = footer
                     sealed.append((one.snapshot.topic_id, frozen.segment, path, footer))
-            atomic_files.write(self.dir, self.dir.tails_path(number), _tails(number, capture))
+            atomic_files.write(self.dir, self.dir.tails_path(number), _tails(number, capture), worker)
             if notes and self.wal.ledger.write(notes):
                 head.extra[snap.LEDGER] = msgspec.Raw(msgspec.msgpack.encode(True))
-            parts = snap.encode_parts(head, ((one.snapshot, one.keys) for one in capture), len(capture))
-            atomic_files.write(self.dir, self.dir.snapshot_path(number), parts)
+            parts = snap.encode_parts(head, ((one.snapshot, one.keys) for one in capture), len(capture), worker)
+            atomic_files.write(self.dir, self.dir.snapshot_path(number), parts, worker)
             self._note_written(capture, tails, pending)
 
         def written(error: Exception | None) -> None:
@@ -272,7 +274,7 @@ class Store:
 
         Runs on the worker. Until the snapshot is complete, no other code uses the tails that are noted here.
         """
-        for one in capture.drain():
+        for one in rested(self._worker, capture.drain()):
             topic_id, tail = one.snapshot.topic_id, one.snapshot.tail
             if tail is not None:
                 tails.add(tail.tails)
@@ -357,13 +359,13 @@ class Store:
     # --- on the worker
 
     def _write_segment(self, topic_id: int, epoch: int, frozen: Frozen) -> tuple[str, codec.Footer]:
-        parts = frozen.encode(topic_id, epoch)
+        parts = frozen.encode(topic_id, epoch, self._worker)
         if topic_id not in self._topic_dirs:
             self.dir.make_topic_dir(topic_id)
             self.fs.sync_dir(self.dir.segments_dir)  # one that is already there may be so in memory only
             self._topic_dirs.add(topic_id)
         path = self.dir.segment_path(topic_id, frozen.segment.first)
-        atomic_files.write(self.dir, path, parts)
+        atomic_files.write(self.dir, path, parts, self._worker)
         size = sum(map(len, parts))
         return path, codec.decode_footer(b"".join(parts[-2:]), path=path, file_bytes=size)
 
@@ -384,7 +386,7 @@ class Store:
                     saves.append((segment, packed, segment.save_marks(packed)))
 
         def work() -> None:
-            for _, _, save in saves:
+            for _, _, save in rested(self._worker, saves):
                 save()
             self._remove_old(number, keep_tails, retired)
 
@@ -425,7 +427,7 @@ class Store:
 
         def work() -> None:
             for _, segment, target in moves:
-                atomic_files.copy(self.dir, segment.path, target)
+                atomic_files.copy(self.dir, segment.path, target, self._worker)
 
         def finished(error: Exception | None) -> None:
             if error is not None:
@@ -459,7 +461,7 @@ class Store:
         old += [self.dir.snapshot_path(n) for n in self.dir.snapshot_numbers() if n < number]
         old += [self.dir.ledger_path(n) for n in self.dir.ledger_numbers() if n < number]
         old += [self.dir.tails_path(n) for n in self.dir.tails_numbers() if n not in keep_tails and n < number]
-        for path in [*old, *retired]:
+        for path in rested(self._worker, [*old, *retired]):
             with suppress(FileNotFoundError):
                 self.fs.unlink(path)
         for folder in {posixpath.dirname(path) for path in retired}:

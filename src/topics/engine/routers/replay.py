@@ -445,7 +445,7 @@ class SavedRouters(Struct, array_like=True):
     stamps: dict[int, dict[str, int]]
 
 
-def _save(state: State) -> Callable[[], bytes] | None:
+def _save(state: State) -> snapshot_parts.Encode | None:
     """Note where all routers are, and return what encodes them: 10,000 routers take 1.5 ms and 30 ms."""
     table = table_of(state)
     if table.next_id == 1:
@@ -465,12 +465,11 @@ def _save(state: State) -> Callable[[], bytes] | None:
             router.router_id, router.name, source_id, dest_id, configs[at], cursors[at], totals[at], floors[at]
         )
 
-    def encode() -> bytes:
+    def encode() -> Iterator[bytes]:
         order = array("q", sorted(range(len(routers)), key=lambda at: routers[at].router_id))
-        encoded = bytearray(head)
-        for part in snap.encode_array(map(saved, order), len(order)):
-            encoded += part
-        return bytes(encoded + stamps)
+        yield head
+        yield from snap.encode_array(map(saved, order), len(order))
+        yield stamps
 
     return encode
 

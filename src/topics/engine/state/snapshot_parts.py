@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,6 +16,7 @@ from topics.storage.segments import codec
 from topics.storage.segments.columns import first_of
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import MemorySegment
+from topics.storage.worker import INLINE, Worker
 
 TAIL_MAX_BYTES = 256 << 10
 TAIL_MAX_EVENTS = 4096
@@ -59,14 +60,16 @@ class Frozen(msgspec.Struct, gc=False):
     live: int
     live_bytes: int
 
-    def encode(self, topic_id: int, epoch: int) -> list[bytes | memoryview]:
-        """Return the file of the segment. May run on any thread."""
+    def encode(self, topic_id: int, epoch: int, worker: Worker = INLINE) -> list[bytes | memoryview]:
+        """Return the file of the segment. May run on any thread: `worker` is the one that runs it."""
         if not self.growing:
             whole = self.segment
-            return codec.encode(whole.columns, whole.rendered, self.marks, topic_id=topic_id, epoch=epoch)
+            return codec.encode(
+                whole.columns, whole.rendered, self.marks, topic_id=topic_id, epoch=epoch, worker=worker
+            )
         columns = first_of(self.segment.columns, self.count, tag_names=self.tag_names, node_names=self.node_names)
         rendered = self.segment.rendered[: self.rendered_bytes]
-        return codec.encode(columns, rendered, self.marks, topic_id=topic_id, epoch=epoch)
+        return codec.encode(columns, rendered, self.marks, topic_id=topic_id, epoch=epoch, worker=worker)
 
 
 class Part(NamedTuple):
@@ -77,13 +80,13 @@ class Part(NamedTuple):
     load: Callable[[State, Topic, msgspec.Raw], None]
 
 
-Encode = Callable[[], bytes]
+Encode = Callable[[], Iterable[bytes]]
 
 
 class StatePart(NamedTuple):
     """What a module saves that belongs to no single topic; loaded after all topics.
 
-    `save` notes what there is now, and returns a function that encodes it on any thread; None saves nothing.
+    `save` notes what there is now, and returns a function that encodes it in parts on any thread; None saves nothing.
     """
 
     name: str

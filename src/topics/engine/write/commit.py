@@ -22,8 +22,8 @@ from msgspec import Struct
 from topics import logs
 from topics.engine.state.topic import Topic
 from topics.errors import Code, TopicsError
+from topics.storage.log.background import LogFailed
 from topics.storage.log.frame import Frames
-from topics.storage.log.worker import LogFailed
 
 log = logs.Log("engine")
 

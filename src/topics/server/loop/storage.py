@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
@@ -34,6 +35,12 @@ Done = Callable[[Exception | None], None]
 # takes 0.1 ms would be answered after 5 ms whenever the loop is busy.
 SWITCH_INTERVAL_S = 0.0005
 
+# A thread with long work rests this often, for a moment. Otherwise the kernel leaves it on its core until a tick finds
+# that its slice is used up, which takes 3 to 7 ms. A loop on the same core waits that long, and cannot even ask for the
+# interpreter.
+WORK_NS = 500_000
+REST_S = 0.00005
+
 # How often an idle server looks whether its directory is still there. Any write ends this: see `Wal.woke`.
 IDLE_TICK_MS = 1000
 
@@ -50,6 +57,7 @@ class ThreadWorker:
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
         self._loop = loop
         self.report: Callable[[Done, Exception | None], None] = _call  # runs on the loop
+        self._rested_ns = 0
         self._queue: SimpleQueue[tuple[Callable[[], None], Done] | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -57,6 +65,12 @@ class ThreadWorker:
     def submit(self, work: Callable[[], None], done: Done) -> None:
         """Run `work` on the thread, then `done` on the loop with the exception or None."""
         self._queue.put((work, done))
+
+    def rest(self) -> None:
+        """Sleep for `REST_S` after `WORK_NS` of work."""
+        if time.perf_counter_ns() - self._rested_ns > WORK_NS:
+            time.sleep(REST_S)
+            self._rested_ns = time.perf_counter_ns()
 
     async def close(self) -> None:
         """Finish all submitted work and join the thread."""
@@ -67,6 +81,7 @@ class ThreadWorker:
         # Bound: the lifetime of the server. `close` puts None behind the last piece of work.
         while (job := self._queue.get()) is not None:
             work, done = job
+            self._rested_ns = time.perf_counter_ns()
             try:
                 work()
             except Exception as error:

@@ -26,20 +26,12 @@ from topics.clock import Clock
 from topics.storage.datadir import DataDir
 from topics.storage.fs import File
 from topics.storage.log import new_file, walfile
+from topics.storage.log.background import WARM_BYTES, LargeWrite, LogFailed, close_quietly, reason_of, warm
 from topics.storage.log.erasures import Erasures, locate
 from topics.storage.log.frame import REFUSED, Frames, parts_of
 from topics.storage.log.ledger import Ledger
 from topics.storage.log.stats import WalStats
-from topics.storage.log.worker import (
-    WARM_BYTES,
-    InlineWorker,
-    LargeWrite,
-    LogFailed,
-    Worker,
-    close_quietly,
-    reason_of,
-    warm,
-)
+from topics.storage.worker import InlineWorker, Worker
 
 log = logs.Log("wal")
 

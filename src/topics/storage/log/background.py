@@ -1,11 +1,10 @@
-"""Work of the log on other threads: the interface of the threads, large writes, and failures."""
+"""Work of the log on other threads: reading ahead, large writes, and failures."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
-from typing import Protocol
 
 from topics.storage.fs import File
 from topics.storage.log.frame import Frames, LargeFrame, parts_of
@@ -23,24 +22,6 @@ class LogFailed(Exception):
     def __init__(self, reason: str | None, *, written: bool = False) -> None:
         super().__init__(reason)
         self.written = written
-
-
-class Worker(Protocol):
-    """Runs blocking calls on another thread in order, and calls back on the owner's thread."""
-
-    def submit(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None: ...
-
-
-class InlineWorker:
-    """Runs each call at once. For offline commands and tests."""
-
-    def submit(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
-        try:
-            work()
-        except Exception as error:
-            done(error)
-        else:
-            done(None)
 
 
 def warm(file: File, at: int, size_bytes: int, stop: Callable[[], bool]) -> None:
