@@ -12,7 +12,6 @@ copies: both are then captured as they were when the cursors were noted.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator
 
 from topics.engine.state import snapshot_parts
@@ -32,7 +31,7 @@ class Capture:
         self.rises: list[tuple[Topic, int]] = []  # topics that wait for this snapshot, see `Topic.needs_snapshot`
         self._state = state
         self._number = number
-        self._ids = array("Q", state.by_id)
+        self._ids = tuple(state.by_id)
         self._next_topic_id = state.next_topic_id
         self._early: dict[int, Captured] = {}
         self._lists: list[list[Captured]] = []

@@ -446,16 +446,16 @@ class SavedRouters(Struct, array_like=True):
 
 
 def _save(state: State) -> snapshot_parts.Encode | None:
-    """Note where all routers are, and return what encodes them: 10,000 routers take 1.5 ms and 30 ms."""
+    """Note where all routers are, and return what encodes them: 10,000 routers take 1 ms and 30 ms."""
     table = table_of(state)
     if table.next_id == 1:
         return None
-    routers = list(table.by_id.values())
-    # Arrays, and a tuple of values that are not tracked: a garbage collection looks at every entry of a young list.
-    configs = tuple(router.config for router in routers)
-    cursors = array("q", [router.cursor for router in routers])
-    totals = array("q", [router.forwarded_total for router in routers])
-    floors = array("q", [router.edge.floor_ms for router in routers])
+    routers = tuple(table.by_id.values())
+    # Tuples of values that are not tracked: the first garbage collection forgets them, and would visit a list again.
+    configs = tuple([router.config for router in routers])
+    cursors = tuple([router.cursor for router in routers])
+    totals = tuple([router.forwarded_total for router in routers])
+    floors = tuple([router.edge.floor_ms for router in routers])
     head, stamps = b"\x93" + _encode(table.next_id), _encode(table.stamps)  # an array of three: see `SavedRouters`
 
     def saved(at: int) -> SavedRouter:
