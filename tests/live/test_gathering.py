@@ -1,4 +1,4 @@
-"""Topics with many watchers: records that arrive within a millisecond share one frame."""
+"""Topics with many watchers: records that arrive within two milliseconds share one frame."""
 
 import json
 
@@ -76,7 +76,7 @@ def test_first_record_after_a_rest_is_delivered_at_once() -> None:
     assert many.frames() == [[1], [2]]
 
 
-def test_records_of_one_millisecond_share_a_frame() -> None:
+def test_records_of_one_wait_share_a_frame() -> None:
     many = Room(GATHER_WATCHERS)
     for _ in range(4):
         many.write()
@@ -85,7 +85,7 @@ def test_records_of_one_millisecond_share_a_frame() -> None:
     assert many.frames() == [[1], [2, 3, 4]]
 
 
-def test_record_after_the_millisecond_takes_gathered_ones_along() -> None:
+def test_record_after_the_wait_takes_gathered_ones_along() -> None:
     many = Room(GATHER_WATCHERS)
     many.write()
     many.write()
