@@ -122,6 +122,29 @@ def test_announced_body_that_is_too_long_is_refused_before_it_comes(serve: Serve
         assert client.answer(client.open("/echo", ("content-length", "1001"))).status == 413
 
 
+def test_rest_of_a_refused_body_is_dropped_for_a_while(serve: Serve):
+    server = serve(max_body_bytes=1000, linger_timeout_ms=60_000)
+    with Http2Client(server.port) as client:
+        number = client.open("/echo", ("content-length", "20000"))
+        assert client.answer(number).status == 413
+        client.h2.send_data(number, b"x" * 10_000)
+        client.h2.send_data(number, b"x" * 10_000, end_stream=True)
+        client.flush()
+        assert client.ask("/hello").status == 200
+        assert client.answers[number].reset is None
+
+
+def test_client_that_goes_on_with_a_refused_body_is_told_to_stop(serve: Serve):
+    server = serve(max_body_bytes=1000, linger_timeout_ms=300)
+    with Http2Client(server.port) as client:
+        number = client.open("/echo", ("content-length", "50000"))
+        assert client.answer(number).status == 413
+        while client.answers[number].reset is None:
+            client.receive()
+        assert client.answers[number].reset == NO_ERROR
+        assert client.ask("/hello").status == 200
+
+
 def test_expectation_is_met_before_the_body(server: Harness):
     with Http2Client(server.port) as client:
         client.open("/echo", ("expect", "100-continue"))

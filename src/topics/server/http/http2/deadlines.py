@@ -20,6 +20,10 @@ def time_out(session: Http2Session, limits: HttpLimits, now: float) -> bool:
     if since is not None and not session.paused and (now - since) * 1000 > limits.header_timeout_ms:
         session.fail(ErrorCodes.PROTOCOL_ERROR)
         ended = True
+    for number, answered_at in list(session.unwanted.items()):
+        if (now - answered_at) * 1000 > limits.linger_timeout_ms:
+            session.stop_body(number)
+            ended = True
     for stream in list(session.streams.values()):
         if stream.input is Input.COMING:
             if (now - stream.begun_at) * 1000 > limits.body_timeout_ms:

@@ -65,6 +65,7 @@ class Http2Session:
         self.charges = SessionCharges(service.budget)
         self._ready: deque[Http2Stream] = deque()  # whole requests that were not begun
         self._last_number = 0  # of the streams that were accepted
+        self.unwanted: dict[int, float] = {}  # streams whose request was answered while its body came, and when
         self.input = SessionInput(service.clock_ns, max_block_bytes=limits.max_header_bytes, now=now)
         self._goaway = b""
         self._h2 = Frames(limits.max_header_bytes)
@@ -124,10 +125,12 @@ class Http2Session:
         elif isinstance(event, RequestReceived):
             self._take_head(event)
         elif isinstance(event, StreamEnded):
+            self.unwanted.pop(event.stream_id, None)
             stream = self.streams.get(event.stream_id)
             if stream is not None:
                 self._take_end(stream)
         elif isinstance(event, StreamReset):
+            self.unwanted.pop(event.stream_id, None)
             stream = self.streams.get(event.stream_id)
             if stream is not None:
                 self._drop(stream)
@@ -371,6 +374,7 @@ class Http2Session:
             for stream in drained:
                 if stream.answer is not None and not stream.over:
                     self.call(stream.answer.drained)
+        # What is ready goes first: the Python library `h2`, in clients, takes nothing behind a GOAWAY.
         sent = self._h2.data_to_send() + self._goaway
         self._goaway = b""
         return sent
@@ -378,8 +382,7 @@ class Http2Session:
     def _finish(self, stream: Http2Stream) -> None:
         """Forget a stream: all of its answer was sent."""
         if stream.input is not Input.WHOLE:
-            # The client may stop to send a body that is not wanted (RFC 9113 section 8.1).
-            self._h2.reset_stream(stream.number, ErrorCodes.NO_ERROR)
+            self.unwanted[stream.number] = self.input.now
         self.input.earn(FRAMES_PER_ANSWER)
         self._forget(stream)
 
@@ -389,6 +392,14 @@ class Http2Session:
         """Answer a request whose body did not come in time."""
         error = TopicsError(Code.REQUEST_TIMEOUT, "the request did not arrive completely in time")
         self._refuse(stream, error_response(error))
+
+    def stop_body(self, number: int) -> None:
+        """Tell the client to stop sending a body that is not wanted (RFC 9113 section 8.1).
+
+        Until then the body is read and dropped: some clients that are stopped at once report that, not the answer.
+        """
+        del self.unwanted[number]
+        self._h2.reset_stream(number, ErrorCodes.NO_ERROR)
 
     # --- the end
 
@@ -420,6 +431,7 @@ class Http2Session:
     def _end(self) -> None:
         self.ended = True
         self.input.drop()
+        self.unwanted.clear()
         for stream in list(self.streams.values()):
             self._drop(stream)
 
