@@ -18,11 +18,12 @@ GAUGES = [
     "topics_wal_queue_depth_peak", "topics_wal_read_only", "topics_topic_archived_seq",
     "topics_topic_archive_unarchived", "topics_topic_archive_overdue", "topics_memory_budget_bytes",
     "topics_memory_charged_bytes", "topics_consumer_lag_records", "topics_consumer_lag_seconds",
-    "topics_consumer_metrics_truncated", "topics_loop_hold_max_ms",
+    "topics_consumer_metrics_truncated", "topics_loop_hold_max_ms", "topics_loop_lag_ms", "topics_pressure_step",
 ]  # fmt: skip
 COUNTERS = [
     "topics_wal_frames_total", "topics_wal_batches_total", "topics_wal_fsyncs_total", "topics_wal_bytes_written_total",
     "topics_wal_rotations_total", "topics_wal_submit_full_total", "topics_topic_archive_evicted_total",
+    "topics_slow_readers_total",
 ]  # fmt: skip
 HISTOGRAM = "topics_wal_fsync_latency_us"
 

@@ -139,7 +139,9 @@ def test_arrow_holds_the_same_records(api: Api, topic: str):
     assert json.loads(notes[b"end"])["next_from_seq"] == 25
 
 
-@pytest.mark.parametrize("accept", [None, "*/*", "application/*", "text/html, */*;q=0.1", "Application/X-NDJSON"])
+@pytest.mark.parametrize(
+    "accept", [None, "*/*", "application/*", "text/html, */*;q=0.1", "Application/X-NDJSON", "application/json"]
+)
 def test_json_lines_are_the_default_format(api: Api, topic: str, accept: str | None):
     api.write(topic, 1)
     assert scan(api, topic, accept=accept).headers["content-type"] == NDJSON
@@ -156,6 +158,7 @@ def test_unknown_format_is_refused(api: Api, topic: str):
     answer = api.call("POST", f"/v0/topics/{topic}/scan", {}, headers={"accept": "text/csv"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (406, "not_acceptable")
     assert SEGMENTS in answer.json()["error"]["message"]
+    assert "cannot be answered as text/csv" in answer.json()["error"]["message"]
 
 
 def test_scan_of_missing_topic_and_invalid_field_fail(api: Api, topic: str):
@@ -247,6 +250,7 @@ def test_scan_of_a_slow_client_is_closed(start_server: StartServer):
     assert wait_until(lambda: open_streams(server) == 0)
     assert not answer.read().splitlines()[-1].startswith(b'{"end"')
     connection.close()
+    assert metric(server, "topics_slow_readers_total") == 1
 
 
 def is_ready(server: ServerProcess) -> bool:
@@ -261,11 +265,15 @@ def is_ready(server: ServerProcess) -> bool:
 
 
 def open_streams(server: ServerProcess) -> int:
+    return metric(server, "topics_sse_connections")
+
+
+def metric(server: ServerProcess, name: str) -> int:
     connection = http.client.HTTPConnection("127.0.0.1", server.port)
     connection.request("GET", "/v0/metrics")
     text = connection.getresponse().read().decode()
     connection.close()
-    return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("topics_sse_connections "))
+    return next(int(line.split()[1]) for line in text.splitlines() if line.startswith(f"{name} "))
 
 
 def wait_until(look: Callable[[], bool], *, seconds: float = 10) -> bool:

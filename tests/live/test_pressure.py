@@ -61,6 +61,16 @@ def test_refused_request_gets_a_retry_time(inside, api):
     api.write("a", 2)
 
 
+def test_metrics_show_the_step_and_the_lag(inside, api):
+    climb(inside, PressureStep.PAUSE)
+    shown = api.call("GET", "/v0/metrics", headers={"accept": "application/json"}).json()
+    assert shown["topics_pressure_step"] == 3
+    assert shown["topics_loop_lag_ms"] == STEP_MS[PressureStep.PAUSE]
+    calm(inside)
+    shown = api.call("GET", "/v0/metrics", headers={"accept": "application/json"}).json()
+    assert (shown["topics_pressure_step"], shown["topics_loop_lag_ms"]) == (0, 0)
+
+
 def test_trusted_write_passes_and_reports_its_wait(inside, api):
     climb(inside, PressureStep.REFUSE)
     written = api.write("a", 1, disable_backpressure=True)

@@ -52,6 +52,7 @@ def test_stalled_client_is_closed_and_resumes_without_loss(start_live):
     seqs = [seq for frame in frames if frame.event == "record" for seq in frame.seqs]
     assert seqs == list(range(1, len(seqs) + 1))
     assert len(seqs) < head
+    assert live.metric("topics_slow_readers_total") == 1
     again = live.open(session, last_id=events.last_id)
     assert seqs + read_all(again, head) == list(range(1, head + 1))
 

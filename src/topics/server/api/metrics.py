@@ -139,6 +139,8 @@ def _totals(services: Services, leases: int) -> Iterator[Metric]:
     yield _gauge("topics_queue_leases_in_flight", "Jobs that a worker holds.", leases)
     yield _gauge("topics_sse_connections", "Open event streams and WebSockets.", services.quotas.streams)
     yield _gauge("topics_watch_sessions", "Watch sessions.", len(services.sessions))
+    yield _counter("topics_slow_readers_total", "Streams closed because their client did not read.",
+                   services.runtime.slow_readers_total)  # fmt: skip
     yield _gauge("topics_memory_budget_bytes", "Bytes that clients may make the server hold; 0 is no limit.",
                  services.budget.limit_bytes)  # fmt: skip
     yield Metric(
@@ -148,6 +150,10 @@ def _totals(services: Services, leases: int) -> Iterator[Metric]:
 
 
 def _holds(services: Services) -> Iterator[Metric]:
+    pressure = services.throttle.pressure
+    yield _gauge("topics_loop_lag_ms", "How late the event loop runs: the lowest of the last four samples.",
+                 pressure.lag_ms)  # fmt: skip
+    yield _gauge("topics_pressure_step", "0 without pressure; 1 to 4 for the steps under pressure.", int(pressure.step))
     yield Metric(
         "topics_loop_hold_max_ms", "gauge", "Longest time since the start for which the event loop was held, by cause.",
         [("", "cause", cause.value, ns / 1e6) for cause, ns in services.runtime.holds.longest_ns.items()],

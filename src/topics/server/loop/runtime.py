@@ -7,12 +7,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
+from topics import logs
 from topics.clock import Clock
 from topics.config import Settings
 from topics.engine.engine import Engine
 from topics.server.limits.loop_holds import LoopHolds
 from topics.server.loop.cold_loads import Failed, Loading, Loads, Work
 from topics.storage.segments.cold import Cold
+
+log = logs.Log("server")
 
 IO_THREADS = 4
 
@@ -29,7 +32,9 @@ class OpenEnded(Protocol):
 class Runtime:
     """The runtime of one server, from the end of its recovery until it stops."""
 
-    __slots__ = ("clock", "draining", "engine", "holds", "loads", "loop", "open_ended", "pool", "settings")
+    __slots__ = (
+        "clock", "draining", "engine", "holds", "loads", "loop", "open_ended", "pool", "settings", "slow_readers_total",
+    )  # fmt: skip
 
     def __init__(
         self, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop, engine: Engine, *, holds: LoopHolds
@@ -43,6 +48,12 @@ class Runtime:
         self.loads = Loads(loop, self.pool)
         self.open_ended: set[OpenEnded] = set()
         self.draining = False
+        self.slow_readers_total = 0
+
+    def note_slow_reader(self, stream: str) -> None:
+        """Count and log a client whose stream is closed because it does not read."""
+        self.slow_readers_total += 1
+        log.info("slow_reader", stream=stream, timeout_ms=self.settings.slow_consumer_timeout_ms)
 
     def call_later(self, delay_ms: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
         """Call `callback` on the loop after `delay_ms`."""

@@ -29,6 +29,7 @@ class LiveConnection(Stream):
     )  # fmt: skip
 
     high_water_bytes = HIGH_WATER_BYTES
+    kind = "event stream"  # in logs
 
     def __init__(self, runtime: Runtime, head: Response, *, release: Callable[[], None], heartbeat_ms: int) -> None:
         super().__init__(head)
@@ -134,6 +135,7 @@ class LiveConnection(Stream):
 
     def _too_slow(self) -> None:
         assert self._sink is not None
+        self.runtime.note_slow_reader(self.kind)
         self._sink.give_up()  # a client that never reads must not keep its slot for another write timeout
         self.fail(Code.REQUEST_TIMEOUT.status, "the client does not keep up; connect again to go on")
 

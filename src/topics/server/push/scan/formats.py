@@ -39,6 +39,7 @@ from topics.storage.segments import record_run as runs
 from topics.storage.segments.record_run import Run
 
 NDJSON = b"application/x-ndjson"
+JSON = b"application/json"  # what `curl --json` accepts; every line is JSON
 TEXT = b"text/plain"  # the same lines, for browsers and generated clients that know no other type
 TEXT_UTF8 = TEXT + b"; charset=utf-8"
 SEGMENTS = b"application/vnd.topics.segments"
@@ -69,7 +70,7 @@ def format_for(request: Request, projection: Projection, topic: str) -> ScanForm
     """Return the format that `Accept` prefers; JSON lines if it is missing. Raise 406 if it names no known one."""
     accept = request.headers.get(b"accept", b"").lower() or b"*/*"
     for media in _wanted(accept):
-        if media in (NDJSON, b"*/*", b"application/*"):
+        if media in (NDJSON, JSON, b"*/*", b"application/*"):
             return NdjsonFormat(projection)
         if media == TEXT:
             return NdjsonFormat(projection, content_type=TEXT_UTF8)
@@ -78,7 +79,8 @@ def format_for(request: Request, projection: Projection, topic: str) -> ScanForm
         if media == ARROW:
             return _arrow(projection, topic)
     names = ", ".join(name.decode() for name in (NDJSON, TEXT, SEGMENTS, ARROW))
-    raise TopicsError(Code.NOT_ACCEPTABLE, f"a scan is answered as one of {names}")
+    wanted = accept.decode("ascii", "replace")
+    raise TopicsError(Code.NOT_ACCEPTABLE, f"a scan cannot be answered as {wanted}; Accept must name one of {names}")
 
 
 def encode(form: ScanFormat, step: ScanStep) -> bytes:

@@ -178,6 +178,7 @@ class ScanStream(Stream):
 
     def _too_slow(self) -> None:
         if self._sink is not None:
+            self._runtime.note_slow_reader("scan")
             self._sink.give_up()
             self._close()
 

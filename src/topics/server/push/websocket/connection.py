@@ -50,6 +50,7 @@ class WebSocket(LiveConnection, Upgrade):
     __slots__ = ("_deflated", "_pings", "_ws", "commands", "input")
 
     reports_too_old = False
+    kind = "WebSocket"
 
     def __init__(
         self,

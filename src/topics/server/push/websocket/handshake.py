@@ -42,7 +42,10 @@ def _check_handshake(request: Request) -> bytes:
     headers = request.headers
     tokens = [token.strip() for token in headers.get(b"connection", b"").lower().split(b",")]
     if b"upgrade" not in tokens or headers.get(b"upgrade", b"").strip().lower() != b"websocket":
-        raise invalid("this path is a WebSocket: send connection: upgrade and upgrade: websocket", field="Upgrade")
+        raise invalid(
+            "this path is a WebSocket: use HTTP/1.1, and send connection: upgrade and upgrade: websocket",
+            field="Upgrade",
+        )
     if headers.get(b"sec-websocket-version", b"").strip() != b"13":
         raise invalid("Sec-WebSocket-Version must be 13", field="Sec-WebSocket-Version")
     key = headers.get(b"sec-websocket-key", b"").strip()
