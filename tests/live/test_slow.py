@@ -57,6 +57,26 @@ def test_stalled_client_is_closed_and_resumes_without_loss(start_live):
     assert seqs + read_all(again, head) == list(range(1, head + 1))
 
 
+def test_stalled_event_stream_does_not_delay_a_stop(start_live):
+    live = start_live(drain_timeout_ms=60_000)
+    live.api.put("a")
+    live.open(live.session("a"), receive_bytes=SMALL_BYTES).expect("caught-up")
+    fill(live, "a", 12)
+    live.server.stop()
+    assert "drain_timed_out" not in live.server.log()
+
+
+def test_stalled_socket_does_not_delay_a_stop(start_live):
+    live = start_live(drain_timeout_ms=60_000)
+    live.api.put("a")
+    with connect(f"{live.url.replace('http', 'ws')}/v0/ws", max_queue=1, close_timeout=0) as client:
+        client.send(json.dumps({"op": "subscribe", "topic": "a", "from_seq": 0}))
+        client.recv()
+        fill(live, "a", 12)
+        live.server.stop()
+    assert "drain_timed_out" not in live.server.log()
+
+
 def test_gap_of_a_stalled_stream_is_reported_as_too_old(start_live):
     live = start_live(buffer_grace_ms=100)
     live.api.put("a", cap_records=20)
