@@ -5,6 +5,7 @@ from pathlib import Path
 
 from topics.cli.formats import reference
 from topics.config import SETTINGS
+from topics.server.limits.loop_holds import Cause
 
 
 def test_formats_page_is_up_to_date():
@@ -20,3 +21,9 @@ def test_operations_page_names_existing_metrics_and_settings():
     for name in set(re.findall(r"`(topics_[a-z_]+)`", text)):
         prefixes = ("", "topics_wal_", "topics_topic_")
         assert any(name.startswith(prefix) and name.removeprefix(prefix) in source for prefix in prefixes), name
+
+
+def test_operations_page_explains_every_cause_of_a_hold():
+    text = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    section = text.partition("### The longest holds")[2].partition("\n## ")[0]
+    assert sorted(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == sorted(cause.value for cause in Cause)
