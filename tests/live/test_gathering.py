@@ -3,9 +3,11 @@
 import json
 
 import msgspec
+import pytest
 
 from tests.live.manual import create, manual_app
 from topics.model.records import WriteRequest
+from topics.model.topic import ConfigPatch
 from topics.model.watch import ViewOptions, make_view
 from topics.server.push.dispatcher import GATHER_MS, GATHER_WATCHERS
 from topics.server.push.rendering import Event, RenderedFrame
@@ -40,12 +42,15 @@ class Watcher:
 class Room:
     """A topic with watchers, on a loop and a clock that the test moves."""
 
-    def __init__(self, watchers: int) -> None:
+    def __init__(self, watchers: int, **config: int) -> None:
         self.clock = SimClock()
         self.clock.advance(ms=1000)
         self.app, self.loop = manual_app(self.clock)
         create(self.app, self.loop, ["room"])
-        topic = self.app.services.engine.topics["room"]
+        engine = self.app.services.engine
+        engine.put_topic("room", ConfigPatch(**config))
+        engine.flush()
+        topic = engine.topics["room"]
         view = make_view(ViewOptions(), max_limit=1000)
         self.watchers = [Watcher() for _ in range(watchers)]
         self.subscriptions = [Subscription(topic, view, seq=0) for _ in self.watchers]
@@ -93,6 +98,25 @@ def test_record_after_the_wait_takes_gathered_ones_along() -> None:
     many.write()
     assert many.frames() == [[1], [2, 3]]
     assert many.loop.fire(GATHER_S) == 0  # its timer is cancelled
+
+
+@pytest.mark.parametrize("config", [{"cap_records": 3}, {"cap_bytes": 150}])
+def test_topic_that_evicts_soon_does_not_wait(config: dict[str, int]) -> None:
+    many = Room(GATHER_WATCHERS, **config)
+    for _ in range(20):
+        many.write()
+    assert many.frames() == [[seq] for seq in range(1, 21)]
+
+
+def test_topic_with_a_high_cap_waits() -> None:
+    many = Room(GATHER_WATCHERS, cap_records=1000)
+    for _ in range(100):
+        many.write()
+        many.clock.advance(ms=GATHER_MS)
+    many.write()
+    before = len(many.frames())
+    many.write()
+    assert len(many.frames()) == before
 
 
 def test_few_watchers_never_wait() -> None:

@@ -86,3 +86,23 @@ def test_a_thread_rests_after_some_work_and_not_after_each_piece(monkeypatch: py
     assert set(slept) == {REST_S}
     assert len(slept) <= 40
     assert len(slept) < pieces
+
+
+def test_checkpoint_does_not_wait_for_files_that_the_load_uses_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async def serve() -> None:
+        settings = Settings(data_dir=tmp_path, sync_interval_ms=SYNC_MS, checkpoint_wal_bytes=1 << 20)
+        app = TopicsApp(settings, SystemClock(), asyncio.get_running_loop())
+        await app.start()
+        try:
+            kept = app.services.storage
+            assert kept is not None
+            monkeypatch.setattr(kept.wal, "prepare", lambda: False)  # the spare file is gone again at every tick
+            before = kept.store.snapshot_number
+            for _ in range(20):
+                app.services.engine.append("t", WriteRequest([NewRecord(Raw(b'"%b"' % (b"x" * 100_000)))]))
+                app.services.engine.flush()
+            await until(lambda: kept.store.snapshot_number > before)
+        finally:
+            await app.stop()
+
+    asyncio.run(serve())

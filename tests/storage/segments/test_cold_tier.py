@@ -82,6 +82,30 @@ def test_older_segments_move_to_the_cold_folder_and_are_read_from_there(
         wait_until(client, lambda: not segments(cold / topic_dir))
 
 
+def test_segments_that_move_at_a_start_survive_a_kill_before_the_next_checkpoint(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    data, cold = tmp_path / "data", tmp_path / "cold"
+    rarely = {"checkpoint_interval_ms": 3_600_000, "checkpoint_wal_bytes": 1 << 30}
+    settings = SMALL_PARTS | rarely | {"data_dir": data, "cold_dir": cold, "hot_retain_segments": 1}
+    server = start_server(**settings)
+    with httpx.Client(base_url=server.url, timeout=30, trust_env=False) as client:
+        client.put("/v0/topics/t", json={"durability": "fsync"}).raise_for_status()
+        write(client, "t", RECORDS)
+    server.kill()
+    for _ in range(2):  # the first start writes a snapshot, and moves what the snapshot names
+        server = start_server(**settings)
+        with httpx.Client(base_url=server.url, timeout=30, trust_env=False) as client:
+            assert read_all(client, "t") == list(range(RECORDS))
+        assert segments(cold)
+        server.kill()
+    found = subprocess.run(
+        [sys.executable, "-m", "topics", "verify", data, "--cold-dir", cold],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stdout
+
+
 def test_bytes_bound_what_stays_in_the_data_directory(start_server: StartServer, tmp_path: Path) -> None:
     data, cold = tmp_path / "data", tmp_path / "cold"
     server = start_server(**SMALL_PARTS, data_dir=data, cold_dir=cold, hot_retain_bytes=2000)
@@ -102,6 +126,10 @@ def test_a_cold_folder_that_is_not_there_is_no_loss(start_server: StartServer, t
         write(client, "t", RECORDS)
         wait_until(client, lambda: len(segments(cold)) >= 5)
     server.stop()
+    verify = [sys.executable, "-m", "topics", "verify", data]
+    unnamed = subprocess.run(verify, capture_output=True, text=True, timeout=60, check=False)
+    assert "the log is not replayed" in unnamed.stdout, "a folder that was not named is no damage"
+    assert unnamed.returncode == 0, unnamed.stdout
     cold.rename(away)
     cold.mkdir()
     refused = subprocess.run(

@@ -477,6 +477,7 @@ class Store:
             for segment in topic.segments
             if isinstance(segment, SealedSegment)
         }
+        named |= {*self.shelf.retired}  # the snapshot still names the files of segments that have moved since
         folders = [self.dir.segments_dir]
         if self._cold_dir is not None and self.fs.exists(self._cold_dir):
             folders.append(self._cold_dir)

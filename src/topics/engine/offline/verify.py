@@ -103,6 +103,7 @@ class _Verifier:
         self._progress = progress
         self._done = self._total = 0
         self._is_copy = False
+        self._lacks_cold = False  # segments are in a cold folder that was not named
         self._names: dict[int, str] = {}
         self._named: set[str] = set()  # files that the snapshot or the log needs
         self._problems: dict[tuple[int, int], list[Problem]] = {}  # of sealed segments, by topic and first seq
@@ -225,6 +226,7 @@ class _Verifier:
         self._named.add(path)
         if ref.cold and self.cold_dir is None:
             self.report.notes.append(f"{path}: in the cold folder, and not checked; name that folder with --cold-dir")
+            self._lacks_cold = True
             return
         footer = codec.Footer(*ref.footer)
         examined = self._examine_file(path, footer)
@@ -349,6 +351,11 @@ class _Verifier:
     # --- the state that a start would recover
 
     def _replay(self) -> None:
+        if self._lacks_cold:
+            self.report.notes.append(
+                "the log is not replayed, because that needs the cold folder; name it with --cold-dir"
+            )
+            return
         state, shelf = State(), Shelf(self.fs, columns_bytes=64 << 20)
         try:
             found = recovery.recover(self.dir, state, shelf, cold_dir=self.cold_dir, progress=lambda share: None)

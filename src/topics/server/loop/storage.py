@@ -44,6 +44,8 @@ REST_S = 0.00005
 # How often an idle server looks whether its directory is still there. Any write ends this: see `Wal.woke`.
 IDLE_TICK_MS = 1000
 
+OVERDUE = 1.25  # times `checkpoint_wal_bytes`, from which on a checkpoint does not wait for a file
+
 GATHER_TURNS = 2  # see `Commits.gather_turns`; one is too short for answers to leave and the next writes to arrive
 
 
@@ -241,7 +243,7 @@ class Storage:
         assert self._slices is not None
         began_ns, due = self._clock.monotonic_ns(), self._due()
         self.wal.tick()
-        if due and self.wal.prepare():
+        if due and (self.wal.prepare() or self._is_overdue()):
             self.store.checkpoint()
         self.store.save()
         self._slices.holds.note(Cause.CHECKPOINT if due else Cause.UPKEEP, self._clock.monotonic_ns() - began_ns)
@@ -258,6 +260,11 @@ class Storage:
             self._is_idle = False
             self._timer.cancel()
             self._schedule(self._settings.sync_interval_ms)
+
+    def _is_overdue(self) -> bool:
+        """Whether the log fills its files faster than they are prepared: the checkpoint must not wait for one."""
+        grown = self.wal.stats.bytes_written_total - self.store.bytes_at_checkpoint
+        return grown >= self._settings.checkpoint_wal_bytes * OVERDUE
 
     def _due(self) -> bool:
         grown = self.wal.stats.bytes_written_total - self.store.bytes_at_checkpoint

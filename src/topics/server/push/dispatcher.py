@@ -109,9 +109,17 @@ class Dispatcher:
             self._ready[fan_out] = None
 
     def _gathers(self, fan_out: FanOut) -> bool:
-        """Return whether the topic has many watchers and was served less than `GATHER_MS` ago."""
+        """Return whether the topic has many watchers and was served less than `GATHER_MS` ago.
+
+        What waits must not be evicted meanwhile: it is at most an eighth of the live records of a topic that evicts.
+        """
+        topic = fan_out.topic
         if len(fan_out.subscriptions) < GATHER_WATCHERS or self._throttle.pressed:
             return False
+        config = topic.config
+        if config.cap_records or config.cap_bytes or config.ttl_ms:
+            if (topic.head - fan_out.served_head) * 8 > topic.count:
+                return False
         return self._runtime.clock.monotonic_ns() - fan_out.served_ns < GATHER_MS * 1_000_000
 
     def _end_gathering(self, fan_out: FanOut) -> None:
@@ -171,7 +179,7 @@ class Dispatcher:
                 break
             if not fan_out.subscriptions:
                 continue
-            fan_out.served_ns = began_ns
+            fan_out.served_ns, fan_out.served_head = began_ns, fan_out.topic.head
             if self._gathering and (timer := self._gathering.pop(fan_out, None)) is not None:
                 timer.cancel()
             if self._serve(fan_out, now_ms, deadline):

@@ -50,12 +50,13 @@ class FanOut:
 
     __slots__ = (
         "_loading", "_owner", "_paused_notified", "_reload", "_renderer", "_runtime", "_syncing", "_unlisten", "behind",
-        "groups", "served_ns", "subscriptions", "topic",
+        "groups", "served_head", "served_ns", "subscriptions", "topic",
     )  # fmt: skip
 
     def __init__(self, owner: FanOutOwner, runtime: Runtime, budget: MemoryBudget, topic: Topic) -> None:
         self.topic = topic
         self.served_ns = 0  # when its last turn began
+        self.served_head = topic.head  # the head of the topic then
         self.subscriptions: dict[Subscription, None] = {}
         # Subscriptions that need frames of their own. One whose watcher is full is in neither place.
         self.behind: dict[Subscription, None] = {}

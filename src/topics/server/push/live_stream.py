@@ -113,7 +113,7 @@ class LiveConnection(Stream):
     def end(self) -> None:
         """Close the connection with an error that says that the server stops."""
         if self.open:
-            if self.full and self._sink is not None:
+            if self._sink is not None:
                 self._sink.give_up()  # a client that does not read must not delay the stop
             self.fail(Code.SHUTTING_DOWN.status, "the server is stopping; connect again")
 
