@@ -212,6 +212,28 @@ def test_deleted_topic_ends_while_other_topics_continue(live, topic):
     assert live.watch(f"{topic}.a").next().seqs == [1]
 
 
+@pytest.mark.parametrize("others", [0, 70])  # with many topics, ids have numbers in place of names
+def test_deletion_that_a_pattern_watcher_did_not_read_is_reported_again(live, topic, others):
+    for at in range(others):
+        live.api.put(f"{topic}.other{at:02}")
+    live.api.write(f"{topic}.a", 1, 2, 3)
+    session = live.session(f"{topic}.*")
+    events = live.open(session)
+    events.expect("record", *["caught-up"] * (others + 1))
+    seen = events.last_id
+    live.api.drop(f"{topic}.a")
+    live.api.write(f"{topic}.a", 4)
+    events.expect("topic-deleted", "record")  # sent, and as if never read
+    events.close()
+
+    again = live.open(session, last_id=seen)
+    [gone] = again.expect("topic-deleted")
+    assert gone.data == {"topic": f"{topic}.a", "head_seq": 3, "reason": "deleted"}
+    assert again.until("record")[-1].seqs == [1]
+    again.close()
+    live.open(session, last_id=again.last_id).expect("caught-up")
+
+
 def test_topic_recreated_between_streams_is_reported_deleted(live, topic):
     live.api.write(topic, 1, 2)
     session = live.session(topic)

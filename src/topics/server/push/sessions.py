@@ -19,7 +19,7 @@ from topics.model.watch import TopicOptions, WatchedTopic, WatchRequest, heartbe
 from topics.server.limits.budget import MemoryBudget
 from topics.server.push import cursors
 from topics.server.push.pattern_waiters import PatternWaiters
-from topics.server.push.rendering import Event, RenderedFrame
+from topics.server.push.rendering import Event, RenderedFrame, deleted_data
 from topics.server.push.sse import EventStream, error_frame, event_frame
 from topics.server.push.subscription import Subscription
 from topics.server.push.subscription_set import SESSION_BYTES, Pattern, SubscriptionSet, resolve
@@ -31,12 +31,14 @@ if TYPE_CHECKING:
     from topics.server.push.dispatcher import Dispatcher
 
 WID_BYTES = 16
+MAX_DELETED = 64  # deletions that a session remembers
+DELETED_BYTES = 256  # of each, besides its event
 
 
 class Session(SubscriptionSet):
     """One `POST /v0/watch`."""
 
-    __slots__ = ("caller", "heartbeat_ms", "idle_since_ns", "stream", "wid")
+    __slots__ = ("_deleted", "caller", "heartbeat_ms", "idle_since_ns", "stream", "wid")
 
     def __init__(self, caller: Caller, budget: MemoryBudget, *, heartbeat_ms: int) -> None:
         super().__init__(budget)
@@ -45,6 +47,28 @@ class Session(SubscriptionSet):
         self.heartbeat_ms = heartbeat_ms
         self.stream: WatchStream | None = None
         self.idle_since_ns = 0
+        # Deleted topics of patterns, by key: the number of the subscription and the event. The client may lose its
+        # connection before it has read that event.
+        self._deleted: dict[str, tuple[int, bytes]] = {}
+
+    def remove_deleted(self, subscription: Subscription) -> None:
+        """Remove the subscription of a deleted topic, and remember the deletion."""
+        self.remove(subscription)
+        self._deleted[subscription.key] = subscription.number, deleted_data(subscription.topic)
+        if len(self._deleted) > MAX_DELETED:
+            del self._deleted[next(iter(self._deleted))]
+        self._charge_deleted()
+
+    def deletions_after(self, at: cursors.Position) -> list[bytes]:
+        """Return the events of deletions that this position does not know yet, and forget the others."""
+        unseen = {key: one for key, one in self._deleted.items() if key in at.by_key or one[0] in at.by_number}
+        self._deleted = unseen
+        self._charge_deleted()
+        return [data for _, data in unseen.values()]
+
+    def _charge_deleted(self) -> None:
+        self.other_bytes = sum(DELETED_BYTES + len(data) for _, data in self._deleted.values())
+        self.charge()
 
 
 class Sessions:
@@ -187,6 +211,8 @@ class WatchStream(EventStream):
         self._sessions.stream_opened(session)
         if self._position is not None:
             session.rewind(self._position)
+            for data in session.deletions_after(self._position):
+                self.send(event_frame(Event.TOPIC_DELETED.event, data, id=session.cursor()))
         self._note_single()
         for subscription in list(session.subscriptions.values()):
             self._dispatcher.attach(subscription, self)
@@ -270,8 +296,7 @@ class WatchStream(EventStream):
         """Remove the subscription if a pattern covers it, for its next epoch. One that was named stays, as deleted."""
         name = subscription.topic.name
         if self._session.patterns and any(one.covers(name) for one in self._session.patterns.values()):
-            self._session.remove(subscription)
-            self._session.charge()
+            self._session.remove_deleted(subscription)
             self._note_single()
 
     def topics_paused(self, names: list[str], retry_after_ms: int) -> None:

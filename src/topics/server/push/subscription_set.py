@@ -141,7 +141,7 @@ def _new_subscription(topic: Topic, view: View, options: TopicOptions) -> Subscr
 class SubscriptionSet:
     """Subscriptions by key, and the patterns that add more: of one session, or of one WebSocket."""
 
-    __slots__ = ("_budget", "_charged_bytes", "_next_number", "patterns", "subscriptions")
+    __slots__ = ("_budget", "_charged_bytes", "_next_number", "other_bytes", "patterns", "subscriptions")
 
     def __init__(self, budget: MemoryBudget) -> None:
         self.subscriptions: dict[str, Subscription] = {}
@@ -149,10 +149,12 @@ class SubscriptionSet:
         self._next_number = 0
         self._budget = budget
         self._charged_bytes = 0
+        self.other_bytes = 0  # what the owner keeps besides
 
     def charge(self) -> None:
         """Charge the budget with what the set keeps now, after subscriptions or patterns were added or removed."""
-        self._charge(SESSION_BYTES + _size_bytes(self.subscriptions.values(), self.patterns.values()))
+        kept_bytes = _size_bytes(self.subscriptions.values(), self.patterns.values())
+        self._charge(SESSION_BYTES + kept_bytes + self.other_bytes)
 
     def discharge(self) -> None:
         """Release the whole charge: the session or the connection has ended."""
