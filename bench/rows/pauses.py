@@ -29,7 +29,7 @@ CHECKPOINT_MS = "1000"
 ROUTED_SHARE = 2  # one router for every two topics, so that all of them are linked
 PAUSE_S = 0.1
 STOLEN_FIELD = 8  # of a line of /proc/stat
-CROWDED_S = 0.1  # taken by the host during the whole measurement: a hold may have been longer by this much
+CROWDED_S = 0.1  # taken by the host during a round: a hold may have been longer by this much
 
 
 @dataclass(frozen=True, kw_only=True)

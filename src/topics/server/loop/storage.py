@@ -263,11 +263,14 @@ class Storage:
 
     def _is_overdue(self) -> bool:
         """Whether the log fills its files faster than they are prepared: the checkpoint must not wait for one."""
-        grown = self.wal.stats.bytes_written_total - self.store.bytes_at_checkpoint
-        return grown >= self._settings.checkpoint_wal_bytes * OVERDUE
+        return self._grown_bytes() >= self._settings.checkpoint_wal_bytes * OVERDUE
+
+    def _grown_bytes(self) -> int:
+        """Return what was written to the log since the last checkpoint."""
+        return self.wal.stats.bytes_written_total - self.store.bytes_at_checkpoint
 
     def _due(self) -> bool:
-        grown = self.wal.stats.bytes_written_total - self.store.bytes_at_checkpoint
+        grown = self._grown_bytes()
         if grown >= self._settings.checkpoint_wal_bytes:
             return True
         age_ms = self._clock.now_ms() - self.store.last_checkpoint_ms
