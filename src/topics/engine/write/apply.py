@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from topics import logs
 from topics.engine import retention
 from topics.engine.state import idempotency
 from topics.engine.state.topic import Remembered, Topic
@@ -21,6 +22,8 @@ from topics.storage.log import entry as log
 from topics.storage.segments.columns import extend, extend_plain
 from topics.storage.segments.marks import DELETED
 from topics.storage.segments.segment import MemorySegment, Segment
+
+failures = logs.Log("engine")
 
 ALONE_BYTES = 8 << 20  # a write of this size has a segment of its own, which takes its bytes without a copy
 
@@ -278,9 +281,45 @@ def replays(kind: type) -> Callable[[Replay], Replay]:
 
 def replay(state: State, entry: log.Entry) -> None:
     """Replay one entry of the log."""
-    _REPLAY[type(entry)](state, entry)
-    if state.routers is not None and type(entry).kind != state.routers.MARK:
-        state.routers.pinned = None  # a mark speaks only of the entry after it
+    try:
+        _REPLAY[type(entry)](state, entry)
+    finally:
+        if state.routers is not None and type(entry).kind != state.routers.MARK:
+            state.routers.pinned = None  # a mark speaks only of the entry after it
+
+
+def replay_or_lose(state: State, entry: log.Entry) -> str:
+    """Replay one entry of the log. If it cannot be applied, lose its records, and return what failed; "" otherwise.
+
+    Raise errors of the machine: the next start may succeed.
+    """
+    try:
+        replay(state, entry)
+        return ""
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        lost = _lose(state, log.records_of(entry)) or _named(state, entry)
+        what = f"an entry of kind {type(entry).kind} cannot be applied ({type(error).__name__}){lost}"
+        failures.failure("entry_not_applied", error, what=what)
+        return what
+
+
+def _named(state: State, entry: log.Entry) -> str:
+    topic = state.by_id.get(entry.topic_id)
+    return "" if topic is None else f"; topic {topic.name}"
+
+
+def _lose(state: State, made: log.Append | None) -> str:
+    """Count records as lost whose append failed. Return their topic and seqs, for a report."""
+    topic = None if made is None else state.by_id.get(made.topic_id)
+    if made is None or topic is None or made.last <= topic.head:
+        return ""
+    topic.open.drop_uncounted()
+    if topic.queue is not None:
+        topic.queue.left_range(made.first, made.last + 1)
+    retention.skip_to(topic, made.last + 1, "corrupt")
+    return f"; topic {topic.name}, seqs {made.first} to {made.last}"
 
 
 @replays(log.Create)
