@@ -145,7 +145,7 @@ class TopicsApp:
             self.services.runtime.begin_drain()
 
     async def stop(self) -> None:
-        """Stop the timers, write what is left, and end the threads."""
+        """Stop the timers, write what is left, and end the threads. Raise `OSError` if the last snapshot is missing."""
         if not self._recovered:
             return
         services = self.services
@@ -155,9 +155,11 @@ class TopicsApp:
         self.upkeep.end()
         self.forwarding.stop()
         services.engine.flush()
-        if services.storage is not None:
-            await services.storage.close()
-        services.runtime.stop()
+        try:
+            if services.storage is not None:
+                await services.storage.close()
+        finally:
+            services.runtime.stop()
 
 
 def limits_of(settings: Settings) -> Limits:

@@ -112,7 +112,7 @@ def _replay(state: State, topic: Topic, data: bytes) -> None:
     assert whole is not None, "the frame was whole when it was set aside"
     found = whole[0]
     try:
-        entry_kinds.replay(state, entries.decode(found, path="", at=0))
+        entry_kinds.replay_or_lose(state, entries.decode(found, path="", at=0))
     except Corrupt as error:  # the checksum is right, so another version of topics wrote it
         last = found.head.first + found.head.count - 1
         log.error("entry_unreadable", topic=topic.name, first_seq=found.head.first, last_seq=last, reason=error.what)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from topics import logs
+from topics.engine import retention
 from topics.engine.consumers import consumer_log
 from topics.engine.consumers.consumer_log import Consumed, ConsumersChanged
 from topics.engine.queue import job_moves, lease_log
@@ -19,6 +21,8 @@ from topics.engine.write import apply, archived
 from topics.engine.write.archived import Archived
 from topics.storage.log import entry as log
 from topics.storage.log.router_entry import Copies, Mark, Resume, RouterDrop, RouterPut, Trim
+
+events = logs.Log("recovery")
 
 Touches = Callable[[Any], Iterable[int]]
 
@@ -63,9 +67,45 @@ _BY_ENTRY = {kind.entry: kind for kind in KINDS}
 
 def replay(state: State, entry: log.Entry) -> None:
     """Replay one entry of the log."""
-    _BY_ENTRY[type(entry)].replay(state, entry)
-    if state.routers is not None and type(entry) is not Mark:
-        state.routers.pinned = None  # a mark applies to the entry after it alone
+    try:
+        _BY_ENTRY[type(entry)].replay(state, entry)
+    finally:
+        if state.routers is not None and type(entry) is not Mark:
+            state.routers.pinned = None  # a mark applies to the entry after it alone
+
+
+def replay_or_lose(state: State, entry: log.Entry) -> str:
+    """Replay one entry of the log. If it cannot be applied, lose its records, and return what failed; "" otherwise.
+
+    Raise errors of the machine: the next start may succeed.
+    """
+    try:
+        replay(state, entry)
+        return ""
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        lost = _lose(state, log.records_of(entry)) or _named(state, entry)
+        what = f"an entry of kind {type(entry).kind} cannot be applied ({type(error).__name__}){lost}"
+        events.failure("entry_not_applied", error, what=what)
+        return what
+
+
+def _named(state: State, entry: log.Entry) -> str:
+    topic = state.by_id.get(entry.topic_id)
+    return "" if topic is None else f"; topic {topic.name}"
+
+
+def _lose(state: State, made: log.Append | None) -> str:
+    """Count records as lost whose append failed. Return their topic and seqs, for a report."""
+    topic = None if made is None else state.by_id.get(made.topic_id)
+    if made is None or topic is None or made.last <= topic.head:
+        return ""
+    topic.open.drop_uncounted()
+    if topic.queue is not None:
+        topic.queue.left_range(made.first, made.last + 1)
+    retention.skip_to(topic, made.last + 1, "corrupt")
+    return f"; topic {topic.name}, seqs {made.first} to {made.last}"
 
 
 def touched_by(entry: log.Entry) -> Iterable[int] | None:

@@ -217,7 +217,9 @@ def _replay(state: State, item: walfile.FoundFrame, file: LogFile, damage: list[
         return 0
     if isinstance(entry, entries.Append):
         _note_gap(state, entry, item, file, damage)
-    entry_kinds.replay(state, entry)
+    if what := entry_kinds.replay_or_lose(state, entry):
+        damage.append(f"{file.path} at byte {item.at}: {what}")
+        return 0
     return 1
 
 

@@ -113,6 +113,12 @@ class Entry(Protocol):
     topic_id: int
 
 
+def records_of(entry: Entry) -> Append | None:
+    """Return the records that the entry adds to a topic, if it adds any."""
+    made = entry if isinstance(entry, Append) else getattr(entry, "append", None)
+    return made() if callable(made) else made  # a field of some kinds, and a method of others
+
+
 _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {}
 
 

@@ -119,6 +119,11 @@ class Wal:
         return not self._erasures.waiting
 
     @property
+    def rotation_bytes(self) -> int:
+        """The space that the next `rotate` needs."""
+        return 0 if self._spare is not None else self._file_bytes
+
+    @property
     def position(self) -> tuple[int, int]:
         return self.number, self.tail
 
