@@ -57,7 +57,7 @@ class TopicsApp:
         self.holds = LoopHolds()
         self.quotas = Quotas(settings, self.budget)
         served = [route for route in ROUTES if settings.console or not route.console]
-        self.startup = Startup(clock, partial(openapi.document, served), console=settings.console)
+        self.startup = Startup(clock, partial(openapi.document_steps, served), console=settings.console)
         routes = RouteTable(protected(served, Pages.of(settings)))
         keys = KeyRing(settings.key_rules())
         self.use_keys = keys.replace
