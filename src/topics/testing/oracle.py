@@ -224,9 +224,12 @@ def _start(topic: ModelTopic, from_seq: int, from_ts: int | None, other_epoch: b
     # Who asks for a time on does not miss what is older than that.
     if not any(from_ts is None or fact.ts >= from_ts for fact in lost):
         return first_since(max(from_seq + 1, topic.earliest)), None
+    older = [fact.seq for fact in lost if from_ts is not None and fact.ts < from_ts]
+    lost = lost[len(older) :]
     reasons = sorted({fact.fate for fact in lost})
     reason = reasons[0] if len(reasons) == 1 else "mixed"
-    return first_since(topic.earliest), ModelGap(from_seq + 1, topic.earliest - 1, reason, len(lost))
+    gap_from = older[-1] + 1 if older else from_seq + 1
+    return first_since(topic.earliest), ModelGap(gap_from, topic.earliest - 1, reason, len(lost))
 
 
 def _wanted(fact: Fact, topic: ModelTopic, nodes: Collection[str], match: TagMatch | None) -> bool:
