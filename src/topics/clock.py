@@ -1,7 +1,16 @@
 """The clock interface. The engine takes a `Clock` and never reads the system time, so tests control it."""
 
 import time
+from collections.abc import Callable
+from time import clock_gettime_ns, perf_counter_ns
 from typing import Protocol
+
+CHECK_NS = 1_000_000_000  # how often the wall clock is looked at
+NEAR_NS = 1_000_000  # a smaller difference is none
+JUMP_NS = 1_000_000_000  # a larger difference is a jump
+UNSET_NS = 86_400_000_000_000  # a clock that is this far behind was never set
+
+_ELAPSED = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # goes on while the machine sleeps
 
 
 class Clock(Protocol):
@@ -13,11 +22,48 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The clocks of the machine."""
+    """The clocks of the machine. `now_ms` follows the wall clock without its jumps, and never goes back.
+
+    If the wall clock is set, `now_ms` runs at twice or at half its speed until both agree. So a jump ends no TTL, lease
+    or window at once, and each lasts between half and twice as long. A wall clock that jumps ahead by more than a day
+    was not set before: `now_ms` takes that over at once. So does every start.
+    """
+
+    def __init__(self, on_jump: Callable[[int], object] = lambda by_ms: None) -> None:
+        self._on_jump = on_jump
+        self._checked_ns = tick_ns = clock_gettime_ns(_ELAPSED)
+        self._offset_ns = _wall_ns() - tick_ns  # of the wall clock at `_checked_ns`, without jumps
+        self._ahead_ns = 0  # how far the wall clock was ahead then
+        self._follow_ns = tick_ns + CHECK_NS  # from then on, `_follow` has something to do
+        self._jumped = False
 
     def now_ms(self) -> int:
-        now_ms = time.time_ns() // 1_000_000
-        return now_ms if now_ms > 0 else 0  # stored times are unsigned: a clock before 1970 counts as 1970
+        tick_ns = clock_gettime_ns(_ELAPSED)
+        if tick_ns >= self._follow_ns:
+            return self._follow(tick_ns) // 1_000_000
+        return (tick_ns + self._offset_ns) // 1_000_000
 
     def monotonic_ns(self) -> int:
-        return time.perf_counter_ns()
+        return perf_counter_ns()
+
+    def _follow(self, tick_ns: int) -> int:
+        """Return the time: it runs at twice or half its speed while the wall clock is ahead or behind."""
+        elapsed_ns, ahead_ns = tick_ns - self._checked_ns, self._ahead_ns
+        now_ns = tick_ns + self._offset_ns + max(min(ahead_ns, elapsed_ns), -elapsed_ns // 2)
+        if elapsed_ns < CHECK_NS:
+            return now_ns
+        ahead_ns = _wall_ns() - now_ns
+        jumped = abs(ahead_ns) > JUMP_NS
+        if jumped and not self._jumped:
+            self._on_jump(ahead_ns // 1_000_000)
+        if 0 < ahead_ns < NEAR_NS or ahead_ns > UNSET_NS:
+            now_ns, ahead_ns = now_ns + ahead_ns, 0
+        self._checked_ns, self._offset_ns, self._jumped = tick_ns, now_ns - tick_ns, jumped
+        self._ahead_ns = ahead_ns if abs(ahead_ns) >= NEAR_NS else 0
+        self._follow_ns = tick_ns if self._ahead_ns else tick_ns + CHECK_NS
+        return now_ns
+
+
+def _wall_ns() -> int:
+    """Return the wall time. Stored times are unsigned: a clock before 1970 counts as 1970."""
+    return max(time.time_ns(), 0)

@@ -63,6 +63,7 @@ turns = st.builds(
     st.just([]),
     st.booleans(),
     st.booleans(),
+    jump_ms=st.sampled_from([0, 0, -30, 50]),
 )
 patches = st.builds(ConfigPatch, **caps)
 first = st.builds(lambda a, b: engine.Turn(0, [engine.Put("a", a), engine.Put("b", b)]), patches, patches)

@@ -351,3 +351,37 @@ def test_appends_still_share_a_frame_when_a_consumer_moves_between_them():
     engine.flush()
     heads = [frame.peek(memoryview(one), 0)[0] for one in log.frames]  # type: ignore[index]
     assert [(head.kind, head.count) for head in heads] == [(4, 2), (41, 0)]
+
+
+@pytest.mark.parametrize("jump_ms", [3_600_000, -3_600_000])
+def test_jump_of_the_wall_clock_expires_no_consumer_and_no_hold(jump_ms: int):
+    readers = Consumers(cap_records=2)
+    readers.put("billing", expire_ms=60_000, hold=True, max_hold_bytes=10_000)
+    readers.write(4)
+    readers.clock.set(ms=readers.clock.now_ms() + jump_ms)
+    readers.engine.consumers.sweep(topics=10)
+    readers.engine.flush()
+    readers.write(1)
+    assert readers.seqs() == {"billing": 0}
+    assert readers.live() == [1, 2, 3, 4, 5]
+    readers.clock.advance(ms=60_001)
+    readers.engine.consumers.sweep(topics=10)
+    readers.engine.flush()
+    readers.write(1)
+    assert readers.seqs() == {}
+    assert readers.live() == [5, 6]
+
+
+@pytest.mark.parametrize("use", ["put", "commit", "read"])
+def test_use_of_a_consumer_counts_in_elapsed_time(readers: Consumers, use: str):
+    readers.put("billing", expire_ms=100)
+    readers.clock.set(ms=1)
+    readers.clock.advance(ms=100)
+    if use == "put":
+        readers.put("billing", meta={"host": "a"})
+    else:
+        readers.open("billing", commit=3 if use == "commit" else False)
+    readers.clock.advance(ms=100)
+    assert readers.get("billing").seq == (3 if use == "commit" else 0)
+    readers.clock.advance(ms=1)
+    refused(Code.CONSUMER_NOT_FOUND, readers.get, "billing")

@@ -507,3 +507,20 @@ def test_fourteen_levels_of_twins_are_refused() -> None:
     with pytest.raises(TopicsError) as refused:
         routers.put("12x", RouterRequest(source="t12", dest="t13"))
     assert (refused.value.code, refused.value.detail) == (Code.THROTTLED, {"limit": "max_copies", "max": 10_000})
+
+
+def test_clock_that_is_set_back_does_not_delay_a_retry() -> None:
+    server = SimServer.start(SimDisk(seed=7))
+    server.put("full", cap_records=1, discard="reject")
+    route(server, "source", "full")
+    server.append("source", "1", "2")
+    forward(server)
+    edge = server.engine.routers.table.by_name["source->full"].edge
+    assert edge.last_error is not None
+    server.clock.set(ms=server.clock.now_ms() - 3_600_000)
+    server.put("full", cap_records=2)
+    server.clock.advance(ms=1_000)
+    server.engine.routers.forwarder.run(0)
+    server.engine.flush()
+    server.engine.routers.forwarder.run(0)
+    assert server.engine.topic("full").count == 2

@@ -95,7 +95,7 @@ async def _serve(settings: Settings, build: Build) -> int:
         reason = getattr(error, "strerror", None) or str(error)
         log.error("cannot_listen", host=settings.host, port=settings.port, reason=reason, hint=_bind_hint(error))
         return EXIT_FAILED
-    clock = SystemClock()
+    clock = SystemClock(on_jump=lambda by_ms: log.warning("clock_jumped", by_ms=by_ms))
     try:
         certificate = None if settings.tls_cert is None else Certificate(settings.tls_cert, settings.tls_key)
         app = build(settings, clock, loop)

@@ -52,7 +52,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class ModelConsumer:
-    """One consumer. `used_ms` is when it was last changed or read, or when the server started."""
+    """One consumer. `used_ms` is when it was last changed or read, or when the server started, in elapsed time."""
 
     seq: int
     used_ms: int

@@ -55,7 +55,6 @@ class Oracle:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.began_ms = clock.now_ms()  # when the server started: no consumer counts as unused for longer
         self.topics: dict[str, ModelTopic] = {}
 
     # --- topics
@@ -106,13 +105,18 @@ class Oracle:
 
     # --- consumers
 
+    @property
+    def elapsed_ms(self) -> int:
+        """The time that decides which consumers are unused: it does not jump with the wall clock."""
+        return self.clock.monotonic_ns() // 1_000_000
+
     def put_consumer(self, name: str, consumer: str, wanted: ConsumerRequest) -> tuple[int, bool]:
         """Store a consumer. Return its position, and whether it was created."""
-        return oracle_consumers.put(self.topic(name), consumer, wanted, max(self.clock.now_ms(), self.began_ms))
+        return oracle_consumers.put(self.topic(name), consumer, wanted, self.elapsed_ms)
 
     def commit(self, name: str, consumer: str, seq: int) -> tuple[int, bool]:
         """Read as a consumer, after a commit of `seq`. Return its position, and whether it was created."""
-        return oracle_consumers.commit(self.topic(name), consumer, seq, max(self.clock.now_ms(), self.began_ms))
+        return oracle_consumers.commit(self.topic(name), consumer, seq, self.elapsed_ms)
 
     def drop_consumer(self, name: str, consumer: str) -> bool:
         """Delete a consumer. Return whether it existed."""
@@ -121,14 +125,13 @@ class Oracle:
     def forget_unused(self) -> None:
         """Remove the consumers of all topics that were not used for too long."""
         for topic in self.topics.values():
-            oracle_consumers.forget_unused(topic, self.clock.now_ms())
+            oracle_consumers.forget_unused(topic, self.elapsed_ms)
 
     def restarted(self) -> None:
         """Count all consumers as used: time without a server does not count."""
-        self.began_ms = self.clock.now_ms()
         for topic in self.topics.values():
             for name, one in topic.consumers.items():
-                topic.consumers[name] = replace(one, used_ms=max(one.used_ms, self.clock.now_ms()))
+                topic.consumers[name] = replace(one, used_ms=self.elapsed_ms)
 
     # --- records
 

@@ -51,7 +51,7 @@ class Consumers:
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
         self._batches = ConsumerBatches(staging)
-        self._began_ms = staging.clock.now_ms()  # time in which the server was down does not count as unused
+        self._began_ns = staging.clock.monotonic_ns()  # time in which the server was down does not count as unused
 
     # --- changes
 
@@ -125,7 +125,7 @@ class Consumers:
 
     def sweep(self, *, topics: int) -> None:
         """Delete the consumers that were not used for their `expire_ms`, in at most so many topics."""
-        expiring, now_ms = self._staging.state.expiring, self._staging.clock.now_ms()
+        expiring = self._staging.state.expiring
         for topic in list(islice(expiring, topics)):
             del expiring[topic]
             expiring[topic] = None  # to the end of the line
@@ -133,7 +133,7 @@ class Consumers:
             if topic.changing or own is None:
                 continue
             for consumer in [one for one in own.by_name.values() if one.expire_ms]:
-                if self._unused(own, consumer, now_ms) and self._ahead(own, consumer.name) is consumer:
+                if self._unused(own, consumer) and self._ahead(own, consumer.name) is consumer:
                     self._end(topic, own, consumer)
 
     def note_delivered(self, topic: Topic, name: str, seq: int) -> None:
@@ -149,7 +149,7 @@ class Consumers:
         topic = self._staging.topic(topic_name)
         own = topic.consumers
         consumer = None if own is None else own.by_name.get(name)
-        if own is None or consumer is None or self._unused(own, consumer, self._staging.clock.now_ms()):
+        if own is None or consumer is None or self._unused(own, consumer):
             check_consumer(name)
             raise consumer_not_found(topic.name, name)
         return topic, consumer
@@ -159,10 +159,9 @@ class Consumers:
         own = topic.consumers
         if own is None:
             return
-        now_ms = self._staging.clock.now_ms()
         for name in sorted(own.by_name):
             consumer = own.by_name.get(name)
-            if name > after and consumer is not None and not self._unused(own, consumer, now_ms):
+            if name > after and consumer is not None and not self._unused(own, consumer):
                 yield topic, consumer
 
     def everywhere(
@@ -192,7 +191,7 @@ class Consumers:
         found = self._ahead(own, name) if own.under_way else own.by_name.get(name)
         if found is None:
             check_consumer(name)
-        elif found.expire_ms and self._unused(own, found, self._staging.clock.now_ms()):
+        elif found.expire_ms and self._unused(own, found):
             self._end(topic, own, found)
             found = None
         return topic, own, found
@@ -205,11 +204,16 @@ class Consumers:
                 return found
         return own.by_name.get(name)
 
-    def _unused(self, own: TopicConsumers, consumer: Consumer, now_ms: int) -> bool:
+    def _unused(self, own: TopicConsumers, consumer: Consumer) -> bool:
+        """Return whether the consumer was not used for its `expire_ms`: elapsed time, whatever the wall clock does."""
         if not consumer.expire_ms:
             return False
-        used_ms = max(consumer.at_ms, own.read_ms.get(consumer.name, 0), self._began_ms)
-        return now_ms - used_ms > consumer.expire_ms
+        used_ns = own.used_ns.get(consumer.number, self._began_ns)
+        return self._staging.clock.monotonic_ns() - used_ns > consumer.expire_ms * 1_000_000
+
+    def _note_use(self, own: TopicConsumers, consumer: Consumer) -> None:
+        if consumer.expire_ms:
+            own.used_ns[consumer.number] = self._staging.clock.monotonic_ns()
 
     def _new(self, topic: Topic, own: TopicConsumers, name: str) -> Consumer:
         """Return a consumer that begins at 0. Raises `throttled` if the topic has as many as it may have."""
@@ -228,9 +232,8 @@ class Consumers:
 
     def _advance(self, topic: Topic, own: TopicConsumers, before: Consumer, seq: int) -> ConsumerBatch | None:
         """Move a consumer to `seq` unless it is there already. Return the batch that the answer has to wait for."""
-        if before.expire_ms:
-            own.read_ms[before.name] = self._staging.clock.now_ms()
         if seq <= before.seq:
+            self._note_use(own, before)
             return _changing(own, before.name)
         return self._move(topic, own, before, seq)
 
@@ -241,6 +244,7 @@ class Consumers:
         batch = part.batch
         after.seq, after.at_ms = seq, batch.at_ms
         part.after[after.name] = after
+        self._note_use(own, after)
         return batch
 
     def _stage(self, topic: Topic, own: TopicConsumers, after: Consumer) -> ConsumerBatch:
@@ -248,6 +252,7 @@ class Consumers:
         part = self._batches.part(topic, own)
         after.at_ms = part.batch.at_ms
         part.after[after.name] = after
+        self._note_use(own, after)
         if part.put is None:
             part.put = set()
         part.put.add(after.name)

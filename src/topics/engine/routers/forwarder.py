@@ -58,7 +58,7 @@ class Forwarder:
         due = self._due
         if cold is not None:
             due.put_first(cold)
-        due.collect(clock.now_ms())
+        due.collect()
         # Bound: `budget_ns`. Without one, a step that leaves its edge due forwards or gives up at least one record.
         while due:
             edge = due.pop()
@@ -72,10 +72,10 @@ class Forwarder:
             if more:
                 due.add(edge)
             if due.has_grown:
-                due.collect(clock.now_ms())
+                due.collect()
             if clock.monotonic_ns() - began >= budget_ns > 0 and due:
                 return 0
-        return due.next_ms(clock.now_ms())
+        return due.next_ms()
 
     def skip_cold(self) -> None:
         """Let other edges go first until the edge is tried again whose records the disk did not give."""
@@ -101,9 +101,10 @@ class Forwarder:
             return False
         now = self._staging.clock.now_ms()
         # `_quiet` may wait for the log; a step that the log refuses then holds the edge.
-        if edge.held_until_ms > now or not self._quiet(edge, waits=waits) or edge.held_until_ms > now:
+        due = self._due
+        if due.is_held(edge) or not self._quiet(edge, waits=waits) or due.is_held(edge):
             if turn[0] in edge.routers:
-                self._due.wait(edge)
+                due.wait(edge)
             return False
         turn = edge.next()
         if turn is None:
@@ -186,7 +187,7 @@ class Forwarder:
             partly = fits < len(entry.sizes)
             if partly:
                 entry, piece = copier.part(piece, 0, fits, entry.first)
-            if linked(dest).outgoing and not self._make_way(edge, entry, now):
+            if linked(dest).outgoing and not self._make_way(edge, entry):
                 return False
             whole = not partly and piece is made[-1][1]
             self._land(copier, router, entry, piece, gathered.upto if whole else piece.seqs[-1])
@@ -228,7 +229,7 @@ class Forwarder:
                 fits //= 2
         return fits
 
-    def _make_way(self, edge: Edge, entry: log.Append, now: int) -> bool:
+    def _make_way(self, edge: Edge, entry: log.Append) -> bool:
         """Let routers out of the destination go first if copies would evict records that they have not forwarded.
 
         Routers that are held give these records up, and so do all on a cycle, where each would wait for the other.
@@ -254,7 +255,7 @@ class Forwarder:
         if ahead:
             self._due.add(edge)  # behind them
         else:
-            edge.held_until_ms = max(now, min(other.held_until_ms for other in able))
+            edge.held_until_ms = min(other.held_until_ms for other in able)
             self._due.wait(edge)
         return False
 
@@ -277,7 +278,7 @@ class Forwarder:
         if end <= dest.ceiling or not staging.logged:
             return True
         # If the log refuses, the edge tries again later.
-        staging.ceilings.stage_gated(dest, end, refused=lambda: self._due.back_off(edge, staging.clock.now_ms()))
+        staging.ceilings.stage_gated(dest, end, refused=lambda: self._due.back_off(edge))
         return False
 
     def _logs(self, edge: Edge) -> bool:
@@ -305,7 +306,7 @@ class Forwarder:
         """Return how many of the copies the destination takes now; 0 holds the edge."""
         dest, quota = edge.dest, self._staging.limits.max_total_bytes
         if quota and self._staging.state.totals.bytes + self._staging.commits.pending_bytes + len(entry.blob) > quota:
-            return self._hold(edge, now, "throttled: the server holds as much as max_total_bytes allows")
+            return self._hold(edge, "throttled: the server holds as much as max_total_bytes allows")
         fits = room(dest, entry.sizes)
         if fits or not entry.sizes:
             return fits
@@ -316,14 +317,14 @@ class Forwarder:
                 return room(dest, entry.sizes)
         if too_large(dest, entry.sizes):
             return self._hold(
-                edge, now,
+                edge,
                 f'record_too_large: a copy takes {entry.sizes[0]} bytes; topic "{dest.name}" may hold '
                 f'{dest.config.cap_bytes} (cap_bytes): raise its cap, or delete the record from "{edge.source.name}"',
             )  # fmt: skip
-        return self._hold(edge, now, f'topic_full: topic "{dest.name}" rejects what would pass its caps')
+        return self._hold(edge, f'topic_full: topic "{dest.name}" rejects what would pass its caps')
 
-    def _hold(self, edge: Edge, now: int, why: str) -> int:
-        self._due.back_off(edge, now)
+    def _hold(self, edge: Edge, why: str) -> int:
+        self._due.back_off(edge)
         edge.last_error = why
         return 0
 
@@ -341,7 +342,7 @@ class Forwarder:
 
         def undo() -> None:
             edge.last_error = was
-            self._due.back_off(edge, self._staging.clock.now_ms())  # the log refused the step
+            self._due.back_off(edge)  # the log refused the step
 
         ticket = Ticket(topic=edge.dest, apply=take_effect, entry=entry, undo=undo)
         if self._staging.logged:

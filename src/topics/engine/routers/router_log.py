@@ -179,7 +179,7 @@ class LiveRouters:
             router.under_way = was
             if (links := links_of(edge.source)) is not None:
                 links.low = 0  # it included this step
-            self._due.back_off(edge, self._staging.clock.now_ms())  # the log refused the step
+            self._due.back_off(edge)  # the log refused the step
 
         ticket.apply, ticket.undo = take_effect, undo
         return ticket

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from topics.clock import Clock
 from topics.engine.routers.graph import Edge, links_of
 from topics.engine.state.topic import Topic
 
@@ -14,9 +15,10 @@ SOON_MS = 1  # when entries of a topic wait for the log
 
 
 class DueEdges:
-    """The edges of one engine that are due, in the order in which they became due."""
+    """The edges of one engine that are due, in the order in which they became due. Waits are in elapsed time."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self.wake: Callable[[], None] = lambda: None  # called when an edge becomes due
         self._due: deque[Edge] = deque()
         self._queued: set[Edge] = set()  # the edges in `_due`
@@ -64,28 +66,36 @@ class DueEdges:
     def waits(self, edge: Edge) -> bool:
         return edge in self._waiting
 
-    def back_off(self, edge: Edge, now_ms: int) -> None:
+    def elapsed_ms(self) -> int:
+        """Return the time that `held_until_ms` is measured in."""
+        return self._clock.monotonic_ns() // 1_000_000
+
+    def is_held(self, edge: Edge) -> bool:
+        return edge.held_until_ms > self.elapsed_ms()
+
+    def back_off(self, edge: Edge) -> None:
         """Hold the edge, for twice as long as the last time."""
         edge.backoff_ms = min(max(edge.backoff_ms * 2, FIRST_BACKOFF_MS), MAX_BACKOFF_MS)
-        edge.held_until_ms = now_ms + edge.backoff_ms
+        edge.held_until_ms = self.elapsed_ms() + edge.backoff_ms
         self.wait(edge)
 
-    def collect(self, now_ms: int) -> None:
+    def collect(self) -> None:
         """Make the edges due whose sources grew, and those that need not wait any longer."""
         grown, self._grown = self._grown, {}
         for topic in grown:
             if (links := links_of(topic)) is not None:
                 for edge in links.outgoing.values():
                     self.add(edge)
+        now_ms = self.elapsed_ms()
         for edge in list(self._waiting):
             if edge.held_until_ms <= now_ms:
                 del self._waiting[edge]
                 self.add(edge)
 
-    def next_ms(self, now_ms: int) -> int | None:
+    def next_ms(self) -> int | None:
         """Return in how many ms an edge is due; None if no edge waits."""
         if self._due or self._grown:
             return 0
         if not self._waiting:
             return None
-        return max(min(edge.held_until_ms for edge in self._waiting) - now_ms, SOON_MS)
+        return max(min(edge.held_until_ms for edge in self._waiting) - self.elapsed_ms(), SOON_MS)

@@ -77,7 +77,7 @@ class Routers:
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
         self.table = table_of(staging.state)
-        self.due = DueEdges()
+        self.due = DueEdges(staging.clock)
         self.table.live = live = LiveRouters(staging, self.due)
         self.forwarder = Forwarder(staging, self.table, self.due, live)
         self._listener = self.due.source_grew  # kept, because `Growth` distinguishes listeners by identity

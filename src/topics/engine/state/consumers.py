@@ -23,7 +23,7 @@ class Consumer(Struct, array_like=True, gc=False):
 class TopicConsumers:
     """All consumers of one topic."""
 
-    __slots__ = ("by_name", "by_number", "delivered", "expiring", "holders", "next_number", "read_ms", "under_way")
+    __slots__ = ("by_name", "by_number", "delivered", "expiring", "holders", "next_number", "under_way", "used_ns")
 
     def __init__(self) -> None:
         self.by_name: dict[str, Consumer] = {}
@@ -33,7 +33,7 @@ class TopicConsumers:
         self.expiring = 0  # how many have `expire_ms`
         # Of the running process only:
         self.delivered: dict[str, int] = {}  # the last seq that an answer to a consumer had
-        self.read_ms: dict[str, int] = {}  # when a consumer with `expire_ms` last read
+        self.used_ns: dict[int, int] = {}  # by number: when one with `expire_ms` was last used, by the monotonic clock
         self.under_way: list[Any] = []  # changes, oldest first: see `consumers.batch.BatchPart`
 
     def put(self, consumer: Consumer) -> None:
@@ -53,7 +53,7 @@ class TopicConsumers:
         consumer = self._take_out(number)
         if consumer is not None:
             self.delivered.pop(consumer.name, None)
-            self.read_ms.pop(consumer.name, None)
+            self.used_ns.pop(number, None)
 
     def _take_out(self, number: int) -> Consumer | None:
         consumer = self.by_number.pop(number, None)

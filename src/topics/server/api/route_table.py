@@ -86,7 +86,7 @@ ROUTES = [
         summary="Read the records after a cursor, with a tombstone if some were lost",
         body=DiffRequest, answers={200: wire.Diff},
         errors=(
-            Code.TOPIC_NOT_FOUND, Code.CONSUMER_NOT_FOUND, Code.EPOCH_MISMATCH, Code.THROTTLED, Code.READ_ONLY,
+            Code.TOPIC_NOT_FOUND, Code.EPOCH_MISMATCH, Code.THROTTLED, Code.READ_ONLY,
         ),
     ),
     Route(
