@@ -97,3 +97,27 @@ def test_prefix_and_topics_combine_on_the_server_of_topics_url(
     assert "begins with 'shp:'" in capsys.readouterr().err
     assert main(command) == 2
     assert "no topics selected" in capsys.readouterr().err
+
+
+def test_key_without_admin_archives_and_warns_that_it_cannot_report(
+    start_server: StartServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = start_server(api_keys="all,some:read+write")
+    with Client(server.url, token="all") as client:
+        client.append("a", [{"data": 1}, {"data": 2}])
+        command = [
+            "pipeline",
+            "archive",
+            "--url",
+            server.url,
+            "--topic",
+            "a",
+            "--lake",
+            str(tmp_path / "lake"),
+            "--no-spark",
+        ]
+        assert main([*command, "--token", "some", "--json"]) == 0
+        assert "could not be reported" in str(json.loads(capsys.readouterr().out)["warnings"])
+        assert client.topic("a").archived_seq is None
+        assert main([*command, "--token", "all", "--json"]) == 0
+        assert client.topic("a").archived_seq == 2

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
         server.kill()
 
 
+@lru_cache
 def trust(*names: str) -> ssl.SSLContext:
     context = ssl.create_default_context()
     for name in names:
@@ -192,6 +195,125 @@ class _closed:
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> bool:
         return kind is not None and issubclass(kind, ConnectionError)
+
+
+class SlowClient:
+    """A TLS client that sends its bytes in pieces of any size, and can send bytes that are no TLS."""
+
+    def __init__(self, server: ServerProcess, piece_bytes: int) -> None:
+        self.sock = socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._piece_bytes = piece_bytes
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = trust("one").wrap_bio(self._incoming, self._outgoing, server_hostname="localhost")
+        self.until_done(self._tls.do_handshake)
+
+    def until_done(self, call: Callable[[], Any]) -> Any:
+        """Call until it needs no more of the server, and send what it wants to send."""
+        while True:
+            try:
+                return call()
+            except ssl.SSLWantReadError:
+                self.flush()
+                received = self.sock.recv(65_536)
+                self._incoming.write(received) if received else self._incoming.write_eof()
+            finally:
+                self.flush()
+
+    def flush(self) -> None:
+        data = self._outgoing.read()
+        for at in range(0, len(data), self._piece_bytes):
+            self.sock.sendall(data[at : at + self._piece_bytes])
+
+    def send(self, data: bytes) -> None:
+        self._tls.write(data)
+        self.flush()
+
+    def read(self) -> bytes:
+        return bytes(self.until_done(lambda: self._tls.read(1 << 20)))
+
+    def end(self) -> None:
+        """End TLS, and wait for the server's end."""
+        self.until_done(self._tls.unwrap)
+
+
+Connect = Callable[..., SlowClient]
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    with ExitStack() as stack:
+
+        def connect(server: ServerProcess, *, piece_bytes: int = 100_000) -> SlowClient:
+            made = SlowClient(server, piece_bytes)
+            stack.enter_context(made.sock)
+            return made
+
+        yield connect
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 7, 100_000])
+def test_tls_records_may_arrive_in_any_pieces(start: Callable[..., ServerProcess], connect: Connect, piece_bytes: int):
+    client = connect(start(), piece_bytes=piece_bytes)
+    client.send(b"GET /v0/health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    assert b'"status":"ok"' in client.read()
+    client.end()
+    assert client.sock.recv(1) == b""
+
+
+def test_large_last_answer_comes_whole_and_with_an_end_of_tls(start: Callable[..., ServerProcess], connect: Connect):
+    server = start()
+    with client(server) as https:
+        for _ in range(4):
+            https.post("/v0/topics/t", json={"records": [{"data": "x" * 1_000_000}]}).raise_for_status()
+    slow = connect(server)
+    body = b'{"max_batch_bytes":8000000}'
+    slow.send(
+        b"POST /v0/topics/t/diff HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\n\r\n%b" % (len(body), body)
+    )
+    answer = b""
+    while data := slow.read():  # an end without that of TLS raises
+        answer += data
+    head, _, content = answer.partition(b"\r\n\r\n")
+    assert f"content-length: {len(content)}".encode() in head.lower()
+    assert len(json.loads(content)["records"]) == 4
+
+
+@pytest.mark.parametrize("junk", [b"\x17\x03\x03\x00\x10" + b"x" * 16, b"no TLS at all"])
+def test_connection_that_breaks_tls_is_closed(start: Callable[..., ServerProcess], connect: Connect, junk: bytes):
+    server = start()
+    broken = connect(server)
+    broken.send(b"GET /v0/topics/none/diff HTTP/1.1\r\nhost: localhost\r\n")
+    broken.sock.sendall(junk)
+    with _closed():
+        while broken.sock.recv(65_536):
+            pass
+    with client(server) as https:
+        assert https.get("/v0/health").status_code == 200
+    assert events(server, "loop_error") == []
+
+
+def test_idle_connection_keeps_no_memory_of_large_answers(start: Callable[..., ServerProcess], connect: Connect):
+    server = start()
+    request = b"POST /v0/topics/t/diff HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n"
+    request += b"content-type: application/json\r\n\r\n{}"
+    with client(server) as https:
+        https.post("/v0/topics/t", json={"records": [{"data": "x" * 900_000}]}).raise_for_status()
+        for _ in range(20):
+            https.post("/v0/topics/t/diff", json={}).raise_for_status()
+    before, idle = resident_bytes(server), []
+    for _ in range(30):
+        idle.append(connect(server))
+        idle[-1].send(request)
+        read = 0
+        while read < 900_000:
+            read += len(idle[-1].read())
+    assert (resident_bytes(server) - before) / len(idle) < 300_000
+
+
+def resident_bytes(server: ServerProcess) -> int:
+    return int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_settings_that_cannot_serve_tls_are_refused_with_a_reason(tmp_path: Path):

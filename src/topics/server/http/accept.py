@@ -6,14 +6,12 @@ handshake. Until then such connections would be in no limit, and a flood of them
 
 import asyncio
 import socket
-from typing import Any
 
 from topics.server.http.server import HttpServer
 from topics.server.http.tls import Certificate
 
 _ACCEPTED_AT_ONCE = 32  # connections that are accepted in one turn of the loop
 _TRY_AGAIN_S = 0.02  # pause when there is no room, or when the system cannot accept
-TLS_CLOSE_S = 5.0  # how long a closed connection waits for the client's end of TLS
 
 
 class Acceptor:
@@ -24,13 +22,7 @@ class Acceptor:
         self._sock = sock
         self._loop = asyncio.get_running_loop()
         self._waiting: asyncio.TimerHandle | None = None
-        self._tls: dict[str, Any] = {}
-        if certificate is not None:
-            self._tls = {
-                "ssl": certificate.context,
-                "ssl_handshake_timeout": http.limits.header_timeout_ms / 1000,
-                "ssl_shutdown_timeout": TLS_CLOSE_S,
-            }
+        self._tls = None if certificate is None else certificate.context
         self._begin()
 
     def close(self) -> None:

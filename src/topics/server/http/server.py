@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import heapq
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ from topics.server.http.request.gunzip import WorkSlots
 from topics.server.http.request.head import HeadCache
 from topics.server.http.request_log import RequestLog
 from topics.server.http.service import BlockedSink, ConnectionService, OpeningConnection, ServedConnection
+from topics.server.http.tls_transport import TlsTransport
 from topics.server.limits.budget import CONNECTIONS, MemoryBudget
 from topics.server.limits.caps import throttled
 from topics.server.limits.loop_holds import Cause, LoopHolds
@@ -79,9 +81,9 @@ class HttpServer:
         self.clock_ns = time.perf_counter_ns
         self.connections: set[ServedConnection] = set()
         # Accepted connections that are not in `connections` yet, oldest first, with the time; and those of them that
-        # shake hands for TLS. Only a handshake can be cancelled: without TLS, the next turn opens the connection.
+        # shake hands for TLS. Without TLS, the next turn opens the connection.
         self._opening: dict[ServedConnection, float] = {}
-        self._handshakes: dict[ServedConnection, asyncio.Task[Any]] = {}
+        self._handshakes: dict[ServedConnection, TlsTransport] = {}
         self.shed_total = 0  # idle connections that were closed to make room
         self.refused_total = 0  # connections that were refused because there was no room
         self._refused: dict[ServedConnection, None] = {}  # refused connections that are still open, oldest first
@@ -122,31 +124,37 @@ class HttpServer:
         before = asyncio.get_running_loop().time() - _HANDSHAKE_S
         slow = [handshake for connection, handshake in self._handshakes.items() if self._opening[connection] < before]
         for handshake in slow:
-            handshake.cancel()
+            handshake.abort()
+        self.refused_total += len(slow)
         if not slow and self._refused:
             next(iter(self._refused)).abort()
         return bool(slow or self._refused)
 
-    def accept(self, sock: socket.socket, tls: dict[str, Any]) -> None:
-        """Serve a new socket. `tls` has the options of its handshake."""
+    def accept(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
+        """Serve a new socket."""
         loop = asyncio.get_running_loop()
         connection = self.connection()
-        opening = loop.create_task(loop.connect_accepted_socket(lambda: connection, sock, **tls))
+        protocol: asyncio.Protocol = connection
+        if tls is not None:
+            handshake_s = self.limits.header_timeout_ms / 1000
+            lost = partial(self._forget, connection)
+            protocol = TlsTransport(connection, tls, handshake_s=handshake_s, lost=lost)
+            self._handshakes[connection] = protocol
         self._opening[connection] = loop.time()
-        if tls:
-            self._handshakes[connection] = opening
         self.budget.charge(CONNECTIONS, self.limits.connection_bytes)
+        opening = loop.create_task(loop.connect_accepted_socket(lambda: protocol, sock))
         opening.add_done_callback(partial(self._accepted, connection))
 
     def _accepted(self, connection: ServedConnection, opening: asyncio.Task[Any]) -> None:
-        """Forget a connection that was not opened. The transport has closed the socket by now."""
-        self.refused_total += opening.cancelled()
+        if not opening.cancelled() and (error := opening.exception()) is not None:
+            log.failure("cannot_accept", error)
+            self._forget(connection)
+
+    def _forget(self, connection: ServedConnection) -> None:
+        """Uncount a connection that was not opened."""
         self._handshakes.pop(connection, None)
         if self._opening.pop(connection, None) is not None:
             self.budget.charge(CONNECTIONS, -self.limits.connection_bytes)
-        error = None if opening.cancelled() else opening.exception()
-        if error is not None and not isinstance(error, OSError):  # an OSError is the client's: a failed handshake
-            log.failure("cannot_accept", error)
 
     def opened(self, connection: ServedConnection) -> None:
         """Count a new connection. Shed idle ones if there are too many, or refuse it if none is idle."""
@@ -262,10 +270,8 @@ class HttpServer:
         """
         self.draining = True
         self._emptied = asyncio.Event()
-        if self._handshakes:
-            for handshake in self._handshakes.values():
-                handshake.cancel()
-            await asyncio.wait(list(self._handshakes.values()))
+        for handshake in self._handshakes.values():
+            handshake.abort()
         for connection in tuple(self.connections):
             connection.drain()
         left = 0

@@ -38,7 +38,7 @@ CONNECTIONS_SHARE = 4  # connections may take a quarter of the budget
 SMALL_BYTES = 16 << 10
 # The flat charge. An idle connection takes 4 KiB; the rest is for a head or a small answer.
 CONNECTION_BYTES = 16 << 10
-# The same with TLS: a connection takes 48 to 55 KiB during the handshake, and 44 KiB when it is idle after it.
+# The same with TLS: a connection takes up to 48 KiB during the handshake, and 18 to 40 KiB when it is idle after it.
 TLS_CONNECTION_BYTES = 64 << 10
 EXCHANGE_BYTES = 2048  # a request without its body; measured 1.4 to 1.9 KiB with a small head
 
