@@ -116,6 +116,7 @@ class Ticket(Struct, eq=False):
     followers: list[Ticket] | None = None  # plain appends that become part of this entry
     gated: bool = False  # whether it takes effect only once synced
     behind: bool = False  # whether it takes effect only after one that is gated
+    source: Topic | None = None  # of a move: the topic that its records leave, whose later entries wait for it, too
     undo: Callable[[], object] | None = None
     done: bool = False
     result: Any = None
@@ -385,6 +386,8 @@ class Commits:
         for ticket in self._written:
             if ticket.gated:
                 blocked.add(ticket.topic)
+                if ticket.source is not None:
+                    blocked.add(ticket.source)
             if ticket.topic in blocked:
                 held.append(ticket)
             else:
