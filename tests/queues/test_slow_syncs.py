@@ -64,7 +64,9 @@ class SlowServer:
         return queue["ready"], queue["in_flight"], queue["dead_lettered"]
 
     def await_in_flight(self, jobs: int) -> None:
+        """Wait until so many jobs are leased, and their leases written."""
         eventually(self.figures, lambda figures: figures[1] == jobs)
+        self.figures()  # a turn of the event loop ends with the write, so it came before this answer
 
     def close(self) -> None:
         self.release()
@@ -85,15 +87,15 @@ def slow(server: SlowServer) -> Iterator[SlowServer]:
     server.release()
 
 
-def send(slow: SlowServer, **bodies: dict[str, Any]) -> socket.socket:
-    """Send requests to verbs of the queue in this order, on a connection of their own. Wait for no answer."""
+def send(slow: SlowServer, *wanted: tuple[str, dict[str, Any]]) -> socket.socket:
+    """Send requests (topic/verb and body) in this order, on a connection of their own. Wait for no answer."""
     sent = socket.create_connection(("127.0.0.1", slow.process.port), timeout=30)
     requests = b""
-    for name, body in bodies.items():
+    for path, body in wanted:
         text = json.dumps(body)
         headers = JSON_HEADERS | {"host": "127.0.0.1", "content-length": str(len(text))}
         head = "".join(f"{field}: {value}\r\n" for field, value in headers.items())
-        requests += f"POST /v0/topics/{slow.name}/{name} HTTP/1.1\r\n{head}\r\n{text}".encode()
+        requests += f"POST /v0/topics/{path} HTTP/1.1\r\n{head}\r\n{text}".encode()
     sent.sendall(requests)
     return sent
 
@@ -118,18 +120,19 @@ def test_claim_whose_time_ends_while_its_lease_is_logged_gets_the_job(slow: Slow
 def test_job_returns_undelivered_if_its_client_leaves_before_the_answer(slow: SlowServer, wait_ms: int, how: str):
     queue = slow.queue(max_deliveries=1, dead_letter="dead")
     if wait_ms:
-        gone = send(slow, claim={"node": "w", "wait_ms": wait_ms})
+        gone = send(slow, (f"{queue}/claim", {"node": "w", "wait_ms": wait_ms}))
         slow.api.append(queue, [{"data": 1, "delay_ms": 60}])
         slow.hold()
     else:
         slow.api.write(queue, 1)
         slow.hold()
-        gone = send(slow, claim={"node": "w"})
+        gone = send(slow, (f"{queue}/claim", {"node": "w"}))
     slow.await_in_flight(1)
     if how == "reset":
         gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     gone.close()
-    slow.figures()  # the server has seen the end of the connection before it answers this
+    for _ in range(2):
+        slow.figures()  # the server has seen the end of the connection before it answers these
     slow.release()
     eventually(slow.figures, lambda figures: figures == (1, 0, 0))
     [job] = claim(slow.api, queue)["claimed"]
@@ -140,7 +143,7 @@ def test_client_that_shuts_its_side_is_answered_without_the_job(slow: SlowServer
     queue = slow.queue()
     slow.api.write(queue, 1)
     slow.hold()
-    with send(slow, claim={"node": "w"}) as half:
+    with send(slow, (f"{queue}/claim", {"node": "w"})) as half:
         slow.await_in_flight(1)
         half.shutdown(socket.SHUT_WR)
         slow.release()
@@ -198,13 +201,61 @@ def test_claim_is_answered_after_its_move_to_the_dead_letters(slow: SlowServer, 
     assert [record["data"] for record in slow.api.diff(dead)["records"]] == [1]
 
 
+def answers(slow: SlowServer, *wanted: tuple[str, dict[str, Any]]) -> list[Any]:
+    """Send requests while syncs are held, so that each finds those before it pending. Return their answers."""
+    slow.hold()
+    with send(slow, *wanted) as sent, sent.makefile("rb") as file:
+        slow.figures()  # the server has read the requests before this one
+        slow.release()
+        found = []
+        for _ in wanted:
+            head = b"".join(iter(file.readline, b"\r\n"))
+            [size] = [line.split(b":")[1] for line in head.lower().splitlines() if line.startswith(b"content-length")]
+            found.append(json.loads(file.read(int(size))))
+        return found
+
+
+def test_delete_wins_against_an_ack_a_move_and_a_redrive_that_follow_it(slow: SlowServer):
+    queue = slow.queue(max_deliveries=1)
+    dead = f"{queue}.dead"
+    slow.api.put(dead, durability="fsync")
+    slow.api.put(queue, dead_letter=dead)
+    slow.api.write(queue, 1, 2, 3)
+    claim(slow.api, queue, max=3)
+    delete = f"{queue}/delete", {"seqs": [1]}
+    deleted, acked = answers(slow, delete, (f"{queue}/ack", {"node": "w", "seqs": [1]}))
+    assert (deleted["deleted"], acked["acked"], acked["skipped"]) == (1, 0, [1])
+
+    verb(slow.api, queue, "nack", node="w", seqs=[2, 3])
+    delete = f"{queue}/delete", {"seqs": [2]}
+    deleted, claimed = answers(slow, delete, (f"{queue}/claim", {"node": "w", "max": 9}))
+    assert (deleted["deleted"], claimed["count"]) == (1, 0)
+    assert [record["data"] for record in slow.api.read_all(dead)] == [3]
+
+    deleted, moved = answers(slow, (f"{dead}/delete", {"before_seq": 2}), (f"{queue}/redrive", {}))
+    assert (deleted["deleted"], moved["redriven"]) == (1, 0)
+    assert (slow.figures(), slow.api.read_all(dead)) == ((0, 0, 1), [])
+
+
 def test_claim_after_a_pending_delete_survives_a_kill(slow: SlowServer):
     queue = slow.queue()
     slow.api.write(queue, "kept", "deleted", "kept")
     slow.hold()
-    with send(slow, delete={"seqs": [2]}, claim={"node": "w", "max": 9}):
-        eventually(slow.figures, lambda figures: figures[1])
+    with send(slow, (f"{queue}/delete", {"seqs": [2]}), (f"{queue}/claim", {"node": "w", "max": 9})):
+        slow.await_in_flight(2)
         slow.kill_and_start()
     assert slow.figures() == (0, 2, 0)
     jobs = slow.api.get(f"/v0/topics/{queue}/jobs")["jobs"]
     assert [(job["data"], job["state"]) for job in jobs] == [("kept", "in_flight")] * 2
+
+
+def test_job_nacked_after_leases_are_no_longer_logged_is_ready_after_a_kill(slow: SlowServer):
+    queue = slow.queue()
+    slow.api.write(queue, 1)
+    claim(slow.api, queue, lease_ms=600_000)
+    slow.api.put(queue, leases_durable=False)
+    assert slow.figures() == (0, 1, 0), "the worker keeps its lease"
+    verb(slow.api, queue, "nack", node="w", seqs=[1])
+    slow.kill_and_start()
+    assert slow.figures() == (1, 0, 0)
+    assert claim(slow.api, queue, node="other")["count"] == 1
