@@ -6,8 +6,6 @@ a moment. The queue reports why, and no job is lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from msgspec import UNSET, Struct
 
 from topics import logs
@@ -15,7 +13,6 @@ from topics.engine.queue import letter_records, pick
 from topics.engine.queue.job_moves import Copy, Moved, Moves, undo_also
 from topics.engine.state.jobs.job import Job
 from topics.engine.state.jobs.job_terms import terms_of
-from topics.engine.state.jobs.leases import Leases
 from topics.engine.state.topic import Topic, leases_of
 from topics.engine.write import removal
 from topics.engine.write.commit import Ticket
@@ -56,8 +53,11 @@ class DeadLetters:
 
     def bury(
         self, topic: Topic, jobs: list[Job], rendered: dict[int, pick.StoredRecord], leaving: Removal, now_ms: int
-    ) -> None:
-        """Move jobs that the caller has taken out of the queue. Jobs that cannot be moved rest in it for a while."""
+    ) -> Ticket | None:
+        """Move jobs that the caller has taken out of the queue. Jobs that cannot be moved rest in it for a while.
+
+        Return the ticket of the last move, if there is one.
+        """
         queue = leases_of(topic)
         copies = []
         for job in jobs:
@@ -66,9 +66,9 @@ class DeadLetters:
             copies.append(Copy(bytes(row.data), row.tag, row.node, meta, job.priority or 0))
         for job in jobs:
             queue.leaving[job.seq] = job
-        self._bury(topic, jobs, copies, leaving, now_ms)
+        return self._bury(topic, jobs, copies, leaving, now_ms)
 
-    def _bury(self, topic: Topic, jobs: list[Job], copies: list[Copy], leaving: Removal, now_ms: int) -> None:
+    def _bury(self, topic: Topic, jobs: list[Job], copies: list[Copy], leaving: Removal, now_ms: int) -> Ticket | None:
         """Move all jobs together; if that is refused, one half after the other."""
         queue = leases_of(topic)
 
@@ -77,23 +77,26 @@ class DeadLetters:
 
         name = topic.config.dead_letter
         assert name is not None
+        if name in self._staging.commits.creating:  # by the move of the other half: a later pass moves this one
+            rest()
+            return None
         try:
             move = Moved(topic.topic_id, [job.seq for job in jobs], now_ms, True)
             ticket = self._moves.stage(topic, name, move, copies, leaving)
         except TopicsError as error:
             if len(jobs) > 1:
                 half = len(jobs) // 2
-                self._bury(topic, jobs[:half], copies[:half], leaving, now_ms)
-                self._bury(topic, jobs[half:], copies[half:], leaving, now_ms)
-                return
+                first = self._bury(topic, jobs[:half], copies[:half], leaving, now_ms)
+                return self._bury(topic, jobs[half:], copies[half:], leaving, now_ms) or first
             queue.dead_letter_error = error.code.wire
             logger.warning(
                 "dead_letter_blocked", topic=topic.name, dead_letter=name, seq=jobs[0].seq, reason=error.code.wire
             )
             rest()
-        else:
-            queue.dead_letter_error = None
-            undo_also(ticket, rest)
+            return None
+        queue.dead_letter_error = None
+        undo_also(ticket, rest)
+        return ticket
 
     def redrive(
         self,
@@ -136,10 +139,7 @@ class DeadLetters:
         ]
         leaving = removal.by_seq(source, sorted(result.seqs))
         move = Moved(source.topic_id, result.seqs, now, False)
-        ticket = self._moves.stage(source, topic.name, move, copies, leaving, result=result)
-        if source.queue is not None:
-            undo_also(ticket, _reserve(source.queue, result.seqs, now))
-        return ticket
+        return self._moves.stage(source, topic.name, move, copies, leaving, result=result)
 
 
 def _priority(topic: Topic, seq: int) -> int:
@@ -147,12 +147,3 @@ def _priority(topic: Topic, seq: int) -> int:
     extra = segment.columns.extras.get(seq - segment.first)
     terms = None if extra is None else terms_of(extra)
     return 0 if terms is None else terms.priority
-
-
-def _reserve(queue: Leases, seqs: list[int], now_ms: int) -> Callable[[], None]:
-    """Keep workers of the dead-letter topic, which is a queue itself, off these jobs. Return the undo."""
-    jobs = [queue.find(seq) or Job(seq) for seq in seqs]
-    queue.left(seqs)
-    queue.leaving.update({job.seq: job for job in jobs})
-    queue.check_upto = max(queue.check_upto, *seqs)
-    return lambda: queue.release(jobs, due_ms=0, now_ms=now_ms)

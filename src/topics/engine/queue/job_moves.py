@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from msgspec import Struct
 
+from topics.engine.state import staged_deletes
 from topics.engine.state.jobs.job_terms import Terms, pack_terms
 from topics.engine.state.topic import FIRST_CEILING, Topic
 from topics.engine.state.topics import State
@@ -85,7 +86,7 @@ class Moves:
         ticket.gated = frame is not None and "fsync" in (source.config.durability, dest.config.durability)
         staging.take_seqs(dest, ticket)
         staging.commits.stage(ticket)
-        return _freeze(source, ticket)
+        return _hold(source, ticket, move)
 
     def _stage_creating(
         self,
@@ -125,7 +126,7 @@ class Moves:
             ceiling=append.last + FIRST_CEILING,
             also=[source],
         )
-        return _freeze(source, ticket)
+        return _hold(source, ticket, move)
 
     def _frame(self, source: Topic, durability: str, move: Moved) -> bytes | None:
         """Return the frame of a move; None if neither topic keeps anything on disk."""
@@ -139,8 +140,18 @@ class Moves:
         return _pinned(source, log.encode(move))
 
 
-def _freeze(source: Topic, ticket: Ticket) -> Ticket:
-    """Keep routers out of the topic that the jobs leave from moving until the move has taken effect."""
+def _hold(source: Topic, ticket: Ticket, move: Moved) -> Ticket:
+    """Note the move as a staged delete in the topic that the jobs leave, and keep the routers out of it from moving."""
+    take_effect = ticket.apply
+    assert take_effect is not None
+    staged = staged_deletes.stage(source, _delete(move))
+
+    def end(done: Ticket) -> Any:
+        staged.end()
+        return take_effect(done)
+
+    ticket.apply = end
+    undo_also(ticket, staged.refuse)
     if source.links is not None:
         source.links.freeze(ticket)
     return ticket
@@ -168,8 +179,12 @@ def _render(copies: list[Copy], topic_id: int, first: int, ts: int) -> log.Appen
     )  # fmt: skip
 
 
+def _delete(move: Moved) -> log.Delete:
+    return log.Delete(move.topic_id, 0, None, "", move.at_ms, sorted(move.seqs))
+
+
 def _leave(source: Topic, move: Moved, leaving: Removal) -> None:
-    apply.delete(source, log.Delete(source.topic_id, 0, None, "", move.at_ms, sorted(move.seqs)), leaving.chosen)
+    apply.delete(source, _delete(move), leaving.chosen)
     if move.dead and source.queue is not None:
         source.queue.dead_lettered += len(move.seqs)
 

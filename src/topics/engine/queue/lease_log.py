@@ -7,6 +7,7 @@ from typing import ClassVar
 import msgspec
 from msgspec import Struct
 
+from topics.engine import retention
 from topics.engine.state import snapshot_parts
 from topics.engine.state.jobs import saved_leases
 from topics.engine.state.jobs.job import Job
@@ -15,6 +16,8 @@ from topics.engine.state.jobs.saved_leases import SavedLeases
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.storage.log import entry as log
+from topics.storage.segments.cold import waiting
+from topics.storage.segments.segment import Damaged
 
 
 @log.known
@@ -33,13 +36,14 @@ class Leased(Struct, array_like=True):
 
 @log.known
 class Released(Struct, array_like=True):
-    """Jobs came back without being done; claimable at `due_ms`."""
+    """Jobs came back without being done; claimable at `due_ms`. `undelivered` if their worker never got them."""
 
     kind: ClassVar[int] = 26
     topic_id: int
     seqs: list[int]
     due_ms: int
     at_ms: int
+    undelivered: bool = False  # not in frames of earlier versions
 
 
 @log.known
@@ -70,8 +74,15 @@ def _existing(queue: Leases, seqs: list[int]) -> list[Job]:
 
 
 def _is_there(topic: Topic, seq: int) -> bool:
-    """Damage to the log may have taken the job and left its lease, which would count for ever as one that is out."""
-    return topic.earliest <= seq <= topic.head and topic.losses.covering(seq) is None
+    """Return whether the job of a lease is still there: a delete or damage may have taken it. Waits for the disk.
+
+    The lease of a job that is gone would count for ever as one that is out.
+    """
+    try:
+        return waiting(lambda: topic.is_live(seq))
+    except Damaged as damage:
+        retention.lose_segment(topic, topic.segments[topic.index_of(seq)], damage)
+        return False
 
 
 def replay_leased(state: State, entry: Leased) -> None:
@@ -91,7 +102,8 @@ def replay_leased(state: State, entry: Leased) -> None:
 
 def replay_released(state: State, entry: Released) -> None:
     if (queue := _replayed(state, entry.topic_id)) is not None:
-        queue.release(_existing(queue, entry.seqs), due_ms=entry.due_ms, now_ms=entry.at_ms)
+        jobs = _existing(queue, entry.seqs)
+        queue.release(jobs, due_ms=entry.due_ms, now_ms=entry.at_ms, undelivered=entry.undelivered)
 
 
 def replay_extended(state: State, entry: Extended) -> None:

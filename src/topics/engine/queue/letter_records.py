@@ -7,6 +7,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from topics.engine.queue import pick
 from topics.engine.read.read import Query, Reading, expire_and_read
+from topics.engine.state import staged_deletes
 from topics.engine.state.jobs.job import Job
 from topics.engine.state.topic import Topic
 from topics.model import surrogates
@@ -89,7 +90,7 @@ def find(
     limit: int,
     now_ms: int,
 ) -> FoundLetters:
-    """Return dead letters of `origin` that no worker holds.
+    """Return dead letters of `origin` that no worker holds and no staged delete takes.
 
     Stop at `limit` letters, `MAX_BATCH_BYTES` of them, or `MAX_FIND_EXAMINED` seqs. A `from_seq` past the head finds
     nothing and continues at the head: the letters that arrive next have the seqs behind it.
@@ -169,4 +170,4 @@ def _is_from(row: Letter, origin: str) -> bool:
 
 def _is_out(topic: Topic, seq: int) -> bool:
     queue = topic.queue
-    return queue is not None and queue.is_out(seq)
+    return (queue is not None and queue.is_out(seq)) or staged_deletes.is_leaving(topic, seq)

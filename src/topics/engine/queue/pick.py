@@ -2,11 +2,12 @@
 
 Reclaimed jobs come first. Then jobs by priority, highest first, but of any `TURNS` jobs that are delivered while
 several priorities wait, one comes from the lower priority that has waited longest: so even the lowest moves. Within a
-priority jobs come in the order in which they became claimable. The time is proportional to the jobs picked, however
-many wait.
+priority jobs come in the order in which they became claimable: a delayed job at the time at which its delay ends. The
+time is proportional to the jobs picked, however many wait.
 
 Picking takes jobs out of their places; `Pass.undo` puts them back, for a pass that needs the disk. The part of the log
-without claimable jobs stays passed, so each try begins where the last one ended.
+without claimable jobs stays passed, so each try begins where the last one ended. Jobs that a staged delete takes are
+passed over and stay in their places, because the log may still refuse the delete.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import NamedTuple
 
 from topics.engine.state.jobs.job import PRIORITIES, Job
 from topics.engine.state.jobs.job_terms import terms_of
+from topics.engine.state.staged_deletes import StagedDeletes
 from topics.engine.state.topic import Topic, leases_of
 from topics.model import record_bytes
 from topics.storage.segments.cold import Cold, Needs
@@ -38,17 +40,20 @@ class Pass:
         self.queue = queue = leases_of(topic)
         self.jobs: list[Job] = []
         self.dead: list[Job] = []  # delivered `bury_after` times already, if that is not 0
+        self._deletes: StagedDeletes | None = topic.staged_deletes
         self._reclaimed: list[Job] = []
         self._taken: set[int] = set()
         self._next_plain: int | None = None  # found in the log, not picked yet
         self._cursor_was = queue.cursor  # or, until a job was found in the log, the seq below which there is none
         self._found_plain = False
-        self._cursors_before: tuple[list[int], int, list[int]] | None = None  # only if jobs have priorities
+        self._ats: list[int] = []  # for each priority, where the search is; empty if no job has a priority
+        self._stays: dict[int, int] = {}  # by priority, the first place with a job that a staged delete takes
+        self._turns_before = queue.turn, list(queue.served)
         try:
             if queue.reclaim:
                 self._take_reclaimed(want, bury_after, moves)
             if any(queue.by_priority):
-                self._cursors_before = [waiting.at for waiting in queue.by_priority], queue.turn, list(queue.served)
+                self._ats = [waiting.at for waiting in queue.by_priority]
                 self._take_by_priority(want)
             elif len(self.jobs) < want:
                 self.jobs += [Job(seq) for seq in self._plain(want - len(self.jobs))]
@@ -59,83 +64,105 @@ class Pass:
     def undo(self) -> None:
         queue = self.queue
         queue.cursor = self._cursor_was
-        if self._cursors_before is not None:
-            ats, queue.turn, queue.served = self._cursors_before
-            for waiting, at in zip(queue.by_priority, ats, strict=True):
-                waiting.at = at
+        queue.turn, queue.served = self._turns_before
         for job in reversed(self._reclaimed):
             queue.reclaim[job.seq] = job
             queue.reclaim.move_to_end(job.seq, last=False)
 
     def keep(self) -> None:
         """Give the jobs to the caller."""
-        if self._cursors_before is not None:
-            for waiting in self.queue.by_priority:
-                waiting.trim()
+        for priority, at in enumerate(self._ats):
+            waiting = self.queue.by_priority[priority]
+            waiting.at = self._stays.get(priority, at)
+            waiting.trim()
 
     def _elsewhere(self, seq: int) -> bool:
         """Return whether a place has the job, or had it until this pass took it."""
         return seq in self._taken or self.queue.touched(seq)
 
     def _take_reclaimed(self, want: int, bury_after: int, moves: int) -> None:
-        reclaim = self.queue.reclaim
-        while reclaim and len(self.jobs) < want and len(self.dead) < moves:
-            _, job = reclaim.popitem(last=False)
+        reclaim, deletes = self.queue.reclaim, self._deletes
+        for job in reclaim.values():
+            if len(self.jobs) >= want or len(self.dead) >= moves:
+                break
+            if deletes is not None and deletes.taking(job.seq) is not None:
+                continue
             self._reclaimed.append(job)
             self._taken.add(job.seq)
             if bury_after and job.deliveries >= bury_after:
                 self.dead.append(job)
             else:
                 self.jobs.append(job)
+        for job in self._reclaimed:
+            del reclaim[job.seq]
 
     def _take_by_priority(self, want: int) -> None:
         queue, jobs = self.queue, self.jobs
         while len(jobs) < want:
-            waiting = [priority for priority in range(PRIORITIES - 1, -1, -1) if self._front(priority) is not None]
-            if not waiting:
+            fronts = {at: seq for at in range(PRIORITIES - 1, -1, -1) if (seq := self._front(at)) is not None}
+            if not fronts:
                 break
-            chosen = waiting[0]
-            if len(waiting) > 1:
+            chosen, *lower = fronts
+            if lower:
                 queue.turn += 1
                 if queue.turn % TURNS == 0:
-                    chosen = min(waiting[1:], key=queue.served.__getitem__)
+                    chosen = min(lower, key=queue.served.__getitem__)
             queue.served[chosen] = queue.turn
-            jobs.append(self._take(chosen))
+            jobs.append(self._take(chosen, fronts[chosen]))
         if self._next_plain is not None:
             queue.cursor = self._next_plain
 
     def _front(self, priority: int) -> int | None:
-        """Return the next seq of this priority. Drop seqs that are deleted, or that a place has."""
-        waiting = self.queue.by_priority[priority]
-        while len(waiting) > 0:
-            seq = waiting.seqs[waiting.at]
-            try:
-                if not self._elsewhere(seq) and self.topic.is_live(seq):
-                    return seq
-            except Cold:
-                _need_marks(self.topic, waiting.seqs[waiting.at : waiting.at + AHEAD].tolist())
-                raise
-            waiting.at += 1
+        """Return the next seq of this priority: of those with the lowest, the one that became claimable first."""
+        waiting = self._front_waiting(priority)
         if priority:
-            return None
+            return waiting
         if self._next_plain is None:
             self._next_plain = next(iter(self._plain(1)), None)
-        return self._next_plain
+        if waiting is None or self._next_plain is None:
+            return waiting or self._next_plain
+        return min(waiting, self._next_plain, key=self._claimable_since)
 
-    def _take(self, priority: int) -> Job:
-        waiting = self.queue.by_priority[priority]
-        if len(waiting):
-            waiting.at += 1
-            return Job(waiting.seqs[waiting.at - 1], priority)
-        assert self._next_plain is not None
-        seq, self._next_plain = self._next_plain, None
-        return Job(seq)
+    def _front_waiting(self, priority: int) -> int | None:
+        """Return the next seq in `by_priority`. Drop seqs that are deleted, or that a place has."""
+        seqs, at = self.queue.by_priority[priority].seqs, self._ats[priority]
+        while at < len(seqs):
+            seq = seqs[at]
+            try:
+                if not self._elsewhere(seq) and self.topic.is_live(seq):
+                    if self._deletes is None or self._deletes.taking(seq) is None:
+                        break
+                    self._stays.setdefault(priority, at)
+            except Cold:
+                _need_marks(self.topic, seqs[at : at + AHEAD].tolist())
+                raise
+            at += 1
+        self._ats[priority] = at
+        return seqs[at] if at < len(seqs) else None
+
+    def _claimable_since(self, seq: int) -> tuple[int, int]:
+        """Return when a job of the log became claimable, and its seq. Raises `Cold` like a read."""
+        segment = self.topic.segments[self.topic.index_of(seq)]
+        columns, at = segment.columns, seq - segment.first
+        extra = columns.extras.get(at)
+        terms = None if extra is None else terms_of(extra)
+        return max(columns.ts[at], 0 if terms is None else terms.due_ms), seq
+
+    def _take(self, priority: int, seq: int) -> Job:
+        self._taken.add(seq)
+        if seq == self._next_plain:
+            self._next_plain = None
+            return Job(seq)
+        self._ats[priority] += 1
+        return Job(seq, priority)
 
     def _plain(self, want: int) -> list[int]:
-        """Yield jobs from the log in its order; the cursor ends behind the last one."""
+        """Return jobs from the log in its order; the cursor ends behind the last one."""
         topic, queue = self.topic, self.queue
         found: list[int] = []
         seq = max(queue.cursor, topic.earliest)
+        if self._deletes is not None:
+            seq = self._deletes.skip(seq)
         segments, index, head = topic.segments, topic.index_of(seq), topic.head
         examined = 0
         while seq <= head and len(found) < want and (examined < EXAMINE_MAX or not (self.jobs or found)):
@@ -164,7 +191,7 @@ class Pass:
             _need_columns(self.topic.segments[index : index + LOAD_AHEAD])
             raise
         first, count = segment.first, segment.count
-        if not extras and seq > self.queue.check_upto:
+        if not extras and seq > self.queue.check_upto and self._deletes is None:
             if marks is None:
                 stop = min(first + count, seq + want - len(found))
                 found.extend(range(seq, stop))
@@ -180,7 +207,7 @@ class Pass:
         return self._plain_among(segment, seq, want, found)
 
     def _plain_among(self, segment: Segment, seq: int, want: int, found: list[int]) -> int:
-        """Do the same for a segment in which places have some of the jobs."""
+        """Do the same for a segment in which places have some of the jobs, or a staged delete takes some."""
         marks, extras, check_upto = segment.marks, segment.columns.extras, self.queue.check_upto
         first, end = segment.first, min(segment.end, seq + EXAMINE_MAX)
         while seq < end and len(found) < want:
@@ -188,7 +215,11 @@ class Pass:
             dead = marks is not None and marks[at]
             special = at in extras and terms_of(extras[at]) is not None
             if not dead and not special and not (seq <= check_upto and self._elsewhere(seq)):
-                found.append(seq)
+                delete = None if self._deletes is None else self._deletes.taking(seq)
+                if delete is None:
+                    found.append(seq)
+                else:
+                    delete.passed(seq)
             seq += 1
         return seq
 

@@ -1,7 +1,8 @@
 """The verbs of a queue: claim, ack, nack, extend, release. `leases` has the state of jobs, `pick` their order.
 
 An ack is a delete of the record, as durable as the topic. It takes the lease out of its place when it is staged, so
-that no second ack finds it, and puts it back if the log refuses. Leases are logged only if the topic says
+that no second ack finds it, and puts it back if the log refuses. No verb touches a job that another staged entry
+removes: an ack has it in `leaving`, a delete or a move in `staged_deletes`. Leases are logged only if the topic says
 `leases_durable`; otherwise a restart makes every leased job claimable again.
 """
 
@@ -15,6 +16,7 @@ from topics.engine.queue.dead_letters import DeadLetters
 from topics.engine.queue.lease_log import Extended, Released, leased
 from topics.engine.state.jobs.job import Holder, Job
 from topics.engine.state.jobs.leases import Leases
+from topics.engine.state.staged_deletes import is_leaving
 from topics.engine.state.topic import Topic, leases_of
 from topics.engine.write import apply, removal
 from topics.engine.write.commit import Ticket
@@ -80,7 +82,11 @@ class Queues:
         return topic
 
     def claim(self, topic: Topic, wants: list[Want]) -> tuple[list[Claimed], Ticket | None]:
-        """Serve all wants in one pass, each with its share. Return a ticket if the workers have to wait for the log."""
+        """Serve all wants in one pass, each with its share. Return a ticket if the workers have to wait for the log.
+
+        Jobs that were delivered too often are in the dead-letter topic once the ticket is resolved. Its error, if it
+        has one, means that no job was leased.
+        """
         self.dead_letters.prepare(topic)
         topic.last_read_ts = now = self._staging.clock.now_ms()
         queue = expire(topic, now)
@@ -88,8 +94,6 @@ class Queues:
         most = min(sum(want.max for want in wants), PASS_MAX_JOBS)
         queue.refill(most + pick.MOVES_MAX)
         taken, rendered, leaving = _take(topic, most)
-        if taken.dead:
-            self.dead_letters.bury(topic, taken.dead, rendered, leaving, now)
         self.claimed_total += len(taken.jobs)
         shares = divide(taken.jobs, [want.max for want in wants])
         claims, entries = [], []
@@ -103,11 +107,13 @@ class Queues:
                 entries.append(leased(topic, want.node, first, deadline, jobs))
             queue.grant(jobs, want.node, first, deadline, want.holder)
             claims.append(Claimed(topic, [_row(job, rendered[job.seq]) for job in jobs], jobs, 0))
+        # After the grant: a snapshot may be taken of the queue when the move is staged, and needs a place for each job.
+        moved = self.dead_letters.bury(topic, taken.dead, rendered, leaving, now) if taken.dead else None
         ready = queue.ready
         for done in claims:
             done.ready = ready
-        if not entries or not self._staging.logged or config.durability == "ephemeral":
-            return claims, None
+        if not entries or not self._writes_leases(topic):
+            return claims, None if moved is None else _whatever_happens(moved)
         granted = [job for done in claims for job in done.jobs]
         return claims, self._staging.stage(topic, entries, lambda _: None, undo=lambda: _free(queue, granted))
 
@@ -115,7 +121,7 @@ class Queues:
         """Delete jobs that are done, as durably as the topic keeps anything. Ends with `Outcome`."""
         now = self._staging.clock.now_ms()
         queue = expire(topic, now)
-        jobs, skipped = _held(queue, node, seqs, lease_ids)
+        jobs, skipped = _held(topic, node, seqs, lease_ids)
         if not jobs:
             return Ticket.of(_outcome(topic, 0, skipped))
         done = sorted(job.seq for job in jobs)
@@ -133,7 +139,8 @@ class Queues:
     def nack(self, topic: Topic, node: str, seqs: list[int], lease_ids: list[str] | None, *, delay_ms: int) -> Ticket:
         """Return jobs to the queue after `delay_ms`. Ends with `Outcome`."""
         now = self._staging.clock.now_ms()
-        jobs, skipped = _held(expire(topic, now), node, seqs, lease_ids)
+        expire(topic, now)
+        jobs, skipped = _held(topic, node, seqs, lease_ids)
         return self._release(topic, jobs, skipped, due_ms=now + delay_ms, now_ms=now)
 
     def extend(self, topic: Topic, node: str, seqs: list[int], lease_ids: list[str] | None, *, lease_ms: int) -> Ticket:
@@ -143,7 +150,7 @@ class Queues:
         """
         now = self._staging.clock.now_ms()
         queue = expire(topic, now)
-        jobs, skipped = _held(queue, node, seqs, lease_ids)
+        jobs, skipped = _held(topic, node, seqs, lease_ids)
         deadline = now + lease_ms
         before = [job.deadline_ms for job in jobs]
         queue.extend(jobs, deadline)
@@ -162,26 +169,47 @@ class Queues:
 
     def release(self, topic: Topic, holder: Holder) -> Ticket:
         """Return all jobs that a connection holds to the queue at once: the connection is closed."""
-        if topic.changing:
-            self._staging.resolve(topic.name)
-        if topic.gone:
+        queue = self._of_client_that_left(topic)
+        if queue is None:
             return Ticket.of(None)
-        queue = waiting(lambda: expire(topic, self._staging.clock.now_ms()))  # there is no client that could retry
         jobs = [job for seq in sorted(holder.held) if (job := queue.held(seq)) is not None]
         return self._release(topic, jobs, [], due_ms=0, now_ms=self._staging.clock.now_ms())
 
-    def _release(self, topic: Topic, jobs: list[Job], skipped: list[int], *, due_ms: int, now_ms: int) -> Ticket:
+    def undo_claim(self, topic: Topic, jobs: list[Job]) -> Ticket:
+        """Return claimed jobs to the queue as if they had not been delivered: their client left before the answer."""
+        queue = self._of_client_that_left(topic)
+        if queue is None:
+            return Ticket.of(None)
+        held = [job for job in jobs if queue.held(job.seq) is job]
+        return self._release(topic, held, [], due_ms=0, now_ms=self._staging.clock.now_ms(), undelivered=True)
+
+    def _of_client_that_left(self, topic: Topic) -> Leases | None:
+        """Return the queue, None if it was deleted. Waits for the disk: there is no client that could retry."""
+        if topic.changing:
+            self._staging.resolve(topic.name)
+        return None if topic.gone else waiting(lambda: expire(topic, self._staging.clock.now_ms()))
+
+    def _release(
+        self,
+        topic: Topic,
+        jobs: list[Job],
+        skipped: list[int],
+        *,
+        due_ms: int,
+        now_ms: int,
+        undelivered: bool = False,
+    ) -> Ticket:
         queue = leases_of(topic)
 
         def take_effect(_: Ticket) -> Outcome:
-            queue.release(jobs, due_ms=due_ms, now_ms=now_ms)
+            queue.release(jobs, due_ms=due_ms, now_ms=now_ms, undelivered=undelivered)
             _notify(queue)
             return _outcome(topic, len(jobs), skipped)
 
         if not jobs or not self._writes_leases(topic):
             return Ticket.of(take_effect(Ticket()))
         queue.take_out(jobs)
-        entry = Released(topic.topic_id, [job.seq for job in jobs], due_ms, now_ms)
+        entry = Released(topic.topic_id, [job.seq for job in jobs], due_ms, now_ms, undelivered)
         return self._staging.stage(topic, [entry], take_effect, undo=lambda: queue.put_back(jobs))
 
     def _writes_leases(self, topic: Topic) -> bool:
@@ -279,20 +307,41 @@ def _row(job: Job, stored: pick.StoredRecord) -> bytes:
 
 
 def _free(queue: Leases, jobs: list[Job]) -> None:
-    queue.take_back(jobs)
+    """Undo a grant: the log did not take the leases."""
+    held = [job for job in jobs if queue.leases.get(job.seq) is job]
+    queue.release(held, due_ms=0, now_ms=0, undelivered=True)
     _notify(queue)
+
+
+def _whatever_happens(moved: Ticket) -> Ticket:
+    """Return a ticket that is resolved with `moved`, but has no error: jobs that could not move are not the claim's."""
+    ticket = Ticket()
+
+    def end(done: Ticket) -> None:
+        ticket.wal_ns, ticket.sync_ns = done.wal_ns, done.sync_ns
+        ticket.resolve(None)
+
+    moved.on_done(end)
+    return ticket
 
 
 # --- ack, nack, extend
 
 
-def _held(queue: Leases, node: str, seqs: list[int], lease_ids: list[str] | None) -> tuple[list[Job], list[int]]:
-    """Return the jobs among `seqs` that the worker holds, and the seqs that it does not hold."""
+def _held(topic: Topic, node: str, seqs: list[int], lease_ids: list[str] | None) -> tuple[list[Job], list[int]]:
+    """Return the jobs among `seqs` that the worker holds, and the seqs that it does not hold or a delete takes."""
+    queue = leases_of(topic)
     jobs: dict[int, Job] = {}
     skipped = []
     for at, seq in enumerate(seqs):
         job = queue.held(seq)
-        if job is None or job.node != node or seq in jobs or (lease_ids is not None and lease_ids[at] != job.lease_id):
+        if (
+            job is None
+            or job.node != node
+            or seq in jobs
+            or (lease_ids is not None and lease_ids[at] != job.lease_id)
+            or is_leaving(topic, seq)
+        ):
             skipped.append(seq)
         else:
             jobs[seq] = job

@@ -109,6 +109,7 @@ class Topic:
         "segments",
         "staged_bytes",
         "staged_count",
+        "staged_deletes",
         "staged_keys",
         "synced",
         "topic_id",
@@ -150,6 +151,9 @@ class Topic:
         self.leader: Any = None  # the ticket of this turn that a plain append may follow
         self.staged_count = 0
         self.staged_bytes = 0
+        self.staged_deletes: Any = (
+            None  # `staged_deletes.StagedDeletes`, while a delete or a move out waits for the log
+        )
         self.pending = 0  # entries that wait for the log
         self.waiting = 0  # of these, the entries that take effect only once synced
         self.changing = False  # whether one of these changes the topic itself

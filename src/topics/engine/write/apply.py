@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from topics.engine import retention
 from topics.engine.state import idempotency
+from topics.engine.state.jobs import saved_leases
 from topics.engine.state.topic import Remembered, Topic
 from topics.engine.state.topics import State
 from topics.engine.write.removal import Chosen, choose_by_tag
@@ -313,6 +314,9 @@ def replay_configure(state: State, entry: log.Configure) -> None:
         state.risen.add(topic.topic_id)
         topic.consumers = None
         state.note_consumers(topic)
+    if topic.queue is not None and topic.config.leases_durable > entry.config.leases_durable:
+        # What became of these leases from here on is not in the log.
+        topic.queue = saved_leases.undelivered(topic.queue, topic)
     configure(state, topic, entry)
 
 

@@ -444,6 +444,7 @@ class Commits:
         for ticket in self._written:
             if ticket.gated:
                 blocked.add(ticket.topic)
+                blocked.update(ticket.also or ())
             if ticket.topic in blocked:
                 held.append(ticket)
             else:

@@ -9,6 +9,7 @@ from functools import partial
 from msgspec import Struct
 
 from topics.engine import retention
+from topics.engine.state import staged_deletes
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps, once_loaded
 from topics.engine.write import apply, removal
@@ -80,10 +81,13 @@ class Deletes:
         return self._stage(topic, log.Delete(topic.topic_id, 0, None, "", now, wanted), found)
 
     def _stage(self, topic: Topic, entry: log.Delete, found: Removal) -> Ticket:
+        staged = staged_deletes.stage(topic, entry)
+
         def take_effect(_: Ticket) -> Deleted:
+            staged.end()
             return _deleted(topic, apply.delete(topic, entry, found.chosen))
 
-        return self._staging.stage(topic, [entry], take_effect)
+        return self._staging.stage(topic, [entry], take_effect, undo=staged.refuse)
 
 
 def _count(topic: Topic, before_seq: int, match: TagMatch | None, found: Removal, now_ms: int) -> int:

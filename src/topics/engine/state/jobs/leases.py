@@ -188,16 +188,6 @@ class Leases:
         if holder is not None:
             holder.held.update(job.seq for job in jobs)
 
-    def take_back(self, jobs: Iterable[Job]) -> None:
-        """Undo `grant`: the log did not take the leases."""
-        for job in jobs:
-            if self.leases.get(job.seq) is job:
-                del self.leases[job.seq]
-                self._deadlines.leave(job)
-                self._unhold(job)
-                job.deliveries -= 1
-                self.reclaim[job.seq] = job
-
     def extend(self, jobs: Iterable[Job], deadline_ms: int) -> None:
         extended = list(jobs)
         for job in extended:
@@ -221,19 +211,25 @@ class Leases:
         for deadline_ms, group in again.items():
             self._deadlines.set(deadline_ms, group)
 
-    def release(self, jobs: Iterable[Job], *, due_ms: int, now_ms: int) -> None:
-        """Return jobs to the queue, at once or at `due_ms`."""
+    def release(self, jobs: Iterable[Job], *, due_ms: int, now_ms: int, undelivered: bool = False) -> None:
+        """Return jobs to the queue, at once or at `due_ms`. The last delivery of `undelivered` jobs does not count."""
         for job in jobs:
             if self.leases.pop(job.seq, None) is not None:
                 self._deadlines.leave(job)
             elif self.leaving.pop(job.seq, None) is None:
                 continue  # deleted in between
             self._unhold(job)
+            job.deliveries -= undelivered
             if due_ms > now_ms:
                 self.delays.add(job, due_ms)
             else:
                 self.reclaim[job.seq] = job
         self.delays.shrink()
+
+    def turn_back(self, seq: int, head: int) -> None:
+        """Let the cursor look again at the log from `seq` on: at jobs that are claimable again, and at all others."""
+        self.cursor = min(self.cursor, seq)
+        self.check_upto = max(self.check_upto, head)
 
     def touched(self, seq: int) -> bool:
         """Return whether a place has the job, so that the cursor and `by_priority` must not deliver it."""

@@ -7,7 +7,7 @@ from array import array
 from msgspec import Struct
 
 from topics.engine.state.jobs.job import Job
-from topics.engine.state.jobs.leases import Leases
+from topics.engine.state.jobs.leases import JobTopic, Leases
 
 
 class SavedJob(Struct, array_like=True):
@@ -48,6 +48,13 @@ def save(queue: Leases, *, durable: bool, kept: bool) -> SavedLeases:
     saved.by_priority = [array("Q", sorted(seqs) if not durable else seqs).tobytes() for seqs in by_priority]
     saved.later = array("Q", [part for pair in queue.later.items() for part in pair]).tobytes()
     return saved
+
+
+def undelivered(queue: Leases, topic: JobTopic) -> Leases:
+    """Return the queue as a restart finds it without durable leases: with all its jobs, and none delivered."""
+    found = Leases(topic)
+    load(found, save(queue, durable=False, kept=True))
+    return found
 
 
 def _saved_job(queue: Leases, job: Job) -> SavedJob:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from topics.engine.write.commit import Ticket
     from topics.server.api.route import Call
     from topics.server.api.services import Services
+    from topics.server.push.jobs.waiters import QueueWaiters
 
 _decode_claim = RequestDecoder[ClaimRequest](ClaimRequest).decode
 _decode_ack = RequestDecoder[AckRequest](AckRequest).decode
@@ -77,13 +78,13 @@ def claim(services: Services, call: Call) -> Answer:
     )
     wait_ms = 0 if services.runtime.draining else min(wanted.wait_ms, MAX_WAIT_MS)
     if topic.config.claim_jitter_ms and not services.runtime.draining:
-        return WaitingClaim(services, topic, want, call.request).start(wait_ms)
+        return PendingClaim(services, topic, want, call.request).wait(wait_ms)
     [claimed], ticket = services.engine.queues.claim(topic, [want])
     if wait_ms and not claimed.rows:
-        return WaitingClaim(services, topic, want, call.request).start(wait_ms)
+        return PendingClaim(services, topic, want, call.request).wait(wait_ms, ticket)
     if ticket is None:
         return _claimed(claimed, call.request, b"")
-    return when_done(ticket, call.request, lambda done, request: _claimed(claimed, request, _written(done)))
+    return PendingClaim(services, topic, want, call.request).answer(claimed, ticket)
 
 
 def _claimed(claimed: Claimed, request: Request, written: bytes) -> Response:
@@ -101,19 +102,29 @@ def _written(ticket: Ticket) -> bytes:
     return b'"wal_append_ms":%.3f,"fsync_ms":%.3f,' % (ticket.wal_ns / 1e6, ticket.sync_ns / 1e6)
 
 
-class WaitingClaim:
-    """A claim that waits: for the other claims that the queue gathers, or for a job."""
+class PendingClaim:
+    """A claim that is answered later: it waits for other claims that the queue gathers, for a job, or for the log.
+
+    Once it has jobs, it waits for nothing but the log: then neither its time nor a stop of the server answers it. If
+    its client leaves meanwhile, or shuts its side, the jobs return to the queue.
+    """
 
     def __init__(self, services: Services, topic: Topic, want: Want, request: Request) -> None:
         self._services = services
         self._topic = topic
         self._want = want
         self._request = request
-        self._deferred = Deferred(self._leave, on_hurry=self.end)
+        self._deferred = Deferred(self._cancelled, on_hurry=self._hurried)
         self._timer: Any = None
         self._patient = False
+        self._waiters: QueueWaiters | None = None  # while it waits for a job
+        self._waits_since_ns = 0
+        self._ticket: Ticket | None = None  # of the last pass that had no job for it
+        self._claimed: Claimed | None = None  # what it answers once the log has it
 
-    def start(self, wait_ms: int) -> Deferred:
+    def wait(self, wait_ms: int, ticket: Ticket | None = None) -> Deferred:
+        """Wait for a job. `ticket` is that of a pass that found none."""
+        self._ticket = ticket
         self._patient = wait_ms > 0
         if self._patient:
             self._timer = self._services.runtime.call_later(wait_ms, self.end)
@@ -122,11 +133,20 @@ class WaitingClaim:
         self._waiters = self._services.job_waiters.join(self._topic, self)
         return self._deferred
 
-    def end(self) -> None:
-        """Answer without jobs: the time is over, or the server stops."""
+    def answer(self, claimed: Claimed, ticket: Ticket | None) -> Deferred:
+        """Answer with these jobs, once the ticket is resolved."""
         self._end_wait()
-        self._leave()
-        self._answer(_claimed(Claimed(self._topic, [], [], self._ready()), self._request, b""))
+        self._claimed = claimed
+        if ticket is None:
+            self._deferred.resolve(_claimed(claimed, self._request, b""))
+        else:
+            ticket.on_done(self._finish)
+        return self._deferred
+
+    def end(self) -> None:
+        """Answer without jobs: the time is over, the server stops, or the client may have left."""
+        if self._waiters is not None:
+            self.answer(self._nothing(), self._ticket)
 
     # --- for the waiters of the queue
 
@@ -135,45 +155,55 @@ class WaitingClaim:
 
     def assign(self, claimed: Claimed, ticket: Ticket | None) -> bool:
         if not claimed.rows and self._patient:
+            self._ticket = ticket or self._ticket
             return True
-        self._end_wait()
-        if ticket is None or not claimed.rows:
-            self._answer(_claimed(claimed, self._request, b""))
-        else:
-            ticket.on_done(lambda done: self._finish(claimed, done))
+        self.answer(claimed, ticket)
         return False
 
     def refuse(self, error: TopicsError) -> bool:
         self._end_wait()
-        self._answer(error_answer(error, self._request))
+        self._deferred.resolve(error_answer(error, self._request))
         return False
 
     def queue_deleted(self) -> None:
-        self._end_wait()
-        self._answer(error_answer(topic_not_found(self._topic.name), self._request))
+        self.refuse(topic_not_found(self._topic.name))
 
-    def _finish(self, claimed: Claimed, ticket: Ticket) -> None:
-        if ticket.error is not None:
-            self._answer(error_answer(ticket.error, self._request))
+    # --- the end
+
+    def _finish(self, ticket: Ticket) -> None:
+        claimed = self._claimed
+        assert claimed is not None
+        if ticket.error is not None and claimed.rows:
+            self._deferred.resolve(error_answer(ticket.error, self._request))
         else:
-            self._answer(_claimed(claimed, self._request, _written(ticket)))
+            self._deferred.resolve(_claimed(claimed, self._request, _written(ticket)))
+
+    def _hurried(self) -> None:
+        if self._claimed is None:
+            self.end()
+        else:
+            self._give_back(self._claimed)
+
+    def _cancelled(self) -> None:
+        self._end_wait()
+        if self._claimed is not None:
+            self._give_back(self._claimed)
+
+    def _give_back(self, claimed: Claimed) -> None:
+        if claimed.jobs:
+            self._services.engine.queues.undo_claim(self._topic, claimed.jobs)
+            self._claimed = self._nothing()
+
+    def _nothing(self) -> Claimed:
+        return Claimed(self._topic, [], [], 0 if self._topic.queue is None else self._topic.queue.ready)
 
     def _end_wait(self) -> None:
-        """Note how long the claim waited because its client or the queue asked for it."""
+        """Stop waiting for a job. Note how long the claim waited because its client or the queue asked for it."""
+        waiters, self._waiters = self._waiters, None
+        if waiters is None:
+            return
         self._request.waited_ns += _now_ns() - self._waits_since_ns
-
-    def _ready(self) -> int:
-        return 0 if self._topic.queue is None else self._topic.queue.ready
-
-    def _answer(self, response: Response) -> None:
-        self._forget()
-        self._deferred.resolve(response)
-
-    def _leave(self) -> None:
-        self._forget()
-        self._waiters.leave(self)
-
-    def _forget(self) -> None:
+        waiters.leave(self)
         self._services.runtime.open_ended.discard(self)
         if self._timer is not None:
             self._timer.cancel()

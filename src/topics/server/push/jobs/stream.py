@@ -1,7 +1,8 @@
 """`GET /v0/topics/:topic/work`: jobs pushed to one worker, never more at a time than it asked for.
 
 A job that the worker acks, nacks or loses makes room for another. When the connection ends, all jobs that were pushed
-on it and are still leased return to the queue at once. Jobs that the same worker claimed otherwise stay with it.
+on it and are still leased return to the queue at once. Jobs that were claimed for it and never pushed return as if they
+had not been delivered. Jobs that the same worker claimed otherwise stay with it.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class WorkStream(EventStream):
         self._max = max
         self._lease_ms = lease_ms
         self._holder = Holder(_ignore)
+        self._unsent: list[Claimed] = []  # their leases are on their way to the log
         self._waiters: QueueWaiters | None = None
         self._reported = ""  # code of the error that the client was last sent
 
@@ -68,6 +70,8 @@ class WorkStream(EventStream):
         waiters, self._waiters = self._waiters, None
         if waiters is not None:
             waiters.leave(self)
+        for claimed in self._unsent:
+            self.runtime.engine.queues.undo_claim(self._topic, claimed.jobs)
         self.runtime.engine.queues.release(self._topic, self._holder)
         self._holder.changed = _ignore
 
@@ -83,9 +87,19 @@ class WorkStream(EventStream):
     def assign(self, claimed: Claimed, ticket: Ticket | None) -> bool:
         if ticket is None:
             self._push(claimed)
-        else:
-            ticket.on_done(lambda done: self._push(claimed) if done.error is None else self._report(done.error))
+        elif claimed.rows:
+            self._unsent.append(claimed)
+            ticket.on_done(lambda done: self._written(claimed, done))
         return True
+
+    def _written(self, claimed: Claimed, ticket: Ticket) -> None:
+        """Push jobs whose leases are in the log. A stream that is closed keeps them for `ended`."""
+        if self.open:
+            self._unsent.remove(claimed)
+            if ticket.error is None:
+                self._push(claimed)
+            else:
+                self._report(ticket.error)
 
     def refuse(self, error: TopicsError) -> bool:
         self._report(error)
