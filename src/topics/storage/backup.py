@@ -32,6 +32,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from topics.errors import Corrupt
 from topics.storage import snapshot as snap
 from topics.storage.backup_target import (
     CopyError,
@@ -417,10 +418,12 @@ class _Copier:
         torn = bool(damaged) and damaged[-1].torn and damaged[-1] is items[-1]
         for item in damaged[:-1] if torn else damaged:
             self.done.problems.append(f"{path} at byte {item.at}: {item.end - item.at} damaged bytes in the log")
-        if bad := walfile.damaged_headers(data):
-            self.done.problems.append(f"{path} at byte {bad[0]}: the header of a log file is damaged")
+        try:
+            walfile.decode_header(data, path=path, number=number)
+        except Corrupt as error:
+            self.done.problems.append(str(error))
         end = items[-1].at if torn else (items[-1].end if items else walfile.HEADER_BYTES)
-        if end <= walfile.HEADER_BYTES and not resumes(data, path):
+        if end <= walfile.HEADER_BYTES and not resumes(data, path, number):
             return False
         self._write(self.target.wal_path(number), data[:end])
         return True

@@ -94,7 +94,7 @@ def newest_snapshot(datadir: DataDir, problems: list[str]) -> tuple[int, snap.Sn
         path = datadir.snapshot_path(number)
         try:
             data = read_whole(datadir.fs, path)
-            snapshot = snap.decode(data, path=path)
+            snapshot = snap.decode(data, path=path, number=number)
         except Corrupt as error:
             problems.append(str(error))
             continue

@@ -77,9 +77,9 @@ def read_whole(fs: Fs, path: str) -> bytes:
         file.close()
 
 
-def resumes(data: bytes, path: str) -> bool:
+def resumes(data: bytes, path: str, number: int) -> bool:
     """Return whether the header says where the previous log file ends: such a file counts even without a frame."""
     try:
-        return walfile.decode_header(data, path=path).resume_number != 0
+        return walfile.decode_header(data, path=path, number=number).resume_number != 0
     except Corrupt:
         return False

@@ -189,13 +189,16 @@ def _array_of(count: int) -> bytes:
     return b"\xdc" + count.to_bytes(2, "big") if count < 1 << 16 else b"\xdd" + count.to_bytes(4, "big")
 
 
-def decode(data: bytes, *, path: str) -> Snapshot:
-    """Decode the first copy that is complete. Raise `Corrupt` if neither is."""
+def decode(data: bytes, *, path: str, number: int | None = None) -> Snapshot:
+    """Decode the first copy that is complete. Raise `Corrupt` if neither is, or if it is not snapshot `number`."""
     half, odd = divmod(len(data), 2)
     for copy in (0, half):
         one = data[copy : copy + half]
         if not odd and len(one) >= _HEADER.size + 8 and _sum64(one[:-8]) == int.from_bytes(one[-8:], "little"):
-            return _decode_one(one, path)
+            snapshot = _decode_one(one, path)
+            if number is not None and snapshot.wal_number != number:
+                raise Corrupt(path, copy, f"the file has the bytes of snapshot {snapshot.wal_number}")
+            return snapshot
     raise Corrupt(path, 0, "both copies of a snapshot are damaged or cut short")
 
 

@@ -51,7 +51,7 @@ def load_snapshot(datadir: DataDir, damage: list[str]) -> tuple[int, snap.Snapsh
         path = datadir.snapshot_path(number)
         data = read_whole(datadir, path)
         try:
-            snapshot = snap.decode(data, path=path)
+            snapshot = snap.decode(data, path=path, number=number)
         except Corrupt as error:
             damage.append(str(error))
             log.error("snapshot_damaged", file=path, reason=error.what)

@@ -188,7 +188,7 @@ class _Verifier:
             data = read_whole(self.dir, path)
             self._step(len(data))
             try:
-                snapshot = snap.decode(data, path=path)
+                snapshot = snap.decode(data, path=path, number=number)
             except Corrupt as error:
                 older = (
                     "restore from a backup: a server started as it is falls back to an older snapshot, if there is one"
@@ -291,7 +291,8 @@ class _Verifier:
     # --- the log
 
     def _log(self, since: int, boot_id: str) -> None:
-        unsynced_from = None if boot_id == self.fs.boot_id() != "" else ledger.read(self.dir, since).unsynced_from
+        account = None if boot_id == self.fs.boot_id() != "" else ledger.read(self.dir, since)
+        unsynced_from, synced_to = (None, None) if account is None else (account.unsynced_from, account.synced_to)
         files = read_log(self.dir, since, [], self.report.notes, unsynced_from=unsynced_from)
         self._named.update(self.dir.wal_path(number) for number in self.dir.wal_numbers() if number >= since)
         self._named.update(self.dir.ledger_path(number) for number in self.dir.ledger_numbers() if number >= since)
@@ -300,28 +301,26 @@ class _Verifier:
             self._log_header(file)
             for item in walfile.scan(file.data):
                 if isinstance(item, walfile.Damage):
-                    self._log_damage(file, item, torn=item.torn and file.last)
+                    unsynced = synced_to is not None and (file.number, item.at) >= synced_to
+                    self._log_damage(file, item, torn=unsynced or (item.torn and file.last))
                 else:
                     self._log_entry(file, item)
             self._step(self.fs.size(file.path))
 
     def _log_header(self, file: LogFile) -> None:
         damaged = walfile.damaged_headers(file.data)
-        try:
-            header = walfile.decode_header(file.data, path=file.path)
-        except Corrupt as error:
-            self._found(file.path, error.offset, error.what, UNKNOWN_END)
-            return
-        if damaged:
+        if file.unreadable:
+            self._found(file.path, 0, file.unreadable, RESTORE)
+        elif len(damaged) == 2:
+            self._found(file.path, 0, "the header of a log file is damaged or cut short", UNKNOWN_END)
+        elif damaged:
             self._found(file.path, damaged[0], "one copy of the header is damaged", NEXT_SNAPSHOT)
-        if header.number != file.number:
-            self._found(file.path, 0, f"the header says log file {header.number}", RESTORE_ALL)
 
     def _log_damage(self, file: LogFile, item: walfile.Damage, *, torn: bool) -> None:
         size = item.end - item.at
         if torn:
             self.report.notes.append(
-                f"{file.path} at byte {item.at}: {size} bytes of an unfinished write end the log; a start cuts them off"
+                f"{file.path} at byte {item.at}: {size} bytes of a write that did not end; a start leaves them out"
             )
             return
         head = item.head

@@ -67,6 +67,12 @@ class LedgerAccount(Struct):
     last_number: int = 0
     unsynced_from: int = 0  # the files before this one are known to be synced to their ends
 
+    @property
+    def synced_to(self) -> tuple[int, int] | None:
+        """The file number and the offset up to which the log is known to be synced; None if that is unknown."""
+        number = self.unsynced_from or min(self.files, default=0)
+        return (number, self.files[number].end) if number in self.files else None
+
 
 class Ledger:
     """The ledger of a running server. Notes come from the owner's thread; the thread that syncs the log writes them."""
@@ -204,7 +210,7 @@ def copied(datadir: DataDir, since: int, files: list[tuple[int, bytes]]) -> byte
     previous = (0, 0)
     for number, data in files:
         with suppress(Corrupt):  # the copy reports a damaged header
-            header = walfile.decode_header(data, path=datadir.wal_path(number))
+            header = walfile.decode_header(data, path=datadir.wal_path(number), number=number)
             if header.resume_number:
                 is_copied = any(header.resume_number == other for other, _ in files)  # a file without entries is not
                 previous = (header.resume_number, header.resume_offset) if is_copied else (0, 0)
