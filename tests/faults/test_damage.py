@@ -7,6 +7,7 @@ import pytest
 from tests.conftest import Counts
 from tests.sampling import SEED
 from topics.engine.offline.verify import verify
+from topics.engine.state.topics import SegmentLimits
 from topics.errors import Corrupt
 from topics.storage.check import examine
 from topics.storage.datadir import DataDirError
@@ -236,6 +237,44 @@ def test_damaged_segment_loses_its_own_records_only() -> None:
     assert after.walk("f")[1] == [(1, 3, "corrupt")]
     found = after.walk("f")
     assert after.crash("lose").walk("f") == found
+
+
+@pytest.mark.parametrize("other", ["the same topic", "another topic"])
+def test_segment_with_the_bytes_of_another_one_is_lost(other: str) -> None:
+    server = SimServer.start(SimDisk(seed=SEED), segments=SegmentLimits(max_events=4))
+    for name in ("f", "g"):
+        for number in range(10):
+            server.append(name, f'"{name}{number}"', durability="fsync")
+    server.checkpoint()
+    disk = server.disk.crash("keep")
+    paths = [path for path in disk.files() if path.endswith(".seg")]
+    assert len(paths) == 4
+    target, source = paths[1], paths[0] if other == "the same topic" else paths[3]
+    contents = disk.contents(source)
+    file = disk.open(target, write=True)
+    file.truncate(0)
+    file.pwrite(contents, 0)
+    after = server.next(disk)
+    assert after.walk("f")[1] == [(5, 8, "corrupt")]
+    assert after.data("f") == [f'"f{number}"' for number in range(10) if not 4 <= number < 8]
+    assert len(after.data("g")) == 10
+
+
+def test_tails_with_the_bytes_of_others_are_lost() -> None:
+    server = SimServer.start(SimDisk(seed=SEED))
+    server.append("f", '"one"', durability="fsync")
+    server.append("g", '"two"', durability="fsync")
+    server.checkpoint()
+    disk = server.disk.crash("keep")
+    [path] = [path for path in disk.files() if path.endswith(".tails")]
+    contents = disk.contents(path)
+    half = len(contents) // 2
+    disk.open(path, write=True).pwrite(contents[half:] + contents[:half], 0)
+    after = server.next(disk)
+    assert after.recovered is not None
+    assert len(after.recovered.damage) == 2
+    assert after.walk("f") == ([], [(1, 1, "corrupt")])
+    assert after.walk("g") == ([], [(1, 1, "corrupt")])
 
 
 @pytest.mark.parametrize(("suffix", "gap"), [(".seg", (1, 3, "corrupt")), (".tails", (4, 4, "corrupt"))])

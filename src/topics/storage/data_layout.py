@@ -112,6 +112,14 @@ class DataLayout:
         return [int(stem) for stem in stems if _NUMBER.fullmatch(stem) and int(stem) <= _U64_MAX]
 
 
+def holds_topics(fs: Fs, folder: str) -> bool:
+    """Return whether the folder has folders of topics: a cold folder whose disk is not mounted has none."""
+    try:
+        return any(map(_TOPIC_ID.fullmatch, fs.listdir(folder)))
+    except OSError:
+        return False
+
+
 def _digits(number: int) -> str:
     assert 0 <= number <= _U64_MAX, "file numbers are u64"
     return f"{number:020d}"

@@ -358,6 +358,8 @@ class _Verifier:
         state, shelf = State(), Shelf(self.fs, columns_bytes=64 << 20)
         try:
             found = recovery.recover(self.dir, state, shelf, cold_dir=self.cold_dir, progress=lambda share: None)
+        except DataDirError:  # a start would fail, and nothing is damaged
+            raise
         except Exception as error:  # a start would raise the same error
             what = f"a start would fail: {error or type(error).__name__}"
             self._found(self.dir.root, 0, what, RESTORE_ALL)
