@@ -74,6 +74,10 @@ class Corrupt(Exception):
         self.what = what
 
 
+class UnknownFormat(Exception):
+    """Whole bytes that another version of topics wrote. A server that went on without them would lose what they say."""
+
+
 def invalid(message: str, *, field: str | None = None) -> TopicsError:
     """Return 400 `invalid_request`, with the invalid field if there is one."""
     return TopicsError(Code.INVALID_REQUEST, message, detail=None if field is None else {"field": field})

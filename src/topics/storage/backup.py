@@ -213,6 +213,8 @@ class _Copier:
 
     def _switch(self, number: int, snapshot: snap.Snapshot | None, staged: list[int]) -> None:
         """Make the new copy the valid one."""
+        if self.target.declared:
+            self.target.sign()  # before it gets files that older versions do not know
         for folder in self._unsynced:
             self.fs.sync_dir(folder)
         if snapshot is not None:

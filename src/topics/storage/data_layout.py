@@ -1,7 +1,8 @@
 """The layout of a data directory: paths and existing files.
 
     LOCK                               held while a process has the directory open; names its owner
-    FORMAT                             "topics-data 1": the version of this layout and of the files in it
+    FORMAT                             "topics-data 2": the number of the format of this layout and of the files in it
+    VERSION                            the version of topics that last wrote to the directory
     wal/<number>.wal                   the log
     ledger/<number>.ledger             what the log after snapshot <number> must hold, see `ledger.py`
     segments/<topic id>/<first seq>.seg

@@ -24,7 +24,7 @@ from topics.engine.routers import replay
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.engine.write import apply, archived
-from topics.errors import Corrupt
+from topics.errors import Corrupt, UnknownFormat
 from topics.storage import snapshot as snap
 from topics.storage.datadir import DataDir
 from topics.storage.log import entry as entries
@@ -65,11 +65,16 @@ def recover(
 ) -> Recovered:
     """Recover `state`. Blocks: call it on a thread of its own. Raise `Corrupt` if no snapshot can be read.
 
+    Raise `DataDirError` if another version of topics wrote what this one does not know.
+
     With `defer_memory`, leave the records of `memory` topics in the backlog, so that the server is ready sooner.
     """
-    with replay.recovering(state) as routers:
-        loaded = load_topics(datadir, state, shelf, cold_dir=cold_dir)
-        return _Recovery(datadir, state, routers, loaded, progress, defer_memory=defer_memory).run()
+    try:
+        with replay.recovering(state) as routers:
+            loaded = load_topics(datadir, state, shelf, cold_dir=cold_dir)
+            return _Recovery(datadir, state, routers, loaded, progress, defer_memory=defer_memory).run()
+    except UnknownFormat as error:
+        raise datadir.unknown(str(error)) from error
 
 
 class _Recovery:
@@ -203,6 +208,8 @@ class _Recovery:
         try:
             entry = entries.decode(item.frame, path=file.path, at=item.at)
         except Corrupt as error:
+            if self._dir.is_of_another_version:
+                raise UnknownFormat(str(error)) from error
             damage.append(str(error))
             log.error("entry_unreadable", file=file.path, offset=item.at, reason=error.what)
             _lose_head(state, item.frame.head, item.end - item.at, "corrupt")

@@ -36,6 +36,7 @@ def load_topics(datadir: DataDir, state: State, shelf: Shelf, *, cold_dir: str |
     damage: list[str] = []
     number, snapshot = load_snapshot(datadir, damage)
     if snapshot is not None:
+        snapshot_parts.check_known(snapshot)
         state.next_topic_id, state.last_epoch = snapshot.next_topic_id, snapshot.last_epoch
         with Tails(datadir) as tails:
             for topic in snapshot.topics:

@@ -115,6 +115,7 @@ class Store:
             )
         finally:
             self.state.rolled = self._seal
+        self.dir.sign()
         self.snapshot_number = found.snapshot_number
         self._backlog = found.backlog
         if not found.unchanged and not found.backlog:

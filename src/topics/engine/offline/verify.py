@@ -22,11 +22,11 @@ from topics.engine.durable.log_files import LogFile, read_log, read_whole
 from topics.engine.offline.seq_account import SeqAccount, account
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
-from topics.errors import Corrupt
+from topics.errors import Corrupt, UnknownFormat
 from topics.storage import snapshot as snap
 from topics.storage.backup import COPIED_BOOT_ID
 from topics.storage.check import Examined, Problem, examine
-from topics.storage.datadir import DataDir, DataDirError
+from topics.storage.datadir import DataDir, DataDirError, UnknownVersion
 from topics.storage.fs import Fs
 from topics.storage.log import entry as entries
 from topics.storage.log import ledger, walfile
@@ -84,6 +84,8 @@ def verify(fs: Fs, root: str, *, cold_dir: str | None = None, progress: Progress
     datadir.inspect()
     try:
         return _Verifier(datadir, cold_dir, progress).run()
+    except UnknownFormat as error:
+        raise datadir.unknown(str(error)) from error
     finally:
         datadir.close()
 
@@ -112,6 +114,8 @@ class _Verifier:
         report = self.report
         try:
             self.dir.check_format()
+        except UnknownVersion:
+            raise
         except DataDirError as error:
             self._found(posixpath.join(self.dir.root, "FORMAT"), 0, str(error), RESTORE_ALL)
         if self._has_subdirs():
@@ -168,7 +172,7 @@ class _Verifier:
                     text += f" (damaged: {examined.problems[0].what})"
             self.report.notes.append(text)
         folders = [self.dir.root, self.dir.wal_dir, self.dir.snapshots_dir, self.dir.segments_dir]
-        known = {"LOCK", "FORMAT", "wal", "segments", "snapshots", "ledger", "lost+found"}
+        known = {"LOCK", "FORMAT", "VERSION", "wal", "segments", "snapshots", "ledger", "lost+found"}
         numbered = {posixpath.basename(path) for path in self._all_files()} | {str(n) for n in self.dir.topic_ids()}
         for folder in [*folders, *(self.dir.topic_dir(topic_id) for topic_id in self.dir.topic_ids())]:
             for name in self.fs.listdir(folder):

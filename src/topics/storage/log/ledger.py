@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Struct
 
 from topics import logs
-from topics.errors import Corrupt
+from topics.errors import Corrupt, UnknownFormat
 from topics.model.topic import TopicConfig
 from topics.storage.datadir import DataDir
 from topics.storage.fs import File
@@ -246,10 +246,15 @@ def _take(account: LedgerAccount, found: frame.Frame, since: int) -> None:
     elif head.kind == REACHED and head.first in files and not files[head.first].left:
         files[head.first].end = max(files[head.first].end, _decode_ints(found.body)[0])
     elif head.kind == TOPIC:
-        name, epoch, config = _decode_topic(found.body)
+        try:
+            name, epoch, config = _decode_topic(found.body)
+        except msgspec.MsgspecError as error:
+            raise UnknownFormat(f"the ledger has a topic with unknown settings ({error})") from error
         known = account.topics.get(head.topic_id)
         ceiling = head.first if known is None else max(head.first, known.ceiling)
         account.topics[head.topic_id] = Known(head.topic_id, name, epoch, config, ceiling)
     elif head.kind == GONE:
         account.topics.pop(head.topic_id, None)
         account.gone.add(head.topic_id)
+    elif head.kind != REACHED:
+        raise UnknownFormat(f"the ledger has a note of kind {head.kind}")
