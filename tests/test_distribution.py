@@ -40,8 +40,12 @@ def test_wheel_has_every_file_of_the_package(built: tuple[Path, Path]) -> None:
 
 
 def test_wheel_has_nothing_but_the_packages(built: tuple[Path, Path]) -> None:
-    tops = {name.partition("/")[0] for name in zipfile.ZipFile(built[0]).namelist()}
-    assert tops == {"topics", "pyspark_topics", f"topics_engine-{__version__}.dist-info"}
+    wheel = zipfile.ZipFile(built[0])
+    tops = {name.partition("/")[0] for name in wheel.namelist()}
+    version = built[0].name.split("-")[1]
+    assert version.partition("+")[0] == __version__
+    assert f'VERSION = "{version}"' in wheel.read("topics/_build.py").decode()
+    assert tops == {"topics", "pyspark_topics", f"topics_engine-{version}.dist-info"}
 
 
 def test_sdist_has_what_a_build_needs_and_the_documentation(built: tuple[Path, Path]) -> None:

@@ -107,6 +107,9 @@ export class ShuttingDown extends Unavailable {
 /** The server cannot write to its disk: see `detail.reason`. */
 export class ReadOnly extends Unavailable {
 }
+/** The server cannot read stored records now, because a disk is not mounted, for example: see `detail.file`. */
+export class StorageUnavailable extends Unavailable {
+}
 /** The server did not get the whole request in time. */
 export class RequestTimeout extends Unavailable {
 }

@@ -104,6 +104,8 @@ export class NotReady extends Unavailable {}
 export class ShuttingDown extends Unavailable {}
 /** The server cannot write to its disk: see `detail.reason`. */
 export class ReadOnly extends Unavailable {}
+/** The server cannot read stored records now, because a disk is not mounted, for example: see `detail.file`. */
+export class StorageUnavailable extends Unavailable {}
 /** The server did not get the whole request in time. */
 export class RequestTimeout extends Unavailable {}
 /** The server did not answer: wrong address, stopped, or the connection broke. */
@@ -145,10 +147,12 @@ const ERRORS = {
   not_ready: NotReady,
   shutting_down: ShuttingDown,
   read_only: ReadOnly,
+  storage_unavailable: StorageUnavailable,
 }
 
 const RETRYABLE = new Set([
   "request_timeout", "topic_full", "throttled", "not_ready", "shutting_down", "read_only",
+  "storage_unavailable",
 ])
 
 /**

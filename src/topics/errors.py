@@ -35,6 +35,7 @@ class Code(Enum):
     NOT_READY = "not_ready", 503, True
     SHUTTING_DOWN = "shutting_down", 503, True
     READ_ONLY = "read_only", 503, True
+    STORAGE_UNAVAILABLE = "storage_unavailable", 503, True
 
     def __init__(self, wire: str, status: int, retryable: bool) -> None:
         self.wire = wire
@@ -73,9 +74,25 @@ class Corrupt(Exception):
         self.what = what
 
 
+class UnknownFormat(Exception):
+    """Whole bytes that another version of topics wrote. A server that went on without them would lose what they say."""
+
+
 def invalid(message: str, *, field: str | None = None) -> TopicsError:
     """Return 400 `invalid_request`, with the invalid field if there is one."""
     return TopicsError(Code.INVALID_REQUEST, message, detail=None if field is None else {"field": field})
+
+
+def storage_unavailable(error: OSError) -> TopicsError:
+    """Return 503 `storage_unavailable` with the file that the disk does not give now."""
+    why = error.strerror or str(error)
+    where = "" if error.filename is None else f": {error.filename}"
+    return TopicsError(
+        Code.STORAGE_UNAVAILABLE,
+        f"stored records cannot be read now: {why}{where}",
+        detail={"file": error.filename, "reason": why},
+        retry_after_ms=1000,
+    )
 
 
 def topic_not_found(name: str) -> TopicsError:

@@ -6,12 +6,14 @@ import pytest
 
 from tests.conftest import Counts
 from tests.sampling import SEED
+from topics.engine.offline.verify import verify
+from topics.engine.state.topics import SegmentLimits
 from topics.errors import Corrupt
 from topics.storage.check import examine
 from topics.storage.datadir import DataDirError
 from topics.storage.log import walfile
 from topics.testing.disk import SimDisk
-from topics.testing.harness import SimServer, TopicView
+from topics.testing.harness import ROOT, SimServer, TopicView
 
 
 def small_directory() -> SimServer:
@@ -145,6 +147,72 @@ def test_several_damaged_entries_are_reported_as_one_gap(last: bool) -> None:
     assert after.append("f", '"next"').first == (4 if last else 5)
 
 
+def test_records_after_the_damaged_entry_that_created_their_topic_are_kept() -> None:
+    server = SimServer.start(SimDisk(seed=SEED))
+    server.append("f", '"one"', durability="fsync")
+    server.append("f", '"two"')
+    disk = server.disk.crash("keep")
+    [path] = [path for path in disk.files() if path.endswith(".wal")]
+    created = next(item for item in walfile.scan(disk.contents(path)) if isinstance(item, walfile.FoundFrame))
+    disk.flip(path, 8 * (created.at + 40))
+    after = server.next(disk)
+    assert after.recovered is not None
+    assert after.recovered.damage
+    assert after.data("f") == ['"one"', '"two"']
+    assert after.engine.topic("f").config.durability == "fsync"
+
+
+@pytest.mark.parametrize("durability", ["disk", "memory"])
+def test_write_that_a_power_loss_tears_in_the_middle_is_no_damage(
+    durability: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The disk had written a later page of the unsynced end of the log, and not the one before it."""
+    server = SimServer.start(SimDisk(seed=SEED))
+    server.append("d", *map(str, range(3)), durability=durability)
+    server.tick()
+    for _ in range(2):
+        server.clock.advance(ms=2_000)  # the ledger notes what is synced
+        server.tick()
+    at = server.wal.tail
+    for number in range(3, 6):
+        server.append("d", str(number))
+    end = server.wal.tail
+    disk = server.disk.crash("keep")
+    [path] = [path for path in disk.files() if path.endswith(".wal")]
+    frame_bytes = (end - at) // 3
+    file = disk.open(path, write=True)
+    file.pwrite(bytes(frame_bytes), at)
+    file.datasync()
+    caplog.clear()
+    disk = disk.crash("lose")
+    assert verify(disk, ROOT).clean
+    after = server.next(disk)
+    assert after.recovered is not None
+    assert (after.recovered.damage, len(after.recovered.cut)) == ([], 1)
+    assert not [row for row in caplog.records if row.levelname == "ERROR"]
+    rows, gaps = after.walk("d")
+    assert len(rows) == 5
+    assert [(first, reason) for first, _, reason in gaps] == [(4, "restart"), (7, "restart")]
+
+
+def test_same_gap_is_damage_if_no_power_was_lost() -> None:
+    server = SimServer.start(SimDisk(seed=SEED))
+    server.append("d", "0", durability="disk")
+    server.clock.advance(ms=2_000)
+    server.tick()
+    at = server.wal.tail
+    server.append("d", "1")
+    end = server.wal.tail
+    server.append("d", "2")
+    disk = server.disk.crash("keep")
+    [path] = [path for path in disk.files() if path.endswith(".wal")]
+    disk.open(path, write=True).pwrite(bytes(end - at), at)
+    after = server.next(disk)
+    assert after.recovered is not None
+    assert after.recovered.damage
+    assert after.walk("d")[1] == [(2, 2, "corrupt")]
+
+
 def test_damaged_last_entry_is_not_taken_for_a_torn_write() -> None:
     server = SimServer.start(SimDisk(seed=SEED))
     server.append("f", '"one"', durability="fsync")
@@ -169,6 +237,44 @@ def test_damaged_segment_loses_its_own_records_only() -> None:
     assert after.walk("f")[1] == [(1, 3, "corrupt")]
     found = after.walk("f")
     assert after.crash("lose").walk("f") == found
+
+
+@pytest.mark.parametrize("other", ["the same topic", "another topic"])
+def test_segment_with_the_bytes_of_another_one_is_lost(other: str) -> None:
+    server = SimServer.start(SimDisk(seed=SEED), segments=SegmentLimits(max_events=4))
+    for name in ("f", "g"):
+        for number in range(10):
+            server.append(name, f'"{name}{number}"', durability="fsync")
+    server.checkpoint()
+    disk = server.disk.crash("keep")
+    paths = [path for path in disk.files() if path.endswith(".seg")]
+    assert len(paths) == 4
+    target, source = paths[1], paths[0] if other == "the same topic" else paths[3]
+    contents = disk.contents(source)
+    file = disk.open(target, write=True)
+    file.truncate(0)
+    file.pwrite(contents, 0)
+    after = server.next(disk)
+    assert after.walk("f")[1] == [(5, 8, "corrupt")]
+    assert after.data("f") == [f'"f{number}"' for number in range(10) if not 4 <= number < 8]
+    assert len(after.data("g")) == 10
+
+
+def test_tails_with_the_bytes_of_others_are_lost() -> None:
+    server = SimServer.start(SimDisk(seed=SEED))
+    server.append("f", '"one"', durability="fsync")
+    server.append("g", '"two"', durability="fsync")
+    server.checkpoint()
+    disk = server.disk.crash("keep")
+    [path] = [path for path in disk.files() if path.endswith(".tails")]
+    contents = disk.contents(path)
+    half = len(contents) // 2
+    disk.open(path, write=True).pwrite(contents[half:] + contents[:half], 0)
+    after = server.next(disk)
+    assert after.recovered is not None
+    assert len(after.recovered.damage) == 2
+    assert after.walk("f") == ([], [(1, 1, "corrupt")])
+    assert after.walk("g") == ([], [(1, 1, "corrupt")])
 
 
 @pytest.mark.parametrize(("suffix", "gap"), [(".seg", (1, 3, "corrupt")), (".tails", (4, 4, "corrupt"))])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.data.data_world import topics
 from tests.conftest import StartServer
 from tests.contract.api import Api
 from topics.engine.offline.verify import verify
@@ -75,7 +76,26 @@ def zero_tail(disk: SimDisk) -> None:
     disk.open(path, write=True).pwrite(bytes(end - keep), keep)
 
 
-DAMAGES = [half, empty, delete, delete_all, zero_tail]
+def zero_all(disk: SimDisk) -> None:
+    path = last_written(disk)
+    disk.open(path, write=True).pwrite(bytes(len(disk.contents(path))), 0)
+
+
+def zero_frames(disk: SimDisk) -> None:
+    """Leave nothing but the header."""
+    path = last_written(disk)
+    disk.open(path, write=True).pwrite(bytes(len(disk.contents(path)) - walfile.HEADER_BYTES), walfile.HEADER_BYTES)
+
+
+def replace_by_another(disk: SimDisk) -> None:
+    """Put the bytes of the log file before it into the last one."""
+    path = last_written(disk)
+    other = disk.contents(path)[walfile.HEADER_BYTES :]
+    number = int(path.rpartition("/")[2].removesuffix(".wal"))
+    disk.open(path, write=True).pwrite(walfile.encode_header(walfile.Header(number - 1)) + other, 0)
+
+
+DAMAGES = [half, empty, delete, delete_all, zero_tail, zero_all, zero_frames, replace_by_another]
 
 
 def check_lost(server: SimServer, disk: SimDisk, head: int) -> SimServer:
@@ -121,6 +141,69 @@ def test_lost_log_after_a_snapshot_loses_later_records_only(damage: Callable[[Si
     damage(disk)
     after = check_lost(server, disk, 200)
     assert after.data("t")[:100] == [str(number) for number in range(1, 101)]
+
+
+@pytest.mark.parametrize("damage", [zero_all, replace_by_another])
+def test_lost_contents_are_reported_before_the_ledger_has_the_end_of_the_log(damage: Callable[[SimDisk], None]) -> None:
+    server = SimServer.start(SimDisk(seed=7))
+    for number in range(1, 31):
+        server.append("t", str(number), durability="fsync")
+    disk = server.disk.crash("keep")
+    damage(disk)
+    check_lost(server, disk, 30)
+
+
+def test_foreign_log_file_is_named_and_not_replayed() -> None:
+    server = filled(records=200, wal_file_bytes=4096)
+    disk = server.disk.crash("keep")
+    files = [path for path in wal_files(disk) if walfile.written_end(disk.contents(path)) > walfile.HEADER_BYTES]
+    disk.open(files[-1], write=True).pwrite(disk.contents(files[1]), 0)
+    what = f"the file has the bytes of log file {int(files[1].rpartition('/')[2].removesuffix('.wal'))}"
+    report = verify(disk.clone(), ROOT)
+    assert any((finding.file, finding.what) == (files[-1], what) for finding in report.damage), report.damage
+    after = check_lost(server, disk, 200)
+    assert after.data("t")[:150] == [str(number) for number in range(1, 151)]
+
+
+@pytest.mark.parametrize("zeros", [True, False])
+def test_records_in_an_unreadable_stretch_are_lost_even_if_no_later_one_follows(zeros: bool) -> None:
+    """The stretch held several frames. Entries of another topic follow it, so the log does not end there."""
+    server = SimServer.start(SimDisk(seed=7))
+    for number in range(1, 11):
+        server.append("t", str(number), durability="fsync")
+    for number in range(10):
+        server.append("u", str(number), durability="fsync")
+    rest(server)
+    disk = server.disk.crash("keep")
+    path = last_written(disk)
+    frames = [item for item in walfile.scan(disk.contents(path)) if isinstance(item, walfile.FoundFrame)]
+    t = server.engine.topic("t").topic_id
+    of_t = [item for item in frames if item.frame.head.topic_id == t and item.frame.head.first]
+    low, high = of_t[5].at + 5, of_t[-1].end + 5
+    disk.open(path, write=True).pwrite(bytes(high - low) if zeros else b"\xa5" * (high - low), low)
+    assert any(finding.topic == "t" and (finding.last_seq or 0) >= 10 for finding in verify(disk, ROOT).damage)
+    after = server.next(disk)
+    assert after.data("t") == ["1", "2", "3", "4", "5"]
+    assert after.walk("t")[1][-1][2] == "corrupt"
+    assert after.append("t", '"new"').first > 10
+    assert after.data("u")[-1] == "9"
+
+
+def test_snapshot_with_the_bytes_of_another_one_is_refused() -> None:
+    server = filled()
+    server.checkpoint()
+    [old] = [path for path in server.disk.files() if path.endswith(".snap")]
+    contents = server.disk.contents(old)
+    server.append("t", "101")
+    server.checkpoint()
+    disk = server.disk.crash("keep")
+    [new] = [path for path in disk.files() if path.endswith(".snap")]
+    assert new != old
+    file = disk.open(new, write=True)
+    file.truncate(0)
+    file.pwrite(contents, 0)
+    with pytest.raises(Corrupt, match="no snapshot can be read"):
+        server.next(disk)
 
 
 @pytest.mark.parametrize("at", [0, 1, -2, -1])
@@ -242,7 +325,7 @@ def test_lost_ledger_loses_no_record() -> None:
     assert len(after.data("t")) == 100
 
 
-@pytest.mark.parametrize("damage", ["half", "empty", "delete"])
+@pytest.mark.parametrize("damage", ["half", "empty", "delete", "zero"])
 def test_server_with_damaged_log_starts_and_reports_the_gap(
     start_server: StartServer, tmp_path: Path, damage: str
 ) -> None:
@@ -257,6 +340,8 @@ def test_server_with_damaged_log_starts_and_reports_the_gap(
     path = max(data.glob("wal/*.wal"), key=lambda file: walfile.written_end(file.read_bytes()))
     if damage == "delete":
         path.unlink()
+    elif damage == "zero":
+        path.write_bytes(bytes(path.stat().st_size))
     else:
         os.truncate(path, 0 if damage == "empty" else walfile.written_end(path.read_bytes()) // 2)
     assert not verify(RealFs(), str(data)).clean
@@ -270,3 +355,18 @@ def test_server_with_damaged_log_starts_and_reports_the_gap(
     assert "log_incomplete" in again.log()
     api.close()
     again.kill()  # `stop` would fail: the log reports the damage
+
+
+def test_log_file_that_is_no_regular_file_stops_the_start_with_its_name(tmp_path: Path, start_server: StartServer):
+    data = tmp_path / "data"
+    server = start_server(data_dir=data)
+    api = Api(server.url)
+    api.write("t", 1)
+    api.close()
+    server.kill()
+    path = min(data.glob("wal/*.wal"))
+    path.unlink()
+    path.symlink_to("/dev/null")
+    done = topics("serve", "--data-dir", data, "--port", "0")
+    assert done.returncode == 1
+    assert f"this is not a regular file: {path}" in done.stderr

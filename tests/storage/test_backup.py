@@ -1,10 +1,16 @@
-"""Backups carry a ledger, and a ledger that is missing is reported."""
+"""Backups carry a ledger, report damage of their source, and keep what an earlier backup has."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
+
 from topics.engine.offline.verify import verify
 from topics.storage import backup
+from topics.storage.backup_target import CopyError
 from topics.storage.datadir import DataDir
+from topics.storage.segments import codec
 from topics.testing.disk import SimDisk
 from topics.testing.harness import SimServer
 
@@ -64,3 +70,146 @@ def test_missing_ledger_is_reported_by_the_start_and_by_verify():
     again = after.crash("lose")
     assert again.recovered is not None
     assert again.recovered.damage == []
+
+
+# A damaged source costs an earlier backup nothing
+
+
+RECORDS = 5000  # more than a tail holds, so a checkpoint seals them
+
+
+def backed_up_in_the_log() -> tuple[SimDisk, SimServer]:
+    """Return a server with a backup that has its records in a log file, and that has sealed them since."""
+    disk = SimDisk(seed=1)
+    server = SimServer.start(disk)
+    server.put("f", durability="fsync")
+    server.append("f", *map(str, range(RECORDS)))
+    backup.copy(disk, "/data", "/copy")
+    server.checkpoint()
+    return disk, server
+
+
+def segment_of(disk: SimDisk, root: str) -> str:
+    [path] = [path for path in disk.files() if path.startswith(f"{root}/segments/")]
+    return path
+
+
+def zero(disk: SimDisk, path: str, at: int = 1000, size: int = 5000) -> None:
+    disk.open(path, write=True).pwrite(bytes(size), at)
+
+
+def live_in(disk: SimDisk, root: str) -> int:
+    report = verify(disk, root)
+    assert report.clean, report.damage
+    return sum(topic.live for topic in report.topics)
+
+
+def remove(disk: SimDisk, path: str) -> None:
+    disk.unlink(path)
+
+
+def cut(disk: SimDisk, path: str) -> None:
+    disk.open(path, write=True).truncate(5000)
+
+
+@pytest.mark.parametrize("damage", [zero, remove, cut])
+def test_damaged_segment_does_not_replace_records_of_the_target(damage: Callable[[SimDisk, str], None]):
+    disk, server = backed_up_in_the_log()
+    server.wal.close()
+    damage(disk, segment_of(disk, "/data"))
+
+    with pytest.raises(CopyError, match="/copy is unchanged: it has records that"):
+        backup.copy(disk, "/data", "/copy")
+
+    assert live_in(disk, "/copy") == RECORDS
+    backup.copy(disk, "/data", "/other")
+    assert not verify(disk, "/other").clean
+    again = backup.copy(disk, "/data", "/other")  # a target that has the same damage loses nothing
+    assert again.problems
+
+
+def test_source_that_was_repaired_is_copied_again():
+    disk, server = backed_up_in_the_log()
+    server.wal.close()
+    path = segment_of(disk, "/data")
+    good = disk.contents(path)
+    zero(disk, path)
+    with pytest.raises(CopyError):
+        backup.copy(disk, "/data", "/copy")
+    disk.open(path, write=True).pwrite(good, 0)
+    assert backup.copy(disk, "/data", "/copy").problems == []
+    assert live_in(disk, "/copy") == RECORDS
+
+
+@pytest.mark.parametrize("damage", [zero, remove, cut])
+def test_damage_of_a_segment_that_the_target_has_is_reported(damage: Callable[[SimDisk, str], None]):
+    disk, server = backed_up_in_the_log()
+    backup.copy(disk, "/data", "/copy")
+    server.wal.close()
+    path = segment_of(disk, "/data")
+    damage(disk, path)
+    done = backup.copy(disk, "/data", "/copy")
+    assert done.problems
+    assert all(text.startswith(path) for text in done.problems)
+    assert live_in(disk, "/copy") == RECORDS
+
+
+def test_damaged_flags_mark_no_record_of_the_target():
+    disk, server = backed_up_in_the_log()
+    backup.copy(disk, "/data", "/copy")
+    server.wal.close()
+    path = segment_of(disk, "/data")
+    footer_and_flags = codec.FOOTER_BYTES + RECORDS
+    zero(disk, path, len(disk.contents(path)) - footer_and_flags, 100)
+    assert backup.copy(disk, "/data", "/copy").problems
+    assert live_in(disk, "/copy") == RECORDS
+
+
+def test_damaged_tail_does_not_replace_records_of_the_target():
+    disk = SimDisk(seed=1)
+    server = SimServer.start(disk)
+    server.append("f", "1", "2", durability="fsync")
+    backup.copy(disk, "/data", "/copy")
+    server.checkpoint()
+    server.wal.close()
+    damaged = disk.clone()
+    [path] = [path for path in disk.files() if path.endswith(".tails") and path.startswith("/data")]
+    zero(damaged, path, 20, 40)
+    with pytest.raises(CopyError, match="/copy is unchanged"):
+        backup.copy(damaged, "/data", "/copy")
+    assert live_in(damaged, "/copy") == 2
+    # A target that has the same tails keeps its own.
+    backup.copy(disk, "/data", "/copy")
+    zero(disk, path, 20, 40)
+    assert backup.copy(disk, "/data", "/copy").problems
+    assert live_in(disk, "/copy") == 2
+
+
+def test_records_that_the_source_lost_to_damage_stay_in_the_target():
+    disk, server = backed_up_in_the_log()
+    server.wal.close()
+    left = disk.crash("keep")
+    zero(left, segment_of(left, "/data"))
+    after = server.next(left)
+    rows, gaps = after.walk("f")  # readers find the damage
+    assert len(rows) < RECORDS
+    assert [reason for _, _, reason in gaps] == ["corrupt"]
+    after.checkpoint()
+    after.wal.close()
+    with pytest.raises(CopyError, match="/copy is unchanged"):
+        backup.copy(left, "/data", "/copy")
+    assert live_in(left, "/copy") == RECORDS
+
+
+def test_damaged_log_is_not_called_another_history():
+    disk = SimDisk(seed=1)
+    server = SimServer.start(disk)
+    server.append("f", "1", durability="fsync")
+    server.append("f", "2")
+    backup.copy(disk, "/data", "/copy")
+    server.wal.close()
+    path = next(path for path in disk.files() if path.startswith("/data/wal/"))
+    zero(disk, path, 200, 60)
+    with pytest.raises(CopyError, match="/copy is unchanged"):
+        backup.copy(disk, "/data", "/copy")
+    assert live_in(disk, "/copy") == 2

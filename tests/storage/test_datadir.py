@@ -85,8 +85,9 @@ def test_a_second_process_is_kept_out_and_told_by_whom(data: DataDir):
 def test_an_unknown_format_is_refused_and_the_lock_given_back(data: DataDir):
     data.open()
     data.close()
-    put(data.fs, f"{data.root}/FORMAT", b"topics-data 2\n")
-    with pytest.raises(DataDirError, match=r"has format 2 .* knows format 1 only; start the version that wrote it"):
+    put(data.fs, f"{data.root}/FORMAT", b"topics-data 3\n")
+    put(data.fs, f"{data.root}/VERSION", b"9.8.7\n")
+    with pytest.raises(DataDirError, match=r"by topics 9\.8\.7, .* has format 3, .*; start the version that"):
         data.open()
     put(data.fs, f"{data.root}/FORMAT", b"topics-data")
     with pytest.raises(DataDirError, match="damaged FORMAT file"):
@@ -190,7 +191,7 @@ def test_a_crash_at_any_call_of_the_first_open_leaves_a_directory_that_opens(mod
                 DataDir(disk, ROOT).open()
             after = disk.crash(mode)
             DataDir(after, ROOT).open()
-            assert after.crash("lose").contents(f"{ROOT}/FORMAT") == b"topics-data 1\n"
+            assert after.crash("lose").contents(f"{ROOT}/FORMAT") == b"topics-data 2\n"
 
 
 def test_names_that_a_killed_process_left_unsynced_are_durable_once_opened():

@@ -3,7 +3,8 @@
 TopicsError
     TopicNotFound, TopicFull, Throttled, …    the server refused: one class per code, see `BY_CODE`
     InvalidRequest                            the base of all refusals of a malformed request
-    Unavailable                               the base of NotReady, ShuttingDown, ReadOnly and RequestTimeout
+    Unavailable                               the base of NotReady, ShuttingDown, ReadOnly, StorageUnavailable
+                                              and RequestTimeout
     Unreachable                               no answer: wrong address, stopped, or the connection broke
         TimedOut                              no answer in time
     BadUrl                                    the address is not the URL of a server
@@ -151,6 +152,10 @@ class ReadOnly(Unavailable):
     """The server cannot write to its disk: `detail["reason"]` says why."""
 
 
+class StorageUnavailable(Unavailable):
+    """The server cannot read stored records now, because a disk is not mounted, for example: see `detail["file"]`."""
+
+
 class RequestTimeout(Unavailable):
     """The server did not get the whole request in time."""
 
@@ -216,6 +221,7 @@ BY_CODE: dict[Code, type[TopicsError]] = {
     Code.NOT_READY: NotReady,
     Code.SHUTTING_DOWN: ShuttingDown,
     Code.READ_ONLY: ReadOnly,
+    Code.STORAGE_UNAVAILABLE: StorageUnavailable,
 }
 PROXY_STATUSES = (502, 503, 504)  # a proxy's way to say that the server did not answer
 

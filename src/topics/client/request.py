@@ -13,7 +13,7 @@ from topics.client.json_text import encode
 from topics.errors import BY_WIRE, Code, TopicsError
 from topics.model import surrogates
 from topics.model.records import DiffRequest, ScanRequest
-from topics.model.topic import ConfigPatch, TopicConfig
+from topics.model.topic import ArchiveConfig, ConfigPatch, TopicConfig
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
@@ -75,6 +75,16 @@ class Tombstone(Struct):
     epoch: int = 0  # the epoch that the reader continues with, if the answer contains it
 
 
+class KnownArchive(ArchiveConfig, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """The archive settings of a topic that this client knows. A newer server may have others."""
+
+
+class KnownConfig(TopicConfig, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """The settings of a topic that this client knows. A newer server may have others."""
+
+    archive: KnownArchive | None = None
+
+
 class State(Struct):
     topic: str
     epoch: int
@@ -83,7 +93,7 @@ class State(Struct):
     next_seq: int
     count: int
     bytes: int
-    config: TopicConfig
+    config: KnownConfig
     type: str = "log"
     effective_priority: int = 0
     last_write_ts: int | None = None
@@ -112,7 +122,7 @@ class Put(Struct):
     topic: str
     created: bool
     epoch: int
-    config: TopicConfig
+    config: KnownConfig
 
 
 class Dropped(Struct):

@@ -13,6 +13,7 @@ decision has taken effect. Every verb is a method of the part that it belongs to
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from itertools import islice
 
@@ -248,6 +249,14 @@ class Engine:
             topic.queue.expire(now)
         return now
 
+    def expire_in_memory(self, topic: Topic) -> None:
+        """Expire leases, and the records for which nothing has to be read from the disk."""
+        now = self.clock.now_ms()
+        if topic.config.ttl_ms:
+            expire_in_memory(topic, now)
+        if topic.queue is not None:
+            topic.queue.expire(now)
+
     def expire_and_describe(
         self, name: str, *, from_seq: int, to_seq: int, most: int
     ) -> Steps[tuple[Topic, timeline.Timeline]]:
@@ -268,3 +277,25 @@ class Engine:
             topic = self.topic(name)
         topic.last_read_ts = now = self.clock.now_ms()
         return topic, expire_and_read(topic, query, now)
+
+
+def expire_in_memory(topic: Topic, now_ms: int) -> None:
+    """Expire records as `expire` does, as far as nothing has to be read from the disk for that."""
+    cutoff = now_ms - topic.config.ttl_ms
+    if not topic.count or topic.front_ts >= cutoff or topic.holds or topic.links is not None:
+        return
+    upto = before = topic.earliest
+    for segment in topic.segments:
+        if not segment.in_memory and segment.live < segment.count:
+            upto = before  # its first live record is unknown: the segment before it stays
+            break
+        reaches = segment.count and segment.max_ts >= cutoff
+        if reaches and segment.in_memory:
+            upto = max(upto, segment.first + bisect_left(segment.columns.ts, cutoff))
+        if reaches:
+            break
+        before, upto = upto, max(upto, segment.end)
+    if upto > topic.earliest:
+        retention.evict(topic, upto, "ttl")
+    front = topic.segments[topic.index_of(topic.earliest)]
+    topic.front_ts = front.columns.ts[topic.earliest - front.first] if topic.count and front.in_memory else front.min_ts

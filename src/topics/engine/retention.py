@@ -49,12 +49,17 @@ def expire(topic: Topic, now_ms: int) -> None:
     holds = topic.config.archive is not None and topic.holds
     if holds and topic.earliest > topic.archived:
         return  # the archive does not have the first record yet
-    upto = expired_before(topic, cutoff)
-    if holds:
-        upto = min(upto, topic.archived + 1)
-    if upto > topic.earliest:
-        evict(topic, upto, "ttl")
-    refresh_front(topic)
+    try:
+        upto = expired_before(topic, cutoff)
+        if holds:
+            upto = min(upto, topic.archived + 1)
+        if upto > topic.earliest:
+            evict(topic, upto, "ttl")
+        refresh_front(topic)
+    except (
+        OSError
+    ) as error:  # a write must not fail because of it; a reader asks for the same bytes, and gets the error
+        log.error("expiry_put_off", topic=topic.name, reason=str(error))
 
 
 def need_for_expiry(topic: Topic, now_ms: int) -> None:
@@ -86,14 +91,14 @@ def need_for_expiry(topic: Topic, now_ms: int) -> None:
     needs.check()
 
 
-def expired_before(topic: Topic, cutoff: int) -> int:
-    """Return the seq below which every record is older than `cutoff`."""
+def expired_before(topic: Topic, cutoff: int, *, exact: bool = True) -> int:
+    """Return the seq below which every record is older than `cutoff`. If not `exact`, use what is in memory."""
     upto = topic.earliest
     for segment in list(topic.segments):
         if not segment.count or segment.max_ts < cutoff:
             upto = max(upto, segment.end)
             continue
-        if ready(topic, segment):
+        if segment.in_memory or (exact and ready(topic, segment)):
             at = bisect_left(segment.columns.ts, cutoff)
             upto = max(upto, segment.first + at)
         break
@@ -122,12 +127,15 @@ def enforce_caps(topic: Topic) -> None:
         take = _evict_archived_first
     elif config.discard == "reject":
         return
-    if config.cap_records and topic.count > config.cap_records:
-        if (upto := released(topic, _after_oldest(topic, topic.count - config.cap_records))) > topic.earliest:
-            take(topic, upto, "cap")
-    if config.cap_bytes and topic.bytes > config.cap_bytes:
-        if (upto := released(topic, _after_bytes(topic, topic.bytes - config.cap_bytes))) > topic.earliest:
-            take(topic, upto, "cap")
+    try:
+        if config.cap_records and topic.count > config.cap_records:
+            if (upto := released(topic, _after_oldest(topic, topic.count - config.cap_records))) > topic.earliest:
+                take(topic, upto, "cap")
+        if config.cap_bytes and topic.bytes > config.cap_bytes:
+            if (upto := released(topic, _after_bytes(topic, topic.bytes - config.cap_bytes))) > topic.earliest:
+                take(topic, upto, "cap")
+    except OSError as error:  # the write that came before must not fail
+        _put_off(topic, error)
 
 
 def released(topic: Topic, upto: int) -> int:
@@ -181,14 +189,19 @@ def gives_way(topic: Topic, *, count: int, used_bytes: int) -> bool:
     )
 
 
-def live_between(topic: Topic, low_seq: int, high_seq: int) -> tuple[int, int]:
-    """Return how many records with seqs [low, high) are live, and their bytes. Whole segments count by their sums."""
+def live_between(topic: Topic, low_seq: int, high_seq: int, *, exact: bool = True) -> tuple[int, int]:
+    """Return how many records with seqs [low, high) are live, and their bytes. Whole segments count by their sums.
+
+    If not `exact`, deleted records of segments that are not in memory may count, and these have no bytes.
+    """
     count = size_bytes = 0
     for segment, low, high in list(topic.spans(max(low_seq, topic.earliest), high_seq)):
         first_live = max(topic.earliest - segment.first, 0)  # nothing before the topic's first live record is live
         if low <= first_live and high == segment.count:
             count += segment.live
             size_bytes += segment.live_bytes
+        elif not exact and not segment.in_memory:
+            count += min(high - max(low, first_live), segment.live)
         elif segment.live and ready(topic, segment):
             n, used = segment.live_within(low, high)
             count += n
@@ -196,11 +209,12 @@ def live_between(topic: Topic, low_seq: int, high_seq: int) -> tuple[int, int]:
     return count, size_bytes
 
 
-def overdue(topic: Topic, now_ms: int) -> int:
+def overdue(topic: Topic, now_ms: int, *, exact: bool = True) -> int:
     """Return how many live records are past their TTL and kept only for the archive."""
     if not (topic.holds and topic.config.ttl_ms):
         return 0
-    return live_between(topic, topic.archived + 1, expired_before(topic, now_ms - topic.config.ttl_ms))[0]
+    upto = expired_before(topic, now_ms - topic.config.ttl_ms, exact=exact)
+    return live_between(topic, topic.archived + 1, upto, exact=exact)[0]
 
 
 def would_free(topic: Topic, count: int, used_bytes: int) -> int:
@@ -290,9 +304,13 @@ def _all_readable(topic: Topic, upto: int) -> bool:
             if segment.live and (high < segment.count or _needs_marks(segment)):
                 ready(topic, segment)
     except OSError as error:
-        log.error("eviction_put_off", topic=topic.name, reason=str(error))
+        _put_off(topic, error)
         return False
     return True
+
+
+def _put_off(topic: Topic, error: OSError) -> None:
+    log.error("eviction_put_off", topic=topic.name, reason=str(error))
 
 
 def advance(topic: Topic) -> None:

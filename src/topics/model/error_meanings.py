@@ -40,4 +40,8 @@ MEANINGS = {
         "`detail.outcome` is `unknown`, the write could reappear after a power loss: send it again with the same "
         "`idempotency_key`."
     ),
+    Code.STORAGE_UNAVAILABLE: (
+        "Stored records cannot be read now (`detail.file`, `detail.reason`): a disk is not mounted, or fails. Nothing "
+        "is lost; retry once the disk works again."
+    ),
 }

@@ -19,17 +19,18 @@ LEASE_MS_RANGE = (100, 86_400_000)
 CLAIM_JITTER_MS_RANGE = (0, 5_000)
 
 
-class ArchiveConfig(Struct, frozen=True, kw_only=True):
+# These two refuse unknown fields: to ignore a setting that a newer version has stored would lose it.
+class ArchiveConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Archive settings of a topic. With `hold`, records do not expire before they are archived."""
 
     hold: bool = False
 
 
-class ArchivePatch(ArchiveConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ArchivePatch(ArchiveConfig, frozen=True, kw_only=True):
     """An archive configuration as a request has it."""
 
 
-class TopicConfig(Struct, frozen=True, kw_only=True):
+class TopicConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The complete configuration of a topic, with all defaults."""
 
     type: TopicType = "log"

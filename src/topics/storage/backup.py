@@ -4,7 +4,7 @@ The copy relies on how a server changes its files. The files that a snapshot nam
 complete. In a segment only the flags change, and only after the snapshot that contains the change. The log only grows.
 The steps of a copy:
 
-1. Copy the segments that the target lacks, and check each of them.
+1. Check every segment, and copy those that the target lacks.
 2. Read the flags of all segments. If the server has written a newer snapshot by then, start again with that one.
 3. Copy the log after the snapshot, the last file first: a later file was written after all earlier ones.
 4. Rename the snapshot to its name in the target, then the log files, the first one first.
@@ -12,6 +12,9 @@ The steps of a copy:
 The target is a valid data directory at every moment. A copy that is killed before step 4 leaves the old state; one that
 is killed within step 4 leaves a state between the old and the new one. Flags that a segment of the target lacks go into
 the target's snapshot as pending marks, so the files of the old snapshot do not change before the new one is complete.
+
+A copy that would cost the target a record is refused: where a segment or a tail of the source is damaged, the target
+keeps its own file, and if it has the records in another form, in its log for example, nothing of it changes.
 
 Segments are copied, not linked: a server changes flags in place, and a hard link would show that change in the copy.
 Cold segments become ordinary ones. The copy gets another boot id, so a server that starts on it reports the seqs that
@@ -24,7 +27,6 @@ import posixpath
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NoReturn
 
 import msgspec
 import numpy as np
@@ -32,8 +34,16 @@ from msgspec import Struct
 
 from topics.errors import Corrupt
 from topics.storage import snapshot as snap
-from topics.storage.check import examine
-from topics.storage.copied_files import TemporaryFile, read_marks, read_whole, resumes
+from topics.storage.backup_target import (
+    CopyError,
+    HeldBackup,
+    newest_number,
+    newest_snapshot,
+    refuse_damage,
+    refuse_history,
+)
+from topics.storage.check import Problem, examine
+from topics.storage.copied_files import TemporaryFile, read_footer, read_marks, read_whole, resumes, save_marks
 from topics.storage.data_layout import TEMP_SUFFIX
 from topics.storage.datadir import UNFINISHED, DataDir
 from topics.storage.fs import File, Fs
@@ -50,12 +60,8 @@ SPARE_BYTES = 16 << 20  # reserve for the snapshot, the tails and the log
 Progress = Callable[[int, int], None]  # bytes copied, bytes to copy
 
 
-class CopyError(Exception):
-    """The copy failed and the target is unchanged. The text gives the reason and the next step."""
-
-
 class Copied(Struct, kw_only=True):
-    """The result of a copy. `problems` lists damage in the source; damaged bytes are copied unchanged."""
+    """The result of a copy. `problems` lists damage in the source. It is copied where the target has nothing better."""
 
     snapshot: int
     topics: int = 0
@@ -164,7 +170,11 @@ class _Copier:
         self._pause = pause
         self._restored_ms = restored_ms
         self._moved = self._total = 0
+        self._read_bytes = 0
         self._fresh: set[str] = set()  # segments that any try of this run has copied
+        self._examined: dict[tuple[int, ...], list[Problem]] = {}  # of segments that any try has read, by footer
+        self._held = HeldBackup(target)
+        self._costs: list[str] = []  # damage that would cost the target a record
         self._unsynced: set[str] = set()  # folders with new names, to be synced together before the snapshot names them
 
     def run(self) -> None:
@@ -179,10 +189,12 @@ class _Copier:
 
     def _try(self) -> None:
         newest = newest_number(self.source)
-        self.done.problems = []
+        self.done.problems, self._costs = [], []
         number, snapshot = newest_snapshot(self.source, self.done.problems)
         since = 0 if snapshot is None else snapshot.wal_number
-        self._check_history(number, snapshot)
+        if self.target.declared and not self._held.is_earlier_than(number, snapshot, self.target):
+            refuse_history(self.source, self.target)
+        self._note_losses(snapshot)
         self._copy_segments(snapshot)
         late = self._late_marks(newest, snapshot)
         log = [n for n in self.source.wal_numbers() if n >= since]
@@ -191,14 +203,18 @@ class _Copier:
         self._copy_tails(snapshot)
         staged = [n for n in reversed(log) if self._stage_log(n)]
         self._check_log(number, since, staged)
+        if self._costs:
+            refuse_damage(self.source, self.target, self._costs)
         self._switch(number, snapshot, staged)
         for path, footer, marks in late:
-            self._save_marks(path, footer, marks)
+            save_marks(self.fs, path, footer, marks)
         self._remove_old(number, snapshot)
         self._sum_up(number, snapshot, len(staged))
 
     def _switch(self, number: int, snapshot: snap.Snapshot | None, staged: list[int]) -> None:
         """Make the new copy the valid one."""
+        if self.target.declared:
+            self.target.sign()  # before it gets files that older versions do not know
         for folder in self._unsynced:
             self.fs.sync_dir(folder)
         if snapshot is not None:
@@ -229,27 +245,6 @@ class _Copier:
 
     # --- whether the target is an earlier backup
 
-    def _check_history(self, number: int, snapshot: snap.Snapshot | None) -> None:
-        """Raise `CopyError` unless the target is empty or an earlier state of the source."""
-        if not self.target.declared:
-            return
-        old_number, old = newest_snapshot(self.target, [])
-        since = 0 if snapshot is None else snapshot.wal_number
-        if old_number > number or (old_number < number and any(n >= since for n in self.target.wal_numbers())):
-            self._refuse()
-        if old is None or snapshot is None:
-            return
-        now = {topic.topic_id: topic for topic in snapshot.topics}
-        for topic in old.topics:
-            same = now.get(topic.topic_id)
-            if same is not None and ((same.name, same.epoch) != (topic.name, topic.epoch) or same.head < topic.head):
-                self._refuse()
-            refs = {} if same is None else {ref.first: ref.footer for ref in same.segments}
-            if any(refs.get(ref.first, ref.footer) != ref.footer for ref in topic.segments):
-                self._refuse()
-        if snapshot.last_epoch < old.last_epoch:
-            self._refuse()
-
     def _check_log(self, number: int, since: int, staged: list[int]) -> None:
         """Raise `CopyError` unless each log file of the target is a prefix of the new one."""
         if not self.target.declared or newest_number(self.target) != number:
@@ -258,78 +253,107 @@ class _Copier:
             path = self.target.wal_path(log_number)
             if log_number < since:
                 continue
-            if log_number not in staged or not self._read(path + TEMP_SUFFIX).startswith(self._read(path)):
-                self._refuse()
-
-    def _refuse(self) -> NoReturn:
-        raise CopyError(
-            f"{self.target.root} is no earlier backup of {self.source.root}: it is one of another directory, "
-            "or a server was started on it since; choose another target"
-        )
+            old, new = self._read(path), self._read(path + TEMP_SUFFIX) if log_number in staged else b""
+            if new.startswith(old):
+                continue
+            if new and old.startswith(new):
+                self.done.problems.append(f"{self.source.wal_path(log_number)} at byte {len(new)}: the log ends here")
+            if self.done.problems:
+                refuse_damage(self.source, self.target, self.done.problems)
+            refuse_history(self.source, self.target)
 
     # --- segments
 
+    def _note_losses(self, snapshot: snap.Snapshot | None) -> None:
+        """Note what the source has lost to damage, and has told its readers, since the last copy."""
+        for topic in [] if snapshot is None else snapshot.topics:
+            for first, last in self._held.lost_since(topic):
+                self._costs.append(f"topic {topic.name}, seqs {first} to {last}: a reader found the damage")
+
     def _copy_segments(self, snapshot: snap.Snapshot | None) -> None:
         wanted = [] if snapshot is None else [(topic, ref) for topic in snapshot.topics for ref in topic.segments]
-        missing = [(topic, ref) for topic, ref in wanted if not self._has(topic.topic_id, ref)]
-        need_bytes = sum(codec.Footer(*ref.footer).file_bytes for _, ref in missing)
+        missing = [ref for topic, ref in wanted if not self._has(topic.topic_id, ref)]
+        need_bytes = sum(codec.Footer(*ref.footer).file_bytes for ref in missing)
         free_bytes = self.fs.free_bytes(self.target.root)
         if need_bytes + SPARE_BYTES > free_bytes:
             raise CopyError(f"{self.target.root} needs {need_bytes + SPARE_BYTES} more bytes and has {free_bytes} free")
-        self._total = self._moved + need_bytes
-        for topic, ref in missing:
-            self._copy_segment(topic, ref)
+        unread = [ref for _, ref in wanted if ref.footer not in self._examined]
+        self._total = self._read_bytes + sum(codec.Footer(*ref.footer).file_bytes for ref in unread)
+        for topic, ref in wanted:
+            self._take_segment(topic, ref)
 
     def _has(self, topic_id: int, ref: snap.SegmentRef) -> bool:
         path = self.target.segment_path(topic_id, ref.first)
-        return self.fs.exists(path) and self._footer(path) == codec.Footer(*ref.footer)
+        return self.fs.exists(path) and read_footer(self.fs, path) == codec.Footer(*ref.footer)
 
-    def _footer(self, path: str) -> codec.Footer | None:
-        file = self.fs.open(path)
-        try:
-            size = file.size()
-            tail = file.pread(codec.FOOTER_BYTES, max(size - codec.FOOTER_BYTES, 0))
-            return codec.decode_footer(tail, path=path, file_bytes=size)
-        except Corrupt:
-            return None
-        finally:
-            file.close()
+    def _take_segment(self, topic: snap.TopicSnapshot, ref: snap.SegmentRef) -> None:
+        """Check a segment, once, and copy it if the target lacks it. Report its damage."""
+        if ref.footer not in self._examined:
+            try:
+                found = self._open_segment(topic.topic_id, ref)
+            except FileNotFoundError:
+                return  # removed after a newer snapshot, or lost: `_late_marks` finds out
+            try:
+                self._examined[ref.footer] = self._read_segment(found, topic, ref)
+            finally:
+                found.close()
+        path = self._source_path(topic.topic_id, ref)
+        for problem in self._examined[ref.footer]:
+            first, last = ref.first + problem.low, ref.first + problem.high - 1
+            self._note_damage(f"{path} at byte {problem.offset}: {problem.what}", topic, ref, first, last)
 
-    def _copy_segment(self, topic: snap.TopicSnapshot, ref: snap.SegmentRef) -> None:
-        try:
-            found = self._open_segment(topic.topic_id, ref)
-        except FileNotFoundError:
-            return  # removed after a newer snapshot, or lost: `_late_marks` finds out
-        self.target.make_topic_dir(topic.topic_id)
-        path = self.target.segment_path(topic.topic_id, ref.first)
-        try:
-            with TemporaryFile(self.fs, path) as file:
+    def _note_damage(self, text: str, topic: snap.TopicSnapshot, ref: snap.SegmentRef, first: int, last: int) -> None:
+        """Report damage of a segment, and note whether it would cost the target a record."""
+        if first <= last:
+            text += f"; topic {topic.name}, seqs {first} to {last}"
+        if self._would_cost(topic, ref, first, last):
+            self._costs.append(text)
+        self.done.problems.append(text)
 
-                def take(at: int, data: bytes) -> None:
-                    file.pwrite(data, at)
+    def _would_cost(self, topic: snap.TopicSnapshot, ref: snap.SegmentRef, first: int, last: int) -> bool:
+        if ref.footer in self._held.footers or self._has(topic.topic_id, ref):
+            return False  # the file of the target stays
+        return self._held.may_have(topic.topic_id, max(first, topic.earliest), last)
+
+    def _read_segment(self, found: File, topic: snap.TopicSnapshot, ref: snap.SegmentRef) -> list[Problem]:
+        """Return the problems of a segment. Copy it, unless the target has it or would lose records by the copy."""
+        footer, path = codec.Footer(*ref.footer), self.target.segment_path(topic.topic_id, ref.first)
+
+        def check(copied: File | None) -> list[Problem]:
+            def take(at: int, data: bytes) -> None:
+                if copied is not None:
+                    copied.pwrite(data, at)
                     self._moved += len(data)
-                    self._progress(self._moved, self._total)
+                self._read_bytes += len(data)
+                self._progress(self._read_bytes, self._total)
 
-                footer = codec.Footer(*ref.footer)
-                examined = examine(found.pread, found.size(), path=found.path, known=footer, taken=take)
-        finally:
-            found.close()
-        self.fs.rename(path + TEMP_SUFFIX, path)
-        self._unsynced.add(posixpath.dirname(path))
-        self._fresh.add(path)
-        for problem in examined.problems:
-            seqs = f"; topic {topic.name}, seqs {ref.first + problem.low} to {ref.first + problem.high - 1}"
-            text = f"{found.path} at byte {problem.offset}: {problem.what}"
-            self.done.problems.append(text + (seqs if problem.low < problem.high else ""))
+            return examine(found.pread, found.size(), path=found.path, known=footer, taken=take).problems
+
+        if self._has(topic.topic_id, ref):
+            return check(None)
+        self.target.make_topic_dir(topic.topic_id)
+        with TemporaryFile(self.fs, path) as file:
+            problems = check(file)
+        costs = [self._would_cost(topic, ref, ref.first + one.low, ref.first + one.high - 1) for one in problems]
+        if problems and (any(costs) or ref.footer in self._held.footers):
+            self.fs.unlink(path + TEMP_SUFFIX)
+        else:
+            self.fs.rename(path + TEMP_SUFFIX, path)
+            self._unsynced.add(posixpath.dirname(path))
+            self._fresh.add(path)
+        return problems
 
     def _open_segment(self, topic_id: int, ref: snap.SegmentRef) -> File:
-        """Open the file that the snapshot names: a second copy in the other folder may lack flags."""
+        return self.source.fs.open(self._source_path(topic_id, ref))
+
+    def _source_path(self, topic_id: int, ref: snap.SegmentRef) -> str:
+        """Return the path of the file that the snapshot names: a second copy in the other folder may lack flags."""
         path = self.source.segment_path(topic_id, ref.first)
         if ref.cold and self.cold_dir is None:
             raise CopyError(f"{path} is in the cold folder; name that folder with --cold-dir")
         if ref.cold and self.cold_dir is not None:
             path = self.cold_dir + path[len(self.source.segments_dir) :]
-        return self.source.fs.open(path)
+        return path
 
     # --- flags
 
@@ -345,10 +369,8 @@ class _Copier:
                 except FileNotFoundError as error:
                     if newest_number(self.source) != newest:
                         raise
-                    self.done.problems.append(
-                        f"{error.filename}: the file is missing; topic {topic.name}, "
-                        f"seqs {ref.first} to {ref.first + ref.count - 1}"
-                    )
+                    last = ref.first + ref.count - 1
+                    self._note_damage(f"{error.filename}: the file is missing", topic, ref, ref.first, last)
                     continue
                 put_marks(marks, ref.pending)
                 missing = np.flatnonzero((np.frombuffer(marks, np.uint8) > 0) & (np.frombuffer(there, np.uint8) == 0))
@@ -357,36 +379,33 @@ class _Copier:
                     late.append((path, footer, [(at, marks[at]) for at in missing.tolist()]))
         return late
 
-    def _save_marks(self, path: str, footer: codec.Footer, marks: list[tuple[int, int]]) -> None:
-        file = self.fs.open(path, write=True)
-        try:
-            for at, mark in marks:
-                file.pwrite(bytes([codec.DELETED if mark == 1 else codec.LOST]), footer.flags_at + at)
-            file.datasync()
-        finally:
-            file.close()
-
     # --- tails and log
 
     def _copy_tails(self, snapshot: snap.Snapshot | None) -> None:
-        if snapshot is None:
-            return
-        for number in sorted({topic.tail.tails for topic in snapshot.topics if topic.tail is not None}):
-            path = self.target.tails_path(number)
-            data = read_whole(self.source.fs, self.source.tails_path(number))
-            self._write(path, data)
-            self.target.publish(path)
-            for topic in snapshot.topics:
-                tail = topic.tail
-                if tail is not None and tail.tails == number:
-                    part = data[tail.offset : tail.offset + tail.size]
-                    self._check_tail(self.source.tails_path(number), topic.name, tail.offset, part)
-
-    def _check_tail(self, path: str, topic: str, offset: int, part: bytes) -> None:
-        examined = examine(lambda size, at: part[at : at + size], len(part), path=path, taken=lambda at, data: None)
-        for problem in examined.problems:
-            what = f"{path} at byte {offset + problem.offset}: {problem.what}; last records of topic {topic}"
-            self.done.problems.append(what)
+        topics = [] if snapshot is None else snapshot.topics
+        for number in sorted({topic.tail.tails for topic in topics if topic.tail is not None}):
+            path, source = self.target.tails_path(number), self.source.tails_path(number)
+            kept = number in self._held.tails  # the target has this file, which never changes
+            try:
+                data = read_whole(self.source.fs, source)
+            except FileNotFoundError:
+                if not kept:
+                    raise
+                data = b""
+            costs = damaged = False
+            for topic in topics:
+                if topic.tail is None or topic.tail.tails != number:
+                    continue
+                for text in _tail_problems(source, topic.name, topic.tail, data):
+                    damaged = True
+                    self.done.problems.append(text)
+                    first = max([ref.first + ref.count for ref in topic.segments] + [topic.earliest])
+                    if not kept and self._held.may_have(topic.topic_id, first, topic.head):
+                        costs = True
+                        self._costs.append(text)
+            if not costs and not (kept and damaged):
+                self._write(path, data)
+                self.target.publish(path)
 
     def _stage_log(self, number: int) -> bool:
         """Copy a log file up to its last whole frame to its temporary name. Return False if it holds nothing."""
@@ -401,10 +420,12 @@ class _Copier:
         torn = bool(damaged) and damaged[-1].torn and damaged[-1] is items[-1]
         for item in damaged[:-1] if torn else damaged:
             self.done.problems.append(f"{path} at byte {item.at}: {item.end - item.at} damaged bytes in the log")
-        if bad := walfile.damaged_headers(data):
-            self.done.problems.append(f"{path} at byte {bad[0]}: the header of a log file is damaged")
+        try:
+            walfile.decode_header(data, path=path, number=number)
+        except Corrupt as error:
+            self.done.problems.append(str(error))
         end = damaged[-1].write_at if torn else (items[-1].end if items else walfile.HEADER_BYTES)
-        if end <= walfile.HEADER_BYTES and not resumes(data, path):
+        if end <= walfile.HEADER_BYTES and not resumes(data, path, number):
             return False
         self._write(self.target.wal_path(number), data[:end])
         return True
@@ -451,27 +472,14 @@ class _Copier:
         return read_whole(self.fs, path)
 
 
-def newest_number(datadir: DataDir) -> int:
-    """Return the number of the newest snapshot, 0 if there is none."""
-    return max(datadir.snapshot_numbers(), default=0) if datadir.fs.exists(datadir.snapshots_dir) else 0
-
-
-def newest_snapshot(datadir: DataDir, problems: list[str]) -> tuple[int, snap.Snapshot | None]:
-    """Return the newest readable snapshot. Raise `CopyError` if snapshots exist but none can be read."""
-    numbers = datadir.snapshot_numbers()
-    for number in reversed(numbers):
-        path = datadir.snapshot_path(number)
-        try:
-            data = read_whole(datadir.fs, path)
-            snapshot = snap.decode(data, path=path)
-        except Corrupt as error:
-            problems.append(str(error))
-            continue
-        problems += [f"{path} at byte {at}: one copy of the snapshot is damaged" for at in snap.damaged_copies(data)]
-        return number, snapshot
-    if numbers:
-        raise CopyError(f"no snapshot in {datadir.snapshots_dir} can be read; run `topics verify {datadir.root}`")
-    return 0, None
+def _tail_problems(path: str, topic: str, ref: snap.TailRef, data: bytes) -> list[str]:
+    """Return what is wrong with the last records of a topic in the tails file with these bytes."""
+    part = data[ref.offset : ref.offset + ref.size]
+    examined = examine(lambda size, at: part[at : at + size], len(part), path=path, taken=lambda at, data: None)
+    return [
+        f"{path} at byte {ref.offset + problem.offset}: {problem.what}; last records of topic {topic}"
+        for problem in examined.problems
+    ]
 
 
 def _vacant(fs: Fs, path: str) -> bool:

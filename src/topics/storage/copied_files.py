@@ -1,4 +1,4 @@
-"""The single files of a backup: read one whole, write one under its temporary name, read the marks of a segment."""
+"""The single files of a backup: read and write one, and the marks of a segment."""
 
 from contextlib import suppress
 
@@ -7,6 +7,7 @@ from topics.storage.data_layout import TEMP_SUFFIX
 from topics.storage.fs import File, Fs
 from topics.storage.log import walfile
 from topics.storage.segments import codec
+from topics.storage.segments.marks import DELETED, LIVE, LOST
 
 
 class TemporaryFile:
@@ -33,10 +34,37 @@ class TemporaryFile:
 
 
 def read_marks(file: File, footer: codec.Footer) -> bytearray:
-    """Return the marks of a segment file, and close the file."""
+    """Return the marks of a segment file, and close the file. A flag that is damaged or missing gives no mark."""
     try:
-        flags = file.pread(footer.count, footer.flags_at)
-        return codec.decode_flags(flags.ljust(footer.count, b"\0")) or bytearray(footer.count)
+        flags = file.pread(footer.count, footer.flags_at).ljust(footer.count, b"\0")
+        marks = codec.decode_flags(flags) or bytearray(footer.count)
+        for at in codec.damaged_flags(flags):
+            marks[at] = LIVE if marks[at] == LOST else marks[at]
+        return marks
+    finally:
+        file.close()
+
+
+def save_marks(fs: Fs, path: str, footer: codec.Footer, marks: list[tuple[int, int]]) -> None:
+    """Write marks, with their positions, to a segment file and sync it."""
+    file = fs.open(path, write=True)
+    try:
+        for at, mark in marks:
+            file.pwrite(bytes([codec.DELETED if mark == DELETED else codec.LOST]), footer.flags_at + at)
+        file.datasync()
+    finally:
+        file.close()
+
+
+def read_footer(fs: Fs, path: str) -> codec.Footer | None:
+    """Return the footer of a segment file; None if it is damaged."""
+    file = fs.open(path)
+    try:
+        size = file.size()
+        tail = file.pread(codec.FOOTER_BYTES, max(size - codec.FOOTER_BYTES, 0))
+        return codec.decode_footer(tail, path=path, file_bytes=size)
+    except Corrupt:
+        return None
     finally:
         file.close()
 
@@ -49,9 +77,9 @@ def read_whole(fs: Fs, path: str) -> bytes:
         file.close()
 
 
-def resumes(data: bytes, path: str) -> bool:
+def resumes(data: bytes, path: str, number: int) -> bool:
     """Return whether the header says where the previous log file ends: such a file counts even without a frame."""
     try:
-        return walfile.decode_header(data, path=path).resume_number != 0
+        return walfile.decode_header(data, path=path, number=number).resume_number != 0
     except Corrupt:
         return False

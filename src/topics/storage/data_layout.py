@@ -1,7 +1,8 @@
 """The layout of a data directory: paths and existing files.
 
     LOCK                               held while a process has the directory open; names its owner
-    FORMAT                             "topics-data 1": the version of this layout and of the files in it
+    FORMAT                             "topics-data 2": the number of the format of this layout and of the files in it
+    VERSION                            the version of topics that last wrote to the directory
     wal/<number>.wal                   the log
     ledger/<number>.ledger             what the log after snapshot <number> must hold, see `ledger.py`
     segments/<topic id>/<first seq>.seg
@@ -110,6 +111,14 @@ class DataLayout:
     def _numbers(self, path: str, suffix: str) -> list[int]:
         stems = (name.removesuffix(suffix) for name in self.fs.listdir(path) if name.endswith(suffix))
         return [int(stem) for stem in stems if _NUMBER.fullmatch(stem) and int(stem) <= _U64_MAX]
+
+
+def holds_topics(fs: Fs, folder: str) -> bool:
+    """Return whether the folder has folders of topics: a cold folder whose disk is not mounted has none."""
+    try:
+        return any(map(_TOPIC_ID.fullmatch, fs.listdir(folder)))
+    except OSError:
+        return False
 
 
 def _digits(number: int) -> str:

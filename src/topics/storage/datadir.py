@@ -4,19 +4,25 @@ import posixpath
 import re
 from contextlib import suppress
 
+from topics import __version__
 from topics.storage.data_layout import TEMP_SUFFIX, DataLayout
 from topics.storage.fs import Fs, Lock, LockHeld
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # raise it with every change of what is stored: see CONTRIBUTING.md, "Data formats"
+OLDEST_FORMAT = 1  # all formats from this one on are read
 UNFINISHED = ".partial"  # marks an incomplete copy
 
 _FORMAT = re.compile(rb"topics-data ([0-9]{1,9})\n")
 _SUBDIRS = ("wal", "segments", "snapshots", "ledger")
-_OURS = frozenset({"LOCK", "FORMAT", "FORMAT" + TEMP_SUFFIX, *_SUBDIRS})
+_OURS = frozenset({"LOCK", "FORMAT", "FORMAT" + TEMP_SUFFIX, "VERSION", "VERSION" + TEMP_SUFFIX, *_SUBDIRS})
 
 
 class DataDirError(Exception):
     """The data directory cannot be used. The text gives the operator the reason and the next step."""
+
+
+class UnknownVersion(DataDirError):
+    """Another version of topics wrote to the directory, and this one does not know all that is in it."""
 
 
 class DataDir(DataLayout):
@@ -25,6 +31,8 @@ class DataDir(DataLayout):
     def __init__(self, fs: Fs, root: str) -> None:
         super().__init__(fs, root)
         self._lock: Lock | None = None
+        self._format = FORMAT_VERSION
+        self._written_by = ""  # the version of topics that last wrote to the directory; empty if it is unknown
 
     def open(self) -> None:
         """Create missing folders, take the lock, check the format, and remove temporary files. Raise `DataDirError`."""
@@ -92,10 +100,37 @@ class DataDir(DataLayout):
 
     def complete(self) -> None:
         """Write FORMAT: the copy is complete and synced."""
-        self.write_format()
+        self._format = 0
+        self.sign()
         with suppress(FileNotFoundError):
             self.fs.unlink(self._path(UNFINISHED))
         self.fs.sync_dir(self.root)
+
+    def sign(self) -> None:
+        """Declare that this version writes to the directory from now on: call this before the first change.
+
+        A version that does not know the format refuses the directory after that.
+        """
+        if self._format != FORMAT_VERSION:
+            self._write("FORMAT", b"topics-data %d\n" % FORMAT_VERSION)
+            self._format = FORMAT_VERSION
+        if self._written_by != __version__:
+            with suppress(OSError):  # the text only helps operators: a full disk must not prevent the start
+                self._write("VERSION", b"%b\n" % __version__.encode())
+                self._written_by = __version__
+
+    @property
+    def is_of_another_version(self) -> bool:
+        """Whether another version of topics is known to have written to the directory last."""
+        return self._written_by not in ("", __version__)
+
+    def unknown(self, what: str) -> UnknownVersion:
+        """Return the error for a file that another version wrote."""
+        by = f"topics {self._written_by}" if self._written_by else "another version of topics"
+        return UnknownVersion(
+            f"data directory {self.root} was written by {by}, and topics {__version__} does not know all of it: "
+            f"{what}; start the version that wrote it, or restore a backup that this version made"
+        )
 
     @property
     def declared(self) -> bool:
@@ -140,20 +175,24 @@ class DataDir(DataLayout):
             self._create_format()
         self._read_format(path)
 
-    def _read_format(self, path: str) -> None:
+    def _read(self, path: str) -> bytes:
         file = self.fs.open(path)
         try:
-            text = file.pread(256, 0)
+            return file.pread(256, 0)
         finally:
             file.close()
+
+    def _read_format(self, path: str) -> None:
+        if self.fs.exists(self._path("VERSION")):
+            self._written_by = self._read(self._path("VERSION")).decode("utf-8", "replace").strip()
+        text = self._read(path)
         found = _FORMAT.fullmatch(text)
         if found is None:
             raise self._error(f"has a damaged FORMAT file ({text[:40]!r}); restore the directory from a backup")
-        if int(found[1]) != FORMAT_VERSION:
-            raise self._error(
-                f"has format {int(found[1])} and this version of topics knows format {FORMAT_VERSION} only; "
-                "start the version that wrote it, or choose another TOPICS_DATA_DIR"
-            )
+        self._format = int(found[1])
+        if not OLDEST_FORMAT <= self._format <= FORMAT_VERSION:
+            known = f"formats {OLDEST_FORMAT} to {FORMAT_VERSION} are known"
+            raise self.unknown(f"it has format {self._format}, and {known}")
 
     def _holds_data(self) -> bool:
         return any(self.fs.exists(self._path(name)) and self.fs.listdir(self._path(name)) for name in _SUBDIRS)
@@ -169,15 +208,15 @@ class DataDir(DataLayout):
             at = parent
         if not self.root.startswith("/"):
             self.fs.sync_dir(".")
-        self.write_format()
+        self._write("FORMAT", b"topics-data %d\n" % FORMAT_VERSION)
 
-    def write_format(self) -> None:
-        """Write the FORMAT file, and make it durable."""
-        path = self._path("FORMAT")
+    def _write(self, name: str, text: bytes) -> None:
+        """Write a small file, and make it durable."""
+        path = self._path(name)
         file = self.fs.open(path + TEMP_SUFFIX, create=True)
         try:
             file.truncate(0)
-            file.pwrite(b"topics-data %d\n" % FORMAT_VERSION, 0)
+            file.pwrite(text, 0)
             file.sync()
         finally:
             file.close()

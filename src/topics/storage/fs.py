@@ -153,9 +153,12 @@ class RealFs(Fs):
     def open(self, path: str, *, write: bool = False, create: bool = False) -> "RealFile":
         flags = os.O_RDWR if write or create else os.O_RDONLY
         fd = os.open(path, flags | (os.O_CREAT if create else 0) | os.O_CLOEXEC, 0o640)
-        if stat.S_ISDIR(os.fstat(fd).st_mode):  # the kernel opens a directory for reading without an error
+        mode = os.fstat(fd).st_mode
+        if not stat.S_ISREG(mode):  # the kernel opens a directory for reading, and a device, without an error
             os.close(fd)
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+            if stat.S_ISDIR(mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+            raise OSError(errno.EINVAL, "this is not a regular file", path)
         return RealFile(fd, path, maps=self._maps)
 
     def rename(self, src: str, dst: str) -> None:

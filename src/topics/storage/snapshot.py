@@ -27,7 +27,7 @@ import xxhash
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from topics.errors import Corrupt
+from topics.errors import Corrupt, UnknownFormat
 from topics.model.topic import TopicConfig
 from topics.storage.worker import INLINE, Worker, rested
 
@@ -43,7 +43,7 @@ _HEADER = struct.Struct("<8sIIQ")
 _sum64 = xxhash.xxh3_64_intdigest
 
 
-class SegmentRef(Struct, array_like=True, gc=False):
+class SegmentRef(Struct, array_like=True, gc=False, forbid_unknown_fields=True):
     """One sealed segment. `pending` are marks (u32 position, then 0x01 deleted or 0x02 lost) that its file may lack."""
 
     first: int
@@ -55,7 +55,7 @@ class SegmentRef(Struct, array_like=True, gc=False):
     pending: bytes = b""
 
 
-class TailRef(Struct, array_like=True, gc=False):
+class TailRef(Struct, array_like=True, gc=False, forbid_unknown_fields=True):
     """The records of a topic that has too few for a file of its own."""
 
     tails: int  # number of the tails file
@@ -66,7 +66,7 @@ class TailRef(Struct, array_like=True, gc=False):
     live_bytes: int
 
 
-class TopicSnapshot(Struct, array_like=True, kw_only=True, gc=False):
+class TopicSnapshot(Struct, array_like=True, kw_only=True, gc=False, forbid_unknown_fields=True):
     """One topic. `engine.state.topic.Topic` explains the fields."""
 
     topic_id: int
@@ -89,7 +89,7 @@ class TopicSnapshot(Struct, array_like=True, kw_only=True, gc=False):
     extra: dict[str, msgspec.Raw] = {}
 
 
-class Snapshot(Struct, array_like=True, kw_only=True):
+class Snapshot(Struct, array_like=True, kw_only=True, forbid_unknown_fields=True):
     """The state at the beginning of log file `wal_number`."""
 
     wal_number: int
@@ -189,13 +189,19 @@ def _array_of(count: int) -> bytes:
     return b"\xdc" + count.to_bytes(2, "big") if count < 1 << 16 else b"\xdd" + count.to_bytes(4, "big")
 
 
-def decode(data: bytes, *, path: str) -> Snapshot:
-    """Decode the first copy that is complete. Raise `Corrupt` if neither is."""
+def decode(data: bytes, *, path: str, number: int | None = None) -> Snapshot:
+    """Decode the first copy that is complete. Raise `Corrupt` if neither is, or if it is not snapshot `number`.
+
+    Raise `UnknownFormat` if another version of topics wrote it: its checksum is right.
+    """
     half, odd = divmod(len(data), 2)
     for copy in (0, half):
         one = data[copy : copy + half]
         if not odd and len(one) >= _HEADER.size + 8 and _sum64(one[:-8]) == int.from_bytes(one[-8:], "little"):
-            return _decode_one(one, path)
+            snapshot = _decode_one(one, path)
+            if number is not None and snapshot.wal_number != number:
+                raise Corrupt(path, copy, f"the file has the bytes of snapshot {snapshot.wal_number}")
+            return snapshot
     raise Corrupt(path, 0, "both copies of a snapshot are damaged or cut short")
 
 
@@ -212,8 +218,8 @@ def damaged_copies(data: bytes) -> list[int]:
 def _decode_one(data: bytes, path: str) -> Snapshot:
     magic, version, _, size = _HEADER.unpack_from(data)
     if magic != MAGIC or version != VERSION or size != len(data) - _HEADER.size - 8:
-        raise Corrupt(path, 0, f"this is not a snapshot of version {VERSION}")
+        raise UnknownFormat(f"{path} is not a snapshot of version {VERSION}")
     try:
         return _decoder.decode(memoryview(data)[_HEADER.size : -8])
     except msgspec.MsgspecError as error:
-        raise Corrupt(path, _HEADER.size, f"a snapshot cannot be decoded: {error}") from error
+        raise UnknownFormat(f"{path} has unknown parts ({error})") from error

@@ -15,7 +15,8 @@ from tests.cli.data.data_world import World, append, client, contents, everythin
 from tests.cli.data.directories import check, duplicate, flip, records_in, segment_files
 from tests.conftest import ServerProcess
 from topics.storage import snapshot as snap
-from topics.storage.backup import CopyError, copy
+from topics.storage.backup import copy
+from topics.storage.backup_target import CopyError
 from topics.storage.fs import File, Lock, RealFs
 from topics.storage.segments import codec
 

@@ -13,16 +13,20 @@ import msgspec
 import pytest
 
 from tests.engine.harness import record
+from topics.engine.consumers.lag import rough_age_ms, rough_lag_of
 from topics.engine.queue import job_list
 from topics.engine.queue.verbs import Want
 from topics.engine.read.read import Query, Reading
 from topics.engine.read.scan import Scan
+from topics.engine.state.consumers import Consumer
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import SegmentLimits
 from topics.engine.steps import Steps
+from topics.engine.write import archived
 from topics.engine.write.commit import Ticket
 from topics.model.records import NewRecord, Projection, TagMatch, WriteRequest
 from topics.model.router import RouterRequest
+from topics.model.topic import ArchiveConfig
 from topics.storage.segments.cold import Cold, Hold
 from topics.storage.segments.sealed import SealedSegment
 from topics.testing.clock import SimClock
@@ -231,6 +235,38 @@ def test_expired_records_of_cold_segments_go_without_a_wait():
     assert reading.tombstone is not None
     assert (reading.tombstone.reason, reading.tombstone.gap_to, seqs(reading)) == ("ttl", 200, [201])
     assert topic.count
+
+
+@pytest.mark.parametrize("deleted", [[], [1], [3, SEGMENT + 3], list(range(1, 200, 2))])
+@pytest.mark.parametrize("cold", [True, False])
+def test_scrape_makes_no_file_call(deleted: list[int], cold: bool):
+    """A scrape expires at most what a read expires, and what it can without the disk."""
+    loop = filled(200, ttl_ms=1000, archive=ArchiveConfig())
+    if deleted:
+        loop.done(lambda: loop.engine.delete_seqs(TOPIC, deleted))
+    loop = reopened(loop.server)
+    loop.server.disk.cold = cold
+    topic, clock = loop.engine.topic(TOPIC), loop.server.clock
+    consumer = Consumer(1, "c", 7, 0)
+    topic.archived = 5
+    clock.advance(ms=500)
+    loop.server.append(TOPIC, "1")
+    for _ in range(3):
+        clock.advance(ms=251)
+        calls, before = len(loop.server.disk.calls), topic.count
+        loop.engine.expire_in_memory(topic)
+        rough_age_ms(topic, clock.now_ms())
+        lag = rough_lag_of(topic, consumer, clock.now_ms())
+        standing = archived.standing(topic, clock.now_ms(), exact=False)
+        assert len(loop.server.disk.calls) == calls
+        assert topic.count <= before
+        assert standing is not None
+        assert 0 < lag.records <= topic.count
+        assert standing.unarchived <= topic.count
+    assert topic.earliest <= 201
+    if not deleted:
+        assert topic.earliest == 201, "whole segments expire by the times in their footers"
+    assert seqs(loop.read()) == [201]
 
 
 def test_one_answer_for_all_while_columns_of_others_are_given_up():

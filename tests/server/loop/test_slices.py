@@ -304,14 +304,19 @@ def test_one_step_looks_at_a_bounded_number_of_topics(
     app, loop = manual_app(TickingClock(), metrics_max_topics=3000)
     create(app, loop, [f"t{number:04}" for number in range(2500)])
     looked_at, most = 0, 0
-    expire = app.services.engine.expire
 
-    def counting(topic: Topic) -> int:
-        nonlocal looked_at
-        looked_at += 1
-        return expire(topic)
+    def count(name: str) -> None:
+        expire = getattr(app.services.engine, name)
 
-    monkeypatch.setattr(app.services.engine, "expire", counting)
+        def counting(topic: Topic) -> Any:
+            nonlocal looked_at
+            looked_at += 1
+            return expire(topic)
+
+        monkeypatch.setattr(app.services.engine, name, counting)
+
+    count("expire")
+    count("expire_in_memory")
     call: Any = Call(request(), None, {}, ANYONE)  # type: ignore[arg-type]
     call.request.query, call.request.headers = b"page_size=1000", {b"accept": accept}
     answer = handler(app.services, call)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.errors import Corrupt
+from topics.errors import Corrupt, UnknownFormat
 from topics.model.topic import TopicConfig
 from topics.storage.log import entry as log
 from topics.storage.log import frame
@@ -74,13 +74,19 @@ def test_the_numbers_of_the_kinds_are_for_ever():
 
 
 @pytest.mark.parametrize(
-    ("kind", "body"), [(255, b""), (log.DROP, b"\xc1"), (log.APPEND, b"\x01"), (log.APPEND, b"\x09\0\0\0\x90")]
+    ("kind", "body"), [(log.DROP, b"\xc1"), (log.APPEND, b"\x01"), (log.APPEND, b"\x09\0\0\0\x90")]
 )
 def test_a_whole_frame_that_is_no_entry_names_its_place(kind, body):
     found, _ = frame.decode(memoryview(frame.encode(kind, 1, 1, 1, body)), 0)
     with pytest.raises(Corrupt) as caught:
         log.decode(found, path="wal/7", at=123)
     assert (caught.value.path, caught.value.offset) == ("wal/7", 123)
+
+
+def test_unknown_kind_is_no_damage():
+    found, _ = frame.decode(memoryview(frame.encode(255, 1, 1, 1, b"")), 0)
+    with pytest.raises(UnknownFormat, match="wal/7 at byte 123 has a log entry of kind 255"):
+        log.decode(found, path="wal/7", at=123)
 
 
 def test_a_later_version_may_add_fields_at_the_end():

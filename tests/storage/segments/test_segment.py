@@ -281,6 +281,6 @@ def test_a_shelf_without_descriptors_closes_its_files_and_opens_again():
     assert waiting(lambda: first.read(0, 6)) == b"".join(ROWS)
     disk.fs.fail(error=errno.EMFILE, op="open")
     assert waiting(lambda: second.read(0, 6)) == b"".join(ROWS)
-    disk.fs.fail(error=errno.EMFILE, op="open", times=2)
+    disk.fs.fail(error=errno.EMFILE, op="open", times=4)  # without a wait, and with one
     with pytest.raises(OSError, match="open files"):
         waiting(lambda: third.read(0, 6))

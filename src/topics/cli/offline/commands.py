@@ -83,7 +83,7 @@ def _add_cold_dir(parser: argparse.ArgumentParser) -> None:
 
 def _guarded(execute: Execute, args: argparse.Namespace) -> int:
     """Run a command. Print an expected failure in one line and return its exit status."""
-    from topics.storage.backup import CopyError
+    from topics.storage.backup_target import CopyError
     from topics.storage.datadir import DataDirError
 
     logging.getLogger("topics").addHandler(logging.NullHandler())  # the report has all findings
@@ -240,7 +240,7 @@ def _print_copied(done: Copied, seconds: float, args: argparse.Namespace, target
     for problem in done.problems:
         print(f"{screen.paint('damaged:', 'red')} {problem}")
     if done.problems:
-        print("the copy contains the damage; run `topics verify` on it to see which records are lost")
+        print("the copy contains this damage, except where it had a good file; `topics verify` lists what it lacks")
     return EXIT_DAMAGED if done.problems else EXIT_CLEAN
 
 

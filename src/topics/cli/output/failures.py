@@ -52,6 +52,7 @@ NEXT_STEPS = {
     Code.NOT_READY: "the server is starting: run the command again in a moment",
     Code.SHUTTING_DOWN: "the server is stopping: start it again",
     Code.READ_ONLY: "free space on the server's disk; `topics doctor` shows its state",
+    Code.STORAGE_UNAVAILABLE: "mount the disk that the message names, then run the command again",
     Code.INTERNAL: "the log of the server has the details",
 }
 

@@ -9,7 +9,6 @@ from msgspec import Struct
 from topics.engine.state.consumers import Consumer
 from topics.engine.state.topic import Topic
 from topics.model.consumer import MAX_GAPS, Gap, Lost
-from topics.storage.segments.cold import Cold
 from topics.storage.segments.segment import Damaged, Segment
 
 
@@ -60,13 +59,11 @@ def _live_after(segment: Segment, low: int, *, exact: bool) -> int:
     """Return how many records from position `low` on are live."""
     if segment.live == segment.count:
         return segment.count - low
+    if not exact and not segment.in_memory:
+        return min(segment.live, segment.count - low)
     try:
         marks = segment.marks
     except Damaged:  # the next read records the loss
-        return min(segment.live, segment.count - low)
-    except Cold:
-        if exact:
-            raise
         return min(segment.live, segment.count - low)
     if marks is None:  # the records before `low` are evicted, not marked
         return min(segment.live, segment.count - low)
@@ -75,13 +72,11 @@ def _live_after(segment: Segment, low: int, *, exact: bool) -> int:
 
 def _first_ts(segment: Segment, low: int, *, exact: bool) -> int:
     """Return the commit time of the first live record from position `low` on."""
+    if not exact and not segment.in_memory:
+        return segment.min_ts
     try:
         return segment.columns.ts[segment.first_live(low)]
     except Damaged:
-        return segment.min_ts
-    except Cold:
-        if exact:
-            raise
         return segment.min_ts
 
 

@@ -18,6 +18,7 @@ class LogFile(NamedTuple):
     path: str
     data: bytes  # as far as it is valid
     resume: tuple[int, int] = (0, 0)  # file number and offset at which the log before it ends, if it says so
+    unreadable: str = ""  # why nothing of the file can be used; `data` is empty then
     last: bool = False  # no later one has begun: a write cut short at its end is the log's own end
 
 
@@ -37,10 +38,14 @@ def read_log(
         path = datadir.wal_path(number)
         data = read_whole(datadir, path)
         try:
-            header = walfile.decode_header(data, path=path)
-        except Corrupt as error:  # without its header it still holds its frames
-            damage.append(str(error))
-            log.error("log_header_damaged", file=path)
+            header = walfile.decode_header(data, path=path, number=number)
+        except Corrupt as error:
+            log.error("log_header_damaged", file=path, reason=error.what)
+            is_foreign = len(walfile.damaged_headers(data)) < 2
+            if is_foreign or walfile.whole_end(data) <= walfile.HEADER_BYTES:
+                files.append(LogFile(number, path, b"", unreadable=error.what))
+                continue
+            damage.append(str(error))  # without its header it still holds its frames
             header = walfile.Header(number)
         else:
             if bad := walfile.damaged_headers(data):

@@ -1,4 +1,4 @@
-"""Detect and report log files that are truncated, missing, or older than the ledger says.
+"""Detect and report log files that are truncated, missing, unreadable, or older than the ledger says.
 
 What stood in the missing part is unknown, and so is whose it was. Every topic that has nothing behind that part goes on
 above its ceiling, and the seqs between count as lost (`corrupt`), so that none is given out twice. A topic that only
@@ -18,6 +18,7 @@ from topics.storage.datadir import DataDir
 from topics.storage.log import entry as entries
 from topics.storage.log import ledger, walfile
 from topics.storage.log.frame import Head
+from topics.storage.log.walfile import HEADER_BYTES
 
 log = logs.Log("recovery")
 
@@ -93,6 +94,12 @@ class Check:
     def after_file(self, file: LogFile, end: int) -> None:
         """Report what the file lacks. Its last entry ended at `end`."""
         expected = self._expected.get(file.number)
+        if file.unreadable and self._clean:
+            self._damage.append(f"{file.path} at byte 0: {file.unreadable}; nothing is lost")
+            return
+        if file.unreadable:
+            self._lose(file.number, 0, file.unreadable)
+            return
         if expected is None:
             return
         size_bytes = self._dir.fs.size(file.path)
@@ -105,6 +112,21 @@ class Check:
                 log.warning("log_cut_short", file=file.path, bytes=size_bytes, expected_bytes=expected.size_bytes)
             else:
                 self._lose(file.number, end, what)
+
+    def damaged(self, number: int, found: walfile.Damage) -> None:
+        """Note a damaged part of a log file, after it was reported. Its contents are unknown if it is not one frame.
+
+        A part that held something else than records may have created a topic whose records follow.
+        """
+        head = found.head
+        if not found.certain:
+            self._missing_at = self._dir.wal_path(number), found.at
+            self._appended.clear()
+            topic = None if head is None else self._state.by_id.get(head.topic_id)
+            if head is not None and topic is not None and topic.head == head.first + head.count - 1:
+                self._appended.add(head.topic_id)  # the last frame of the part has its last seq
+        if not found.certain or head is None or head.kind != entries.APPEND:
+            self._restore_topics(number, found.end)
 
     def end(self) -> None:
         """End the replay: make every topic skip the seqs that a missing part of the log may have assigned."""
@@ -141,30 +163,34 @@ class Check:
         return found
 
     def _lose(self, number: int, offset: int, what: str) -> None:
-        """Report a missing part of a log file, and restore the topics that only this part had created."""
+        """Report that a log file lacks everything from `offset` on."""
         path = self._dir.wal_path(number)
         self._missing_at = path, offset
         self._damage.append(f"{path} at byte {offset}: {what}")
         log.error("log_incomplete", file=path, offset=offset, what=what)
         self._appended.clear()
+        self._restore_topics(number + 1, 0)
+
+    def _restore_topics(self, number: int, offset: int) -> None:
+        """Restore the topics that only the log before this place can have created."""
         state, account = self._state, self._account
         for topic_id in account.gone:
             if (topic := state.by_id.get(topic_id)) is not None:
                 apply.drop(state, topic)
-        known_later = self._created_after(number)
+        known_later = self._created_from(number, offset)
         for known in account.topics.values():
             if known.topic_id not in self._known | known_later and known.topic_id not in state.by_id:
                 self._known.add(known.topic_id)
                 if known.name not in state.by_name:
                     apply.create(state, entries.Create(known.topic_id, known.name, known.epoch, known.config, 0))
 
-    def _created_after(self, number: int) -> set[int]:
-        """Return the ids of the topics that later log files create."""
+    def _created_from(self, number: int, offset: int) -> set[int]:
+        """Return the ids of the topics that the log creates from this place on."""
         return {
             item.frame.head.topic_id
             for file in self._files
-            if file.number > number
-            for found in walfile.scan(file.data)
+            if file.number >= number
+            for found in walfile.scan(file.data, start=offset if file.number == number and offset else HEADER_BYTES)
             for item in (found.begun if isinstance(found, walfile.Damage) else (found,))
             if item.frame.head.kind == entries.CREATE
         }

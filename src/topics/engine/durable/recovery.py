@@ -20,9 +20,10 @@ from topics.engine.durable.deferred_replay import Backlog
 from topics.engine.durable.log_files import LogFile, read_log
 from topics.engine.durable.snapshot_load import LoadedSnapshot, load_topics
 from topics.engine.routers import replay
+from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
-from topics.engine.write import archived
-from topics.errors import Corrupt
+from topics.engine.write import apply, archived
+from topics.errors import Corrupt, UnknownFormat
 from topics.storage import snapshot as snap
 from topics.storage.datadir import DataDir
 from topics.storage.log import entry as entries
@@ -62,11 +63,16 @@ def recover(
 ) -> Recovered:
     """Recover `state`. Blocks: call it on a thread of its own. Raise `Corrupt` if no snapshot can be read.
 
+    Raise `DataDirError` if another version of topics wrote what this one does not know.
+
     With `defer_memory`, leave the records of `memory` topics in the backlog, so that the server is ready sooner.
     """
-    with replay.recovering(state) as routers:
-        loaded = load_topics(datadir, state, shelf, cold_dir=cold_dir)
-        return _Recovery(datadir, state, routers, loaded, progress, defer_memory=defer_memory).run()
+    try:
+        with replay.recovering(state) as routers:
+            loaded = load_topics(datadir, state, shelf, cold_dir=cold_dir)
+            return _Recovery(datadir, state, routers, loaded, progress, defer_memory=defer_memory).run()
+    except UnknownFormat as error:
+        raise datadir.unknown(str(error)) from error
 
 
 class _Recovery:
@@ -93,6 +99,8 @@ class _Recovery:
         self._cut: list[str] = []
         self._backlog = Backlog()
         self._entries = 0
+        self._synced_to: tuple[int, int] | None = None  # after a power loss: the log behind it may have gaps
+        self._has_gaps = False  # found some
         # An unknown boot counts as another one.
         self._same_boot = snapshot is not None and snapshot.boot_id == datadir.fs.boot_id() != ""
         self._clean_snapshot = snapshot is not None and snapshot.clean
@@ -104,6 +112,7 @@ class _Recovery:
         account = ledger.read(self._dir, since)
         self._check_ledger(since)
         unsynced_from = None if self._same_boot else account.unsynced_from
+        self._synced_to = None if self._same_boot else account.synced_to
         files = read_log(self._dir, since, self._damage, self._cut, unsynced_from=unsynced_from)
         check = lost_log.Check(
             self._dir, self._state, files, since, account, clean=self._clean_snapshot, damage=self._damage
@@ -156,11 +165,11 @@ class _Recovery:
     def _replay_file(self, file: LogFile, check: lost_log.Check, done: int, total: int) -> int:
         """Replay one log file and return the offset at which its good part ends."""
         state, damage, backlog = self._state, self._damage, self._backlog
-        if damage:
+        if damage or self._has_gaps:
             backlog.replay_all(state)  # its entries precede the next ones
         defers, end = self._defer_memory, walfile.HEADER_BYTES
         for item in walfile.scan(file.data):
-            if damage and backlog:
+            if (damage or self._has_gaps) and backlog:
                 backlog.replay_all(state)  # the next entry may drop a topic that has deferred entries
             if isinstance(item, walfile.Damage):
                 if item.torn and file.last:
@@ -171,15 +180,52 @@ class _Recovery:
                 backlog.replay_all(state)  # the missing seqs depend on the head of each topic
                 for begun in item.begun:
                     check.entry(begun.frame.head)
-                    self._entries += _replay(state, begun, file, damage)
-                _note_damage(state, file, item, damage)
+                    self._entries += self._replay(begun, file)
+                if self._synced_to is not None and (file.number, item.at) >= self._synced_to:
+                    self._note_gap_of_power_loss(file, item)
+                else:
+                    _note_damage(state, file, item, damage)
+                    check.damaged(file.number, item)
             else:
                 check.entry(item.frame.head)
-                deferred = defers and not damage and backlog.defer(state, item.frame, file.data[item.at : item.end])
-                self._entries += 1 if deferred else _replay(state, item, file, damage)
+                whole = not damage and not self._has_gaps
+                deferred = defers and whole and backlog.defer(state, item.frame, file.data[item.at : item.end])
+                self._entries += 1 if deferred else self._replay(item, file)
                 self._progress((done + item.end) / total)
             end = item.end
         return end
+
+    def _note_gap_of_power_loss(self, file: LogFile, item: walfile.Damage) -> None:
+        """Note a gap behind the synced part of the log: the disk had written later bytes before the power failed."""
+        self._has_gaps = True
+        size = item.end - item.at
+        self._cut.append(f"{file.path} at byte {item.at}: {size} bytes of a write that was not synced")
+        log.warning("unsynced_write_lost", file=file.path, offset=item.at, bytes=size)
+        if item.head is not None:
+            _lose_head(self._state, item.head, size, "restart")
+
+    def _replay(self, item: walfile.FoundFrame, file: LogFile) -> int:
+        state, damage = self._state, self._damage
+        try:
+            entry = entries.decode(item.frame, path=file.path, at=item.at)
+        except Corrupt as error:
+            if self._dir.is_of_another_version:
+                raise UnknownFormat(str(error)) from error
+            damage.append(str(error))
+            log.error("entry_unreadable", file=file.path, offset=item.at, reason=error.what)
+            _lose_head(state, item.frame.head, item.end - item.at, "corrupt")
+            return 0
+        if isinstance(entry, entries.Append):
+            topic = state.by_id.get(entry.topic_id)
+            if topic is not None and entry.first > topic.head + 1:
+                if self._has_gaps:
+                    apply.skip_to(state, topic, entry.first, "restart")
+                else:
+                    _note_missing(topic, entry, item, file, damage)
+        if what := entry_kinds.replay_or_lose(state, entry):
+            damage.append(f"{file.path} at byte {item.at}: {what}")
+            return 0
+        return 1
 
     def _is_after_power_loss(self, files: list[LogFile], numbers: list[int]) -> bool:
         """Return whether the machine may have lost power since the files were written."""
@@ -207,27 +253,10 @@ class _Recovery:
         return heads, ends != [(topic.head, topic.earliest) for topic in state.by_id.values()]
 
 
-def _replay(state: State, item: walfile.FoundFrame, file: LogFile, damage: list[str]) -> int:
-    try:
-        entry = entries.decode(item.frame, path=file.path, at=item.at)
-    except Corrupt as error:
-        damage.append(str(error))
-        log.error("entry_unreadable", file=file.path, offset=item.at, reason=error.what)
-        _lose_head(state, item.frame.head, item.end - item.at)
-        return 0
-    if isinstance(entry, entries.Append):
-        _note_gap(state, entry, item, file, damage)
-    if what := entry_kinds.replay_or_lose(state, entry):
-        damage.append(f"{file.path} at byte {item.at}: {what}")
-        return 0
-    return 1
-
-
-def _note_gap(state: State, entry: entries.Append, item: walfile.FoundFrame, file: LogFile, damage: list[str]) -> None:
+def _note_missing(
+    topic: Topic, entry: entries.Append, item: walfile.FoundFrame, file: LogFile, damage: list[str]
+) -> None:
     """Report seqs that are missing before an entry although every entry can be read."""
-    topic = state.by_id.get(entry.topic_id)
-    if topic is None or entry.first <= topic.head + 1:
-        return
     first, last = topic.head + 1, entry.first - 1
     damage.append(f"{file.path} at byte {item.at}: before this, topic {topic.name}, seqs {first} to {last} are missing")
     log.error("seqs_missing", file=file.path, offset=item.at, topic=topic.name, first_seq=first, last_seq=last)
@@ -240,12 +269,12 @@ def _note_damage(state: State, file: LogFile, item: walfile.Damage, damage: list
         topic = state.by_id.get(item.head.topic_id)
         if topic is not None and item.head.kind == entries.APPEND:
             seqs = f"; topic {topic.name}, seqs {item.head.first} to {item.head.first + item.head.count - 1}"
-        _lose_head(state, item.head, size)
+        _lose_head(state, item.head, size, "corrupt")
     damage.append(f"{file.path} at byte {item.at}: {size} damaged bytes{seqs}")
     log.error("log_damaged", file=file.path, offset=item.at, bytes=size, lost=seqs.removeprefix("; "))
 
 
-def _lose_head(state: State, head: Head, size: int) -> None:
+def _lose_head(state: State, head: Head, size: int, reason: str) -> None:
     """Count the records of an unreadable append as lost, and missing seqs before it, too.
 
     Count no more seqs than the damage has bytes: the head itself may be damaged.
@@ -253,7 +282,7 @@ def _lose_head(state: State, head: Head, size: int) -> None:
     topic = state.by_id.get(head.topic_id)
     if topic is not None and head.kind == entries.APPEND and head.first > topic.head:
         if head.first + head.count - 1 - topic.head <= size:
-            retention.skip_to(topic, head.first + head.count, "corrupt")
+            retention.skip_to(topic, head.first + head.count, reason)
 
 
 def _begin_new_epochs(state: State, restored_ms: int) -> None:

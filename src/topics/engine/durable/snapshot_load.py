@@ -12,9 +12,10 @@ from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.errors import Corrupt
 from topics.storage import snapshot as snap
+from topics.storage.data_layout import holds_topics
 from topics.storage.datadir import DataDir, DataDirError
 from topics.storage.fs import File
-from topics.storage.segments.codec import Footer
+from topics.storage.segments import codec
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import MemorySegment
 from topics.storage.segments.segment_cache import Shelf
@@ -35,6 +36,7 @@ def load_topics(datadir: DataDir, state: State, shelf: Shelf, *, cold_dir: str |
     damage: list[str] = []
     number, snapshot = load_snapshot(datadir, damage)
     if snapshot is not None:
+        snapshot_parts.check_known(snapshot)
         state.next_topic_id, state.last_epoch = snapshot.next_topic_id, snapshot.last_epoch
         with Tails(datadir) as tails:
             for topic in snapshot.topics:
@@ -51,7 +53,7 @@ def load_snapshot(datadir: DataDir, damage: list[str]) -> tuple[int, snap.Snapsh
         path = datadir.snapshot_path(number)
         data = read_whole(datadir, path)
         try:
-            snapshot = snap.decode(data, path=path)
+            snapshot = snap.decode(data, path=path, number=number)
         except Corrupt as error:
             damage.append(str(error))
             log.error("snapshot_damaged", file=path, reason=error.what)
@@ -111,7 +113,7 @@ def restore_topic(
         segment = SealedSegment(
             shelf,
             segment_path(datadir, found.topic_id, ref.first, cold_dir if ref.cold else None),
-            Footer(*ref.footer),
+            codec.Footer(*ref.footer),
             live=ref.live,
             live_bytes=ref.live_bytes,
             pending=ref.pending,
@@ -125,6 +127,7 @@ def restore_topic(
         path = datadir.tails_path(found.tail.tails)
         try:
             data = tails.read(found.tail)
+            _check_tail(data, found, path)
             tail = MemorySegment.from_bytes(data, path=path, opened_ms=found.tail.opened_ms, harmless=harmless)
             for what in harmless:
                 damage.append(f"{path} at byte {found.tail.offset}: topic {found.name}: {what}; nothing is lost")
@@ -141,16 +144,23 @@ def restore_topic(
     return topic
 
 
+def _check_tail(data: bytes, found: snap.TopicSnapshot, path: str) -> None:
+    """Raise `Corrupt` if these are the records of another topic, or of another time."""
+    footer = codec.decode_footer(data[-codec.FOOTER_BYTES :], path=path, file_bytes=len(data))
+    if (footer.topic_id, footer.first + footer.count) != (found.topic_id, found.head + 1):
+        raise Corrupt(path, 0, "these are not the records that the snapshot names")
+
+
 def _check_cold(datadir: DataDir, found: snap.TopicSnapshot, cold_dir: str | None) -> None:
-    """Raise `DataDirError` if a cold segment is missing: its disk may not be mounted, and then nothing is lost."""
-    ref = next((ref for ref in found.segments if ref.cold), None)
-    if ref is None:
+    """Raise `DataDirError` if the folder of the cold segments is not mounted: then nothing is lost."""
+    if not any(ref.cold for ref in found.segments):
         return
     if cold_dir is None:
         raise DataDirError(f"topic {found.name} has segments in a cold folder; set TOPICS_COLD_DIR to where they are")
-    path = segment_path(datadir, found.topic_id, ref.first, cold_dir)
-    if not datadir.fs.exists(path):
-        raise DataDirError(f"a cold segment of topic {found.name} is missing: {path}; is its disk mounted?")
+    if not holds_topics(datadir.fs, cold_dir):
+        raise DataDirError(
+            f"the cold folder {cold_dir} has no segments, and topic {found.name} has some there; is its disk mounted?"
+        )
 
 
 def segment_path(datadir: DataDir, topic_id: int, first: int, cold_dir: str | None) -> str:

@@ -103,6 +103,7 @@ class Store:
             )
         finally:
             self.state.rolled = self._seal
+        self.dir.sign()
         self.snapshot_number = found.snapshot_number
         self._backlog = found.backlog
         if not found.unchanged and not found.backlog:
@@ -408,8 +409,12 @@ class Store:
                     saves.append((segment, packed, segment.save_marks(packed)))
 
         def work() -> None:
-            for _, _, save in rested(self._worker, saves):
-                save()
+            for one in rested(self._worker, list(saves)):
+                try:
+                    one[2]()
+                except FileNotFoundError as error:  # the next snapshot has the marks, too, or the loss of the segment
+                    log.warning("marks_not_saved", reason=str(error))
+                    saves.remove(one)
             self._remove_old(number, keep_tails, retired)
 
         def finished(error: Exception | None) -> None:

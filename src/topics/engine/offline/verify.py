@@ -19,11 +19,11 @@ from topics.engine.durable.log_files import LogFile, read_log, read_whole
 from topics.engine.offline.seq_account import SeqAccount, account
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
-from topics.errors import Corrupt
+from topics.errors import Corrupt, UnknownFormat
 from topics.storage import snapshot as snap
 from topics.storage.backup import COPIED_BOOT_ID
 from topics.storage.check import Examined, Problem, examine
-from topics.storage.datadir import DataDir, DataDirError
+from topics.storage.datadir import DataDir, DataDirError, UnknownVersion
 from topics.storage.fs import Fs
 from topics.storage.log import entry as entries
 from topics.storage.log import ledger, walfile
@@ -80,6 +80,8 @@ def verify(fs: Fs, root: str, *, cold_dir: str | None = None, progress: Progress
     datadir.inspect()
     try:
         return _Verifier(datadir, cold_dir, progress).run()
+    except UnknownFormat as error:
+        raise datadir.unknown(str(error)) from error
     finally:
         datadir.close()
 
@@ -102,6 +104,8 @@ class _Verifier:
         report = self.report
         try:
             self.dir.check_format()
+        except UnknownVersion:
+            raise
         except DataDirError as error:
             self._found(posixpath.join(self.dir.root, "FORMAT"), 0, str(error), RESTORE_ALL)
         if self._has_subdirs():
@@ -158,7 +162,7 @@ class _Verifier:
                     text += f" (damaged: {examined.problems[0].what})"
             self.report.notes.append(text)
         folders = [self.dir.root, self.dir.wal_dir, self.dir.snapshots_dir, self.dir.segments_dir]
-        known = {"LOCK", "FORMAT", "wal", "segments", "snapshots", "ledger", "lost+found"}
+        known = {"LOCK", "FORMAT", "VERSION", "wal", "segments", "snapshots", "ledger", "lost+found"}
         numbered = {posixpath.basename(path) for path in self._all_files()} | {str(n) for n in self.dir.topic_ids()}
         for folder in [*folders, *(self.dir.topic_dir(topic_id) for topic_id in self.dir.topic_ids())]:
             for name in self.fs.listdir(folder):
@@ -178,7 +182,7 @@ class _Verifier:
             data = read_whole(self.dir, path)
             self._step(len(data))
             try:
-                snapshot = snap.decode(data, path=path)
+                snapshot = snap.decode(data, path=path, number=number)
             except Corrupt as error:
                 older = (
                     "restore from a backup: a server started as it is falls back to an older snapshot, if there is one"
@@ -281,7 +285,8 @@ class _Verifier:
     # --- the log
 
     def _log(self, since: int, boot_id: str) -> None:
-        unsynced_from = None if boot_id == self.fs.boot_id() != "" else ledger.read(self.dir, since).unsynced_from
+        account = None if boot_id == self.fs.boot_id() != "" else ledger.read(self.dir, since)
+        unsynced_from, synced_to = (None, None) if account is None else (account.unsynced_from, account.synced_to)
         files = read_log(self.dir, since, [], self.report.notes, unsynced_from=unsynced_from)
         self._named.update(self.dir.wal_path(number) for number in self.dir.wal_numbers() if number >= since)
         self._named.update(self.dir.ledger_path(number) for number in self.dir.ledger_numbers() if number >= since)
@@ -290,31 +295,28 @@ class _Verifier:
             self._log_header(file)
             for item in walfile.scan(file.data):
                 if isinstance(item, walfile.Damage):
-                    torn = item.torn and file.last
-                    for begun in () if torn else item.begun:
+                    unsynced = synced_to is not None and (file.number, item.at) >= synced_to
+                    for begun in () if item.torn and file.last else item.begun:
                         self._log_entry(file, begun)
-                    self._log_damage(file, item, torn=torn)
+                    self._log_damage(file, item, torn=unsynced or (item.torn and file.last))
                 else:
                     self._log_entry(file, item)
             self._step(self.fs.size(file.path))
 
     def _log_header(self, file: LogFile) -> None:
         damaged = walfile.damaged_headers(file.data)
-        try:
-            header = walfile.decode_header(file.data, path=file.path)
-        except Corrupt as error:
-            self._found(file.path, error.offset, error.what, UNKNOWN_END)
-            return
-        if damaged:
+        if file.unreadable:
+            self._found(file.path, 0, file.unreadable, RESTORE)
+        elif len(damaged) == 2:
+            self._found(file.path, 0, "the header of a log file is damaged or cut short", UNKNOWN_END)
+        elif damaged:
             self._found(file.path, damaged[0], "one copy of the header is damaged", NEXT_SNAPSHOT)
-        if header.number != file.number:
-            self._found(file.path, 0, f"the header says log file {header.number}", RESTORE_ALL)
 
     def _log_damage(self, file: LogFile, item: walfile.Damage, *, torn: bool) -> None:
         if torn:
             at, size = item.write_at, item.end - item.write_at
             self.report.notes.append(
-                f"{file.path} at byte {at}: {size} bytes of an unfinished write end the log; a start cuts them off"
+                f"{file.path} at byte {at}: {size} bytes of a write that did not end; a start leaves them out"
             )
             return
         size = item.end - item.at
@@ -353,6 +355,8 @@ class _Verifier:
         state, shelf = State(), Shelf(self.fs, columns_bytes=64 << 20)
         try:
             found = recovery.recover(self.dir, state, shelf, cold_dir=self.cold_dir, progress=lambda share: None)
+        except DataDirError:  # a start would fail, and nothing is damaged
+            raise
         except Exception as error:  # a start would raise the same error
             what = f"a start would fail: {error or type(error).__name__}"
             self._found(self.dir.root, 0, what, RESTORE_ALL)

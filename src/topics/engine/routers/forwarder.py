@@ -77,9 +77,11 @@ class Forwarder:
                 return 0
         return due.next_ms()
 
-    def skip_cold(self) -> None:
-        """Let other edges go first until the edge is tried again whose records the disk did not give."""
-        self._cold = None
+    def skip_cold(self, why: str) -> None:
+        """Hold the edge whose records the disk did not give, and let other edges go first."""
+        edge, self._cold = self._cold, None
+        if edge is not None:
+            self._hold(edge, why)
 
     def drain(self) -> None:
         """Forward everything that can be, and wait for the log and the disk. For tools and tests."""

@@ -11,6 +11,7 @@ from topics.engine.state import idempotency
 from topics.engine.state.losses import Losses
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
+from topics.errors import UnknownFormat
 from topics.storage import snapshot as snap
 from topics.storage.segments import codec
 from topics.storage.segments.columns import first_of
@@ -106,6 +107,15 @@ STATE_PARTS: list[StatePart] = []
 def save_state(state: State) -> dict[str, Encode]:
     """Return what encodes the state parts as they are now."""
     return {name: encode for name, save, _ in STATE_PARTS if (encode := save(state)) is not None}
+
+
+def check_known(snapshot: snap.Snapshot) -> None:
+    """Raise `UnknownFormat` if the snapshot has parts that no module of this version loads."""
+    known = {part.name for part in STATE_PARTS} | {snap.RESTORED, snap.LEDGER}
+    of_topics = {part.name for part in TOPIC_PARTS}
+    unknown = {name for topic in snapshot.topics for name in topic.extra} - of_topics | snapshot.extra.keys() - known
+    if unknown:
+        raise UnknownFormat(f"snapshot {snapshot.wal_number} has the part {min(unknown)!r}")
 
 
 def load_state(state: State, extra: dict[str, msgspec.Raw]) -> None:

@@ -281,14 +281,19 @@ def replay_create(state: State, entry: log.Create) -> None:
         create(state, entry)
 
 
+def skip_to(state: State, topic: Topic, next_seq: int, reason: str) -> None:
+    """Record the seqs before `next_seq` that the log lacks as lost, except for copies that a router can make again."""
+    if topic.links is not None and state.routers is not None:
+        state.routers.fill(topic, next_seq - 1)
+    retention.skip_to(topic, next_seq, reason)
+
+
 def replay_append(state: State, entry: log.Append) -> None:
     topic = state.by_id.get(entry.topic_id)
     if topic is None:
         return  # its topic was dropped
     if entry.first > topic.head + 1:
-        if topic.links is not None and state.routers is not None:
-            state.routers.fill(topic, entry.first - 1)
-        retention.skip_to(topic, entry.first, "corrupt")
+        skip_to(state, topic, entry.first, "corrupt")
     if entry.first == topic.head + 1:
         special = (entry.metas, entry.key, entry.extras)
         if len(entry.sizes) == 1 and special == (None, None, None) and not isinstance(entry.nodes, list):

@@ -101,12 +101,12 @@ def archived(state: State, entry: Archived) -> None:
         topic.trimmed = max(topic.trimmed, entry.trimmed)
 
 
-def standing(topic: Topic, now_ms: int) -> Standing | None:
-    """Return how far the archive is behind; None for a topic without an archive."""
+def standing(topic: Topic, now_ms: int, *, exact: bool = True) -> Standing | None:
+    """Return how far the archive is behind; None for a topic without an archive. If not `exact`, read nothing."""
     if not topic.archived and topic.config.archive is None:
         return None
-    unarchived = retention.live_between(topic, topic.archived + 1, topic.head + 1)[0]
-    return Standing(unarchived, retention.overdue(topic, now_ms), topic.evicted_unarchived)
+    unarchived = retention.live_between(topic, topic.archived + 1, topic.head + 1, exact=exact)[0]
+    return Standing(unarchived, retention.overdue(topic, now_ms, exact=exact), topic.evicted_unarchived)
 
 
 def recovered(topic: Topic) -> None:

@@ -46,8 +46,8 @@ class Metric(Struct):
 def collect(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metric]]:
     """Measure everything. Topics are named if `prefixes` cover them, or if there are no prefixes.
 
-    Expires the leases of all queues, and the records of the named topics, first. Creations and deletions that are still
-    being written to the log are not waited for.
+    Expires the leases of all queues, and the records of the named topics, first, as far as nothing has to be read from
+    the disk. Creations and deletions that are still being written to the log are not waited for.
 
     Runs in steps, because there may be many topics. A step is a metric, or `TOPICS_PER_STEP` topics.
     """
@@ -80,7 +80,7 @@ def _leases(services: Services) -> Steps[int]:
     for some in _batches(services.engine.state.queues.values()):
         for topic in some:
             if topic.queue is not None:
-                services.engine.expire(topic)
+                services.engine.expire_in_memory(topic)
                 count += topic.queue.in_flight
         yield None
     return count
@@ -212,7 +212,7 @@ def _topics(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | 
     for names in _pages(engine.state.names, prefixes, limit + 1):
         some = [engine.topics[name] for name in names]
         for topic in some:
-            engine.expire(topic)
+            engine.expire_in_memory(topic)
         found += some
         yield None
     shown = found[:limit]
@@ -256,7 +256,7 @@ def _archives(services: Services, topics: list[Topic]) -> Iterator[Metric | None
     standings = []
     for some in _batches(topics):
         left = [topic for topic in some if not topic.gone]
-        standings += [(topic, archived.standing(topic, now_ms)) for topic in left]
+        standings += [(topic, archived.standing(topic, now_ms, exact=False)) for topic in left]
         shown += left
         yield None
     for part, name, kind, help in (
@@ -321,7 +321,7 @@ def _routers(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric |
         ("forwarded_total", "counter", "Copies made per router.", lambda router: router.forwarded_total),
         ("cursor", "gauge", "Seq of the source up to which a router has come.", lambda router: router.cursor),
         ("lag", "gauge", "Records of the source that a router has not processed yet.", lambda router: router.lag),
-        ("held", "gauge", "1 while it waits for its destination.", lambda router: int(bool(router.edge.last_error))),
+        ("held", "gauge", "1 while it has a last_error.", lambda router: int(bool(router.edge.last_error))),
     ]  # fmt: skip
     for name, kind, help, value in columns:
         samples: list[Sample] = []

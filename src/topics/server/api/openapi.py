@@ -15,7 +15,7 @@ from topics.errors import Code
 from topics.model import names
 from topics.model.error_meanings import MEANINGS
 from topics.model.queue import ListedJob
-from topics.model.topic import DEFAULT_CONFIG, ConfigPatch
+from topics.model.topic import DEFAULT_CONFIG, ArchiveConfig, ConfigPatch, TopicConfig
 from topics.model.wire import ErrorAnswer
 from topics.server.access.operations import Scope
 from topics.server.api.openapi_fields import meaning
@@ -125,6 +125,8 @@ def _schemas(routes: Sequence[Route]) -> Steps[tuple[dict[Any, Any], dict[str, A
         yield None
     for kind in {kind for route in routes for kind in route.answers.values() if _is_schema(kind)}:
         components[kind.__name__]["properties"]["warnings"] = dict(_WARNINGS)
+    for name in (TopicConfig.__name__, ArchiveConfig.__name__):  # answers of later versions have more settings
+        components.get(name, {}).pop("additionalProperties", None)
     for name, component in components.items():
         for field, schema in component.get("properties", {}).items():
             _describe(schema, meaning(name, field))

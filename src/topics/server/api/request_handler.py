@@ -195,6 +195,8 @@ class RequestHandler:
                 answer = error_answer(error, call.request)
             except Cold:
                 raise
+            except OSError as error:
+                answer = error_answer(unreadable(error), call.request)
             except Exception as error:
                 log.failure("handler_failed", error, route=call.route.path)
                 answer = error_answer(TopicsError(Code.INTERNAL, "internal error"), call.request)

@@ -87,13 +87,14 @@ ROUTES = [
         body=DiffRequest, answers={200: wire.Diff},
         errors=(
             Code.TOPIC_NOT_FOUND, Code.EPOCH_MISMATCH, Code.THROTTLED, Code.READ_ONLY,
+            Code.STORAGE_UNAVAILABLE,
         ),
     ),
     Route(
         method="POST", path="/v0/topics/{topic}/scan", handler=scan.scan, operation=operations.SCAN,
         summary="Read a range of records as one stream: JSON lines, segments or Arrow, by `Accept`",
         body=ScanRequest, answers={200: "application/x-ndjson"},
-        errors=(Code.TOPIC_NOT_FOUND, Code.NOT_ACCEPTABLE, Code.THROTTLED),
+        errors=(Code.TOPIC_NOT_FOUND, Code.NOT_ACCEPTABLE, Code.THROTTLED, Code.STORAGE_UNAVAILABLE),
     ),
     Route(
         method="POST", path="/v0/topics/{topic}/delete", handler=records.delete, operation=operations.DELETE_RECORDS,

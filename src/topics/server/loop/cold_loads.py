@@ -20,7 +20,7 @@ from concurrent.futures import Executor
 from functools import partial
 
 from topics import logs
-from topics.errors import Code, TopicsError
+from topics.errors import Code, TopicsError, storage_unavailable
 from topics.storage.segments.cold import Cold, Hold
 
 AT_ONCE = 8
@@ -139,4 +139,6 @@ class Loads:
 def unreadable(failure: BaseException) -> TopicsError:
     """Log a failed read, and return the error for the client that asked for the records."""
     log.failure("cannot_read", failure)
+    if isinstance(failure, OSError):
+        return storage_unavailable(failure)
     return TopicsError(Code.INTERNAL, "stored records cannot be read from the disk; the server's log says why")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from topics import logs
 from topics.server.limits.loop_holds import Cause
-from topics.server.loop.cold_loads import NOT_LOADING
+from topics.server.loop.cold_loads import NOT_LOADING, unreadable
 from topics.storage.segments.cold import Cold
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ class Forwarding:
         self._loading = self._runtime.attempt(self._forward, self._cannot_read)
 
     def _cannot_read(self, failure: BaseException) -> None:
-        log.failure("cannot_read", failure)
-        self._routers.forwarder.skip_cold()
+        error = unreadable(failure)
+        self._routers.forwarder.skip_cold(f"{error.code.wire}: {error.message}")
         self._timer = None
         self._schedule(RETRY_MS)
 

@@ -91,7 +91,7 @@ class QueueSamples:
             del self._rings[topic_id]
         now_ms = self._runtime.clock.now_ms()
         for ring in self._rings.values():
-            self._engine.expire(ring.topic)
+            self._engine.expire_in_memory(ring.topic)
             ring.take(now_ms)
         for topic_id, topic in islice(queues.items(), MAX_QUEUES):
             if topic_id not in self._rings and len(self._rings) < MAX_QUEUES:

@@ -153,6 +153,8 @@ class _Sliced(Generic[T]):
             self._finish(end.value)
         except TopicsError as error:
             self._fail(error)
+        except OSError as error:
+            self._fail(unreadable(error))
         except Exception as error:
             log.failure("handler_failed", error)
             self._fail(TopicsError(Code.INTERNAL, "internal error"))

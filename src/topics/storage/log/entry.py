@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import msgspec
 from msgspec import Struct
 
-from topics.errors import Corrupt
+from topics.errors import Corrupt, UnknownFormat
 from topics.model.topic import TopicConfig
 from topics.storage.log import frame
 
@@ -168,7 +168,7 @@ def encode_large(entry: Append, *, after: bytes = b"") -> frame.Frames:
 
 
 def decode(found: frame.Frame, *, path: str, at: int) -> Entry:
-    """Return the entry in a verified frame. Raise `Corrupt` if this version does not know its kind."""
+    """Return the entry in a verified frame. Raise `UnknownFormat` if this version does not know its kind."""
     head, body, _ = found
     try:
         if head.kind == APPEND:
@@ -179,7 +179,7 @@ def decode(found: frame.Frame, *, path: str, at: int) -> Entry:
             )
         decoder = _DECODERS.get(head.kind)
         if decoder is None:
-            raise Corrupt(path, at, f"an entry of kind {head.kind} is not one this program reads")
+            raise UnknownFormat(f"{path} at byte {at} has a log entry of kind {head.kind}")
         entry: Entry = decoder.decode(body)
         return entry
     except (msgspec.MsgspecError, struct.error) as error:

@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Struct
 
 from topics import logs
-from topics.errors import Corrupt
+from topics.errors import Corrupt, UnknownFormat
 from topics.model.topic import TopicConfig
 from topics.storage.datadir import DataDir
 from topics.storage.fs import File
@@ -66,6 +66,12 @@ class LedgerAccount(Struct):
     damage: list[tuple[str, int]] = []  # file and offset
     last_number: int = 0
     unsynced_from: int = 0  # the files before this one are known to be synced to their ends
+
+    @property
+    def synced_to(self) -> tuple[int, int] | None:
+        """The file number and the offset up to which the log is known to be synced; None if that is unknown."""
+        number = self.unsynced_from or min(self.files, default=0)
+        return (number, self.files[number].end) if number in self.files else None
 
 
 class Ledger:
@@ -204,7 +210,7 @@ def copied(datadir: DataDir, since: int, files: list[tuple[int, bytes]]) -> byte
     previous = (0, 0)
     for number, data in files:
         with suppress(Corrupt):  # the copy reports a damaged header
-            header = walfile.decode_header(data, path=datadir.wal_path(number))
+            header = walfile.decode_header(data, path=datadir.wal_path(number), number=number)
             if header.resume_number:
                 is_copied = any(header.resume_number == other for other, _ in files)  # a file without entries is not
                 previous = (header.resume_number, header.resume_offset) if is_copied else (0, 0)
@@ -240,10 +246,15 @@ def _take(account: LedgerAccount, found: frame.Frame, since: int) -> None:
     elif head.kind == REACHED and head.first in files and not files[head.first].left:
         files[head.first].end = max(files[head.first].end, _decode_ints(found.body)[0])
     elif head.kind == TOPIC:
-        name, epoch, config = _decode_topic(found.body)
+        try:
+            name, epoch, config = _decode_topic(found.body)
+        except msgspec.MsgspecError as error:
+            raise UnknownFormat(f"the ledger has a topic with unknown settings ({error})") from error
         known = account.topics.get(head.topic_id)
         ceiling = head.first if known is None else max(head.first, known.ceiling)
         account.topics[head.topic_id] = Known(head.topic_id, name, epoch, config, ceiling)
     elif head.kind == GONE:
         account.topics.pop(head.topic_id, None)
         account.gone.add(head.topic_id)
+    elif head.kind != REACHED:
+        raise UnknownFormat(f"the ledger has a note of kind {head.kind}")

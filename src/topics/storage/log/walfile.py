@@ -50,8 +50,8 @@ def encode_header(header: Header) -> bytes:
     return (packed + _sum64(packed).to_bytes(8, "little")) * 2
 
 
-def decode_header(data: bytes, *, path: str) -> Header:
-    """Decode the first copy that is complete. Raise `Corrupt` if neither is."""
+def decode_header(data: bytes, *, path: str, number: int) -> Header:
+    """Decode the first copy that is complete. Raise `Corrupt` if neither is, or if it is that of another file."""
     damaged = damaged_headers(data)
     if len(damaged) == 2:
         raise Corrupt(path, 0, "the header of a log file is damaged or cut short")
@@ -59,7 +59,10 @@ def decode_header(data: bytes, *, path: str) -> Header:
     magic, version, _, *fields = _HEADER.unpack_from(data, at)
     if magic != MAGIC or version != VERSION:
         raise Corrupt(path, at, f"this is not a log file of version {VERSION}")
-    return Header(*fields)
+    header = Header(*fields)
+    if header.number != number:
+        raise Corrupt(path, at, f"the file has the bytes of log file {header.number}")
+    return header
 
 
 def damaged_headers(data: bytes) -> list[int]:
@@ -87,6 +90,7 @@ class Damage(NamedTuple):
     head: frame.Head | None
     torn: bool  # only the end of the log follows, as after an interrupted write
     begun: tuple[FoundFrame, ...] = ()  # of a torn write: its whole frames, before the damage
+    certain: bool = False  # the bytes are those of one frame, with this head
 
     @property
     def write_at(self) -> int:
@@ -180,10 +184,11 @@ def _damage(data: bytes, view: memoryview, at: int, written: int) -> Damage:
     if known is not None and known[1] <= limit:
         head, end = known
         # A frame that has its last byte was written completely: the disk has damaged it.
-        return Damage(at, end, head, torn=following < 0 and not view[end - 1])
+        return Damage(at, end, head, torn=following < 0 and not view[end - 1], certain=True)
     end = written if following < 0 else following
-    trailing = frame.head_by_end(view, at, end) or _plausible(view, at, end)
-    return Damage(at, end, trailing, torn=following < 0 and trailing is None)
+    exact = frame.head_by_end(view, at, end)
+    trailing = exact or _plausible(view, at, end)
+    return Damage(at, end, trailing, torn=following < 0 and trailing is None, certain=exact is not None)
 
 
 def _plausible(view: memoryview, at: int, end: int) -> frame.Head | None:

@@ -7,6 +7,7 @@ raises `Cold` instead, see `cold.py`.
 
 from __future__ import annotations
 
+import posixpath
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
@@ -18,6 +19,7 @@ import numpy.typing as npt
 
 from topics import logs
 from topics.errors import Corrupt
+from topics.storage.data_layout import holds_topics
 from topics.storage.fs import File
 from topics.storage.segments import codec
 from topics.storage.segments.cold import Cold, Need
@@ -139,6 +141,10 @@ class SealedSegment(Segment):
         if self._damage is not None and self._damage.whole:
             raise self._damage
         raise Cold([self._need(key, self.count // 8, lambda: self._fetch_look(key, compute))])
+
+    @property
+    def in_memory(self) -> bool:
+        return self.resident is not None
 
     @property
     def resident(self) -> Loaded | None:
@@ -273,15 +279,16 @@ class SealedSegment(Segment):
             offsets = loaded.columns.offsets
             start, stop = offsets[low], offsets[high]
             if loaded.has_verified(start, stop):
-                lent = self._open().lend(stop - start, codec.HEADER_BYTES + start)
-                if lent is not None:
-                    return lent
+                with suppress(OSError):  # `read` finds out what it means
+                    lent = self._open().lend(stop - start, codec.HEADER_BYTES + start)
+                    if lent is not None:
+                        return lent
         return self.read(low, high)
 
     def check(self) -> None:
         """Read everything once and compare every checksum. Raise `Corrupt` or `Damaged`."""
         loaded = self._load(wait=True)
-        flags = self._open().pread(self.count, self.footer.flags_at)
+        flags = bytes(self._read(self.count, self.footer.flags_at, wait=True) or b"")
         if bad := codec.damaged_flags(flags):
             raise Damaged(
                 self, bad[0], bad[-1] + 1, Corrupt(self.path, self.footer.flags_at + bad[0], "a flag byte is damaged")
@@ -390,9 +397,7 @@ class SealedSegment(Segment):
         """Load the marks from the file without the columns. They stay in memory."""
         if self._damage is not None and self._damage.whole:
             raise self._damage
-        file = self._open_or_lose()
-        take = file.pread if wait else file.try_pread
-        block = take(self.count, self.footer.flags_at)
+        block = self._read(self.count, self.footer.flags_at, wait=wait)
         if block is not None and len(block) < self.count:
             return self._load(wait=wait)  # the file is truncated: the index says how much is left
         if block is None:
@@ -425,27 +430,34 @@ class SealedSegment(Segment):
         size = self._index_bytes
         if not wait and size > LARGE_INDEX_BYTES:
             return None
-        file = self._open_or_lose()
-        if wait:
-            return file.pread(size, self.footer.sums_at)
-        found = file.try_pread(size, self.footer.sums_at)
+        found = self._read(size, self.footer.sums_at, wait=wait)
         return None if found is None else bytes(found)
 
-    def _open_or_lose(self) -> File:
-        """Return the open file. Raise `Damaged` if it is missing, except in the cold folder, which may be unmounted."""
+    def _read(self, size: int, at: int, *, wait: bool) -> Rendered | None:
+        """Return bytes of the file. Raise `Damaged` if it is missing, and OSError if it cannot be read now.
+
+        Without `wait`, return None if they are not in memory, or if the disk has to be asked what is wrong.
+        """
         try:
-            return self._open()
-        except FileNotFoundError as missing:
-            if self.cold:
+            file = self._open()
+            return file.pread(size, at) if wait else file.try_pread(size, at)
+        except OSError as error:
+            missing = isinstance(error, FileNotFoundError)
+            if missing and (not self.cold or (wait and self._cold_folder_is_there())):
+                cause = Corrupt(self.path, 0, "the file is missing")
+                raise Damaged(self, 0, self.count, cause, whole=True) from error
+            if wait:
                 raise
-            raise Damaged(self, 0, self.count, Corrupt(self.path, 0, "the file is missing"), whole=True) from missing
+            return None
+
+    def _cold_folder_is_there(self) -> bool:
+        """Return whether the cold folder is mounted. If it is not, nothing in it is lost."""
+        return holds_topics(self._shelf.fs, posixpath.dirname(posixpath.dirname(self.path)))
 
     def _data(self, loaded: Loaded, start: int, stop: int, *, wait: bool) -> Rendered | None:
         """Return the data bytes [start, stop), or None if that would wait. Check each chunk at its first read."""
-        file = self._open()
-        take = file.pread if wait else file.try_pread
         if loaded.has_verified(start, stop):
-            found = take(stop - start, codec.HEADER_BYTES + start)
+            found = self._read(stop - start, codec.HEADER_BYTES + start, wait=wait)
             if found is None or len(found) == stop - start:
                 return found
             # The file was truncated after the check: read it chunk by chunk to find out which records are left.
@@ -453,7 +465,7 @@ class SealedSegment(Segment):
         if loaded.damaged and (damaged := loaded.damaged.intersection(range(first, last + 1))):
             raise self._damaged(loaded, min(damaged))  # known already, and nothing of it has to be fetched again
         low, high = first * codec.CHUNK_BYTES, min((last + 1) * codec.CHUNK_BYTES, self.footer.data_bytes)
-        block = take(high - low, codec.HEADER_BYTES + low)
+        block = self._read(high - low, codec.HEADER_BYTES + low, wait=wait)
         if block is None:
             return None
         self._verify(loaded, block, first, last)

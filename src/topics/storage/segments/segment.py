@@ -67,6 +67,11 @@ class Segment:
     columns: Columns  # a sealed segment loads them on demand
 
     @property
+    def in_memory(self) -> bool:
+        """Whether the columns and marks need not be loaded."""
+        return True
+
+    @property
     def marks(self) -> bytearray | None:
         return self._marks
 

@@ -16,7 +16,7 @@ from topics.engine.read.scan import SLICE_BYTES, Scan, ScanStep
 from topics.errors import Code, TopicsError
 from topics.server.http.messages import Response, Sink, Stream
 from topics.server.limits.budget import STREAMS
-from topics.server.loop.cold_loads import NOT_LOADING
+from topics.server.loop.cold_loads import NOT_LOADING, unreadable
 from topics.server.push.scan import formats
 from topics.storage.segments.cold import Cold
 
@@ -99,8 +99,7 @@ class ScanStream(Stream):
         self._loading = self._runtime.attempt(self._step, self._cannot_read)
 
     def _cannot_read(self, failure: BaseException) -> None:
-        log.failure("scan_failed", failure, topic=self._topic)
-        self._fail(TopicsError(Code.INTERNAL, "stored records cannot be read; the server's log says why"))
+        self._fail(unreadable(failure))
 
     def _step(self) -> None:
         """Read one slice. Raise `Cold`, without any effect, if it must be loaded first."""
@@ -112,6 +111,9 @@ class ScanStream(Stream):
             raise
         except TopicsError as error:
             self._fail(error)
+            return
+        except OSError as error:
+            self._cannot_read(error)
             return
         except Exception as error:  # a stream has no caller that would report this
             log.failure("scan_failed", error, topic=self._topic)
@@ -158,8 +160,7 @@ class ScanStream(Stream):
             self._budget.charge(STREAMS, -ENCODING_BYTES)
             failure = found.exception()
             if failure is not None:
-                log.failure("scan_failed", failure, topic=self._topic)
-                self._fail(TopicsError(Code.INTERNAL, "stored records cannot be read; the server's log says why"))
+                self._fail(unreadable(failure))
                 return
             then(found.result())
             if self._ends_with is not None:
