@@ -20,7 +20,8 @@ from topics.errors import Code, TopicsError
 from topics.model.records import TagMatch
 from topics.model.topic import ConfigPatch
 from topics.storage.segments.cold import waiting
-from topics.testing.harness import SimServer, request
+from topics.testing.disk import SimDisk
+from topics.testing.harness import DeferredWorker, SimServer, request
 
 Status = Literal["open", "acked", "refused", "unknown"]
 
@@ -321,13 +322,38 @@ class _Judge:
         assert {reason for _, _, reason in self.runs} <= allowed, self.runs
 
 
-class Client:
-    """All clients of one server. Payloads are numbers, each used once."""
+class Syncs(DeferredWorker):
+    """The thread that syncs the log. It syncs at once, or is slow: requests then arrive while tickets are pending."""
 
-    def __init__(self, server: SimServer, ledger: Ledger | None = None) -> None:
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow = False
+
+    def submit(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
+        super().submit(work, done)
+        if not self.slow:
+            self.run_all()
+
+    def release(self) -> None:
+        """Finish the pending syncs, and hold no more."""
+        self.slow = False
+        self.run_all()
+
+
+class Client:
+    """All clients of one server. Payloads are numbers, each used once. `syncs` is the thread that syncs its log."""
+
+    def __init__(self, server: SimServer, ledger: Ledger | None = None, syncs: Syncs | None = None) -> None:
         self.server = server
         self.ledger = ledger or Ledger()
+        self.syncs = syncs or Syncs()
         self._number = 0
+
+    @classmethod
+    def on(cls, disk: SimDisk) -> Client:
+        """Return the clients of a server that is not open yet, and whose syncs can be slow."""
+        syncs = Syncs()
+        return cls(SimServer(disk, sync_worker=syncs), syncs=syncs)
 
     def put(self, name: str, **config: Any) -> None:
         history = self._current(name)

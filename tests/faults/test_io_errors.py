@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import Counts
 from tests.faults.ledger import Client
-from tests.faults.workloads import STEPS, play, setup, some
+from tests.faults.workloads import STEPS, play, setup, some, while_pending
 from tests.sampling import SEED, parts
 from topics.errors import Code, TopicsError
 from topics.storage.datadir import DataDirError
@@ -37,7 +37,8 @@ def calls_of(names: tuple[str, ...]) -> list[int]:
 
 
 def ready() -> Client:
-    client = Client(SimServer.start(SimDisk(seed=SEED)))
+    client = Client.on(SimDisk(seed=SEED))
+    client.server.open()
     setup(client)
     return client
 
@@ -108,7 +109,13 @@ def test_some_pairs_of_operations_are_refused_or_done_when_a_call_fails(counts: 
     counts(f"in pairs of operations (seed {SEED})", failing_calls=points)
 
 
-PAIRS = parts(STEPS, 2, rounds=5)  # 175 of 1,225
+@pytest.mark.parametrize("count", [2, pytest.param(40, marks=pytest.mark.torture)])
+def test_operations_while_syncs_are_pending_are_refused_or_done(count: int, counts: Counts) -> None:
+    points = sweep(while_pending(count, SEED + 1), failures=1)
+    counts(f"while syncs are pending (seed {SEED})", failing_calls=points)
+
+
+PAIRS = parts(STEPS, 2, rounds=5)  # 235 of 2,209
 
 
 @pytest.mark.torture

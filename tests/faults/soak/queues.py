@@ -48,7 +48,7 @@ class QueuePart(Part):
             "dead_letter": self.dead,
         }  # fmt: skip
         self.jobs: dict[str, Job] = {}
-        self.done: set[str] = set()  # acked or deleted
+        self.done: dict[str, str] = {}  # payload -> how it ended: acked, deleted, or without an answer
         self._number = self._served = self._created = 0
         self._over = False
 
@@ -109,7 +109,7 @@ class QueuePart(Part):
         async def work(client: Connection) -> None:
             rng = self.rng
             lease_ms = rng.choice((150, 30_000, 30_000))
-            gone = {job.payload for job in self.jobs.values() if job.deleted} | self.done
+            gone = {job.payload for job in self.jobs.values() if job.deleted} | self.done.keys()
             body = {"node": node, "max": rng.choice((1, 1, 4)), "lease_ms": lease_ms, "wait_ms": rng.randint(0, 250)}
             answer = await client.must("POST", f"/v0/topics/{self.name}/claim", body)
             self.target.tally["claims"] += 1
@@ -160,7 +160,7 @@ class QueuePart(Part):
             if not answer["skipped"]:
                 require(not job.deleted, f"{self.name}: {job.payload} was deleted and acked, and both counted it")
                 self.jobs.pop(job.payload, None)
-                self.done.add(job.payload)
+                self.done[job.payload] = "acked"
                 self.target.tally["acks"] += 1
         else:
             node_before, job.node = job.node, ""
@@ -204,7 +204,7 @@ class QueuePart(Part):
             require(payload not in self.done, f"{self.name}: {payload} was acked and deleted, and both counted it")
             job.deleted = True
             self.jobs.pop(payload, None)
-            self.done.add(payload)
+            self.done[payload] = "deleted"
             self.target.tally["deletes"] += 1
 
     # --- check
@@ -217,7 +217,7 @@ class QueuePart(Part):
         require(not starved, f"{self.name}: {starved[:1]} is overtaken by all others")
         if self._number > MAX_JOBS * (self._created + 1):
             self._created += 1
-            self.jobs, self.done = {}, set()
+            self.jobs, self.done = {}, {}
             self.target.tally["recreated"] += 1
             await self.begin()
 
@@ -229,8 +229,9 @@ class QueuePart(Part):
         require(len(there) == len(page.rows), f"{self.name}: a job is there twice")
         both = there.keys() & letters.keys()
         require(not both, f"{self.name}: {sorted(both)[:3]} are in the queue and in the dead letters")
-        back = (there.keys() | letters.keys()) & self.done
-        require(not back, f"{self.name}: {sorted(back)[:3]} were acked or deleted and are back")
+        for place, payloads in (("the queue", there), ("the dead letters", letters)):
+            back = {payload: self.done[payload] for payload in payloads if payload in self.done}
+            require(not back, f"{self.name}: {back} and still in {place}")
         for payload, job in list(self.jobs.items()):
             self._locate(job, there.get(payload, 0), payload in letters)
         strangers = there.keys() - self.jobs.keys()
@@ -243,8 +244,8 @@ class QueuePart(Part):
             job.seq = seq
         elif not dead:
             require(job.doubt, f"{self.name}: {job.payload} ({job.seq}) was acknowledged and is lost")
-            del self.jobs[job.payload]  # acked without an answer, or never written
-            self.done.add(job.payload)
+            del self.jobs[job.payload]  # acked or deleted without an answer, or never written
+            self.done[job.payload] = "absent"
 
     async def _check_state(self, count: int) -> None:
         before = now_ms()
@@ -295,7 +296,7 @@ class QueuePart(Part):
         require(answer["deleted"] == len(letters), f"{self.dead}: {answer['deleted']} of {len(letters)} deleted")
         for payload in letters.values():
             del self.jobs[payload]
-            self.done.add(payload)
+            self.done[payload] = "deleted as a dead letter"
 
 
 def queue_parts(target: Target, seed: int) -> list[Part]:
