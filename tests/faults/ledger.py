@@ -187,10 +187,13 @@ class Ledger:
             assert server.recovered is not None
             assert server.recovered.damage == [], "nothing was damaged"
 
-    def check_damaged(self, server: SimServer) -> None:
-        """Judge a server whose log was damaged: missing records are reported, and no seq is given out again."""
+    def check_damaged(self, server: SimServer, *, found_by_readers: bool = False) -> None:
+        """Judge a server with damaged files: missing records are reported, and no seq is given out again.
+
+        The start reports damage to the log; damage to other files may be `found_by_readers` later.
+        """
         assert server.recovered is not None
-        if not server.recovered.damage:
+        if not server.recovered.damage and not found_by_readers:
             return self.check(server, "keep")
         when = When("damaged", healed=True)
         for name, histories in self.histories.items():

@@ -20,7 +20,7 @@ from topics.errors import Code, TopicsError
 from topics.storage.datadir import DataDirError
 from topics.testing.disk import FOREVER, SimDisk
 from topics.testing.harness import SimServer
-from topics.testing.inode import CrashMode
+from topics.testing.inode import PAGE_BYTES, CrashMode
 
 MODES: tuple[CrashMode, ...] = ("keep", "lose", "tear")
 ERRORS = (errno.EIO, errno.ENOSPC)
@@ -204,3 +204,33 @@ def test_server_on_a_full_disk_starts_read_only_and_heals() -> None:
     server.tick()
     server.append("f", '"yes"')
     assert server.crash("lose").data("f")[-1] == '"yes"'
+
+
+PAGES_OF_A_CHECKPOINT = 4  # with so much free space, the checkpoint of `ready` succeeds
+
+
+@pytest.mark.parametrize("pages", range(PAGES_OF_A_CHECKPOINT + 1))
+@pytest.mark.parametrize("slow", [False, True])
+def test_checkpoint_on_a_full_disk_breaks_no_promise(pages: int, slow: bool) -> None:
+    """Requests go on between the attempts, with syncs that are quick or slow."""
+    client = ready()
+    server, disk, ledger = client.server, client.server.disk, client.ledger
+    disk.capacity_bytes = disk.used_bytes() + pages * PAGE_BYTES
+    for number in range(6):
+        client.syncs.slow = slow
+        client.append("f", 1, durability="fsync")
+        client.checkpoint()
+        client.delete("d", before_seq=number)
+        client.syncs.release()
+        server.tick()
+    ledger.check(server, "none")
+    for mode in MODES:
+        ledger.check(server.next(disk.clone().crash(mode)), mode, fenced=server.wal.fenced)
+    disk.capacity_bytes = None
+    server.tick()
+    server.tick()
+    assert server.checkpoint(), "no checkpoint begins, though there is space again"
+    client.append("f", 1)
+    assert ledger.histories["f"][-1].writes[-1].status == "acked"
+    for mode in MODES:
+        ledger.check(server.next(disk.clone().crash(mode)), mode, healed=True)
