@@ -98,6 +98,7 @@ CONSUMING = ("store", "commit", "leave")
 @dataclass
 class Turn:
     clock_ms: int
+    jump_ms: int  # what the wall clock jumps forward by, as NTP can make it
     verbs: list[Verb]
     checkpoint: str  # "whole", or its "begin" or "end" alone; "" for none
     tick: bool
@@ -111,6 +112,7 @@ def turns_of(verbs: st.SearchStrategy[Verb], crash_calls: st.SearchStrategy[int 
     return st.builds(
         Turn,
         st.sampled_from([0, 1, 40, 41, 101]),
+        st.sampled_from([*[0] * 8, 60_000, 3_600_000]),
         st.lists(verbs, max_size=4),
         st.sampled_from(["", "", "whole", "whole", "begin", "end"]),
         st.booleans(),
@@ -143,6 +145,7 @@ class Pair:
 
     def play(self, turn: Turn) -> None:
         self.clock.advance(ms=turn.clock_ms)
+        self.clock.set(ms=self.clock.now_ms() + turn.jump_ms)
         self.deleted.clear()
         self.before = ""
         crash = turn.end if turn.end in ("keep", "lose", "tear") else None
