@@ -564,6 +564,21 @@ const OPTIONS = {
 }
 
 /**
+ * Return a parser whose failure ends the call. Any other failure to read an answer counts as a broken connection.
+ * @param {(text: string) => any} parse
+ * @returns {(text: string) => any}
+ */
+function final(parse) {
+  return (text) => {
+    try {
+      return parse(text)
+    } catch (cause) {
+      throw new TopicsError(`the option parse failed: ${cause instanceof Error ? cause.message : cause}`, { code: "parse_failed", cause })
+    }
+  }
+}
+
+/**
  * Return options. Throw a `TypeError` for one that the method does not have: a misspelled option must not be ignored.
  * @template {object} Given
  * @param {string} method
@@ -634,6 +649,29 @@ function wire(fields) {
     if (value !== undefined) out[key.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`)] = value
   }
   return out
+}
+
+/**
+ * Return a value as JSON text. Throw a `TypeError` if JSON cannot hold it: a BigInt, a circle, NaN, an infinity.
+ * @param {any} value
+ */
+function jsonText(value) {
+  try {
+    const text = JSON.stringify(value)
+    if (text.includes("null")) JSON.stringify(value, finite) // The first pass has written NaN and infinities as null.
+    return text
+  } catch (cause) {
+    throw new TypeError(`JSON cannot hold this request: ${cause instanceof Error ? cause.message : cause}`, { cause })
+  }
+}
+
+/**
+ * @param {string} key
+ * @param {any} value
+ */
+function finite(key, value) {
+  if (typeof value === "number" && !Number.isFinite(value)) throw new TypeError(`"${key}" is ${value}`)
+  return value
 }
 
 /**
@@ -889,42 +927,45 @@ export class Topics {
     try {
       const parsed = new URL(url)
       if (!/^https?:$/.test(parsed.protocol)) throw new TypeError("not http")
+      if (parsed.username || parsed.password) throw new TypeError("fetch takes no credentials in a URL")
     } catch (cause) {
       throw new BadUrl(`"${url}" is not the URL of a server: use http://HOST:PORT`, { code: "bad_url", cause })
     }
     this.#base = url.replace(/\/+$/, "")
     this.#token = options.token ?? null
+    if (this.#token) new Headers({ authorization: this.#token }) // Throws a TypeError for a key that no header can hold.
     this.#fetch = options.fetch ?? ((...args) => globalThis.fetch(...args))
     this.#retries = options.retries ?? null
     this.#timeoutMs = options.timeoutMs ?? 30_000
     this.#retryForMs = options.retryForMs ?? 100_000
     this.#WebSocket = options.WebSocket ?? globalThis.WebSocket
-    this.#parse = options.parse ?? JSON.parse
+    this.#parse = options.parse ? final(options.parse) : JSON.parse
   }
 
   // --- requests
 
   /**
-   * Send one request, once. `take` reads the answer within the same time limit; without it, its body is left to the caller.
+   * Send one request, once. `text` is its body. `take` reads the answer within the same time limit; without it, its body is
+   * left to the caller.
    * @template T
    * @param {string} method
    * @param {string} path
-   * @param {{body?: any, accept?: string, signal?: AbortSignal|null, timeoutMs?: number}} options
+   * @param {{text?: string, accept?: string, signal?: AbortSignal|null, timeoutMs?: number}} options
    * @param {(response: Response) => Promise<T>|T} take
    * @returns {Promise<T>}
    */
-  async #send(method, path, { body, accept = JSON_TYPE, signal, timeoutMs = this.#timeoutMs }, take) {
+  async #send(method, path, { text, accept = JSON_TYPE, signal, timeoutMs = this.#timeoutMs }, take) {
     const limit = new AbortController()
     const timer = setTimeout(() => limit.abort(), timeoutMs)
     /** @type {Record<string, string>} */
     const sent = { accept }
-    if (body !== undefined) sent["content-type"] = JSON_TYPE
+    if (text !== undefined) sent["content-type"] = JSON_TYPE
     if (this.#token) sent.authorization = `Bearer ${this.#token}`
     try {
       const response = await this.#fetch(this.#base + path, {
         method,
         headers: sent,
-        body: body === undefined ? undefined : JSON.stringify(body),
+        body: text,
         signal: anySignal(signal, limit.signal),
         cache: "no-store",
       })
@@ -979,10 +1020,11 @@ export class Topics {
    */
   async #call(method, path, { body, signal, safe = true, keyed = false, timeoutMs, retries } = {}) {
     const backoff = new Backoff()
+    const text = body === undefined ? undefined : jsonText(body)
     let answerLost = false
     for (;;) {
       try {
-        return await this.#send(method, path, { body, signal, timeoutMs }, (response) => this.#json(response))
+        return await this.#send(method, path, { text, signal, timeoutMs }, (response) => this.#json(response))
       } catch (error) {
         if (!(error instanceof TopicsError) || !error.retryable || backoff.attempts >= this.#mostRetries(retries)) throw error
         const lost = error instanceof Unreachable
@@ -1213,8 +1255,9 @@ export class Topics {
    */
   async *#lines(path, body, signal) {
     const left = new AbortController()
+    const sent = jsonText(body)
     try {
-      const options = { body, accept: "application/x-ndjson", signal: anySignal(signal, left.signal) }
+      const options = { text: sent, accept: "application/x-ndjson", signal: anySignal(signal, left.signal) }
       const stream = await this.#send("POST", path, options, (response) => response.body)
       let held = ""
       for await (const text of texts(/** @type {any} */ (stream))) {
@@ -1442,9 +1485,9 @@ export class Topics {
    * @param {boolean} [lenient]
    */
   async #open(topics, view, signal, lenient = false) {
-    const body = { include_tags: true, ...wire(view), topics }
+    const text = jsonText({ include_tags: true, ...wire(view), topics })
     const path = `/v0/watch${lenient ? "?lenient=true" : ""}`
-    return await this.#send("POST", path, { body, signal }, (response) => response.json())
+    return await this.#send("POST", path, { text, signal }, (response) => response.json())
   }
 
   /**
@@ -1906,12 +1949,13 @@ export class Socket {
    * @param {Record<string, any>} fields
    * @returns {Promise<any>}
    */
-  #ask(op, fields) {
-    if (this.#closed) return Promise.reject(closed())
+  async #ask(op, fields) {
+    if (this.#closed) throw closed()
+    const request_id = ++this.#number
+    const text = jsonText({ op, request_id, ...fields })
     return new Promise((resolve, reject) => {
-      const request_id = ++this.#number
       this.#waiting.set(request_id, { resolve, reject })
-      this.#socket.send(JSON.stringify({ op, request_id, ...fields }))
+      this.#socket.send(text)
     })
   }
 

@@ -204,6 +204,16 @@ def test_key_comes_from_a_file_and_is_never_printed(guarded: ServerProcess, tmp_
     assert KEY not in stored + shown.out + shown.err
 
 
+@pytest.mark.parametrize("key", ["two\nlines", "two words", "ключ", ""])
+def test_key_that_no_header_can_hold_is_refused(tmp_path: Path, key: str) -> None:
+    user = Cli(tmp_path / "home", "http://127.0.0.1:1")
+    key_file = tmp_path / "key"
+    key_file.write_text(key)
+    for options, source in (("--token-file", str(key_file)), f"the key file {key_file}"), (("--token", key), "--token"):
+        done = user.pipe("ls", *options)
+        assert (done.status, f"{source} does not hold one API key" in done.err) == (2, True)
+
+
 def test_key_on_the_command_line_is_warned_about(guarded: ServerProcess, tmp_path: Path) -> None:
     done = Cli(tmp_path / "home", guarded.url).pipe("ls", "--token", KEY)
     assert done.status == 0

@@ -203,6 +203,30 @@ def test_read_output_can_be_appended_as_records(cli: Cli) -> None:
     ]
 
 
+@pytest.mark.parametrize("piped", [True, False])
+def test_append_keeps_the_text_of_records(cli: Cli, piped: bool) -> None:
+    text = '{"n": 1.10, "big": 12345678901234567890.10, "more": 1e999}'
+    line = f'{{"data": {text}, "$tag": "t", "meta": {text}}}'
+    topic = f"record-tokens-{piped}"
+    given = {"stdin": f"{line}\n{line}\n"} if piped else {}
+    done = cli.pipe("append", topic, "--records", *(["-"] if piped else [line, line]), **given)
+    assert only(done)["count"] == 2
+    for row in cli.pipe("read", topic).lines:
+        assert f'"data":{text}' in row
+        assert f'"meta":{text}' in row
+
+
+@pytest.mark.parametrize("piped", [True, False])
+def test_append_refuses_meta_that_is_not_json_and_keeps_its_text(cli: Cli, piped: bool) -> None:
+    data, given = ([], {"stdin": "1\n"}) if piped else (["1"], {})
+    topic = f"meta-tokens-{piped}"
+    for bad in ('{"a": NaN}', '{"a": -Infinity}', "[1]", "1"):
+        done = cli.pipe("append", topic, *data, "--meta", bad, **given)
+        assert (done.status, f"{bad!r} is not a JSON object" in done.err) == (2, True)
+    assert cli.pipe("append", topic, *data, "--meta", '{"a": 1e999}', **given).status == 0
+    assert '"meta":{"a": 1e999}' in cli.pipe("read", topic).out
+
+
 def test_append_without_data_reads_the_pipe(cli: Cli) -> None:
     assert only(cli.pipe("append", "implied", stdin="1\n2\n"))["count"] == 2
     refused = cli.tty("append", "implied")

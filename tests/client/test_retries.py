@@ -155,3 +155,10 @@ async def test_server_that_is_not_ready_is_asked_again(monkeypatch: pytest.Monke
 
     async with AsyncTopics(transport=httpx.MockTransport(refuse)) as topics:
         assert (await topics.append("orders", 1)).seq == 1
+
+
+@pytest.mark.parametrize("key", ["key\n", "schlüssel", "a\x00b"])
+def test_key_that_no_header_can_hold_is_refused_at_once(key: str) -> None:
+    for make in (Topics, AsyncTopics):
+        with pytest.raises(ValueError, match="token: a key consists of printable ASCII characters"):
+            make("http://127.0.0.1:1", token=key)

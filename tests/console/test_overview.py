@@ -34,3 +34,14 @@ def test_browser_that_asks_for_the_root_gets_the_console(open_page: OpenPage, ur
     page.goto(url)
     expect(page.get_by_role("heading", name="Overview")).to_be_visible()
     assert page.url == f"{url}/console"
+
+
+def test_url_that_names_no_page_is_reported_in_the_page(open_page: OpenPage, url: str) -> None:
+    page = open_page(url, "topics")
+    expect(page.get_by_role("heading", name="Topics")).to_be_visible()
+    for path in ("topics/%", "queues/%ff", "nothing"):
+        page.goto(f"{url}/console#/{path}")
+        expect(page.get_by_role("heading", name="No such page")).to_be_visible()
+        expect(page).to_have_title("No such page · topics")
+        page.get_by_role("link", name="Go to the overview").click()
+        expect(page.get_by_role("heading", name="Overview")).to_be_visible()

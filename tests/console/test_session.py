@@ -33,9 +33,11 @@ def test_key_is_asked_for_and_sent_in_headers_only(
     page = open_page(server.url, "topics/orders", expect=(REFUSED,))
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
-    page.get_by_label("API key").fill("no such key")
-    page.get_by_role("button", name="Sign in").click()
-    expect(page.get_by_role("alert")).to_contain_text("This server does not know the key")
+    for unknown in ("no such key", "ключ"):  # no header can hold the second one
+        page.get_by_label("API key").fill(unknown)
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.get_by_role("alert")).to_contain_text("This server does not know the key")
+        page.reload()
     page.get_by_label("API key").fill("all-rights")
     page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_role("log").locator(".record")).to_have_count(1)

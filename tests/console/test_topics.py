@@ -56,6 +56,9 @@ def test_topic_is_created_configured_and_deleted(open_page: OpenPage, shop: Shop
     expect(page.get_by_role("heading", name="made.here")).to_be_visible()
     assert shop.send("GET", "/v0/topics/made.here")["config"]["cap_records"] == 5
     button(page, "Configure").click()
+    page.get_by_role("dialog").get_by_label("Maximum records").fill("9" * 400)  # JavaScript reads it as infinity
+    button(page, "Save changes").click()
+    expect(page.get_by_role("alert")).to_contain_text("JSON has no Infinity")
     page.get_by_role("dialog").get_by_label("Maximum records").fill("7")
     button(page, "Save changes").click()
     expect(page.get_by_text("Changed made.here.")).to_be_visible()

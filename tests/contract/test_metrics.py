@@ -15,7 +15,7 @@ GAUGES = [
     "topics_topic_earliest_seq", "topics_topic_records_live", "topics_topic_bytes_live", "topics_topic_lost",
     "topics_topic_queue_ready",
     "topics_topic_queue_in_flight", "topics_topic_metrics_truncated", "topics_wal_queue_depth",
-    "topics_wal_queue_depth_peak", "topics_wal_read_only", "topics_topic_archived_seq",
+    "topics_wal_queue_depth_peak", "topics_wal_read_only", "topics_checkpoint_failing", "topics_topic_archived_seq",
     "topics_topic_archive_unarchived", "topics_topic_archive_overdue", "topics_memory_budget_bytes",
     "topics_memory_charged_bytes", "topics_consumer_lag_records", "topics_consumer_lag_seconds",
     "topics_consumer_metrics_truncated", "topics_loop_hold_max_ms", "topics_loop_lag_ms", "topics_pressure_step",

@@ -74,8 +74,11 @@ class FakeLog(Log):
     def after_sync(self, done: Callable[[], None]) -> None:
         done()
 
-    def void(self, frames: list[bytes]) -> None:
-        self.voided += frames
+    def written(self) -> int:
+        return len(self.frames)
+
+    def void(self, numbers: list[int]) -> None:
+        self.voided += [self.frames[number] for number in numbers]
 
     def finish(self) -> None:
         """End the syncs under way, and those that begin because of that."""

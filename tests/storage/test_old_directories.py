@@ -85,12 +85,22 @@ def _compare(http: httpx.Client, expected: Any) -> None:
         assert state["config"].items() >= old["config"].items(), name
         assert old["epoch"] in (None, state["epoch"]), name
         if old["queue"] is not None:
-            assert state["queue"].items() >= old["queue"].items(), name
+            _compare_queue(http, name, state["queue"], old["queue"])
     routers = http.get("/v0/routers").json()["routers"]
     assert [{key: row[key] for key in ("router", "source", "dest")} for row in routers] == expected["routers"]
     consumers = http.get("/v0/consumers").json()["consumers"]
     keys = ("topic", "consumer", "seq", "meta")
     assert [{key: row[key] for key in keys} for row in consumers] == expected["consumers"]
+
+
+def _compare_queue(http: httpx.Client, name: str, found: dict[str, int], old: dict[str, int]) -> None:
+    """Compare the counts of a queue. A lease lasts a day at most, so those of an older directory have expired."""
+    held = old["in_flight"]
+    if held and not found["in_flight"]:
+        old = old | {"in_flight": 0, "ready": old["ready"] + held}
+    assert found.items() >= old.items(), name
+    jobs = http.get(f"/v0/topics/{name}/jobs").raise_for_status().json()["jobs"]
+    assert sum(job["deliveries"] > 0 for job in jobs) == held, "the delivered jobs are known"
 
 
 def _write_on(http: httpx.Client, expected: Any) -> None:

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import msgspec
 
-from topics.engine.offline.verify import learn_all_kinds
+from topics.engine.durable.entry_kinds import KINDS
 from topics.storage import data_layout, snapshot
 from topics.storage.log import entry, frame, ledger, walfile
 from topics.storage.segments import codec, columns
@@ -63,8 +63,7 @@ def _fields(kind: type[msgspec.Struct], *, level: int) -> str:
 
 def _kinds() -> str:
     """Return a table of all kinds of log entries, by number."""
-    learn_all_kinds()
-    classes = {number: decoder.type for number, decoder in entry._DECODERS.items()} | {entry.APPEND: entry.Append}
+    classes: dict[int, type[msgspec.Struct]] = {kind.entry.kind: kind.entry for kind in KINDS}  # type: ignore[misc]
     lines = ["### Kinds", "", "| kind | name | fields | meaning |", "|---|---|---|---|"]
     for number, kind in sorted(classes.items()):
         fields = ", ".join(f"`{name}`" for name in kind.__struct_fields__)

@@ -9,6 +9,7 @@ from urllib.parse import quote, unquote, urlencode, urlsplit
 import msgspec
 from msgspec import Raw, Struct, structs
 
+from topics.client.json_text import encode
 from topics.errors import BY_WIRE, Code, TopicsError
 from topics.model import surrogates
 from topics.model.records import DiffRequest, ScanRequest
@@ -225,7 +226,7 @@ def server_at(url: str) -> Server:
 
 
 def put_topic(topic: str, config: Mapping[str, Any]) -> ApiCall:
-    return ApiCall("PUT", _topic(topic), _json(_checked(config)))
+    return ApiCall("PUT", _topic(topic), encode(_checked(config)))
 
 
 def get_topic(topic: str, *, touch: bool = False) -> ApiCall:
@@ -264,19 +265,19 @@ def append(
     if disable_backpressure:
         body["disable_backpressure"] = True
     query = "" if return_seqs else _query(return_seqs="false")
-    return ApiCall("POST", _topic(topic) + query, _json(body), safe=idempotency_key is not None)
+    return ApiCall("POST", _topic(topic) + query, encode(body), safe=idempotency_key is not None)
 
 
 def diff(topic: str, *, from_seq: int = 0, wait_ms: int = 0, **fields: Any) -> ApiCall:
     """Read one page. `fields` are those of `DiffRequest`: limit, node, include_tags, filter, from_ts, epoch …"""
     body = {"from_seq": from_seq, "wait_ms": wait_ms, **_fields(fields, DiffRequest)}
-    return ApiCall("POST", _topic(topic) + "/diff", _json(body), timeout_ms=wait_ms)
+    return ApiCall("POST", _topic(topic) + "/diff", encode(body), timeout_ms=wait_ms)
 
 
 def scan(topic: str, *, from_seq: int = 0, accept: str = SEGMENTS, **fields: Any) -> ApiCall:
     """Read in bulk. `fields` are those of `ScanRequest`: upto_seq, node, filter …; include_tags is for JSON lines."""
     body = {"from_seq": from_seq, **_fields(fields, ScanRequest)}
-    return ApiCall("POST", _topic(topic) + "/scan", _json(body), accept=accept)
+    return ApiCall("POST", _topic(topic) + "/scan", encode(body), accept=accept)
 
 
 def delete(
@@ -300,17 +301,17 @@ def delete(
         body["before_seq"] = before_seq
     if match is not None:
         body["match"] = match
-    return ApiCall("POST", _topic(topic) + "/delete", _json(body))
+    return ApiCall("POST", _topic(topic) + "/delete", encode(body))
 
 
 def archived(topic: str, *, seq: int, epoch: int, trimmed_seq: int = 0) -> ApiCall:
     body = {"seq": seq, "epoch": epoch, "trimmed_seq": trimmed_seq}
-    return ApiCall("POST", _topic(topic) + "/archived", _json(body))
+    return ApiCall("POST", _topic(topic) + "/archived", encode(body))
 
 
 def put_consumer(topic: str, consumer: str, *, seq: int, epoch: int) -> ApiCall:
     path = f"{_topic(topic)}/consumers/{quote(consumer, safe='')}"
-    return ApiCall("PUT", path, _json({"seq": seq, "epoch": epoch}))
+    return ApiCall("PUT", path, encode({"seq": seq, "epoch": epoch}))
 
 
 def get_router(router: str) -> ApiCall:
@@ -428,7 +429,3 @@ def _topic(name: str) -> str:
 def _query(**given: Any) -> str:
     present = {key: value for key, value in given.items() if value not in (None, "")}
     return f"?{urlencode(present)}" if present else ""
-
-
-def _json(body: Any) -> bytes:
-    return msgspec.json.encode(body)

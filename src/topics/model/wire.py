@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from topics.errors import Code, TopicsError, invalid
 from topics.model.choices import choices, field_names
@@ -220,6 +220,7 @@ class Ready(Struct):
     wal_replay_complete: bool
     topics: U64
     performance: Performance
+    warnings: list[str] | UnsetType = UNSET
 
 
 Rescue = Callable[[msgspec.json.Decoder[Any], bytes], Any]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from functools import partial
 
 from topics.clock import Clock
@@ -40,6 +41,8 @@ from topics.server.push.sessions import Sessions
 from topics.server.push.websocket.commands import SocketServices
 from topics.server.sampled import columns
 from topics.server.startup import Startup
+
+EXIT_HALTED = 70  # of a process whose state differs from its log: the next start replays the log
 
 
 class TopicsApp:
@@ -92,6 +95,8 @@ class TopicsApp:
         """Build the engine and the services for the recovered state. Only the engine may use it from now on."""
         settings, budget = self.settings, self.budget
         engine = Engine(clock=self.clock, limits=limits_of(settings), state=state, schedule=self.loop.call_soon)
+        # Like a kill: what was acknowledged is in the log, and a snapshot of this state would be wrong.
+        engine.commits.on_halt = lambda failure: os._exit(EXIT_HALTED)
         runtime = Runtime(settings, self.clock, self.loop, engine, holds=self.holds)
         self.forwarding = Forwarding(runtime, self.startup.requests_total)
         throttle = Throttle(runtime, refuse_ms=settings.pressure_lag_ms)
@@ -140,7 +145,7 @@ class TopicsApp:
             self.services.runtime.begin_drain()
 
     async def stop(self) -> None:
-        """Stop the timers, write what is left, and end the threads."""
+        """Stop the timers, write what is left, and end the threads. Raise `OSError` if the last snapshot is missing."""
         if not self._recovered:
             return
         services = self.services
@@ -150,9 +155,11 @@ class TopicsApp:
         self.upkeep.end()
         self.forwarding.stop()
         services.engine.flush()
-        if services.storage is not None:
-            await services.storage.close()
-        services.runtime.stop()
+        try:
+            if services.storage is not None:
+                await services.storage.close()
+        finally:
+            services.runtime.stop()
 
 
 def limits_of(settings: Settings) -> Limits:

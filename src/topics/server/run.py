@@ -170,6 +170,9 @@ async def _drain(settings: Settings, app: ServedApp, http: HttpServer) -> int:
         log.warning("drain_timed_out", connections=left)
     try:
         await app.stop()
+    except MACHINE_ERRORS as error:
+        log.error("cannot_stop", reason=str(error))
+        return EXIT_FAILED
     except Exception as error:
         log.failure("cannot_stop", error)
         return EXIT_FAILED

@@ -403,7 +403,7 @@ class _Copier:
             self.done.problems.append(f"{path} at byte {item.at}: {item.end - item.at} damaged bytes in the log")
         if bad := walfile.damaged_headers(data):
             self.done.problems.append(f"{path} at byte {bad[0]}: the header of a log file is damaged")
-        end = items[-1].at if torn else (items[-1].end if items else walfile.HEADER_BYTES)
+        end = damaged[-1].write_at if torn else (items[-1].end if items else walfile.HEADER_BYTES)
         if end <= walfile.HEADER_BYTES and not resumes(data, path):
             return False
         self._write(self.target.wal_path(number), data[:end])

@@ -11,7 +11,7 @@ class SimClock:
         self._monotonic_ns = 0
 
     def now_ms(self) -> int:
-        return self._now_ms
+        return max(self._now_ms, 0)
 
     def monotonic_ns(self) -> int:
         return self._monotonic_ns

@@ -467,3 +467,48 @@ test("a file keeps a position", async () => {
   await cursor.save({ seq: 7, epoch: 1 })
   assert.deepEqual(await cursor.load(), { seq: 7, epoch: 1 })
 })
+
+test("a value that JSON cannot hold is an error at once", async () => {
+  const topic = name()
+  const circular = {}
+  circular.self = circular
+  const broken = { toJSON() { throw new Error("no text for this") } }
+  let requests = 0
+  const counting = new Topics(url, { fetch: (...args) => (requests++, fetch(...args)), WebSocket: globalThis.WebSocket })
+  await counting.putTopic(topic, { type: "queue" })
+  const socket = globalThis.WebSocket ? await counting.connect() : null
+  requests = 0
+  for (const value of [1n, circular, broken, NaN, { price: [Infinity] }]) {
+    const calls = [
+      () => counting.append(topic, value), () => counting.append(topic, 1, { meta: { value } }), () => counting.appendMany(topic, [{ data: 1 }, { data: value }]),
+      () => counting.putTopic(topic, { ttlMs: value }), () => counting.diff(topic, { filter: value }), () => counting.read(topic, { filter: value }).next(),
+      () => counting.scan(topic, { filter: value }).next(), () => counting.follow(topic, { filter: value }).next(),
+      () => counting.watch({ [topic]: { filter: value } }).next(), () => counting.delete(topic, { match: value }),
+      () => counting.putConsumer(topic, "a", { meta: { value } }), () => counting.claim(topic, { max: value }), () => counting.redrive(topic, { limit: value }),
+      () => counting.putRouter("r", { source: topic, dest: "d", filter: value }),
+      ...(socket ? [() => socket.publish(topic, { data: value }), () => socket.subscribe(topic, { filter: value })] : []),
+    ]
+    for (const call of calls) await assert.rejects(call, (error) => error instanceof TypeError, String(call))
+  }
+  assert.equal(requests, 0)
+  await assert.rejects(counting.append(topic, { a: [1, { b: -Infinity }] }), { message: /JSON cannot hold this request: "b" is -Infinity/ })
+  await assert.rejects(counting.append(topic, broken), (error) => error.cause.message === "no text for this")
+  await counting.append(topic, { nothing: null, text: "null" })
+  assert.deepEqual((await take(topics.read(topic), 1))[0].data, { nothing: null, text: "null" })
+  socket?.close()
+})
+
+test("a key that no header can hold is an error at once", () => {
+  assert.throws(() => new Topics(url, { token: "schlüssel-ключ" }), TypeError)
+  assert.throws(() => new Topics("http://name:word@127.0.0.1:4000"), client.BadUrl)
+})
+
+test("a parser of the caller that fails ends the call", async () => {
+  const topic = name()
+  await topics.append(topic, 1)
+  const failing = new Topics(url, { parse: () => { throw new Error("no such number") } })
+  const caused = (error) => !error.retryable && error.cause.message === "no such number"
+  await assert.rejects(failing.diff(topic), caused)
+  await assert.rejects(failing.scan(topic).next(), caused)
+  await assert.rejects(failing.follow(topic).next(), caused)
+})

@@ -1,12 +1,16 @@
-"""A server on a disk behind an address that stays, and the programs of a recipe."""
+"""A server on a disk behind an address that stays, the programs of a recipe, and a receiver of their requests."""
 
 from __future__ import annotations
 
+import http.server
+import json
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -83,6 +87,51 @@ def kitchen(shared_kitchen: Kitchen, tmp_path: Path) -> Iterator[Kitchen]:
 def topics(kitchen: Kitchen) -> Iterator[Topics]:
     with Topics(kitchen.address.url) as client:
         yield client
+
+
+class Receiver(http.server.ThreadingHTTPServer):
+    """Takes webhooks: `/ok` succeeds, `/second` fails the first time, `/never` fails, `/slow` waits for `go_on`."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        receiver = self
+        self.got: list[tuple[str, str, Any]] = []
+        self.go_on = threading.Event()
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                receiver.got.append((self.path, self.headers["idempotency-key"], body))
+                if self.path == "/slow":
+                    receiver.go_on.wait(WAIT_S)
+                attempts = Counter(path for path, _, _ in receiver.got)[self.path]
+                refused = self.path == "/never" or (self.path == "/second" and attempts == 1)
+                self.send_response(500 if refused else 204)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.server_port}{path}"
+
+    def keys(self, path: str) -> list[str]:
+        return [key for seen, key, _ in self.got if seen == path]
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    made = Receiver()
+    serving = threading.Thread(target=made.serve_forever)
+    serving.start()
+    yield made
+    made.go_on.set()
+    made.shutdown()
+    serving.join(WAIT_S)
+    made.server_close()
 
 
 def wait_for(look: Callable[[], T | None]) -> T:

@@ -2,65 +2,13 @@
 
 from __future__ import annotations
 
-import http.server
-import json
-import threading
-from collections import Counter
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 
 from tests.docs.programs import WAIT_S
-from tests.docs.recipes.conftest import Kitchen, wait_for
+from tests.docs.recipes.conftest import Kitchen, Receiver, wait_for
 from topics.client import Topics
 
 WORKERS = ["webhooks.py", pytest.param("webhooks.mjs", marks=pytest.mark.torture)]
-
-
-class Receiver(http.server.ThreadingHTTPServer):
-    """Takes webhooks: `/ok` succeeds, `/second` fails the first time, `/never` fails, `/slow` waits for `go_on`."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        receiver = self
-        self.got: list[tuple[str, str, Any]] = []
-        self.go_on = threading.Event()
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                receiver.got.append((self.path, self.headers["idempotency-key"], body))
-                if self.path == "/slow":
-                    receiver.go_on.wait(WAIT_S)
-                attempts = Counter(path for path, _, _ in receiver.got)[self.path]
-                refused = self.path == "/never" or (self.path == "/second" and attempts == 1)
-                self.send_response(500 if refused else 204)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        super().__init__(("127.0.0.1", 0), Handler)
-
-    def url(self, path: str) -> str:
-        return f"http://127.0.0.1:{self.server_port}{path}"
-
-    def keys(self, path: str) -> list[str]:
-        return [key for seen, key, _ in self.got if seen == path]
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    made = Receiver()
-    serving = threading.Thread(target=made.serve_forever)
-    serving.start()
-    yield made
-    made.go_on.set()
-    made.shutdown()
-    serving.join(WAIT_S)
-    made.server_close()
 
 
 @pytest.mark.parametrize("worker", WORKERS)

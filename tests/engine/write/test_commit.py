@@ -7,6 +7,7 @@ from tests.engine.write.commit_bench import DISK, EPHEMERAL, FSYNC, Bench, heads
 from topics.engine.state.topic import FIRST_CEILING
 from topics.engine.steps import run_all
 from topics.engine.write import apply
+from topics.engine.write.commit import Halted, Ticket
 from topics.model.records import TagMatch
 from topics.model.topic import ConfigPatch
 from topics.storage.log import entry as log_entry
@@ -60,7 +61,7 @@ def test_replayed_single_records_keep_their_nodes(nodes):
     again.flush()
     for blob in bench.log.frames:
         entry = log_entry.decode(frame.decode(memoryview(blob), 0)[0], path="", at=0)
-        apply.replay(again.state, entry)
+        apply.replay_append(again.state, entry)
     assert [row.get("$node") for row in objects(read(again, "a"))] == list(nodes)
     assert objects(read(again, "a")) == objects(read(bench.engine, "a"))
 
@@ -421,3 +422,78 @@ def test_write_during_a_refusal_follows_no_refused_leader():
     assert is_refused(refused)
     assert [ticket.value().first for ticket in (kept, *late, last)] == [2, 3, 4]
     assert [one["data"] for one in objects(read(bench.engine, "e"))] == [1, 1, 2, 3]
+
+
+def test_failing_callback_does_not_skip_the_others():
+    bench, called = Bench(a=DISK), []
+
+    def fail(ticket):
+        called.append("fails")
+        raise ValueError
+
+    tickets = [bench.engine.append("a", write()) for _ in range(3)]
+    for ticket in tickets:
+        ticket.on_done(fail)
+        ticket.on_done(lambda ticket: called.append("runs"))
+    bench.turn()
+    assert (called, bench.engine.topic("a").head) == (["fails", "runs"] * 3, 3)
+
+
+@pytest.mark.parametrize("fails", ["write", "sync"])
+def test_failing_callback_of_a_refused_write_does_not_skip_the_others(fails):
+    bench, called = Bench(a=FSYNC), []
+
+    def fail(ticket):
+        raise ValueError
+
+    tickets = [bench.engine.append("a", write()) for _ in range(3)]
+    tickets[0].on_done(fail)
+    for ticket in tickets:
+        ticket.on_done(lambda ticket: called.append(is_refused(ticket)))
+    setattr(bench.log, f"{fails}_fails", True)
+    bench.turn()
+    assert called == [True] * 3
+
+
+@pytest.mark.parametrize("durability", [DISK, FSYNC])
+def test_entry_that_cannot_be_applied_halts_the_engine(durability, monkeypatch):
+    bench, ended = Bench(a=durability, b=durability), []
+    bench.engine.commits.on_halt = ended.append
+
+    def fail(*args):
+        raise MemoryError
+
+    first, broken, later = (bench.engine.append(name, write(record(), record())) for name in ("b", "a", "b"))
+    monkeypatch.setattr(apply, "append", lambda *args: fail() if args[1].name == "a" else original(*args))
+    with pytest.raises(Halted):
+        bench.turn()
+    assert ([type(error) for error in ended], first.done, broken.done, later.done) == (
+        [MemoryError],
+        True,
+        False,
+        False,
+    )
+    with pytest.raises(Halted):
+        bench.engine.append("b", write())
+
+
+original = apply.append
+
+
+def test_move_keeps_its_place_among_the_entries_of_both_topics():
+    bench = Bench(a=FSYNC, b=DISK)
+    order = []
+
+    def ticket(name, **options):
+        made = Ticket(bench.engine.topic(name), b"", lambda done: order.append(name + str(len(order))), **options)
+        bench.engine.commits.stage(made)
+        return made
+
+    ticket("a", gated=True)
+    ticket("b", also=[bench.engine.topic("a")])
+    ticket("b")
+    bench.engine.flush()
+    assert order == []
+    bench.log.finish()
+    assert order == ["a0", "b1", "b2"]
+    assert [(bench.engine.topic(name).pending, bench.engine.topic(name).waiting) for name in "ab"] == [(0, 0)] * 2

@@ -9,17 +9,18 @@ HEAD = frame.Head(kind=4, topic_id=7, first=1_000, count=3)
 FRAME = frame.encode(*HEAD, b"the body")
 
 heads = st.builds(
-    frame.Head, st.integers(0, 255), st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1)
+    frame.Head, st.integers(0, 127), st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1)
 )
 
 
-@given(st.lists(st.tuples(heads, st.binary(max_size=200)), max_size=5))
+@given(st.lists(st.tuples(heads, st.binary(max_size=200), st.booleans()), max_size=5))
 def test_frames_one_after_the_other_come_back_in_order(parts):
-    buf = memoryview(b"".join(frame.encode(*head, body) for head, body in parts))
+    frames = [frame.encode(head.kind | frame.MORE * more, *head[1:], body) for head, body, more in parts]
+    buf = memoryview(b"".join(frames))
     at, found = 0, []
     while at < len(buf):
         got, at = frame.decode(buf, at)
-        found.append((got.head, bytes(got.body)))
+        found.append((got.head, bytes(got.body), got.more))
     assert found == parts
 
 

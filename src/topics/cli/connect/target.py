@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from topics.cli.connect import contexts
-from topics.cli.output.failures import EXIT_USAGE, Failure
+from topics.cli.output.failures import EXIT_USAGE, Failure, usage
 
 DEFAULT_PORT = 4000
 DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
@@ -70,6 +70,9 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str]) -> Target:
     """Return the server that the options, the environment and the contexts choose. Raise `Failure`."""
     choice = choose(args, env)
     token = args.token if choice.token_file is None else _read_token(choice.token_file)
+    if token is not None and not (token.isascii() and token.isprintable() and token and " " not in token):
+        source = "--token" if choice.token_file is None else f"the key file {choice.token_file}"
+        raise usage(f"{source} does not hold one API key", "a key is one line of printable ASCII without spaces")
     return Target(url=normal(choice.url), source=choice.source, token=token, token_file=choice.token_file)
 
 
@@ -134,12 +137,7 @@ def next_step_of(target: Target) -> str:
 
 def _read_token(path: str) -> str:
     try:
-        token = Path(path).expanduser().read_text(encoding="utf-8").strip()
+        return Path(path).expanduser().read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise Failure(f"the key file {path} cannot be read: {reason}", status=EXIT_USAGE) from None
-    if not token or not token.isprintable() or " " in token:
-        raise Failure(
-            f"the key file {path} does not hold one API key", status=EXIT_USAGE, next_step="put the key on one line"
-        )
-    return token

@@ -7,11 +7,12 @@ import json
 import os
 import shlex
 import sys
-from typing import Any
+
+from msgspec import Raw
 
 from topics.cli.command import Args, Call, Command, Curl, Subparsers, add, topic_argument
 from topics.cli.connect.request import Request
-from topics.cli.data.append_request import as_record, defaults, write
+from topics.cli.data.append_request import as_record, defaults, encode, write
 from topics.cli.output import json_text
 from topics.cli.output.failures import EXIT_DONE, usage
 from topics.cli.output.units import parse_count, parse_duration, parse_positive
@@ -76,36 +77,35 @@ def _is_piped(args: Args) -> bool:
 
 def _record(text: str, args: Args) -> bytes:
     """Return an encoded record. JSON is sent as it was typed: the server keeps `1.0` and the order of members."""
-    value, encoded = (text, json_text.encode(text)) if args.text else _value(text)
-    if args.records:
-        return json_text.encode({**defaults(args), **as_record(value)})
-    extra = json_text.encode(defaults(args))[1:-1]
-    return b'{"data":' + encoded + (b"," + extra if extra else b"") + b"}"
+    encoded = json_text.encode(text) if args.text else _value(text)
+    return as_record(encoded, defaults(args)) if args.records else encode({"data": Raw(encoded), **defaults(args)})
 
 
-def _value(text: str) -> tuple[Any, bytes]:
-    """Return a JSON value and its text. Text that does not look like JSON becomes a string."""
+def _value(text: str) -> bytes:
+    """Return the text of a JSON value. Text that does not look like JSON becomes a string."""
     try:
-        return json.loads(text, parse_constant=_no_constant), text.encode()
+        json.loads(text, parse_constant=_no_constant)
+        return text.encode()
     except ValueError as error:
         if text[:1] in ("{", "[", '"'):
             hint = "correct it, or pass --text to append it as a string"
             raise usage(f"{text!r} is not valid JSON: {error}", hint) from None
-        return text, json_text.encode(text)
+        return json_text.encode(text)
 
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _object(text: str) -> dict[str, Any]:
+def _object(text: str) -> Raw:
+    """Return the text of a JSON object."""
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_no_constant)
     except ValueError:
         value = None
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
-    return value
+    return Raw(text.encode())
 
 
 def _run(call: Call) -> int:
@@ -139,7 +139,7 @@ def _note_files(call: Call) -> None:
     if call.args.text or call.args.records:
         return
     for text in call.args.data:
-        if os.path.isfile(text) and isinstance(_value(text)[0], str):
+        if os.path.isfile(text) and _value(text)[:1] == b'"':
             lines = f"topics append {shlex.quote(call.args.topic)} - < {shlex.quote(text)}"
             call.screen.note(f"appended the text {text!r}; to append the lines of the file: {lines}", "yellow")
 

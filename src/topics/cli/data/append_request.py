@@ -5,6 +5,9 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
+import msgspec
+from msgspec import Raw
+
 from topics.cli.command import Args
 from topics.cli.connect.request import Request, given, post, topic_path
 from topics.cli.output import json_text
@@ -25,12 +28,26 @@ def defaults(args: Args) -> dict[str, Any]:
     return given(tag=args.tag, meta=args.meta, priority=args.priority, delay_ms=args.delay)
 
 
-def as_record(value: Any) -> dict[str, Any]:
-    """Return a record to write for a record as the API takes it or as a reader prints it."""
-    if not isinstance(value, dict) or "data" not in value:
+def as_record(text: bytes, common: dict[str, Any]) -> bytes:
+    """Return a record to write for a record as the API takes it or as a reader prints it. Values keep their text."""
+    from topics.model import surrogates  # which imports numpy
+
+    try:
+        found = surrogates.members(text)
+    except msgspec.ValidationError:
+        found = {}
+    if "data" not in found:
         raise usage("with --records, every value must be an object with data", "leave out --records to append values")
-    record = {name: value[name] for name in WRITTEN if name in value}
+    record = {name: found[name] for name in WRITTEN if name in found}
     for read, written in (("$tag", "tag"), ("$node", "node")):
-        if read in value:
-            record[written] = value[read]
-    return record
+        if read in found:
+            record[written] = found[read]
+    return encode({**common, **record})
+
+
+def encode(fields: dict[str, Any]) -> bytes:
+    """Return fields of a record as a JSON object."""
+    texts = (
+        (name, bytes(value) if isinstance(value, Raw) else json_text.encode(value)) for name, value in fields.items()
+    )
+    return b"{%b}" % b",".join(b'"%b":%b' % (name.encode(), text) for name, text in texts)

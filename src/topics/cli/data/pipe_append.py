@@ -42,7 +42,7 @@ class Line(Struct, omit_defaults=True):
 
     data: Raw
     tag: str | None = None
-    meta: dict[str, Any] | None = None
+    meta: Raw | None = None
     priority: int | None = None
     delay_ms: int | None = None
 
@@ -150,7 +150,7 @@ def _requests(args: Args, before_wait: Callable[[], None]) -> Iterator[Request]:
 def _record_maker(args: Args) -> Any:
     if args.records:
         common = defaults(args)
-        return lambda raw: {**common, **as_record(json.loads(bytes(raw)))}
+        return lambda raw: Raw(as_record(bytes(raw), common))
     if args.text:
         return lambda raw: {"data": raw, **defaults(args)}
     extra = defaults(args)

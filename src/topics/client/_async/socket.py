@@ -11,7 +11,7 @@ from msgspec import Struct
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
-from topics.client import errors, pushed
+from topics.client import errors, json_text, pushed
 from topics.client._async import tools
 from topics.client._async.transport import fields_of
 from topics.client.errors import Unreachable
@@ -191,11 +191,11 @@ class AsyncSocket:
         if self._connection is None or self._broken is not None:
             raise self._broken or RuntimeError("use the socket in a `with` block")
         self._number += 1
+        command = json_text.encode({"op": op, "request_id": self._number, **fields})
         future: tools.Future[bytes] = tools.new_future()
         self._waiting[self._number] = future
-        command = {"op": op, "request_id": self._number, **fields}
         try:
-            await self._connection.send(msgspec.json.encode(command), text=True)
+            await self._connection.send(command, text=True)
         except ConnectionClosed as error:
             raise Unreachable(f"the WebSocket is closed: {error}", code="closed") from error
         return await tools.result_of_future(future)

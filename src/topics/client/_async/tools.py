@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import signal
 from asyncio import Event as Event
 from asyncio import Future as Future
 from collections.abc import Awaitable, Callable, Coroutine, Generator
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
+from topics.client import stop_signals
 from topics.client.seqs import Seqs, error_at, seq_at
 
 T = TypeVar("T")
@@ -113,20 +113,10 @@ class Group:
             raise self._failure
 
 
-def on_stop_signals(stop: Callable[[], None]) -> Callable[[], None]:
-    """Call `stop` on SIGINT and SIGTERM; return a function that ends this. Does nothing outside of the main thread."""
+def on_stop_signals(stop: Callable[[], None], handle: bool | None) -> Callable[[], None]:
+    """Call `stop` in this loop on SIGINT and SIGTERM, as `stop_signals.on_stop_signals` does."""
     loop = asyncio.get_running_loop()
-    added = []
-    for number in (signal.SIGINT, signal.SIGTERM):
-        with suppress(NotImplementedError, RuntimeError, ValueError):
-            loop.add_signal_handler(number, stop)
-            added.append(number)
-
-    def remove() -> None:
-        for number in added:
-            loop.remove_signal_handler(number)
-
-    return remove
+    return stop_signals.on_stop_signals(lambda: loop.call_soon_threadsafe(stop), handle)
 
 
 async def result_of_future(future: Future[T]) -> T:

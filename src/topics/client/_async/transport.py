@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import httpx
 import msgspec
 
-from topics.client import errors
+from topics.client import errors, json_text
 from topics.client._async import tools
 from topics.client.errors import BadUrl, OutcomeUnknown, TimedOut, TopicsError, Unreachable
 from topics.client.items import decode_records
@@ -69,6 +69,10 @@ class AsyncTransport:
         self._answered = False  # whether the server has answered yet
         headers = {"accept": JSON, "accept-encoding": "gzip" if gzip else "identity"}
         if token is not None:
+            if not (token.isascii() and token.isprintable()):
+                raise ValueError(
+                    "token: a key consists of printable ASCII characters; is there a line break at its end?"
+                )
             headers["authorization"] = f"Bearer {token}"
         self._http = httpx.AsyncClient(
             base_url=self.url,
@@ -103,7 +107,7 @@ class AsyncTransport:
         """
         backoff = Backoff()
         answer_lost = False
-        content = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
+        content = body if body is None or isinstance(body, bytes) else json_text.encode(body)
         while True:
             try:
                 return decode_records(_decoder(answer), await self.send(method, path, body=content, wait_ms=wait_ms))
@@ -164,7 +168,7 @@ class AsyncTransport:
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """Open a long answer, such as an event stream. Reading raises `TimedOut` after a silence of `silence_s`."""
         timeout = httpx.Timeout(silence_s, connect=CONNECT_TIMEOUT_S)
-        content = None if body is None else msgspec.json.encode(body)
+        content = None if body is None else json_text.encode(body)
         headers = {"accept": accept, "accept-encoding": "identity"}
         if content is not None:
             headers["content-type"] = JSON

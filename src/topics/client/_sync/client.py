@@ -190,9 +190,9 @@ class Topics(TopicCalls, RecordCalls, ConsumerCalls, QueueCalls, RouterCalls, Se
         node: str | None = None,
         lease_ms: int = 30_000,
         retry_delay_ms: Callable[[int], int] | None = None,
-        handle_signals: bool = True,
+        handle_signals: bool | None = None,
     ) -> Iterator[Job]:
-        """Yield jobs one by one until SIGTERM, SIGINT or `stop`.
+        """Yield jobs one by one until a signal, as `run` says, or `stop`.
 
         for job in topics.jobs("emails"):
             send(job.data)
@@ -211,7 +211,7 @@ class Topics(TopicCalls, RecordCalls, ConsumerCalls, QueueCalls, RouterCalls, Se
         node: str | None = None,
         lease_ms: int = 30_000,
         retry_delay_ms: Callable[[int], int] | None = None,
-        handle_signals: bool = True,
+        handle_signals: bool | None = None,
     ) -> Iterator[Job]:
         """Yield jobs as `jobs` does, but let the server push them over a stream.
 
@@ -230,7 +230,7 @@ class Topics(TopicCalls, RecordCalls, ConsumerCalls, QueueCalls, RouterCalls, Se
         lease_ms: int,
         retry_delay_ms: Callable[[int], int] | None,
         *,
-        handle_signals: bool,
+        handle_signals: bool | None,
     ) -> tuple[str, JobLoop]:
         worker = node or f"py-{uuid4().hex[:12]}"
         loop = JobLoop(
@@ -252,7 +252,7 @@ class Topics(TopicCalls, RecordCalls, ConsumerCalls, QueueCalls, RouterCalls, Se
         on_done: Callable[[Job, float], object] | None = None,
         on_error: Callable[[Job, BaseException], object] | None = None,
     ) -> Callable[[Handler], Worker]:
-        """Make a function the worker of a queue. `run` works until a signal stops it.
+        """Make a function the worker of a queue, which `run` calls.
 
             @topics.worker("emails", concurrency=8)
             def send(job):
@@ -261,7 +261,7 @@ class Topics(TopicCalls, RecordCalls, ConsumerCalls, QueueCalls, RouterCalls, Se
             topics.run()
 
         The lease is extended while the function runs. A job is acked when the function returns, and given back with a
-        growing delay when it raises or takes longer than `timeout_s`. SIGTERM and SIGINT let running jobs finish.
+        growing delay when it raises or takes longer than `timeout_s`.
         `on_start(job)`, `on_done(job, seconds)` and `on_error(job, error)` are for logs and metrics.
         """
 
@@ -275,12 +275,16 @@ class Topics(TopicCalls, RecordCalls, ConsumerCalls, QueueCalls, RouterCalls, Se
 
         return register
 
-    def run(self) -> None:
-        """Run all workers of this client until SIGTERM, SIGINT or `stop`.
+    def run(self, *, handle_signals: bool | None = None) -> None:
+        """Run all workers of this client until SIGTERM, SIGINT or `stop`; then finish the jobs that are held.
+
+        A signal that the program handles itself is left to the program, as in a web application: call `stop` when it
+        ends. With `handle_signals=True`, such a signal ends the workers too, before the handler of the program is
+        called. With False, no signal ends them. The handlers are restored at the end.
 
         topics.run()
         """
-        Worker.run_all(self._workers)
+        Worker.run_all(self._workers, handle_signals)
 
     def stop(self) -> None:
         """End the workers and the loops over jobs of this client when they have finished the jobs that they hold.

@@ -12,7 +12,7 @@ from msgspec import Struct
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.sync.client import ClientConnection, connect
 
-from topics.client import errors, pushed
+from topics.client import errors, json_text, pushed
 from topics.client._sync import tools
 from topics.client._sync.transport import fields_of
 from topics.client.errors import Unreachable
@@ -192,11 +192,11 @@ class Socket:
         if self._connection is None or self._broken is not None:
             raise self._broken or RuntimeError("use the socket in a `with` block")
         self._number += 1
+        command = json_text.encode({"op": op, "request_id": self._number, **fields})
         future: tools.Future[bytes] = tools.new_future()
         self._waiting[self._number] = future
-        command = {"op": op, "request_id": self._number, **fields}
         try:
-            self._connection.send(msgspec.json.encode(command), text=True)
+            self._connection.send(command, text=True)
         except ConnectionClosed as error:
             raise Unreachable(f"the WebSocket is closed: {error}", code="closed") from error
         return tools.result_of_future(future)

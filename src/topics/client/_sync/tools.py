@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -14,6 +13,7 @@ from typing import Any, TypeVar, cast
 from msgspec import Struct
 
 from topics.client.seqs import Seqs, error_at, seq_at
+from topics.client.stop_signals import on_stop_signals as on_stop_signals
 
 T = TypeVar("T")
 
@@ -109,20 +109,6 @@ class Group:
             thread.join()
         if self._failure is not None:
             raise self._failure
-
-
-def on_stop_signals(stop: Callable[[], None]) -> Callable[[], None]:
-    """Call `stop` on SIGINT and SIGTERM; return a function that ends this. Does nothing outside of the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        return lambda: None
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda *_: stop()) for number in numbers}
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    return restore
 
 
 def result_of_future(future: Future[T]) -> T:

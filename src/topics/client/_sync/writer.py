@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
 
-import msgspec
 from msgspec import Struct
 
 from topics.client import tracing
@@ -18,10 +17,10 @@ from topics.client._sync import tools
 from topics.client._sync.transport import UNLIMITED, Transport, topic_path, with_query
 from topics.client.errors import BatchTooLarge, PayloadTooLarge
 from topics.client.items import Appended, NewRecord
+from topics.client.json_text import encode
 from topics.client.seqs import Failures, Seqs
 
 PAUSE_S = 0.005
-_encode = msgspec.json.Encoder().encode
 
 
 class _Plain(Struct, gc=False):
@@ -117,7 +116,7 @@ class Writer:
         print(future)
         """
         if self._plain and tag is None is meta and node is None is priority and delay_ms is None is deliver_at:
-            text = _encode(_Plain(data))
+            text = encode(_Plain(data))
         else:
             record = NewRecord(
                 data=data, tag=tag, node=node or self._node, meta=None if meta is None else dict(meta),
@@ -146,7 +145,7 @@ class Writer:
 
     def _encoded(self, record: NewRecord) -> bytes:
         with tracing.sending(self._topic, [record]) as traced:
-            return _encode(traced[0])
+            return encode(traced[0])
 
     def _begin_batch(self) -> _Batch:
         if self._closing:

@@ -82,12 +82,8 @@ class ConsumerBatch:
         change_consumers(self.state, ticket.entry)
 
     def leave(self) -> None:
-        """Count the changes no longer as under way."""
-        gated = self.ticket.gated
+        """Count the changes no longer as pending."""
         for part in self.parts:
-            topic = part.topic
-            topic.pending -= 1
-            topic.waiting -= gated
             part.own.under_way.remove(part)
         self.parts.clear()
 
@@ -113,13 +109,10 @@ class ConsumerBatches:
             if shared is None or shared.turn != commits.turn:  # of an earlier turn if that was refused
                 self._joinable[durability] = shared = self._begin(durability, None)
             batch = shared
-        if commits.before_change is not None:
-            commits.before_change(topic)
+        commits.include(batch.ticket, [topic])
         part = BatchPart(batch, topic, own, {})
         parts.append(part)
         batch.parts.append(part)
-        topic.pending += 1
-        topic.waiting += batch.ticket.gated
         return part
 
     def _begin(self, durability: str, topic: Topic | None) -> ConsumerBatch:

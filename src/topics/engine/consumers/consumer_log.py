@@ -11,7 +11,6 @@ from topics.engine.state import snapshot_parts
 from topics.engine.state.consumers import Consumer, TopicConsumers
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
-from topics.engine.write import apply
 from topics.storage.log import entry as log
 
 
@@ -61,7 +60,6 @@ def consumers_of(topic: Topic) -> TopicConsumers:
     return topic.consumers
 
 
-@apply.replays(ConsumersChanged)
 def change_consumers(state: State, entry: ConsumersChanged) -> None:
     """Change the consumers of topics. A topic that no longer exists is left out."""
     by_id, at_ms = state.by_id, entry.at_ms
@@ -93,8 +91,7 @@ def _put_and_remove(state: State, entry: ConsumersChanged) -> None:
         state.note_consumers(topic)
 
 
-@apply.replays(Consumed)
-def _replay_consumed(state: State, entry: Consumed) -> None:
+def replay_consumed(state: State, entry: Consumed) -> None:
     """Change the consumers of one topic, as earlier versions logged it."""
     topic_id, moved = entry.topic_id, iter(entry.moved)
     change_consumers(

@@ -13,10 +13,9 @@ from collections.abc import Iterator, Mapping
 
 from topics import logs
 from topics.engine import retention
-from topics.engine.consumers.consumer_log import ConsumersChanged
+from topics.engine.durable import entry_kinds
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
-from topics.engine.write import apply
 from topics.errors import Corrupt
 from topics.storage.log import entry as entries
 from topics.storage.log import frame
@@ -54,12 +53,8 @@ class Backlog:
         kind, topic_id, first, count = found.head
         topic = state.by_id.get(topic_id)
         if kind != entries.APPEND:
-            if entries.CEILING < kind < entries.ARCHIVED:  # an entry of routers or queues may name any topic
-                self.replay_all(state)
-            elif kind == entries.CONSUMERS_CHANGED:
-                self._replay_named(state, found)
-            elif topic is not None:
-                self.replay(state, topic)
+            if self._waiting:
+                self._replay_touched(state, found)
             return False
         if topic is None or not _may_wait(topic):
             return False
@@ -78,16 +73,16 @@ class Backlog:
         for data in self._waiting.pop(topic.topic_id, ()):
             _replay(state, topic, data)
 
-    def _replay_named(self, state: State, found: frame.Frame) -> None:
-        """Replay the topics whose consumers the entry changes: a hold must find the records that were there."""
-        if not self._waiting:
-            return
+    def _replay_touched(self, state: State, found: frame.Frame) -> None:
+        """Replay the topics that an entry touches: it must find the records that were there."""
         try:
-            entry = entries.decode(found, path="", at=0)
+            touched = entry_kinds.touched_by(entries.decode(found, path="", at=0))
         except Corrupt:
             return  # recovery reports it when it replays the entry, and then replays everything that waits
-        assert isinstance(entry, ConsumersChanged)
-        for topic_id in entry.topic_ids() & self._waiting.keys():
+        if touched is None:
+            self.replay_all(state)
+            return
+        for topic_id in touched:
             if (topic := state.by_id.get(topic_id)) is not None:
                 self.replay(state, topic)
 
@@ -117,7 +112,7 @@ def _replay(state: State, topic: Topic, data: bytes) -> None:
     assert whole is not None, "the frame was whole when it was set aside"
     found = whole[0]
     try:
-        apply.replay(state, entries.decode(found, path="", at=0))
+        entry_kinds.replay_or_lose(state, entries.decode(found, path="", at=0))
     except Corrupt as error:  # the checksum is right, so another version of topics wrote it
         last = found.head.first + found.head.count - 1
         log.error("entry_unreadable", topic=topic.name, first_seq=found.head.first, last_seq=last, reason=error.what)

@@ -164,8 +164,9 @@ class Check:
             item.frame.head.topic_id
             for file in self._files
             if file.number > number
-            for item in walfile.scan(file.data)
-            if isinstance(item, walfile.FoundFrame) and item.frame.head.kind == entries.CREATE
+            for found in walfile.scan(file.data)
+            for item in (found.begun if isinstance(found, walfile.Damage) else (found,))
+            if item.frame.head.kind == entries.CREATE
         }
 
 

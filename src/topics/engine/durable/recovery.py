@@ -15,14 +15,13 @@ import msgspec
 from topics import logs
 from topics.engine import retention
 from topics.engine.consumers import consumer_log
-from topics.engine.durable import lost_log
+from topics.engine.durable import entry_kinds, lost_log
 from topics.engine.durable.deferred_replay import Backlog
 from topics.engine.durable.log_files import LogFile, read_log
 from topics.engine.durable.snapshot_load import LoadedSnapshot, load_topics
-from topics.engine.queue import verbs
 from topics.engine.routers import replay
 from topics.engine.state.topics import State
-from topics.engine.write import apply, archived
+from topics.engine.write import archived
 from topics.errors import Corrupt
 from topics.storage import snapshot as snap
 from topics.storage.datadir import DataDir
@@ -34,7 +33,6 @@ from topics.storage.segments.segment_cache import Shelf
 log = logs.Log("recovery")
 
 Progress = Callable[[float], None]
-REPLAYED_ELSEWHERE = (archived, consumer_log, verbs)  # these modules register kinds of entries when they are imported
 
 
 class Recovered(NamedTuple):
@@ -166,11 +164,14 @@ class _Recovery:
                 backlog.replay_all(state)  # the next entry may drop a topic that has deferred entries
             if isinstance(item, walfile.Damage):
                 if item.torn and file.last:
-                    size = item.end - item.at
-                    self._cut.append(f"{file.path} at byte {item.at}: {size} bytes of an unfinished write")
-                    log.warning("torn_tail_cut", file=file.path, offset=item.at, bytes=size)
+                    at, size = item.write_at, item.end - item.write_at
+                    self._cut.append(f"{file.path} at byte {at}: {size} bytes of an unfinished write")
+                    log.warning("torn_tail_cut", file=file.path, offset=at, bytes=size)
                     break
                 backlog.replay_all(state)  # the missing seqs depend on the head of each topic
+                for begun in item.begun:
+                    check.entry(begun.frame.head)
+                    self._entries += _replay(state, begun, file, damage)
                 _note_damage(state, file, item, damage)
             else:
                 check.entry(item.frame.head)
@@ -216,7 +217,9 @@ def _replay(state: State, item: walfile.FoundFrame, file: LogFile, damage: list[
         return 0
     if isinstance(entry, entries.Append):
         _note_gap(state, entry, item, file, damage)
-    apply.replay(state, entry)
+    if what := entry_kinds.replay_or_lose(state, entry):
+        damage.append(f"{file.path} at byte {item.at}: {what}")
+        return 0
     return 1
 
 

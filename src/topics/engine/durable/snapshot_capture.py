@@ -19,6 +19,7 @@ from topics.engine.state.snapshot_parts import Captured
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.engine.steps import Steps
+from topics.storage import snapshot as snap
 
 # A garbage collection goes through every young list and dict in one go, so none of them has an entry for each topic.
 TOPICS_A_LIST = 256
@@ -43,6 +44,19 @@ class Capture:
 
     def __len__(self) -> int:
         return sum(map(len, self._lists))
+
+    def tails(self) -> Iterator[bytes]:
+        """Yield the parts of the tails file, and note in each topic where its part is."""
+        at = 0
+        for one in self:
+            if one.tail is None:
+                continue
+            part = b"".join(one.tail.encode(one.snapshot.topic_id, one.snapshot.epoch))
+            one.snapshot.tail = snap.TailRef(
+                self._number, at, len(part), one.tail.segment.opened_ms, one.tail.live, one.tail.live_bytes
+            )
+            at += len(part)
+            yield part
 
     def drain(self) -> Iterator[Captured]:
         """Yield the captured topics and forget them, one at a time: to free them all at once would take long."""

@@ -9,7 +9,7 @@ Marks of deleted records are written into segment files only after a snapshot th
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -17,10 +17,11 @@ import msgspec
 from topics import logs
 from topics.clock import Clock
 from topics.engine.durable import atomic_files, recovery, snapshot_load
+from topics.engine.durable.checkpoint_retries import Retries, Room
 from topics.engine.durable.deferred_replay import Backlog
 from topics.engine.durable.snapshot_capture import Capture
 from topics.engine.state import snapshot_parts
-from topics.engine.state.snapshot_parts import Captured, Frozen, SavedTail
+from topics.engine.state.snapshot_parts import Frozen, SavedTail
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.engine.steps import Steps, run_all
@@ -54,20 +55,6 @@ def run_inline(steps: Steps[None], done: Done) -> None:
         done(None)
 
 
-def _tails(number: int, topics: Iterable[Captured]) -> Iterator[bytes]:
-    """Yield the parts of tails file `number`, and note in each topic where its part is."""
-    at = 0
-    for one in topics:
-        if one.tail is None:
-            continue
-        part = b"".join(one.tail.encode(one.snapshot.topic_id, one.snapshot.epoch))
-        one.snapshot.tail = snap.TailRef(
-            number, at, len(part), one.tail.segment.opened_ms, one.tail.live, one.tail.live_bytes
-        )
-        at += len(part)
-        yield part
-
-
 class Store:
     """Keeps a state in its directory. All code runs on the owner's thread, except for the work given to `worker`."""
 
@@ -84,6 +71,7 @@ class Store:
         self.last_checkpoint_ms = clock.now_ms()
         self.bytes_at_checkpoint = 0  # written to the log when the state of the last snapshot was taken
         self._bytes_at_capture = 0
+        self.retries = Retries(clock)
         self.commits: Commits | None = None
         self._worker = worker
         self._runner = runner or run_inline
@@ -143,16 +131,43 @@ class Store:
             self._worker, self._runner = worker, runner
 
     def checkpoint(self, done: Callable[[Exception | None], None] = lambda error: None, *, clean: bool = False) -> bool:
-        """Begin a snapshot and the removal of what it replaces. Return False if one is under way or cannot begin."""
-        assert self.commits is not None
+        """Begin a snapshot and the removal of what it replaces. Return False if one is under way or cannot begin.
+
+        If the disk may lack the room, reserve it first.
+        """
         if self._snapshotting or self.wal.broken or self._backlog:  # what waits is in the old log alone
             return False
+        room = Room(self.dir, self.state, self.wal.rotation_bytes)
+        grown_bytes = self.wal.stats.bytes_written_total - self.bytes_at_checkpoint
+        if self.retries.reason is None and room.is_plenty(grown_bytes):
+            return self._begin(done, clean=clean)
+        self._snapshotting = True
+
+        def reserved(error: Exception | None) -> None:
+            self._snapshotting = False
+            if error is not None:
+                self._failed(error, [], done, rotated=False)
+            elif not self._begin(done, clean=clean):
+                done(LogFailed(self.retries.reason))
+
+        def measured(error: Exception | None) -> None:
+            if error is not None:
+                reserved(error)
+            else:
+                self._submit(lambda: room.reserve(self.wal.number), reserved)
+
+        self._run(room.steps(), measured)
+        return True
+
+    def _begin(self, done: Done, *, clean: bool) -> bool:
+        """Rotate the log and take the snapshot. Return False if the log cannot be rotated."""
+        assert self.commits is not None
         self.commits.sync()
         try:
             self.wal.rotate()
             notes = self.wal.begin_ledger()
         except (OSError, LogFailed) as error:
-            log.error("checkpoint_failed", reason=str(error))
+            self.retries.failed(error, rotated=False)
             return False
         self._snapshot(self.wal.number, done, clean=clean, notes=notes)
         return True
@@ -176,8 +191,8 @@ class Store:
         """Begin the snapshot that a change of class waits for, if none is under way and the state is complete."""
         if not self._savers or self._snapshotting or self._backlog:
             return  # the end of the snapshot, or the next tick, comes back here
-        if not self.checkpoint() and not self._snapshotting:
-            self._end_saving(LogFailed(self.wal.read_only or "no new log file could be begun"))
+        if not (self.retries.may_begin and self.checkpoint()) and not self._snapshotting:
+            self._end_saving(LogFailed(self.wal.read_only or self.retries.reason))
 
     def _end_saving(self, error: Exception | None) -> None:
         savers, self._savers = self._savers, []
@@ -237,11 +252,17 @@ class Store:
                     path, footer = self._write_segment(one.snapshot.topic_id, one.snapshot.epoch, frozen)
                     one.snapshot.segments[at].footer = footer
                     sealed.append((one.snapshot.topic_id, frozen.segment, path, footer))
-            atomic_files.write(self.dir, self.dir.tails_path(number), _tails(number, capture), worker)
+            atomic_files.write(self.dir, self.dir.tails_path(number), capture.tails(), worker)
             if notes and self.wal.ledger.write(notes):
                 head.extra[snap.LEDGER] = msgspec.Raw(msgspec.msgpack.encode(True))
             parts = snap.encode_parts(head, ((one.snapshot, one.keys) for one in capture), len(capture), worker)
-            atomic_files.write(self.dir, self.dir.snapshot_path(number), parts, worker)
+            try:
+                atomic_files.write(self.dir, self.dir.snapshot_path(number), parts, worker)
+            except OSError:
+                with suppress(OSError):  # a snapshot whose name could not be synced needs its tails
+                    if not self.fs.exists(self.dir.snapshot_path(number)):
+                        self.fs.unlink(self.dir.tails_path(number))
+                raise
             self._note_written(capture, tails, pending)
 
         def written(error: Exception | None) -> None:
@@ -262,10 +283,10 @@ class Store:
 
         self._submit(work, written)
 
-    def _failed(self, error: Exception, retired: list[str], done: Done) -> None:
+    def _failed(self, error: Exception, retired: list[str], done: Done, *, rotated: bool = True) -> None:
         self._snapshotting = False
         self.shelf.retired += retired
-        log.error("checkpoint_failed", reason=str(error))
+        self.retries.failed(error, rotated=rotated)
         done(error)
         self._end_saving(error)
 
@@ -374,6 +395,7 @@ class Store:
     def _installed(
         self, number: int, keep_tails: set[int], pending: dict[int, dict[int, bytes]], retired: list[str]
     ) -> None:
+        self.retries.succeeded()
         self.snapshot_number = number
         self.last_checkpoint_ms = self._clock.now_ms()
         self.bytes_at_checkpoint = self._bytes_at_capture

@@ -5,7 +5,6 @@ from __future__ import annotations
 from msgspec import Struct
 
 from topics.engine.durable import recovery
-from topics.engine.offline.verify import learn_all_kinds
 from topics.engine.state.topics import State
 from topics.errors import Corrupt
 from topics.storage.datadir import DataDir
@@ -28,7 +27,6 @@ def coverage(fs: Fs, root: str) -> Coverage | None:
 
     Loads the snapshot and replays the log, so it takes as long as a start.
     """
-    learn_all_kinds()
     datadir = DataDir(ReadOnlyFs(fs), root)
     datadir.inspect()
     state = State()

@@ -15,7 +15,6 @@ from msgspec import Struct, structs
 
 from topics.engine import retention
 from topics.engine.durable.recovery import recover
-from topics.engine.offline.verify import learn_all_kinds
 from topics.engine.read.read import Query, Reading, Tombstone, expire_and_read
 from topics.engine.read.scan import Scan
 from topics.engine.state.losses import Losses
@@ -72,7 +71,6 @@ class Directory:
     """A data directory that is open for reading. A server and a reader exclude each other."""
 
     def __init__(self, fs: Fs, root: str, *, cold_dir: str | None = None, now_ms: int) -> None:
-        learn_all_kinds()
         self.now_ms = now_ms
         self._dir = DataDir(ReadOnlyFs(fs), root)
         self._dir.inspect()

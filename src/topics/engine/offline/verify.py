@@ -7,15 +7,12 @@ that is applied with the same functions that a server's readers end in.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 import posixpath
 from collections.abc import Callable
 
 import numpy as np
 from msgspec import Struct
 
-from topics import engine
 from topics.engine import retention
 from topics.engine.durable import recovery, snapshot_load
 from topics.engine.durable.log_files import LogFile, read_log, read_whole
@@ -79,19 +76,12 @@ class Report(Struct, kw_only=True):
 
 def verify(fs: Fs, root: str, *, cold_dir: str | None = None, progress: Progress = lambda done, total: None) -> Report:
     """Verify the directory. Block until done. Raise `DataDirError` if it is missing, foreign, or held by a server."""
-    learn_all_kinds()
     datadir = DataDir(ReadOnlyFs(fs), root)
     datadir.inspect()
     try:
         return _Verifier(datadir, cold_dir, progress).run()
     finally:
         datadir.close()
-
-
-def learn_all_kinds() -> None:
-    """Import the whole engine, as a server does: its modules make their kinds of log entry known when imported."""
-    for found in pkgutil.iter_modules(engine.__path__, "topics.engine."):
-        importlib.import_module(found.name)
 
 
 class _Verifier:
@@ -300,7 +290,10 @@ class _Verifier:
             self._log_header(file)
             for item in walfile.scan(file.data):
                 if isinstance(item, walfile.Damage):
-                    self._log_damage(file, item, torn=item.torn and file.last)
+                    torn = item.torn and file.last
+                    for begun in () if torn else item.begun:
+                        self._log_entry(file, begun)
+                    self._log_damage(file, item, torn=torn)
                 else:
                     self._log_entry(file, item)
             self._step(self.fs.size(file.path))
@@ -318,12 +311,13 @@ class _Verifier:
             self._found(file.path, 0, f"the header says log file {header.number}", RESTORE_ALL)
 
     def _log_damage(self, file: LogFile, item: walfile.Damage, *, torn: bool) -> None:
-        size = item.end - item.at
         if torn:
+            at, size = item.write_at, item.end - item.write_at
             self.report.notes.append(
-                f"{file.path} at byte {item.at}: {size} bytes of an unfinished write end the log; a start cuts them off"
+                f"{file.path} at byte {at}: {size} bytes of an unfinished write end the log; a start cuts them off"
             )
             return
+        size = item.end - item.at
         head = item.head
         name = None if head is None else self._names.get(head.topic_id)
         if head is not None and name is not None and head.kind == entries.APPEND:

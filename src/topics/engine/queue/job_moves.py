@@ -32,6 +32,10 @@ class Moved(Struct, array_like=True):
     dead: bool  # whether they count as dead letters of the queue that they leave
     append: log.Append | None = None
 
+    def topic_ids(self) -> set[int]:
+        """Return the ids of both topics."""
+        return {self.topic_id} if self.append is None else {self.topic_id, self.append.topic_id}
+
 
 class Copy(Struct):
     """A record on its way to another topic."""
@@ -64,7 +68,6 @@ class Moves:
         `leaving` is what a delete of the seqs has found beforehand. Ends with `result`.
         """
         staging = self._staging
-        staging.commits.will_change(source)
         dest = staging.topics.get(name)
         if dest is None:
             return self._stage_creating(source, name, move, copies, leaving, result=result)
@@ -78,11 +81,11 @@ class Moves:
             return result
 
         frame = self._frame(source, dest.config.durability, move)
-        ticket = Ticket(dest, frame, take_effect, append, append.first, len(copies), len(append.blob))
+        ticket = Ticket(dest, frame, take_effect, append, append.first, len(copies), len(append.blob), also=[source])
         ticket.gated = frame is not None and "fsync" in (source.config.durability, dest.config.durability)
         staging.take_seqs(dest, ticket)
         staging.commits.stage(ticket)
-        return _hold(source, ticket)
+        return _freeze(source, ticket)
 
     def _stage_creating(
         self,
@@ -117,11 +120,12 @@ class Moves:
             create,
             take_effect,
             gated=gated,
-            frame=log.encode(create) + (frame or b""),
+            frame=log.encode(create) if frame is None else log.encode_begun([create]) + frame,
             size_bytes=size_bytes,
             ceiling=append.last + FIRST_CEILING,
+            also=[source],
         )
-        return _hold(source, ticket)
+        return _freeze(source, ticket)
 
     def _frame(self, source: Topic, durability: str, move: Moved) -> bytes | None:
         """Return the frame of a move; None if neither topic keeps anything on disk."""
@@ -135,21 +139,8 @@ class Moves:
         return _pinned(source, log.encode(move))
 
 
-def _hold(source: Topic, ticket: Ticket) -> Ticket:
-    """Count the move as an entry under way of the topic that the jobs leave, too."""
-    take_effect = ticket.apply
-    assert take_effect is not None
-
-    def over() -> None:
-        source.pending -= 1
-
-    def end(done: Ticket) -> Any:
-        over()
-        return take_effect(done)
-
-    source.pending += 1
-    ticket.apply = end
-    undo_also(ticket, over)
+def _freeze(source: Topic, ticket: Ticket) -> Ticket:
+    """Keep routers out of the topic that the jobs leave from moving until the move has taken effect."""
     if source.links is not None:
         source.links.freeze(ticket)
     return ticket
@@ -195,11 +186,10 @@ def undo_also(ticket: Ticket, more: Callable[[], object]) -> None:
     ticket.undo = undo
 
 
-@apply.replays(Moved)
-def _replay_moved(state: State, entry: Moved) -> None:
+def replay_moved(state: State, entry: Moved) -> None:
     if entry.append is not None and entry.append.topic_id not in state.by_id:
         return  # the log lost the creation of the other topic: the jobs stay where they are
     if (source := state.by_id.get(entry.topic_id)) is not None:
         _leave(source, entry, removal.nothing())
     if entry.append is not None:
-        apply.replay(state, entry.append)
+        apply.replay_append(state, entry.append)

@@ -14,7 +14,6 @@ from topics.engine.state.jobs.leases import Leases
 from topics.engine.state.jobs.saved_leases import SavedLeases
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
-from topics.engine.write import apply
 from topics.storage.log import entry as log
 
 
@@ -75,8 +74,7 @@ def _is_there(topic: Topic, seq: int) -> bool:
     return topic.earliest <= seq <= topic.head and topic.losses.covering(seq) is None
 
 
-@apply.replays(Leased)
-def _replay_leased(state: State, entry: Leased) -> None:
+def replay_leased(state: State, entry: Leased) -> None:
     topic = state.by_id.get(entry.topic_id)
     if topic is None or topic.queue is None:
         return
@@ -91,14 +89,12 @@ def _replay_leased(state: State, entry: Leased) -> None:
     queue.left([seq for seq in entry.seqs if not _is_there(topic, seq)])
 
 
-@apply.replays(Released)
-def _replay_released(state: State, entry: Released) -> None:
+def replay_released(state: State, entry: Released) -> None:
     if (queue := _replayed(state, entry.topic_id)) is not None:
         queue.release(_existing(queue, entry.seqs), due_ms=entry.due_ms, now_ms=entry.at_ms)
 
 
-@apply.replays(Extended)
-def _replay_extended(state: State, entry: Extended) -> None:
+def replay_extended(state: State, entry: Extended) -> None:
     if (queue := _replayed(state, entry.topic_id)) is not None:
         queue.extend(_existing(queue, entry.seqs), entry.deadline_ms)
 

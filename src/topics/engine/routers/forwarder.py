@@ -244,8 +244,9 @@ class Forwarder:
         ]
         able = [other for other in behind if other.last_error is None]
         if not able or edge.cyclic:
-            self._live.losing(links, upto, entry)
-            self._staging.commits.flush_now()
+            if not self._logs(edge):  # a logged step has the losses in its own frames
+                self._live.losing(links, upto, entry)
+                self._staging.commits.flush_now()
             return True
         ahead = [other for other in able if not self._due.waits(other)]
         for other in ahead:

@@ -328,8 +328,7 @@ def put_router(state: State, entry: RouterPut) -> Router | None:
     return router
 
 
-@apply.replays(RouterPut)
-def _replay_put(state: State, entry: RouterPut) -> None:
+def replay_put(state: State, entry: RouterPut) -> None:
     router = table_of(state).by_id.get(entry.router_id)
     if router is not None and router.cursor < entry.cursor:
         bring(state, router.edge, {entry.router_id: entry.cursor})
@@ -342,11 +341,7 @@ def drop_router(state: State, entry: RouterDrop) -> None:
         table.remove(router)
 
 
-apply.replays(RouterDrop)(drop_router)
-
-
-@apply.replays(Mark)
-def _replay_mark(state: State, entry: Mark) -> None:
+def replay_mark(state: State, entry: Mark) -> None:
     topic = state.by_id.get(entry.topic_id)
     links = None if topic is None else links_of(topic)
     if topic is None or links is None:
@@ -380,8 +375,7 @@ def trim(state: State, entry: Trim) -> None:
             retention.skip_to(dest, entry.first + entry.lost, entry.reason)
 
 
-@apply.replays(Trim)
-def _replay_trim(state: State, entry: Trim) -> None:
+def replay_trim(state: State, entry: Trim) -> None:
     dest = state.by_id.get(entry.topic_id)
     if dest is not None and entry.first > dest.head + 1 and not _is_ephemeral(dest):
         # The mark before this entry was damaged: make the copies before the loss now, if possible.
@@ -403,8 +397,7 @@ def copies(state: State, entry: Copies) -> None:
         copy.count_copies(table, router, len(entry.sizes), entry.upto)
 
 
-@apply.replays(Copies)
-def _replay_copies(state: State, entry: Copies) -> None:
+def replay_copies(state: State, entry: Copies) -> None:
     copies(state, entry)
     if (router := table_of(state).by_id.get(entry.router_id)) is not None:
         router.present = None
@@ -420,9 +413,6 @@ def resume(state: State, entry: Resume) -> None:
     edge.floor_ms = max(edge.floor_ms, entry.at_ms)
     if dest.config.ttl_ms:
         retention.expire(dest, entry.at_ms)
-
-
-apply.replays(Resume)(resume)
 
 
 # --- snapshot

@@ -119,10 +119,10 @@ class Routers:
             touched |= {router.edge.source, router.edge.dest}
         if source is not None:
             touched |= set(upstream(source))
-        for topic in touched:
-            staging.commits.will_change(topic)
         ticket = staging.stage_synced(
-            [*creates, *self._marks(touched), entry], lambda _: self._put_applied(creates, entry, router is None)
+            [*creates, *self._marks(touched), entry],
+            lambda _: self._put_applied(creates, entry, router is None),
+            also=list(touched),
         )
         staging.commits.sync()
         return ticket
@@ -141,7 +141,7 @@ class Routers:
             return DroppedRouter(name, True)
 
         touched = {router.edge.dest, *upstream(router.edge.source)}
-        ticket = self._staging.stage_synced([*self._marks(touched), entry], take_effect)
+        ticket = self._staging.stage_synced([*self._marks(touched), entry], take_effect, also=list(touched))
         self._staging.commits.sync()
         return ticket
 

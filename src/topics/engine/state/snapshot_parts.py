@@ -21,6 +21,9 @@ from topics.storage.worker import INLINE, Worker
 TAIL_MAX_BYTES = 256 << 10
 TAIL_MAX_EVENTS = 4096
 
+# About what a snapshot needs beside the rendered records. A snapshot file has every topic and key twice.
+TOPIC_BYTES, KEY_BYTES, SEGMENT_BYTES, RECORD_BYTES = 512, 64, 4096, 25
+
 
 # A checkpoint makes some of these for every topic. None of them is one that a garbage collection has to look at, or the
 # capture of 10,000 topics would bring about full collections.
@@ -171,6 +174,18 @@ def capture(state: State, topic: Topic) -> Captured:
     )
     keys = snap.KeyLists(list(topic.keys), list(topic.keys.values())) if topic.keys else None
     return Captured(snapshot, tuple(sealing), tail, look(open_segment), keys)
+
+
+def size_bytes_of(topic: Topic) -> int:
+    """Return about how many bytes a snapshot writes for the topic: its own entry, and the records that no file has."""
+    size_bytes = TOPIC_BYTES + KEY_BYTES * len(topic.keys)
+    if topic.config.durability == "ephemeral":
+        return size_bytes
+    saved: SavedTail | None = topic.saved_tail
+    for segment in topic.segments:
+        if isinstance(segment, MemorySegment) and (saved is None or saved.look != look(segment)):
+            size_bytes += SEGMENT_BYTES + RECORD_BYTES * segment.count + len(segment.rendered)
+    return size_bytes
 
 
 def end_ephemeral(state: State) -> None:

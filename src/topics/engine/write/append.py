@@ -151,10 +151,10 @@ class Appends:
         kept = staging.logged and config.durability != "ephemeral"
         high = staging.logged and entry.last > FIRST_CEILING  # above the ceiling that the creation implies
         ceiling = FIRST_CEILING + (entry.last if high else 0)
-        before = log.encode(create)
+        before: list[log.Entry] = [create]
         if high:
-            before += log.encode(log.Ceiling(create.topic_id, ceiling))
-        frame = log.encode_large(entry, after=before) if kept else before
+            before.append(log.Ceiling(create.topic_id, ceiling))
+        frame = log.encode_large(entry, after=log.encode_begun(before)) if kept else log.encode_all(before)
 
         def take_effect(_: Ticket) -> Appended:
             topic = apply.create(staging.state, create)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +24,13 @@ from topics.storage.segments.segment import MemorySegment, Segment
 ALONE_BYTES = 8 << 20  # a write of this size has a segment of its own, which takes its bytes without a copy
 
 NOTHING: Mapping[int, Chosen] = MappingProxyType({})
+
+
+class OutOfOrder(Exception):
+    """An entry does not begin at the next seq of its topic: the state differs from the log."""
+
+    def __init__(self, topic: Topic, first: int) -> None:
+        super().__init__(f"{topic.name}: an entry begins at seq {first}, the head is {topic.head}")
 
 
 def create(state: State, entry: log.Create) -> Topic:
@@ -110,7 +116,8 @@ def append_plain(state: State, topic: Topic, entry: log.Append) -> None:
     ):
         append(state, topic, entry)
         return
-    assert entry.first == topic.head + 1, f"{topic.name}: entry begins at {entry.first}, head is {topic.head}"
+    if entry.first != topic.head + 1:
+        raise OutOfOrder(topic, entry.first)
     segment.grew(blob, 1, ts)  # type: ignore[attr-defined]
     topic.head = entry.first
     topic.count += 1
@@ -125,7 +132,8 @@ def append(state: State, topic: Topic, entry: log.Append) -> None:
     """Append records that begin at the topic's next seq, then enforce the TTL and the caps."""
     first, sizes, ts, blob = entry.first, entry.sizes, entry.ts, entry.blob
     n, size_bytes = len(sizes), len(blob)
-    assert first == topic.head + 1, f"{topic.name}: entry begins at {first}, head is {topic.head}"
+    if first != topic.head + 1:
+        raise OutOfOrder(topic, first)
     segment = topic.segments[-1]
     limits = state.segment_limits
     alone = size_bytes >= ALONE_BYTES
@@ -262,35 +270,15 @@ def _delete_seqs(topic: Topic, seqs: list[int], chosen: Mapping[int, Chosen]) ->
         topic.queue.left(seqs)
 
 
-Replay = Callable[[State, Any], None]
-_REPLAY: dict[type, Replay] = {}
+# --- replay: `durable.entry_kinds` has a row for each
 
 
-def replays(kind: type) -> Callable[[Replay], Replay]:
-    """Register how a kind of entry is replayed."""
-
-    def register(take_effect: Replay) -> Replay:
-        _REPLAY[kind] = take_effect
-        return take_effect
-
-    return register
-
-
-def replay(state: State, entry: log.Entry) -> None:
-    """Replay one entry of the log."""
-    _REPLAY[type(entry)](state, entry)
-    if state.routers is not None and type(entry).kind != state.routers.MARK:
-        state.routers.pinned = None  # a mark speaks only of the entry after it
-
-
-@replays(log.Create)
-def _replay_create(state: State, entry: log.Create) -> None:
+def replay_create(state: State, entry: log.Create) -> None:
     if entry.topic_id not in state.by_id:
         create(state, entry)
 
 
-@replays(log.Append)
-def _replay_append(state: State, entry: log.Append) -> None:
+def replay_append(state: State, entry: log.Append) -> None:
     topic = state.by_id.get(entry.topic_id)
     if topic is None:
         return  # its topic was dropped
@@ -307,14 +295,12 @@ def _replay_append(state: State, entry: log.Append) -> None:
             append(state, topic, entry)
 
 
-@replays(log.Delete)
-def _replay_delete(state: State, entry: log.Delete) -> None:
+def replay_delete(state: State, entry: log.Delete) -> None:
     if (topic := state.by_id.get(entry.topic_id)) is not None:
         delete(topic, entry)
 
 
-@replays(log.Configure)
-def _replay_configure(state: State, entry: log.Configure) -> None:
+def replay_configure(state: State, entry: log.Configure) -> None:
     topic = state.by_id.get(entry.topic_id)
     if topic is None:
         return
@@ -328,13 +314,11 @@ def _replay_configure(state: State, entry: log.Configure) -> None:
     configure(state, topic, entry)
 
 
-@replays(log.Drop)
-def _replay_drop(state: State, entry: log.Drop) -> None:
+def replay_drop(state: State, entry: log.Drop) -> None:
     if (topic := state.by_id.get(entry.topic_id)) is not None:
         drop(state, topic)
 
 
-@replays(log.Ceiling)
-def _replay_ceiling(state: State, entry: log.Ceiling) -> None:
+def replay_ceiling(state: State, entry: log.Ceiling) -> None:
     if (topic := state.by_id.get(entry.topic_id)) is not None:
         topic.ceiling = topic.ceiling_staged = max(topic.ceiling, entry.ceiling)

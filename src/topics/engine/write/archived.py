@@ -19,7 +19,6 @@ from topics.engine import retention
 from topics.engine.state import snapshot_parts
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
-from topics.engine.write import apply
 from topics.engine.write.commit import Ticket
 from topics.engine.write.staging import Staging
 from topics.errors import Code, TopicsError, invalid
@@ -94,7 +93,6 @@ def check_epoch(topic: Topic, epoch: int) -> None:
         )
 
 
-@apply.replays(Archived)
 def archived(state: State, entry: Archived) -> None:
     """Raise the marks of the topic."""
     topic = state.by_id.get(entry.topic_id)

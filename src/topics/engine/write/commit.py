@@ -9,13 +9,17 @@ Single records that are appended to one topic in one turn share an entry: the fi
 the log and into the topic, at a fraction of the cost.
 
 A batch with a large append is written on another thread. Entries that are staged meanwhile form the next batch.
+
+An entry that is in the log and cannot be applied leaves a state that differs from the log. The engine halts then: it
+answers nothing more, and a new start replays the log. The exception is a delete that cannot read the disk, see
+`_not_applied`. A callback that fails is logged, and the callbacks after it are called all the same.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from msgspec import Struct
 
@@ -42,6 +46,10 @@ class Log(Protocol):
     def write(self, frames: list[Frames]) -> None:
         """Write all frames in order to the operating system, or raise `LogFailed` and write none."""
 
+    def written(self) -> int:
+        """Return how many frames were written so far. The number of a frame is the count of those before it."""
+        return 0
+
     def write_large(self, frames: list[Frames], done: Callable[[LogFailed | None], None]) -> None:
         """Do the same on another thread, then call `done`. Until then nothing else is written."""
 
@@ -60,11 +68,11 @@ class Log(Protocol):
     def after_sync(self, done: Callable[[], None]) -> None:
         """Call `done` once a later sync has made everything written so far durable."""
 
-    def durable(self, frames: list[Frames]) -> int:
-        """Return how many of these frames, in the order in which they were written, are known to be durable."""
+    def durable(self) -> int:
+        """Return the number of the first frame that is not known to be durable."""
         return 0
 
-    def void(self, frames: list[Frames]) -> None:
+    def void(self, numbers: list[int]) -> None:
         """Cancel frames that were written, but whose sync failed: they must never take effect."""
 
 
@@ -76,6 +84,9 @@ class NoLog:
 
     def write(self, frames: list[Frames]) -> None:
         pass
+
+    def written(self) -> int:
+        return 0
 
     def write_large(self, frames: list[Frames], done: Callable[[LogFailed | None], None]) -> None:
         done(None)
@@ -95,15 +106,22 @@ class NoLog:
     def after_sync(self, done: Callable[[], None]) -> None:
         done()
 
-    def durable(self, frames: list[Frames]) -> int:
+    def durable(self) -> int:
         return 0
 
-    def void(self, frames: list[Frames]) -> None:
+    def void(self, numbers: list[int]) -> None:
         pass
 
 
+class Halted(Exception):
+    """The state differs from the log: nothing may be read or written until a new start has replayed the log."""
+
+
 class Ticket(Struct, eq=False):
-    """One verb under way. It is resolved with a `result` or an `error`, and then calls `then`."""
+    """One pending verb. It is resolved with a `result` or an `error`, and then calls `then`.
+
+    Its frames take effect together, or not at all.
+    """
 
     topic: Topic | None = None
     frame: Frames | None = None  # None if nothing is logged
@@ -123,6 +141,8 @@ class Ticket(Struct, eq=False):
     then: Callable[[Ticket], None] | None = None
     wal_ns: int = 0
     sync_ns: int = 0
+    also: list[Topic] | None = None  # other topics that it changes
+    number: int = -1  # of its frame in the log
 
     @classmethod
     def of(cls, result: Any) -> Ticket:
@@ -138,21 +158,27 @@ class Ticket(Struct, eq=False):
         else:
 
             def call_both(ticket: Ticket) -> None:
-                before(ticket)
-                then(ticket)
+                try:
+                    before(ticket)
+                finally:
+                    then(ticket)
 
             self.then = call_both
 
     def resolve(self, result: Any, error: TopicsError | None = None) -> None:
+        """Set the outcome and call `then`. An exception of a callback is logged."""
         self.result = result
         self.error = error
         self.done = True
         if self.then is not None:
-            self.then(self)
+            try:
+                self.then(self)
+            except Exception as failure:
+                _callback_failed(self, failure)
 
     def value(self) -> Any:
         """Return the result of a resolved ticket, or raise its error."""
-        assert self.done, "the ticket is still under way"
+        assert self.done, "the ticket is still pending"
         if self.error is not None:
             raise self.error
         return self.result
@@ -192,6 +218,8 @@ class Commits:
         # answered write again in these turns and share it: with 32 writers a sync serves 26 of them instead of 16.
         self.gather_turns = 0
         self._gathering = 0  # how many of these turns are left
+        self.halted: Exception | None = None  # why the state differs from the log
+        self.on_halt: Callable[[Exception], object] = lambda error: None  # ends the process of a server
         self.attach(log)
 
     def attach(self, log: Log) -> None:
@@ -201,6 +229,8 @@ class Commits:
 
     def stage(self, ticket: Ticket) -> None:
         """Add the ticket to this turn. A plain append may lead others until another entry of its topic is staged."""
+        if self.halted is not None:
+            self._halt(self.halted)
         topic = ticket.topic
         if topic is not None and topic.links is not None:
             topic.links.staging(ticket)
@@ -210,6 +240,9 @@ class Commits:
             self.schedule(self.flush)
         self._staged.append(ticket)
         self.pending_bytes += ticket.size_bytes
+        if ticket.also is not None:
+            also, ticket.also = ticket.also, []
+            self.include(ticket, also)
         if topic is not None:
             topic.leader = ticket if ticket.plain and topic.links is None else None
             topic.pending += 1
@@ -218,16 +251,35 @@ class Commits:
             elif topic.waiting:
                 ticket.behind = True
 
+    def include(self, ticket: Ticket, also: list[Topic]) -> None:
+        """Count a staged ticket for other topics that it changes, too.
+
+        To keep its place in the order of each topic, it waits for a sync if an earlier ticket of one of them does.
+        """
+        if any(topic.waiting for topic in (ticket.topic, *also) if topic is not None):
+            ticket.gated = True
+        for topic in also:
+            self.will_change(topic)
+            topic.pending += 1
+            topic.waiting += ticket.gated
+        ticket.also = also if ticket.also is None else ticket.also + also
+
     def will_change(self, topic: Topic) -> None:
-        """Announce a change of `topic` by a ticket that is staged for another topic, or for none."""
+        """Announce a change of `topic` that is not logged. `stage` announces those that a ticket names."""
         if self.before_change is not None:
             self.before_change(topic)
 
     def flush(self) -> None:
         """Write all staged frames, and apply the tickets that need not wait for a sync.
 
-        While a large write is under way, what is staged waits for its end. `flush_now` waits, too.
+        While a large write is pending, what is staged waits for its end. `flush_now` waits, too.
         """
+        try:
+            self._flush()
+        except Exception as failure:  # what the log has of this batch is unknown
+            self._halt(failure)
+
+    def _flush(self) -> None:
         batch = self._staged
         if not batch:
             return
@@ -273,7 +325,8 @@ class Commits:
             self.schedule(self.flush)
 
     def _logged(self, batch: list[Ticket], took_ns: int) -> None:
-        """Apply the tickets of a batch that is in the log, except for those that wait for a sync."""
+        """Apply the tickets of the batch that was just written, except for those that wait for a sync."""
+        _number(batch, self.log.written())
         for ticket in batch:
             topic = ticket.topic
             ticket.wal_ns = took_ns
@@ -396,26 +449,30 @@ class Commits:
 
         A ticket takes effect all the same if another sync has made its frame durable.
         """
-        durable = self.log.durable([ticket.frame for ticket in waiting if ticket.frame is not None])
-        upto = 0
-        while upto < len(waiting) and (waiting[upto].frame is None or durable):
-            durable -= waiting[upto].frame is not None
+        durable, upto = self.log.durable(), 0
+        while upto < len(waiting) and waiting[upto].number < durable:  # -1 for a ticket without a frame
             upto += 1
         self._landing.extend(waiting[:upto])
         waiting = waiting[upto:]
         if self._writing is not None:
             writing, self._writing = self._writing, None
+            before = self.log.written()
             self.log.finish_large()
+            if self.log.written() > before:
+                _number(writing, self.log.written())
             refused = _needing_log(writing)
             waiting += refused
             self._landing.extend([ticket for ticket in writing if ticket not in refused])
         staged = self._take_staged()
-        self.log.void([ticket.frame for ticket in waiting if ticket.frame is not None])
+        self.log.void([ticket.number for ticket in waiting if ticket.number >= 0])
         self.refuse(waiting, LogFailed(str(failure), written=True), behind=staged)
         self._land()
 
     def _land(self) -> None:
-        """Apply and resolve tickets in order, even if a callback of a ticket stages or syncs more."""
+        """Apply and resolve tickets in order, even if a callback of a ticket stages or syncs more.
+
+        Raise `Halted` if an entry cannot be applied: no ticket after it may be answered.
+        """
         landing = self._landing
         # Bound: the tickets that are ready. Tickets that a callback stages land here only if it also syncs them.
         while landing:
@@ -425,22 +482,22 @@ class Commits:
             try:
                 if ticket.apply is not None:
                     ticket.result = ticket.apply(ticket)
-            except OSError as failure:
+            except Exception as failure:
+                if ticket.count or not isinstance(failure, OSError):
+                    self._halt(failure, ticket)
                 ticket.error = _not_applied(ticket, failure)
-            except Exception as broken:  # a broken invariant must not take the rest of the batch with it
-                log.failure("entry_not_applied", broken, topic="" if ticket.topic is None else ticket.topic.name)
-                ticket.error = TopicsError(Code.INTERNAL, "internal error")
             ticket.done = True
             if ticket.then is not None:
-                ticket.then(ticket)
+                try:
+                    ticket.then(ticket)
+                except Exception as failure:
+                    _callback_failed(ticket, failure)
             if followers is None:
                 continue
-            error, wal_ns, sync_ns = ticket.error, ticket.wal_ns, ticket.sync_ns
+            wal_ns, sync_ns = ticket.wal_ns, ticket.sync_ns
             for follower in followers:
-                follower.error, follower.wal_ns, follower.sync_ns = error, wal_ns, sync_ns
-                follower.done = True
-                if follower.then is not None:
-                    follower.then(follower)
+                follower.wal_ns, follower.sync_ns = wal_ns, sync_ns
+                follower.resolve(follower.result, ticket.error)
 
     def _leave(self, ticket: Ticket) -> None:
         self.pending_bytes -= ticket.size_bytes
@@ -450,6 +507,34 @@ class Commits:
             topic.waiting -= ticket.gated
             topic.staged_count -= ticket.count
             topic.staged_bytes -= ticket.size_bytes
+        if ticket.also is not None:
+            for topic in ticket.also:
+                topic.pending -= 1
+                topic.waiting -= ticket.gated
+
+    def _halt(self, failure: Exception, ticket: Ticket | None = None) -> NoReturn:
+        """Refuse all further work, because the state differs from the log. A server ends its process here."""
+        if self.halted is None:
+            self.halted = failure
+            topic = None if ticket is None else ticket.topic
+            log.failure("halted", failure, topic="" if topic is None else topic.name)
+            self.on_halt(failure)
+        raise Halted("the state differs from the log; a new start replays the log") from failure
+
+
+def _number(batch: list[Ticket], written: int) -> None:
+    """Note the numbers of the frames of a batch that was just written; `written` is the number of the next frame."""
+    for ticket in reversed(batch):
+        if ticket.frame is not None:
+            written -= 1
+            ticket.number = written
+
+
+def _callback_failed(ticket: Ticket, failure: Exception) -> None:
+    """Log the exception of a callback: the ticket is resolved, and the callbacks after this one are called."""
+    if isinstance(failure, Halted):
+        raise failure
+    log.failure("callback_failed", failure, topic="" if ticket.topic is None else ticket.topic.name)
 
 
 def _needing_log(batch: list[Ticket]) -> list[Ticket]:

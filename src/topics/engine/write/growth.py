@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 
 from topics import logs
 from topics.engine.state.topic import Topic
@@ -18,11 +19,12 @@ class Growth:
     def __init__(self, commits: Commits) -> None:
         self._commits = commits
         self._grown: dict[Topic, None] = {}
+        self._keys = count()  # of waiters and listeners; an id may belong to another object once its object is freed
         self.then: Callable[[], None] | None = None  # called after the listeners of all topics that grew in a turn
 
     def wait(self, topic: Topic, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake` once, when the topic has grown or is dropped. Return a function that cancels this."""
-        key = id(wake)
+        key = next(self._keys)
         topic.waiters[key] = wake
         return lambda: topic.waiters.pop(key, None)  # type: ignore[return-value]
 
@@ -31,7 +33,7 @@ class Growth:
 
         Return a function that ends this.
         """
-        key = id(listener)
+        key = next(self._keys)
         topic.listeners[key] = listener
         return lambda: topic.listeners.pop(key, None)  # type: ignore[return-value]
 

@@ -100,18 +100,16 @@ class Staging:
         """Stage entries about records of the topic: they are as durable as the topic."""
         ticket = Ticket(topic, None, take_effect, undo=undo)
         if self.logged and topic.config.durability != "ephemeral":
-            ticket.frame = b"".join(map(log.encode, entries))
+            ticket.frame = log.encode_all(entries)
             ticket.gated = topic.config.durability == "fsync"
         self.commits.stage(ticket)
         return ticket
 
-    def stage_synced(
-        self, entries: list[Any], take_effect: Callable[[Ticket], Any], *, undo: Callable[[], object] | None = None
-    ) -> Ticket:
-        """Stage entries about no single topic. They take effect once the log is synced."""
-        ticket = Ticket(apply=take_effect, undo=undo)
+    def stage_synced(self, entries: list[Any], take_effect: Callable[[Ticket], Any], *, also: list[Topic]) -> Ticket:
+        """Stage entries that change several topics. They take effect together, once the log is synced."""
+        ticket = Ticket(apply=take_effect, also=also)
         if self.logged:
-            ticket.frame = b"".join(map(log.encode, entries))
+            ticket.frame = log.encode_all(entries)
             ticket.gated = True
         self.commits.stage(ticket)
         return ticket
@@ -143,13 +141,15 @@ class Staging:
         frame: Frames = b"",
         size_bytes: int = 0,
         ceiling: int = FIRST_CEILING,
+        also: list[Topic] | None = None,
     ) -> Ticket:
         """Stage the creation of a topic.
 
-        `frame` holds the creation and a first write of `size_bytes`: both take effect, or neither.
+        `frame` holds the creation and a first write of `size_bytes`: both take effect, or neither. `also` are existing
+        topics that the ticket changes.
         """
         creating = self.commits.creating
-        ticket = Ticket(size_bytes=size_bytes)
+        ticket = Ticket(size_bytes=size_bytes, also=also)
         ticket.gated = gated and self.logged
         if self.logged:
             ticket.frame = frame or log.encode(create)

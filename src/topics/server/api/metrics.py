@@ -60,6 +60,7 @@ def collect(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metric]
         _holds(services),
         _process(services.startup, ready=not services.runtime.draining, progress=1.0),
         _wal(services.wal_stats(), read_only=services.read_only() is not None),
+        [_checkpoints(failing=services.checkpoint_failure() is not None)],
         _topics(services, prefixes),
         _archives(services, archived),
         consumers,
@@ -122,7 +123,8 @@ def _batches(topics: Iterable[Topic]) -> Iterator[list[Topic]]:
 
 def collect_while_recovering(startup: Startup) -> list[Metric]:
     """Return the metrics of the process. Topics are left out, because only some are recovered so far."""
-    return [*_process(startup, ready=False, progress=startup.progress), *_wal(WalStats(), read_only=False)]
+    process = _process(startup, ready=False, progress=startup.progress)
+    return [*process, *_wal(WalStats(), read_only=False), _checkpoints(failing=False)]
 
 
 def _totals(services: Services, leases: int) -> Iterator[Metric]:
@@ -174,6 +176,10 @@ def _process(startup: Startup, *, ready: bool, progress: float) -> Iterator[Metr
         yield _counter("topics_http_connections_refused_total", "Connections refused at the limit.",
                        http.refused_total)  # fmt: skip
         yield Metric("topics_http_requests_total", "counter", "Requests answered.", [("", "", "", http.requests_total)])
+
+
+def _checkpoints(*, failing: bool) -> Metric:
+    return _gauge("topics_checkpoint_failing", "1 while checkpoints fail and the log grows.", int(failing))
 
 
 def _wal(wal: WalStats, *, read_only: bool) -> Iterator[Metric]:

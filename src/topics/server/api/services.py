@@ -55,6 +55,10 @@ class Services(Struct, frozen=True, kw_only=True, eq=False):
         """Return why nothing can be written; None if writes are possible."""
         return None if self.storage is None else self.storage.wal.read_only
 
+    def checkpoint_failure(self) -> str | None:
+        """Return why the last checkpoint failed; None if it succeeded."""
+        return None if self.storage is None else self.storage.store.retries.reason
+
     def wal_stats(self) -> WalStats:
         """Return the counters of the log; zeros without a data directory."""
         return WalStats() if self.storage is None else self.storage.wal.stats

@@ -1,7 +1,7 @@
 /**
  * The console: a shell with navigation, and one page at a time by the hash of the URL.
  *
- * A page is a module with `title` and `show(context)`, which returns an element. `context.signal` aborts when the page
+ * A page is a module with `title` and `show(context)`, which returns its elements. `context.signal` aborts when the page
  * is left: every poll, stream and listener of a page ends with it.
  */
 
@@ -28,6 +28,10 @@ const ROUTES = [
   [/^\/consumers$/, consumers],
   [/^\/pipelines$/, pipelines],
 ]
+const noSuchPage = {
+  title: "No such page",
+  show: () => [pageHead("No such page"), h("p", {}, h("a", { href: "#/" }, "Go to the overview"))],
+}
 const NAVIGATION = [
   ["Overview", "#/"], ["Topics", "#/topics"], ["Queues", "#/queues"], ["Routers", "#/routers"],
   ["Consumers", "#/consumers"], ["Pipelines", "#/pipelines"],
@@ -84,10 +88,19 @@ async function open() {
   }
   const [path, query = ""] = (location.hash.slice(1) || "/").split("?")
   for (const [pattern, page] of ROUTES) {
-    const match = pattern.exec(path)
-    if (match) return show(page, { params: match.slice(1).map(decodeURIComponent), query: new URLSearchParams(query), signal })
+    const params = pattern.exec(path)?.slice(1).map(decoded)
+    if (params && !params.includes(null)) return show(page, { params, query: new URLSearchParams(query), signal })
   }
-  put(main, pageHead("No such page"), h("p", {}, h("a", { href: "#/" }, "Go to the overview")))
+  show(noSuchPage, { signal })
+}
+
+/** Decode a part of a path. Return null for a part that encodes no text, such as `%`. */
+function decoded(part) {
+  try {
+    return decodeURIComponent(part)
+  } catch {
+    return null
+  }
 }
 
 function show(page, context) {

@@ -217,22 +217,32 @@ class Storage:
             self._loop.call_soon(self._replay_some)
 
     async def close(self) -> None:
-        """Write a last checkpoint, so that the next start has nothing to replay, and end the threads."""
+        """Write a last checkpoint, so that the next start has nothing to replay, and end the threads.
+
+        Raise `OSError` at the end if the checkpoint failed.
+        """
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
         if self._engine is not None:
             self._engine.replay_all()
-        await self._last_checkpoint()
+        failure = await self._last_checkpoint()
         for worker in (self._store_worker, self._write_worker, self._sync_worker):
             await worker.close()
         await asyncio.sleep(0)  # run the callbacks that the workers reported last
         self.store.close()
+        if failure is not None:
+            raise OSError(f"the last snapshot is not written, so the next start replays the log: {failure}")
 
-    async def _last_checkpoint(self) -> None:
+    async def _last_checkpoint(self) -> str | None:
+        """Return why the last checkpoint failed, or None."""
         await self._idle()
-        self.store.checkpoint(clean=True)
+        outcome: list[Exception | None] = []
+        began = self.store.checkpoint(outcome.append, clean=True)
         await self._idle()
+        if began and outcome == [None]:
+            return None
+        return self.store.retries.reason or self.wal.read_only or "the log is not complete"
 
     async def _idle(self) -> None:
         idle = asyncio.Event()
@@ -270,6 +280,8 @@ class Storage:
         return self.wal.stats.bytes_written_total - self.store.bytes_at_checkpoint
 
     def _due(self) -> bool:
+        if self.store.retries.reason is not None:
+            return self.store.retries.may_begin
         grown = self._grown_bytes()
         if grown >= self._settings.checkpoint_wal_bytes:
             return True

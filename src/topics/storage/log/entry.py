@@ -8,7 +8,7 @@ rendered records behind the array:
     4   s   array  [ts, sizes, tags, nodes, metas, key, extras]
     4+s …   blob   the rendered records
 
-Kinds are stored for ever: a number that was used is never given another meaning.
+Kinds are permanent: a number that was used is never given another meaning.
 """
 
 from __future__ import annotations
@@ -113,6 +113,12 @@ class Entry(Protocol):
     topic_id: int
 
 
+def records_of(entry: Entry) -> Append | None:
+    """Return the records that the entry adds to a topic, if it adds any."""
+    made = entry if isinstance(entry, Append) else getattr(entry, "append", None)
+    return made() if callable(made) else made  # a field of some kinds, and a method of others
+
+
 _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {}
 
 
@@ -142,6 +148,16 @@ def encode(entry: Entry, *, after: bytes = b"") -> bytes:
     return frame.encode(entry.kind, entry.topic_id, 0, 0, _encode(entry), after=after)
 
 
+def encode_begun(entries: Sequence[Entry]) -> bytes:
+    """Return the entries as the first frames of a write: they take effect with the frame after them, or never."""
+    return b"".join(frame.encode(entry.kind | frame.MORE, entry.topic_id, 0, 0, _encode(entry)) for entry in entries)
+
+
+def encode_all(entries: Sequence[Entry]) -> bytes:
+    """Return the entries as the frames of one write: they take effect together, or not at all."""
+    return encode(entries[-1], after=encode_begun(entries[:-1]))
+
+
 def encode_large(entry: Append, *, after: bytes = b"") -> frame.Frames:
     """Return the same without a copy of the records, if these are a view."""
     if not isinstance(entry.blob, memoryview):
@@ -153,7 +169,7 @@ def encode_large(entry: Append, *, after: bytes = b"") -> frame.Frames:
 
 def decode(found: frame.Frame, *, path: str, at: int) -> Entry:
     """Return the entry in a verified frame. Raise `Corrupt` if this version does not know its kind."""
-    head, body = found
+    head, body, _ = found
     try:
         if head.kind == APPEND:
             size = _unpack_size(body)[0]

@@ -44,15 +44,15 @@ class Erasures:
 def locate(
     frames: Sequence[Frames], number: int, starts: Sequence[tuple[int, File, int]]
 ) -> dict[int, tuple[File, int]]:
-    """Return file and offset of frames, the first of which has this number, by the id of the frame.
+    """Return file and offset of frames by number; `number` is that of the first.
 
-    Each of `starts` says that the frames from a number on stand in a file from an offset on.
+    Each of `starts` says that the frames from a number on are in a file from an offset on.
     """
     places: dict[int, tuple[File, int]] = {}
     waiting = deque(starts)
     for at_number, frame in enumerate(frames, number):
         while waiting and waiting[0][0] <= at_number:
             _, file, at = waiting.popleft()
-        places[id(frame)] = file, at
+        places[at_number] = file, at
         at += len(frame)
     return places

@@ -4,15 +4,18 @@
     0       4     magic   b"TFR1"
     4       4     length  u32 LE; n, the size of the body
     8       4     check   u32 LE; low half of the XXH3-64 of length and head
-    12      17    head    kind u8 (stored for ever, never reuse a number), topic id u32, first seq u64, count u32; LE
+    12      17    head    kind u8 (permanent, never reuse a number; 0x80 is added to it if the next frame belongs to the
+                          same write), topic id u32, first seq u64, count u32; LE
     29      n     body    see entry.py
     29+n    17    head    the same bytes again
     46+n    8     sum     u64 LE; XXH3-64 of everything from the length to here
     54+n    1     last    0xE7; 0x18 in a frame that was refused after it had been written
 
-The head stands at both ends, so the seqs of a frame are known even if its middle, beginning or end is damaged.
+The head is at both ends, so the seqs of a frame are known even if its middle, beginning or end is damaged.
 The last byte is never zero, and no single bit makes it so: where zeros follow the frames, a frame that was cut short
-ends in one. That byte alone takes a whole frame back, so that a write which is torn cannot do it by half.
+ends in one. That byte alone invalidates a whole frame, so that a torn write cannot do it by half.
+
+The frames of one write take effect together: a reader holds frames with the bit 0x80 until it has the frame without it.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ _SUM = struct.Struct("<QB")
 BODY_AT = _START.size + _HEAD.size
 OVERHEAD_BYTES = BODY_AT + _HEAD.size + _SUM.size
 MAX_BODY_BYTES = 1 << 30
+MORE = 0x80  # the next frame belongs to the same write
 LAST = 0xE7
 REFUSED = 0x18  # differs from LAST in every bit
 LARGE_BYTES = 4096  # from this size on, a checksum over the pieces is faster than a copy of the body
@@ -54,6 +58,7 @@ class Head(NamedTuple):
 class Frame(NamedTuple):
     head: Head
     body: memoryview
+    more: bool = False  # whether the next frame belongs to the same write
 
 
 class LargeFrame:
@@ -109,7 +114,7 @@ def parts_of(frames: Sequence[Frames]) -> list[Buffer]:
 
 
 def encode(kind: int, topic_id: int, first: int, count: int, *body: bytes, after: bytes = b"") -> bytes:
-    """Return the frame with these parts as its body, behind the frames `after`."""
+    """Return the frame with these parts as its body, behind the frames `after`. Add `MORE` to `kind` if one follows."""
     head = _pack_head(kind, topic_id, first, count)
     length = _pack_length(sum(map(len, body)))
     check = _pack_length(_sum64(length + head) & 0xFFFFFFFF)
@@ -128,7 +133,7 @@ def decode(buf: memoryview, at: int) -> tuple[Frame, int] | None:
     if found is None:
         return None
     head, end = found
-    return Frame(head, buf[at + BODY_AT : end - _SUM.size - _HEAD.size]), end
+    return Frame(head, buf[at + BODY_AT : end - _SUM.size - _HEAD.size], buf[at + _START.size] >= MORE), end
 
 
 def end_of_refused(buf: memoryview, at: int) -> int | None:
@@ -169,7 +174,12 @@ def peek(buf: memoryview, at: int) -> tuple[Head, int] | None:
     packed = bytes(buf[at + _START.size : at + BODY_AT])
     if magic != MAGIC or length > MAX_BODY_BYTES or check != _sum64(_pack_length(length) + packed) & 0xFFFFFFFF:
         return None
-    return Head(*_HEAD.unpack(packed)), at + OVERHEAD_BYTES + length
+    return _unpack_head(packed), at + OVERHEAD_BYTES + length
+
+
+def _unpack_head(packed: bytes) -> Head:
+    kind, topic_id, first, count = _HEAD.unpack(packed)
+    return Head(kind & ~MORE, topic_id, first, count)
 
 
 def trailing_head(buf: memoryview, end: int) -> Head | None:
@@ -178,7 +188,7 @@ def trailing_head(buf: memoryview, end: int) -> Head | None:
     There is no checksum of its own: believe it only as far as it agrees with what else is known.
     """
     at = end - _SUM.size - _HEAD.size
-    return Head(*_HEAD.unpack_from(buf, at)) if at >= 0 else None
+    return _unpack_head(bytes(buf[at : at + _HEAD.size])) if at >= 0 else None
 
 
 def head_by_end(buf: memoryview, at: int, end: int) -> Head | None:
@@ -194,7 +204,7 @@ def head_by_end(buf: memoryview, at: int, end: int) -> Head | None:
     packed = bytes(buf[end - _SUM.size - _HEAD.size : end - _SUM.size])
     check = _pack_length(_sum64(size + packed) & 0xFFFFFFFF)
     guarded = b"%b%b%b%b" % (size, check, packed, bytes(buf[at + BODY_AT : end - _SUM.size]))
-    return Head(*_HEAD.unpack(packed)) if _sum64(guarded) == _SUM.unpack_from(buf, end - _SUM.size)[0] else None
+    return _unpack_head(packed) if _sum64(guarded) == _SUM.unpack_from(buf, end - _SUM.size)[0] else None
 
 
 def find(buf: bytes, at: int) -> int:

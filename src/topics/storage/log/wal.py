@@ -73,7 +73,7 @@ class Wal:
         self.undecided: Callable[[], bool] = lambda: False  # see `commit.Log`
         # Since the failure that the log has to heal from:
         self._voided = False  # frames were refused
-        self._places: dict[int, tuple[File, int]] = {}  # file and offset of the frames not synced, by id
+        self._places: dict[int, tuple[File, int]] = {}  # file and offset of the frames not synced, by number
         self._erasures = Erasures()
         self._sync_failed = False  # after a failed sync, a later sync of the same file proves nothing
         self._sync_lock = Lock()  # held while `_sync_failed` may become true
@@ -117,6 +117,11 @@ class Wal:
     def fenced(self) -> bool:
         """Whether a start after a kill would find no refused frame."""
         return not self._erasures.waiting
+
+    @property
+    def rotation_bytes(self) -> int:
+        """The space that the next `rotate` needs."""
+        return 0 if self._spare is not None else self._file_bytes
 
     @property
     def position(self) -> tuple[int, int]:
@@ -242,14 +247,14 @@ class Wal:
         self._file, self.number, self.tail = file, number, walfile.HEADER_BYTES + len(first)
         self._first_at = self.tail
         self._reserve_bytes = 0
-        self._starts.append((self._forgotten + len(self._unsynced), file, self.tail))
+        self._starts.append((self.written(), file, self.tail))
         self.stats.rotations_total += 1
 
     def sync(self, done: Callable[[LogFailed | None], None]) -> None:
         if self._file is None:
             done(LogFailed(self.read_only))
             return
-        files, position, covered = [*self._behind, self._file], self.position, self._forgotten + len(self._unsynced)
+        files, position, covered = [*self._behind, self._file], self.position, self.written()
         callbacks, self._callbacks = self._callbacks, []
         self._syncing += 1
         began = self._clock.monotonic_ns()
@@ -264,8 +269,7 @@ class Wal:
                 return
             self._synced(files, position, covered, began)
             done(None)
-            for callback in callbacks:
-                callback()
+            self._call_back(callbacks)
 
         notes = self.ledger.take()
         self._worker.submit(lambda: self._datasync(files, notes), finished)
@@ -273,7 +277,7 @@ class Wal:
     def sync_now(self) -> None:
         if self._file is None:
             raise LogFailed(self.read_only)
-        files, position, covered = [*self._behind, self._file], self.position, self._forgotten + len(self._unsynced)
+        files, position, covered = [*self._behind, self._file], self.position, self.written()
         began = self._clock.monotonic_ns()
         try:
             self._datasync(files, self.ledger.take())
@@ -282,8 +286,7 @@ class Wal:
             raise LogFailed(self.read_only) from error
         callbacks, self._callbacks = self._callbacks, []
         self._synced(files, position, covered, began)
-        for callback in callbacks:
-            callback()
+        self._call_back(callbacks)
 
     def after_sync(self, done: Callable[[], None]) -> None:
         if self._unsynced or self._syncing:
@@ -291,19 +294,27 @@ class Wal:
         else:
             done()
 
-    def durable(self, frames: list[Frames]) -> int:
-        pending = {id(frame) for frame in self._unsynced}
-        return next((at for at, frame in enumerate(frames) if id(frame) in pending), len(frames))
+    def written(self) -> int:
+        return self._forgotten + len(self._unsynced)
 
-    def void(self, frames: list[Frames]) -> None:
+    def _call_back(self, callbacks: list[Callable[[], None]]) -> None:
+        for callback in callbacks:
+            try:
+                callback()
+            except Exception as error:  # the callbacks after it are called all the same
+                log.failure("callback_failed", error)
+
+    def durable(self) -> int:
+        return self._forgotten
+
+    def void(self, numbers: list[int]) -> None:
         assert not self._healing, "the new file may hold these frames"
-        refused = {id(frame) for frame in frames}
-        for frame in frames:
-            if (place := self._places.get(id(frame))) is not None:
-                self._erasures.mark([frame], *place, bytes([REFUSED]))
+        for number in numbers:
+            at = number - self._forgotten
+            if (place := self._places.get(number)) is not None:
+                self._erasures.mark([self._unsynced[at]], *place, bytes([REFUSED]))
+            self._unsynced[at] = b""  # keeps its place: a pending sync counts frames
         self._erasures.write()
-        # In place: a sync under way counts on the order.
-        self._unsynced = [b"" if id(frame) in refused else frame for frame in self._unsynced]
         self._voided = True
 
     def tick(self) -> None:
@@ -347,7 +358,7 @@ class Wal:
             return
         self._healing = True
         number = self.number + 2  # skips one number: an unfinished spare file may have it
-        frames, covered = list(self._unsynced), self._forgotten + len(self._unsynced)
+        frames, covered = list(self._unsynced), self.written()
         made: list[tuple[File, int, int]] = []
 
         def work() -> None:
@@ -380,8 +391,7 @@ class Wal:
             self.stats.rotations_total += 1
             log.info("log_healed", file=number)
             callbacks, self._callbacks = self._callbacks, []
-            for callback in callbacks:
-                callback()
+            self._call_back(callbacks)
 
         self._worker.submit(work, finished)
 

@@ -86,6 +86,12 @@ class Damage(NamedTuple):
     end: int
     head: frame.Head | None
     torn: bool  # only the end of the log follows, as after an interrupted write
+    begun: tuple[FoundFrame, ...] = ()  # of a torn write: its whole frames, before the damage
+
+    @property
+    def write_at(self) -> int:
+        """The offset at which the damaged write begins."""
+        return self.begun[0].at if self.begun else self.at
 
 
 def encode_follows(number: int, offset: int) -> bytes:
@@ -113,22 +119,38 @@ def whole_end(data: bytes) -> int:
 
 
 def scan(data: bytes, *, start: int = HEADER_BYTES) -> Iterator[FoundFrame | Damage]:
-    """Yield every log entry from `start` on that was not refused, and every stretch that should have been a frame."""
+    """Yield every log entry from `start` on that was not refused, and every stretch that should have been a frame.
+
+    Entries of one write are yielded together. If the end of the log cuts off the rest of it, they are in the damage.
+    """
     view = memoryview(data)
     at, written = start, written_end(data)
+    begun: list[FoundFrame] = []  # of a write whose last frame has not been read yet
     while at < written:
         found = frame.decode(view, at)
         if found is not None:
-            if found[0].head.kind != FOLLOWS:
+            if found[0].more:
+                begun.append(FoundFrame(at, found[1], found[0]))
+            elif found[0].head.kind != FOLLOWS:
+                yield from begun
+                begun.clear()
                 yield FoundFrame(at, found[1], found[0])
             at = found[1]
             continue
         if (end := frame.end_of_refused(view, at)) is not None:
+            begun.clear()  # a write is refused as a whole, from its last frame on
             at = end
             continue
         damage = _damage(data, view, at, written)
-        yield damage
+        if damage.torn:
+            yield damage._replace(begun=tuple(begun))
+        else:
+            yield from begun
+            yield damage
+        begun.clear()
         at = damage.end
+    if begun:
+        yield Damage(at, at, None, torn=True, begun=tuple(begun))
 
 
 def after_refused(data: bytes, at: int) -> int:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from topics.errors import Corrupt
 from topics.storage.segments import codec
 from topics.storage.segments.cold import Need
-from topics.storage.segments.columns import Columns, growable
+from topics.storage.segments.columns import Columns, first_of, growable
 from topics.storage.segments.marks import FEW, LIVE, Positions
 
 Rendered = bytes | memoryview  # of records, from a file without another copy or from memory
@@ -198,6 +198,13 @@ class MemorySegment(Segment):
         segment._marks = codec.decode_flags(flags)
         segment.live, segment.live_bytes = segment.live_within(0, footer.count)
         return segment
+
+    def drop_uncounted(self) -> None:
+        """Remove what a failed append has left behind the counted records."""
+        columns, n = self.columns, self.count
+        names = {"tag_names": len(columns.tag_names), "node_names": len(columns.node_names)}
+        self.columns = growable(first_of(columns, n, **names))
+        self.rendered = bytearray(self.rendered[: self.columns.offsets[n]])
 
     def holds_alone(self, blob: bytes | memoryview, n: int, ts: int) -> None:
         """Add the bytes of the only `n` records without a copy. The segment must not grow any more."""

@@ -107,7 +107,7 @@ class AsyncJobLoop:
         node: str,
         lease_ms: int,
         retry_delay_ms: Callable[[int], int] | None,
-        handle_signals: bool,
+        handle_signals: bool | None,
     ) -> None:
         self._topic = topic
         self._leases = AsyncLeases(client, topic, node=node, lease_ms=lease_ms, delay_ms=retry_delay_ms)
@@ -148,16 +148,17 @@ class AsyncJobLoop:
     @asynccontextmanager
     async def _running(self, source: AsyncJobSource) -> AsyncIterator[None]:
         """Keep the lease while the body of the loop runs. Give back the job that it did not finish."""
-        remove = tools.on_stop_signals(self.stop) if self._handle_signals else None
+        restore_signals = tools.on_stop_signals(self.stop, self._handle_signals)
         keeper = tools.Group()
         keeper.spawn(self._leases.keep)
         try:
             yield
         finally:
-            if self._current is not None and self._current.is_open:
-                await self._leases.give_back(self._current)
-            await source.aclose()
-            self._leases.end()
-            await keeper.join()
-            if remove is not None:
-                remove()
+            try:
+                if self._current is not None and self._current.is_open:
+                    await self._leases.give_back(self._current)
+                await source.aclose()
+                self._leases.end()
+                await keeper.join()
+            finally:
+                restore_signals()

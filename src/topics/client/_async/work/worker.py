@@ -62,19 +62,19 @@ class AsyncWorker:
         """Call the function directly, as a test would."""
         return self._handler(job)
 
-    async def run(self) -> None:
-        """Work until SIGTERM, SIGINT or `stop`; then finish the jobs that are held, and return."""
-        await AsyncWorker.run_all([self])
+    async def run(self, *, handle_signals: bool | None = None) -> None:
+        """Work as `AsyncTopics.run` does, with this worker only."""
+        await AsyncWorker.run_all([self], handle_signals)
 
     @staticmethod
-    async def run_all(workers: Sequence[AsyncWorker]) -> None:
-        """Run workers side by side until SIGTERM, SIGINT or `stop`."""
+    async def run_all(workers: Sequence[AsyncWorker], handle_signals: bool | None) -> None:
+        """Run workers side by side until they are stopped; then finish the jobs that are held, and return."""
 
         def stop() -> None:
             for worker in workers:
                 worker.stop()
 
-        remove = tools.on_stop_signals(stop)
+        restore_signals = tools.on_stop_signals(stop, handle_signals)
         group = tools.Group()
         try:
             for worker in workers:
@@ -82,7 +82,7 @@ class AsyncWorker:
             await group.join()
         finally:
             stop()
-            remove()
+            restore_signals()
 
     def stop(self) -> None:
         """Claim no more jobs; `run` returns when those that are held are finished."""

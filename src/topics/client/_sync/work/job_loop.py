@@ -108,7 +108,7 @@ class JobLoop:
         node: str,
         lease_ms: int,
         retry_delay_ms: Callable[[int], int] | None,
-        handle_signals: bool,
+        handle_signals: bool | None,
     ) -> None:
         self._topic = topic
         self._leases = Leases(client, topic, node=node, lease_ms=lease_ms, delay_ms=retry_delay_ms)
@@ -149,16 +149,17 @@ class JobLoop:
     @contextmanager
     def _running(self, source: JobSource) -> Iterator[None]:
         """Keep the lease while the body of the loop runs. Give back the job that it did not finish."""
-        remove = tools.on_stop_signals(self.stop) if self._handle_signals else None
+        restore_signals = tools.on_stop_signals(self.stop, self._handle_signals)
         keeper = tools.Group()
         keeper.spawn(self._leases.keep)
         try:
             yield
         finally:
-            if self._current is not None and self._current.is_open:
-                self._leases.give_back(self._current)
-            source.close()
-            self._leases.end()
-            keeper.join()
-            if remove is not None:
-                remove()
+            try:
+                if self._current is not None and self._current.is_open:
+                    self._leases.give_back(self._current)
+                source.close()
+                self._leases.end()
+                keeper.join()
+            finally:
+                restore_signals()

@@ -63,19 +63,19 @@ class Worker:
         """Call the function directly, as a test would."""
         return self._handler(job)
 
-    def run(self) -> None:
-        """Work until SIGTERM, SIGINT or `stop`; then finish the jobs that are held, and return."""
-        Worker.run_all([self])
+    def run(self, *, handle_signals: bool | None = None) -> None:
+        """Work as `Topics.run` does, with this worker only."""
+        Worker.run_all([self], handle_signals)
 
     @staticmethod
-    def run_all(workers: Sequence[Worker]) -> None:
-        """Run workers side by side until SIGTERM, SIGINT or `stop`."""
+    def run_all(workers: Sequence[Worker], handle_signals: bool | None) -> None:
+        """Run workers side by side until they are stopped; then finish the jobs that are held, and return."""
 
         def stop() -> None:
             for worker in workers:
                 worker.stop()
 
-        remove = tools.on_stop_signals(stop)
+        restore_signals = tools.on_stop_signals(stop, handle_signals)
         group = tools.Group()
         try:
             for worker in workers:
@@ -83,7 +83,7 @@ class Worker:
             group.join()
         finally:
             stop()
-            remove()
+            restore_signals()
 
     def stop(self) -> None:
         """Claim no more jobs; `run` returns when those that are held are finished."""

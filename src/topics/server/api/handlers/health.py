@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET, UnsetType
+
 import topics.server.api.metrics as metrics
 from topics import __version__
 from topics.engine.steps import Steps, run_all
@@ -32,13 +34,16 @@ def health_while_recovering(startup: Startup, call: Call) -> Answer:
 
 
 def ready(services: Services, call: Call) -> Answer:
-    """Report whether the server can serve. Raise 503 while it stops or cannot write its log."""
+    """Report whether the server can serve, and whether checkpoints fail. Raise 503 while it stops or is read-only."""
     services.check_ready()
     if (why := services.read_only()) is not None:
         raise TopicsError(
             Code.READ_ONLY, f"the log takes no writes: {why}", detail={"reason": why}, retry_after_ms=1000
         )
-    return json_answer(200, Ready("ready", True, len(services.engine.topics), performance(call.request)))
+    warnings: list[str] | UnsetType = UNSET
+    if (why := services.checkpoint_failure()) is not None:
+        warnings = [f"checkpoints fail, so the log grows: {why}"]
+    return json_answer(200, Ready("ready", True, len(services.engine.topics), performance(call.request), warnings))
 
 
 def get_metrics(services: Services, call: Call) -> Answer:

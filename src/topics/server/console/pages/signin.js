@@ -21,7 +21,7 @@ export function show({ done }) {
         await session.open()
       } catch (error) {
         session.signIn(null)
-        if (error.status === 401) error.message = "This server does not know the key"
+        if (error.status === 401 || error instanceof TypeError) error.message = "This server does not know the key"
         put(made.problem, failure(error))
         key.select()
         return

@@ -49,9 +49,10 @@ export function parseAnswer(text) {
   return answer
 }
 
-/** Encode a value as JSON. Payloads in it keep their text. */
+/** Encode a value as JSON. Payloads in it keep their text. Throw a `TypeError` for a number that JSON does not have. */
 export function encode(value) {
   if (value instanceof Json) return value.source
+  if (typeof value === "number" && !Number.isFinite(value)) throw new TypeError(`JSON has no ${value}`)
   if (Array.isArray(value)) return `[${value.map((item) => encode(item === undefined ? null : item)).join(",")}]`
   if (value === null || typeof value !== "object") return JSON.stringify(value)
   const members = Object.entries(value).filter(([, member]) => member !== undefined)

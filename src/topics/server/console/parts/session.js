@@ -67,14 +67,13 @@ class Session extends EventTarget {
 
   /** Send a request that the client has no method for. Return the JSON answer; payloads in it and in the body are `Json`. */
   async request(method, path, body, { signal } = {}) {
-    const headers = { accept: "application/json" }
-    if (body !== undefined) headers["content-type"] = "application/json"
-    if (this.key) headers.authorization = `Bearer ${this.key}`
+    const headers = new Headers({ accept: "application/json" })
+    if (body !== undefined) headers.set("content-type", "application/json")
+    if (this.key) headers.set("authorization", `Bearer ${this.key}`) // throws if no header can hold the key
+    const text = body === undefined ? undefined : encode(body)
     let response
     try {
-      response = await this.#fetch(path, {
-        method, headers, signal, cache: "no-store", body: body === undefined ? undefined : encode(body),
-      })
+      response = await this.#fetch(path, { method, headers, signal, cache: "no-store", body: text })
     } catch (cause) {
       if (signal?.aborted) throw cause
       throw new Unreachable("the server does not answer", { code: "unreachable", retryable: true, cause })

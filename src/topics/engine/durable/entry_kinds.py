@@ -1,0 +1,114 @@
+"""All kinds of log entries: how each is replayed, and which topics must be complete before that.
+
+A module that reads a log imports this one, which imports the module of every kind. A kind without a row cannot be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from topics import logs
+from topics.engine import retention
+from topics.engine.consumers import consumer_log
+from topics.engine.consumers.consumer_log import Consumed, ConsumersChanged
+from topics.engine.queue import job_moves, lease_log
+from topics.engine.queue.job_moves import Moved
+from topics.engine.queue.lease_log import Extended, Leased, Released
+from topics.engine.routers import replay as routers
+from topics.engine.state.topics import State
+from topics.engine.write import apply, archived
+from topics.engine.write.archived import Archived
+from topics.storage.log import entry as log
+from topics.storage.log.router_entry import Copies, Mark, Resume, RouterDrop, RouterPut, Trim
+
+events = logs.Log("recovery")
+
+Touches = Callable[[Any], Iterable[int]]
+
+
+class Kind(NamedTuple):
+    """One kind of entry."""
+
+    entry: type[log.Entry]
+    replay: Callable[[State, Any], object]
+    touches: Touches | None  # returns the ids of the topics whose records it uses or changes; None: any topic
+
+
+def own(entry: log.Entry) -> Iterable[int]:
+    """Return the id of the topic that the entry is about."""
+    return (entry.topic_id,)
+
+
+KINDS = (
+    Kind(log.Create, apply.replay_create, own),
+    Kind(log.Configure, apply.replay_configure, own),
+    Kind(log.Drop, apply.replay_drop, own),
+    Kind(log.Append, apply.replay_append, own),
+    Kind(log.Delete, apply.replay_delete, own),
+    Kind(log.Ceiling, apply.replay_ceiling, own),
+    # A router that moves makes the topics before it catch up, and the routers behind it.
+    Kind(RouterPut, routers.replay_put, None),
+    Kind(RouterDrop, routers.drop_router, None),
+    Kind(Mark, routers.replay_mark, None),
+    Kind(Trim, routers.replay_trim, None),
+    Kind(Resume, routers.resume, None),
+    Kind(Copies, routers.replay_copies, None),
+    Kind(Moved, job_moves.replay_moved, Moved.topic_ids),
+    Kind(Leased, lease_log.replay_leased, own),
+    Kind(Released, lease_log.replay_released, own),
+    Kind(Extended, lease_log.replay_extended, own),
+    Kind(Archived, archived.archived, own),
+    Kind(Consumed, consumer_log.replay_consumed, own),
+    Kind(ConsumersChanged, consumer_log.change_consumers, ConsumersChanged.topic_ids),
+)
+_BY_ENTRY = {kind.entry: kind for kind in KINDS}
+
+
+def replay(state: State, entry: log.Entry) -> None:
+    """Replay one entry of the log."""
+    try:
+        _BY_ENTRY[type(entry)].replay(state, entry)
+    finally:
+        if state.routers is not None and type(entry) is not Mark:
+            state.routers.pinned = None  # a mark applies to the entry after it alone
+
+
+def replay_or_lose(state: State, entry: log.Entry) -> str:
+    """Replay one entry of the log. If it cannot be applied, lose its records, and return what failed; "" otherwise.
+
+    Raise errors of the machine: the next start may succeed.
+    """
+    try:
+        replay(state, entry)
+        return ""
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        lost = _lose(state, log.records_of(entry)) or _named(state, entry)
+        what = f"an entry of kind {type(entry).kind} cannot be applied ({type(error).__name__}){lost}"
+        events.failure("entry_not_applied", error, what=what)
+        return what
+
+
+def _named(state: State, entry: log.Entry) -> str:
+    topic = state.by_id.get(entry.topic_id)
+    return "" if topic is None else f"; topic {topic.name}"
+
+
+def _lose(state: State, made: log.Append | None) -> str:
+    """Count records as lost whose append failed. Return their topic and seqs, for a report."""
+    topic = None if made is None else state.by_id.get(made.topic_id)
+    if made is None or topic is None or made.last <= topic.head:
+        return ""
+    topic.open.drop_uncounted()
+    if topic.queue is not None:
+        topic.queue.left_range(made.first, made.last + 1)
+    retention.skip_to(topic, made.last + 1, "corrupt")
+    return f"; topic {topic.name}, seqs {made.first} to {made.last}"
+
+
+def touched_by(entry: log.Entry) -> Iterable[int] | None:
+    """Return the ids of the topics that must be complete before the entry is replayed; None for all topics."""
+    touches = _BY_ENTRY[type(entry)].touches
+    return None if touches is None else touches(entry)

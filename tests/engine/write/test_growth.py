@@ -1,0 +1,36 @@
+"""Waiters and listeners of a topic: each is called, and a late cancellation removes no other."""
+
+import random
+
+from tests.engine.harness import open_engine, write
+
+
+def test_late_cancellation_leaves_other_waiters() -> None:
+    engine = open_engine()
+    engine.append("a", write())
+    engine.flush()
+    topic, rng = engine.topic("a"), random.Random(7)
+    cancels, expected, woken = [], {}, set()
+
+    class Poll:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def wake(self) -> None:
+            woken.add(self.number)
+
+    for number in range(2_000):
+        cancel = engine.wait(topic, Poll(number).wake)
+        expected[number] = cancel
+        cancels.append((number, cancel))
+        if rng.random() < 0.3:
+            woken.clear()
+            engine.staging.growth.add(topic)
+            engine.staging.growth.notify()
+            assert woken == expected.keys()
+            expected.clear()
+        for _ in range(rng.randrange(3)):
+            late, cancel = cancels.pop(rng.randrange(len(cancels))) if cancels else (None, None)
+            if cancel is not None:
+                cancel()
+                expected.pop(late, None)
