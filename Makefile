@@ -88,9 +88,9 @@ demo-pipeline: $(READY_DEV) ## demonstrate archive, eviction, healing and audit;
 
 docs: $(READY) ## regenerate the generated pages
 	$(VENV)/bin/topics settings --markdown > docs/configuration.md
-	$(PYTHON) -m topics.cli.formats > docs/formats.md
-	$(PYTHON) -m topics.cli.errors_doc > docs/guide/errors.md
-	$(PYTHON) -m topics.cli.reference docs/reference
+	$(PYTHON) -m tools.docs.formats > docs/formats.md
+	$(PYTHON) -m tools.docs.errors > docs/guide/errors.md
+	$(PYTHON) -m tools.docs.reference docs/reference
 
 site: $(READY_DOCS) ## build the documentation as a static site in build/site; broken links fail
 	$(PYTHON) tools/site/build.py

@@ -199,8 +199,8 @@ def start_server(tmp_path: Path) -> Iterator[StartServer]:
     """Start servers with their own settings, `start_server(max_topics=2)`. Stop and check them at the end."""
     running: list[ServerProcess] = []
 
-    def start(*, ulimit: str = "", **settings: object) -> ServerProcess:
-        server = ServerProcess(tmp_path / f"server{len(running)}", settings, ulimit=ulimit)
+    def start(*, ulimit: str = "", wait_ready: bool = True, **settings: object) -> ServerProcess:
+        server = ServerProcess(tmp_path / f"server{len(running)}", settings, ulimit=ulimit, wait_ready=wait_ready)
         running.append(server)
         return server
 

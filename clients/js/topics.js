@@ -1466,7 +1466,7 @@ export class Topics {
           backoff.reset()
           const items = itemsOf(event, data)
           if (items) yield* items
-          if (id === null) continue
+          if (id === null || !event) continue // the id at the beginning says no more than where the session began
           position = { id, epochs }
           await cursor?.save(position)
         }

@@ -212,6 +212,7 @@ class Settings:
 
     max_topics: int = _cap(100_000, "Maximum number of topics.")
     max_routers: int = _cap(10_000, "Maximum number of routers.")
+    max_copies: int = _cap(10_000, "Maximum copies of one record, if routers share source and destination.")
     max_consumers: int = _cap(1000, "Maximum number of named consumers per topic.")
     max_watch_sessions: int = _cap(10_000, "Maximum number of watch sessions.")
     max_sse_connections: int = _cap(10_000, "Maximum open event streams, WebSockets and scans.")
@@ -322,6 +323,15 @@ class Settings:
     def key_rules(self) -> tuple[KeyRule, ...]:
         """Return the rules of all configured API keys. If there are none, the server requires no key."""
         return self.api_keys + (self.api_keys_file.rules if self.api_keys_file is not None else ())
+
+    def reread_key_rules(self) -> tuple[KeyRule, ...]:
+        """Return the rules of all API keys, those of the file as it is now. Raise `ValueError` if it is invalid."""
+        if self.api_keys_file is None:
+            return self.api_keys
+        file: KeyFile = KEY_FILE.parse(str(self.api_keys_file.path))
+        rules = self.api_keys + file.rules
+        check_distinct(rules)
+        return rules
 
     def is_loopback(self) -> bool:
         """Return whether only this machine can reach the server. Host names other than localhost count as reachable."""

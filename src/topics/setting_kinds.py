@@ -66,7 +66,7 @@ def _parse_origins(text: str) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class KeyFile:
-    """A file of API keys and its rules. The file is read once; only digests of its secrets are kept."""
+    """A file of API keys and its rules. Only digests of its secrets are kept."""
 
     path: Path
     rules: tuple[KeyRule, ...] = dataclasses.field(repr=False)

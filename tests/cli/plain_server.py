@@ -14,6 +14,7 @@ from topics.cli.servers import serve
 from topics.clock import Clock
 from topics.config import Settings
 from topics.errors import Corrupt
+from topics.keys import KeyRule
 from topics.server.http.messages import Answer, Deferred, Request, Response
 from topics.server.http.server import HttpServer
 from topics.server.limits.budget import MemoryBudget
@@ -55,6 +56,9 @@ class PlainApp:
                 raise Corrupt("snapshot", 12, "checksum does not match")
             case "hang":
                 await asyncio.Event().wait()
+
+    def use_keys(self, rules: tuple[KeyRule, ...]) -> None:
+        pass
 
     def begin_drain(self) -> None:
         for later in self.slow:

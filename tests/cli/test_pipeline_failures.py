@@ -16,7 +16,7 @@ from topics.client import Client
 
 pytestmark = pytest.mark.skipif(not find_spec("pyspark"), reason="needs the extra spark")
 
-KEYS = "all,reader:read,few:read+write:mine."
+KEYS = "all,reader:read,eraser:read+write+delete,few:read+write:mine."
 UNREACHABLE_URL = "http://127.0.0.1:9"
 
 
@@ -189,6 +189,10 @@ def test_server_that_does_not_answer_is_a_failure(run: Any, line: str) -> None:
         (
             "reader", "archive --url URL --topic shop.orders --lake DIR/l --trim",
             "the key lacks the scope delete for topic shop.orders on URL", "use a key that has the scope delete",
+        ),
+        (
+            "eraser", "archive --url URL --topic shop.orders --lake DIR/l --trim",
+            "the key lacks the scope admin for topic shop.orders on URL", "use a key that has the scope admin",
         ),
     ],
 )  # fmt: skip

@@ -47,6 +47,12 @@ class Process:
     def ended(self) -> tuple[int, str, str]:
         return self._forked.wait(WAIT_S), printed(self._out), printed(self._err)
 
+    def wait_for_event(self, name: str) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while name not in [event["event"] for event in events(printed(self._err))]:
+            assert time.monotonic() < deadline, f"{name} was not logged"
+            time.sleep(0.01)
+
     def get(self, path: str) -> socket.socket:
         """Send a request and return its connection, for answers that come during the drain."""
         sock = socket.create_connection(("127.0.0.1", self.port), timeout=WAIT_S)
@@ -290,6 +296,24 @@ def test_second_sigint_exits_at_once(tmp_path: Path):
         code, out, _ = server.ended()
         open_request.close()
     assert (code, "application stopped" in out) == (130, False)
+
+
+@pytest.mark.parametrize("state", ["serving", "starting", "draining"])
+def test_hangup_never_ends_the_server(tmp_path: Path, state: str):
+    with serving(tmp_path, "--drain-timeout-ms", "1000", START="hang" if state == "starting" else "") as server:
+        open_request = server.get("/stuck")
+        httpx.get(f"{server.url}/v0/health")
+        if state == "draining":
+            server.signal(signal.SIGTERM)
+            wait_for_drain(server)
+        server.signal(signal.SIGHUP)
+        server.wait_for_event("reloaded")
+        if state != "draining":
+            assert httpx.get(f"{server.url}/v0/health").status_code == 200
+            server.signal(signal.SIGTERM)
+        code, out, _ = server.ended()
+        open_request.close()
+    assert (code, "application stopped" in out) == (0, True)
 
 
 def test_starting_server_can_be_stopped(tmp_path: Path):

@@ -99,7 +99,7 @@ async def test_run_leaves_a_handler_of_the_loop_and_an_ignored_signal(topics: As
     await asyncio.wait_for(task, WAIT_S)
 
 
-async def test_run_that_is_asked_ends_and_calls_the_handler_before_it(topics: AsyncTopics, name: str) -> None:
+async def test_run_with_signals_ends_and_calls_the_handler_before_it(topics: AsyncTopics, name: str) -> None:
     program = Program(signal.SIGTERM)
     task = await work(topics, name, handle_signals=True)
     signal.raise_signal(signal.SIGTERM)
@@ -108,7 +108,7 @@ async def test_run_that_is_asked_ends_and_calls_the_handler_before_it(topics: As
     assert signal.getsignal(signal.SIGTERM) == program.handle
 
 
-async def test_run_that_is_asked_calls_a_handler_of_the_loop(topics: AsyncTopics, name: str) -> None:
+async def test_run_with_signals_calls_a_handler_of_the_loop(topics: AsyncTopics, name: str) -> None:
     got = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, got.set)
     task = await work(topics, name, handle_signals=True)
@@ -117,7 +117,7 @@ async def test_run_that_is_asked_calls_a_handler_of_the_loop(topics: AsyncTopics
     asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
 
 
-async def test_run_that_is_told_not_to_leaves_signals_alone(topics: AsyncTopics, name: str) -> None:
+async def test_run_without_signals_leaves_handlers_alone(topics: AsyncTopics, name: str) -> None:
     before = signal.getsignal(signal.SIGTERM)
     task = await work(topics, name, handle_signals=False)
     assert signal.getsignal(signal.SIGTERM) is before
@@ -151,7 +151,7 @@ async def test_handler_that_the_program_sets_later_is_kept(topics: AsyncTopics, 
     assert signal.getsignal(signal.SIGTERM) == program.handle
 
 
-async def test_run_of_uvicorn_kind_hands_the_signal_on(topics: AsyncTopics, name: str) -> None:
+async def test_signal_repeated_by_a_web_server_ends_the_worker(topics: AsyncTopics, name: str) -> None:
     """A server that took the signal after the worker restores the handler of the worker and repeats the signal."""
     task = await work(topics, name)
     ours = signal.getsignal(signal.SIGTERM)

@@ -61,7 +61,26 @@ def test_commit_of_a_seq_moves_there_and_never_back(api: Api, topic: str):
 
 def test_first_commit_of_an_unknown_consumer_acknowledges_nothing(api: Api, topic: str):
     assert diff(api, topic, limit=2, commit=True) == ([1, 2], 0)
-    api.refused(404, "consumer_not_found", "POST", f"/v0/topics/{topic}/diff", {"consumer": "absent", "commit": 3})
+
+
+def test_commit_of_a_seq_creates_the_consumer_there(api: Api, topic: str):
+    api.refused(400, "invalid_request", "POST", f"/v0/topics/{topic}/diff", {"consumer": "billing", "commit": 11})
+    api.refused(404, "consumer_not_found", "GET", f"/v0/topics/{topic}/consumers/billing")
+    assert diff(api, topic, limit=2, commit=3) == ([4, 5], 3)
+    assert position(api, topic) == 3
+
+
+@pytest.mark.parametrize("change", [{}, {"meta": {"host": "b7"}}, {"expire_ms": 3_600_000}, {"hold": False}])
+def test_put_without_a_seq_keeps_what_was_delivered(api: Api, topic: str, change: dict[str, Any]):
+    assert diff(api, topic, limit=3) == ([1, 2, 3], 0)
+    assert api.call("PUT", f"/v0/topics/{topic}/consumers/billing", change).status_code == 200
+    assert diff(api, topic, limit=3, commit=True) == ([4, 5, 6], 3)
+
+
+def test_put_of_a_seq_acknowledges_nothing_afterwards(api: Api, topic: str):
+    assert diff(api, topic, limit=3) == ([1, 2, 3], 0)
+    api.call("PUT", f"/v0/topics/{topic}/consumers/billing", {"seq": 1, "meta": {"host": "b7"}})
+    assert diff(api, topic, limit=3, commit=True) == ([2, 3, 4], 1)
 
 
 def test_tombstone_counts_as_delivered(api: Api, topic: str):
@@ -192,7 +211,8 @@ def test_websocket_begins_at_the_position_and_commits(api: Api, topic: str, sock
 
 def test_websocket_commit_needs_a_known_consumer(api: Api, topic: str, socket: Socket):
     assert socket.call("commit", topic=topic, seq=1)["code"] == "invalid_request"
-    assert socket.call("commit", topic=topic, consumer="absent", seq=1)["code"] == "consumer_not_found"
+    for seq in (0, 1):
+        assert socket.call("commit", topic=topic, consumer="absent", seq=seq)["code"] == "consumer_not_found"
     assert socket.call("commit", topic="nowhere", consumer="billing", seq=1)["code"] == "topic_not_found"
     assert socket.call("commit", topic=topic, consumer="billing", seqs=1)["code"] == "invalid_request"
 

@@ -128,6 +128,21 @@ def test_key_outlives_its_records(api: Api, topic: str):
     assert api.state(topic)["count"] == 0
 
 
+def test_key_sent_without_a_window_is_not_remembered(api: Api, topic: str):
+    api.put(topic, idempotency_window_ms=0)
+    api.write(topic, 1, idempotency_key="k")
+    api.put(topic, idempotency_window_ms=120_000)
+    answer = api.write(topic, 2, idempotency_key="k")
+    assert (answer["deduped"], answer["seqs"]) == (False, [2])
+
+
+def test_window_of_zero_forgets_the_keys(api: Api, topic: str):
+    api.write(topic, 1, idempotency_key="k")
+    api.put(topic, idempotency_window_ms=0)
+    api.put(topic, idempotency_window_ms=120_000)
+    assert api.write(topic, 2, idempotency_key="k")["deduped"] is False
+
+
 def test_key_is_deleted_with_its_topic(api: Api, topic: str):
     api.write(topic, 1, idempotency_key="k")
     api.drop(topic)

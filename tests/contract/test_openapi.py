@@ -1,14 +1,17 @@
 """The OpenAPI document: valid, and complete by the route table."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
+import httpx
 import jsonschema
 import openapi_spec_validator
 import pytest
 
+from tests.conftest import StartServer
 from tests.contract.api import Api
 from topics import __version__
 from topics.model.names import TOPIC_PATTERN
@@ -43,6 +46,17 @@ def operations(document: Any) -> dict[tuple[str, str], Any]:
         for path, row in document["paths"].items()
         for method, operation in row.items()
     }
+
+
+def test_document_is_made_with_other_requests_in_between(start_server: StartServer):
+    """The first request has to make it, which takes longer than a slice."""
+    with httpx.Client(base_url=start_server().url) as client:
+        assert client.get("/v0/openapi.json").json() == json.loads(openapi.document(ROUTES))
+        found = client.get("/v0/metrics").text
+    [held] = re.findall(r'^topics_loop_hold_max_ms\{cause="request"\} (\S+)', found, re.MULTILINE)
+    assert float(held) > 0, "it is not made in slices"
+    types = {kind for route in ROUTES for kind in (route.body, *route.answers.values()) if isinstance(kind, type)}
+    assert len(list(openapi.document_steps(ROUTES))) > len(ROUTES) + len(types) // 2
 
 
 def test_every_route_is_in_the_document_and_nothing_else(document: Any):

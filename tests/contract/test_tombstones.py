@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.api import Api, data, eventually, seqs
+from tests.contract.api import Api, data, eventually, now_ms, seqs
 
 
 def expired(api: Api, topic: str, upto: int) -> Any:
@@ -295,3 +295,17 @@ def test_every_seq_is_delivered_deleted_or_lost(api: Api, topic: str):
             cursor = page["next_from_seq"]
             assert all(seq in accounted for seq in range(1, cursor + 1))
     assert set(accounted.values()) == {"delivered", "deleted", "lost"}
+
+
+def test_tombstone_by_time_begins_with_the_first_loss_of_that_time(api: Api, topic: str):
+    api.put(topic, cap_records=10)
+    stamps = []
+    for at in range(4):
+        api.write(topic, at)
+        stamps.append(api.diff(topic, from_seq=at)["records"][0]["$ts"])
+        eventually(now_ms, lambda now: now > stamps[-1] + 1)
+    api.put(topic, cap_records=1)
+    tombstone = api.diff(topic, from_ts=stamps[2])["tombstone"]
+    assert (tombstone["gap_from"], tombstone["gap_to"], tombstone["missed_estimate"]) == (3, 3, 1)
+    assert api.diff(topic, from_ts=stamps[2] + 1)["tombstone"] is None
+    assert api.diff(topic, from_ts=stamps[0])["tombstone"]["gap_from"] == 1

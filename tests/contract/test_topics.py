@@ -425,3 +425,31 @@ def test_readers_and_writers_of_a_recreated_topic_get_valid_answers(api: Api, to
         seen.add(api.http.get(f"/v0/topics/{topic}").status_code)
     thread.join()
     assert seen <= {200, 404}
+
+
+# --- a tighter cap
+
+
+@pytest.mark.parametrize("cap", [{"cap_records": 2}, {"cap_bytes": 100}])
+def test_tighter_cap_of_a_topic_that_rejects_evicts_nothing(api: Api, cap: dict[str, int]):
+    name = f"tighter:reject:{next(iter(cap))}"
+    api.put(name, discard="reject")
+    api.write(name, *range(5))
+    api.put(name, **cap)
+    path, body = f"/v0/topics/{name}", {"records": [{"data": 5}]}
+    assert api.state(name)["count"] == 5
+    api.refused(422, "topic_full", "POST", path, body)
+    api.delete(name, before_seq=4)
+    api.refused(422, "topic_full", "POST", path, body)
+    api.delete(name, before_seq=5)
+    assert api.write(name, 5)["seqs"] == [6]
+    page = api.diff(name)
+    assert ([record["$seq"] for record in page["records"]], page["tombstone"]) == ([5, 6], None)
+
+
+def test_change_from_reject_to_old_evicts_down_to_the_cap(api: Api):
+    api.put("tighter:then-old", discard="reject")
+    api.write("tighter:then-old", *range(5))
+    api.put("tighter:then-old", cap_records=2)
+    api.put("tighter:then-old", discard="old")
+    assert (api.state("tighter:then-old")["earliest_seq"], api.state("tighter:then-old")["count"]) == (4, 2)

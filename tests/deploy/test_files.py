@@ -183,6 +183,10 @@ def test_unit_is_the_one_on_the_page(unit: str, page: str):
     assert [name for name in re.findall(r"\bTOPICS_\w+(?==)", text) if not is_setting(name)] == []
 
 
+def test_reload_of_the_unit_sends_the_signal_that_reads_files_again():
+    assert "\nExecReload=kill -HUP $MAINPID\n" in (DEPLOY / "systemd/topics.service").read_text()
+
+
 def test_backup_unit_can_read_the_state_of_a_dynamic_user():
     """`/var/lib/topics` of a dynamic user is a link into `/var/lib/private`, which only root can enter."""
     server, backup = ((DEPLOY / "systemd" / f"{name}.service").read_text() for name in ("topics", "topics-backup"))

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from topics.cli.formats import reference
+from tools.docs.formats import reference
 from topics.config import SETTINGS
 from topics.server.limits.loop_holds import Cause
 

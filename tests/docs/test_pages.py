@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.blocks import blocks_of
-from topics.cli import errors_doc
+from tools.docs import errors as errors_doc
 from topics.errors import Code
 from topics.model.error_meanings import MEANINGS
 from topics.model.topic import TopicConfig

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from topics.cli import reference
+from tools.docs import reference
 from topics.model.watch import Command
 from topics.server.api import openapi
 from topics.server.api.route_table import ROUTES

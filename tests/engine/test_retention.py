@@ -4,6 +4,7 @@ import pytest
 
 from tests.engine.harness import Sealer, append, delete, open_engine, put, read, record, seqs
 from topics.engine import retention
+from topics.engine.state.losses import MAX_TIMES
 from topics.model.records import TagMatch
 from topics.testing.clock import SimClock
 
@@ -157,9 +158,41 @@ def test_reader_by_time_misses_only_newer_losses():
     for _ in range(6):
         append(engine, "a")
         clock.advance(ms=1)
-    assert gap(read(engine, "a", from_ts=102)) == (1, 3, "cap", 3)
+    assert gap(read(engine, "a", from_ts=100)) == (1, 3, "cap", 3)
+    assert gap(read(engine, "a", from_ts=102)) == (3, 3, "cap", 1)
+    assert gap(read(engine, "a", from_ts=101, from_seq=2)) == (3, 3, "cap", 1)
     page = read(engine, "a", from_ts=103)
     assert (page.tombstone, seqs(page)) == (None, [4, 5, 6])
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("change", [{"cap_records": 3}, {"ttl_ms": 4}])
+def test_reader_by_time_misses_only_newer_losses_of_one_eviction(change: dict[str, int], sealed: bool):
+    clock = SimClock(ms=100)
+    engine = open_engine(clock)
+    for _ in range(8):
+        append(engine, "a")
+        clock.advance(ms=1)
+    if sealed:
+        Sealer().seal(engine.topic("a"))
+    put(engine, "a", **change)
+    last = engine.topic("a").earliest - 1
+    assert gap(read(engine, "a", from_ts=100 + last - 2)) == (last - 1, last, next(iter(change))[:3], 2)
+
+
+def test_times_of_many_losses_are_bounded_and_never_begin_too_late():
+    clock = SimClock(ms=1_000)
+    engine = open_engine(clock)
+    put(engine, "a", cap_records=1)
+    for _ in range(5 * MAX_TIMES):
+        append(engine, "a")
+        clock.advance(ms=1)
+    assert len(engine.topic("a").losses.times) <= MAX_TIMES
+    last = engine.topic("a").earliest - 1
+    for since in (last, last - 10, last // 2, 100, 1):
+        found = gap(read(engine, "a", from_ts=1_000 + since - 1))
+        assert found[0] <= since <= found[0] + 2 * MAX_TIMES
+    assert gap(read(engine, "a", from_ts=1_000 + last - 10))[0] == last - 9
 
 
 def test_deleted_record_of_an_evicted_segment_is_no_loss_by_time():

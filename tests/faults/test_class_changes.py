@@ -321,3 +321,21 @@ def test_refused_change_from_ephemeral_that_returns_frees_no_seq() -> None:
         came_back += after.engine.topic("t").config.durability == "fsync"
         assert after.append("t", "4").first > 3, (seed, mode)
     assert came_back
+
+
+def test_key_of_a_record_that_a_restart_lost_is_forgotten(tmp_path: Path, start_server: StartServer) -> None:
+    server = start_server(data_dir=tmp_path / "data")
+    api = Api(server.url)
+    api.put("jobs", durability="disk")
+    api.write("jobs", "paid", idempotency_key="k")
+    api.write("kept", "paid", idempotency_key="k")
+    api.put("jobs", durability="ephemeral")
+    api.close()
+    server.kill()
+    api = Api(start_server(data_dir=tmp_path / "data").url)
+    again = api.write("jobs", "paid", idempotency_key="k")
+    assert again["deduped"] is False
+    assert [record["data"] for record in api.diff("jobs")["records"]] == ["paid"]
+    assert api.write("jobs", "paid", idempotency_key="k")["seqs"] == again["seqs"]
+    assert api.write("kept", "paid", idempotency_key="k")["deduped"] is True
+    api.close()

@@ -79,6 +79,7 @@ class Events:
         self.sock.sendall("\r\n".join([*lines, "", ""]).encode())
         self.comments: list[str] = []
         self.retries: list[int] = []
+        self.opening_id: str | None = None  # of the block without an event
         self._buffer = b""
         head = self._until(b"\r\n\r\n").decode()
         self.status = int(head.split()[1])
@@ -118,6 +119,10 @@ class Events:
                     fields[name] = value
             if fields:
                 self.last_id = fields.get("id", self.last_id)
+                if fields.keys() == {"id"}:
+                    assert self.opening_id is None, "an id without an event is sent only once, at open"
+                    self.opening_id = fields["id"]
+                    continue
                 data = as_documented(EVENTS, fields["event"], json.loads(fields["data"]))
                 return Frame(fields["event"], data, fields.get("id"))
 
@@ -132,6 +137,18 @@ class Events:
         while frames[-1].event != event:
             frames.append(self.next())
         return frames
+
+    def opening(self) -> str:
+        """Return the id at the beginning of the stream, without reading the first event."""
+        while (block := self._until(b"\n\n").decode()).startswith((":", "retry: ")):
+            pass
+        assert block.startswith("id: "), block
+        assert "\n" not in block, block
+        return block.removeprefix("id: ")
+
+    def has_more(self) -> bool:
+        """Wait until the server has sent more than was read."""
+        return bool(self._buffer or self.sock.recv(1, socket.MSG_PEEK))
 
     def comment(self) -> str:
         """Return the next comment, which must be the next thing received."""

@@ -66,11 +66,12 @@ def test_httpx_sse_reads_the_stream(live, topic):
         connect_sse(client, "GET", session["stream_url"]) as source,
     ):
         events = source.iter_sse()
-        opening, record, caught_up = next(events), next(events), next(events)
+        opening, at_open, record, caught_up = (next(events) for _ in range(4))
     assert (record.event, caught_up.event) == ("record", "caught-up")
     assert [each["data"] for each in record.json()["records"]] == [{"n": 1}, "zwei\n\u2028drei"]
     assert decode_id(record.id) == {topic: 2}
-    assert (opening.data, opening.retry) == ("", 2000)  # httpx-sse returns a bare `retry` as an event without data
+    assert (opening.data, opening.retry) == ("", 2000)  # httpx-sse returns a bare `retry` as an event without data,
+    assert (at_open.data, decode_id(at_open.id)) == ("", {topic: 0})  # and a bare `id`, too
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")

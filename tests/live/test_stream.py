@@ -5,7 +5,7 @@ import time
 import pytest
 
 from tests.contract.api import Background
-from tests.live.events import encode_id, wait_for
+from tests.live.events import decode_id, encode_id, wait_for
 
 
 def test_head_disables_proxy_buffering(live, topic):
@@ -19,6 +19,47 @@ def test_head_disables_proxy_buffering(live, topic):
     events.expect("caught-up")
     assert events.retries == [2000]
     assert abs(int(events.comments[0].removeprefix("hb ")) - time.time() * 1000) < 5_000
+
+
+def test_stream_begins_with_an_id(live, topic):
+    live.api.write(f"{topic}.a", 1, 2, 3)
+    live.api.write(f"{topic}.b", 1)
+    events = live.watch({f"{topic}.a": {"from_seq": 1}, f"{topic}.b": {"tail": True}})
+    assert decode_id(events.opening()) == {f"{topic}.a": 1, f"{topic}.b": 1}
+
+
+def test_connection_cut_before_the_first_frame_loses_nothing(live, topic):
+    live.api.write(topic, 1, 2, 3)
+    session = live.session(topic)
+    events = live.open(session)
+    last_id = events.opening()
+    assert events.has_more()
+    events.drop()
+    [record] = live.open(session, last_id=last_id).expect("record")
+    assert record.seqs == [1, 2, 3]
+
+
+def test_frame_of_a_new_topic_that_was_cut_off_comes_again(live, topic):
+    session = live.session({f"{topic}.*": {}})
+    events = live.open(session)
+    last_id = events.opening()
+    live.api.write(f"{topic}.new", 1, 2)
+    events.expect("record")
+    events.drop()
+    [record] = live.open(session, last_id=last_id).expect("record")
+    assert record.seqs == [1, 2]
+
+
+@pytest.mark.parametrize("start", [{"from_seq": 2, "epoch": 7}, {"from_seq": 9}])
+def test_recreated_tombstone_that_was_cut_off_comes_again(live, topic, start):
+    live.api.write(topic, 1, 2, 3)
+    session = live.session({topic: start})
+    events = live.open(session)
+    last_id = events.opening()
+    events.expect("tombstone", "record")
+    events.drop()
+    tombstone, record = live.open(session, last_id=last_id).expect("tombstone", "record")
+    assert (tombstone.data["reason"], record.seqs) == ("recreated", [1, 2, 3])
 
 
 def test_records_arrive_in_batches_with_their_cursor(live, topic):

@@ -11,11 +11,12 @@ import pytest
 from topics.engine.queue.verbs import Want
 from topics.engine.read.read import Query
 from topics.engine.state.topics import SegmentLimits
+from topics.errors import Code, TopicsError
 from topics.model.records import TagMatch
 from topics.model.router import RouterRequest
 from topics.model.topic import ConfigPatch
 from topics.testing.clock import SimClock
-from topics.testing.disk import FOREVER
+from topics.testing.disk import FOREVER, SimDisk
 from topics.testing.harness import DeferredWorker, SimServer, request
 
 
@@ -496,3 +497,13 @@ def test_redriven_job_is_not_copied_after_a_restart() -> None:
     after = server.crash("keep")
     forward(after)
     assert (after.data("dead"), after.by_seq("copy")) == (["2"], {1: "2"})
+
+
+def test_fourteen_levels_of_twins_are_refused() -> None:
+    server = SimServer.start(SimDisk(seed=7))
+    routers = server.engine.routers
+    for name, level in ((f"{level}{twin}", level) for level in range(12) for twin in "xy"):
+        server.done(routers.put(name, RouterRequest(source=f"t{level}", dest=f"t{level + 1}")))
+    with pytest.raises(TopicsError) as refused:
+        routers.put("12x", RouterRequest(source="t12", dest="t13"))
+    assert (refused.value.code, refused.value.detail) == (Code.THROTTLED, {"limit": "max_copies", "max": 10_000})

@@ -341,6 +341,45 @@ def test_past_max_routers_none_is_made_and_no_topic_either(start_server: StartSe
     assert put(api, "r", "a", "b", filter="x")["created"] is False
 
 
+def test_copies_of_one_write_are_limited(start_server: StartServer, connect: Connect) -> None:
+    api = connect(start_server(max_copies=14))
+    for level in range(3):
+        for twin in "xy":
+            put(api, f"{level}{twin}", f"t{level}", f"t{level + 1}")
+    body = {"source": "t3", "dest": "t4"}
+    error = api.refused(429, "throttled", "PUT", "/v0/routers/3x", body)
+    assert (error["detail"]["limit"], error["detail"]["max"]) == ("max_copies", 14)
+    assert "TOPICS_MAX_COPIES" in error["message"]
+    api.refused(404, "topic_not_found", "GET", "/v0/topics/t4")
+    api.refused(429, "throttled", "PUT", "/v0/routers/above", {"source": "new", "dest": "t0"})
+    assert put(api, "0x", "t0", "t1")["created"] is False, "an existing router can be stored again"
+    api.write("t0", 1)
+    eventually(lambda: api.state("t3"), lambda state: state["count"] == 8)
+    api.call("DELETE", "/v0/routers/2y")
+    put(api, "3x", "t3", "t4")
+
+
+def test_filters_that_exclude_each_other_count_once(start_server: StartServer, connect: Connect) -> None:
+    api = connect(start_server(max_copies=8))
+    for level in range(3):
+        for tag in "pq":
+            put(api, f"{level}{tag}", f"t{level}", f"t{level + 1}", filter=tag)
+    put(api, "0x", "t0", "t1", filter=["tag", "Glob", "p*"])
+    for filter in (None, "p", ["tag", "Glob", "q*"]):
+        body = {"source": "t1", "dest": "t2", "filter": filter}
+        assert api.refused(429, "throttled", "PUT", "/v0/routers/1x", body)["detail"]["limit"] == "max_copies"
+    put(api, "1x", "t1", "t2", filter="r")
+
+
+def test_one_copy_per_router_is_always_allowed(start_server: StartServer, connect: Connect) -> None:
+    api = connect(start_server(max_copies=2))
+    for at in range(5):
+        put(api, f"r{at}", "a", f"b{at}")
+    put(api, "again", "a", "b0", filter="x")
+    api.write("a", 1)
+    caught_up(api, "r4")
+
+
 @pytest.mark.parametrize("dests", [150, pytest.param(1000, marks=pytest.mark.torture)])
 def test_wide_fan_out_gets_every_record_in_order(api: Api, names: Callable[[str], str], dests: int) -> None:
     source = names(f"source{dests}")

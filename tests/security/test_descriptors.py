@@ -2,6 +2,7 @@
 
 import json
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -14,12 +15,28 @@ from tests.live.events import wait_for
 from tests.security.conftest import Reply, read_reply, request
 
 WAIT_S = 10
+CERTS = Path(__file__).parents[1] / "server/http/certs"
+SMALL_FILES = 64 + 600 // 8  # descriptors that are reserved for files
+TLS = {"tls_cert": CERTS / "one.pem", "tls_key": CERTS / "one.key"}
+TLS_BYTES = 64 << 10  # what a connection with TLS is charged
 
 
 @pytest.fixture
 def stack() -> Iterator[ExitStack]:
     with ExitStack() as stack:
         yield stack
+
+
+class TlsClient:
+    """A client with one connection."""
+
+    def __init__(self, server: ServerProcess, stack: ExitStack) -> None:
+        trust = ssl.create_default_context(cafile=CERTS / "one.pem")
+        self._sock = stack.enter_context(trust.wrap_socket(connect(server, stack), server_hostname="localhost"))
+
+    def send(self, method: str, path: str, body: object = None) -> Reply:
+        self._sock.sendall(request(method, path, body, fields=("accept: application/json",)))
+        return read_reply(self._sock)[0]
 
 
 def connect(server: ServerProcess, stack: ExitStack) -> socket.socket:
@@ -135,3 +152,36 @@ def test_the_soft_limit_is_raised_to_the_hard_one(start_server: StartServer):
     [line] = [line for line in limits.splitlines() if line.startswith("Max open files")]
     soft, hard = line.split()[3:5]
     assert soft == hard
+
+
+def test_half_open_handshakes_leave_descriptors_for_files(start_server: StartServer, tmp_path: Path, stack: ExitStack):
+    server = start_server(
+        ulimit="-n 600", wait_ready=False, max_connections=100, data_dir=tmp_path / "data", **SMALL_PARTS, **TLS
+    )
+    client = TlsClient(server, stack)
+    wait_for(lambda: client.send("GET", "/v0/ready").status == 200)
+    files = files_of(server)
+    for _ in range(900):
+        connect(server, stack).sendall(b"\x16")
+    most = 0
+    for _ in range(40):
+        written = client.send("POST", "/v0/topics/t", {"records": [{"data": "x" * 3000}] * 20})
+        assert written.status in (200, 201), written.text
+        most = max(most, files_of(server))
+    assert most <= files + 100 + 600 // 16 + SMALL_FILES
+    assert TlsClient(server, stack).send("GET", "/v0/ready").status == 200, "a new client is served as well"
+
+
+def test_half_open_handshakes_are_charged(start_server: StartServer, stack: ExitStack):
+    server = start_server(wait_ready=False, **TLS)
+    client = TlsClient(server, stack)
+    silent = [connect(server, stack) for _ in range(20)]
+
+    def charged() -> int:
+        found: int = client.send("GET", "/v0/metrics").json["topics_memory_charged_bytes"]["connections"]
+        return found
+
+    eventually(charged, lambda found: found == 21 * TLS_BYTES)
+    for sock in silent:
+        sock.close()
+    eventually(charged, lambda found: found == TLS_BYTES)

@@ -49,7 +49,7 @@ RULES: dict[str, Rule] = {
     "POST /v0/topics/{topic}/diff": Rule("read", dict),
     "POST /v0/topics/{topic}/scan": Rule("read", dict),
     "POST /v0/topics/{topic}/delete": Rule("delete", lambda: {"before_seq": 1}),
-    "POST /v0/topics/{topic}/archived": Rule("write", lambda: {"seq": 0, "epoch": 1}),
+    "POST /v0/topics/{topic}/archived": Rule("admin", lambda: {"seq": 0, "epoch": 1}),
     "PUT /v0/topics/{topic}/consumers/{consumer}": Rule("read write", lambda: {"seq": 0}),
     "GET /v0/topics/{topic}/consumers/{consumer}": Rule("read"),
     "DELETE /v0/topics/{topic}/consumers/{consumer}": Rule("delete"),

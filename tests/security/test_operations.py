@@ -42,7 +42,7 @@ SCOPES = {
     "diff as consumer": "read write",
     "scan": "read",
     "delete records": "delete",
-    "report archived": "write",
+    "report archived": "admin",
     "watch": "read",
     "watch as consumer": "read write",
     "commit": "read write",
@@ -312,6 +312,13 @@ def test_an_operation_is_refused_without_its_scopes_or_beyond_the_prefix(world: 
             for name in (OUTSIDE, INSIDE):
                 refused = world.refuses(ask(name), key_for(scopes, prefixed=prefixed))
                 assert refused == (not needs <= scopes or (prefixed and name == OUTSIDE)), (scopes, prefixed, name)
+
+
+@pytest.mark.parametrize("setting", [{"hold": False}, {"max_hold_bytes": 0}])
+def test_ending_a_hold_needs_the_scopes_of_beginning_one(world: World, setting: dict[str, Any]):
+    ask = Http("PUT", f"/v0/topics/{INSIDE}/consumers/c", setting)
+    assert world.refuses(ask, key_for(frozenset({"read", "write"})))
+    assert not world.refuses(ask, key_for(frozenset({"read", "write", "admin"})))
 
 
 @pytest.mark.parametrize("name", sorted(WITHOUT_NAMES))

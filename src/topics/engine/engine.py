@@ -164,10 +164,7 @@ class Engine:
         staging = self.staging
         topic = staging.resolve(name)
         if topic is None:
-            create = staging.new_topic(name, configure(check_topic(name), patch))
-            return staging.stage_create(
-                create, lambda _: Configured(apply.create(self.state, create), True), gated=True
-            )
+            return self._create_topic(staging.new_topic(name, configure(check_topic(name), patch)))
         config = configure(name, patch, topic.config)
         if config == topic.config and not self.commits.log.broken:
             unchanged = Ticket.of(Configured(topic, False))  # a broken log may still hold a change that was refused
@@ -181,6 +178,16 @@ class Engine:
         waits = topic.needs_snapshot or apply.promises_more(topic.config, config)
         ticket = staging.stage_change(topic, entry, take_effect)
         return when_saved(self.saver, topic, ticket) if waits else ticket
+
+    def _create_topic(self, create: log.Create) -> Ticket:
+        ceiling, frame = self.staging.ceilings.of_creation(create)
+
+        def take_effect(_: Ticket) -> Configured:
+            topic = apply.create(self.state, create)
+            topic.ceiling = topic.ceiling_staged = ceiling
+            return Configured(topic, True)
+
+        return self.staging.stage_create(create, take_effect, gated=True, frame=frame, ceiling=ceiling)
 
     def drop_topic(self, name: str, *, if_empty: bool = False) -> Ticket:
         """Delete a topic; one that does not exist is no error. Ends with `Dropped`."""

@@ -258,19 +258,29 @@ def evict(topic: Topic, upto: int, reason: str) -> None:
         if not segment.live:
             continue
         if high == segment.count and not _needs_marks(segment):
-            topic.lost_ts = segment.max_ts
-            _lose(topic, segment, segment.live, segment.live_bytes)
-            topic.losses.add(segment.first + low, segment.first + high - 1, reason)
+            lost, n, size_bytes = [(low, high - 1)], segment.live, segment.live_bytes
         elif ready(topic, segment):
-            n, size_bytes = segment.live_within(low, high)
-            for first, last in _live_runs(segment, low, high):
-                topic.losses.add(segment.first + first, segment.first + last, reason)
-                topic.lost_ts = segment.columns.ts[last]
-            _lose(topic, segment, n, size_bytes)
+            lost, (n, size_bytes) = _live_runs(segment, low, high), segment.live_within(low, high)
+        else:
+            continue
+        for first, last in lost:
+            topic.losses.add(segment.first + first, segment.first + last, reason)
+            topic.lost_ts = _note_times(topic, segment, first, last)
+        _lose(topic, segment, n, size_bytes)
     topic.earliest = max(topic.earliest, min(upto, topic.head + 1))
     if topic.queue is not None:
         topic.queue.left_range(start, topic.earliest)
     advance(topic)
+
+
+def _note_times(topic: Topic, segment: Segment, first: int, last: int) -> int:
+    """Note when lost records at [first, last] were committed, or only the last one, whose time is returned."""
+    try:
+        ts: Sequence[int] = segment.columns.ts[first : last + 1]
+    except (Cold, Damaged):  # times of the others are not worth a trip to the disk
+        first, ts = last, [segment.max_ts]
+    topic.losses.add_times(segment.first + first, ts)
+    return ts[-1]
 
 
 def _all_readable(topic: Topic, upto: int) -> bool:

@@ -60,10 +60,11 @@ class TopicsApp:
         self.holds = LoopHolds()
         self.quotas = Quotas(settings, self.budget)
         served = [route for route in ROUTES if settings.console or not route.console]
-        self.startup = Startup(clock, partial(openapi.document, served), console=settings.console)
+        self.startup = Startup(clock, partial(openapi.document_steps, served), console=settings.console)
         routes = RouteTable(protected(served, Pages.of(settings)))
-        rules = settings.key_rules()
-        guard = Guard(routes, KeyRing(rules), self.quotas, probe_auth=settings.probe_auth) if rules else None
+        keys = KeyRing(settings.key_rules())
+        self.use_keys = keys.replace
+        guard = Guard(routes, keys, self.quotas, probe_auth=settings.probe_auth) if keys.callers else None
         self.requests = RequestHandler(routes, guard, self.budget, self.startup)
         self.admit = self.requests.admit
         self.handle = self.requests.handle

@@ -1,4 +1,4 @@
-"""The process of a server: event loop, listening sockets, signals, drain.
+"""The process of a server: event loop, listening sockets, signals, drain. SIGHUP reads files again (`reload.py`).
 
 The sockets listen before the application has recovered its data, so that probes are answered from the first moment
 (readiness returns 503 until then). A stop has this order: stop listening, end the requests that would wait for ever,
@@ -23,6 +23,8 @@ from topics import __version__, logs
 from topics.clock import Clock, SystemClock
 from topics.config import Settings
 from topics.errors import Corrupt, TopicsError
+from topics.keys import KeyRule
+from topics.server.http.accept import Acceptor
 from topics.server.http.answer.cors import CorsApp
 from topics.server.http.http_limits import HttpLimits
 from topics.server.http.messages import App
@@ -33,12 +35,12 @@ from topics.server.limits import os_limits
 from topics.server.limits.budget import MemoryBudget
 from topics.server.limits.loop_holds import Cause, LoopHolds
 from topics.server.loop.gc_pauses import Garbage
+from topics.server.reload import Reload
 from topics.storage.datadir import DataDirError
 
 log = logs.Log("server")
 
 BACKLOG = 4096
-TLS_CLOSE_S = 5.0  # how long a closed connection waits for the client's end of TLS
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 # These errors of a start describe this machine and never the content of a request, so the log may show their message.
@@ -46,7 +48,7 @@ MACHINE_ERRORS = (OSError, Corrupt, DataDirError, TopicsError)
 
 
 class ServedApp(App, Protocol):
-    """What `run` needs of an application besides answers to requests."""
+    """What `run` and a reload need of an application besides answers to requests."""
 
     budget: MemoryBudget  # shared with the transport
     http: HttpServer | None  # set before the first connection, for metrics
@@ -54,6 +56,9 @@ class ServedApp(App, Protocol):
 
     async def start(self) -> None:
         """Open the storage and recover it. Requests arrive meanwhile. Cancelled if the server must stop first."""
+
+    def use_keys(self, rules: tuple[KeyRule, ...]) -> None:
+        """Accept these API keys instead of the present ones. Called only if the server has keys."""
 
     def begin_drain(self) -> None:
         """Answer long polls, end streams, and let no new request wait."""
@@ -96,49 +101,23 @@ async def _serve(settings: Settings, build: Build) -> int:
         app = build(settings, clock, loop)
     except MACHINE_ERRORS as error:
         return _cannot_start(error)
+    reload = Reload(settings, certificate, app.use_keys)
+    signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(reload))
     served = CorsApp(app, settings.cors_origins) if settings.cors_origins else app
     limits, request_log = HttpLimits.of(settings), RequestLog.of(settings)
     app.http = http = HttpServer(served, limits, budget=app.budget, request_log=request_log, holds=app.holds)
-    servers = [await _listen(loop, http, sock, certificate, settings) for sock in sockets]
+    acceptors = [Acceptor(http, sock, certificate) for sock in sockets]
     _announce(settings, sockets)
     started = await _serve_until_stopped(app, stop, Garbage(clock.monotonic_ns, note=partial(app.holds.note, Cause.GC)))
-    for server in servers:
-        server.close()
+    for acceptor in acceptors:
+        acceptor.close()
     if started:
         log.info("draining", connections=http.open_connections, timeout_ms=settings.drain_timeout_ms)
     code = max(await _drain(settings, app, http), 0 if started else EXIT_FAILED)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if started:
         log.info("stopped", status=code)
     return code
-
-
-async def _listen(
-    loop: asyncio.AbstractEventLoop,
-    http: HttpServer,
-    sock: socket.socket,
-    certificate: Certificate | None,
-    settings: Settings,
-) -> asyncio.Server:
-    """Accept connections on the socket. With a certificate, SIGHUP reads its files again."""
-    if certificate is None:
-        return await loop.create_server(http.connection, sock=sock, backlog=BACKLOG)
-    loop.add_signal_handler(signal.SIGHUP, _reload, certificate)
-    return await loop.create_server(
-        http.connection,
-        sock=sock,
-        backlog=BACKLOG,
-        ssl=certificate.context,
-        ssl_handshake_timeout=settings.header_timeout_ms / 1000,
-        ssl_shutdown_timeout=TLS_CLOSE_S,
-    )
-
-
-def _reload(certificate: Certificate) -> None:
-    try:
-        certificate.reload()
-        log.info("certificate_reloaded")
-    except TopicsError as error:
-        log.error("certificate_refused", reason=error.message, hint="the server continues with the old certificate")
 
 
 async def _serve_until_stopped(app: ServedApp, stop: "StopSignals", garbage: Garbage) -> bool:

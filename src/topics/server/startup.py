@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from topics.clock import Clock
+from topics.engine.steps import Steps
 from topics.errors import Code, TopicsError
 
 if TYPE_CHECKING:
@@ -20,15 +21,22 @@ class Startup:
     Only the thread that recovers the data writes `progress`. It assigns a new float, so any thread may read it.
     """
 
-    __slots__ = ("_clock", "_started_ns", "console", "document", "http", "progress")
+    __slots__ = ("_clock", "_document", "_render", "_started_ns", "console", "http", "progress")
 
-    def __init__(self, clock: Clock, document: Callable[[], bytes], *, console: bool = True) -> None:
-        self.document = document  # renders the OpenAPI document
+    def __init__(self, clock: Clock, render: Callable[[], Steps[bytes]], *, console: bool = True) -> None:
+        self._render = render  # renders the OpenAPI document
+        self._document: bytes | None = None
         self.console = console  # whether the console is served
         self._clock = clock
         self._started_ns = clock.monotonic_ns()
         self.progress = 0.0  # share of the log that has been replayed, 0 to 1
         self.http: HttpServer | None = None  # the transport whose connections and requests metrics count
+
+    def document(self) -> Steps[bytes]:
+        """Return the OpenAPI document, which the first request renders."""
+        if self._document is None:
+            self._document = yield from self._render()
+        return self._document
 
     def note_progress(self, share: float) -> None:
         """Note how much of the log has been replayed, 0 to 1."""

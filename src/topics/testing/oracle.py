@@ -69,6 +69,8 @@ class Oracle:
         config = configure(name, patch, topic.config)
         if config != topic.config:
             topic.expire(self.clock.now_ms())
+            if not (topic.config.idempotency_window_ms and config.idempotency_window_ms):
+                topic.keys = {}
             topic.config = config
             topic.expire(self.clock.now_ms())
             topic.enforce_caps()
@@ -140,7 +142,8 @@ class Oracle:
         now = self.clock.now_ms()
         key = request.idempotency_key
         if key is not None and (seen := topic.keys.get(key)) is not None:
-            if topic.config.idempotency_window_ms and now - seen.at_ms <= topic.config.idempotency_window_ms:
+            stored = topic.facts[seen.last - 1].fate not in ("restart", "corrupt")
+            if stored and now - seen.at_ms <= topic.config.idempotency_window_ms:
                 return Landed(seen.first, seen.last, topic.head, deduped=True)
         topic.expire(now)
         ts = max([now, *(fact.ts for fact in topic.facts[-1:])])
@@ -148,7 +151,7 @@ class Oracle:
         _check_room(topic, added)
         self.topics[name] = topic
         topic.facts += added
-        if key is not None:
+        if key is not None and topic.config.idempotency_window_ms:
             self._remember(topic, key, Key(added[0].seq, added[-1].seq, ts))
         topic.expire(ts)
         topic.enforce_caps()
@@ -221,9 +224,12 @@ def _start(topic: ModelTopic, from_seq: int, from_ts: int | None, other_epoch: b
     # Who asks for a time on does not miss what is older than that.
     if not any(from_ts is None or fact.ts >= from_ts for fact in lost):
         return first_since(max(from_seq + 1, topic.earliest)), None
+    older = [fact.seq for fact in lost if from_ts is not None and fact.ts < from_ts]
+    lost = lost[len(older) :]
     reasons = sorted({fact.fate for fact in lost})
     reason = reasons[0] if len(reasons) == 1 else "mixed"
-    return first_since(topic.earliest), ModelGap(from_seq + 1, topic.earliest - 1, reason, len(lost))
+    gap_from = older[-1] + 1 if older else from_seq + 1
+    return first_since(topic.earliest), ModelGap(gap_from, topic.earliest - 1, reason, len(lost))
 
 
 def _wanted(fact: Fact, topic: ModelTopic, nodes: Collection[str], match: TagMatch | None) -> bool:

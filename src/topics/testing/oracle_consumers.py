@@ -42,16 +42,12 @@ def put(topic: ModelTopic, name: str, wanted: ConsumerRequest, now_ms: int) -> t
 
 def commit(topic: ModelTopic, name: str, seq: int, now_ms: int) -> tuple[int, bool]:
     """Move a consumer to `seq`, never back; 0 only reads. Return its position, and whether it was created."""
-    before = topic.consumers.get(name)
-    if before is None:
-        if seq:
-            raise TopicsError(Code.CONSUMER_NOT_FOUND, "there is no such consumer")
-        topic.consumers[name] = ModelConsumer(0, now_ms)
-        return 0, True
+    known = topic.consumers.get(name)
     if seq > topic.head:
         raise TopicsError(Code.INVALID_REQUEST, "seq is beyond the head")
+    before = known or ModelConsumer(0, now_ms)
     topic.consumers[name] = replace(before, seq=max(before.seq, seq), used_ms=now_ms)
-    return max(before.seq, seq), False
+    return max(before.seq, seq), known is None
 
 
 def lag(topic: ModelTopic, name: str, now_ms: int) -> tuple[int, int]:

@@ -54,7 +54,7 @@ def started(name: str, directory: Path) -> Iterator[Application]:
         application.process.wait(WAIT_S)
 
 
-@pytest.mark.parametrize("run", [RUN, "topics.run()"], ids=["told", "by default"])
+@pytest.mark.parametrize("run", [RUN, "topics.run()"], ids=["without signals", "by default"])
 @pytest.mark.parametrize("name", ["with_fastapi", "with_starlette", "with_django"])
 def test_sigterm_ends_the_application_after_its_jobs(
     name: str, run: str, kitchen: Kitchen, topics: Topics, receiver: Receiver

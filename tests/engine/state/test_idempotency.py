@@ -3,6 +3,7 @@
 import pytest
 
 from tests.engine.harness import FakeLog, append, delete, done, open_engine, put, read, record, seqs, write
+from topics.engine import retention
 from topics.engine.engine import Engine
 from topics.engine.state import idempotency
 from topics.engine.state.topics import State
@@ -58,6 +59,16 @@ def test_a_key_survives_the_loss_of_its_records():
     append(engine, "a")
     delete(engine, "a", before_seq=9)
     assert append(engine, "a", idempotency_key="k").deduped
+
+
+@pytest.mark.parametrize("reason", ["restart", "corrupt"])
+def test_a_key_is_void_once_its_record_is_lost_with_the_disk(reason: str):
+    engine = open_engine()
+    append(engine, "a", idempotency_key="k")
+    retention.lose_all(engine.topic("a"), reason)
+    again = append(engine, "a", idempotency_key="k")
+    assert (again.deduped, again.first) == (False, 2)
+    assert append(engine, "a", idempotency_key="k").first == 2
 
 
 def test_a_key_is_found_in_a_full_topic_that_rejects():

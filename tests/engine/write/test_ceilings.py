@@ -3,6 +3,7 @@
 from tests.engine.harness import FakeLog, record, write
 from tests.engine.write.commit_bench import DISK, Bench
 from topics.engine.state.topic import FIRST_CEILING
+from topics.model.topic import ConfigPatch
 
 
 def test_a_write_above_the_synced_ceiling_waits_for_it():
@@ -58,6 +59,39 @@ def test_fast_writes_raise_the_ceiling_further_and_stop_waiting():
         bench.log.finish()
     assert waited[0]
     assert not any(waited[10:])
+
+
+class SlowDisk(SlowLog):
+    """Its syncs take 50 ms, as it reports."""
+
+    sync_ms = 50
+
+
+def test_busy_topic_on_a_slow_disk_never_waits_for_its_ceiling():
+    bench = Bench()
+    bench.log = bench.engine.commits.log = SlowDisk()
+    created = bench.engine.put_topic("a", ConfigPatch(durability="disk"))
+    bench.engine.flush()
+    bench.log.finish()
+    topic = created.value().topic
+    for _ in range(20):
+        after, bench.log.after = bench.log.after, []  # raised before this sync began
+        for _ in range(10):
+            ticket = bench.engine.append("a", write(*[record()] * 500))  # 100 records per millisecond
+            bench.engine.flush()
+            assert ticket.done, f"seq {topic.next_seq} waits for a ceiling above {topic.ceiling}"
+        for done in after:
+            done()
+    assert topic.head == 100_000
+
+
+def test_first_write_after_a_start_raises_a_ceiling_that_is_near():
+    bench = Bench(a=DISK)
+    bench.log = bench.engine.commits.log = SlowDisk()
+    topic = bench.engine.topic("a")
+    assert bench.engine.append("a", write())
+    bench.engine.flush()
+    assert (topic.ceiling, topic.ceiling_staged) == (FIRST_CEILING, 20_002)
 
 
 def test_a_first_write_beyond_the_first_ceiling_waits_for_its_sync():

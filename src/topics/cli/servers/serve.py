@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 from typing import TYPE_CHECKING
 
 from topics import logs
@@ -21,7 +22,8 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="run the server",
         usage="%(prog)s [-h] [--dev [--open]] [--json] [--SETTING VALUE ...]",
         description="Run the server. Each setting is a flag and a TOPICS_* variable; the flag wins. "
-        "On SIGTERM or SIGINT, open requests finish and the server exits with status 0.",
+        "On SIGTERM or SIGINT, open requests finish and the server exits with status 0. SIGHUP reads the files of "
+        "certificates and API keys again.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -37,6 +39,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def execute(args: argparse.Namespace, *, build: "Build | None" = None) -> int:
     """Run the server and return its exit status. Tests pass `build` to run another application."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it must not end the process before `run` handles it, or after
     try:
         if args.dev:
             with dev.settings_of(args, os.environ) as (env, flags):

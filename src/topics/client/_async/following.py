@@ -194,8 +194,8 @@ async def watch(http: AsyncTransport, wanted: Watching) -> AsyncIterator[Record 
                             if tracing.enabled():
                                 tracing.received(item)
                             yield item
-                        if event.id is None:
-                            continue
+                        if event.id is None or not event.name:
+                            continue  # the id at the beginning says no more than the position the session began at
                         position = WatchPosition(event.id, epochs)
                         if wanted.cursor is not None:
                             await tools.result_of(wanted.cursor.save(position))

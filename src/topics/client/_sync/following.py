@@ -189,8 +189,8 @@ def watch(http: Transport, wanted: Watching) -> Iterator[Record | Gap]:
                             if tracing.enabled():
                                 tracing.received(item)
                             yield item
-                        if event.id is None:
-                            continue
+                        if event.id is None or not event.name:
+                            continue  # the id at the beginning says no more than the position the session began at
                         position = WatchPosition(event.id, epochs)
                         if wanted.cursor is not None:
                             tools.result_of(wanted.cursor.save(position))

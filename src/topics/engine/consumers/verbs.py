@@ -65,7 +65,8 @@ class Consumers:
         if wanted.seq is not UNSET and wanted.seq > topic.head:
             raise invalid(f"seq {wanted.seq} is beyond the head of the topic ({topic.head})", field="seq")
         if before is not None and _only_moves(wanted):
-            own.delivered.pop(name, None)
+            if wanted.seq is not UNSET:
+                own.delivered.pop(name, None)
             seq = before.seq if wanted.seq is UNSET else wanted.seq
             return self._move(topic, own, before, seq).follow(StoredConsumer(topic, name, seq, False))
         meta: bytes | UnsetType | None = UNSET if wanted.meta is UNSET else encode_meta(wanted.meta)
@@ -77,26 +78,30 @@ class Consumers:
         after = structs.replace(before, **{field: value for field, value in given.items() if value is not UNSET})
         if after.hold and not after.max_hold_bytes:
             raise invalid("hold needs max_hold_bytes: how many bytes may be held", field="max_hold_bytes")
-        own.delivered.pop(name, None)
+        if wanted.seq is not UNSET:
+            own.delivered.pop(name, None)
         return self._stage(topic, own, after).follow(StoredConsumer(topic, name, after.seq, created))
 
-    def open(self, topic_name: str, name: str, *, commit: bool | int, epoch: int | None = None) -> Ticket:
+    def open(
+        self, topic_name: str, name: str, *, commit: bool | int, epoch: int | None = None, create: bool = True
+    ) -> Ticket:
         """Return the position of a consumer that is about to read. Ends with `StoredConsumer`.
 
-        A consumer that does not exist begins at 0. `commit` first moves it: to a seq, or with true to the last record
-        that an answer to this name had. It never moves back.
+        A consumer that does not exist is created at 0, or without `create` raises `consumer_not_found`. `commit` first
+        moves it: to a seq, or with true to the last record that an answer to this name had. It never moves back.
         """
         topic, own, before = self._latest(topic_name, name)
+        if before is None and not create:
+            raise consumer_not_found(topic.name, name)
         if epoch is not None:
             check_epoch(topic, epoch)
-        if before is None:
-            if type(commit) is int and commit:
-                raise consumer_not_found(topic.name, name)
-            after = self._new(topic, own, name)
-            return self._stage(topic, own, after).follow(StoredConsumer(topic, name, 0, True))
         upto = own.delivered.get(name, 0) if commit is True else int(commit)
         if upto > topic.head:
             raise invalid(f"seq {upto} is beyond the head of the topic ({topic.head})", field="commit")
+        if before is None:
+            after = self._new(topic, own, name)
+            after.seq = upto
+            return self._stage(topic, own, after).follow(StoredConsumer(topic, name, upto, True))
         batch = self._advance(topic, own, before, upto)
         return _follow(batch, StoredConsumer(topic, name, max(before.seq, upto), False))
 

@@ -217,8 +217,9 @@ def _gate(topic: Topic, query: Query) -> tuple[int, Tombstone | None]:
             start = earliest
         missed = topic.count + topic.losses.within(1, head)[0]
         return start, Tombstone(1, head, "recreated", missed, earliest, head)
-    if query.from_ts is not None and query.from_ts > topic.lost_ts:
-        start = max(start, _first_at(topic, query.from_ts))
+    if query.from_ts is not None:
+        newer = query.from_ts > topic.lost_ts
+        start = max(start, _first_at(topic, query.from_ts) if newer else topic.losses.last_before(query.from_ts) + 1)
     if start < topic.evict_floor:
         missed, reason = topic.losses.within(start, earliest - 1)
         tombstone = Tombstone(start, earliest - 1, reason, missed, earliest, head)

@@ -6,6 +6,7 @@ Every topic that a router touches has a `Links`; all others cost the engine one 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -183,6 +184,7 @@ class Table:
         self.by_id: dict[int, Router] = {}
         self.next_id = 1
         self.live: Live | None = None
+        self.twins = 0  # routers that share an edge with an older one
         self.pinned: Topic | None = None  # in a replay: a mark spoke of the next entry, so nothing is forwarded for it
         self.stamps: dict[int, dict[str, int]] = {}  # by destination: `stamp_space` → highest seq with a stamp
 
@@ -216,6 +218,7 @@ class Table:
                 one.cyclic = True
         assert edge.source is source, "a destination has one source"
         router = Router(name, router_id=router_id, edge=edge, config=config, cursor=cursor)
+        self.twins += bool(edge.routers)
         edge.routers.append(router)
         self.by_name[name] = self.by_id[router_id] = router
         self.names.add(name)
@@ -226,6 +229,7 @@ class Table:
     def remove(self, router: Router) -> None:
         edge = router.edge
         edge.routers.remove(router)
+        self.twins -= bool(edge.routers)
         del self.by_name[router.name], self.by_id[router.router_id]
         self.names.remove(router.name)
         if not edge.routers:
@@ -271,6 +275,39 @@ def upstream(topic: Topic, *, without: Router | None = None) -> list[Topic]:
         at = edge.source
         line[at] = None
     return list(line)
+
+
+def copies_of_one(
+    source: Topic | None, dest: Topic | None, config: RouterConfig, *, without: Router | None, most: int
+) -> int:
+    """Return how many copies one record could have with one more router, or any number above `most`.
+
+    `without` is the router that the new one replaces. Filters count as if the tag of the record suited them best.
+    """
+    start = None if source is None else upstream(source, without=without)[-1]
+    copies, seen, left = 0, {start}, [(start, 1)]
+    # Bound: the number of topics. Each of them is added to `left` once.
+    while left and copies <= most:
+        topic, times = left.pop()
+        links = None if topic is None else links_of(topic)
+        edges: dict[Topic | None, list[RouterConfig]] = {}
+        for edge in () if links is None else links.outgoing.values():
+            edges[edge.dest] = [router.config for router in edge.routers if router is not without]
+        if topic is source:
+            edges[dest] = [*edges.get(dest, ()), config]
+        for to, configs in edges.items():
+            made = times * _most_matching(configs)
+            copies += made
+            if to is not None and to not in seen:
+                seen.add(to)
+                left.append((to, made))
+    return copies
+
+
+def _most_matching(configs: list[RouterConfig]) -> int:
+    """Return how many of these routers can copy the same record, at most."""
+    exact = [config.filter.text for config in configs if config.filter is not None and config.filter.op == "Eq"]
+    return len(configs) - len(exact) + max(Counter(exact).values(), default=0)
 
 
 def cycle_through(edge: Edge) -> list[Edge]:

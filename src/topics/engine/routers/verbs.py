@@ -12,7 +12,7 @@ from topics.engine import retention
 from topics.engine.routers import replay
 from topics.engine.routers.copy import mark
 from topics.engine.routers.forwarder import Forwarder
-from topics.engine.routers.graph import Edge, Router, links_of, upstream
+from topics.engine.routers.graph import Edge, Router, copies_of_one, links_of, upstream
 from topics.engine.routers.replay import table_of
 from topics.engine.routers.router_log import LiveRouters
 from topics.engine.routers.schedule import DueEdges
@@ -26,7 +26,15 @@ from topics.engine.write.staging import Staging
 from topics.errors import topic_not_found
 from topics.model.names import check_router
 from topics.model.records import TagMatch
-from topics.model.router import RouterRequest, check_request, fan_in, router_cycle, router_not_found
+from topics.model.router import (
+    RouterConfig,
+    RouterRequest,
+    check_request,
+    fan_in,
+    router_cycle,
+    router_not_found,
+    too_many_copies,
+)
 from topics.model.topic import TopicConfig
 from topics.storage.log import entry as log
 from topics.storage.log.router_entry import Mark, RouterDrop, RouterPut
@@ -101,6 +109,7 @@ class Routers:
             raise topic_not_found(request.dest)
         if router is not None and router.edge.source is source and router.edge.dest is dest and router.config == config:
             return Ticket.of(PutRouter(router, False))
+        self._check_copies(router, config, source, dest)
         missing = [name_of for name_of, topic in ((request.source, source), (request.dest, dest)) if topic is None]
         creates = staging.new_topics(missing, TopicConfig())
         ids = {create.name: create.topic_id for create in creates}
@@ -248,6 +257,17 @@ class Routers:
             if dest in line:
                 line = line[: line.index(dest) + 1]
                 raise router_cycle([source.name, *(topic.name for topic in reversed(line))])
+
+    def _check_copies(
+        self, router: Router | None, config: RouterConfig, source: Topic | None, dest: Topic | None
+    ) -> None:
+        """Raise if one record could have too many copies. Only routers that share an edge multiply them."""
+        table, limit = self.table, self._staging.limits.max_copies
+        links = None if dest is None else links_of(dest)
+        if limit and (table.twins or (links is not None and links.incoming is not None)):
+            most = max(limit, len(table.by_name) + (router is None))
+            if copies_of_one(source, dest, config, without=router, most=most) > most:
+                raise too_many_copies(limit)
 
     def _start(self, source: Topic | None, request: RouterRequest) -> int:
         """Return the cursor of a new router. Earlier losses of the source do not concern it."""

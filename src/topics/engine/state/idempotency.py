@@ -1,7 +1,7 @@
 """Idempotency windows: the keys that each topic remembers, for how long, and in how much memory.
 
 A write that carries a key forgets a few expired keys, and `sweep` forgets the rest, so that no single step has many to
-forget. A key that is past its window and still stored has no effect: `append` compares the times.
+forget. A key that is past its window and still stored has no effect: `find` compares the times.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from topics.engine.state.topics import State
 
 ENTRY_BYTES = 256  # of a remembered key beside its text; measured with 1,000 to 240,000 keys
+VOIDING = ("restart", "corrupt")  # losses of stored records: a retry must store them again
 FORGOTTEN_A_WRITE = 16  # expired keys that one write removes at most
 
 
@@ -25,8 +26,19 @@ def size_bytes(key: str) -> int:
     return getsizeof(key) + ENTRY_BYTES
 
 
+def find(topic: Topic, key: str, now_ms: int) -> Remembered | None:
+    """Return the write that had this key within the topic's window; None if a crash or damage took its records."""
+    write = topic.keys.get(key)
+    if write is None or now_ms - write.at_ms > topic.config.idempotency_window_ms:
+        return None
+    lost = topic.losses.covering(write.last)
+    return None if lost is not None and lost[2] in VOIDING else write
+
+
 def remember(state: State, topic: Topic, key: str, write: Remembered) -> None:
     """Keep a key for the topic's window. The oldest keys make room if there are more than `State.max_keys`."""
+    if not topic.config.idempotency_window_ms:
+        return
     keys = topic.keys
     if keys.pop(key, None) is None:  # a key used again after its window moves to the end
         _add_bytes(topic, size_bytes(key))
@@ -47,7 +59,7 @@ def forget_before(topic: Topic, ms: int, *, most: int) -> int:
 
 
 def forget_all(state: State, topic: Topic) -> None:
-    """Forget every key of a topic that is dropped."""
+    """Forget every key of a topic that is dropped, or has no window."""
     topic.keys = OrderedDict()
     _add_bytes(topic, -topic.key_bytes)
     state.keyed.pop(topic, None)

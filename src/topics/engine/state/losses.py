@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 
 Run = tuple[int, int, str]  # first seq, last seq, reason
 
 MAX_RUNS = 4096
+MAX_TIMES = 1024
 
 
 class Losses:
     """Runs in seq order, disjoint. `compact` bounds them.
 
     `total` is the number of seqs in all runs. `counts` has the seqs that were added, by reason: topics share it.
+    `times` has commit times and seqs of records that were lost at the front, ascending: of the last ones all, of others
+    some. A restart begins a new list.
     """
 
-    __slots__ = ("counts", "runs", "total")
+    __slots__ = ("counts", "runs", "times", "total")
 
     def __init__(self, runs: list[Run] | None = None, *, counts: dict[str, int] | None = None) -> None:
         self.runs: list[Run] = runs or []
         self.total = sum(high - low + 1 for low, high, _ in self.runs)
         self.counts: dict[str, int] = {} if counts is None else counts
+        self.times: list[tuple[int, int]] = []
 
     def add(self, low: int, high: int, reason: str) -> None:
         """Add the lost range [low, high]. It lies behind all known runs, or between two of them."""
@@ -75,6 +80,23 @@ class Losses:
             (first, end, why), (start, last, other) = runs[0], runs[1]
             self.total += start - end - 1
             runs[:2] = [(first, last, why if why == other else "mixed")]
+
+    def add_times(self, first: int, ts: Sequence[int]) -> None:
+        """Remember when records from seq `first` on, lost at the front, were committed: of a long run some times."""
+        times, last = self.times, len(ts) - 1
+        step = last // MAX_TIMES + 1
+        for at in range(last % step, last + 1, step):
+            if times and times[-1][0] == ts[at]:
+                times[-1] = ts[at], first + at
+            else:
+                times.append((ts[at], first + at))
+        while len(times) > MAX_TIMES:
+            del times[: MAX_TIMES // 2 : 2]
+
+    def last_before(self, ts: int) -> int:
+        """Return the last seq that is known to be lost at the front and older than `ts`; 0 if there is none."""
+        at = bisect_left(self.times, ts, key=lambda time: time[0])
+        return self.times[at - 1][1] if at else 0
 
     def within(self, low: int, high: int) -> tuple[int, str]:
         """Return how many seqs of [low, high] were lost, and the reason, or "mixed"."""

@@ -24,6 +24,7 @@ from topics.model.topic import TopicConfig
 from topics.storage.segments.segment import MemorySegment, Segment
 
 FIRST_CEILING = 4096  # of a new topic: no entry of the log says so
+UNKNOWN_STEP = 1 << 62  # so large that the first write has `Ceilings.guard` determine the step
 
 _first_of = attrgetter("first")
 
@@ -139,7 +140,7 @@ class Topic:
         self.front_ts = 0  # at most the commit time of the first live record
         # No seq above the ceiling is acknowledged before a higher ceiling is durable: no seq is ever given out twice.
         self.ceiling = self.ceiling_staged = FIRST_CEILING
-        self.ceiling_step = FIRST_CEILING
+        self.ceiling_step = UNKNOWN_STEP
         self.synced = 0  # highest seq that is known to be durable
         self.last_write_ts: int | None = None
         self.last_read_ts: int | None = None

@@ -215,11 +215,10 @@ def join(leader: Ticket, followers: list[Ticket]) -> None:
 
 def _seen(topic: Topic, key: str, now_ms: int) -> Ticket | None:
     """Return the outcome of an earlier write with the same key, if it is remembered or still under way."""
-    window_ms = topic.config.idempotency_window_ms
-    if not window_ms:
+    if not topic.config.idempotency_window_ms:
         return None  # keys mean nothing here, not even to the next write of the same turn
-    write = topic.keys.get(key)
-    if write is not None and now_ms - write.at_ms <= window_ms:
+    write = idempotency.find(topic, key, now_ms)
+    if write is not None:
         return Ticket.of(Appended(topic, write.first, write.last, topic.head, deduped=True))
     leader: Ticket | None = topic.staged_keys.get(key)
     if leader is None:

@@ -63,6 +63,8 @@ def configure(state: State, topic: Topic, entry: log.Configure) -> None:
     elif entry.head is not None and promises_more(topic.config, config):
         state.rises += 1
         topic.needs_snapshot = state.rises
+    if not (topic.config.idempotency_window_ms and config.idempotency_window_ms):
+        idempotency.forget_all(state, topic)
     topic.config = config
     topic.front_ts = 0
     if config.ttl_ms:

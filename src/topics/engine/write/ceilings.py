@@ -3,20 +3,22 @@
 After a crash the log may lack the last records of a topic; of an ephemeral topic it has none. A log file that is cut
 short or missing lacks those of any topic, which is why the ledger has the ceiling, too. The ceiling bounds the seqs
 that may have been given out, so a start goes on above it and reports the range between as lost. It is raised a few
-thousand seqs at a time, well before the seqs reach it, so that hardly any write waits for it.
+thousand seqs at a time, or as many as a busy topic assigns while four syncs run if these are slow, and well before the
+seqs reach it. So hardly any write waits for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from topics.engine.state.topic import Topic
+from topics.engine.state.topic import FIRST_CEILING, UNKNOWN_STEP, Topic
 from topics.engine.state.topics import State
 from topics.engine.write import apply
 from topics.engine.write.commit import Commits, Ticket
 from topics.storage.log import entry as log
 
 MAX_STEP = 1 << 20
+BUSY_SEQS_PER_MS = 100  # of a busy topic
 
 
 class Ceilings:
@@ -26,8 +28,25 @@ class Ceilings:
         self._state = state
         self._commits = commits
 
+    def first_step(self) -> int:
+        """Return how far above the head of a topic its ceiling is at first.
+
+        Half of that is used up before it is raised. The raise waits for the sync that is running, and then for its own.
+        """
+        return max(FIRST_CEILING, min(4 * BUSY_SEQS_PER_MS * self._commits.log.sync_ms, MAX_STEP))
+
+    def of_creation(self, create: log.Create) -> tuple[int, bytes]:
+        """Return the first ceiling of a topic, and the frame of its creation, which says so unless it is implied."""
+        ceiling, frame = self.first_step(), log.encode(create)
+        if ceiling > FIRST_CEILING:
+            frame += log.encode(log.Ceiling(create.topic_id, ceiling))
+        return ceiling, frame
+
     def guard(self, topic: Topic, ticket: Ticket, end: int) -> None:
         """Raise the ceiling if seqs below `end` come near it; gate `ticket`, which gives them out, if they pass it."""
+        step = self.first_step()
+        if topic.ceiling_step == UNKNOWN_STEP or topic.ceiling_step < step:
+            topic.ceiling_step = step
         margin = topic.ceiling_step // 2
         if end > topic.ceiling - margin:
             if end > topic.ceiling_staged - margin:

@@ -43,6 +43,11 @@ class Log(Protocol):
         """Whether the log takes nothing now, and may or may not have the last frames."""
         return False
 
+    @property
+    def sync_ms(self) -> int:
+        """How long a sync takes: the longest of the last few."""
+        return 0
+
     def write(self, frames: list[Frames]) -> None:
         """Write all frames in order to the operating system, or raise `LogFailed` and write none."""
 
@@ -80,6 +85,7 @@ class NoLog:
     """The log of a server without a data directory: it keeps nothing."""
 
     broken = False
+    sync_ms = 0
     undecided: Callable[[], bool]
 
     def write(self, frames: list[Frames]) -> None:

@@ -13,11 +13,27 @@ from topics.server.access.operations import Scope
 class KeyRing:
     """The callers of a server by the digests of their secrets."""
 
-    __slots__ = ("_digests", "_numbers", "callers")
+    __slots__ = ("_digests", "_numbers", "_rules", "callers")
 
     def __init__(self, rules: tuple[KeyRule, ...]) -> None:
-        # The name is the position in the configuration: it appears in logs, and must reveal nothing of the secret.
-        self.callers = [_caller(rule, f"key{number}") for number, rule in enumerate(rules, start=1)]
+        self.callers: list[Caller] = []
+        self._rules: tuple[KeyRule, ...] = ()
+        self.replace(rules)
+
+    def replace(self, rules: tuple[KeyRule, ...]) -> None:
+        """Use other rules from now on.
+
+        A key whose rule is unchanged keeps its caller, and with it its counts and watch sessions. Every other caller
+        loses its rights, because the WebSockets that it has opened still refer to it.
+        """
+        kept: dict[KeyRule, Caller | None] = dict(zip(self._rules, self.callers, strict=True))
+        self.callers = [kept.pop(rule, None) or _caller(rule) for rule in rules]
+        for number, caller in enumerate(self.callers, start=1):
+            # The position in the configuration: it appears in logs, and must reveal nothing of the secret.
+            caller.name = f"key{number}"
+        for dropped in filter(None, kept.values()):
+            dropped.operations = frozenset()
+        self._rules = rules
         self._digests = [rule.digest for rule in rules]
         self._numbers = range(1, len(rules) + 1)
 
@@ -34,8 +50,8 @@ class KeyRing:
         return self.callers[number - 1] if number else None
 
 
-def _caller(rule: KeyRule, name: str) -> Caller:
+def _caller(rule: KeyRule) -> Caller:
     scopes = Scope.NONE
     for word in rule.scopes:
         scopes |= Scope[word.upper()]
-    return Caller(name, scopes, rule.prefixes, counted=True)
+    return Caller("", scopes, rule.prefixes, counted=True)

@@ -164,7 +164,8 @@ DIFF = _row("diff", Scope.READ)
 DIFF_AS_CONSUMER = _row("diff as consumer", Scope.READ | Scope.WRITE)
 SCAN = _row("scan", Scope.READ)
 DELETE_RECORDS = _row("delete records", Scope.DELETE)
-REPORT_ARCHIVED = _row("report archived", Scope.WRITE)
+# A report ends the hold of the records up to its seq, and a PUT of the topic began it: it needs what configuring needs.
+REPORT_ARCHIVED = _row("report archived", Scope.ADMIN)
 
 WATCH = _row("watch", Scope.READ, names={"topics": _watched})
 WATCH_AS_CONSUMER = _row("watch as consumer", Scope.READ | Scope.WRITE, names={"topics": _watched})
@@ -185,7 +186,8 @@ LIST_JOBS = _row("list jobs", Scope.READ)
 REDRIVE = _row("redrive", Scope.READ | Scope.WRITE | Scope.DELETE, names={"dead_letter": _redriven})
 
 PUT_CONSUMER = _row("put consumer", Scope.READ | Scope.WRITE)
-# A hold keeps records past the caps that the topic was configured with, so it needs what configuring needs.
+# A hold keeps records past the caps that the topic was configured with, so it needs what configuring needs; and so does
+# its end.
 HOLD_FOR_CONSUMER = _row("hold for consumer", Scope.READ | Scope.WRITE | Scope.ADMIN)
 COMMIT_MANY = _row("commit many", Scope.READ | Scope.WRITE, names={"commits": _committed})
 READ_CONSUMER = _row("read consumer", Scope.READ)
@@ -213,7 +215,7 @@ READ_DOCUMENT = _row("read document")
 
 
 def _holds(wanted: ConsumerRequest) -> bool:
-    return wanted.hold is True or (type(wanted.max_hold_bytes) is int and wanted.max_hold_bytes > 0)
+    return wanted.hold is not UNSET or wanted.max_hold_bytes is not UNSET
 
 
 def _consumes(wanted: WatchRequest | Subscribe) -> bool:

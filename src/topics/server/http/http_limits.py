@@ -6,7 +6,7 @@ import msgspec
 
 from topics.server.http.request.browser_origin import Pages
 from topics.server.limits import os_limits
-from topics.server.limits.budget import MemoryBudget, budget_bytes_of
+from topics.server.limits.budget import CONNECTION_BYTES, TLS_CONNECTION_BYTES, MemoryBudget, budget_bytes_of
 
 if TYPE_CHECKING:
     from topics.config import Settings
@@ -31,6 +31,7 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     high_water_bytes: int = 64 * 1024
     max_pipelined: int = 64  # requests of one connection that are in progress
     max_connections: int = 0  # 0: no limit
+    connection_bytes: int = CONNECTION_BYTES  # what a connection is charged
     max_refused: int = 16  # refused connections that stay open; one more aborts the oldest
     pages: Pages | None = None  # which requests of browsers are accepted; None: all
     skip_body_bytes: int = 64 * 1024  # a refused request with a longer body ends the connection
@@ -40,8 +41,10 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
         """Return the limits that the settings, the memory and the descriptors of the process allow."""
         descriptors = os_limits.descriptors()
         budget = MemoryBudget(budget_bytes_of(settings))
-        allowed = (settings.max_connections, descriptors.connections, budget.max_connections())
+        connection_bytes = CONNECTION_BYTES if settings.tls_cert is None else TLS_CONNECTION_BYTES
+        allowed = (settings.max_connections, descriptors.connections, budget.max_connections(connection_bytes))
         return cls(
+            connection_bytes=connection_bytes,
             max_connections=min(most for most in allowed if most),
             max_refused=descriptors.refused,
             max_header_bytes=settings.max_header_bytes,

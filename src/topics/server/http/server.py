@@ -4,17 +4,20 @@
     bytes -> http1/connection.py -> pipeline.py -> intake.py -> request/parser.py -> App -> answer_output.py -> bytes
     bytes -> http1/connection.py -> preface.py -> http2/ -> App -> http2/ -> bytes                         (HTTP/2)
 
-An event loop calls `HttpServer.connection` for each new socket.
+`accept.py` calls `HttpServer.accept` for each new socket. A connection counts, and is charged, from then on.
 """
 
 import asyncio
 import contextlib
 import heapq
+import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from topics import logs
 from topics.server.http.answer.head import AnswerHeads
 from topics.server.http.http1.connection import Connection
 from topics.server.http.http_limits import HttpLimits
@@ -23,15 +26,18 @@ from topics.server.http.request.gunzip import WorkSlots
 from topics.server.http.request.head import HeadCache
 from topics.server.http.request_log import RequestLog
 from topics.server.http.service import BlockedSink, ConnectionService, OpeningConnection, ServedConnection
-from topics.server.limits.budget import CONNECTION_BYTES, CONNECTIONS, MemoryBudget
+from topics.server.limits.budget import CONNECTIONS, MemoryBudget
 from topics.server.limits.caps import throttled
 from topics.server.limits.loop_holds import Cause, LoopHolds
 
 if TYPE_CHECKING:
     from topics.server.http.http2.connection import Http2Connection
 
+log = logs.Log("http")
+
 _SHED_SHARE = 32  # one in 32 connections is shed at a time, because finding idle ones takes a look at all
 _SHED_AFTER_S = 1.0  # a younger connection is not shed: its first request may be on the way
+_HANDSHAKE_S = 0.25  # without room for another connection, TLS handshakes that take longer are cut off
 _GZIP_THREADS = 2
 _UNBLOCK_S = 0.05  # how often streams that wait for the memory budget are tried again
 _LOOK_AGAIN_S = 0.25  # pause after a search that found no idle connection
@@ -72,6 +78,10 @@ class HttpServer:
         self.answers = AnswerHeads(time.time)
         self.clock_ns = time.perf_counter_ns
         self.connections: set[ServedConnection] = set()
+        # Accepted connections that are not in `connections` yet, oldest first, with the time; and those of them that
+        # shake hands for TLS. Only a handshake can be cancelled: without TLS, the next turn opens the connection.
+        self._opening: dict[ServedConnection, float] = {}
+        self._handshakes: dict[ServedConnection, asyncio.Task[Any]] = {}
         self.shed_total = 0  # idle connections that were closed to make room
         self.refused_total = 0  # connections that were refused because there was no room
         self._refused: dict[ServedConnection, None] = {}  # refused connections that are still open, oldest first
@@ -102,10 +112,48 @@ class HttpServer:
         """Return the protocol of a new socket."""
         return Connection(self)
 
+    def has_room(self) -> bool:
+        """Return whether another socket may be open: a connection, one that is refused, or one that shakes hands."""
+        most = self.limits.max_connections
+        return not most or len(self.connections) + len(self._opening) < most + self.limits.max_refused
+
+    def make_room(self) -> bool:
+        """Abort handshakes that take long, or else the oldest refused connection. Return whether there was any."""
+        before = asyncio.get_running_loop().time() - _HANDSHAKE_S
+        slow = [handshake for connection, handshake in self._handshakes.items() if self._opening[connection] < before]
+        for handshake in slow:
+            handshake.cancel()
+        if not slow and self._refused:
+            next(iter(self._refused)).abort()
+        return bool(slow or self._refused)
+
+    def accept(self, sock: socket.socket, tls: dict[str, Any]) -> None:
+        """Serve a new socket. `tls` has the options of its handshake."""
+        loop = asyncio.get_running_loop()
+        connection = self.connection()
+        opening = loop.create_task(loop.connect_accepted_socket(lambda: connection, sock, **tls))
+        self._opening[connection] = loop.time()
+        if tls:
+            self._handshakes[connection] = opening
+        self.budget.charge(CONNECTIONS, self.limits.connection_bytes)
+        opening.add_done_callback(partial(self._accepted, connection))
+
+    def _accepted(self, connection: ServedConnection, opening: asyncio.Task[Any]) -> None:
+        """Forget a connection that was not opened. The transport has closed the socket by now."""
+        self.refused_total += opening.cancelled()
+        self._handshakes.pop(connection, None)
+        if self._opening.pop(connection, None) is not None:
+            self.budget.charge(CONNECTIONS, -self.limits.connection_bytes)
+        error = None if opening.cancelled() else opening.exception()
+        if error is not None and not isinstance(error, OSError):  # an OSError is the client's: a failed handshake
+            log.failure("cannot_accept", error)
+
     def opened(self, connection: ServedConnection) -> None:
         """Count a new connection. Shed idle ones if there are too many, or refuse it if none is idle."""
         self.connections.add(connection)
-        self.budget.charge(CONNECTIONS, CONNECTION_BYTES)
+        self._handshakes.pop(connection, None)
+        if self._opening.pop(connection, None) is None:
+            self.budget.charge(CONNECTIONS, self.limits.connection_bytes)
         if self._sweeping is None:
             self._sweep()
         most = self.limits.max_connections
@@ -159,7 +207,7 @@ class HttpServer:
     def closed(self, connection: ServedConnection) -> None:
         """Forget a connection that has ended."""
         self.connections.discard(connection)
-        self.budget.charge(CONNECTIONS, -CONNECTION_BYTES)
+        self.budget.charge(CONNECTIONS, -self.limits.connection_bytes)
         self._refused.pop(connection, None)
         self._closed_requests += connection.served
         if not self.connections and self._emptied is not None:
@@ -214,6 +262,10 @@ class HttpServer:
         """
         self.draining = True
         self._emptied = asyncio.Event()
+        if self._handshakes:
+            for handshake in self._handshakes.values():
+                handshake.cancel()
+            await asyncio.wait(list(self._handshakes.values()))
         for connection in tuple(self.connections):
             connection.drain()
         left = 0

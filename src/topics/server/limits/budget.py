@@ -4,7 +4,7 @@ Records are not counted: `max_total_bytes` and the caps of topics bound those. E
 server hold is counted while it is held:
 
     account      charged for
-    connections  open connections, a flat amount each
+    connections  open connections, a flat amount each, from the moment they are accepted
     bodies       requests that are received, unpacked, or wait to be handled
     answers      answers until the operating system has taken them
     streams      the same for event streams, WebSockets and scans
@@ -38,6 +38,8 @@ CONNECTIONS_SHARE = 4  # connections may take a quarter of the budget
 SMALL_BYTES = 16 << 10
 # The flat charge. An idle connection takes 4 KiB; the rest is for a head or a small answer.
 CONNECTION_BYTES = 16 << 10
+# The same with TLS: a connection takes 48 to 55 KiB during the handshake, and 44 KiB when it is idle after it.
+TLS_CONNECTION_BYTES = 64 << 10
 EXCHANGE_BYTES = 2048  # a request without its body; measured 1.4 to 1.9 KiB with a small head
 
 CONNECTIONS, BODIES, ANSWERS, STREAMS = "connections", "bodies", "answers", "streams"
@@ -135,9 +137,9 @@ class MemoryBudget:
         """Return the bytes held, by account."""
         return self._by_account | {account: gauge() for account, gauge in self._gauges.items()}
 
-    def max_connections(self) -> int:
+    def max_connections(self, connection_bytes: int) -> int:
         """Return how many connections the budget allows; 0 if it has no limit."""
-        return self.limit_bytes // (CONNECTIONS_SHARE * CONNECTION_BYTES)
+        return self.limit_bytes // (CONNECTIONS_SHARE * connection_bytes)
 
     def error(self) -> TopicsError:
         """Return the error of a request that the budget has no room for."""

@@ -211,6 +211,9 @@ class WatchStream(EventStream):
         self._sessions.stream_opened(session)
         if self._position is not None:
             session.rewind(self._position)
+        # A client that loses the connection before its first frame has an id to resume from.
+        self.send(b"id: %b\n\n" % session.cursor())
+        if self._position is not None:
             for data in session.deletions_after(self._position):
                 self.send(event_frame(Event.TOPIC_DELETED.event, data, id=session.cursor()))
         self._note_single()

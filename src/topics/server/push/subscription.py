@@ -35,7 +35,7 @@ class Subscription:
 
     __slots__ = (
         "caught_up", "consumer", "deleted", "epoch", "fresh", "from_pattern", "group", "key", "nodes", "number", "seq",
-        "stale", "start", "topic", "view", "watcher",
+        "stale", "start", "start_epoch", "topic", "view", "watcher",
     )  # fmt: skip
 
     def __init__(self, topic: Topic, view: View, *, seq: int, epoch: int | None = None, key: str = "") -> None:
@@ -44,7 +44,7 @@ class Subscription:
         self.nodes = view.nodes  # here as well: delivery looks at it for every frame
         self.seq = seq  # the position while the subscription is in no group
         self.start = seq  # the first position
-        self.epoch = epoch  # of the topic that the first position belongs to, if the reader gave it
+        self.epoch = self.start_epoch = epoch  # that the first position belongs to, if the reader gave it
         self.key = key or topic.name  # in event ids
         self.number = 0
         self.from_pattern = False  # a pattern matched the topic after the session was created

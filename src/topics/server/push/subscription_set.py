@@ -215,11 +215,17 @@ class SubscriptionSet:
     def rewind(self, at: cursors.Position) -> None:
         """Move back to what the client has processed, never forward.
 
-        A subscription from a pattern that the position does not know starts again at its first position.
+        A subscription from a pattern that the position does not know starts again at its first position. The first
+        position may belong to another epoch: then the stream begins with the `recreated` tombstone once more.
         """
         for key, one in self.subscriptions.items():
             seq = at.by_key.get(key) if at.by_key else at.by_number.get(one.number)
             if seq is None and one.from_pattern:
                 seq = one.start
-            if seq is not None and not one.deleted:
+            if seq is None or one.deleted:
+                continue
+            if seq == one.start:
+                one.epoch = one.start_epoch
+                one.seq = seq if seq > one.topic.head else min(one.seq, seq)
+            else:
                 one.seq = min(one.seq, seq)

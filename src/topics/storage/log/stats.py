@@ -21,9 +21,11 @@ class WalStats:
         self.queue_depth = 0
         self.queue_depth_peak = 0
         self.fsync_sum_us = 0
+        self.slow_us = 0  # the longest of the last few syncs
         self.fsync_buckets = [0] * (len(self.BOUNDS_US) + 1)
 
     def synced(self, took_us: int) -> None:
         self.fsyncs_total += 1
+        self.slow_us = max(took_us, self.slow_us * 15 // 16)
         self.fsync_sum_us += took_us
         self.fsync_buckets[bisect_left(self.BOUNDS_US, took_us)] += 1

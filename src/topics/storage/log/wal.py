@@ -36,6 +36,7 @@ from topics.storage.worker import InlineWorker, Worker
 log = logs.Log("wal")
 
 NOTE_NS = 1_000_000_000
+SLOW_US = 100_000  # if syncs take longer, so does a new file: it is prepared before half of the last one is full
 JOIN_BYTES = 64 << 10  # smaller writes are joined into one buffer: faster than a list of buffers
 
 
@@ -86,6 +87,7 @@ class Wal:
 
     def begin(self, number: int, *, resume: tuple[int, int]) -> None:
         """Create the first file of this process. Blocks. If that fails, the log is broken and heals later."""
+        began_ns = self._clock.monotonic_ns()
         try:
             self._file = self._create(walfile.Header(number, *resume))
         except OSError as error:
@@ -97,6 +99,9 @@ class Wal:
         self._first_at = self.tail
         self._synced_to = (number, self.tail)
         self._starts = [(0, self._file, self.tail)]
+        self.stats.slow_us = (
+            self._clock.monotonic_ns() - began_ns
+        ) // 1000  # two syncs, as in the most syncs of the log
         self.ledger.write(self.begin_ledger(resume))
 
     def begin_ledger(self, previous: tuple[int, int] = (0, 0)) -> list[bytes]:
@@ -112,6 +117,10 @@ class Wal:
     def broken(self) -> bool:
         """Whether the log refuses frames until it has healed."""
         return self._file is None
+
+    @property
+    def sync_ms(self) -> int:
+        return self.stats.slow_us // 1000
 
     @property
     def fenced(self) -> bool:
@@ -328,7 +337,7 @@ class Wal:
         self._note_reached()
         if (self._unsynced or self._behind or self._callbacks or self.ledger.waits) and not self._syncing:
             self.sync(lambda failure: None)
-        if self.tail > self._file_bytes // 2 or self.read_only is not None:
+        if self.tail > self._file_bytes // (16 if self.stats.slow_us > SLOW_US else 2) or self.read_only is not None:
             self.prepare()
         if self.read_only is not None and self._spare is not None and self._large is None:
             with suppress(OSError):

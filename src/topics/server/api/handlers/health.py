@@ -80,9 +80,13 @@ def _wants_json(call: Call) -> bool:
 
 def get_openapi(services: Services, call: Call) -> Answer:
     """Return the OpenAPI document."""
-    return get_openapi_while_recovering(services.startup, call)
+    return services.slices.answer(call.request, _describe(services.startup))
 
 
 def get_openapi_while_recovering(startup: Startup, call: Call) -> Answer:
     """Return the OpenAPI document, before the data is recovered."""
-    return Response(200, startup.document())
+    return run_all(_describe(startup))
+
+
+def _describe(startup: Startup) -> Steps[Answer]:
+    return Response(200, (yield from startup.document()))

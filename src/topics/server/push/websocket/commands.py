@@ -225,7 +225,7 @@ class SocketCommands:
         if reader is None:
             raise invalid("commit needs consumer: no subscription of the topic has one", field="consumer")
         engine, request_id = self._services.runtime.engine, command.request_id
-        ticket = engine.consumers.open(name, reader, commit=check_u64(command.seq, "seq"))
+        ticket = engine.consumers.open(name, reader, commit=check_u64(command.seq, "seq"), create=False)
         self.unacked += 1
 
         def finish(done: Ticket) -> None:

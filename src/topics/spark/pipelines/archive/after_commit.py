@@ -60,6 +60,7 @@ class AfterCommit:
             self._reported[key] = archived_to
 
     def _report(self, client: Client, extent: TopicExtent, archived_to: int, *, trimmed_to: int = 0) -> bool:
+        """Return whether the server has the report. Warn if the key may not report."""
         try:
             client.archived(extent.topic, seq=archived_to, epoch=extent.epoch, trimmed_seq=trimmed_to)
             return True
@@ -93,8 +94,9 @@ class AfterCommit:
         if archived.trimmed_to < archived.archived_to:
             change = Change(op="trim", topic=extent.topic, epoch=extent.epoch, trimmed_to=archived.archived_to)
             lake.commit(base.state(extent.topic), [change])
-        if (topic.trimmed_seq or 0) < archived.archived_to:
-            self._report(client, extent, archived.archived_to, trimmed_to=archived.archived_to)
+        to_report = (topic.trimmed_seq or 0) < archived.archived_to
+        if to_report and not self._report(client, extent, archived.archived_to, trimmed_to=archived.archived_to):
+            return
         try:
             trimmed = client.delete(extent.topic, before_seq=archived.archived_to + 1, epoch=extent.epoch)
         except TopicsError as error:

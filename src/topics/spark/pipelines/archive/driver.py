@@ -241,8 +241,11 @@ class _ArchiveRun:
             refuse_other_lake(self._lake, newest, ahead)
         self._state.elsewhere |= ahead
         if self._trim and not self._job.dry_run:
-            for extent in new:
-                check_may_delete(client, extent.topic)  # not after hours of archiving
+            for extent in new:  # not after hours of archiving
+                check_may_delete(client, extent.topic)
+                client.archived(
+                    extent.topic, seq=0, epoch=extent.epoch
+                )  # moves nothing; raises if the key may not report
         for extent in new:
             if (archived := newest.archived(extent.topic, extent.epoch)) is not None:
                 self._check_records(extent, archived)

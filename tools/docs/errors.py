@@ -1,6 +1,6 @@
 """Generate docs/guide/errors.md from the table of error codes.
 
-`python -m topics.cli.errors_doc` prints the page. A code without a meaning raises `KeyError`.
+`python -m tools.docs.errors` prints the page. A code without a meaning raises `KeyError`.
 """
 
 import sys

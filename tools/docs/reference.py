@@ -1,6 +1,6 @@
 """Generate docs/reference/ from the OpenAPI document, which is generated from the route table.
 
-`python -m topics.cli.reference docs/reference` writes the pages: one per group of routes, one with the types that
+`python -m tools.docs.reference docs/reference` writes the pages: one per group of routes, one with the types that
 requests and answers share, and an index.
 """
 

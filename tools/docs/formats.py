@@ -1,6 +1,6 @@
 """Generate docs/formats.md from the docstrings of the codecs.
 
-`python -m topics.cli.formats` prints the page.
+`python -m tools.docs.formats` prints the page.
 """
 
 import inspect
