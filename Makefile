@@ -8,6 +8,7 @@ TORTURE_TIMEOUT_S ?= 3600
 KILLS ?= 1000
 SECONDS ?= 3600
 STATE ?= .kills
+RESTART ?= 0
 export CHROMIUM
 # The tests start hundreds of interpreters. Each would compile the package again without the bytecode files.
 unexport PYTHONDONTWRITEBYTECODE
@@ -23,7 +24,7 @@ READY_DOCS := $(VENV)/.ready-docs
 INSTALL := $(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check format torture kills bench demo-pipeline docs site dist pythons screenshots clean
+.PHONY: help install run test check format torture kills soak bench demo-pipeline docs site dist pythons screenshots clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,6 +76,9 @@ torture: $(READY_DEV) ## run the long tests, about an hour; resumes, FRESH=1 sta
 
 kills: $(READY_DEV) ## kill the server under load repeatedly; KILLS=1000 SECONDS=3600 STATE=.kills
 	$(PYTHON) -m tests.faults.kills.run $(STATE) --kills $(KILLS) --seconds $(SECONDS)
+
+soak: $(READY_DEV) ## load a server with everything at once and check every answer; SECONDS=3600, RESTART=300 kills it at intervals
+	$(PYTHON) -m tests.faults.soak .soak --seconds $(SECONDS) --restart $(RESTART)
 
 bench: $(READY_DEV) ## run the benchmarks against their peers; ONLY=w4 runs one row
 	$(PYTHON) bench/run.py $(if $(ONLY),--only $(ONLY))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,7 +21,8 @@ from topics.errors import Code, TopicsError
 from topics.model.records import TagMatch
 from topics.model.topic import ConfigPatch
 from topics.storage.segments.cold import waiting
-from topics.testing.harness import SimServer, request
+from topics.testing.disk import SimDisk
+from topics.testing.harness import DeferredWorker, SimServer, request
 
 Status = Literal["open", "acked", "refused", "unknown"]
 
@@ -152,6 +154,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.histories: dict[str, list[TopicHistory]] = {}
+        self.wrong: list[AssertionError] = []  # wrong answers, see `noting`
 
     def copy(self) -> Ledger:
         return copy.deepcopy(self)
@@ -165,6 +168,7 @@ class Ledger:
 
     def check(self, server: SimServer, mode: str, *, healed: bool = False, fenced: bool = True) -> None:
         """Judge a server that came back after a crash of this mode, or with mode "none" one that goes on."""
+        raise_first(self.wrong)
         when = When(mode, healed, fenced)
         for name, histories in self.histories.items():
             topic = server.engine.topics.get(name)
@@ -186,10 +190,13 @@ class Ledger:
             assert server.recovered is not None
             assert server.recovered.damage == [], "nothing was damaged"
 
-    def check_damaged(self, server: SimServer) -> None:
-        """Judge a server whose log was damaged: missing records are reported, and no seq is given out again."""
+    def check_damaged(self, server: SimServer, *, found_by_readers: bool = False) -> None:
+        """Judge a server with damaged files: missing records are reported, and no seq is given out again.
+
+        The start reports damage to the log; damage to other files may be `found_by_readers` later.
+        """
         assert server.recovered is not None
-        if not server.recovered.damage:
+        if not server.recovered.damage and not found_by_readers:
             return self.check(server, "keep")
         when = When("damaged", healed=True)
         for name, histories in self.histories.items():
@@ -321,13 +328,52 @@ class _Judge:
         assert {reason for _, _, reason in self.runs} <= allowed, self.runs
 
 
-class Client:
-    """All clients of one server. Payloads are numbers, each used once."""
+@contextmanager
+def noting(wrong: list[AssertionError]) -> Iterator[None]:
+    """Note a failed assertion: the exception of a callback is logged, and would not reach the test."""
+    try:
+        yield
+    except AssertionError as error:
+        wrong.append(error)
 
-    def __init__(self, server: SimServer, ledger: Ledger | None = None) -> None:
+
+def raise_first(wrong: list[AssertionError]) -> None:
+    if wrong:
+        raise wrong[0]
+
+
+class Syncs(DeferredWorker):
+    """The thread that syncs the log. It syncs at once, or is slow: requests then arrive while tickets are pending."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow = False
+
+    def submit(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
+        super().submit(work, done)
+        if not self.slow:
+            self.run_all()
+
+    def release(self) -> None:
+        """Finish the pending syncs, and hold no more."""
+        self.slow = False
+        self.run_all()
+
+
+class Client:
+    """All clients of one server. Payloads are numbers, each used once. `syncs` is the thread that syncs its log."""
+
+    def __init__(self, server: SimServer, ledger: Ledger | None = None, syncs: Syncs | None = None) -> None:
         self.server = server
         self.ledger = ledger or Ledger()
+        self.syncs = Syncs() if syncs is None else syncs  # an idle worker is false
         self._number = 0
+
+    @classmethod
+    def on(cls, disk: SimDisk) -> Client:
+        """Return the clients of a server that is not open yet, and whose syncs can be slow."""
+        syncs = Syncs()
+        return cls(SimServer(disk, sync_worker=syncs), syncs=syncs)
 
     def put(self, name: str, **config: Any) -> None:
         history = self._current(name)
@@ -447,7 +493,8 @@ class Client:
             if ticket.error is not None:
                 attempt.failed(ticket.error)
             else:
-                answered(ticket.result)
+                with noting(self.ledger.wrong):
+                    answered(ticket.result)
                 attempt.status = "acked"
 
         try:

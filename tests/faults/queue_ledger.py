@@ -8,15 +8,14 @@ what its topic's class allows, and a stored lease is the lease that its worker g
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 from msgspec import Raw
 
-from tests.faults.ledger import Attempt, When
+from tests.faults.ledger import Attempt, Syncs, When, noting, raise_first
 from tests.queues.harness import waiting
 from topics.engine.queue.verbs import Want
 from topics.engine.state.jobs.leases import Leases
@@ -24,10 +23,18 @@ from topics.engine.state.topic import leases_of
 from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError
 from topics.model.records import NewRecord, WriteRequest
+from topics.testing.disk import SimDisk
 from topics.testing.harness import SimServer
 
 MAX_DELIVERIES = 2
 NO_NODE = ""
+
+
+@dataclass
+class Ack(Attempt):
+    """An ack of a worker, or a delete, which has no node."""
+
+    node: str = NO_NODE
 
 
 @dataclass
@@ -42,7 +49,7 @@ class Job:
     lease_id: str = ""
     deadline_ms: int = 0
     deliveries: int = 0
-    acks: list[Attempt] = field(default_factory=list)
+    acks: list[Ack] = field(default_factory=list)
     in_doubt: int = 0  # requests under way that may change who holds it
     doubts: list[Attempt] = field(default_factory=list)  # requests that were refused and may have changed it
     dead: bool = False  # seen in the dead-letter topic
@@ -50,6 +57,14 @@ class Job:
     def is_done(self) -> bool:
         """Return whether the ack was answered, or has no answer yet."""
         return any(ack.status in ("open", "acked") for ack in self.acks)
+
+    def acked_by(self, node: str) -> bool:
+        """Return whether an ack of this worker, or a delete, has no answer yet."""
+        return any(ack.status == "open" and ack.node == node for ack in self.acks)
+
+    def ended(self) -> bool:
+        """Return whether an ack or a delete was answered."""
+        return any(ack.status == "acked" for ack in self.acks)
 
     def held(self, now_ms: int) -> bool:
         return self.node != NO_NODE and now_ms <= self.deadline_ms
@@ -87,12 +102,14 @@ class QueueLedger:
 
     def __init__(self) -> None:
         self.queues: dict[str, Queue] = {}
+        self.wrong: list[AssertionError] = []  # wrong answers: an exception of a callback would not reach the test
 
     def copy(self) -> QueueLedger:
         return copy.deepcopy(self)
 
     def check(self, server: SimServer, mode: str, *, healed: bool = False, fenced: bool = True) -> None:
         """Judge a server that came back after a crash of this mode, or with mode "none" one that goes on."""
+        raise_first(self.wrong)
         for queue in self.queues.values():
             if queue.name in server.engine.topics:  # what is made with an answer is there: see the other ledger
                 _Judge(server, queue, When(mode, healed, fenced)).judge()
@@ -239,10 +256,17 @@ def _claim(server: SimServer, name: str, node: str, *, max_jobs: int, lease_ms: 
 class Shop:
     """Producers and workers. Payloads are numbers, each used once."""
 
-    def __init__(self, server: SimServer) -> None:
+    def __init__(self, server: SimServer, syncs: Syncs | None = None) -> None:
         self.server = server
+        self.syncs = Syncs() if syncs is None else syncs  # an idle worker is false
         self.ledger = QueueLedger()
         self._number = 0
+
+    @classmethod
+    def on(cls, disk: SimDisk) -> Shop:
+        """Return the clients of an open server whose syncs can be slow."""
+        syncs = Syncs()
+        return cls(SimServer.start(disk, sync_worker=syncs), syncs)
 
     @property
     def now_ms(self) -> int:
@@ -272,104 +296,172 @@ class Shop:
         self._follow(attempt, lambda: self.server.engine.append(name, WriteRequest(records)), answered)
 
     def claim(self, name: str, node: str, n: int = 1, *, lease_ms: int = 1_000) -> None:
-        queue = self.ledger.queues[name]
+        """Claim jobs. The worker gets them once the claim is answered: at once, or after a slow sync."""
+        queue, engine = self.ledger.queues[name], self.server.engine
         free = [job for job in queue.jobs.values() if not job.held(self.now_ms)]
-        with _in_doubt(free):
-            rows = self._try_claim(name, node, n, lease_ms, free)
-            for row in rows:
-                job = queue.jobs[bytes(row.data).decode()]
-                assert not job.held(self.now_ms), "held by two"
-                job.node, job.lease_id, job.deadline_ms = node, row.lease_id, row.deadline
-                job.deliveries = row.deliveries
-            assert not {row.lease_id for row in rows} & queue.leases
-            queue.leases |= {row.lease_id for row in rows}
-            if queue.dead_letter in self.server.engine.topics:
-                for payload in self.server.data(queue.dead_letter):
-                    queue.jobs[payload].dead = True
+        gone = [job.payload for job in free if job.ended()]
+        attempt, broken = Attempt(), self.server.wal.broken
+        want = Want(node=node, max=n, lease_ms=lease_ms)
+        _doubt(free, 1)
 
-    def _try_claim(self, name: str, node: str, n: int, lease_ms: int, free: list[Job]) -> list[_Row]:
-        """Return the jobs that a worker gets: none if the claim is refused."""
-        broken = self.server.wal.broken
-        attempt = Attempt()
-        try:
-            return _claim(self.server, name, node, max_jobs=n, lease_ms=lease_ms)
-        except TopicsError as error:
-            attempt.failed(error)
-            for job in free:
-                job.doubts.append(attempt)
-            return []
-        except OSError:
-            return []  # before anything was staged: a server answers it with `internal`
-        finally:
-            if broken or self.server.wal.broken:  # a refused move to the dead letters is not reported
+        def answered(error: TopicsError | None, rows: list[_Row]) -> None:
+            _doubt(free, -1)
+            # A refused move to the dead letters is not reported. With a slow sync, it is refused later.
+            if broken or self.server.wal.broken or self.syncs.slow:
                 for job in free:
                     if job.gives_up():
                         job.doubts.append(Attempt())
+            if error is not None:
+                attempt.failed(error)
+                for job in free:
+                    job.doubts.append(attempt)
+                return
+            with noting(self.ledger.wrong):
+                self._got(queue, node, rows, gone)
+
+        try:
+            [claimed], ticket = waiting(lambda: engine.queues.claim(engine.queues.get(name), [want]))
+        except TopicsError as error:
+            return answered(error, [])
+        except OSError:
+            return answered(None, [])  # before anything was staged: a server answers it with `internal`
+        if ticket is not None:
+            rows = claimed.rows
+            ticket.on_done(lambda ticket: answered(ticket.error, [] if ticket.error else [*map(_decode_row, rows)]))
+        engine.flush()
+        if ticket is None:
+            answered(None, [_decode_row(row) for row in claimed.rows])
+
+    def _got(self, queue: Queue, node: str, rows: list[_Row], gone: list[str]) -> None:
+        for row in rows:
+            job = queue.jobs[bytes(row.data).decode()]
+            assert job.payload not in gone, f"{job.payload} was acked or deleted, and is given out"
+            assert not job.held(self.now_ms), "held by two"
+            job.node, job.lease_id, job.deadline_ms = node, row.lease_id, row.deadline
+            job.deliveries = row.deliveries
+        assert not {row.lease_id for row in rows} & queue.leases
+        queue.leases |= {row.lease_id for row in rows}
+        if queue.dead_letter in self.server.engine.topics:
+            for payload in self.server.data(queue.dead_letter):
+                queue.jobs[payload].dead = True
 
     def ack(self, name: str, node: str, n: int = 1) -> None:
-        jobs = self.ledger.queues[name].held_by(node, self.now_ms)[:n]
-        attempt = Attempt()
+        jobs = [job for job in self.ledger.queues[name].jobs.values() if job.node == node and job.held(self.now_ms)]
+        jobs = [job for job in jobs if not job.ended() and not job.acked_by(node)][:n]
+        attempt = Ack(node=node)
         for job in jobs:
             job.acks.append(attempt)
-        self._finish(name, jobs, lambda topic, seqs: self.server.engine.queues.ack(topic, node, seqs, None), attempt)
+
+        def answered(result: Any) -> None:
+            for job in jobs:
+                if job.seq in result.skipped:  # deleted meanwhile, or its lease has expired
+                    job.acks.remove(attempt)
+                else:
+                    assert not job.ended(), f"{job.payload} was deleted, and its ack counts too"
+
+        verb = self.server.engine.queues.ack
+        self._finish(attempt, name, jobs, lambda topic, seqs: verb(topic, node, seqs, None), answered, doubts=False)
 
     def nack(self, name: str, node: str, n: int = 1, *, delay_ms: int = 0) -> None:
         jobs = self.ledger.queues[name].held_by(node, self.now_ms)[:n]
         due_ms = self.now_ms + delay_ms
-        attempt = self._finish(
-            name, jobs,
-            lambda topic, seqs: self.server.engine.queues.nack(topic, node, seqs, None, delay_ms=delay_ms),
-        )  # fmt: skip
-        for job in jobs:
-            if attempt.status == "acked":
-                job.release(due_ms)
-            else:
-                job.doubts.append(attempt)
+        leases = [job.lease_id for job in jobs]
+
+        def answered(result: Any) -> None:
+            for job, lease_id in zip(jobs, leases, strict=True):
+                if job.seq not in result.skipped and job.lease_id == lease_id:
+                    job.release(due_ms)
+
+        verb = self.server.engine.queues.nack
+        self._finish(
+            Attempt(), name, jobs, lambda topic, seqs: verb(topic, node, seqs, None, delay_ms=delay_ms), answered
+        )
 
     def extend(self, name: str, node: str, n: int = 1, *, lease_ms: int = 5_000) -> None:
         jobs = self.ledger.queues[name].held_by(node, self.now_ms)[:n]
-        attempt = self._finish(
-            name, jobs,
-            lambda topic, seqs: self.server.engine.queues.extend(topic, node, seqs, None, lease_ms=lease_ms),
-        )  # fmt: skip
-        for job in jobs:
-            if attempt.status == "acked":
-                job.deadline_ms = self.now_ms + lease_ms
+        deadline_ms = self.now_ms + lease_ms
+
+        def answered(result: Any) -> None:
+            for job in jobs:
+                if job.seq not in result.skipped and job.node == node:
+                    job.deadline_ms = deadline_ms
+
+        verb = self.server.engine.queues.extend
+        self._finish(
+            Attempt(), name, jobs, lambda topic, seqs: verb(topic, node, seqs, None, lease_ms=lease_ms), answered
+        )
+
+    def delete(self, name: str, *, held: bool) -> None:
+        """Delete one job that a worker holds, or one that is ready. It ends a job as an ack does."""
+        jobs = [
+            job
+            for job in self.ledger.queues[name].jobs.values()
+            if job.seq and not job.ended() and not job.acked_by(NO_NODE) and not job.dead
+            if job.held(self.now_ms) == held and job.due_ms <= self.now_ms
+        ]
+        if not jobs:
+            return
+        job, attempt = jobs[0], Ack(node=NO_NODE)
+        job.acks.append(attempt)
+
+        def answered(result: Any) -> None:
+            if not result.deleted:  # acked or moved before
+                job.acks.remove(attempt)
             else:
-                job.doubts.append(attempt)
+                assert not job.ended(), f"{job.payload} was acked, and its delete counts too"
+
+        delete = self.server.engine.delete_seqs
+        self._finish(attempt, name, [job], lambda _, seqs: delete(name, seqs), answered, doubts=False)
 
     def _finish(
-        self, name: str, jobs: list[Job], verb: Callable[[Any, list[int]], Ticket], attempt: Attempt | None = None
-    ) -> Attempt:
-        attempt = attempt or Attempt()
-        if jobs:
-            topic = self.server.engine.queues.get(name)
-            with _in_doubt(jobs):
-                seqs = [job.seq for job in jobs]
-                self._follow(attempt, lambda: waiting(lambda: verb(topic, seqs)))
-        return attempt
+        self,
+        attempt: Attempt,
+        name: str,
+        jobs: list[Job],
+        verb: Callable[[Any, list[int]], Ticket],
+        answered: Callable[[Any], None],
+        *,
+        doubts: bool = True,
+    ) -> None:
+        """Send a request about these jobs. With `doubts`, one that is refused leaves it open who holds them."""
+        if not jobs:
+            return
+        topic, seqs = self.server.engine.queues.get(name), [job.seq for job in jobs]
+        _doubt(jobs, 1)
+
+        def ended() -> None:
+            _doubt(jobs, -1)
+            if attempt.status != "acked" and doubts:
+                for job in jobs:
+                    job.doubts.append(attempt)
+
+        self._follow(attempt, lambda: waiting(lambda: verb(topic, seqs)), answered, ended)
 
     def _follow(
-        self, attempt: Attempt, verb: Callable[[], Ticket], answered: Callable[[Any], None] = lambda result: None
+        self,
+        attempt: Attempt,
+        verb: Callable[[], Ticket],
+        answered: Callable[[Any], None] = lambda result: None,
+        ended: Callable[[], None] = lambda: None,
     ) -> None:
         def done(ticket: Ticket) -> None:
             if ticket.error is not None:
                 attempt.failed(ticket.error)
             else:
-                answered(ticket.result)
+                with noting(self.ledger.wrong):
+                    answered(ticket.result)
                 attempt.status = "acked"
+            ended()
 
         try:
             verb().on_done(done)
         except (TopicsError, OSError):
             attempt.status = "refused"
+            ended()
         self.server.engine.flush()
 
 
-@contextmanager
-def _in_doubt(jobs: list[Job]) -> Iterator[None]:
+def _doubt(jobs: list[Job], step: int) -> None:
+    """Note that a request about these jobs was sent (1) or has ended (-1)."""
     for job in jobs:
-        job.in_doubt += 1
-    yield
-    for job in jobs:
-        job.in_doubt -= 1
+        job.in_doubt += step

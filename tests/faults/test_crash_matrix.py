@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import Counts
 from tests.faults.filming import FilmedDisk, Moment
 from tests.faults.ledger import Client, Ledger
-from tests.faults.workloads import STEPS, play, setup, some, workloads
+from tests.faults.workloads import STEPS, play, setup, some, while_pending, workloads
 from tests.sampling import SEED, parts
 from topics.testing.clock import SimClock
 from topics.testing.harness import SimServer, TopicView
@@ -26,8 +26,8 @@ MODES: tuple[CrashMode, ...] = ("keep", "lose", "tear", "reorder", "zero")
 def film(names: tuple[str, ...], *, fresh: bool = False, cold: bool = False) -> list[Moment[Ledger]]:
     """Return every moment of a workload. The last one is after its end."""
     disk: FilmedDisk[Ledger] = FilmedDisk(seed=SEED, cold=cold)
-    server = SimServer(disk)
-    client = Client(server)
+    client = Client.on(disk)
+    server = client.server
     if fresh:
         disk.film(client.ledger, server.clock)
         server.open()
@@ -134,6 +134,12 @@ def test_some_triples_of_operations_survive_every_crash(counts: Counts) -> None:
     counts(f"in triples (seed {SEED})", crash_points=points)
 
 
+@pytest.mark.parametrize("count", [4, pytest.param(60, marks=pytest.mark.torture)])
+def test_operations_while_syncs_are_pending_survive_every_crash(count: int, counts: Counts) -> None:
+    points = sweep(while_pending(count, SEED), lambda at: [MODES[at % 5]], thorough_every=7)
+    counts(f"while syncs are pending (seed {SEED})", crash_points=points)
+
+
 BETWEEN = [name for name in STEPS if "checkpoint" not in name]
 
 
@@ -149,8 +155,8 @@ def test_operations_between_two_slices_of_a_checkpoint_survive_every_crash(
     counts(f"in checkpoints in slices (seed {SEED})", crash_points=points)
 
 
-PAIRS = parts(STEPS, 2, rounds=4)  # 148 of 1,369
-TRIPLES = parts(STEPS, 3, rounds=6)  # 222 of 50,653
+PAIRS = parts(STEPS, 2, rounds=4)  # 188 of 2,209
+TRIPLES = parts(STEPS, 3, rounds=6)  # 282 of 103,823
 
 
 @pytest.mark.torture

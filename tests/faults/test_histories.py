@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import Counts
+from tests.faults.ledger import Syncs
 from tests.sampling import SEED, amount
 from topics.engine.steps import run_all
 from topics.engine.write.commit import Ticket
@@ -97,11 +98,13 @@ CONSUMING = ("store", "commit", "leave")
 @dataclass
 class Turn:
     clock_ms: int
+    jump_ms: int  # what the wall clock jumps forward by, as NTP can make it
     verbs: list[Verb]
     checkpoint: str  # "whole", or its "begin" or "end" alone; "" for none
     tick: bool
     end: str  # "on", "stop", or a crash mode
     crash_call: int | None  # the call of the turn at which the crash happens, if the turn makes that many
+    slow: bool  # whether the syncs of the turn end after all its verbs have arrived, one by one
     look: str  # the first request after a restart: "list", "replay" (part of the deferred replay), or none
 
 
@@ -109,11 +112,13 @@ def turns_of(verbs: st.SearchStrategy[Verb], crash_calls: st.SearchStrategy[int 
     return st.builds(
         Turn,
         st.sampled_from([0, 1, 40, 41, 101]),
+        st.sampled_from([*[0] * 8, 60_000, 3_600_000]),
         st.lists(verbs, max_size=4),
         st.sampled_from(["", "", "whole", "whole", "begin", "end"]),
         st.booleans(),
         st.sampled_from(["on", "on", "on", "stop", "keep", "lose", "tear"]),
         crash_calls,
+        st.booleans(),
         st.sampled_from(["", "list", "replay"]),
     )
 
@@ -127,14 +132,20 @@ class Pair:
     def __init__(self, durability: str, seed: int) -> None:
         self.durability = durability
         self.clock = SimClock()
-        self.server = SimServer.start(SimDisk(seed=seed, cold=seed % 2 == 1), clock=self.clock)
+        self.syncs = Syncs()
+        self.server = self.start(SimDisk(seed=seed, cold=seed % 2 == 1))
         self.oracle = Oracle(self.clock)
         self.number = 0
         self.deleted: set[str] = set()
         self.before = ""  # the verb before this one in the turn
 
+    def start(self, disk: SimDisk) -> SimServer:
+        self.syncs = Syncs()
+        return SimServer.start(disk, clock=self.clock, sync_worker=self.syncs)
+
     def play(self, turn: Turn) -> None:
         self.clock.advance(ms=turn.clock_ms)
+        self.clock.set(ms=self.clock.now_ms() + turn.jump_ms)
         self.deleted.clear()
         self.before = ""
         crash = turn.end if turn.end in ("keep", "lose", "tear") else None
@@ -147,9 +158,13 @@ class Pair:
         died = False
         try:
             self.forget_unused(states)
+            self.syncs.slow = turn.slow
             for verb in turn.verbs:
                 self.stage(verb, states, tickets)
+                if turn.slow:
+                    self.server.engine.flush()
             self.server.engine.flush()
+            self.syncs.release()
             if not all(ticket.done for ticket in tickets):
                 self.server.steps.release()  # a verb can wait for the snapshot of the checkpoint that is held
             if turn.tick:
@@ -183,7 +198,7 @@ class Pair:
     def stage(self, verb: Verb, states: list[tuple[int, Oracle]], tickets: list[Ticket]) -> None:
         """Apply one verb to the model and stage it in the engine. A refused verb changes neither."""
         if verb[0] in CONSUMING and self.before not in CONSUMING:
-            self.server.engine.flush()  # a consumer cannot be at records that are not visible yet
+            self.settle()  # a consumer cannot be at records that are not visible yet
         self.before = verb[0]
         in_model, in_engine = self.both(verb)
         before = copy.deepcopy(self.oracle)
@@ -194,7 +209,7 @@ class Pair:
                 states.append((states[-1][0], before))
             states.append((states[-1][0] + 1, copy.deepcopy(self.oracle)))
         if verb[0] == "append" and verb[1] in self.deleted:
-            self.server.engine.flush()  # a full topic rejects a write before a delete of the same turn takes effect
+            self.settle()  # a full topic rejects a write before a delete of the same turn takes effect
         if verb[0] in ("delete", "archive", *CONSUMING):
             self.deleted.add(verb[1])
         answer = _ticket(in_engine)
@@ -203,6 +218,12 @@ class Pair:
             tickets.append(answer)
         else:
             assert answer is refused, verb
+
+    def settle(self) -> None:
+        """Let everything that is staged take effect."""
+        if self.syncs.slow:
+            self.server.engine.commits.sync()
+        self.server.engine.flush()
 
     def both(self, verb: Verb) -> tuple[Callable[[], object], Callable[[], Ticket]]:
         engine, oracle = self.server.engine, self.oracle
@@ -262,7 +283,7 @@ class Pair:
         else:
             mode: CrashMode = turn.end  # type: ignore[assignment]
             disk = self.server.disk.crash(mode)
-        self.server = SimServer.start(disk, clock=self.clock)
+        self.server = self.start(disk)
         assert self.server.recovered is not None
         assert self.server.recovered.damage == []
         listed = self.server.listing() if turn.look == "list" else None

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import deque
 from collections.abc import Iterable
 
 import pytest
 
 from tests.conftest import Counts
 from tests.faults.ledger import Client
-from tests.faults.workloads import STEPS, play, setup, some
+from tests.faults.workloads import STEPS, play, setup, some, while_pending
 from tests.sampling import SEED, parts
+from topics.engine.write.commit import Halted, Ticket
 from topics.errors import Code, TopicsError
 from topics.storage.datadir import DataDirError
 from topics.testing.disk import FOREVER, SimDisk
 from topics.testing.harness import SimServer
-from topics.testing.inode import CrashMode
+from topics.testing.inode import PAGE_BYTES, CrashMode
 
 MODES: tuple[CrashMode, ...] = ("keep", "lose", "tear")
 ERRORS = (errno.EIO, errno.ENOSPC)
@@ -37,7 +39,8 @@ def calls_of(names: tuple[str, ...]) -> list[int]:
 
 
 def ready() -> Client:
-    client = Client(SimServer.start(SimDisk(seed=SEED)))
+    client = Client.on(SimDisk(seed=SEED))
+    client.server.open()
     setup(client)
     return client
 
@@ -108,7 +111,13 @@ def test_some_pairs_of_operations_are_refused_or_done_when_a_call_fails(counts: 
     counts(f"in pairs of operations (seed {SEED})", failing_calls=points)
 
 
-PAIRS = parts(STEPS, 2, rounds=5)  # 175 of 1,225
+@pytest.mark.parametrize("count", [2, pytest.param(40, marks=pytest.mark.torture)])
+def test_operations_while_syncs_are_pending_are_refused_or_done(count: int, counts: Counts) -> None:
+    points = sweep(while_pending(count, SEED + 1), failures=1)
+    counts(f"while syncs are pending (seed {SEED})", failing_calls=points)
+
+
+PAIRS = parts(STEPS, 2, rounds=5)  # 235 of 2,209
 
 
 @pytest.mark.torture
@@ -197,3 +206,88 @@ def test_server_on_a_full_disk_starts_read_only_and_heals() -> None:
     server.tick()
     server.append("f", '"yes"')
     assert server.crash("lose").data("f")[-1] == '"yes"'
+
+
+class FailingLanding(deque[Ticket]):
+    """The tickets that are about to take effect. One of them cannot be applied: memory is used up."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self._left = at
+
+    def popleft(self) -> Ticket:
+        ticket = super().popleft()
+        if ticket.apply is not None:
+            if self._left == 0:
+                ticket.apply = self._fail
+            self._left -= 1
+        return ticket
+
+    def _fail(self, ticket: Ticket) -> None:
+        raise MemoryError
+
+
+def halts(names: tuple[str, ...], at: int) -> bool:
+    """Play a workload whose entry number `at` cannot be applied. Return False if it has fewer entries.
+
+    The server halts: it answers none of the requests from there on, and the next start has applied the log.
+    """
+    client = ready()
+    client.server.engine.commits._landing = FailingLanding(at)
+    try:
+        play(client, names)
+    except Halted:
+        for mode in MODES:
+            after = client.server.next(client.server.disk.clone().crash(mode))
+            client.ledger.check(after, mode)
+        with pytest.raises(Halted):
+            client.append("f", 1)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.torture)])
+def test_entry_that_cannot_be_applied_halts_the_server_without_a_wrong_answer(every: int, counts: Counts) -> None:
+    """Requests follow the one that fails, at once or while its sync is pending."""
+    points = 0
+    for number, name in enumerate(list(STEPS)[SEED % every :: every]):
+        workload = ("slow_syncs",) * (number % 2) + (name, "append_fsync", "append_disk")
+        at = 0
+        try:
+            while halts(workload, at):
+                at += 1
+        except BaseException as error:
+            error.add_note(f"seed {SEED}, workload {workload}, entry {at}")
+            raise
+        points += at
+    counts(f"in single operations (seed {SEED})", entries_not_applied=points)
+
+
+PAGES_OF_A_CHECKPOINT = 4  # with so much free space, the checkpoint of `ready` succeeds
+
+
+@pytest.mark.parametrize("pages", range(PAGES_OF_A_CHECKPOINT + 1))
+@pytest.mark.parametrize("slow", [False, True])
+def test_checkpoint_on_a_full_disk_breaks_no_promise(pages: int, slow: bool) -> None:
+    """Requests go on between the attempts, with syncs that are quick or slow."""
+    client = ready()
+    server, disk, ledger = client.server, client.server.disk, client.ledger
+    disk.capacity_bytes = disk.used_bytes() + pages * PAGE_BYTES
+    for number in range(6):
+        client.syncs.slow = slow
+        client.append("f", 1, durability="fsync")
+        client.checkpoint()
+        client.delete("d", before_seq=number)
+        client.syncs.release()
+        server.tick()
+    ledger.check(server, "none")
+    for mode in MODES:
+        ledger.check(server.next(disk.clone().crash(mode)), mode, fenced=server.wal.fenced)
+    disk.capacity_bytes = None
+    server.tick()
+    server.tick()
+    assert server.checkpoint(), "no checkpoint begins, though there is space again"
+    client.append("f", 1)
+    assert ledger.histories["f"][-1].writes[-1].status == "acked"
+    for mode in MODES:
+        ledger.check(server.next(disk.clone().crash(mode)), mode, healed=True)

@@ -83,7 +83,8 @@ def sweep(workloads: Iterable[tuple[str, ...]], *, thorough_every: int) -> int:
     """Damage the log after each workload. Return the number of damaged directories."""
     starts = 0
     for workload in workloads:
-        client = Client(SimServer.start(SimDisk(seed=SEED)))
+        client = Client.on(SimDisk(seed=SEED))
+        client.server.open()
         setup(client)
         play(client, workload)
         rest(client.server)

@@ -47,6 +47,17 @@ def _checkpoint(shop: Shop) -> None:
     shop.server.checkpoint()
 
 
+def _slow(shop: Shop) -> None:
+    shop.syncs.slow = True
+
+
+def play(shop: Shop, name: str, steps: tuple[str, ...]) -> None:
+    """Play the steps, then finish what is pending."""
+    for step in steps:
+        STEPS[step](shop, name)
+    shop.syncs.release()
+
+
 STEPS: dict[str, Step] = {
     "write": lambda shop, name: shop.write(name, 2),
     "write_later": lambda shop, name: shop.write(name, delay_ms=400, priority=3),
@@ -58,6 +69,8 @@ STEPS: dict[str, Step] = {
     "nack_delayed": lambda shop, name: shop.nack(name, "a", 2, delay_ms=300),
     "extend": lambda shop, name: shop.extend(name, "a", 2),
     "time_out": _time_out,
+    "slow_syncs": lambda shop, _: _slow(shop),  # until the end of the steps, or until `syncs`
+    "syncs": lambda shop, _: shop.syncs.release(),
     "checkpoint": lambda shop, _: _checkpoint(shop),
     "begin_checkpoint": lambda shop, _: shop.server.begin_checkpoint(topics=0) and None,
     "end_checkpoint": lambda shop, _: shop.server.steps.release(),
@@ -83,12 +96,11 @@ def setup(shop: Shop, name: str) -> None:
 
 def film(name: str, steps: tuple[str, ...]) -> list[Moment[QueueLedger]]:
     disk: FilmedDisk[QueueLedger] = FilmedDisk(seed=SEED)
-    server = SimServer.start(disk)
-    shop = Shop(server)
+    shop = Shop.on(disk)
+    server = shop.server
     setup(shop, name)
     disk.film(shop.ledger, server.clock)
-    for step in steps:
-        STEPS[step](shop, name)
+    play(shop, name, steps)
     disk.moments.append(Moment("after the end", disk.clone(), server.clock.now_ms(), shop.ledger.copy()))
     return disk.moments
 
@@ -183,13 +195,12 @@ JUDGED_AS = {"keep": "keep", "lose": "lose", "tear": "reorder"}
 
 def fails(name: str, steps: tuple[str, ...], at: int, error: int, times: int, *, short: bool) -> bool:
     """Play steps with one failing call. Return whether that call changes something."""
-    server = SimServer.start(SimDisk(seed=SEED))
-    shop = Shop(server)
+    shop = Shop.on(SimDisk(seed=SEED))
+    server = shop.server
     setup(shop, name)
     disk, ledger = server.disk, shop.ledger
     disk.fail(at=at, error=error, times=times, short=short)
-    for step in steps:
-        STEPS[step](shop, name)
+    play(shop, name, steps)
     if disk.calls[at].op not in MUTATING:
         return False
     disk.heal()
@@ -218,12 +229,11 @@ def sweep_failing(workloads: Iterable[tuple[str, tuple[str, ...]]], *, failures:
     """Fail every call of the workloads, in `failures` ways each: the next call fails in the ways that follow."""
     points = 0
     for name, steps in workloads:
-        server = SimServer.start(SimDisk(seed=SEED))
-        shop = Shop(server)
+        shop = Shop.on(SimDisk(seed=SEED))
+        server = shop.server
         setup(shop, name)
         before = len(server.disk.calls)
-        for step in steps:
-            STEPS[step](shop, name)
+        play(shop, name, steps)
         calls = [call.number for call in server.disk.calls[before:] if call.op in MUTATING]
         for at in calls:
             for number in range(at, at + failures):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from random import Random
 
 from tests.faults.ledger import Client
@@ -16,7 +17,8 @@ Step = Callable[[Client], None]
 def _advance(client: Client) -> None:
     client.server.clock.advance(ms=5_000)
     for name in list(client.server.engine.topics):
-        waiting(lambda name=name: client.server.engine.expire_and_get(name, touch=False))
+        with suppress(OSError):  # a read that fails expires nothing; a server answers it with an error
+            waiting(lambda name=name: client.server.engine.expire_and_get(name, touch=False))
 
 
 def _one_turn(client: Client) -> None:
@@ -40,7 +42,25 @@ def _recreate(client: Client) -> None:
 
 def _if_present(name: str, step: Step) -> Step:
     """Return the step, skipped if the topic does not exist."""
-    return lambda client: step(client) if client.server.engine.topics.get(name) else None
+    return lambda client: step(client) if client.server.engine.find(name) else None
+
+
+def _slow_syncs(client: Client) -> None:
+    client.syncs.slow = True
+
+
+def _pending_together(client: Client) -> None:
+    """Let requests of one topic arrive one after the other while the sync of the first is pending."""
+    client.syncs.slow = True
+    client.append("f", 1, tag="t", key=f"k{client._number}", durability="fsync")
+    client.delete("f", tag="t")
+    client.append("f", 2)
+    client.append("d", 1)
+    client.server.tick()
+
+
+def _jump(client: Client, ms: int) -> None:
+    client.server.clock.set(ms=client.server.clock.now_ms() + ms)
 
 
 STEPS: dict[str, Step] = {
@@ -85,6 +105,12 @@ STEPS: dict[str, Step] = {
     "end_checkpoint": lambda client: client.server.steps.release(),
     "tick": lambda client: client.server.tick(),
     "advance": _advance,
+    "slow_syncs": _slow_syncs,  # until the end of the workload, or until `syncs`
+    "syncs": lambda client: client.syncs.release(),
+    "pending_together": _pending_together,
+    "clock_forward": lambda client: _jump(client, 3_600_000),
+    "clock_back": lambda client: _jump(client, -600_000),
+    "clock_before_1970": lambda client: client.server.clock.set(ms=-5_000),
 }  # fmt: skip
 
 
@@ -119,6 +145,14 @@ def some(length: int, count: int, seed: int) -> list[tuple[str, ...]]:
     return [tuple(rng.choice(names) for _ in range(length)) for _ in range(count)]
 
 
+def while_pending(count: int, seed: int) -> list[tuple[str, ...]]:
+    """Return workloads whose requests arrive while syncs are pending, for some of them until the very end."""
+    found: list[tuple[str, ...]] = [("slow_syncs", *names) for names in some(3, count, seed)]
+    return [names if at % 2 else (*names[:3], "syncs", *names[3:]) for at, names in enumerate(found)]
+
+
 def play(client: Client, names: tuple[str, ...]) -> None:
+    """Play the steps, then finish what is pending."""
     for name in names:
         STEPS[name](client)
+    client.syncs.release()

@@ -138,11 +138,12 @@ class SimServer:
     def __init__(self, disk: SimDisk, *, clock: SimClock | None = None, segments: SegmentLimits = SMALL_SEGMENTS,
                  wal_file_bytes: int = SMALL_WAL_BYTES, sync_worker: Worker | None = None,
                  store_worker: Worker | None = None, write_worker: Worker | None = None,
-                 gather_turns: int = 0) -> None:  # fmt: skip
+                 gather_turns: int = 0, cold_dir: str | None = None, hot_segments: int = 0) -> None:  # fmt: skip
         self.disk = disk
         self.clock = clock or SimClock()
         self._segments = segments
         self._wal_file_bytes = wal_file_bytes
+        self._cold: dict[str, Any] = {"cold_dir": cold_dir, "hot_segments": hot_segments}
         self._dir = DataDir(disk, ROOT)
         self.steps = HeldSteps()
         limits = Limits()
@@ -161,6 +162,7 @@ class SimServer:
             worker=InlineWorker() if store_worker is None else store_worker,
             clock=self.clock,
             runner=self.steps,
+            **self._cold,
         )
         self._turns: list[Callable[[], None]] = []
         schedule = self._turns.append if gather_turns else lambda work: None
@@ -202,7 +204,8 @@ class SimServer:
     def next(self, disk: SimDisk) -> SimServer:
         """Return a new server with the same settings on `disk`."""
         clock = SimClock(self.clock.now_ms() + 1)
-        return SimServer.start(disk, clock=clock, segments=self._segments, wal_file_bytes=self._wal_file_bytes)
+        same = {"segments": self._segments, "wal_file_bytes": self._wal_file_bytes, **self._cold}
+        return SimServer.start(disk, clock=clock, **same)
 
     # --- verbs
 

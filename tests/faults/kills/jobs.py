@@ -12,7 +12,7 @@ from typing import Any
 from tests.faults.kills.logs import REFUSED, Page, Tally, now_ms, read
 from tests.faults.kills.server import Connection, Request, require
 from tests.faults.ledger import Attempt
-from tests.faults.queue_ledger import MAX_DELIVERIES, NO_NODE, Job, Queue
+from tests.faults.queue_ledger import MAX_DELIVERIES, NO_NODE, Ack, Job, Queue
 
 BACKLOG = 60  # jobs past this number wait for workers
 
@@ -113,7 +113,7 @@ class Jobs:
         self._tally["claims"] += 1
 
     def _ack(self, node: str, jobs: list[Job]) -> Request:
-        attempt = Attempt()
+        attempt = Ack(node=node)
         for job in jobs:
             job.acks = [attempt]
 

@@ -60,6 +60,16 @@ async def read(connection: Connection, name: str, low: int) -> Page:
             return page
 
 
+@dataclass
+class SeqRemoval(Removal):
+    """A delete of some seqs."""
+
+    seqs: frozenset[int] = frozenset()
+
+    def covers(self, seq: int, tag: str | None) -> bool:
+        return seq in self.seqs
+
+
 class Log:
     """One topic of one epoch: the promises that were made about it."""
 
@@ -143,8 +153,11 @@ class Log:
         self._never.update(write.payloads)
 
     def delete(self, rng: Random) -> Request:
-        """Delete a tag, the front, or both. Only one client may write to and delete from such a topic."""
+        """Delete a tag, the front, both, or some seqs. Only one client may write to and delete from such a topic."""
         top = max(self.known, default=0)
+        if top and rng.random() < 0.2:
+            seqs = sorted({rng.randint(max(1, top - 60), top) for _ in range(rng.choice((1, 5)))})
+            return self._delete({"seqs": seqs}, SeqRemoval(seqs=frozenset(seqs)))
         before_seq = rng.randint(max(1, top - 60), top + 1) if rng.random() < 0.5 else None
         tag = rng.choice(TAGS) if before_seq is None or rng.random() < 0.3 else None
         body: dict[str, Any] = {}
@@ -153,7 +166,9 @@ class Log:
         if tag is not None:
             body["match"] = ["tag", "Eq", tag]
         limit = top + sum(len(write.payloads) for write, _ in self._open) + 1
-        removal = Removal(before_seq=min(before_seq or limit, limit), tag=tag)
+        return self._delete(body, Removal(before_seq=min(before_seq or limit, limit), tag=tag))
+
+    def _delete(self, body: dict[str, Any], removal: Removal) -> Request:
         self._maybe.append(removal)
         self.history.removals.append(removal)
         certain = len(self._maybe) == 1 and not self._open
@@ -184,6 +199,14 @@ class Log:
             self._tally["class_changes"] += status == 200
 
         return Request("PUT", f"/v0/topics/{self.name}", config, done)
+
+    def forget(self, below: int) -> None:
+        """Forget the records below a seq, so that a long run needs no memory for them."""
+        for seq in [seq for seq in self.known if seq < below]:
+            del self.seq_of[self.known.pop(seq)], self.tags[seq], self.sent_ms[seq]
+            self.gone.discard(seq)
+        if len(self.history.removals) > 1:
+            del self.history.removals[1:]  # the check asks only whether there were any
 
     # --- check ---
 

@@ -1,0 +1,134 @@
+"""One run: a server, all parts of the load, samples, a report every minute and a verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import traceback
+from pathlib import Path
+from random import Random
+
+from tests.faults.kills.server import ANSWER_S, LOST, Violation
+from tests.faults.soak.flows import ConsumerPart, RouterPart
+from tests.faults.soak.logs import log_parts
+from tests.faults.soak.part import Part
+from tests.faults.soak.queues import queue_parts
+from tests.faults.soak.target import Target
+from tests.faults.soak.watchers import WatchPart
+
+SAMPLE_S = 1.0
+REPORT_S = 60.0
+MEMORY_S = 120.0  # a shorter run says nothing about memory: its topics are still filling up
+END_S = 2 * ANSWER_S  # a part that takes longer for its last check hangs
+
+
+class Soak:
+    """A run of some seconds. `problems` lists what was wrong."""
+
+    def __init__(self, directory: Path, *, seconds: float, seed: int, sync_ms: float, restart_s: float,
+                 only: str = "") -> None:  # fmt: skip
+        self.problems: list[str] = []
+        self._only = only.split(",") if only else []
+        self._seconds, self._restart_s = seconds, restart_s
+        self._target = Target(directory, sync_ms=sync_ms)
+        self._seed = seed
+        self._began = time.monotonic()
+
+    def stop(self) -> None:
+        """End the load. Each part ends its round and checks its topics."""
+        self._target.over = True
+
+    async def run(self) -> None:
+        """Run to the end. A part with a wrong answer ends, and the others go on."""
+        self._began = time.monotonic()
+        try:
+            await self._target.start()
+            await self._load()
+            await self._target.stop()
+        except Violation as error:
+            self._found(str(error))
+        finally:
+            self._target.kill()
+            self._judge()
+
+    async def _load(self) -> None:
+        tasks = [asyncio.create_task(self._guarded(part), name=part.name) for part in self._parts()]
+        attendants = [asyncio.create_task(self._sample()), asyncio.create_task(self._restart())]
+        await asyncio.wait([*tasks, *attendants], timeout=self._seconds, return_when=asyncio.FIRST_EXCEPTION)
+        self.stop()
+        _, pending = await asyncio.wait(tasks, timeout=END_S)
+        for attendant in attendants:
+            attendant.cancel()
+        if pending:
+            names = ", ".join(sorted(task.get_name() for task in pending))
+            raise Violation(f"the parts {names} do not end within {END_S:.0f} s")
+        for error in await asyncio.gather(*attendants, return_exceptions=True):
+            if error is not None and not isinstance(error, asyncio.CancelledError):
+                raise error
+
+    async def _guarded(self, part: Part) -> None:
+        try:
+            await part.run()
+        except Violation as error:
+            self._found(f"wrong answer: {error}")
+        except (TimeoutError, *LOST) as error:
+            self._found(f"{part.name}: no answer: {error!r}")
+        except Exception:
+            self._found(f"{part.name}: {traceback.format_exc()}")
+
+    def _found(self, problem: str) -> None:
+        print(f"{time.monotonic() - self._began:6.0f} s  {problem}", flush=True)
+        self.problems.append(problem)
+
+    def _parts(self) -> list[Part]:
+        target, seed = self._target, self._seed
+        parts = [
+            *log_parts(target, seed),
+            *queue_parts(target, seed),
+            RouterPart(target, Random(f"{seed} routers")),
+            ConsumerPart(target, Random(f"{seed} consumers")),
+            WatchPart(target, Random(f"{seed} watchers")),
+        ]
+        return [part for part in parts if not self._only or part.name in self._only]
+
+    async def _sample(self) -> None:
+        """Sample the process once a second, and report once a minute."""
+        reported = time.monotonic()
+        while True:
+            await asyncio.sleep(SAMPLE_S)
+            self._target.take_sample()
+            self._target.read_log()
+            if time.monotonic() - reported >= REPORT_S:
+                reported = time.monotonic()
+                print(self.line(), flush=True)
+
+    async def _restart(self) -> None:
+        """Kill the server at intervals, until the load ends."""
+        while self._restart_s:
+            await asyncio.sleep(self._restart_s)
+            if not self._target.over:
+                await self._target.restart()
+
+    def line(self) -> str:
+        """Return one line of progress."""
+        target, sizes = self._target, self._target.samples[-1:]
+        rss = sizes[0].rss_bytes / 2**20 if sizes else 0
+        descriptors = sizes[0].descriptors if sizes else 0
+        errors = ", ".join(f"{count} {code}" for code, count in sorted(target.errors.items())) or "none"
+        return (
+            f"{time.monotonic() - self._began:6.0f} s  {target.tally['requests']} requests, {rss:.0f} MiB, "
+            f"{descriptors} descriptors, refused: {errors}; {target.logged['loop_error']} loop_error"
+        )
+
+    def _judge(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._target.read_log()
+        self.problems += [
+            f"the server logged {count} x {event}" for event, count in sorted(self._target.logged.items())
+        ]
+        if time.monotonic() - self._began >= MEMORY_S and (growth := self._target.growth()):
+            self.problems.append(growth)
+
+    def counts(self) -> str:
+        return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in sorted(self._target.tally.items()))

@@ -1,0 +1,180 @@
+"""The soak (`make soak`) in short, and proof that its checks can fail."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.faults.kills.logs import Log, Page, now_ms
+from tests.faults.kills.server import Request, Violation
+from tests.faults.soak import __main__ as command
+from tests.faults.soak.flows import ConsumerPart, Reader
+from tests.faults.soak.logs import LogPart
+from tests.faults.soak.queues import Job, QueuePart
+from tests.faults.soak.target import Client, Sample, Target
+from tests.faults.soak.watchers import View, WatchPart
+
+PARTS = "capped,expiring,pruned,full,churn,look,tasks,flow,live"
+
+
+def test_short_soak_with_a_kill_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [str(tmp_path), "--seconds", "5", "--restart", "3", "--seed", "3", "--only", PARTS]
+    assert command.main(words) == 0, capsys.readouterr().out
+    report = capsys.readouterr().out
+    assert "soak: PASSED" in report
+    assert "1 kills" in report
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_answer_ends_the_soak_with_advice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def wrong(self: WatchPart) -> None:
+        raise Violation("a record is lost")
+
+    monkeypatch.setattr(WatchPart, "round", wrong)
+    assert command.main([str(tmp_path), "--seconds", "1", "--seed", "3", "--only", "live"]) == 1
+    report = capsys.readouterr().out
+    assert "soak: FAILED: wrong answer: a record is lost" in report
+    assert "--seed 3 --seconds 1 --sync-ms 60 --restart 0 --only live" in report
+    assert [path.name for path in tmp_path.glob("soak-*/log")] == ["log"]
+
+
+def target(tmp_path: Path) -> Target:
+    return Target(tmp_path, sync_ms=0)
+
+
+def test_errors_in_the_log_are_counted(tmp_path: Path) -> None:
+    found = target(tmp_path)
+    (tmp_path / "log").write_text(
+        '{"level":"info","event":"ready"}\n{"level":"error","event":"loop_error"}\nTraceback\n{"level":"err'
+    )
+    found.read_log()
+    found.read_log()
+    assert found.logged == {"loop_error": 1, "not a log line": 1}
+
+
+@pytest.mark.parametrize(("late_mib", "grew"), [(100, False), (123, False), (125, True)])
+def test_growing_memory_is_found(tmp_path: Path, late_mib: int, grew: bool) -> None:
+    found = target(tmp_path)
+    found.samples = [Sample(mib << 20, 9) for mib in (50, 50, 100, 100, 100, 100, late_mib, late_mib)]
+    assert bool(found.growth()) is grew
+
+
+@pytest.mark.parametrize(("status", "code", "fine"), [(500, "internal", False), (503, "not_ready", True)])
+def test_undocumented_failures_are_found(tmp_path: Path, status: int, code: str, fine: bool) -> None:
+    found = target(tmp_path)
+    seen: list[int] = []
+    done = Client(found)._counted(Request("GET", "/", None, lambda status, answer: seen.append(status)))
+    if fine:
+        done(status, {"error": {"code": code}})
+    else:
+        with pytest.raises(Violation, match="internal"):
+            done(status, {"error": {"code": code}})
+    assert found.errors == {code: 1}
+    assert seen == [status] * fine
+
+
+def view(tmp_path: Path) -> View:
+    log = Log("live", target(tmp_path).tally)
+    log.known = {1: "a", 2: "b"}
+    return View("stream", log)
+
+
+@pytest.mark.parametrize(
+    ("event", "data"),
+    [
+        ("record", {"records": [{"$seq": 2, "data": "b"}]}),
+        ("record", {"records": [{"$seq": 1, "data": "a"}, {"$seq": 1, "data": "a"}]}),
+        ("record", {"records": [{"$seq": 1, "data": "b"}]}),
+        ("tombstone", {"gap_from": 2, "gap_to": 2}),
+    ],
+)
+def test_watcher_finds_wrong_events(tmp_path: Path, event: str, data: dict[str, Any]) -> None:
+    with pytest.raises(Violation):
+        view(tmp_path).take(event, data)
+
+
+def test_watcher_accepts_records_after_a_tombstone(tmp_path: Path) -> None:
+    seen = view(tmp_path)
+    seen.take("tombstone", {"gap_from": 1, "gap_to": 1})
+    seen.take("record", {"records": [{"$seq": 2, "data": "b"}]})
+    assert (seen.seq, seen.count) == (2, 1)
+
+
+def queue(tmp_path: Path, **fields: Any) -> tuple[QueuePart, Job]:
+    part = QueuePart(target(tmp_path), Random(1), "work", durability="fsync", durable=True, most=3)
+    job = part.jobs["job"] = Job("job", plain=True, at=0, seq=1, **fields)
+    return part, job
+
+
+def row(deliveries: int) -> dict[str, Any]:
+    return {"data": "job", "$seq": 1, "deliveries": deliveries, "deadline": now_ms() + 60_000}
+
+
+@pytest.mark.parametrize(
+    ("fields", "deliveries", "gone", "message"),
+    [
+        ({}, 2, set(), "was delivered 0 times, now 2"),
+        ({"node": "b", "deadline_ms": 1 << 60, "deliveries": 1}, 2, set(), "is held by b"),
+        ({}, 1, {"job"}, "was acked or deleted and is delivered"),
+        ({"deliveries": 3}, 4, set(), "was delivered 4 times"),
+    ],
+)
+def test_wrong_claim_is_found(tmp_path: Path, fields: Any, deliveries: int, gone: set[str], message: str) -> None:
+    part, _ = queue(tmp_path, **fields)
+    with pytest.raises(Violation, match=message):
+        part._claimed("a", row(deliveries), gone)
+
+
+def test_lost_job_and_lost_lease_are_found(tmp_path: Path) -> None:
+    part, job = queue(tmp_path, node="a", deadline_ms=1 << 60, deliveries=1)
+    with pytest.raises(Violation, match="was acknowledged and is lost"):
+        part._locate(job, 0, dead=False)
+    with pytest.raises(Violation, match="its request was skipped"):
+        part._check_skipped("a", job, {"skipped": [1]})
+    job.deleted = True
+    part._check_skipped("a", job, {"skipped": [1]})
+
+
+def test_lease_of_no_worker_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part, _ = queue(tmp_path)
+
+    async def must(method: str, path: str) -> Any:
+        return {"count": 1, "queue": {"ready": 0, "in_flight": 1, "delayed": 0}}
+
+    monkeypatch.setattr(part.client, "must", must)
+    with pytest.raises(Violation, match="workers hold 0 to 0 jobs"):
+        asyncio.run(part._check_state(1))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"records": [{"$seq": 5, "data": "x"}], "next_from_seq": 5, "tombstone": None},
+        {"records": [], "next_from_seq": 4, "tombstone": None},
+        {"records": [], "next_from_seq": 5, "tombstone": {"gap_from": 4, "gap_to": 6, "reason": "cap"}},
+    ],
+)
+def test_consumer_finds_gaps_that_are_not_reported(tmp_path: Path, answer: dict[str, Any]) -> None:
+    part = ConsumerPart(target(tmp_path), Random(1))
+    reader = Reader("c", hold=False)
+    reader.seq = 3
+    with pytest.raises(Violation):
+        part._check_answer(reader, {"earliest_seq": 6, **answer})
+
+
+def test_eviction_that_no_cap_asks_for_is_found(tmp_path: Path) -> None:
+    part = LogPart(target(tmp_path), Random(1), "capped", cap_records=2)
+    part.log.known = {1: "a", 2: "b", 3: "c"}
+    part._evict()
+    gap = {"gap_from": 1, "gap_to": 1}
+    part._check_cap(Page(0, head=3, earliest=2, gaps=[gap]), 2)
+    with pytest.raises(Violation, match="has 3 to 3, not from 2 on"):
+        part._check_cap(Page(0, head=3, earliest=3, gaps=[{"gap_from": 1, "gap_to": 2}]), 2)
+    with pytest.raises(Violation, match="tombstones"):
+        part._check_cap(Page(0, head=3, earliest=2, gaps=[{"gap_from": 1, "gap_to": 2}]), 2)
