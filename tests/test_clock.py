@@ -55,7 +55,7 @@ def test_small_correction_is_followed_within_a_second(machine: Machine):
     assert machine.behind_ms == 0
 
 
-@pytest.mark.parametrize("jump_ms", [2_000, HOUR_MS, DAY_MS])
+@pytest.mark.parametrize("jump_ms", [2_000, HOUR_MS, 400 * DAY_MS])
 def test_jump_forward_doubles_the_speed_and_no_more(machine: Machine, jump_ms: int):
     machine.wall_ms += jump_ms
     assert machine.clock.now_ms() == START_MS

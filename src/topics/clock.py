@@ -8,7 +8,7 @@ from typing import Protocol
 CHECK_NS = 1_000_000_000  # how often the wall clock is looked at
 NEAR_NS = 1_000_000  # a smaller difference is none
 JUMP_NS = 1_000_000_000  # a larger difference is a jump
-UNSET_NS = 86_400_000_000_000  # a clock that is this far behind was never set
+SET_NS = 1_577_836_800_000_000_000  # the beginning of 2020: a clock that shows an earlier time was never set
 
 _ELAPSED = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # goes on while the machine sleeps
 
@@ -25,8 +25,8 @@ class SystemClock:
     """The clocks of the machine. `now_ms` follows the wall clock without its jumps, and never goes back.
 
     If the wall clock is set, `now_ms` runs at twice or at half its speed until both agree. So a jump ends no TTL, lease
-    or window at once, and each lasts between half and twice as long. A wall clock that jumps ahead by more than a day
-    was not set before: `now_ms` takes that over at once. So does every start.
+    or window at once, and each lasts between half and twice as long. A wall clock before 2020 was never set:
+    `now_ms` takes its first correction over at once. So does every start.
     """
 
     def __init__(self, on_jump: Callable[[int], object] = lambda by_ms: None) -> None:
@@ -56,7 +56,7 @@ class SystemClock:
         jumped = abs(ahead_ns) > JUMP_NS
         if jumped and not self._jumped:
             self._on_jump(ahead_ns // 1_000_000)
-        if 0 < ahead_ns < NEAR_NS or ahead_ns > UNSET_NS:
+        if 0 < ahead_ns < NEAR_NS or now_ns < SET_NS <= now_ns + ahead_ns:
             now_ns, ahead_ns = now_ns + ahead_ns, 0
         self._checked_ns, self._offset_ns, self._jumped = tick_ns, now_ns - tick_ns, jumped
         self._ahead_ns = ahead_ns if abs(ahead_ns) >= NEAR_NS else 0
