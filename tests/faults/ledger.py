@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tests.faults.syncs import Syncs
 from topics.engine.engine import Configured
 from topics.engine.steps import run_all
 from topics.engine.write.append import Appended
@@ -22,7 +23,7 @@ from topics.model.records import TagMatch
 from topics.model.topic import ConfigPatch
 from topics.storage.segments.cold import waiting
 from topics.testing.disk import SimDisk
-from topics.testing.harness import DeferredWorker, SimServer, request
+from topics.testing.harness import SimServer, request
 
 Status = Literal["open", "acked", "refused", "unknown"]
 
@@ -340,24 +341,6 @@ def noting(wrong: list[AssertionError]) -> Iterator[None]:
 def raise_first(wrong: list[AssertionError]) -> None:
     if wrong:
         raise wrong[0]
-
-
-class Syncs(DeferredWorker):
-    """The thread that syncs the log. It syncs at once, or is slow: requests then arrive while tickets are pending."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.slow = False
-
-    def submit(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
-        super().submit(work, done)
-        if not self.slow:
-            self.run_all()
-
-    def release(self) -> None:
-        """Finish the pending syncs, and hold no more."""
-        self.slow = False
-        self.run_all()
 
 
 class Client:

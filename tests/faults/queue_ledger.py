@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from tests.faults.ledger import Attempt, Syncs, When, noting, raise_first
+from tests.faults.ledger import Attempt, When, noting, raise_first
+from tests.faults.syncs import Syncs
 from tests.queues.harness import waiting
 from topics.engine.queue.verbs import Want
 from topics.engine.state.jobs.leases import Leases

@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import Counts
-from tests.faults.ledger import Syncs
+from tests.faults.syncs import Syncs
 from tests.sampling import SEED, amount
 from topics.engine.steps import run_all
 from topics.engine.write.commit import Ticket

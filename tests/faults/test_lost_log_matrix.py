@@ -43,7 +43,21 @@ def delete(disk: SimDisk, path: str) -> None:
     disk.unlink(path)
 
 
-DAMAGES: list[Callable[[SimDisk, str], None]] = [cut_in_half, cut_at_frame, empty, delete]
+def zero(disk: SimDisk, path: str) -> None:
+    disk.open(path, write=True).pwrite(bytes(len(disk.contents(path))), 0)
+
+
+def replace(disk: SimDisk, path: str) -> None:
+    """Give the file the bytes of the log file before it, or after it."""
+    paths = wal_files(disk)
+    at = paths.index(path)
+    if len(paths) > 1:
+        data = disk.contents(paths[at - 1 if at else 1])
+        cut(disk, path, 0)
+        disk.open(path, write=True).pwrite(data, 0)
+
+
+DAMAGES: list[Callable[[SimDisk, str], None]] = [cut_in_half, cut_at_frame, empty, delete, zero, replace]
 
 
 def frame_ends(disk: SimDisk, path: str) -> list[int]:

@@ -97,7 +97,7 @@ def check_damaged(client: Client, after: SimServer) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("cold_folder", [False])
+@pytest.mark.parametrize("cold_folder", [False, True])
 def test_damaged_file_of_records_is_reported_by_a_start(damage: Damage, cold_folder: bool, counts: Counts) -> None:
     client = filled(cold_folder=cold_folder)
     disk = client.server.disk.crash("keep")
@@ -139,7 +139,7 @@ def use_everything(client: Client) -> None:
     client.checkpoint()
 
 
-@pytest.mark.parametrize("cold_folder", [False])
+@pytest.mark.parametrize("cold_folder", [False, True])
 def test_file_that_disappears_while_the_server_runs_is_reported(cold_folder: bool) -> None:
     paths = [path for path in files(filled(cold_folder=cold_folder).server.disk) if path.endswith(".seg")]
     for path in paths:

@@ -59,6 +59,15 @@ def _pending_together(client: Client) -> None:
     client.server.tick()
 
 
+def _expire_while_pending(client: Client) -> None:
+    """Let a record expire, and an archive hold end, while a write to the topic is pending."""
+    client.syncs.slow = True
+    client.append("h", 1)
+    client.archive("h", behind=1)
+    _advance(client)
+    client.append("h", 1)
+
+
 def _jump(client: Client, ms: int) -> None:
     client.server.clock.set(ms=client.server.clock.now_ms() + ms)
 
@@ -108,6 +117,7 @@ STEPS: dict[str, Step] = {
     "slow_syncs": _slow_syncs,  # until the end of the workload, or until `syncs`
     "syncs": lambda client: client.syncs.release(),
     "pending_together": _pending_together,
+    "expire_while_pending": _expire_while_pending,
     "clock_forward": lambda client: _jump(client, 3_600_000),
     "clock_back": lambda client: _jump(client, -600_000),
     "clock_before_1970": lambda client: client.server.clock.set(ms=-5_000),
