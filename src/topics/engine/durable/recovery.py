@@ -232,7 +232,9 @@ class _Recovery:
         snapshot = self._snapshot
         if self._same_boot or self._restored is not None or (snapshot is None and not files):
             return False
-        only_snapshot = self._clean_snapshot and snapshot is not None and numbers in ([], [snapshot.wal_number])
+        # The removal of a file before the snapshot may be lost with the power.
+        later = [number for number in numbers if snapshot is not None and number > snapshot.wal_number]
+        only_snapshot = self._clean_snapshot and not later
         return not only_snapshot or bool(self._entries or self._damage)
 
     def _close(self, check: lost_log.Check, *, after_power_loss: bool) -> tuple[dict[int, int], bool]:

@@ -72,6 +72,7 @@ class Store:
         self.bytes_at_checkpoint = 0  # written to the log when the state of the last snapshot was taken
         self._bytes_at_capture = 0
         self.retries = Retries(clock)
+        self._log_replaced = False  # by the last snapshot: nothing was logged after it
         self.commits: Commits | None = None
         self._worker = worker
         self._runner = runner or run_inline
@@ -138,7 +139,7 @@ class Store:
         """
         if self._snapshotting or self.wal.broken or self._backlog:  # what waits is in the old log alone
             return False
-        room = Room(self.dir, self.state, self.wal.rotation_bytes)
+        room = Room(self.dir, self.state, 0 if clean else self.wal.rotation_bytes)
         grown_bytes = self.wal.stats.bytes_written_total - self.bytes_at_checkpoint
         if self.retries.reason is None and room.is_plenty(grown_bytes):
             return self._begin(done, clean=clean)
@@ -161,16 +162,19 @@ class Store:
         return True
 
     def _begin(self, done: Done, *, clean: bool) -> bool:
-        """Rotate the log and take the snapshot. Return False if the log cannot be rotated."""
+        """Rotate the log, or end it before the last snapshot. Take the snapshot. Return False if the log refuses."""
         assert self.commits is not None
         self.commits.sync()
         try:
-            self.wal.rotate()
-            notes = self.wal.begin_ledger()
+            if clean:
+                number, notes = self.wal.end(), []
+            else:
+                self.wal.rotate()
+                number, notes = self.wal.number, self.wal.begin_ledger()
         except (OSError, LogFailed) as error:
             self.retries.failed(error, rotated=False)
             return False
-        self._snapshot(self.wal.number, done, clean=clean, notes=notes)
+        self._snapshot(number, done, clean=clean, notes=notes)
         return True
 
     @property
@@ -279,6 +283,7 @@ class Store:
                 if topic.needs_snapshot == rise:
                     topic.needs_snapshot = 0
             self._end_saving(None)
+            self._log_replaced = head.clean
             self._installed(head.wal_number, tails, pending, retired)
             done(None)
 
@@ -337,7 +342,7 @@ class Store:
         return report
 
     def close(self) -> None:
-        self.wal.close()
+        self.wal.close(replaced=self._log_replaced)
         self.dir.close()
 
     # --- segments
@@ -383,8 +388,8 @@ class Store:
     def _write_segment(self, topic_id: int, epoch: int, frozen: Frozen) -> tuple[str, codec.Footer]:
         parts = frozen.encode(topic_id, epoch, self._worker)
         if topic_id not in self._topic_dirs:
-            self.dir.make_topic_dir(topic_id)
-            self.fs.sync_dir(self.dir.segments_dir)  # one that is already there may be so in memory only
+            self.fs.mkdir(self.dir.topic_dir(topic_id))
+            self.fs.sync_dir(self.dir.segments_dir)  # also if it was there: it may be so in memory only
             self._topic_dirs.add(topic_id)
         path = self.dir.segment_path(topic_id, frozen.segment.first)
         atomic_files.write(self.dir, path, parts, self._worker)

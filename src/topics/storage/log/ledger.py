@@ -147,8 +147,10 @@ class Ledger:
         self._failed = False
         return True
 
-    def close(self) -> None:
-        self.write(self.take())
+    def close(self, *, replaced: bool = False) -> None:
+        """Write what is left, unless a snapshot has `replaced` the log, and close the file."""
+        if not replaced:
+            self.write(self.take())
         if self._file is not None:
             with suppress(OSError):
                 self._file.close()

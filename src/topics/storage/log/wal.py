@@ -82,6 +82,7 @@ class Wal:
         self._callbacks: list[Callable[[], None]] = []
         self._syncing = 0  # syncs given to the worker and not reported back
         self._healing = False
+        self._ended = False  # for good: the server stops
         self.ledger = Ledger(datadir)
         self._noted_ns = 0  # when the synced position was last noted in the ledger
 
@@ -404,17 +405,29 @@ class Wal:
 
         self._worker.submit(work, finished)
 
-    def close(self) -> None:
-        """Sync everything written and close the files. Raise nothing: failures were reported before."""
+    def end(self) -> int:
+        """Take no more frames. Return the number of the snapshot that replaces the log: no file of the log has it."""
+        if self._file is None:
+            raise LogFailed(self.read_only)
+        self._behind.append(self._file)
+        self._file, self._ended, self.read_only = None, True, "the server stops"
+        return self.number + 1
+
+    def close(self, *, replaced: bool = False) -> None:
+        """Close the files. Sync them first, unless a snapshot has `replaced` them. Raise nothing.
+
+        Failures were reported before.
+        """
         self.finish_large()
-        with suppress(LogFailed):
-            self.sync_now()
+        if not replaced and (self._file is not None or self._ended):
+            with suppress(OSError):
+                self._datasync([*self._behind, *([] if self._file is None else [self._file])], self.ledger.take())
         for file in (*self._behind, self._file, self._spare and self._spare[1]):
             if file:
                 close_quietly(file)
         self._file = None
         self._behind.clear()
-        self.ledger.close()
+        self.ledger.close(replaced=replaced)
 
     def _create(self, header: walfile.Header, frames: bytes = b"", *, reserve_bytes: int = 0) -> File:
         return new_file.create(self._dir, header, frames, reserve_bytes=max(self._file_bytes, reserve_bytes))
