@@ -68,7 +68,7 @@ def flip_all(bits: int) -> tuple[int, int]:
     disk = server.disk.crash("keep")
     flips = refused = 0
     for path in disk.files():
-        if path.endswith("LOCK"):
+        if path.endswith(("LOCK", "VERSION")):  # text for operators
             continue
         size = len(disk.contents(path))
         written = walfile.written_end(disk.contents(path)) if path.endswith(".wal") else size
@@ -86,6 +86,14 @@ def flip_all(bits: int) -> tuple[int, int]:
                 flips += 1
                 refused += "refused" in reported[0]
     return flips, refused
+
+
+def test_damaged_version_file_stops_no_start() -> None:
+    server = small_directory()
+    before = server.view()
+    disk = server.disk.crash("keep")
+    disk.flip("/data/VERSION", 7)  # no valid UTF-8
+    assert start(server, disk) == ([], before)
 
 
 def test_flipped_bit_in_any_byte_is_found(counts: Counts) -> None:

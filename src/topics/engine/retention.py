@@ -129,7 +129,7 @@ def enforce_caps(topic: Topic) -> None:
         return
     try:
         if config.cap_records and topic.count > config.cap_records:
-            if (upto := released(topic, _after_oldest(topic, topic.count - config.cap_records))) > topic.earliest:
+            if (upto := released(topic, after_oldest(topic, topic.count - config.cap_records))) > topic.earliest:
                 take(topic, upto, "cap")
         if config.cap_bytes and topic.bytes > config.cap_bytes:
             if (upto := released(topic, _after_bytes(topic, topic.bytes - config.cap_bytes))) > topic.earliest:
@@ -179,16 +179,6 @@ def spare(topic: Topic) -> tuple[int, int]:
     return live_between(topic, topic.earliest, released(topic, topic.archived + 1))
 
 
-def gives_way(topic: Topic, *, count: int, used_bytes: int) -> bool:
-    """Return whether a topic that rejects could hold this much if it evicted archived records."""
-    if not makes_room(topic):
-        return False
-    config, (records, size_bytes) = topic.config, spare(topic)
-    return (not config.cap_records or count - records <= config.cap_records) and (
-        not config.cap_bytes or used_bytes - size_bytes <= config.cap_bytes
-    )
-
-
 def live_between(topic: Topic, low_seq: int, high_seq: int, *, exact: bool = True) -> tuple[int, int]:
     """Return how many records with seqs [low, high) are live, and their bytes. Whole segments count by their sums.
 
@@ -209,28 +199,6 @@ def live_between(topic: Topic, low_seq: int, high_seq: int, *, exact: bool = Tru
     return count, size_bytes
 
 
-def overdue(topic: Topic, now_ms: int, *, exact: bool = True) -> int:
-    """Return how many live records are past their TTL and kept only for the archive."""
-    if not (topic.holds and topic.config.ttl_ms):
-        return 0
-    upto = expired_before(topic, now_ms - topic.config.ttl_ms, exact=exact)
-    return live_between(topic, topic.archived + 1, upto, exact=exact)[0]
-
-
-def would_free(topic: Topic, count: int, used_bytes: int) -> int:
-    """Return at most how many bytes of its present records the topic would evict if it came to hold this much."""
-    config = topic.config
-    freed = 0
-    if config.cap_bytes and used_bytes > config.cap_bytes:
-        freed = min(used_bytes - config.cap_bytes, topic.bytes)
-    if config.cap_records and count > config.cap_records:
-        upto = _after_oldest(topic, min(count - config.cap_records, topic.count))
-        freed = max(freed, live_between(topic, topic.earliest, upto)[1])
-    if topic.consumers is not None and topic.consumers.holders:
-        freed = min(freed, live_between(topic, topic.earliest, released(topic, topic.head + 1))[1])
-    return freed
-
-
 def reach(topic: Topic, *, first: int, sizes: Sequence[int], ts: int, before_bytes: int = 0) -> int:
     """Return the seq below which all records are evicted once records of these sizes are appended at `ts`.
 
@@ -248,7 +216,7 @@ def _reach_of_caps(topic: Topic, *, first: int, sizes: Sequence[int], before_byt
     """Return the seq below which the caps evict all records once records of these sizes are appended."""
     config, upto, end = topic.config, topic.earliest, first + len(sizes)
     if config.cap_records and (excess := topic.count + end - topic.head - 1 - config.cap_records) > 0:
-        upto = max(upto, _after_oldest(topic, excess) if excess <= topic.count else end - config.cap_records)
+        upto = max(upto, after_oldest(topic, excess) if excess <= topic.count else end - config.cap_records)
     if config.cap_bytes and (excess := topic.bytes + before_bytes + sum(sizes) - config.cap_bytes) > 0:
         if excess <= topic.bytes:
             upto = max(upto, _after_bytes(topic, excess))
@@ -496,7 +464,7 @@ def _live_runs(segment: Segment, low: int, high: int) -> list[tuple[int, int]]:
     return runs(segment.live_positions(low, high))
 
 
-def _after_oldest(topic: Topic, n: int) -> int:
+def after_oldest(topic: Topic, n: int) -> int:
     """Return the seq after the n-th oldest live record."""
     for segment in list(topic.segments):
         if n >= segment.live:

@@ -106,7 +106,15 @@ def standing(topic: Topic, now_ms: int, *, exact: bool = True) -> Standing | Non
     if not topic.archived and topic.config.archive is None:
         return None
     unarchived = retention.live_between(topic, topic.archived + 1, topic.head + 1, exact=exact)[0]
-    return Standing(unarchived, retention.overdue(topic, now_ms, exact=exact), topic.evicted_unarchived)
+    return Standing(unarchived, overdue(topic, now_ms, exact=exact), topic.evicted_unarchived)
+
+
+def overdue(topic: Topic, now_ms: int, *, exact: bool = True) -> int:
+    """Return how many live records are past their TTL and kept only for the archive."""
+    if not (topic.holds and topic.config.ttl_ms):
+        return 0
+    upto = retention.expired_before(topic, now_ms - topic.config.ttl_ms, exact=exact)
+    return retention.live_between(topic, topic.archived + 1, upto, exact=exact)[0]
 
 
 def recovered(topic: Topic) -> None:

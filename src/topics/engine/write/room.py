@@ -29,7 +29,7 @@ def check(
         total = used_bytes + size_bytes
         if total > quota_bytes and topic is not None and (config.discard == "old" or retention.makes_room(topic)):
             # The topic evicts records in return, so a topic that trims itself can grow in a full server.
-            total -= retention.would_free(topic, count + new, topic_bytes + size_bytes)
+            total -= _would_free(topic, count + new, topic_bytes + size_bytes)
         if total > quota_bytes:
             raise server_full("max_total_bytes", quota_bytes)
 
@@ -44,7 +44,7 @@ def _check_caps(
     full_records = config.cap_records and count + new > config.cap_records
     if not full_records and not (config.cap_bytes and used_bytes + new_bytes > config.cap_bytes):
         return
-    if topic is not None and retention.gives_way(topic, count=count + new, used_bytes=used_bytes + new_bytes):
+    if topic is not None and _gives_way(topic, count=count + new, used_bytes=used_bytes + new_bytes):
         return
     cap = "cap_records" if full_records else "cap_bytes"
     raise TopicsError(
@@ -98,4 +98,28 @@ def _batch_too_large(what: str, limit: str, most: int, detail: dict[str, int]) -
         Code.BATCH_TOO_LARGE,
         f"the write has {what}; {limit} allows {most} in all, so it can never fit: send smaller batches",
         detail={**detail, "max": most, "limit": limit},
+    )
+
+
+def _would_free(topic: Topic, count: int, used_bytes: int) -> int:
+    """Return at most how many bytes of its present records the topic would evict if it came to hold this much."""
+    config = topic.config
+    freed = 0
+    if config.cap_bytes and used_bytes > config.cap_bytes:
+        freed = min(used_bytes - config.cap_bytes, topic.bytes)
+    if config.cap_records and count > config.cap_records:
+        upto = retention.after_oldest(topic, min(count - config.cap_records, topic.count))
+        freed = max(freed, retention.live_between(topic, topic.earliest, upto)[1])
+    if topic.consumers is not None and topic.consumers.holders:
+        freed = min(freed, retention.live_between(topic, topic.earliest, retention.released(topic, topic.head + 1))[1])
+    return freed
+
+
+def _gives_way(topic: Topic, *, count: int, used_bytes: int) -> bool:
+    """Return whether a topic that rejects could hold this much if it evicted archived records."""
+    if not retention.makes_room(topic):
+        return False
+    config, (records, size_bytes) = topic.config, retention.spare(topic)
+    return (not config.cap_records or count - records <= config.cap_records) and (
+        not config.cap_bytes or used_bytes - size_bytes <= config.cap_bytes
     )
