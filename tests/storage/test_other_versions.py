@@ -13,7 +13,8 @@ import pytest
 
 from topics import __version__
 from topics.client.request import Put
-from topics.engine.offline.verify import learn_all_kinds, verify
+from topics.engine.durable.entry_kinds import KINDS
+from topics.engine.offline.verify import verify
 from topics.engine.state import snapshot_parts
 from topics.model.topic import ArchiveConfig, TopicConfig
 from topics.storage import snapshot as snap
@@ -61,7 +62,7 @@ def change_snapshot(disk: SimDisk, change: Callable[[snap.Snapshot], None]) -> N
 
 
 def new_kind(disk: SimDisk) -> None:
-    add_to_log(disk, frame.encode(200, 1, 0, 0, b"\xc0"))
+    add_to_log(disk, frame.encode(60, 1, 0, 0, b"\xc0"))
 
 
 def new_setting_in_the_log(disk: SimDisk) -> None:
@@ -158,13 +159,13 @@ def test_start_signs_the_directory_before_it_writes() -> None:
 
 def fingerprint() -> str:
     """Return a digest of what this version stores: entries, snapshots, settings, and the versions of single files."""
-    learn_all_kinds()
-    kinds = [frame.MAGIC, walfile.VERSION, walfile.FOLLOWS, snap.VERSION, codec.VERSION, codec.MAGIC]
+    kinds = [frame.MAGIC, frame.MORE, walfile.VERSION, walfile.FOLLOWS, snap.VERSION, codec.VERSION, codec.MAGIC]
     structs = [snap.Snapshot, snap.TopicSnapshot, snap.SegmentRef, snap.TailRef, TopicConfig, ArchiveConfig]
-    structs += [decoder.type for _, decoder in sorted(entry._DECODERS.items())]
+    entries = sorted((kind.entry for kind in KINDS if kind.entry is not entry.Append), key=lambda kind: kind.kind)
+    structs += entries
     parts = [part.name for part in snapshot_parts.TOPIC_PARTS] + [part.name for part in snapshot_parts.STATE_PARTS]
     fields = [[name, str(kind)] for one in structs for name, kind in _schema(one).items()]
-    found = [[repr(kind) for kind in kinds], sorted(parts), sorted(entry._DECODERS), fields]
+    found = [[repr(kind) for kind in kinds], sorted(parts), [kind.kind for kind in entries], fields]
     return hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16]
 
 
