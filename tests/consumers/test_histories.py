@@ -115,7 +115,9 @@ crash_verbs = st.one_of(
 crash_turns = faults.turns_of(crash_verbs, st.none() | st.integers(0, 30))
 configs = st.fixed_dictionaries(caps)
 crash_first = st.builds(
-    lambda a, b: faults.Turn(0, [("put", "a", a), ("put", "b", b)], "", False, "on", None, ""), configs, configs
+    lambda a, b: faults.Turn(0, 0, [("put", "a", a), ("put", "b", b)], "", False, "on", None, False, ""),
+    configs,
+    configs,
 )
 crash_histories = st.builds(
     lambda begin, rest: [begin, *rest], crash_first, st.lists(crash_turns, min_size=2, max_size=12)

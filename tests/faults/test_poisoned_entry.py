@@ -106,4 +106,6 @@ def test_writes_under_a_clock_before_1970_survive_a_kill(tmp_path: Path):
     after = ServerProcess(tmp_path / "after", settings)
     found = httpx.post(f"{after.url}/v0/topics/t/diff", json={}).json()
     after.stop()
-    assert [(record["data"], record["$ts"]) for record in found["records"]] == [(3, 0)]
+    [record] = found["records"]
+    assert record["data"] == 3
+    assert 0 <= record["$ts"] < 3_600_000

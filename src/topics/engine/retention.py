@@ -257,9 +257,9 @@ def evict(topic: Topic, upto: int, reason: str) -> None:
 
 def _note_times(topic: Topic, segment: Segment, first: int, last: int) -> int:
     """Note when lost records at [first, last] were committed, or only the last one, whose time is returned."""
-    try:
+    if segment.in_memory:
         ts: Sequence[int] = segment.columns.ts[first : last + 1]
-    except (Cold, Damaged):  # times of the others are not worth a trip to the disk
+    else:  # times of the others are not worth a trip to the disk
         first, ts = last, [segment.max_ts]
     topic.losses.add_times(segment.first + first, ts)
     return ts[-1]

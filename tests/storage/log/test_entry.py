@@ -84,8 +84,8 @@ def test_a_whole_frame_that_is_no_entry_names_its_place(kind, body):
 
 
 def test_unknown_kind_is_no_damage():
-    found, _ = frame.decode(memoryview(frame.encode(255, 1, 1, 1, b"")), 0)
-    with pytest.raises(UnknownFormat, match="wal/7 at byte 123 has a log entry of kind 255"):
+    found, _ = frame.decode(memoryview(frame.encode(60, 1, 1, 1, b"")), 0)
+    with pytest.raises(UnknownFormat, match="wal/7 at byte 123 has a log entry of kind 60"):
         log.decode(found, path="wal/7", at=123)
 
 

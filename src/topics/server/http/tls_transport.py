@@ -92,7 +92,8 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
             if self._state is HANDSHAKE:
                 tls.do_handshake()
                 self._open()
-            while incoming.pending or tls.pending():  # without the question, each request would end with an exception
+            # Bound: the bytes that the client has sent. Without the condition, each request ends with an exception.
+            while incoming.pending or tls.pending():
                 if not (chunk := tls.read(_PIECE_BYTES)):
                     return True
                 chunks.append(chunk)
