@@ -296,6 +296,6 @@ def expire_in_memory(topic: Topic, now_ms: int) -> None:
             break
         before, upto = upto, max(upto, segment.end)
     if upto > topic.earliest:
-        retention.evict(topic, upto, "ttl")
+        retention.evict(topic, upto, "ttl", reads=False)
     front = topic.segments[topic.index_of(topic.earliest)]
     topic.front_ts = front.columns.ts[topic.earliest - front.first] if topic.count and front.in_memory else front.min_ts

@@ -122,7 +122,7 @@ def enforce_caps(topic: Topic) -> None:
     Records that a consumer holds stay: see `released`.
     """
     config = topic.config
-    take = evict
+    take: Callable[[Topic, int, str], None] = evict
     if config.archive is not None and topic.holds:
         take = _evict_archived_first
     elif config.discard == "reject":
@@ -229,8 +229,11 @@ def _reach_of_caps(topic: Topic, *, first: int, sizes: Sequence[int], before_byt
     return upto
 
 
-def evict(topic: Topic, upto: int, reason: str) -> None:
-    """Evict every live record below `upto`, for `reason`. Do nothing while the disk cannot be read."""
+def evict(topic: Topic, upto: int, reason: str, *, reads: bool = True) -> None:
+    """Evict every live record below `upto`, for `reason`. Do nothing while the disk cannot be read.
+
+    Without `reads`, the caller has made sure that nothing has to be read from the disk.
+    """
     if not _all_readable(topic, upto):
         return
     if topic.links is not None:
@@ -247,7 +250,7 @@ def evict(topic: Topic, upto: int, reason: str) -> None:
             continue
         for first, last in lost:
             topic.losses.add(segment.first + first, segment.first + last, reason)
-            topic.lost_ts = _note_times(topic, segment, first, last)
+            topic.lost_ts = _note_times(topic, segment, first, last, reads=reads)
         _lose(topic, segment, n, size_bytes)
     topic.earliest = max(topic.earliest, min(upto, topic.head + 1))
     if topic.queue is not None:
@@ -255,12 +258,15 @@ def evict(topic: Topic, upto: int, reason: str) -> None:
     advance(topic)
 
 
-def _note_times(topic: Topic, segment: Segment, first: int, last: int) -> int:
+def _note_times(topic: Topic, segment: Segment, first: int, last: int, *, reads: bool) -> int:
     """Note when lost records at [first, last] were committed, or only the last one, whose time is returned."""
-    if segment.in_memory:
-        ts: Sequence[int] = segment.columns.ts[first : last + 1]
-    else:  # times of the others are not worth a trip to the disk
-        first, ts = last, [segment.max_ts]
+    ts: Sequence[int] = [segment.max_ts]
+    if reads or segment.in_memory:
+        try:
+            ts = segment.columns.ts[first : last + 1]
+        except (Cold, Damaged, OSError):  # times of the others are not worth a trip to the disk
+            pass
+    first = last + 1 - len(ts)
     topic.losses.add_times(segment.first + first, ts)
     return ts[-1]
 
