@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.simulated.disk import SimDisk
+from tests.simulated.harness import SimServer
 from topics.engine.consumers.lag import lag_of, lost_of
 from topics.engine.consumers.verbs import Removed, StoredConsumer
 from topics.engine.state.consumers import Consumer
 from topics.engine.steps import run_all
 from topics.model.consumer import ConsumerRequest
 from topics.storage.segments.cold import waiting
-from topics.testing.disk import SimDisk
-from topics.testing.harness import SimServer
 
 TOPIC = "orders"
 

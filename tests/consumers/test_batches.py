@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.engine.harness import FakeLog, open_engine
+from tests.simulated.harness import ROOT, SimServer, request
 from topics.engine.consumers.consumer_log import ConsumersChanged
 from topics.engine.engine import Engine
 from topics.engine.offline.verify import verify
@@ -21,7 +22,6 @@ from topics.model.router import RouterRequest
 from topics.server.api.handlers import consumers as handlers
 from topics.storage.log import entry as entries
 from topics.storage.log import frame, walfile
-from topics.testing.harness import ROOT, SimServer, request
 
 CLASSES = ["ephemeral", "memory", "disk", "fsync"]
 

@@ -18,9 +18,9 @@ from tests.engine import test_histories as engine
 from tests.engine.harness import Sealer, record, write
 from tests.faults import test_histories as faults
 from tests.sampling import amount
+from tests.simulated.disk import SimDisk
 from topics.model.consumer import ConsumerRequest
 from topics.model.topic import ArchiveConfig, ConfigPatch
-from topics.testing.disk import SimDisk
 
 NAMES = st.sampled_from(["a", "a", "b"])  # changes to consumers of both share an entry
 CONSUMERS = st.sampled_from(["c1", "c2"])

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.consumers.harness import TOPIC, Consumers
+from tests.simulated.harness import ROOT, SimServer
 from topics.engine.offline.verify import verify
 from topics.errors import TopicsError
 from topics.model.consumer import ConsumerRequest
 from topics.model.router import RouterRequest
 from topics.storage import backup
-from topics.testing.harness import ROOT, SimServer
 
 WAYS = ["stop", "keep", "lose", "tear", "reorder"]
 

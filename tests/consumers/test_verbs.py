@@ -6,12 +6,12 @@ import pytest
 
 from tests.consumers.harness import TOPIC, Consumers
 from tests.engine.harness import FakeLog, append, open_engine
+from tests.simulated.harness import request
 from topics.engine.steps import run_all
 from topics.errors import Code, TopicsError
 from topics.model.consumer import ConsumerRequest
 from topics.model.records import Limits, TagMatch
 from topics.storage.log import frame
-from topics.testing.harness import request
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, Raw
 
+from tests.simulated.clock import SimClock
+from tests.simulated.disk import SimDisk
 from topics.engine.engine import Engine
 from topics.engine.read.read import Query, Reading
 from topics.engine.state.topic import Topic
@@ -21,8 +23,6 @@ from topics.storage.segments.cold import Cold, Hold
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import MemorySegment
 from topics.storage.segments.segment_cache import Shelf
-from topics.testing.clock import SimClock
-from topics.testing.disk import SimDisk
 
 T = TypeVar("T")
 SMALL_SEGMENTS = SegmentLimits(max_events=4, max_bytes=300, max_age_ms=500)

@@ -17,7 +17,12 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from tests.engine.harness import SMALL_SEGMENTS, FakeLog, Sealer, open_engine, read, record, waiting, write
+from tests.reference import oracle_consumers
+from tests.reference.model_topic import ModelTopic
+from tests.reference.oracle import Landed, Oracle
 from tests.sampling import amount
+from tests.simulated.clock import SimClock
+from tests.simulated.disk import SimDisk
 from topics.engine.consumers.lag import lag_of, lost_of
 from topics.engine.consumers.verbs import Removed, StoredConsumer
 from topics.engine.engine import Configured, Dropped
@@ -32,11 +37,6 @@ from topics.errors import Code, TopicsError
 from topics.model.consumer import ConsumerRequest
 from topics.model.records import Projection, TagMatch, WriteRequest
 from topics.model.topic import ArchiveConfig, ConfigPatch
-from topics.testing import oracle_consumers
-from topics.testing.clock import SimClock
-from topics.testing.disk import SimDisk
-from topics.testing.model_topic import ModelTopic
-from topics.testing.oracle import Landed, Oracle
 
 NAMES = st.sampled_from(["a", "b"])
 TAGS = ["x", "x:1", "x:2", "y", ""]

@@ -14,6 +14,8 @@ import pytest
 
 import topics
 from tests.queues.harness import Workshop, job, seqs
+from tests.simulated.disk import SimDisk
+from tests.simulated.harness import SimServer
 from topics.engine import retention
 from topics.engine.durable import atomic_files
 from topics.engine.routers.graph import upstream
@@ -27,8 +29,6 @@ from topics.storage.segments.codec import CHUNK_BYTES, HEADER_BYTES
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import Damaged
 from topics.storage.worker import INLINE
-from topics.testing.disk import SimDisk
-from topics.testing.harness import SimServer
 
 DEAD = "jobs.dead"
 ONE_SEGMENT = SegmentLimits(max_events=1000)

@@ -3,10 +3,10 @@
 import pytest
 
 from tests.engine.harness import Sealer, append, delete, open_engine, put, read, record, seqs
+from tests.simulated.clock import SimClock
 from topics.engine import retention
 from topics.engine.state.losses import MAX_TIMES
 from topics.model.records import TagMatch
-from topics.testing.clock import SimClock
 
 
 def gap(page) -> tuple[int, int, str, int]:

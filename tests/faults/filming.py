@@ -6,9 +6,9 @@ from collections.abc import Callable
 from random import Random
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from topics.testing.clock import SimClock
-from topics.testing.disk import MUTATING, SimDisk
-from topics.testing.inode import Write
+from tests.simulated.clock import SimClock
+from tests.simulated.disk import MUTATING, SimDisk
+from tests.simulated.inode import Write
 
 T = TypeVar("T")
 

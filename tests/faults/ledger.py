@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tests.faults.syncs import Syncs
+from tests.simulated.disk import SimDisk
+from tests.simulated.harness import SimServer, request
 from topics.engine.engine import Configured
 from topics.engine.steps import run_all
 from topics.engine.write.append import Appended
@@ -22,8 +24,6 @@ from topics.errors import Code, TopicsError
 from topics.model.records import TagMatch
 from topics.model.topic import ConfigPatch
 from topics.storage.segments.cold import waiting
-from topics.testing.disk import SimDisk
-from topics.testing.harness import SimServer, request
 
 Status = Literal["open", "acked", "refused", "unknown"]
 

@@ -18,14 +18,14 @@ from msgspec import Raw
 from tests.faults.ledger import Attempt, When, noting, raise_first
 from tests.faults.syncs import Syncs
 from tests.queues.harness import waiting
+from tests.simulated.disk import SimDisk
+from tests.simulated.harness import SimServer
 from topics.engine.queue.verbs import Want
 from topics.engine.state.jobs.leases import Leases
 from topics.engine.state.topic import leases_of
 from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError
 from topics.model.records import NewRecord, WriteRequest
-from topics.testing.disk import SimDisk
-from topics.testing.harness import SimServer
 
 MAX_DELIVERIES = 2
 NO_NODE = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from topics.testing.harness import DeferredWorker
+from tests.simulated.harness import DeferredWorker
 
 
 class Syncs(DeferredWorker):

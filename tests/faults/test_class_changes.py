@@ -11,14 +11,14 @@ import pytest
 from tests.conftest import StartServer
 from tests.contract.api import Api
 from tests.queues.harness import QUEUE, Workshop, job
+from tests.simulated.disk import FOREVER, SimDisk
+from tests.simulated.harness import DeferredWorker, SimServer, TopicView
+from tests.simulated.inode import CrashMode
 from topics.engine.write.commit import Ticket
 from topics.errors import Code, TopicsError
 from topics.model.records import TagMatch
 from topics.model.router import RouterRequest
 from topics.model.topic import ConfigPatch
-from topics.testing.disk import FOREVER, SimDisk
-from topics.testing.harness import DeferredWorker, SimServer, TopicView
-from topics.testing.inode import CrashMode
 
 CLASSES = ["ephemeral", "memory", "disk", "fsync"]
 KEPT = CLASSES[1:]

@@ -16,9 +16,9 @@ from tests.faults.filming import FilmedDisk, Moment
 from tests.faults.ledger import Client, Ledger
 from tests.faults.workloads import STEPS, play, setup, some, while_pending, workloads
 from tests.sampling import SEED, parts
-from topics.testing.clock import SimClock
-from topics.testing.harness import SimServer, TopicView
-from topics.testing.inode import CrashMode
+from tests.simulated.clock import SimClock
+from tests.simulated.harness import SimServer, TopicView
+from tests.simulated.inode import CrashMode
 
 MODES: tuple[CrashMode, ...] = ("keep", "lose", "tear", "reorder", "zero")
 

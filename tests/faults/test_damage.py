@@ -6,14 +6,14 @@ import pytest
 
 from tests.conftest import Counts
 from tests.sampling import SEED
+from tests.simulated.disk import SimDisk
+from tests.simulated.harness import ROOT, SimServer, TopicView
 from topics.engine.offline.verify import verify
 from topics.engine.state.topics import SegmentLimits
 from topics.errors import Corrupt
 from topics.storage.check import examine
 from topics.storage.datadir import DataDirError
 from topics.storage.log import walfile
-from topics.testing.disk import SimDisk
-from topics.testing.harness import ROOT, SimServer, TopicView
 
 
 def small_directory() -> SimServer:

@@ -13,11 +13,11 @@ from tests.conftest import StartServer
 from tests.contract.api import Api
 from tests.live.events import Events
 from tests.queues.harness import Workshop
+from tests.simulated.disk import FOREVER, SimDisk
+from tests.simulated.harness import SimServer
+from tests.simulated.inode import CrashMode
 from topics.errors import TopicsError
 from topics.model.router import RouterRequest
-from topics.testing.disk import FOREVER, SimDisk
-from topics.testing.harness import SimServer
-from topics.testing.inode import CrashMode
 
 CRASHES: list[CrashMode] = ["keep", "lose", "tear", "reorder", "zero"]
 

@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from tests.conftest import ServerProcess
+from tests.simulated.disk import SimDisk
+from tests.simulated.harness import SimServer
 from topics.engine.state.topics import SegmentLimits
-from topics.testing.disk import SimDisk
-from topics.testing.harness import SimServer
 
 MACHINE = [str(Path(__file__).with_name("odd_machine.py"))]
 WAL_BYTES = 1 << 20

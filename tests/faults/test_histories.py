@@ -25,7 +25,12 @@ from hypothesis import strategies as st
 
 from tests.conftest import Counts
 from tests.faults.syncs import Syncs
+from tests.reference.oracle import Oracle
 from tests.sampling import SEED, amount
+from tests.simulated.clock import SimClock
+from tests.simulated.disk import Crashed, SimDisk
+from tests.simulated.harness import SimServer, request
+from tests.simulated.inode import CrashMode
 from topics.engine.steps import run_all
 from topics.engine.write.commit import Ticket
 from topics.engine.write.staging import Staging
@@ -34,11 +39,6 @@ from topics.model.consumer import ConsumerRequest
 from topics.model.records import TagMatch
 from topics.model.topic import ArchiveConfig, ConfigPatch
 from topics.storage.segments.cold import waiting
-from topics.testing.clock import SimClock
-from topics.testing.disk import Crashed, SimDisk
-from topics.testing.harness import SimServer, request
-from topics.testing.inode import CrashMode
-from topics.testing.oracle import Oracle
 
 NAMES = ["a", "b"]
 Verb = tuple[Any, ...]

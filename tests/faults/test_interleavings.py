@@ -17,12 +17,12 @@ import pytest
 from tests.conftest import Counts
 from tests.faults.ledger import Client
 from tests.sampling import SEED, amount
+from tests.simulated.disk import SimDisk
+from tests.simulated.harness import DeferredWorker, SimServer, request
 from topics.engine.steps import run_all
 from topics.engine.write.commit import Ticket
 from topics.errors import Code
 from topics.model.topic import ConfigPatch
-from topics.testing.disk import SimDisk
-from topics.testing.harness import DeferredWorker, SimServer, request
 
 # Two files of the log may be unsynced at once. If only the later one is on the disk, there is a gap between them, as
 # with reordered sectors.

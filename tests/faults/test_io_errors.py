@@ -17,12 +17,12 @@ from tests.conftest import Counts
 from tests.faults.ledger import Client
 from tests.faults.workloads import STEPS, play, setup, some, while_pending
 from tests.sampling import SEED, parts
+from tests.simulated.disk import FOREVER, SimDisk
+from tests.simulated.harness import SimServer
+from tests.simulated.inode import PAGE_BYTES, CrashMode
 from topics.engine.write.commit import Halted, Ticket
 from topics.errors import Code, TopicsError
 from topics.storage.datadir import DataDirError
-from topics.testing.disk import FOREVER, SimDisk
-from topics.testing.harness import SimServer
-from topics.testing.inode import PAGE_BYTES, CrashMode
 
 MODES: tuple[CrashMode, ...] = ("keep", "lose", "tear")
 ERRORS = (errno.EIO, errno.ENOSPC)

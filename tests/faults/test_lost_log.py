@@ -11,12 +11,12 @@ import pytest
 from tests.cli.data.data_world import topics
 from tests.conftest import StartServer
 from tests.contract.api import Api
+from tests.simulated.disk import SimDisk
+from tests.simulated.harness import ROOT, SimServer, request
 from topics.engine.offline.verify import verify
 from topics.errors import Corrupt
 from topics.storage.fs import RealFs
 from topics.storage.log import walfile
-from topics.testing.disk import SimDisk
-from topics.testing.harness import ROOT, SimServer, request
 
 DURABILITIES = ["fsync", "disk", "memory"]
 

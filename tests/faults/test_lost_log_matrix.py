@@ -21,9 +21,9 @@ from tests.faults.test_histories import Pair, Turn, examples, histories, seeds
 from tests.faults.test_lost_log import cut, rest, wal_files
 from tests.faults.workloads import STEPS, play, setup, some
 from tests.sampling import SEED, amount
+from tests.simulated.disk import SimDisk
+from tests.simulated.harness import SimServer
 from topics.storage.log import walfile
-from topics.testing.disk import SimDisk
-from topics.testing.harness import SimServer
 
 
 def cut_in_half(disk: SimDisk, path: str) -> None:

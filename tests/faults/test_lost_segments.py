@@ -15,12 +15,12 @@ from tests.conftest import Counts
 from tests.faults.ledger import Client
 from tests.faults.test_crash_matrix import check_works
 from tests.sampling import SEED
+from tests.simulated.disk import SimDisk
+from tests.simulated.harness import SimServer
 from topics.engine.steps import run_all
 from topics.model.consumer import ConsumerRequest
 from topics.model.records import TagMatch
 from topics.storage.segments.cold import waiting
-from topics.testing.disk import SimDisk
-from topics.testing.harness import SimServer
 
 COLD = "/cold"
 TOPICS = {"f": "fsync", "g": "fsync", "d": "disk"}

@@ -8,13 +8,13 @@ import httpx
 import pytest
 
 from tests.conftest import ServerProcess
+from tests.simulated.disk import SimDisk
+from tests.simulated.harness import ROOT, SimServer
 from topics.clock import SystemClock
 from topics.engine.offline.verify import verify
 from topics.engine.queue.job_moves import Moved
 from topics.engine.queue.lease_log import Leased
 from topics.storage.log import entry as log
-from topics.testing.disk import SimDisk
-from topics.testing.harness import ROOT, SimServer
 
 
 def bad_append(server: SimServer, name: str, *, n: int = 1) -> log.Append:

@@ -22,6 +22,8 @@ from msgspec import Raw
 from tests.conftest import Counts
 from tests.queues.harness import waiting
 from tests.sampling import SEED, amount
+from tests.simulated.disk import SimDisk
+from tests.simulated.harness import DeferredWorker, SimServer
 from topics.engine.queue.verbs import Want
 from topics.engine.state.jobs.leases import Leases
 from topics.engine.state.topic import Topic, leases_of
@@ -30,8 +32,6 @@ from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError
 from topics.model.records import NewRecord, TagMatch, WriteRequest
 from topics.model.topic import ConfigPatch
-from topics.testing.disk import SimDisk
-from topics.testing.harness import DeferredWorker, SimServer
 
 QUEUE, DEAD = "q", "d"
 TAGS = ["a", "b", "c"]

@@ -16,10 +16,10 @@ from tests.conftest import Counts
 from tests.faults.filming import FilmedDisk, Moment
 from tests.faults.queue_ledger import QueueLedger, Shop
 from tests.sampling import SEED, parts
-from topics.testing.clock import SimClock
-from topics.testing.disk import FOREVER, MUTATING, SimDisk
-from topics.testing.harness import SimServer
-from topics.testing.inode import CrashMode
+from tests.simulated.clock import SimClock
+from tests.simulated.disk import FOREVER, MUTATING, SimDisk
+from tests.simulated.harness import SimServer
+from tests.simulated.inode import CrashMode
 
 MODES: tuple[CrashMode, ...] = ("keep", "lose", "tear", "reorder", "zero")
 QUEUES: dict[str, tuple[str, bool]] = {

@@ -11,10 +11,10 @@ import pytest
 
 from tests.queues.harness import QUEUE, Workshop
 from tests.routers.random_history import drain
+from tests.simulated.disk import SimDisk
+from tests.simulated.harness import SimServer, TopicView
 from topics.model.router import RouterRequest
 from topics.storage.log import frame, walfile
-from topics.testing.disk import SimDisk
-from topics.testing.harness import SimServer, TopicView
 
 Write = Callable[[SimServer], object]
 HOLDING = 50  # records in a full source

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.simulated.clock import SimClock
+from tests.simulated.harness import request
 from topics.engine.durable.store import Store
 from topics.engine.engine import Engine
 from topics.engine.state.topics import State
@@ -16,8 +18,6 @@ from topics.storage.datadir import DataDir
 from topics.storage.fs import RealFs
 from topics.storage.log.wal import Wal
 from topics.storage.worker import InlineWorker
-from topics.testing.clock import SimClock
-from topics.testing.harness import request
 
 
 class Writer:

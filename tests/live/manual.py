@@ -4,11 +4,11 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
 
+from tests.simulated.clock import SimClock
 from topics.clock import Clock
 from topics.config import Settings
 from topics.engine.state.topics import State
 from topics.server.app import TopicsApp
-from topics.testing.clock import SimClock
 
 
 class TickingClock(SimClock):

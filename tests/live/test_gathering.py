@@ -6,13 +6,13 @@ import msgspec
 import pytest
 
 from tests.live.manual import create, manual_app
+from tests.simulated.clock import SimClock
 from topics.model.records import WriteRequest
 from topics.model.topic import ConfigPatch
 from topics.model.watch import ViewOptions, make_view
 from topics.server.push.dispatcher import GATHER_MS, GATHER_WATCHERS
 from topics.server.push.rendering import Event, RenderedFrame
 from topics.server.push.subscription import Subscription
-from topics.testing.clock import SimClock
 
 GATHER_S = GATHER_MS / 1000
 

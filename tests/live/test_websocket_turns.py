@@ -9,6 +9,7 @@ from wsproto import events
 
 from tests.live.manual import TickingClock, create, manual_app
 from tests.security.fairness import CONTINUATION, PING, PONG, TEXT, frame
+from tests.simulated.clock import SimClock
 from topics.model.wire import MAX_PLAIN_BODY_BYTES
 from topics.server.access.caller import ANYONE
 from topics.server.http.messages import Response
@@ -17,7 +18,6 @@ from topics.server.push.websocket.commands import MAX_UNACKED
 from topics.server.push.websocket.connection import WebSocket
 from topics.server.push.websocket.handshake import BoundedDeflate
 from topics.server.push.websocket.input import BYTES_PER_TURN, FRAMES_PER_TURN, MAX_FRAGMENTS, TURN_NS, SocketInput
-from topics.testing.clock import SimClock
 
 CLOSE = 0x88
 

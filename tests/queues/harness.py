@@ -8,6 +8,10 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, Raw
 
+from tests.reference.oracle_queue import Delivery
+from tests.simulated.clock import SimClock
+from tests.simulated.disk import SimDisk
+from tests.simulated.harness import SimServer
 from topics.engine.queue import job_list
 from topics.engine.queue.dead_letters import Redriven
 from topics.engine.queue.verbs import Outcome, Want
@@ -17,10 +21,6 @@ from topics.engine.state.topic import Topic, leases_of
 from topics.engine.write.commit import Ticket
 from topics.model.records import NewRecord, WriteRequest
 from topics.storage.segments.cold import Cold, Hold
-from topics.testing.clock import SimClock
-from topics.testing.disk import SimDisk
-from topics.testing.harness import SimServer
-from topics.testing.oracle_queue import Delivery
 
 T = TypeVar("T")
 QUEUE = "jobs"

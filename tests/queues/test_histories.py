@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.queues.harness import QUEUE, Workshop, deliveries, job, seqs
+from tests.reference.oracle_queue import QueueOracle
+from tests.simulated.disk import SimDisk
+from tests.simulated.harness import SimServer
 from topics.model.records import TagMatch
-from topics.testing.disk import SimDisk
-from topics.testing.harness import SimServer
-from topics.testing.oracle_queue import QueueOracle
 
 NODES = ["a", "b", "c"]
 DEAD = "jobs.dead"

@@ -9,6 +9,8 @@ import msgspec
 import pytest
 
 from tests.queues.harness import QUEUE, Workshop, job, waiting
+from tests.simulated.disk import SimDisk
+from tests.simulated.harness import DeferredWorker, SimServer, request
 from topics.engine.queue.lease_log import leased
 from topics.engine.queue.verbs import Want
 from topics.engine.state.jobs.job import Job
@@ -19,8 +21,6 @@ from topics.model.records import Limits, TagMatch
 from topics.model.topic import ConfigPatch
 from topics.storage.log.background import LogFailed
 from topics.storage.log.entry import Delete
-from topics.testing.disk import SimDisk
-from topics.testing.harness import DeferredWorker, SimServer, request
 
 DEAD = "jobs.dead"
 CLASSES = ["fsync", "disk", "memory", "ephemeral"]

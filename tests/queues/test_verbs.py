@@ -7,14 +7,14 @@ import sys
 import pytest
 
 from tests.queues.harness import QUEUE, Workshop, job, seqs
+from tests.simulated.disk import SimDisk
+from tests.simulated.harness import SimServer
 from topics.engine.queue.verbs import Want, divide
 from topics.engine.state.jobs.job import Holder, Job
 from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError
 from topics.model.records import TagMatch, WriteRequest
 from topics.storage.log.background import LogFailed
-from topics.testing.disk import SimDisk
-from topics.testing.harness import SimServer
 
 
 def test_a_claim_leases_the_oldest_jobs_and_an_ack_deletes_them():

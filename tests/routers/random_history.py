@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 from msgspec import Raw
 
+from tests.simulated.disk import MUTATING, SimDisk
+from tests.simulated.harness import DeferredWorker, SimServer, TopicView
 from topics.engine.queue.verbs import Want
 from topics.engine.state.topic import leases_of
 from topics.engine.steps import run_all
@@ -18,8 +20,6 @@ from topics.model.records import NewRecord, TagMatch, WriteRequest
 from topics.model.router import RouterRequest
 from topics.model.topic import ArchiveConfig, ConfigPatch
 from topics.storage.segments.cold import waiting
-from topics.testing.disk import MUTATING, SimDisk
-from topics.testing.harness import DeferredWorker, SimServer, TopicView
 
 TOPICS = "abcde"
 T = TypeVar("T")

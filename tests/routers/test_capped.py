@@ -14,14 +14,14 @@ import pytest
 
 from tests.queues.harness import waiting
 from tests.routers.random_history import Film, check_unchanged, drain, looks, restarted
+from tests.simulated.clock import SimClock
+from tests.simulated.disk import FOREVER, MUTATING, SimDisk
+from tests.simulated.harness import SimServer, TopicView
+from tests.simulated.inode import CrashMode
 from topics.engine.queue.verbs import Want
 from topics.engine.state.topic import leases_of
 from topics.errors import TopicsError
 from topics.model.router import RouterRequest
-from topics.testing.clock import SimClock
-from topics.testing.disk import FOREVER, MUTATING, SimDisk
-from topics.testing.harness import SimServer, TopicView
-from topics.testing.inode import CrashMode
 
 SEED = int(os.environ.get("TOPICS_FAULT_SEED", "7"))
 MODES: list[CrashMode] = ["keep", "lose", "tear", "reorder", "zero"]

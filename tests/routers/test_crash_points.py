@@ -8,12 +8,12 @@ import pytest
 
 from tests.routers.random_history import Film, check_unchanged, looks
 from tests.sampling import SEED
+from tests.simulated.clock import SimClock
+from tests.simulated.disk import SimDisk
+from tests.simulated.harness import SimServer, TopicView
+from tests.simulated.inode import CrashMode
 from topics.model.records import TagMatch
 from topics.model.router import RouterRequest
-from topics.testing.clock import SimClock
-from topics.testing.disk import SimDisk
-from topics.testing.harness import SimServer, TopicView
-from topics.testing.inode import CrashMode
 
 
 def scene(server: SimServer) -> Iterator[None]:

@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import Counts
 from tests.routers.random_history import World, check_unchanged, drain, forwarded, joined, looks, restarted
 from tests.sampling import SEED, amount
-from topics.testing.harness import SimServer, TopicView
+from tests.simulated.harness import SimServer, TopicView
 
 
 def play(seed: int, steps: int, *, ring: bool = False, faults: bool = False) -> None:

@@ -8,6 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.simulated.clock import SimClock
+from tests.simulated.disk import FOREVER, SimDisk
+from tests.simulated.harness import DeferredWorker, SimServer, request
 from topics.engine.queue.verbs import Want
 from topics.engine.read.read import Query
 from topics.engine.state.topics import SegmentLimits
@@ -15,9 +18,6 @@ from topics.errors import Code, TopicsError
 from topics.model.records import TagMatch
 from topics.model.router import RouterRequest
 from topics.model.topic import ConfigPatch
-from topics.testing.clock import SimClock
-from topics.testing.disk import FOREVER, SimDisk
-from topics.testing.harness import DeferredWorker, SimServer, request
 
 
 def route(server: SimServer, source: str, dest: str, **fields: Any) -> None:

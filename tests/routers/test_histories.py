@@ -9,13 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
+from tests.reference.oracle_router import RouterOracle
+from tests.simulated.harness import SimServer
 from topics.engine.steps import run_all
 from topics.errors import TopicsError
 from topics.model.records import NewRecord, TagMatch, WriteRequest
 from topics.model.router import RouterRequest
 from topics.model.topic import ConfigPatch
-from topics.testing.harness import SimServer
-from topics.testing.oracle_router import RouterOracle
 
 TOPICS = "abcd"
 names = st.sampled_from(TOPICS)

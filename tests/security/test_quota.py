@@ -5,11 +5,11 @@ import random
 import pytest
 
 from tests.engine.harness import FakeLog, append, delete, done, open_engine, put, record, write
+from tests.simulated.clock import SimClock
 from topics.engine.engine import Engine
 from topics.errors import Code, TopicsError
 from topics.model.records import Limits, TagMatch
 from topics.model.topic import ConfigPatch
-from topics.testing.clock import SimClock
 
 
 def full(engine: Engine, name: str, *, size: int = 1, quota: int) -> None:

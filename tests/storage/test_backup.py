@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.simulated.disk import SimDisk
+from tests.simulated.harness import SimServer
 from topics.engine.offline.verify import verify
 from topics.storage import backup
 from topics.storage.backup_target import CopyError
 from topics.storage.datadir import DataDir
 from topics.storage.segments import codec
-from topics.testing.disk import SimDisk
-from topics.testing.harness import SimServer
 
 
 def written(disk: SimDisk) -> SimServer:

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.simulated.disk import Crashed, SimDisk
 from topics.storage.datadir import DataDir, DataDirError
 from topics.storage.fs import Fs, RealFs
-from topics.testing.disk import Crashed, SimDisk
 
 ROOT = "/var/topics/data"
 

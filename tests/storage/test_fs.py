@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.simulated.disk import SimDisk
 from topics.storage import mapped_file
 from topics.storage.fs import File, Fs, LockHeld, RealFs
-from topics.testing.disk import SimDisk
 
 
 @pytest.fixture(params=["real", "simulated"])

@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.simulated.disk import SimDisk
+from tests.simulated.harness import ROOT, SimServer
 from topics import __version__
 from topics.client.request import Put
 from topics.engine.durable.entry_kinds import KINDS
@@ -21,8 +23,6 @@ from topics.storage import snapshot as snap
 from topics.storage.datadir import FORMAT_VERSION, DataDirError
 from topics.storage.log import entry, frame, ledger, walfile
 from topics.storage.segments import codec
-from topics.testing.disk import SimDisk
-from topics.testing.harness import ROOT, SimServer
 
 NEWER = "9.8.7"
 

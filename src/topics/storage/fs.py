@@ -9,7 +9,7 @@ The contract is the part of POSIX that durability needs:
 * After a failed sync the state of the bytes written since the last successful sync is unknown, and a later successful
   sync does not change that: the caller writes them again, to another file.
 
-`RealFs` uses the operating system. `topics.testing.disk.SimDisk` loses everything that this contract allows it to lose.
+`RealFs` uses the operating system. `SimDisk` of the tests loses everything that this contract allows it to lose.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""For tests: simulated time and disk, and `server`, a real server in memory. Nothing in the package imports this."""
+"""For tests of programs that use topics: `server`, a real server in memory. Nothing in the package imports this."""
 
 from topics.testing.server import server as server
 

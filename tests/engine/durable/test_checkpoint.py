@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.simulated.disk import SimDisk
+from tests.simulated.harness import DeferredWorker, SimServer
 from topics.engine.state.snapshot_parts import Frozen, freeze
 from topics.storage.segments.columns import extend
 from topics.storage.segments.segment import MemorySegment
-from topics.testing.disk import SimDisk
-from topics.testing.harness import DeferredWorker, SimServer
 
 
 def grow(segment: MemorySegment, n: int, *, tag: str | None = None, node: str | None = None, meta: int = 0) -> None:

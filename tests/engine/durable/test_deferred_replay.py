@@ -11,6 +11,8 @@ import pytest
 
 import topics
 from tests.queues.harness import Workshop
+from tests.simulated.disk import FOREVER
+from tests.simulated.harness import SimServer
 from topics.engine.engine import Engine
 from topics.engine.read.read import Query
 from topics.engine.state.topic import Topic
@@ -20,8 +22,6 @@ from topics.model.records import Limits, TagMatch
 from topics.model.router import RouterRequest
 from topics.storage.log import entry as entries
 from topics.storage.log import frame, walfile
-from topics.testing.disk import FOREVER
-from topics.testing.harness import SimServer
 
 HEADS = {"a": 5, "b": 3, "d": 2, "f": 2}
 

@@ -6,10 +6,10 @@ import errno
 
 import pytest
 
+from tests.simulated.disk import SimDisk
+from tests.simulated.harness import SimServer
 from topics.engine.state.topics import SegmentLimits
 from topics.errors import Code, TopicsError
-from topics.testing.disk import SimDisk
-from topics.testing.harness import SimServer
 
 SYNCS = ("sync", "datasync", "sync_dir")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.simulated.disk import SimDisk
+from tests.simulated.harness import SimServer
 from topics.storage.log import walfile
-from topics.testing.disk import SimDisk
-from topics.testing.harness import SimServer
 
 LARGE = '"' + "x" * 2_500 + '"'  # two such records do not fit into one log file
 

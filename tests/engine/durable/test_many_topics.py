@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.simulated.disk import SimDisk
+from tests.simulated.harness import SimServer
 from topics.model.router import RouterRequest
-from topics.testing.disk import SimDisk
-from topics.testing.harness import SimServer
 
 
 class WatchedDisk(SimDisk):

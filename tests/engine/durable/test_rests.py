@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.simulated.disk import SimDisk
+from tests.simulated.harness import SimServer
 from topics.engine.durable import atomic_files
 from topics.model.router import RouterRequest
 from topics.storage.segments.codec import CHUNK_BYTES
 from topics.storage.worker import InlineWorker
-from topics.testing.disk import SimDisk
-from topics.testing.harness import SimServer
 
 TOPICS = 50
 

@@ -6,9 +6,9 @@ import errno
 
 import pytest
 
+from tests.simulated.disk import SimDisk
+from tests.simulated.harness import SimServer
 from topics.errors import Code, TopicsError
-from topics.testing.disk import SimDisk
-from topics.testing.harness import SimServer
 
 
 def test_logged_delete_that_cannot_read_a_segment_is_reported_and_can_be_repeated(monkeypatch: pytest.MonkeyPatch):

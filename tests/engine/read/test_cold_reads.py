@@ -13,6 +13,9 @@ import msgspec
 import pytest
 
 from tests.engine.harness import record
+from tests.simulated.clock import SimClock
+from tests.simulated.disk import SimDisk
+from tests.simulated.harness import SimServer
 from topics.engine.consumers.lag import rough_age_ms, rough_lag_of
 from topics.engine.queue import job_list
 from topics.engine.queue.verbs import Want
@@ -29,9 +32,6 @@ from topics.model.router import RouterRequest
 from topics.model.topic import ArchiveConfig
 from topics.storage.segments.cold import Cold, Hold
 from topics.storage.segments.sealed import SealedSegment
-from topics.testing.clock import SimClock
-from topics.testing.disk import SimDisk
-from topics.testing.harness import SimServer
 
 T = TypeVar("T")
 TOPIC = "t"

@@ -3,12 +3,12 @@
 import pytest
 
 from tests.engine.harness import Sealer, append, delete, objects, open_engine, put, read, record, seqs
+from tests.simulated.clock import SimClock
+from tests.simulated.disk import SimDisk
 from topics.engine.read.read import Query
 from topics.errors import Code, TopicsError
 from topics.model.records import Projection, TagMatch
 from topics.storage.segments.cold import Cold, Hold
-from topics.testing.clock import SimClock
-from topics.testing.disk import SimDisk
 
 RECORD_BYTES = len(b'{"$seq":1,"$ts":100,"data":1},')
 

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from tests.engine.harness import Sealer, append, delete, open_engine, read, record, waiting
 from tests.engine.test_histories import HISTORIES, LONG, Pair, Turn, matches, run
+from tests.simulated.disk import SimDisk
 from topics.engine.engine import Engine
 from topics.engine.read.read import Query, Tombstone
 from topics.engine.read.scan import Scan, ScanStep
 from topics.model.records import STORED_FORM, Projection, TagMatch
 from topics.storage.segments import record_run as runs
 from topics.storage.segments.record_run import Run
-from topics.testing.disk import SimDisk
 
 TAGGED = Projection(tags=True)
 

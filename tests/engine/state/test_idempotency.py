@@ -3,15 +3,15 @@
 import pytest
 
 from tests.engine.harness import FakeLog, append, delete, done, open_engine, put, read, record, seqs, write
+from tests.simulated.clock import SimClock
+from tests.simulated.disk import SimDisk
+from tests.simulated.harness import SimServer
 from topics.engine import retention
 from topics.engine.engine import Engine
 from topics.engine.state import idempotency
 from topics.engine.state.topics import State
 from topics.errors import Code, TopicsError
 from topics.model.topic import ConfigPatch
-from topics.testing.clock import SimClock
-from topics.testing.disk import SimDisk
-from topics.testing.harness import SimServer
 
 DURABLE = ConfigPatch(durability="fsync")
 

@@ -3,11 +3,11 @@
 import pytest
 
 from tests.engine.harness import FakeLog, open_engine
+from tests.simulated.clock import SimClock
 from topics.engine.engine import Engine
 from topics.errors import Code, TopicsError
 from topics.model.topic import ConfigPatch
 from topics.storage.log import frame
-from topics.testing.clock import SimClock
 
 FSYNC, DISK, EPHEMERAL = (ConfigPatch(durability=durability) for durability in ("fsync", "disk", "ephemeral"))
 

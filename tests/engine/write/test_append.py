@@ -3,10 +3,10 @@
 import pytest
 
 from tests.engine.harness import append, objects, open_engine, put, read, record, write
+from tests.simulated.clock import SimClock
 from topics.errors import Code, TopicsError
 from topics.model.records import Limits
 from topics.model.topic import ConfigPatch
-from topics.testing.clock import SimClock
 
 
 def refused(act) -> Code:

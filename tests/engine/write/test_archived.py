@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from tests.engine.harness import SMALL_SEGMENTS, Sealer, append, done, open_engine, put, read, record, seqs, write
 from tests.engine.test_histories import Append, Archive, Delete, Pair, Put, Turn, matches, requests, run
 from tests.sampling import amount
+from tests.simulated.clock import SimClock
+from tests.simulated.disk import SimDisk
 from topics.engine.engine import Engine
 from topics.engine.state.topics import SegmentLimits
 from topics.engine.write import archived
 from topics.errors import Code, TopicsError
 from topics.model.records import Limits
 from topics.model.topic import ArchiveConfig, ConfigPatch
-from topics.testing.clock import SimClock
-from topics.testing.disk import SimDisk
 
 HOLD = ArchiveConfig(hold=True)
 

@@ -3,12 +3,12 @@
 import pytest
 
 from tests.engine.harness import Sealer, append, delete, done, open_engine, put, read, record, seqs, write
+from tests.simulated.clock import SimClock
 from topics.engine.steps import run_all
 from topics.engine.write import apply
 from topics.errors import Code, TopicsError
 from topics.model.records import TagMatch
 from topics.storage.log import entry as log
-from topics.testing.clock import SimClock
 
 EQ_X = TagMatch("Eq", "x")
 

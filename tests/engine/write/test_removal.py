@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.engine.harness import Sealer, append, delete, done, open_engine, put, read, record, seqs, waiting, write
+from tests.simulated.clock import SimClock
+from tests.simulated.disk import SimDisk
 from topics.engine.engine import Engine
 from topics.engine.queue.verbs import Want
 from topics.engine.state.topics import SegmentLimits
@@ -18,8 +20,6 @@ from topics.model.records import TagMatch
 from topics.storage.segments.cold import Hold
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import MemorySegment
-from topics.testing.clock import SimClock
-from topics.testing.disk import SimDisk
 
 T = TypeVar("T")
 TAGS = ["a:1", "a:2", "b", None]

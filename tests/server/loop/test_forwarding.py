@@ -5,12 +5,12 @@ from itertools import count
 from msgspec import Raw
 
 from tests.live.manual import ManualLoop, manual_app
+from tests.simulated.clock import SimClock
 from topics.engine.engine import Engine
 from topics.model.records import NewRecord, WriteRequest
 from topics.model.router import RouterRequest
 from topics.server.app import TopicsApp
 from topics.server.loop.forwarding import FEW_WRITES, Forwarding
-from topics.testing.clock import SimClock
 
 TURNS = 5
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.simulated.clock import SimClock
 from topics.server.loop.gc_pauses import FULL, MAX_PAUSE_NS, THRESHOLDS, Garbage
-from topics.testing.clock import SimClock
 
 
 @pytest.fixture(autouse=True)

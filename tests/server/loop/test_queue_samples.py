@@ -5,12 +5,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from tests.engine.harness import open_engine, record, write
+from tests.simulated.clock import SimClock
 from topics.engine.queue.verbs import Want
 from topics.model.topic import ConfigPatch
 from topics.server.loop import queue_samples
 from topics.server.loop.queue_samples import CAPACITY, COLUMNS, INTERVAL_MS, MAX_QUEUES, QueueSamples
 from topics.server.loop.runtime import Runtime
-from topics.testing.clock import SimClock
 
 
 class Queues:

@@ -4,9 +4,9 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
+from tests.simulated.clock import SimClock
 from topics.server.loop.runtime import Runtime
 from topics.server.loop.samples import CAPACITY, INTERVAL_MS, Column, Samples
-from topics.testing.clock import SimClock
 
 
 class Figures:

@@ -5,6 +5,7 @@ from collections.abc import Generator
 import pytest
 
 from tests.live.manual import ManualLoop, manual_app
+from tests.simulated.clock import SimClock
 from topics.errors import invalid
 from topics.server.api import metrics
 from topics.server.http.messages import Deferred, Request, Response
@@ -14,7 +15,6 @@ from topics.server.loop.cold_loads import Loads
 from topics.server.loop.shared_answers import SharedAnswers
 from topics.server.loop.sliced_work import Slices
 from topics.storage.segments.cold import Cold
-from topics.testing.clock import SimClock
 
 
 class Bench:

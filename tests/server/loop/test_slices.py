@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from tests.live.manual import ManualLoop, TickingClock, create, manual_app
+from tests.simulated.clock import SimClock
+from tests.simulated.harness import SimServer
 from topics.engine.durable.deferred_replay import PER_STEP
 from topics.engine.state.topic import Topic
 from topics.errors import TopicsError, invalid
@@ -23,8 +25,6 @@ from topics.server.limits.loop_holds import Cause, LoopHolds
 from topics.server.loop.cold_loads import Loads
 from topics.server.loop.sliced_work import SLICE_NS, TURN_NS, Slices
 from topics.storage.segments.cold import Cold, Need
-from topics.testing.clock import SimClock
-from topics.testing.harness import SimServer
 
 
 def request() -> Request:

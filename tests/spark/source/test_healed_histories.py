@@ -25,6 +25,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from tests.conftest import SMALL_PARTS, ServerProcess
+from tests.reference.oracle import Oracle
 from topics.client import Client
 from topics.client.request import Record, Tombstone
 from topics.clock import SystemClock
@@ -38,7 +39,6 @@ from topics.spark.pipelines.archive.driver import archive
 from topics.spark.pipelines.run.job import Failed
 from topics.spark.source.batch import TopicsReader
 from topics.spark.source.stream import TopicsStreamReader
-from topics.testing.oracle import Oracle
 
 STEPS = 14
 WEIGHTS = {

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.simulated.clock import SimClock
+from tests.simulated.disk import FOREVER, SimDisk
 from topics.storage.datadir import DataDir
 from topics.storage.log import frame, walfile
 from topics.storage.log.background import WARM_BYTES, LogFailed
 from topics.storage.log.wal import Wal
 from topics.storage.worker import InlineWorker
-from topics.testing.clock import SimClock
-from topics.testing.disk import FOREVER, SimDisk
 
 Done = Callable[[Exception | None], None]
 

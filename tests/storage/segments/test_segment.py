@@ -5,6 +5,7 @@ import errno
 import numpy as np
 import pytest
 
+from tests.simulated.disk import SimDisk
 from topics.errors import Corrupt
 from topics.storage.segments import codec
 from topics.storage.segments.cold import Cold, Hold
@@ -13,7 +14,6 @@ from topics.storage.segments.marks import marked_positions, pack_marks
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import Damaged, MemorySegment
 from topics.storage.segments.segment_cache import Shelf
-from topics.testing.disk import SimDisk
 
 ROWS = [b'{"$seq":%d},' % seq for seq in range(10, 16)]
 MANY_ROWS = [b"x" * (1 + at % 7) for at in range(200)]

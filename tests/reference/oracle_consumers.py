@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from msgspec import UNSET
 
+from tests.reference.model_topic import ModelConsumer, ModelTopic
 from topics.errors import Code, TopicsError
 from topics.model.consumer import ConsumerRequest
-from topics.testing.model_topic import ModelConsumer, ModelTopic
 
 
 def forget_unused(topic: ModelTopic, now_ms: int) -> None:

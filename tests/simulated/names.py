@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import NamedTuple
 
-from topics.testing.inode import CrashMode, Inode
+from tests.simulated.inode import CrashMode, Inode
 
 _ROOT = 0
 

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from topics.testing.disk import SimDisk, SimFile
+from tests.simulated.disk import SimDisk, SimFile
 
 POWER_LOSSES = ["lose", "tear", "reorder", "zero"]
 PAGE = 4096

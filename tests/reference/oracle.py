@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 from msgspec import UNSET
 
+from tests.reference import oracle_consumers
+from tests.reference.model_topic import DELETED, Fact, Key, ModelTopic
 from topics.clock import Clock
 from topics.errors import Code, TopicsError, topic_not_found
 from topics.model.consumer import ConsumerRequest
 from topics.model.records import STORED_FORM, Projection, TagMatch, WriteRequest
 from topics.model.topic import ConfigPatch, configure
-from topics.testing import oracle_consumers
-from topics.testing.model_topic import DELETED, Fact, Key, ModelTopic
 
 
 @dataclass

@@ -4,9 +4,9 @@ import errno
 
 import pytest
 
-from tests.testing.disks import PAGE, POWER_LOSSES, durable_file
+from tests.simulated.disk import FOREVER, MUTATING, Crashed, SimDisk, SimFile
+from tests.simulated.disks import PAGE, POWER_LOSSES, durable_file
 from topics.storage.fs import LockHeld
-from topics.testing.disk import FOREVER, MUTATING, Crashed, SimDisk, SimFile
 
 # Faults
 

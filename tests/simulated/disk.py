@@ -27,9 +27,9 @@ from fnmatch import fnmatchcase
 from random import Random
 from typing import Literal, NamedTuple, Never, TypeVar
 
+from tests.simulated.inode import PAGE_BYTES, CrashMode, Inode, Op, Reserve, Resize, Write
+from tests.simulated.names import DiskNames, os_error
 from topics.storage.fs import Buffer, File, Fs, Lock, LockHeld
-from topics.testing.inode import PAGE_BYTES, CrashMode, Inode, Op, Reserve, Resize, Write
-from topics.testing.names import DiskNames, os_error
 
 FOREVER = 1 << 62
 

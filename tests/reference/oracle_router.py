@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from tests.reference.model_topic import Fact, ModelTopic
+from tests.reference.oracle import Landed, Oracle
 from topics.clock import Clock
 from topics.model.records import TagMatch, WriteRequest
 from topics.model.router import RouterRequest
 from topics.model.topic import ConfigPatch
-from topics.testing.model_topic import Fact, ModelTopic
-from topics.testing.oracle import Landed, Oracle
 
 SOURCE_TRIM = "source_trim"
 T = TypeVar("T")

@@ -20,6 +20,9 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Raw
 
+from tests.simulated.clock import SimClock
+from tests.simulated.disk import SimDisk
+from tests.simulated.inode import CrashMode
 from topics.engine.durable.recovery import Recovered
 from topics.engine.durable.store import Done, Store, run_inline
 from topics.engine.engine import Configured, Dropped, Engine
@@ -36,9 +39,6 @@ from topics.storage.datadir import DataDir
 from topics.storage.log.wal import Wal
 from topics.storage.segments.cold import waiting
 from topics.storage.worker import InlineWorker, Worker
-from topics.testing.clock import SimClock
-from topics.testing.disk import SimDisk
-from topics.testing.inode import CrashMode
 
 ROOT = "/data"
 SMALL_SEGMENTS = SegmentLimits(max_events=3)

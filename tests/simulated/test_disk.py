@@ -5,9 +5,9 @@ from random import Random
 
 import pytest
 
-from tests.testing.disks import PAGE, POWER_LOSSES, durable_file, outcomes
-from topics.testing.clock import SimClock
-from topics.testing.disk import SimDisk
+from tests.simulated.clock import SimClock
+from tests.simulated.disk import SimDisk
+from tests.simulated.disks import PAGE, POWER_LOSSES, durable_file, outcomes
 
 # Bytes
 
