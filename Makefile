@@ -21,6 +21,8 @@ BASE_PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3
 READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
 READY_DOCS := $(VENV)/.ready-docs
+# The sync client is generated: an installation does it, and this stamp file does it again when its sources change.
+SYNC := $(VENV)/.sync
 INSTALL := $(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
@@ -45,67 +47,69 @@ $(READY_DOCS): pyproject.toml constraints.txt | $(PYTHON)
 	$(INSTALL) -e '.[docs]'
 	@touch $@ $(READY)
 
-install: $(READY_DEV) ## create the environment with everything for tests and checks
+$(SYNC): tools/unasync.py $(shell find src/topics/client/_async -name '*.py') | $(PYTHON)
+	$(PYTHON) tools/unasync.py
+	@touch $@
 
-run: $(READY) ## start the server on 127.0.0.1:4000 with its data in ./data
+install: $(READY_DEV) $(SYNC) ## create the environment with everything for tests and checks
+
+run: $(READY) $(SYNC) ## start the server on 127.0.0.1:4000 with its data in ./data
 	TOPICS_DATA_DIR="$${TOPICS_DATA_DIR-./data}" exec $(VENV)/bin/topics serve
 
-test: $(READY_DEV) ## run all tests except the long ones
+test: $(READY_DEV) $(SYNC) ## run all tests except the long ones
 	@for b in $(CHROMIUM) chromium chromium-browser google-chrome google-chrome-stable none; do \
 		command -v $$b >/dev/null && break; \
 		test $$b != none || echo "no Chromium found: the browser tests are skipped; set CHROMIUM=/path/to/chromium to run them"; done
 	$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --timeout $(TEST_TIMEOUT_S)
 
-check: $(READY_DEV) site ## check format, lint, types, import contracts and the links of the site, and run the tests
+check: $(READY_DEV) $(SYNC) site ## check format, lint, types, import contracts and the links of the site, and run the tests
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
-	$(PYTHON) tools/unasync.py --check
 	$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --timeout $(TEST_TIMEOUT_S)
 
-format: $(READY_DEV) ## format the code and fix lint errors
+format: $(READY_DEV) $(SYNC) ## format the code and fix lint errors
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
-	$(PYTHON) tools/unasync.py
 
-torture: $(READY_DEV) ## run the long tests, about an hour; resumes, FRESH=1 starts again, TORTURE=all runs everything
+torture: $(READY_DEV) $(SYNC) ## run the long tests, about an hour; resumes, FRESH=1 starts again, TORTURE=all runs everything
 	$(PYTHON) -m pytest -p tests.torture --torture-state .torture $(if $(FRESH),--torture-fresh) \
 		-q -m torture -n $(WORKERS) --dist loadgroup --max-worker-restart 0 \
 		--timeout $(TORTURE_TIMEOUT_S) $(ONLY)
 
-kills: $(READY_DEV) ## kill the server under load repeatedly; KILLS=1000 SECONDS=3600 STATE=.kills
+kills: $(READY_DEV) $(SYNC) ## kill the server under load repeatedly; KILLS=1000 SECONDS=3600 STATE=.kills
 	$(PYTHON) -m tests.faults.kills.run $(STATE) --kills $(KILLS) --seconds $(SECONDS)
 
-soak: $(READY_DEV) ## load a server with everything at once and check every answer; SECONDS=3600, RESTART=300 kills it at intervals
+soak: $(READY_DEV) $(SYNC) ## load a server with everything at once and check every answer; SECONDS=3600, RESTART=300 kills it at intervals
 	$(PYTHON) -m tests.faults.soak .soak --seconds $(SECONDS) --restart $(RESTART)
 
-bench: $(READY_DEV) ## run the benchmarks against their peers; ONLY=w4 runs one row
+bench: $(READY_DEV) $(SYNC) ## run the benchmarks against their peers; ONLY=w4 runs one row
 	$(PYTHON) bench/run.py $(if $(ONLY),--only $(ONLY))
 
-demo-pipeline: $(READY_DEV) ## demonstrate archive, eviction, healing and audit; draws demo-pipeline.svg
+demo-pipeline: $(READY_DEV) $(SYNC) ## demonstrate archive, eviction, healing and audit; draws demo-pipeline.svg
 	$(PYTHON) demo/pipeline.py
 
-docs: $(READY) ## regenerate the generated pages
+docs: $(READY) $(SYNC) ## regenerate the generated pages
 	$(VENV)/bin/topics settings --markdown > docs/configuration.md
 	$(PYTHON) -m tools.docs.formats > docs/formats.md
 	$(PYTHON) -m tools.docs.errors > docs/guide/errors.md
 	$(PYTHON) -m tools.docs.reference docs/reference
 
-site: $(READY_DOCS) ## build the documentation as a static site in build/site; broken links fail
+site: $(READY_DOCS) $(SYNC) ## build the documentation as a static site in build/site; broken links fail
 	$(PYTHON) tools/site/build.py
 
-dist: $(READY_DEV) ## build the wheel and the sdist in dist/, and try each in a new environment
+dist: $(READY_DEV) $(SYNC) ## build the wheel and the sdist in dist/, and try each in a new environment
 	rm -rf dist
 	$(PYTHON) -m build --no-isolation --outdir dist .
 	$(PYTHON) tools/smoke.py dist/*.whl dist/*.tar.gz
 
-pythons: $(READY_DEV) ## build the wheel, and try it on every Python from 3.11 on that is found
+pythons: $(READY_DEV) $(SYNC) ## build the wheel, and try it on every Python from 3.11 on that is found
 	rm -rf dist
 	$(PYTHON) -m build --no-isolation --wheel --outdir dist .
 	$(PYTHON) tools/smoke.py --every-python dist/*.whl
 
-screenshots: $(READY_DEV) ## take the pictures of the console in README.md, from the demo
+screenshots: $(READY_DEV) $(SYNC) ## take the pictures of the console in README.md, from the demo
 	$(PYTHON) tools/console_shots.py
 
 clean: ## remove the environment and caches, but not ./data

@@ -9,13 +9,13 @@ import pytest
 from topics import RELEASE, __version__
 
 pytest.importorskip("hatchling")
-SOURCES = Path(__file__).parents[1] / "src"
+SOURCES = Path(__file__).parents[1] / "tools"
 
 
 @pytest.fixture
 def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Return the module that computes versions, for sources in a temporary folder without a repository."""
-    spec = importlib.util.spec_from_file_location("build_version", SOURCES / "build_version.py")
+    spec = importlib.util.spec_from_file_location("build_hook", SOURCES / "build_hook.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

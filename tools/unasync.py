@@ -1,14 +1,13 @@
-"""Generate the sync client from the async one: `python tools/unasync.py`, with `--check` to compare only."""
+"""Generate the sync client from the async one. Every build runs this, also that of an editable install, and `make`."""
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 CLIENT = Path(__file__).parents[1] / "src" / "topics" / "client"
-BY_HAND = {CLIENT / "_async" / "tools.py", CLIENT / "_async" / "__init__.py"}
+ASYNC = CLIENT / "_async"
+BY_HAND = {"tools.py", "__init__.py"}  # written by hand for each client
 HEADER = "# Generated from {source} by tools/unasync.py. Do not edit.\n"
 
 REPLACED = [
@@ -48,32 +47,18 @@ def sync_text(source: Path) -> str:
     return HEADER.format(source=source.relative_to(CLIENT).as_posix()) + text
 
 
-def formatted(texts: dict[Path, str]) -> dict[Path, str]:
-    """Return the texts as ruff would have them: replaced names change the order of imports and the length of lines."""
-    out = {}
-    for path, text in texts.items():
-        for command in (["check", "--fix-only", "--quiet"], ["format"]):
-            ruff = [sys.executable, "-m", "ruff", *command, "--stdin-filename", str(path), "-"]
-            text = subprocess.run(ruff, input=text, capture_output=True, text=True, check=True).stdout
-        out[path] = text
-    return out
-
-
-def main() -> int:
-    folder, target = CLIENT / "_async", CLIENT / "_sync"
-    sources = [path for path in sorted(folder.rglob("*.py")) if path not in BY_HAND]
-    texts = formatted({target / source.relative_to(folder): sync_text(source) for source in sources})
-    stale = [path for path, text in texts.items() if not path.exists() or path.read_text() != text]
-    if "--check" in sys.argv:
-        for path in stale:
-            print(f"{path} is not what tools/unasync.py makes of the async client: run it", file=sys.stderr)
-        return 1 if stale else 0
-    for path in stale:
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(texts[path])
-        print(f"wrote {path}")
-    return 0
+def generate(target: Path) -> None:
+    """Write the sync client to `target`. Files that are up to date are not touched, and other files are removed."""
+    texts = {target / source.relative_to(ASYNC): sync_text(source) for source in sorted(ASYNC.rglob("*.py"))}
+    wanted = {path: text for path, text in texts.items() if path.relative_to(target).as_posix() not in BY_HAND}
+    for path in target.rglob("*.py"):
+        if path not in wanted and path.relative_to(target).as_posix() not in BY_HAND:
+            path.unlink()
+    for path, text in wanted.items():
+        if not path.exists() or path.read_text() != text:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    generate(CLIENT / "_sync")

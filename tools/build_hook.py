@@ -1,7 +1,8 @@
-"""The version of a build: that of the next release, with the commit it was built from unless it is the release itself.
+"""What a build adds to the sources: the sync client, and the version with the commit it was built from.
 
-`pyproject.toml` names this file: hatchling calls `version` for the metadata, and `CustomBuildHook` writes the same
-version into the package, so that a server can name the build that wrote a data directory. It is no part of the package.
+`pyproject.toml` names this file: hatchling calls `version` for the metadata, and `CustomBuildHook` before it collects
+files, also for an editable install. The version is that of the next release, with the commit unless it is the release.
+It is written into the package, so that a server can name the build that wrote a data directory.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -44,9 +46,10 @@ def _commit() -> str:
 
 
 class CustomBuildHook(BuildHookInterface[Any]):
-    """Adds `topics/_build.py` to wheels. An editable install has none: its sources change."""
+    """Generates the sync client, and adds `topics/_build.py` to wheels. An editable install has no `_build.py`."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        subprocess.run([sys.executable, str(ROOT / "tools" / "unasync.py")], check=True)
         if self.target_name != "wheel" or version == "editable":
             return
         with tempfile.NamedTemporaryFile("w", suffix=".py", delete=False) as file:
