@@ -78,6 +78,7 @@ class Write(Attempt):
     tag: str | None = None
     key: str | None = None
     first: int = 0
+    at_ms: int = 0
 
 
 @dataclass
@@ -277,7 +278,9 @@ class _Judge:
                     continue  # the entry of a delete may be what is missing
                 for removal in history.removals if safe else filter(lambda one: one.synced, history.removals):
                     assert removal.status != "acked" or not removal.covers(seq, write.tag), f"{seq} was deleted"
-            if write.key is not None and not self.when.damaged:
+            window_ms = self.topic.config.idempotency_window_ms
+            is_over = any(later.at_ms - write.at_ms > window_ms for later in history.writes)  # such a write forgets it
+            if write.key is not None and not self.when.damaged and not is_over:
                 known = self.topic.keys.get(write.key)
                 assert known is not None, f"the key {write.key} was forgotten"
                 assert known.first == write.first
@@ -395,7 +398,7 @@ class Client:
         for _ in range(n):
             self._number += 1
             payloads.append(f'"{self._number:04d}{"x" * size}"')
-        write = Write(payloads=payloads, tag=tag, key=key)
+        write = Write(payloads=payloads, tag=tag, key=key, at_ms=self.server.clock.now_ms())
         history = self._current(name)
         if history is None:
             history = TopicHistory(name, config.get("durability", "disk"), write, True)
