@@ -497,3 +497,25 @@ def test_move_keeps_its_place_among_the_entries_of_both_topics():
     bench.log.finish()
     assert order == ["a0", "b1", "b2"]
     assert [(bench.engine.topic(name).pending, bench.engine.topic(name).waiting) for name in "ab"] == [(0, 0)] * 2
+
+
+def test_later_gate_does_not_hold_an_entry_that_waited_for_an_earlier_one():
+    bench = Bench(a=DISK)
+    order = []
+
+    def stage(name, **options):
+        topic = bench.engine.topic("a")
+        bench.engine.commits.stage(Ticket(topic, b"", lambda done: order.append(name), **options))
+
+    stage("first gate", gated=True)
+    bench.engine.flush()
+    stage("behind it")
+    bench.log.finish()
+    assert order == ["first gate"]
+    stage("after it")
+    stage("second gate", gated=True)
+    bench.engine.flush()
+    assert order == ["first gate", "behind it", "after it"]
+    bench.log.finish()
+    assert order == ["first gate", "behind it", "after it", "second gate"]
+    assert bench.engine.topic("a").waiting == 0

@@ -109,7 +109,8 @@ class ConsumerBatches:
             if shared is None or shared.turn != commits.turn:  # of an earlier turn if that was refused
                 self._joinable[durability] = shared = self._begin(durability, None)
             batch = shared
-        commits.include(batch.ticket, [topic])
+        if batch.ticket.topic is not topic:
+            commits.include(batch.ticket, topic)
         part = BatchPart(batch, topic, own, {})
         parts.append(part)
         batch.parts.append(part)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, NoReturn, Protocol
 
 from msgspec import Struct
@@ -248,7 +249,10 @@ class Commits:
         self.pending_bytes += ticket.size_bytes
         if ticket.also is not None:
             also, ticket.also = ticket.also, []
-            self.include(ticket, also)
+            if any(one.waiting for one in (topic, *also) if one is not None):
+                ticket.gated = True  # so that it keeps its place in the order of each of its topics
+            for one in also:
+                self.include(ticket, one)
         if topic is not None:
             topic.leader = ticket if ticket.plain and topic.links is None else None
             topic.pending += 1
@@ -257,18 +261,14 @@ class Commits:
             elif topic.waiting:
                 ticket.behind = True
 
-    def include(self, ticket: Ticket, also: list[Topic]) -> None:
-        """Count a staged ticket for other topics that it changes, too.
-
-        To keep its place in the order of each topic, it waits for a sync if an earlier ticket of one of them does.
-        """
-        if any(topic.waiting for topic in (ticket.topic, *also) if topic is not None):
-            ticket.gated = True
-        for topic in also:
-            self.will_change(topic)
-            topic.pending += 1
-            topic.waiting += ticket.gated
-        ticket.also = also if ticket.also is None else ticket.also + also
+    def include(self, ticket: Ticket, topic: Topic) -> None:
+        """Count a staged ticket for another topic that it changes. It must wait if a ticket of that topic waits."""
+        self.will_change(topic)
+        topic.pending += 1
+        topic.waiting += ticket.gated
+        if ticket.also is None:
+            ticket.also = []
+        ticket.also.append(topic)
 
     def will_change(self, topic: Topic) -> None:
         """Announce a change of `topic` that is not logged. `stage` announces those that a ticket names."""
@@ -280,18 +280,18 @@ class Commits:
 
         While a large write is pending, what is staged waits for its end. `flush_now` waits, too.
         """
-        try:
-            self._flush()
-        except Exception as failure:  # what the log has of this batch is unknown
-            self._halt(failure)
-
-    def _flush(self) -> None:
         batch = self._staged
         if not batch:
             return
         self.turn_ms = 0
         if self._writing is not None:
             return
+        try:
+            self._write(batch)
+        except Exception as failure:  # what the log has of this batch is unknown
+            self._halt(failure)
+
+    def _write(self, batch: list[Ticket]) -> None:
         self._staged = []
         self.turn += 1
         frames: list[Frames] = []
@@ -334,15 +334,21 @@ class Commits:
         """Apply the tickets of the batch that was just written, except for those that wait for a sync."""
         _number(batch, self.log.written())
         for ticket in batch:
-            topic = ticket.topic
             ticket.wal_ns = took_ns
-            if ticket.gated or (ticket.behind and topic is not None and topic.waiting):
+            if ticket.gated or (ticket.behind and self._is_behind(ticket.topic)):
                 self._written.append(ticket)
             else:
                 self._landing.append(ticket)
         self._land()
         if not self._gathering:
             self._gather()
+
+    def _is_behind(self, topic: Topic | None) -> bool:
+        """Return whether a ticket of the topic waits for a sync. `topic.waiting` counts later tickets, too."""
+        return any(
+            ticket.gated and (ticket.topic is topic or (ticket.also is not None and topic in ticket.also))
+            for ticket in chain(self._syncing, self._written)
+        )
 
     def flush_now(self) -> None:
         """Write everything that is staged, and wait for large writes."""
