@@ -31,6 +31,7 @@ from tests.simulated.clock import SimClock
 from tests.simulated.disk import Crashed, SimDisk
 from tests.simulated.harness import SimServer, request
 from tests.simulated.inode import CrashMode
+from topics.engine.state import idempotency
 from topics.engine.steps import run_all
 from topics.engine.write.commit import Ticket
 from topics.engine.write.staging import Staging
@@ -324,8 +325,11 @@ class Pair:
         topic = waiting(lambda: self.server.engine.expire_and_get(name, touch=False))
         rows, gaps = self.server.walk(name)
         topic = self.server.engine.topic(name)
-        window_ms, now = topic.config.idempotency_window_ms, self.clock.now_ms()
-        keys = {key: (seen.first, seen.last) for key, seen in topic.keys.items() if now - seen.at_ms <= window_ms}
+        keys = {
+            key: (seen.first, seen.last)
+            for key in topic.keys
+            if (seen := idempotency.find(topic, key, self.clock.now_ms())) is not None
+        }
         marks = topic.head, topic.earliest, topic.evict_floor, topic.archived
         own = [one for _, one in self.server.engine.consumers.of_topic(topic)]
         consumers = {one.name: (one.seq, one.expire_ms, one.hold, one.max_hold_bytes) for one in own}
@@ -340,8 +344,11 @@ class Pair:
                 gaps.append((page.tombstone.gap_from, page.tombstone.gap_to, page.tombstone.reason))
             rows += [row[:-1] for row in page.records]
             at = page.next_from_seq
-        window_ms, now = model.config.idempotency_window_ms, self.clock.now_ms()
-        keys = {key: (seen.first, seen.last) for key, seen in model.keys.items() if now - seen.at_ms <= window_ms}
+        keys = {
+            key: (seen.first, seen.last)
+            for key in model.keys
+            if (seen := model.written_with(key, self.clock.now_ms())) is not None
+        }
         marks = model.head, model.earliest, model.evict_floor, model.archived
         consumers = {name: one.shown() for name, one in sorted(model.consumers.items())}
         return model.config, marks, model.count, rows, gaps, keys, consumers

@@ -83,6 +83,13 @@ class ModelTopic:
     archived: int = 0  # the last archived seq
     consumers: dict[str, ModelConsumer] = field(default_factory=dict)
 
+    def written_with(self, key: str, now_ms: int) -> Key | None:
+        """Return the write that had the key within the window, unless a crash or damage took its records."""
+        seen = self.keys.get(key)
+        if seen is None or now_ms - seen.at_ms > self.config.idempotency_window_ms:
+            return None
+        return None if self.facts[seen.last - 1].fate in ("restart", "corrupt") else seen
+
     @property
     def holds(self) -> bool:
         return self.config.archive is not None and self.config.archive.hold

@@ -144,10 +144,8 @@ class Oracle:
                 raise topic_not_found(name)
         now = self.clock.now_ms()
         key = request.idempotency_key
-        if key is not None and (seen := topic.keys.get(key)) is not None:
-            stored = topic.facts[seen.last - 1].fate not in ("restart", "corrupt")
-            if stored and now - seen.at_ms <= topic.config.idempotency_window_ms:
-                return Landed(seen.first, seen.last, topic.head, deduped=True)
+        if key is not None and (seen := topic.written_with(key, now)) is not None:
+            return Landed(seen.first, seen.last, topic.head, deduped=True)
         topic.expire(now)
         ts = max([now, *(fact.ts for fact in topic.facts[-1:])])
         added = _facts(request, topic.head + 1, ts)
