@@ -395,3 +395,10 @@ def test_a_lent_part_of_a_closed_file_keeps_no_descriptor(tmp_path: Path):
     assert kept is None or kept.readonly
     del kept
     assert str(path) not in Path("/proc/self/maps").read_text()
+
+
+def test_named_pipe_is_refused_without_waiting_for_its_writer(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(OSError, match="not a regular file"):
+        RealFs().open(str(path))

@@ -152,6 +152,7 @@ class RealFs(Fs):
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> "RealFile":
         flags = os.O_RDWR if write or create else os.O_RDONLY
+        flags |= os.O_NONBLOCK  # without it, the kernel waits for a program that writes into a named pipe
         fd = os.open(path, flags | (os.O_CREAT if create else 0) | os.O_CLOEXEC, 0o640)
         mode = os.fstat(fd).st_mode
         if not stat.S_ISREG(mode):  # the kernel opens a directory for reading, and a device, without an error
