@@ -7,7 +7,7 @@ ROOT = Path(__file__).parents[2]
 
 project = "topics"
 copyright = "the authors of topics, Apache License 2.0"
-version = release = re.findall(r'__version__ = "([^"]+)"', (ROOT / "src/topics/__init__.py").read_text())[0]
+version = release = re.findall(r'RELEASE = "([^"]+)"', (ROOT / "src/topics/__init__.py").read_text())[0]
 
 extensions = ["myst_parser"]
 # Anchors of headings are those of code hosts, so that one link works in both places.
