@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from topics.engine.state.name_index import NameIndex
 from topics.engine.state.topic import Topic
-from topics.model.router import RouterConfig
+from topics.model.router import MAX_HOPS, RouterConfig
 
 if TYPE_CHECKING:
     from topics.engine.routers.stamps import Stamps
@@ -282,26 +282,50 @@ def copies_of_one(
 ) -> int:
     """Return how many copies one record could have with one more router, or any number above `most`.
 
-    `without` is the router that the new one replaces. Filters count as if the tag of the record suited them best.
+    `without` is the router that the new one replaces. Filters count as if the tag of the record suited them best. The
+    record with the most copies is written to the topic where the line of sources begins. A cycle has no beginning, so
+    a record of each of its topics counts; it stops after `MAX_HOPS` copies.
     """
-    start = None if source is None else upstream(source, without=without)[-1]
-    copies, seen, left = 0, {start}, [(start, 1)]
-    # Bound: the number of topics. Each of them is added to `left` once.
-    while left and copies <= most:
-        topic, times = left.pop()
+
+    ring: set[Topic] = set()
+
+    def routers_of(topic: Topic | None) -> dict[Topic | None, list[RouterConfig]]:
+        found: dict[Topic | None, list[RouterConfig]] = {}
         links = None if topic is None else links_of(topic)
-        edges: dict[Topic | None, list[RouterConfig]] = {}
         for edge in () if links is None else links.outgoing.values():
-            edges[edge.dest] = [router.config for router in edge.routers if router is not without]
+            found[edge.dest] = [router.config for router in edge.routers if router is not without]
         if topic is source:
-            edges[dest] = [*edges.get(dest, ()), config]
-        for to, configs in edges.items():
-            made = times * _most_matching(configs)
-            copies += made
-            if to is not None and to not in seen:
-                seen.add(to)
-                left.append((to, made))
-    return copies
+            found[dest] = [*found.get(dest, ()), config]
+        return found
+
+    def copies_from(start: Topic | None) -> int:
+        copies, seen, left = 0, {start}, [(start, 1, 0)]
+        # Bound: the number of topics. Each of them is added to `left` once.
+        while left and copies <= most:
+            topic, times, hops = left.pop()
+            for to, configs in routers_of(topic).items() if hops < MAX_HOPS else ():
+                made = 0 if to in seen else times * _most_matching(configs)
+                copies += made
+                if made and to is not None:
+                    seen.add(to)
+                    left.append((to, made, hops + 1 if hops or to in ring else 0))
+        return copies
+
+    if source is None:
+        return copies_from(None)
+    line = upstream(source, without=without)
+    ring = _ring(line, dest, without)
+    return max(map(copies_from, ring or line[-1:]))
+
+
+def _ring(line: list[Topic], dest: Topic | None, without: Router | None) -> set[Topic]:
+    """Return the cycle at the end of a line of sources, once the first topic of the line is the source of `dest`."""
+    if dest in line:
+        return set(line[: line.index(dest) + 1])
+    links = links_of(line[-1])
+    if links is None or links.incoming is None or links.incoming.routers == [without]:
+        return set()
+    return set(line[line.index(links.incoming.source) :])
 
 
 def _most_matching(configs: list[RouterConfig]) -> int:
