@@ -167,8 +167,8 @@ class _Recovery:
         state, damage, backlog = self._state, self._damage, self._backlog
         if damage or self._has_gaps:
             backlog.replay_all(state)  # its entries precede the next ones
-        defers, end = self._defer_memory, walfile.HEADER_BYTES
-        for item in walfile.scan(file.data):
+        defers, end = self._defer_memory, file.start
+        for item in walfile.scan(file.data, start=end):
             if (damage or self._has_gaps) and backlog:
                 backlog.replay_all(state)  # the next entry may drop a topic that has deferred entries
             if isinstance(item, walfile.Damage):
