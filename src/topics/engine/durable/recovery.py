@@ -247,7 +247,8 @@ class _Recovery:
         check.end()
         if restored is not None:
             _begin_new_epochs(state, msgspec.msgpack.decode(restored, type=int))
-        self._routers.catch_up()
+        if self._routers.catch_up():
+            self._backlog.replay_all(state)  # so that the start takes a snapshot
         heads = {topic.topic_id: topic.head for topic in state.by_id.values()}
         ends = [(topic.head, topic.earliest) for topic in state.by_id.values()]
         _close_gaps(state, self._backlog, after_power_loss=after_power_loss, restored=restored is not None)

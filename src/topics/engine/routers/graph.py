@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Router:
     """One router. It has examined all records of its source up to `cursor`."""
 
-    __slots__ = ("config", "cursor", "edge", "forwarded_total", "name", "present", "router_id", "under_way")
+    __slots__ = ("config", "cursor", "edge", "forwarded_total", "name", "owed", "present", "router_id", "under_way")
 
     def __init__(self, name: str, *, router_id: int, edge: Edge, config: RouterConfig, cursor: int) -> None:
         self.name = name
@@ -32,6 +32,7 @@ class Router:
         self.config = config
         self.cursor = cursor
         self.under_way = 0  # where the cursor will be once all staged steps have landed
+        self.owed = 0  # in a replay: records up to `under_way` that it gave up, and that have no seqs yet
         self.forwarded_total = 0
         self.present: Stamps | None = None  # the stamps in the destination, once they are needed
 
@@ -154,7 +155,7 @@ class Links:
 
     def deleting(self) -> None:
         """In a replay, forward records before they are deleted. Live, the delete came later, or had a mark."""
-        if self.outgoing and self.table.live is None:
+        if self.outgoing and self.table.live is None and self.table.pinned is not self.topic:
             self.table.replay_losing(self, self.topic.head + 1)
 
 
@@ -186,6 +187,7 @@ class Table:
         self.live: Live | None = None
         self.twins = 0  # routers that share an edge with an older one
         self.pinned: Topic | None = None  # in a replay: a mark spoke of the next entry, so nothing is forwarded for it
+        self.before_stops: set[Topic] = set()  # at the end of a replay: see `replay.before_stops`
         self.stamps: dict[int, dict[str, int]] = {}  # by destination: `stamp_space` → highest seq with a stamp
 
     def replay_losing(self, links: Links, upto: int) -> None:
