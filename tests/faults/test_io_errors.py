@@ -191,6 +191,55 @@ def test_full_disk_is_reported_and_writes_resume_with_space() -> None:
     assert server.crash("lose").data("f") == [*served, '"yes"']
 
 
+@pytest.mark.parametrize("crash", MODES)
+@pytest.mark.parametrize("heals", ["before the snapshot", "after the snapshot", "twice"])
+def test_healed_log_repeats_no_entry_that_the_snapshot_has(heals: str, crash: CrashMode) -> None:
+    def fail_and_heal() -> None:
+        server.disk.fail(at=len(server.disk.calls), op="pwrite", error=errno.ENOSPC)
+        with pytest.raises(TopicsError):
+            server.append("d", "0")
+        server.disk.heal()
+        server.tick()
+
+    server = SimServer.start(SimDisk(seed=SEED))
+    server.put("d", durability="disk")
+    assert server.done(server.engine.delete_seqs("d", [1, 2, 3])).deleted == 0
+    server.append("d", "1")
+    server.begin_checkpoint(topics=0)
+    server.append("d", "2")
+    if heals != "after the snapshot":
+        fail_and_heal()
+    server.steps.release()
+    if heals != "before the snapshot":
+        fail_and_heal()
+    server.append("d", "3")
+    server.wal.tick()
+
+    after = server.crash(crash)
+    assert after.recovered is not None
+    assert (after.recovered.entries, after.recovered.damage, after.recovered.cut) == (2, [], [])
+    assert {seq: data for seq, data in after.by_seq("d").items() if seq <= 3} == {1: "1", 2: "2", 3: "3"}
+
+
+@pytest.mark.parametrize("crash", MODES)
+def test_healed_log_without_a_later_entry_is_whole(crash: CrashMode) -> None:
+    server = SimServer.start(SimDisk(seed=SEED))
+    server.put("d", durability="disk")
+    server.append("d", "1")
+    server.wal.rotate()
+    server.disk.fail(at=len(server.disk.calls), op="pwrite", error=errno.ENOSPC)
+    with pytest.raises(TopicsError):
+        server.append("d", "2")
+    server.disk.heal()
+    for _ in range(3):
+        server.clock.advance(ms=2000)
+        server.tick()  # the ledger notes how far the new file is synced
+
+    after = server.crash(crash)
+    assert after.recovered is not None
+    assert (after.recovered.damage, after.recovered.cut, after.data("d")) == ([], [], ["1"])
+
+
 def test_server_on_a_full_disk_starts_read_only_and_heals() -> None:
     client = ready()
     disk = client.server.disk.crash("keep")

@@ -19,6 +19,7 @@ class LogFile(NamedTuple):
     data: bytes  # as far as it is valid
     resume: tuple[int, int] = (0, 0)  # file number and offset at which the log before it ends, if it says so
     unreadable: str = ""  # why nothing of the file can be used; `data` is empty then
+    start: int = walfile.HEADER_BYTES  # where the entries begin that the snapshot does not have
     last: bool = False  # no later one has begun: a write cut short at its end is the log's own end
 
 
@@ -53,7 +54,10 @@ def read_log(
                 log.warning("log_header_copy_damaged", file=path, offset=bad[0])
         if header.resume_number:
             files = [_cut(file, header) for file in files if file.number <= header.resume_number]
-        files.append(LogFile(number, path, data, (header.resume_number, header.resume_offset)))
+        file = LogFile(number, path, data, (header.resume_number, header.resume_offset))
+        if 0 < header.resume_number < since < number:
+            file = file._replace(start=walfile.entries_from(data, since))
+        files.append(file)
     if unsynced_from is not None:
         files = _until_missing_end(files, unsynced_from, cut)
     for at in range(len(files) - 1, -1, -1):

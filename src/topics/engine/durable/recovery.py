@@ -167,8 +167,8 @@ class _Recovery:
         state, damage, backlog = self._state, self._damage, self._backlog
         if damage or self._has_gaps:
             backlog.replay_all(state)  # its entries precede the next ones
-        defers, end = self._defer_memory, walfile.HEADER_BYTES
-        for item in walfile.scan(file.data):
+        defers, end = self._defer_memory, file.start
+        for item in walfile.scan(file.data, start=end):
             if (damage or self._has_gaps) and backlog:
                 backlog.replay_all(state)  # the next entry may drop a topic that has deferred entries
             if isinstance(item, walfile.Damage):
@@ -247,7 +247,8 @@ class _Recovery:
         check.end()
         if restored is not None:
             _begin_new_epochs(state, msgspec.msgpack.decode(restored, type=int))
-        self._routers.catch_up()
+        if self._routers.catch_up():
+            self._backlog.replay_all(state)  # so that the start takes a snapshot
         heads = {topic.topic_id: topic.head for topic in state.by_id.values()}
         ends = [(topic.head, topic.earliest) for topic in state.by_id.values()]
         _close_gaps(state, self._backlog, after_power_loss=after_power_loss, restored=restored is not None)

@@ -19,7 +19,7 @@ from topics.engine.routers.copy import (
 )
 from topics.engine.routers.graph import Edge, Router, Table, linked, links_of
 from topics.engine.routers.replay import room
-from topics.engine.routers.router_log import LiveRouters
+from topics.engine.routers.router_log import LiveRouters, survives_power_loss
 from topics.engine.routers.schedule import DueEdges
 from topics.engine.routers.source_records import Gathered, Piece, gather
 from topics.engine.state.topic import Topic
@@ -349,6 +349,7 @@ class Forwarder:
         ticket = Ticket(topic=edge.dest, apply=take_effect, entry=entry, undo=undo)
         if self._staging.logged:
             ticket.frame = log.encode(entry)
+            ticket.gated = survives_power_loss(edge)
         self._staging.commits.stage(ticket)
 
 
