@@ -259,3 +259,27 @@ def test_job_nacked_after_leases_are_no_longer_logged_is_ready_after_a_kill(slow
     slow.kill_and_start()
     assert slow.figures() == (1, 0, 0)
     assert claim(slow.api, queue, node="other")["count"] == 1
+
+
+def test_acked_and_deleted_records_do_not_expire_while_they_wait_for_the_sync(slow: SlowServer):
+    queue, log = slow.queue(ttl_ms=1500), "expiring"
+    slow.api.put(log, durability="fsync", ttl_ms=1500)
+    for name in (queue, log):
+        slow.api.write(name, 1, 2, 3, 4)
+    written = time.monotonic()
+    claim(slow.api, queue, max=2)
+    slow.hold()
+    acked = Background(lambda: verb(slow.api, queue, "ack", node="w", seqs=[1, 2]))
+    deleted = Background(lambda: slow.api.delete(log, seqs=[1, 2]))
+    eventually(time.monotonic, lambda now: now > written + 1.6)
+    for name in (queue, log):
+        slow.api.state(name)  # a reader in between
+    slow.release()
+    assert (acked.result()["acked"], deleted.result()["deleted"]) == (2, 2)
+
+    def missed() -> list[int]:
+        return [slow.api.diff(name, from_seq=0)["tombstone"]["missed_estimate"] for name in (queue, log)]
+
+    assert missed() == [2, 2]
+    slow.kill_and_start()
+    assert missed() == [2, 2]

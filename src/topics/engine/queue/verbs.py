@@ -130,11 +130,12 @@ class Queues:
         entry = log.Delete(topic.topic_id, 0, None, "", now, done)
 
         def take_effect(_: Ticket) -> Outcome:
+            evicted = [seq for seq in done if seq not in queue.leaving]  # by a write before this entry
             apply.delete(topic, entry, found.chosen)
-            self.acked_total += len(done)
-            return _outcome(topic, len(done), skipped)
+            self.acked_total += len(done) - len(evicted)
+            return _outcome(topic, len(done) - len(evicted), skipped + evicted)
 
-        return self._staging.stage(topic, [entry], take_effect, undo=lambda: queue.put_back(jobs))
+        return self._staging.stage(topic, [entry], take_effect, undo=lambda: queue.put_back(jobs), at_ms=now)
 
     def nack(self, topic: Topic, node: str, seqs: list[int], lease_ids: list[str] | None, *, delay_ms: int) -> Ticket:
         """Return jobs to the queue after `delay_ms`. Ends with `Outcome`."""
