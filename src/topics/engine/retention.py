@@ -115,6 +115,17 @@ def expired_before(topic: Topic, cutoff: int, *, exact: bool = True) -> int:
     return upto
 
 
+def expiring_before(topic: Topic, now_ms: int) -> int:
+    """Return the seq below which records expire as soon as the entries that wait have taken effect; 0 if none waits.
+
+    A move must not take these records: the log has it behind those entries, and a replay expires them first.
+    """
+    if not topic.config.ttl_ms or not topic.staged_times:
+        return 0
+    upto = expired_before(topic, now_ms - topic.config.ttl_ms)
+    return min(upto, topic.archived + 1) if topic.holds else upto
+
+
 def refresh_front(topic: Topic) -> None:
     """Store the age of the first live record, so that most calls to `expire` end after one comparison."""
     if not topic.count:

@@ -186,3 +186,49 @@ def test_record_that_an_earlier_write_evicts_is_not_counted_as_deleted(how: str)
     server.land()
     assert (deleted.value().deleted, server.missed()) == (1, 1)
     server.assert_same_after_a_crash()
+
+
+def test_job_that_expires_before_its_ack_is_skipped_and_reported_once():
+    server = Waiting.with_topic(type="queue", ttl_ms=TTL_MS)
+    queues, topic = server.engine.queues, server.engine.topics["t"]
+    waiting(lambda: queues.claim(topic, [Want(node="w", max=2, lease_ms=60_000)]))
+    server.write_out(server.engine.delete_seqs("t", [4]))  # holds expiry back
+    server.clock.advance(ms=TTL_MS + 1)
+    acked = server.write_out(queues.ack(topic, "w", [1, 2], None))
+    server.land()
+    assert (acked.value().done, acked.value().skipped, server.missed()) == (0, [1, 2], 3)
+    server.assert_same_after_a_crash()
+
+
+def test_job_that_expires_behind_a_delete_does_not_become_a_dead_letter():
+    server = Waiting.with_topic(type="queue", ttl_ms=TTL_MS, max_deliveries=1, dead_letter="dead")
+    queues, topic = server.engine.queues, server.engine.topics["t"]
+    want = Want(node="w", max=1, lease_ms=60_000)
+    waiting(lambda: queues.claim(topic, [want]))
+    server.now(queues.nack(topic, "w", [1], None, delay_ms=0))
+    server.write_out(server.engine.delete_seqs("t", [4]))
+    server.clock.advance(ms=TTL_MS + 1)
+    _, moved = waiting(lambda: queues.claim(topic, [want]))
+    server.land()
+    assert (moved, server.missed(), "dead" in server.engine.topics) == (None, 3, False)
+    server.assert_same_after_a_crash()
+
+
+def test_dead_letter_that_expires_behind_a_delete_is_not_redriven():
+    server = Waiting.with_topic(type="queue", max_deliveries=1, dead_letter="dead")
+    queues, topic = server.engine.queues, server.engine.topics["t"]
+    server.now(server.engine.put_topic("dead", ConfigPatch(durability="fsync", ttl_ms=TTL_MS)))
+    waiting(lambda: queues.claim(topic, [Want(node="w", max=4, lease_ms=60_000)]))
+    server.now(queues.nack(topic, "w", [1, 2, 3, 4], None, delay_ms=0))
+    waiting(lambda: queues.claim(topic, [Want(node="w", max=4, lease_ms=60_000)]))
+    server.land()
+    server.write_out(server.engine.delete_seqs("dead", [4]))
+    server.clock.advance(ms=TTL_MS + 1)
+    asked: dict[str, Any] = {"dead_letter": None, "match": None, "seqs": None, "from_seq": 0, "limit": 9}
+    redriven = waiting(lambda: queues.dead_letters.redrive(topic, **asked, dry_run=False))
+    server.land()
+    assert redriven.value().seqs == []
+    tombstone = server.read("dead").tombstone
+    assert tombstone is not None
+    assert (tombstone.missed_estimate, topic.count) == (3, 0)
+    server.assert_same_after_a_crash()

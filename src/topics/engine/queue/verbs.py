@@ -95,7 +95,7 @@ class Queues:
         config = topic.config
         most = min(sum(want.max for want in wants), PASS_MAX_JOBS)
         queue.refill(most + pick.MOVES_MAX)
-        taken, rendered, leaving = _take(topic, most)
+        taken, rendered, leaving = _take(topic, most, retention.expiring_before(topic, now))
         self.claimed_total += len(taken.jobs)
         shares = divide(taken.jobs, [want.max for want in wants])
         claims, entries = [], []
@@ -142,7 +142,9 @@ class Queues:
         entry = log.Delete(topic.topic_id, 0, None, "", now, done)
 
         def take_effect(_: Ticket) -> Outcome:
-            evicted = [seq for seq in done if seq not in queue.leaving]  # by a write before this entry
+            if topic.config.ttl_ms:
+                retention.expire(topic, now)
+            evicted = [seq for seq in done if seq not in queue.leaving]  # or expired before the ack was staged
             apply.delete(topic, entry, found.chosen)
             self.acked_total += len(done) - len(evicted)
             return _outcome(topic, len(done) - len(evicted), skipped + evicted)
@@ -274,15 +276,15 @@ def expire(topic: Topic, now_ms: int) -> Leases:
 # --- claim
 
 
-def _take(topic: Topic, want: int) -> Taken:
+def _take(topic: Topic, want: int, expiring_before: int) -> Taken:
     """Take jobs with their records. If this raises `Cold`, no job was taken."""
     try:
-        return _take_fitting(topic, want)
+        return _take_fitting(topic, want, expiring_before)
     except Damaged as damage:
-        return retention.read_past(topic, damage, lambda: _take_fitting(topic, want))
+        return retention.read_past(topic, damage, lambda: _take_fitting(topic, want, expiring_before))
 
 
-def _take_fitting(topic: Topic, want: int) -> Taken:
+def _take_fitting(topic: Topic, want: int, expiring_before: int) -> Taken:
     """Take as many jobs as fit into one answer, and as many dead jobs as fit into one move; at least one of each.
 
     Take fewer if their records are not in memory and one load cannot fetch them all.
@@ -292,7 +294,7 @@ def _take_fitting(topic: Topic, want: int) -> Taken:
     moves = pick.MOVES_MAX
     # Bound: every round but the last lowers `want` or `moves`, and neither below 1.
     while True:
-        taken = pick.Pass(topic, want, bury_after=bury_after, moves=moves)
+        taken = pick.Pass(topic, want, bury_after=bury_after, moves=moves, expiring_before=expiring_before)
         try:
             rendered = _rendered(topic, taken.jobs)
             if taken.dead:
