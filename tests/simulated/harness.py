@@ -237,6 +237,8 @@ class SimServer:
     def tick(self) -> None:
         """Run the periodic work of a server."""
         self.wal.tick()
+        if self.wal.read_only is None:
+            self.engine.queues.log_returns()
         self.store.save()
 
     def turn(self) -> None:

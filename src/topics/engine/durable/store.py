@@ -356,13 +356,16 @@ class Store:
         made: list[tuple[str, codec.Footer]] = []
 
         def work() -> None:
-            made.append(self._write_segment(topic_id, epoch, frozen))
+            if not topic.gone:  # the folder of a deleted topic may be removed already
+                made.append(self._write_segment(topic_id, epoch, frozen))
 
         def finished(error: Exception | None) -> None:
-            if error is not None:
-                log.error("seal_failed", topic=topic.name, first_seq=segment.first, reason=str(error))
-            else:
+            if made:
                 self._adopt(topic_id, segment, *made[0])
+            elif topic.gone:
+                self.shelf.retired.append(self.dir.segment_path(topic_id, segment.first))  # its folder goes with it
+            else:
+                log.error("seal_failed", topic=topic.name, first_seq=segment.first, reason=str(error))
 
         self._submit(work, finished)
 
@@ -500,6 +503,7 @@ class Store:
             if int(posixpath.basename(folder)) not in self.state.by_id:
                 with suppress(OSError):  # not empty: a segment of the dropped topic is still on its way out
                     self.fs.rmdir(folder)
+                    self._topic_dirs.discard(int(posixpath.basename(folder)))
 
     def _remove_orphans(self) -> None:
         """Remove segment files that a stopped process wrote and no snapshot refers to."""

@@ -35,8 +35,12 @@ LOAD_AHEAD = 8  # segments that are fetched together if the next one is not in m
 class Pass:
     """One search for up to `want` jobs, and for up to `moves` others that were delivered too often."""
 
-    def __init__(self, topic: Topic, want: int, *, bury_after: int, moves: int = MOVES_MAX) -> None:
+    def __init__(
+        self, topic: Topic, want: int, *, bury_after: int, moves: int = MOVES_MAX, expiring_before: int = 0
+    ) -> None:
+        """Pass over returned jobs below `expiring_before`: they are about to expire."""
         self.topic = topic
+        self._expiring_before = expiring_before
         self.queue = queue = leases_of(topic)
         self.jobs: list[Job] = []
         self.dead: list[Job] = []  # delivered `bury_after` times already, if that is not 0
@@ -85,7 +89,7 @@ class Pass:
         for job in reclaim.values():
             if len(self.jobs) >= want or len(self.dead) >= moves:
                 break
-            if deletes is not None and deletes.taking(job.seq) is not None:
+            if job.seq < self._expiring_before or (deletes is not None and deletes.taking(job.seq) is not None):
                 continue
             self._reclaimed.append(job)
             self._taken.add(job.seq)

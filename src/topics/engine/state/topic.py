@@ -111,6 +111,7 @@ class Topic:
         "staged_count",
         "staged_deletes",
         "staged_keys",
+        "staged_times",
         "synced",
         "topic_id",
         "totals",
@@ -154,6 +155,7 @@ class Topic:
         self.staged_deletes: Any = (
             None  # `staged_deletes.StagedDeletes`, while a delete or a move out waits for the log
         )
+        self.staged_times: list[int] = []  # of deletes, moves and changes that wait: see `retention.cutoff_ms`
         self.pending = 0  # entries that wait for the log
         self.waiting = 0  # of these, the entries that take effect only once synced
         self.changing = False  # whether one of these changes the topic itself

@@ -150,6 +150,7 @@ class Ticket(Struct, eq=False):
     sync_ns: int = 0
     also: list[Topic] | None = None  # other topics that it changes
     number: int = -1  # of its frame in the log
+    at_ms: int | None = None  # no record of its topics expires after this time before the ticket takes effect
 
     @classmethod
     def of(cls, result: Any) -> Ticket:
@@ -256,6 +257,8 @@ class Commits:
         if topic is not None:
             topic.leader = ticket if ticket.plain and topic.links is None else None
             topic.pending += 1
+            if ticket.at_ms is not None:
+                topic.staged_times.append(ticket.at_ms)
             if ticket.gated:
                 topic.waiting += 1
             elif topic.waiting:
@@ -266,6 +269,8 @@ class Commits:
         self.will_change(topic)
         topic.pending += 1
         topic.waiting += ticket.gated
+        if ticket.at_ms is not None:
+            topic.staged_times.append(ticket.at_ms)
         if ticket.also is None:
             ticket.also = []
         ticket.also.append(topic)
@@ -520,10 +525,14 @@ class Commits:
             topic.waiting -= ticket.gated
             topic.staged_count -= ticket.count
             topic.staged_bytes -= ticket.size_bytes
+            if ticket.at_ms is not None:
+                topic.staged_times.remove(ticket.at_ms)
         if ticket.also is not None:
             for topic in ticket.also:
                 topic.pending -= 1
                 topic.waiting -= ticket.gated
+                if ticket.at_ms is not None:
+                    topic.staged_times.remove(ticket.at_ms)
 
     def _halt(self, failure: Exception, ticket: Ticket | None = None) -> NoReturn:
         """Refuse all further work, because the state differs from the log. A server ends its process here."""

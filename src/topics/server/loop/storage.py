@@ -253,6 +253,8 @@ class Storage:
         assert self._slices is not None
         began_ns, due = self._clock.monotonic_ns(), self._due()
         self.wal.tick()
+        if self._engine is not None and self.wal.read_only is None:
+            self._engine.queues.log_returns()
         if due and (self.wal.prepare() or self._is_overdue()):
             self.store.checkpoint()
         self.store.save()
