@@ -6,15 +6,17 @@ The steps of a copy:
 
 1. Check every segment, and copy those that the target lacks.
 2. Read the flags of all segments. If the server has written a newer snapshot by then, start again with that one.
-3. Copy the log after the snapshot, the last file first: a later file was written after all earlier ones.
-4. Rename the snapshot to its name in the target, then the log files, the first one first.
+3. Copy the tails, and the log after the snapshot, to temporary names. The last log file is copied first, because it
+   was written after all earlier ones.
+4. Rename the new tails files to their names in the target, then the snapshot, then the log files, the first one first.
 
 The target is a valid data directory at every moment. A copy that is killed before step 4 leaves the old state; one that
 is killed within step 4 leaves a state between the old and the new one. Flags that a segment of the target lacks go into
 the target's snapshot as pending marks, so the files of the old snapshot do not change before the new one is complete.
 
 A copy that would cost the target a record is refused: where a segment or a tail of the source is damaged, the target
-keeps its own file, and if it has the records in another form, in its log for example, nothing of it changes.
+keeps its own file, and if it has the records in another form, in its log for example, nothing of it changes, and new
+files are removed again.
 
 Segments are copied, not linked: a server changes flags in place, and a hard link would show that change in the copy.
 Cold segments become ordinary ones. The copy gets another boot id, so a server that starts on it reports the seqs that
@@ -37,13 +39,23 @@ from topics.storage import snapshot as snap
 from topics.storage.backup_target import (
     CopyError,
     HeldBackup,
+    Refused,
     newest_number,
     newest_snapshot,
     refuse_damage,
     refuse_history,
 )
 from topics.storage.check import Problem, examine
-from topics.storage.copied_files import TemporaryFile, read_footer, read_marks, read_whole, resumes, save_marks
+from topics.storage.copied_files import (
+    TemporaryFile,
+    has_tails,
+    read_footer,
+    read_marks,
+    read_whole,
+    resumes,
+    save_marks,
+    tail_problems,
+)
 from topics.storage.data_layout import TEMP_SUFFIX
 from topics.storage.datadir import UNFINISHED, DataDir
 from topics.storage.fs import File, Fs
@@ -115,6 +127,9 @@ def copy(
             except _Overtaken:
                 pause()
                 continue
+            except Refused:
+                copier.discard()
+                raise
             copier.done.tries = attempt
             return copier.done
         raise CopyError(
@@ -200,23 +215,32 @@ class _Copier:
         log = [n for n in self.source.wal_numbers() if n >= since]
         if newest_number(self.source) != newest:
             raise _Overtaken
-        self._copy_tails(snapshot)
+        tails = self._stage_tails(snapshot)
         staged = [n for n in reversed(log) if self._stage_log(n)]
         self._check_log(number, since, staged)
         if self._costs:
             refuse_damage(self.source, self.target, self._costs)
-        self._switch(number, snapshot, staged)
+        self._switch(number, snapshot, tails, staged)
         for path, footer, marks in late:
             save_marks(self.fs, path, footer, marks)
         self._remove_old(number, snapshot)
         self._sum_up(number, snapshot, len(staged))
 
-    def _switch(self, number: int, snapshot: snap.Snapshot | None, staged: list[int]) -> None:
-        """Make the new copy the valid one."""
+    def discard(self) -> None:
+        """Remove the files that this run has added to a complete backup."""
+        if self.target.declared:
+            self.target.sweep()
+            self._remove_old(self._held.number, self._held.snapshot)
+
+    def _switch(self, number: int, snapshot: snap.Snapshot | None, tails: list[int], staged: list[int]) -> None:
+        """Make the new copy the valid one. A tails file of the old snapshot is replaced after the new one counts."""
         if self.target.declared:
             self.target.sign()  # before it gets files that older versions do not know
         for folder in self._unsynced:
             self.fs.sync_dir(folder)
+        for tails_number in tails:
+            if tails_number not in self._held.tails:
+                self.target.publish(self.target.tails_path(tails_number))
         if snapshot is not None:
             snapshot.boot_id = COPIED_BOOT_ID
             snapshot.extra.pop(snap.LEDGER, None)  # the copy gets its ledger last
@@ -228,6 +252,8 @@ class _Copier:
             path = self.target.snapshot_path(number)
             self._write(path, snap.encode(snapshot))
             self.target.publish(path)
+        for tails_number in self._held.tails.intersection(tails):
+            self.target.publish(self.target.tails_path(tails_number))
         for log_number in sorted(staged):
             self.target.publish(self.target.wal_path(log_number))
         self._write_ledger(0 if snapshot is None else snapshot.wal_number, staged)
@@ -381,10 +407,13 @@ class _Copier:
 
     # --- tails and log
 
-    def _copy_tails(self, snapshot: snap.Snapshot | None) -> None:
+    def _stage_tails(self, snapshot: snap.Snapshot | None) -> list[int]:
+        """Copy the tails files to their temporary names. Return their numbers. A whole file of the target stays."""
         topics = [] if snapshot is None else snapshot.topics
+        staged = []
         for number in sorted({topic.tail.tails for topic in topics if topic.tail is not None}):
             path, source = self.target.tails_path(number), self.source.tails_path(number)
+            parts = [topic for topic in topics if topic.tail is not None and topic.tail.tails == number]
             kept = number in self._held.tails  # the target has this file, which never changes
             try:
                 data = read_whole(self.source.fs, source)
@@ -392,20 +421,18 @@ class _Copier:
                 if not kept:
                     raise
                 data = b""
-            costs = damaged = False
-            for topic in topics:
-                if topic.tail is None or topic.tail.tails != number:
-                    continue
-                for text in _tail_problems(source, topic.name, topic.tail, data):
+            damaged = False
+            for topic in parts:
+                for text in tail_problems(source, topic, data):
                     damaged = True
                     self.done.problems.append(text)
                     first = max([ref.first + ref.count for ref in topic.segments] + [topic.earliest])
                     if not kept and self._held.may_have(topic.topic_id, first, topic.head):
-                        costs = True
                         self._costs.append(text)
-            if not costs and not (kept and damaged):
+            if not kept or (not damaged and not has_tails(self.fs, path, parts)):
                 self._write(path, data)
-                self.target.publish(path)
+                staged.append(number)
+        return staged
 
     def _stage_log(self, number: int) -> bool:
         """Copy a log file up to its last whole frame to its temporary name. Return False if it holds nothing."""
@@ -433,14 +460,14 @@ class _Copier:
     # --- afterwards
 
     def _remove_old(self, number: int, snapshot: snap.Snapshot | None) -> None:
-        if snapshot is None:
-            return
-        target = self.target
-        tails = {topic.tail.tails for topic in snapshot.topics if topic.tail is not None}
-        old = [target.wal_path(n) for n in target.wal_numbers() if n < snapshot.wal_number]
+        """Remove the files of the target that this snapshot and the log after it do not need."""
+        target, topics = self.target, [] if snapshot is None else snapshot.topics
+        tails = {topic.tail.tails for topic in topics if topic.tail is not None}
+        since = 0 if snapshot is None else snapshot.wal_number
+        old = [target.wal_path(n) for n in target.wal_numbers() if n < since]
         old += [target.snapshot_path(n) for n in target.snapshot_numbers() if n != number]
         old += [target.tails_path(n) for n in target.tails_numbers() if n not in tails]
-        segments = {topic.topic_id: {ref.first for ref in topic.segments} for topic in snapshot.topics}
+        segments = {topic.topic_id: {ref.first for ref in topic.segments} for topic in topics}
         for topic_id in target.topic_ids():
             named = segments.get(topic_id, set())
             old += [target.segment_path(topic_id, seq) for seq in target.segment_seqs(topic_id) if seq not in named]
@@ -470,16 +497,6 @@ class _Copier:
 
     def _read(self, path: str) -> bytes:
         return read_whole(self.fs, path)
-
-
-def _tail_problems(path: str, topic: str, ref: snap.TailRef, data: bytes) -> list[str]:
-    """Return what is wrong with the last records of a topic in the tails file with these bytes."""
-    part = data[ref.offset : ref.offset + ref.size]
-    examined = examine(lambda size, at: part[at : at + size], len(part), path=path, taken=lambda at, data: None)
-    return [
-        f"{path} at byte {ref.offset + problem.offset}: {problem.what}; last records of topic {topic}"
-        for problem in examined.problems
-    ]
 
 
 def _vacant(fs: Fs, path: str) -> bool:

@@ -44,7 +44,7 @@ class DataDir(DataLayout):
             self._check_format()
             for name in _SUBDIRS:
                 self.fs.mkdir(self._path(name))
-            self._sweep()
+            self.sweep()
         except LockHeld as held:
             owner = held.owner or "another process"
             raise self._error(f"is held by {owner}; stop it or choose another TOPICS_DATA_DIR") from None
@@ -91,7 +91,7 @@ class DataDir(DataLayout):
             self.fs.open(self._path(UNFINISHED), create=True).close()
             for name in _SUBDIRS:
                 self.fs.mkdir(self._path(name))
-            self._sweep()
+            self.sweep()
         except LockHeld as held:
             raise self._error(f"is held by {held.owner or 'another process'}") from None
         except OSError as error:
@@ -100,6 +100,8 @@ class DataDir(DataLayout):
 
     def complete(self) -> None:
         """Write FORMAT: the copy is complete and synced."""
+        if not self.declared:
+            self._sync_parents()
         self._format = 0
         self.sign()
         with suppress(FileNotFoundError):
@@ -157,6 +159,20 @@ class DataDir(DataLayout):
         except OSError:
             return True  # unknown: the next write reports the error
 
+    def sweep(self) -> None:
+        """Remove temporary files, and make every existing name durable.
+
+        A process that was killed between a rename and the sync of its directory leaves a name that the next power loss
+        may undo, after later writes depend on it. This takes about 40 µs per directory.
+        """
+        topic_dirs = [self.topic_dir(topic_id) for topic_id in self.topic_ids()]
+        folders = (self.root, self.wal_dir, self.segments_dir, self.snapshots_dir, self.ledger_dir)
+        for path in (*folders, *topic_dirs):
+            for name in self.fs.listdir(path):
+                if name.endswith(TEMP_SUFFIX) and (path != self.root or name in _OURS):
+                    self.fs.unlink(posixpath.join(path, name))
+            self.fs.sync_dir(path)
+
     # Opening
 
     def _refuse_foreign(self) -> None:
@@ -201,6 +217,11 @@ class DataDir(DataLayout):
         """Write FORMAT as the first file. All parent directories are synced before."""
         if self._holds_data():
             raise self._error("holds data and has lost its FORMAT file; restore the directory from a backup")
+        self._sync_parents()
+        self._write("FORMAT", b"topics-data %d\n" % FORMAT_VERSION)
+
+    def _sync_parents(self) -> None:
+        """Make the name of the directory durable, and the names of all directories above it."""
         at = self.root
         while (parent := posixpath.dirname(at)) not in (at, ""):
             with suppress(PermissionError):  # another user made this directory, so its name is durable
@@ -208,7 +229,6 @@ class DataDir(DataLayout):
             at = parent
         if not self.root.startswith("/"):
             self.fs.sync_dir(".")
-        self._write("FORMAT", b"topics-data %d\n" % FORMAT_VERSION)
 
     def _write(self, name: str, text: bytes) -> None:
         """Write a small file, and make it durable."""
@@ -221,20 +241,6 @@ class DataDir(DataLayout):
         finally:
             file.close()
         self.publish(path)
-
-    def _sweep(self) -> None:
-        """Remove temporary files, and make every existing name durable.
-
-        A process that was killed between a rename and the sync of its directory leaves a name that the next power loss
-        may undo, after later writes depend on it. This takes about 40 µs per directory.
-        """
-        topic_dirs = [self.topic_dir(topic_id) for topic_id in self.topic_ids()]
-        folders = (self.root, self.wal_dir, self.segments_dir, self.snapshots_dir, self.ledger_dir)
-        for path in (*folders, *topic_dirs):
-            for name in self.fs.listdir(path):
-                if name.endswith(TEMP_SUFFIX) and (path != self.root or name in _OURS):
-                    self.fs.unlink(posixpath.join(path, name))
-            self.fs.sync_dir(path)
 
     def _path(self, name: str) -> str:
         return posixpath.join(self.root, name)
