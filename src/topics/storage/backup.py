@@ -34,7 +34,6 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from topics.errors import Corrupt
 from topics.storage import snapshot as snap
 from topics.storage.backup_target import (
     CopyError,
@@ -52,21 +51,21 @@ from topics.storage.copied_files import (
     read_footer,
     read_marks,
     read_whole,
-    resumes,
     save_marks,
     tail_problems,
 )
+from topics.storage.copied_log import CopiedLog
 from topics.storage.data_layout import TEMP_SUFFIX
 from topics.storage.datadir import UNFINISHED, DataDir
 from topics.storage.fs import File, Fs
-from topics.storage.log import ledger, walfile
+from topics.storage.log import ledger
+from topics.storage.log.log_files import LogFile
 from topics.storage.readonly import ReadOnlyFs
 from topics.storage.segments import codec
 from topics.storage.segments.marks import pack_marks, put_marks
 
 COPIED_BOOT_ID = "copied"
 MAX_TRIES = 20
-LOG_READ_TRIES = 5
 SPARE_BYTES = 16 << 20  # reserve for the snapshot, the tails and the log
 
 Progress = Callable[[int, int], None]  # bytes copied, bytes to copy
@@ -212,19 +211,24 @@ class _Copier:
         self._note_losses(snapshot)
         self._copy_segments(snapshot)
         late = self._late_marks(newest, snapshot)
+        account = ledger.read(self.source, since)  # before the log, which has what a ledger claims
         log = [n for n in self.source.wal_numbers() if n >= since]
         if newest_number(self.source) != newest:
             raise _Overtaken
         tails = self._stage_tails(snapshot)
-        staged = [n for n in reversed(log) if self._stage_log(n)]
-        self._check_log(number, since, staged)
+        copied_log = CopiedLog(self.source, account, self.done.problems)
+        copied_log.read(log, self._pause)
+        copied_log.check(snapshot)
+        self._check_log(number, since, copied_log.files)
         if self._costs:
             refuse_damage(self.source, self.target, self._costs)
-        self._switch(number, snapshot, tails, staged)
+        for file in copied_log.files:
+            self._write(self.target.wal_path(file.number), file.data)
+        self._switch(number, snapshot, tails, copied_log)
         for path, footer, marks in late:
             save_marks(self.fs, path, footer, marks)
         self._remove_old(number, snapshot)
-        self._sum_up(number, snapshot, len(staged))
+        self._sum_up(number, snapshot, len(copied_log.files))
 
     def discard(self) -> None:
         """Remove the files that this run has added to a complete backup."""
@@ -232,7 +236,7 @@ class _Copier:
             self.target.sweep()
             self._remove_old(self._held.number, self._held.snapshot)
 
-    def _switch(self, number: int, snapshot: snap.Snapshot | None, tails: list[int], staged: list[int]) -> None:
+    def _switch(self, number: int, snapshot: snap.Snapshot | None, tails: list[int], copied_log: CopiedLog) -> None:
         """Make the new copy the valid one. A tails file of the old snapshot is replaced after the new one counts."""
         if self.target.declared:
             self.target.sign()  # before it gets files that older versions do not know
@@ -243,7 +247,10 @@ class _Copier:
                 self.target.publish(self.target.tails_path(tails_number))
         if snapshot is not None:
             snapshot.boot_id = COPIED_BOOT_ID
-            snapshot.extra.pop(snap.LEDGER, None)  # the copy gets its ledger last
+            since = snapshot.wal_number
+            snapshot.extra[snap.LEDGER] = msgspec.Raw(msgspec.msgpack.encode(since))
+            if copied_log.ledger and since not in self.target.ledger_numbers():
+                self._write_ledger(since, ledger.copied(self.source, since, [], {}))
             if self._restored_ms is not None:
                 snapshot.extra[snap.RESTORED] = msgspec.Raw(msgspec.msgpack.encode(self._restored_ms))
             for topic in snapshot.topics:
@@ -254,32 +261,32 @@ class _Copier:
             self.target.publish(path)
         for tails_number in self._held.tails.intersection(tails):
             self.target.publish(self.target.tails_path(tails_number))
-        for log_number in sorted(staged):
-            self.target.publish(self.target.wal_path(log_number))
-        self._write_ledger(0 if snapshot is None else snapshot.wal_number, staged)
+        for file in copied_log.files:
+            self.target.publish(self.target.wal_path(file.number))
+        since = 0 if snapshot is None else snapshot.wal_number
+        if copied_log.ledger:
+            self._write_ledger(since, copied_log.ledger)
+        for other in self.target.ledger_numbers():
+            if other != since or not copied_log.ledger:
+                self.fs.unlink(self.target.ledger_path(other))
         self.target.complete()
 
-    def _write_ledger(self, since: int, staged: list[int]) -> None:
-        """Write a ledger for the log files of the copy, so that a missing or truncated file is detected."""
-        files = [(number, self._read(self.target.wal_path(number))) for number in sorted(staged)]
+    def _write_ledger(self, since: int, notes: bytes) -> None:
         path = self.target.ledger_path(since)
-        self._write(path, ledger.copied(self.source, since, files))
+        self._write(path, notes)
         self.target.publish(path)
-        for number in self.target.ledger_numbers():
-            if number != since:
-                self.fs.unlink(self.target.ledger_path(number))
 
     # --- whether the target is an earlier backup
 
-    def _check_log(self, number: int, since: int, staged: list[int]) -> None:
+    def _check_log(self, number: int, since: int, files: list[LogFile]) -> None:
         """Raise `CopyError` unless each log file of the target is a prefix of the new one."""
         if not self.target.declared or newest_number(self.target) != number:
             return
+        staged = {file.number: file.data for file in files}
         for log_number in self.target.wal_numbers():
-            path = self.target.wal_path(log_number)
             if log_number < since:
                 continue
-            old, new = self._read(path), self._read(path + TEMP_SUFFIX) if log_number in staged else b""
+            old, new = self._read(self.target.wal_path(log_number)), staged.get(log_number, b"")
             if new.startswith(old):
                 continue
             if new and old.startswith(new):
@@ -433,29 +440,6 @@ class _Copier:
                 self._write(path, data)
                 staged.append(number)
         return staged
-
-    def _stage_log(self, number: int) -> bool:
-        """Copy a log file up to its last whole frame to its temporary name. Return False if it holds nothing."""
-        path = self.source.wal_path(number)
-        for _ in range(LOG_READ_TRIES):
-            data = read_whole(self.source.fs, path)
-            items = list(walfile.scan(data))
-            damaged = [item for item in items if isinstance(item, walfile.Damage)]
-            if not damaged:
-                break
-            self._pause()  # an unfinished write looks like damage: read again
-        torn = bool(damaged) and damaged[-1].torn and damaged[-1] is items[-1]
-        for item in damaged[:-1] if torn else damaged:
-            self.done.problems.append(f"{path} at byte {item.at}: {item.end - item.at} damaged bytes in the log")
-        try:
-            walfile.decode_header(data, path=path, number=number)
-        except Corrupt as error:
-            self.done.problems.append(str(error))
-        end = damaged[-1].write_at if torn else (items[-1].end if items else walfile.HEADER_BYTES)
-        if end <= walfile.HEADER_BYTES and not resumes(data, path, number):
-            return False
-        self._write(self.target.wal_path(number), data[:end])
-        return True
 
     # --- afterwards
 

@@ -6,7 +6,6 @@ from topics.errors import Corrupt
 from topics.storage.check import examine
 from topics.storage.data_layout import TEMP_SUFFIX
 from topics.storage.fs import File, Fs
-from topics.storage.log import walfile
 from topics.storage.segments import codec
 from topics.storage.segments.marks import DELETED, LIVE, LOST
 from topics.storage.snapshot import TopicSnapshot
@@ -77,14 +76,6 @@ def read_whole(fs: Fs, path: str) -> bytes:
         return file.pread(file.size(), 0)
     finally:
         file.close()
-
-
-def resumes(data: bytes, path: str, number: int) -> bool:
-    """Return whether the header says where the previous log file ends: such a file counts even without a frame."""
-    try:
-        return walfile.decode_header(data, path=path, number=number).resume_number != 0
-    except Corrupt:
-        return False
 
 
 def has_tails(fs: Fs, path: str, topics: list[TopicSnapshot]) -> bool:

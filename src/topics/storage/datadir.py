@@ -104,6 +104,7 @@ class DataDir(DataLayout):
             self._sync_parents()
         self._format = 0
         self.sign()
+        self.note_version()
         with suppress(FileNotFoundError):
             self.fs.unlink(self._path(UNFINISHED))
         self.fs.sync_dir(self.root)
@@ -116,10 +117,25 @@ class DataDir(DataLayout):
         if self._format != FORMAT_VERSION:
             self._write("FORMAT", b"topics-data %d\n" % FORMAT_VERSION)
             self._format = FORMAT_VERSION
+        if self._written_by:
+            self.note_version()
+
+    def note_version(self) -> None:
+        """Write VERSION. In a new directory, call this after the log has begun: see `was_used`."""
         if self._written_by != __version__:
             with suppress(OSError):  # the text only helps operators: a full disk must not prevent the start
                 self._write("VERSION", b"%b\n" % __version__.encode())
                 self._written_by = __version__
+
+    @property
+    def was_used(self) -> bool:
+        """Whether a server has begun a log here."""
+        return bool(self._written_by)
+
+    @property
+    def keeps_ledger(self) -> bool:
+        """Whether every log in the directory has a ledger. In a directory of format 1 it may lack one."""
+        return self._format > OLDEST_FORMAT
 
     @property
     def is_of_another_version(self) -> bool:
