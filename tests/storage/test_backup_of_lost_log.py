@@ -82,6 +82,19 @@ def test_copy_reports_the_loss_of_its_source_to_verify() -> None:
     assert seqs == [(one.topic, one.first_seq, one.last_seq) for one in report.damage if one.first_seq]
 
 
+def test_log_file_that_is_back_in_the_source_repairs_the_copy() -> None:
+    disk = source().disk.crash("keep")
+    path = written_files(disk)[1]
+    data = disk.contents(path)
+    disk.unlink(path)
+    assert backup.copy(disk, ROOT, "/copy").problems
+    disk.open(path, write=True, create=True).pwrite(data, 0)
+    assert backup.copy(disk, ROOT, "/copy").problems == []
+    report = verify(disk, "/copy")
+    assert report.clean, report.damage
+    assert sum(topic.live for topic in report.topics) == 101
+
+
 @pytest.mark.parametrize("damage", LEDGER_DAMAGES)
 def test_copy_of_a_source_without_ledger_has_none_either(damage: Callable[[SimDisk], None]) -> None:
     server = source()
