@@ -10,7 +10,7 @@ import pytest
 from tests.cli.data.data_world import topics
 from tests.conftest import StartServer
 from tests.contract.api import Api
-from tests.faults.test_lost_ledger import LEDGER_DAMAGES, cut_at_frame, remove_ledger, written_files
+from tests.faults.test_lost_ledger import LEDGER_DAMAGES, cut_at_frame, written_files
 from tests.faults.test_lost_log import rest
 from tests.faults.test_lost_log_matrix import damaged_disks
 from tests.simulated.disk import SimDisk
@@ -100,19 +100,34 @@ def test_copy_of_a_source_without_ledger_has_none_either(damage: Callable[[SimDi
     server = source()
     disk = server.disk.crash("keep")
     backup.copy(disk, ROOT, "/copy")
+    [path] = [path for path in disk.files() if path.startswith("/copy/ledger/")]
+    good = disk.contents(path)
     damage(disk)
+    disk.open(path, write=True, create=True).pwrite(good, 0)
+    assert verify(disk, "/copy").clean
     for target in ("/copy", "/other"):
         assert any("the ledger is missing" in text for text in backup.copy(disk, ROOT, target).problems)
         assert any("the ledger is missing" in finding.what for finding in verify(disk, target).damage)
 
 
+def remove_ledger_of_source(disk: SimDisk) -> None:
+    for path in disk.files():
+        if path.startswith(f"{ROOT}/ledger/"):
+            disk.unlink(path)
+
+
 @pytest.mark.parametrize("loss", [SimDisk.unlink, cut_at_frame])
 def test_source_whose_loss_is_unknown_is_refused(loss: Callable[[SimDisk, str], None]) -> None:
     disk = source().disk.crash("keep")
-    remove_ledger(disk)
-    loss(disk, written_files(disk)[1])
-    with pytest.raises(CopyError, match="no ledger says what it held; put the file back"):
-        backup.copy(disk, ROOT, "/copy")
+    path = written_files(disk)[1]
+    backup.copy(disk, ROOT, "/copy")
+    before = {path: disk.contents(path) for path in disk.files() if path.startswith("/copy")}
+    remove_ledger_of_source(disk)
+    loss(disk, path)
+    for target in ("/other", "/copy"):
+        with pytest.raises(CopyError, match="no ledger says what it held; put the file back"):
+            backup.copy(disk, ROOT, target)
+    assert {path: disk.contents(path) for path in disk.files() if path.startswith("/copy")} == before
 
 
 def test_source_without_its_snapshot_is_refused() -> None:

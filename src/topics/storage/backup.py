@@ -38,7 +38,6 @@ from topics.storage import snapshot as snap
 from topics.storage.backup_target import (
     CopyError,
     HeldBackup,
-    Refused,
     newest_number,
     newest_snapshot,
     refuse_damage,
@@ -126,7 +125,7 @@ def copy(
             except _Overtaken:
                 pause()
                 continue
-            except Refused:
+            except CopyError:
                 copier.discard()
                 raise
             copier.done.tries = attempt

@@ -17,10 +17,6 @@ class CopyError(Exception):
     """The copy failed and the target is unchanged. The text gives the reason and the next step."""
 
 
-class Refused(CopyError):
-    """The target has something that the source cannot replace."""
-
-
 class HeldBackup:
     """The state of a target before a copy; empty for a target without a complete backup."""
 
@@ -73,7 +69,7 @@ class HeldBackup:
 
 
 def refuse_history(source: DataDir, target: DataDir) -> NoReturn:
-    raise Refused(
+    raise CopyError(
         f"{target.root} is no earlier backup of {source.root}: it is one of another directory, "
         "or a server was started on it since; choose another target"
     )
@@ -81,7 +77,7 @@ def refuse_history(source: DataDir, target: DataDir) -> NoReturn:
 
 def refuse_damage(source: DataDir, target: DataDir, problems: list[str]) -> NoReturn:
     first = problems[0].replace("; ", ", ")  # the text after a semicolon is the next step
-    raise Refused(
+    raise CopyError(
         f"{target.root} is unchanged: it has records that are damaged or missing in {source.root} "
         f"({len(problems)} places, the first: {first}); keep it, and back up to a new directory"
     )

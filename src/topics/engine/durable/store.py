@@ -71,6 +71,7 @@ class Store:
         self.last_checkpoint_ms = clock.now_ms()
         self.bytes_at_checkpoint = 0  # written to the log when the state of the last snapshot was taken
         self._bytes_at_capture = 0
+        self._ledger_number = 0  # of the ledger that the last snapshot names
         self.retries = Retries(clock)
         self._log_replaced = False  # by the last snapshot: nothing was logged after it
         self.commits: Commits | None = None
@@ -260,11 +261,11 @@ class Store:
                     one.snapshot.segments[at].footer = footer
                     sealed.append((one.snapshot.topic_id, frozen.segment, path, footer))
             atomic_files.write(self.dir, self.dir.tails_path(number), capture.tails(), worker)
-            ledger = self.wal.ledger
-            if not ledger.write(notes):
+            if not self.wal.ledger.write(notes):
                 raise LogFailed("the ledger cannot be written")
-            if ledger.number:
-                head.extra[snap.LEDGER] = msgspec.Raw(msgspec.msgpack.encode(ledger.number))
+            self._ledger_number = number if notes else self.wal.ledger.number
+            if self._ledger_number:
+                head.extra[snap.LEDGER] = msgspec.Raw(msgspec.msgpack.encode(self._ledger_number))
             parts = snap.encode_parts(head, ((one.snapshot, one.keys) for one in capture), len(capture), worker)
             try:
                 atomic_files.write(self.dir, self.dir.snapshot_path(number), parts, worker)
@@ -496,7 +497,7 @@ class Store:
     def _remove_old(self, number: int, keep_tails: set[int], retired: list[str]) -> None:
         old = [self.dir.wal_path(n) for n in self.dir.wal_numbers() if n < number]
         old += [self.dir.snapshot_path(n) for n in self.dir.snapshot_numbers() if n < number]
-        old += [self.dir.ledger_path(n) for n in self.dir.ledger_numbers() if n < min(number, self.wal.ledger.number)]
+        old += [self.dir.ledger_path(n) for n in self.dir.ledger_numbers() if n < self._ledger_number]
         old += [self.dir.tails_path(n) for n in self.dir.tails_numbers() if n not in keep_tails and n < number]
         for path in rested(self._worker, [*old, *retired]):
             with suppress(FileNotFoundError):
