@@ -44,7 +44,7 @@ class DataDir(DataLayout):
             self._check_format()
             for name in _SUBDIRS:
                 self.fs.mkdir(self._path(name))
-            self._sweep()
+            self.sweep()
         except LockHeld as held:
             owner = held.owner or "another process"
             raise self._error(f"is held by {owner}; stop it or choose another TOPICS_DATA_DIR") from None
@@ -91,7 +91,7 @@ class DataDir(DataLayout):
             self.fs.open(self._path(UNFINISHED), create=True).close()
             for name in _SUBDIRS:
                 self.fs.mkdir(self._path(name))
-            self._sweep()
+            self.sweep()
         except LockHeld as held:
             raise self._error(f"is held by {held.owner or 'another process'}") from None
         except OSError as error:
@@ -100,8 +100,11 @@ class DataDir(DataLayout):
 
     def complete(self) -> None:
         """Write FORMAT: the copy is complete and synced."""
+        if not self.declared:
+            self._sync_parents()
         self._format = 0
         self.sign()
+        self.note_version()
         with suppress(FileNotFoundError):
             self.fs.unlink(self._path(UNFINISHED))
         self.fs.sync_dir(self.root)
@@ -114,10 +117,25 @@ class DataDir(DataLayout):
         if self._format != FORMAT_VERSION:
             self._write("FORMAT", b"topics-data %d\n" % FORMAT_VERSION)
             self._format = FORMAT_VERSION
+        if self._written_by:
+            self.note_version()
+
+    def note_version(self) -> None:
+        """Write VERSION. In a new directory, call this after the log has begun: see `was_used`."""
         if self._written_by != __version__:
             with suppress(OSError):  # the text only helps operators: a full disk must not prevent the start
                 self._write("VERSION", b"%b\n" % __version__.encode())
                 self._written_by = __version__
+
+    @property
+    def was_used(self) -> bool:
+        """Whether a server has begun a log here."""
+        return bool(self._written_by)
+
+    @property
+    def keeps_ledger(self) -> bool:
+        """Whether every log in the directory has a ledger. In a directory of format 1 it may lack one."""
+        return self._format > OLDEST_FORMAT
 
     @property
     def is_of_another_version(self) -> bool:
@@ -156,6 +174,20 @@ class DataDir(DataLayout):
             return self.fs.exists(self._path("LOCK"))
         except OSError:
             return True  # unknown: the next write reports the error
+
+    def sweep(self) -> None:
+        """Remove temporary files, and make every existing name durable.
+
+        A process that was killed between a rename and the sync of its directory leaves a name that the next power loss
+        may undo, after later writes depend on it. This takes about 40 µs per directory.
+        """
+        topic_dirs = [self.topic_dir(topic_id) for topic_id in self.topic_ids()]
+        folders = (self.root, self.wal_dir, self.segments_dir, self.snapshots_dir, self.ledger_dir)
+        for path in (*folders, *topic_dirs):
+            for name in self.fs.listdir(path):
+                if name.endswith(TEMP_SUFFIX) and (path != self.root or name in _OURS):
+                    self.fs.unlink(posixpath.join(path, name))
+            self.fs.sync_dir(path)
 
     # Opening
 
@@ -201,6 +233,11 @@ class DataDir(DataLayout):
         """Write FORMAT as the first file. All parent directories are synced before."""
         if self._holds_data():
             raise self._error("holds data and has lost its FORMAT file; restore the directory from a backup")
+        self._sync_parents()
+        self._write("FORMAT", b"topics-data %d\n" % FORMAT_VERSION)
+
+    def _sync_parents(self) -> None:
+        """Make the name of the directory durable, and the names of all directories above it."""
         at = self.root
         while (parent := posixpath.dirname(at)) not in (at, ""):
             with suppress(PermissionError):  # another user made this directory, so its name is durable
@@ -208,7 +245,6 @@ class DataDir(DataLayout):
             at = parent
         if not self.root.startswith("/"):
             self.fs.sync_dir(".")
-        self._write("FORMAT", b"topics-data %d\n" % FORMAT_VERSION)
 
     def _write(self, name: str, text: bytes) -> None:
         """Write a small file, and make it durable."""
@@ -221,20 +257,6 @@ class DataDir(DataLayout):
         finally:
             file.close()
         self.publish(path)
-
-    def _sweep(self) -> None:
-        """Remove temporary files, and make every existing name durable.
-
-        A process that was killed between a rename and the sync of its directory leaves a name that the next power loss
-        may undo, after later writes depend on it. This takes about 40 µs per directory.
-        """
-        topic_dirs = [self.topic_dir(topic_id) for topic_id in self.topic_ids()]
-        folders = (self.root, self.wal_dir, self.segments_dir, self.snapshots_dir, self.ledger_dir)
-        for path in (*folders, *topic_dirs):
-            for name in self.fs.listdir(path):
-                if name.endswith(TEMP_SUFFIX) and (path != self.root or name in _OURS):
-                    self.fs.unlink(posixpath.join(path, name))
-            self.fs.sync_dir(path)
 
     def _path(self, name: str) -> str:
         return posixpath.join(self.root, name)

@@ -17,7 +17,6 @@ from topics.engine import retention
 from topics.engine.consumers import consumer_log
 from topics.engine.durable import entry_kinds, lost_log
 from topics.engine.durable.deferred_replay import Backlog
-from topics.engine.durable.log_files import LogFile, read_log
 from topics.engine.durable.snapshot_load import LoadedSnapshot, load_topics
 from topics.engine.routers import replay
 from topics.engine.state.topic import Topic
@@ -29,6 +28,7 @@ from topics.storage.datadir import DataDir
 from topics.storage.log import entry as entries
 from topics.storage.log import ledger, walfile
 from topics.storage.log.frame import Head
+from topics.storage.log.log_files import LogFile, read_log
 from topics.storage.segments.segment_cache import Shelf
 
 log = logs.Log("recovery")
@@ -110,13 +110,15 @@ class _Recovery:
         """Read the log, replay it, and give no seq out twice that an unreadable or missing part may have assigned."""
         since = 0 if self._snapshot is None else self._snapshot.wal_number
         account = ledger.read(self._dir, since)
-        self._check_ledger(since)
-        unsynced_from = None if self._same_boot else account.unsynced_from
+        unsynced_from = ledger.unsynced_from(self._dir, None if self._same_boot else account)
         self._synced_to = None if self._same_boot else account.synced_to
         files = read_log(self._dir, since, self._damage, self._cut, unsynced_from=unsynced_from)
+        lost_ledger = ledger.lost(self._dir, account, files, self._snapshot)
+        ledger.check_known(self._dir, account, files, self._snapshot)
         check = lost_log.Check(
-            self._dir, self._state, files, since, account, clean=self._clean_snapshot, damage=self._damage
-        )
+            self._dir, self._state, files, since, account,
+            clean=self._clean_snapshot, lost_ledger=lost_ledger, damage=self._damage,
+        )  # fmt: skip
         resume = self._replay_files(files, check)
         numbers = self._dir.wal_numbers()
         heads, skipped = self._close(check, after_power_loss=self._is_after_power_loss(files, numbers))
@@ -138,14 +140,6 @@ class _Recovery:
             unnoted=check.unnoted(),
             heads=heads,
         )
-
-    def _check_ledger(self, since: int) -> None:
-        """Report a missing ledger if the snapshot says that there was one."""
-        if self._snapshot is None or snap.LEDGER not in self._snapshot.extra or since in self._dir.ledger_numbers():
-            return
-        path = self._dir.ledger_path(since)
-        self._damage.append(f"{path} at byte 0: {lost_log.NO_LEDGER}")
-        log.error("ledger_missing", file=path)
 
     def _replay_files(self, files: list[LogFile], check: lost_log.Check) -> tuple[int, int]:
         """Replay the log. Return the file number and the offset at which its good part ends."""

@@ -71,6 +71,7 @@ class Store:
         self.last_checkpoint_ms = clock.now_ms()
         self.bytes_at_checkpoint = 0  # written to the log when the state of the last snapshot was taken
         self._bytes_at_capture = 0
+        self._ledger_number = 0  # of the ledger that the last snapshot names
         self.retries = Retries(clock)
         self._log_replaced = False  # by the last snapshot: nothing was logged after it
         self.commits: Commits | None = None
@@ -110,6 +111,8 @@ class Store:
         if not found.unchanged and not found.backlog:
             self._save_recovered(found)
         self.wal.begin(found.next_number, resume=found.resume)
+        if not self.wal.broken:
+            self.dir.note_version()
         self.state.ledger = self.wal.ledger
         if found.backlog:  # there is no snapshot yet of what was replayed
             for topic_id in found.unnoted:
@@ -128,7 +131,7 @@ class Store:
         worker, self._worker = self._worker, INLINE
         runner, self._runner = self._runner, run_inline
         try:
-            self._snapshot(found.next_number, done, clean=False)
+            self._snapshot(found.next_number, done, clean=False, notes=self.wal.ledger.open(found.next_number))
         finally:
             self._worker, self._runner = worker, runner
 
@@ -167,7 +170,7 @@ class Store:
         self.commits.sync()
         try:
             if clean:
-                number, notes = self.wal.end(), []
+                number, notes = self.wal.end(), []  # the ledger that there is stays: the stop needs few syncs
             else:
                 self.wal.rotate()
                 number, notes = self.wal.number, self.wal.begin_ledger()
@@ -258,8 +261,11 @@ class Store:
                     one.snapshot.segments[at].footer = footer
                     sealed.append((one.snapshot.topic_id, frozen.segment, path, footer))
             atomic_files.write(self.dir, self.dir.tails_path(number), capture.tails(), worker)
-            if notes and self.wal.ledger.write(notes):
-                head.extra[snap.LEDGER] = msgspec.Raw(msgspec.msgpack.encode(True))
+            if not self.wal.ledger.write(notes):
+                raise LogFailed("the ledger cannot be written")
+            self._ledger_number = number if notes else self.wal.ledger.number
+            if self._ledger_number:
+                head.extra[snap.LEDGER] = msgspec.Raw(msgspec.msgpack.encode(self._ledger_number))
             parts = snap.encode_parts(head, ((one.snapshot, one.keys) for one in capture), len(capture), worker)
             try:
                 atomic_files.write(self.dir, self.dir.snapshot_path(number), parts, worker)
@@ -494,7 +500,7 @@ class Store:
     def _remove_old(self, number: int, keep_tails: set[int], retired: list[str]) -> None:
         old = [self.dir.wal_path(n) for n in self.dir.wal_numbers() if n < number]
         old += [self.dir.snapshot_path(n) for n in self.dir.snapshot_numbers() if n < number]
-        old += [self.dir.ledger_path(n) for n in self.dir.ledger_numbers() if n < number]
+        old += [self.dir.ledger_path(n) for n in self.dir.ledger_numbers() if n < self._ledger_number]
         old += [self.dir.tails_path(n) for n in self.dir.tails_numbers() if n not in keep_tails and n < number]
         for path in rested(self._worker, [*old, *retired]):
             with suppress(FileNotFoundError):

@@ -15,7 +15,6 @@ from msgspec import Struct
 
 from topics.engine import retention
 from topics.engine.durable import recovery, snapshot_load
-from topics.engine.durable.log_files import LogFile, read_log, read_whole
 from topics.engine.offline.seq_account import SeqAccount, account
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
@@ -27,6 +26,7 @@ from topics.storage.datadir import DataDir, DataDirError, UnknownVersion
 from topics.storage.fs import Fs
 from topics.storage.log import entry as entries
 from topics.storage.log import ledger, walfile
+from topics.storage.log.log_files import LogFile, read_log, read_whole
 from topics.storage.readonly import ReadOnlyFs
 from topics.storage.segments import codec
 from topics.storage.segments.marks import put_marks
@@ -117,9 +117,8 @@ class _Verifier:
                     for topic in snapshot.topics:
                         self._topic(topic, tails)
             if snapshot is not None or number == 0:
-                since, boot_id = (0, "") if snapshot is None else (snapshot.wal_number, snapshot.boot_id)
-                self._is_copy = boot_id == COPIED_BOOT_ID
-                self._log(since, boot_id)
+                self._is_copy = snapshot is not None and snapshot.boot_id == COPIED_BOOT_ID
+                self._log(snapshot)
                 self._replay()
             self._left_over()
         report.clean = not report.damage
@@ -284,12 +283,14 @@ class _Verifier:
 
     # --- the log
 
-    def _log(self, since: int, boot_id: str) -> None:
+    def _log(self, snapshot: snap.Snapshot | None) -> None:
+        since, boot_id = (0, "") if snapshot is None else (snapshot.wal_number, snapshot.boot_id)
+        oldest = min(since, snap.ledger_number(snapshot) or since)
         account = None if boot_id == self.fs.boot_id() != "" else ledger.read(self.dir, since)
-        unsynced_from, synced_to = (None, None) if account is None else (account.unsynced_from, account.synced_to)
-        files = read_log(self.dir, since, [], self.report.notes, unsynced_from=unsynced_from)
+        synced_to = None if account is None else account.synced_to
+        files = read_log(self.dir, since, [], self.report.notes, unsynced_from=ledger.unsynced_from(self.dir, account))
         self._named.update(self.dir.wal_path(number) for number in self.dir.wal_numbers() if number >= since)
-        self._named.update(self.dir.ledger_path(number) for number in self.dir.ledger_numbers() if number >= since)
+        self._named.update(self.dir.ledger_path(number) for number in self.dir.ledger_numbers() if number >= oldest)
         self.report.log_files = len(files)
         for file in files:
             self._log_header(file)
@@ -362,8 +363,7 @@ class _Verifier:
             self._found(self.dir.root, 0, what, RESTORE_ALL)
             return
         for lost in found.lost:
-            what = "may have been in the part of the log that is not there"
-            self._damaged_seqs(lost.path, lost.offset, what, lost.topic, lost.first, lost.last)
+            self._damaged_seqs(lost.path, lost.offset, lost.what, lost.topic, lost.first, lost.last)
         reported = {finding.file for finding in self.report.damage}
         for text in found.damage:
             if not any(text.startswith(path) for path in reported):

@@ -94,6 +94,7 @@ class Wal:
             self._file = self._create(walfile.Header(number, *resume))
         except OSError as error:
             self.number, self._synced_to = number, resume
+            self.ledger.open(number)  # for the notes of the file that the log heals with
             self.read_only = reason_of(error)
             log.error("log_failed", reason=self.read_only, file=number, offset=0)
             return

@@ -104,9 +104,12 @@ def encode_follows(number: int, offset: int) -> bytes:
     return frame.encode(FOLLOWS, 0, offset, 0, number.to_bytes(8, "little"))
 
 
+FIRST_BYTES = HEADER_BYTES + len(encode_follows(0, 0))  # the part of a file that can be written before any log entry
+
+
 def has_begun(data: bytes) -> bool:
     """Return whether log entries may be in the file: not if the write of its first frame was cut short."""
-    return written_end(data) >= HEADER_BYTES + len(encode_follows(0, 0))
+    return written_end(data) >= FIRST_BYTES
 
 
 def follows(data: bytes) -> tuple[int, int] | None:

@@ -1,4 +1,4 @@
-"""Reads the log files that a start replays, and finds where the log ends."""
+"""Read the log files that a start replays, and find where the log ends."""
 
 from __future__ import annotations
 
@@ -22,6 +22,12 @@ class LogFile(NamedTuple):
     start: int = walfile.HEADER_BYTES  # where the entries begin that the snapshot does not have
     last: bool = False  # no later one has begun: a write cut short at its end is the log's own end
 
+    @property
+    def end(self) -> int:
+        """The offset after the last entry, damaged ones included."""
+        ends = [item.end for item in walfile.scan(self.data)]
+        return walfile.after_refused(self.data, ends[-1] if ends else walfile.HEADER_BYTES)
+
 
 def read_log(
     datadir: DataDir, since: int, damage: list[str], cut: list[str], *, unsynced_from: int | None
@@ -37,26 +43,11 @@ def read_log(
         if number < since:
             continue
         path = datadir.wal_path(number)
-        data = read_whole(datadir, path)
-        try:
-            header = walfile.decode_header(data, path=path, number=number)
-        except Corrupt as error:
-            log.error("log_header_damaged", file=path, reason=error.what)
-            is_foreign = len(walfile.damaged_headers(data)) < 2
-            if is_foreign or walfile.whole_end(data) <= walfile.HEADER_BYTES:
-                files.append(LogFile(number, path, b"", unreadable=error.what))
-                continue
-            damage.append(str(error))  # without its header it still holds its frames
-            header = walfile.Header(number)
-        else:
-            if bad := walfile.damaged_headers(data):
-                damage.append(f"{path} at byte {bad[0]}: one copy of the header is damaged, the other was used")
-                log.warning("log_header_copy_damaged", file=path, offset=bad[0])
-        if header.resume_number:
-            files = [_cut(file, header) for file in files if file.number <= header.resume_number]
-        file = LogFile(number, path, data, (header.resume_number, header.resume_offset))
-        if 0 < header.resume_number < since < number:
-            file = file._replace(start=walfile.entries_from(data, since))
+        file = decode(number, path, read_whole(datadir, path), damage)
+        if file.resume[0]:
+            files = [_cut(other, file.resume) for other in files if other.number <= file.resume[0]]
+        if 0 < file.resume[0] < since < number:
+            file = file._replace(start=walfile.entries_from(file.data, since))
         files.append(file)
     if unsynced_from is not None:
         files = _until_missing_end(files, unsynced_from, cut)
@@ -65,6 +56,23 @@ def read_log(
         if walfile.has_begun(files[at].data):
             break
     return files
+
+
+def decode(number: int, path: str, data: bytes, damage: list[str]) -> LogFile:
+    """Return the log file with these bytes. Report damage of its header."""
+    try:
+        header = walfile.decode_header(data, path=path, number=number)
+    except Corrupt as error:
+        log.error("log_header_damaged", file=path, reason=error.what)
+        is_foreign = len(walfile.damaged_headers(data)) < 2
+        if is_foreign or walfile.whole_end(data) <= walfile.HEADER_BYTES:
+            return LogFile(number, path, b"", unreadable=error.what)
+        damage.append(str(error))  # without its header it still holds its frames
+        return LogFile(number, path, data)
+    if bad := walfile.damaged_headers(data):
+        damage.append(f"{path} at byte {bad[0]}: one copy of the header is damaged, the other was used")
+        log.warning("log_header_copy_damaged", file=path, offset=bad[0])
+    return LogFile(number, path, data, (header.resume_number, header.resume_offset))
 
 
 def read_whole(datadir: DataDir, path: str) -> bytes:
@@ -76,10 +84,8 @@ def read_whole(datadir: DataDir, path: str) -> bytes:
         file.close()
 
 
-def _cut(file: LogFile, header: walfile.Header) -> LogFile:
-    if file.number != header.resume_number:
-        return file
-    return file._replace(data=file.data[: header.resume_offset])
+def _cut(file: LogFile, resume: tuple[int, int]) -> LogFile:
+    return file._replace(data=file.data[: resume[1]]) if file.number == resume[0] else file
 
 
 def _until_missing_end(files: list[LogFile], unsynced_from: int, cut: list[str]) -> list[LogFile]:
