@@ -37,6 +37,7 @@ from topics.server.limits.loop_holds import Cause, LoopHolds
 from topics.server.loop.gc_pauses import Garbage
 from topics.server.reload import Reload
 from topics.storage.datadir import DataDirError
+from topics.storage.fs import next_step
 
 log = logs.Log("server")
 
@@ -162,7 +163,7 @@ def _cannot_start(error: Exception) -> int:
     """Log why the server cannot start: the reason of an expected failure, the traceback of any other."""
     if isinstance(error, OSError) and error.strerror is not None:
         where = f": {error.filename}" if error.filename else ""
-        log.error("cannot_start", reason=f"{error.strerror}{where}")
+        log.error("cannot_start", reason=f"{error.strerror}{where}", hint=next_step(error))
     elif isinstance(error, MACHINE_ERRORS):
         log.error("cannot_start", reason=str(error))
     else:

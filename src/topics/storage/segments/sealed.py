@@ -20,7 +20,7 @@ import numpy.typing as npt
 from topics import logs
 from topics.errors import Corrupt
 from topics.storage.data_layout import holds_topics
-from topics.storage.fs import File
+from topics.storage.fs import File, absence
 from topics.storage.segments import codec
 from topics.storage.segments.cold import Cold, Need
 from topics.storage.segments.columns import Columns, runs
@@ -430,9 +430,9 @@ class SealedSegment(Segment):
             file = self._open()
             return file.pread(size, at) if wait else file.try_pread(size, at)
         except OSError as error:
-            missing = isinstance(error, FileNotFoundError)
-            if missing and (not self.cold or (wait and self._cold_folder_is_there())):
-                cause = Corrupt(self.path, 0, "the file is missing")
+            lost = not self.cold or (wait and self._cold_folder_is_there())
+            if isinstance(error, FileNotFoundError) and lost:
+                cause = Corrupt(self.path, 0, absence(error))
                 raise Damaged(self, 0, self.count, cause, whole=True) from error
             if wait:
                 raise
