@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import uvloop
 
-from topics import __version__, logs
+from topics import __version__, early_signals, logs
 from topics.clock import Clock, SystemClock
 from topics.config import Settings
 from topics.errors import Corrupt, TopicsError
@@ -104,6 +104,8 @@ async def _serve(settings: Settings, build: Build) -> int:
         return _cannot_start(error)
     reload = Reload(settings, certificate, app.use_keys)
     signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(reload))
+    if early_signals.hangups:
+        reload()
     served = CorsApp(app, settings.cors_origins) if settings.cors_origins else app
     limits, request_log = HttpLimits.of(settings), RequestLog.of(settings)
     app.http = http = HttpServer(served, limits, budget=app.budget, request_log=request_log, holds=app.holds)

@@ -1,0 +1,23 @@
+"""Signals that reach a server before its event loop handles them. Imports little: it is the first module of a start."""
+
+import signal
+import sys
+from types import FrameType
+
+hangups = 0  # SIGHUPs so far: files may have changed after the start has read them
+
+
+def handle() -> None:
+    """Count SIGHUP instead of ending the process, and let SIGINT and SIGTERM end it as they end a running server."""
+    signal.signal(signal.SIGHUP, _count)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _end)
+
+
+def _count(number: int, frame: FrameType | None) -> None:
+    global hangups
+    hangups += 1
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    sys.exit(0)
