@@ -1,4 +1,4 @@
-"""Signals that reach a command while it imports its modules."""
+"""Signals that reach a command while it imports its modules, and a server that has stopped."""
 
 from __future__ import annotations
 
@@ -25,6 +25,18 @@ class Hook:
             os.kill(os.getpid(), int(os.environ["SIGNAL"]))
 
 sys.meta_path.insert(0, Hook())
+runpy.run_module("topics", run_name="__main__", alter_sys=True)
+"""
+# `python -m topics`, which gets three more signals when the interpreter has removed its handlers.
+LATE = """
+import os, runpy, sys
+
+class Late:
+    def __del__(self, kill=os.kill, pid=os.getpid()):
+        for number in (1, 2, 15):
+            kill(pid, number)
+
+sys.late = Late()  # freed with the last module
 runpy.run_module("topics", run_name="__main__", alter_sys=True)
 """
 SERVE = ["serve", "--port", "0"]
@@ -61,3 +73,7 @@ def test_hangup_during_imports_does_not_end_the_server_and_is_not_lost(tmp_path:
     answer = httpx.get(f"{server.url}/v0/topics", headers={"authorization": "Bearer new"})
     server.stop()
     assert answer.status_code != 401
+
+
+def test_signals_after_the_stop_do_not_change_the_status(tmp_path: Path):
+    ServerProcess(tmp_path, {}, program=["-c", LATE, "serve"]).stop()

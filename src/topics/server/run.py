@@ -117,7 +117,7 @@ async def _serve(settings: Settings, build: Build) -> int:
     if started:
         log.info("draining", connections=http.open_connections, timeout_ms=settings.drain_timeout_ms)
     code = max(await _drain(settings, app, http), 0 if started else EXIT_FAILED)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    stop.end()
     if started:
         log.info("stopped", status=code)
     return code
@@ -187,11 +187,17 @@ class StopSignals:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._asked = asyncio.Event()
+        self._loop = loop
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._receive, number)
 
     async def wait(self) -> None:
         await self._asked.wait()
+
+    def end(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.remove_signal_handler(number)
+        early_signals.ignore()
 
     def _receive(self, number: signal.Signals) -> None:
         if self._asked.is_set() and number is signal.SIGINT:
