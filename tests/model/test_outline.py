@@ -48,12 +48,12 @@ def some_write(dice: random.Random) -> dict[str, Any]:
 def test_parts_contain_all_records_whole(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     dice = random.Random(seed)
     monkeypatch.setattr(write_outline, "PART_BYTES", 1)
-    for _ in range(10):
+    for number in range(10):
         write = some_write(dice)
         body = json.dumps(write, separators=dice.choice([(",", ":"), (" , ", " :\n")])).encode()
         body = body.replace(b'"records"', rb'"\u0072ecords"', dice.randint(0, 1))
         count = len(write["records"])
-        for piece_bytes in (1, 7, 4096):
+        for piece_bytes in (7, 4096) if number % 5 else (1, 7, 4096):  # pieces of a byte take ten times as long
             monkeypatch.setattr(write_outline, "PIECE_BYTES", piece_bytes)
             found: Outline = finish(write_outline.outline(body, Limits(max_batch_records=max(count, 1))))
             assert json.loads(b"[%b]" % body[found.low : found.high]) == write["records"]

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import uvloop
 
-from topics import __version__, logs
+from topics import __version__, early_signals, logs
 from topics.clock import Clock, SystemClock
 from topics.config import Settings
 from topics.errors import Corrupt, TopicsError
@@ -37,6 +37,7 @@ from topics.server.limits.loop_holds import Cause, LoopHolds
 from topics.server.loop.gc_pauses import Garbage
 from topics.server.reload import Reload
 from topics.storage.datadir import DataDirError
+from topics.storage.fs import next_step
 
 log = logs.Log("server")
 
@@ -103,6 +104,8 @@ async def _serve(settings: Settings, build: Build) -> int:
         return _cannot_start(error)
     reload = Reload(settings, certificate, app.use_keys)
     signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(reload))
+    if early_signals.hangups:
+        reload()
     served = CorsApp(app, settings.cors_origins) if settings.cors_origins else app
     limits, request_log = HttpLimits.of(settings), RequestLog.of(settings)
     app.http = http = HttpServer(served, limits, budget=app.budget, request_log=request_log, holds=app.holds)
@@ -114,7 +117,7 @@ async def _serve(settings: Settings, build: Build) -> int:
     if started:
         log.info("draining", connections=http.open_connections, timeout_ms=settings.drain_timeout_ms)
     code = max(await _drain(settings, app, http), 0 if started else EXIT_FAILED)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    stop.end()
     if started:
         log.info("stopped", status=code)
     return code
@@ -162,7 +165,7 @@ def _cannot_start(error: Exception) -> int:
     """Log why the server cannot start: the reason of an expected failure, the traceback of any other."""
     if isinstance(error, OSError) and error.strerror is not None:
         where = f": {error.filename}" if error.filename else ""
-        log.error("cannot_start", reason=f"{error.strerror}{where}")
+        log.error("cannot_start", reason=f"{error.strerror}{where}", hint=next_step(error))
     elif isinstance(error, MACHINE_ERRORS):
         log.error("cannot_start", reason=str(error))
     else:
@@ -184,11 +187,17 @@ class StopSignals:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._asked = asyncio.Event()
+        self._loop = loop
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._receive, number)
 
     async def wait(self) -> None:
         await self._asked.wait()
+
+    def end(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.remove_signal_handler(number)
+        early_signals.ignore()
 
     def _receive(self, number: signal.Signals) -> None:
         if self._asked.is_set() and number is signal.SIGINT:

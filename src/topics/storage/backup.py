@@ -56,7 +56,7 @@ from topics.storage.copied_files import (
 from topics.storage.copied_log import CopiedLog
 from topics.storage.data_layout import TEMP_SUFFIX
 from topics.storage.datadir import UNFINISHED, DataDir
-from topics.storage.fs import File, Fs
+from topics.storage.fs import File, Fs, NotAFile, absence, next_step
 from topics.storage.log import ledger
 from topics.storage.log.log_files import LogFile
 from topics.storage.readonly import ReadOnlyFs
@@ -198,6 +198,8 @@ class _Copier:
         except FileNotFoundError as error:
             if newest_number(self.source) != newest:
                 raise _Overtaken from None
+            if isinstance(error, NotAFile):
+                raise CopyError(f"{error.filename}: {error.strerror}; {next_step(error)}") from error
             raise CopyError(f"{error.filename} is missing; run `topics verify {self.source.root}`") from error
 
     def _try(self) -> None:
@@ -308,7 +310,8 @@ class _Copier:
         need_bytes = sum(codec.Footer(*ref.footer).file_bytes for ref in missing)
         free_bytes = self.fs.free_bytes(self.target.root)
         if need_bytes + SPARE_BYTES > free_bytes:
-            raise CopyError(f"{self.target.root} needs {need_bytes + SPARE_BYTES} more bytes and has {free_bytes} free")
+            lacks = f"needs {need_bytes + SPARE_BYTES} more bytes and has {free_bytes} free"
+            raise CopyError(f"{self.target.root} {lacks}; free space on its disk, then run the command again")
         unread = [ref for _, ref in wanted if ref.footer not in self._examined]
         self._total = self._read_bytes + sum(codec.Footer(*ref.footer).file_bytes for ref in unread)
         for topic, ref in wanted:
@@ -402,7 +405,7 @@ class _Copier:
                     if newest_number(self.source) != newest:
                         raise
                     last = ref.first + ref.count - 1
-                    self._note_damage(f"{error.filename}: the file is missing", topic, ref, ref.first, last)
+                    self._note_damage(f"{error.filename}: {absence(error)}", topic, ref, ref.first, last)
                     continue
                 put_marks(marks, ref.pending)
                 missing = np.flatnonzero((np.frombuffer(marks, np.uint8) > 0) & (np.frombuffer(there, np.uint8) == 0))

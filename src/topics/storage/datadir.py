@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from topics import __version__
 from topics.storage.data_layout import TEMP_SUFFIX, DataLayout
-from topics.storage.fs import Fs, Lock, LockHeld
+from topics.storage.fs import Fs, Lock, LockHeld, next_step
 
 FORMAT_VERSION = 2  # raise it with every change of what is stored: see CONTRIBUTING.md, "Data formats"
 OLDEST_FORMAT = 1  # all formats from this one on are read
@@ -50,10 +50,7 @@ class DataDir(DataLayout):
             raise self._error(f"is held by {owner}; stop it or choose another TOPICS_DATA_DIR") from None
         except OSError as error:
             self.close()
-            raise self._error(
-                f"cannot be used: {error.strerror} ({error.filename or self.root}); "
-                "check its permissions and disk, or choose another TOPICS_DATA_DIR"
-            ) from error
+            raise self._unusable("used", error, ", or choose another TOPICS_DATA_DIR") from error
         except DataDirError:
             self.close()
             raise
@@ -73,7 +70,7 @@ class DataDir(DataLayout):
         except LockHeld as held:
             raise self._error(f"is held by {held.owner or 'another process'}; stop it first") from None
         except OSError as error:
-            raise self._error(f"cannot be read: {error.strerror} ({error.filename or self.root})") from error
+            raise self._unusable("read", error) from error
 
     def begin(self) -> None:
         """Open an empty directory, or an unfinished copy, as the target of a copy. Raise `DataDirError`.
@@ -93,10 +90,10 @@ class DataDir(DataLayout):
                 self.fs.mkdir(self._path(name))
             self.sweep()
         except LockHeld as held:
-            raise self._error(f"is held by {held.owner or 'another process'}") from None
+            raise self._error(f"is held by {held.owner or 'another process'}; stop it first") from None
         except OSError as error:
             self.close()
-            raise self._error(f"cannot be used: {error.strerror} ({error.filename or self.root})") from error
+            raise self._unusable("used", error, ", or choose another directory") from error
 
     def complete(self) -> None:
         """Write FORMAT: the copy is complete and synced."""
@@ -260,6 +257,12 @@ class DataDir(DataLayout):
 
     def _path(self, name: str) -> str:
         return posixpath.join(self.root, name)
+
+    def _unusable(self, verb: str, error: OSError, instead: str = "") -> DataDirError:
+        text = f"cannot be {verb}: {error.strerror} ({error.filename or self.root})"
+        if isinstance(error, FileNotFoundError | NotADirectoryError) and error.filename == self.root:
+            return self._error(text)  # the caller knows where the name came from
+        return self._error(f"{text}; {next_step(error)}{instead}")
 
     def _error(self, text: str) -> DataDirError:
         return DataDirError(f"data directory {self.root} {text}")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 EXIT_CLEAN, EXIT_DAMAGED, EXIT_USAGE = 0, 1, 2
 TOPICS_SHOWN = 100
 NOTES_SHOWN = 20
+NAME_DIRECTORY = "name the directory that the server has as --data-dir or TOPICS_DATA_DIR, or a backup of it"
 
 Execute = Callable[[argparse.Namespace], int]
 
@@ -85,6 +86,7 @@ def _guarded(execute: Execute, args: argparse.Namespace) -> int:
     """Run a command. Print an expected failure in one line and return its exit status."""
     from topics.storage.backup_target import CopyError
     from topics.storage.datadir import DataDirError
+    from topics.storage.fs import next_step
 
     logging.getLogger("topics").addHandler(logging.NullHandler())  # the report has all findings
     try:
@@ -92,24 +94,18 @@ def _guarded(execute: Execute, args: argparse.Namespace) -> int:
     except DataDirError as error:
         return _fail(str(error), EXIT_USAGE)
     except CopyError as error:
-        next_step = str(error).partition("; ")[2]
-        about_arguments = any(words in next_step for words in ("--", "choose another"))
+        advice = str(error).partition("; ")[2]
+        about_arguments = any(words in advice for words in ("--", "choose another"))
         return _fail(str(error), EXIT_USAGE if about_arguments else EXIT_DAMAGED)
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
-        return _fail(f"{error.strerror or error}{where}", EXIT_DAMAGED)
+        return _fail(f"{error.strerror or error}{where}; {next_step(error)}", EXIT_DAMAGED)
 
 
 def _fail(text: str, status: int) -> int:
     """Print an error and return the status. The part after `; ` is the next step."""
-    message, _, next_step = text.partition("; ")
-    if not next_step:
-        next_step = (
-            "name the directory that the server has as --data-dir or TOPICS_DATA_DIR, or a backup of it"
-            if status == EXIT_USAGE
-            else "free space on the disk, or correct the permissions, then run the command again"
-        )
-    Screen().fail(message, next_step)
+    message, _, advice = text.partition("; ")
+    Screen().fail(message, advice or NAME_DIRECTORY)
     return status
 
 

@@ -2,10 +2,9 @@
 
 import argparse
 import os
-import signal
 from typing import TYPE_CHECKING
 
-from topics import logs
+from topics import early_signals, logs
 from topics.cli.servers import dev, secrets
 from topics.cli.servers.setting_flags import add_flags, report, serve_flags
 from topics.config import BadSettings, Settings, unknown_variables
@@ -39,7 +38,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def execute(args: argparse.Namespace, *, build: "Build | None" = None) -> int:
     """Run the server and return its exit status. Tests pass `build` to run another application."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it must not end the process before `run` handles it, or after
+    early_signals.handle()
     try:
         if args.dev:
             with dev.settings_of(args, os.environ) as (env, flags):

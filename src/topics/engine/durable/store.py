@@ -530,7 +530,8 @@ class Store:
                 topic_dir = posixpath.join(folder, name)
                 for path in [posixpath.join(topic_dir, file) for file in self.fs.listdir(topic_dir)]:
                     if path not in named:
-                        self.fs.unlink(path)
+                        with suppress(FileNotFoundError):  # a directory is not ours
+                            self.fs.unlink(path)
                 if int(name) not in self.state.by_id:
                     with suppress(OSError):
                         self.fs.rmdir(topic_dir)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -30,20 +31,34 @@ class LogFile(NamedTuple):
 
 
 def read_log(
-    datadir: DataDir, since: int, damage: list[str], cut: list[str], *, unsynced_from: int | None
+    datadir: DataDir,
+    since: int,
+    damage: list[str],
+    cut: list[str],
+    *,
+    unsynced_from: int | None,
+    unreadable: Callable[[OSError], None] | None = None,
 ) -> list[LogFile]:
     """Return the log files from number `since` on, each cut where a later one says that it ends.
 
     `unsynced_from` is the first file that the ledger does not report as synced to its end, or None if no power was lost
     since the files were written. From that file on, the log ends where the end of a file is
     missing. The files behind it were not synced either, so no write in them was promised to survive.
+    With `unreadable`, a file that cannot be read is reported to it and left out; without, the error is raised.
     """
     files: list[LogFile] = []
     for number in datadir.wal_numbers():
         if number < since:
             continue
         path = datadir.wal_path(number)
-        file = decode(number, path, read_whole(datadir, path), damage)
+        try:
+            data = read_whole(datadir, path)
+        except OSError as error:
+            if unreadable is None:
+                raise
+            unreadable(error)
+            continue
+        file = decode(number, path, data, damage)
         if file.resume[0]:
             files = [_cut(other, file.resume) for other in files if other.number <= file.resume[0]]
         if 0 < file.resume[0] < since < number:
@@ -76,10 +91,13 @@ def decode(number: int, path: str, data: bytes, damage: list[str]) -> LogFile:
 
 
 def read_whole(datadir: DataDir, path: str) -> bytes:
-    """Return all bytes of a file."""
+    """Return all bytes of a file. An error names it."""
     file = datadir.fs.open(path)
     try:
         return file.pread(datadir.fs.size(path), 0)
+    except OSError as error:
+        error.filename = path
+        raise
     finally:
         file.close()
 

@@ -290,6 +290,7 @@ def test_client_that_leaves_cancels_what_it_waits_for(server: Harness, app: Fake
 
 def test_connection_leaves_nothing_for_the_garbage_collector(server: Harness, app: FakeApp):
     gc.collect()
+    gc.freeze()  # so that `get_objects` lists only what comes now
     gc.disable()
     try:
         for _ in range(3):
@@ -306,6 +307,7 @@ def test_connection_leaves_nothing_for_the_garbage_collector(server: Harness, ap
         eventually(lambda: [type(one).__name__ for one in gc.get_objects() if isinstance(one, kinds)], [])
     finally:
         gc.enable()
+        gc.unfreeze()
 
 
 # --- the preface
