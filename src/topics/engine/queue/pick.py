@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import repeat
+from operator import attrgetter
 from typing import NamedTuple
 
 from topics.engine.state.jobs.job import PRIORITIES, Job
@@ -30,6 +31,8 @@ MOVES_MAX = 256  # jobs that one pass may move to the dead-letter topic
 EXAMINE_MAX = 20_000  # seqs that the cursor passes in one step; more would delay other requests
 AHEAD = 256  # seqs of one priority whose segments are fetched together
 LOAD_AHEAD = 8  # segments that are fetched together if the next one is not in memory
+
+_seqs_of = attrgetter("seqs")
 
 
 class Pass:
@@ -56,7 +59,7 @@ class Pass:
         try:
             if queue.reclaim:
                 self._take_reclaimed(want, bury_after, moves)
-            if any(queue.by_priority):
+            if any(map(_seqs_of, queue.by_priority)):  # `trim` empties them
                 self._ats = [waiting.at for waiting in queue.by_priority]
                 self._take_by_priority(want)
             elif len(self.jobs) < want:

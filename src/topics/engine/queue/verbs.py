@@ -16,7 +16,7 @@ from topics.engine.queue.dead_letters import DeadLetters
 from topics.engine.queue.lease_log import Extended, Released, leased
 from topics.engine.state.jobs.job import Holder, Job
 from topics.engine.state.jobs.leases import Leases
-from topics.engine.state.staged_deletes import is_leaving
+from topics.engine.state.staged_deletes import StagedDeletes
 from topics.engine.state.topic import Topic, leases_of
 from topics.engine.write import apply, removal
 from topics.engine.write.commit import Ticket
@@ -136,7 +136,7 @@ class Queues:
         jobs, skipped = _held(topic, node, seqs, lease_ids)
         if not jobs:
             return Ticket.of(_outcome(topic, 0, skipped))
-        done = sorted(job.seq for job in jobs)
+        done = sorted([job.seq for job in jobs])
         found = removal.by_seq(topic, done)
         queue.take_out(jobs)
         entry = log.Delete(topic.topic_id, 0, None, "", now, done)
@@ -377,6 +377,7 @@ def _whatever_happens(moved: Ticket) -> Ticket:
 def _held(topic: Topic, node: str, seqs: list[int], lease_ids: list[str] | None) -> tuple[list[Job], list[int]]:
     """Return the jobs among `seqs` that the worker holds, and the seqs that it does not hold or a delete takes."""
     queue = leases_of(topic)
+    deletes: StagedDeletes | None = topic.staged_deletes
     jobs: dict[int, Job] = {}
     skipped = []
     for at, seq in enumerate(seqs):
@@ -386,7 +387,7 @@ def _held(topic: Topic, node: str, seqs: list[int], lease_ids: list[str] | None)
             or job.node != node
             or seq in jobs
             or (lease_ids is not None and lease_ids[at] != job.lease_id)
-            or is_leaving(topic, seq)
+            or (deletes is not None and deletes.taking(seq) is not None)
         ):
             skipped.append(seq)
         else:
