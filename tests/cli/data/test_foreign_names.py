@@ -28,6 +28,12 @@ def kind(request: pytest.FixtureRequest) -> str:
     return name
 
 
+@pytest.fixture
+def killed(world: World, tmp_path: Path) -> Path:
+    """Return a copy of the directory of a killed server: it has log files and a ledger."""
+    return shutil.copytree(world.killed, tmp_path / "killed")
+
+
 def replace(path: Path, kind: str) -> Path:
     path.unlink()
     KINDS[kind](path)
@@ -47,11 +53,14 @@ def test_verify_reports_each_one_and_checks_the_other_files(late: Path, kind: st
     assert all(finding.what == what and finding.first_seq is not None for finding in found.damage)
     assert {topic.topic for topic in found.topics} == {"brief", "capped", "log", "safe"}
 
-    log = replace(last(late, "wal/*.wal"), kind)
-    found = check(late)
-    assert {finding.file for finding in found.damage} == {str(tails), str(segment), str(log)}
+
+def test_verify_reports_a_log_file_and_checks_the_segments(killed: Path, kind: str):
+    log, segment = replace(last(killed, "wal/*.wal"), kind), replace(segment_files(killed)[0], kind)
+    found = check(killed)
+    assert {finding.file for finding in found.damage} == {str(segment), str(log)}
     [about] = [finding for finding in found.damage if finding.file == str(log)]
-    assert (about.what, about.next) == (f"{what}; a server does not start on it", MOVE)
+    assert about.what == f"this is {kind}, not a regular file; a server does not start on it"
+    assert about.next == MOVE
 
 
 def test_verify_reports_a_snapshot(late: Path, kind: str):
@@ -59,11 +68,13 @@ def test_verify_reports_a_snapshot(late: Path, kind: str):
     assert {finding.file: finding.next for finding in check(late).damage} == {str(path): MOVE}
 
 
-def test_verify_reports_a_ledger_and_a_format_file(world: World, tmp_path: Path):
-    data = shutil.copytree(world.killed, tmp_path / "data")
-    ledger = replace(last(data, "ledger/*"), "a directory")
-    format_file = replace(data / "FORMAT", "a directory")
-    assert {finding.file: finding.next for finding in check(data).damage} == {str(ledger): MOVE, str(format_file): MOVE}
+def test_verify_reports_a_ledger_and_a_format_file(killed: Path):
+    ledger = replace(last(killed, "ledger/*"), "a directory")
+    format_file = replace(killed / "FORMAT", "a directory")
+    assert {finding.file: finding.next for finding in check(killed).damage} == {
+        str(ledger): MOVE,
+        str(format_file): MOVE,
+    }
 
 
 def test_backup_names_it_and_copies_the_other_segments(late: Path, tmp_path: Path, kind: str):
@@ -73,8 +84,10 @@ def test_backup_names_it_and_copies_the_other_segments(late: Path, tmp_path: Pat
     assert f"damaged: {segment}: this is {kind}, not a regular file; topic " in done.stdout
     assert len(segment_files(tmp_path / "backup")) == len(segment_files(late)) - 1
 
-    log = replace(last(late, "wal/*.wal"), kind)
-    done = topics("backup", late, tmp_path / "other")
+
+def test_backup_that_cannot_read_the_log_says_what_to_do(killed: Path, tmp_path: Path, kind: str):
+    log = replace(last(killed, "wal/*.wal"), kind)
+    done = topics("backup", killed, tmp_path / "backup")
     assert done.returncode == 1
     assert done.stderr == f"topics: {log}: this is {kind}, not a regular file\nnext: {MOVE}\n"
 
@@ -94,9 +107,9 @@ def test_server_reports_the_records_of_such_a_segment_as_lost(late: Path, tmp_pa
     assert "cleaning_failed" not in log
 
 
-def test_server_that_cannot_read_its_log_says_what_to_do(late: Path, kind: str):
-    log = replace(last(late, "wal/*.wal"), kind)
-    done = topics("serve", "--data-dir", late, "--port", "0", "--log-format", "json")
+def test_server_that_cannot_read_its_log_says_what_to_do(killed: Path, kind: str):
+    log = replace(last(killed, "wal/*.wal"), kind)
+    done = topics("serve", "--data-dir", killed, "--port", "0", "--log-format", "json")
     assert done.returncode == 1
     assert f'"reason":"this is {kind}, not a regular file: {log}","hint":"{MOVE}"' in done.stderr
 
