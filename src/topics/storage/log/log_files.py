@@ -107,19 +107,25 @@ def _cut(file: LogFile, resume: tuple[int, int]) -> LogFile:
 
 
 def _until_missing_end(files: list[LogFile], unsynced_from: int, cut: list[str]) -> list[LogFile]:
-    """Return the files up to the first one whose end is missing, or which is followed by one without a beginning."""
-    for at, (file, following) in enumerate(pairwise(files), 1):
-        if file.number < unsynced_from or following.resume[0]:
+    """Return the files up to the first one whose end is missing, or which is followed by one without a beginning.
+
+    Files that were prepared and never used can be between two files of the log.
+    """
+    known = {file.number: file for file in files if file.number >= unsynced_from}
+    for before, file in pairwise(files):
+        if file.resume[0] or before.number < unsynced_from:
             continue
-        end, said = walfile.whole_end(file.data), walfile.follows(following.data)
+        last, said = before, walfile.follows(file.data)
         if said is None:
-            empty = walfile.whole_end(following.data) == walfile.HEADER_BYTES
-            is_missing = empty and walfile.written_end(following.data) > walfile.HEADER_BYTES
+            empty = walfile.whole_end(file.data) == walfile.HEADER_BYTES
+            is_missing = empty and walfile.written_end(file.data) > walfile.HEADER_BYTES
         else:
-            is_missing = said[0] == file.number and end < said[1]
+            last = known.get(said[0], before)
+            is_missing = said[0] == last.number and walfile.whole_end(last.data) < said[1]
         if is_missing:
+            at, end = files.index(last) + 1, walfile.whole_end(last.data)
             later = len(files) - at
-            cut.append(f"{file.path} at byte {end}: the log ends here; {later} later files were not synced either")
-            log.warning("unsynced_end_cut", file=file.path, offset=end, later_files=later)
+            cut.append(f"{last.path} at byte {end}: the log ends here; {later} later files were not synced either")
+            log.warning("unsynced_end_cut", file=last.path, offset=end, later_files=later)
             return files[:at]
     return files
