@@ -16,7 +16,7 @@ from tests.contract.api import Api
 from topics import __version__
 from topics.model.names import TOPIC_PATTERN
 from topics.server.api import openapi, openapi_fields
-from topics.server.api.openapi_operations import Described, described
+from topics.server.api.openapi import Described, described
 from topics.server.api.route_table import ROUTES
 
 

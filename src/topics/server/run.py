@@ -1,8 +1,8 @@
-"""The process of a server: event loop, listening sockets, signals, drain. SIGHUP reads files again (`reload.py`).
+"""The process of a server: event loop, listening sockets, signals, garbage collection, drain.
 
 The sockets listen before the application has recovered its data, so that probes are answered from the first moment
-(readiness returns 503 until then). A stop has this order: stop listening, end the requests that would wait for ever,
-finish the other requests, stop the application.
+(readiness returns 503 until then). A stop has this order: stop listening, end the requests that would wait without
+limit, finish the other requests, stop the application. SIGHUP reads the files of certificates and API keys again.
 """
 
 import asyncio
@@ -24,18 +24,16 @@ from topics.clock import Clock, SystemClock
 from topics.config import Settings
 from topics.errors import Corrupt, TopicsError
 from topics.keys import KeyRule
-from topics.server.http.accept import Acceptor
-from topics.server.http.answer.cors import CorsApp
+from topics.server.http.cors import CorsApp
 from topics.server.http.http_limits import HttpLimits
 from topics.server.http.messages import App
 from topics.server.http.request_log import RequestLog
-from topics.server.http.server import HttpServer
+from topics.server.http.server import Acceptor, HttpServer
 from topics.server.http.tls import Certificate
 from topics.server.limits import os_limits
 from topics.server.limits.budget import MemoryBudget
 from topics.server.limits.loop_holds import Cause, LoopHolds
 from topics.server.loop.gc_pauses import Garbage
-from topics.server.reload import Reload
 from topics.storage.datadir import DataDirError
 
 log = logs.Log("server")
@@ -297,3 +295,36 @@ def _log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) ->
         log.failure(event, error)
     else:
         log.error(event, what=str(context.get("message", "")))
+
+
+class Reload:
+    """Reads again, when it is called, what the settings name as files, and logs what has changed and what cannot."""
+
+    def __init__(
+        self, settings: Settings, certificate: Certificate | None, use_keys: Callable[[tuple[KeyRule, ...]], None]
+    ) -> None:
+        self._settings = settings
+        self._certificate = certificate
+        self._use_keys = use_keys
+
+    def __call__(self) -> None:
+        if self._certificate is not None:
+            self._reload_certificate(self._certificate)
+        if self._settings.api_keys_file is not None:
+            self._reload_keys()
+        log.info("reloaded", hint="all other settings, and the keys in TOPICS_API_KEYS, change with a restart")
+
+    def _reload_certificate(self, certificate: Certificate) -> None:
+        try:
+            certificate.reload()
+            log.info("certificate_reloaded")
+        except TopicsError as error:
+            log.error("certificate_refused", reason=error.message, hint="the server continues with the old certificate")
+
+    def _reload_keys(self) -> None:
+        try:
+            rules = self._settings.reread_key_rules()
+            self._use_keys(rules)
+            log.info("keys_reloaded", keys=len(rules))
+        except ValueError as error:
+            log.error("keys_refused", reason=str(error), hint="the server continues with the old keys")

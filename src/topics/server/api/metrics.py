@@ -21,8 +21,7 @@ from topics.storage.log.stats import WalStats
 
 if TYPE_CHECKING:
     from topics.engine.routers.graph import Router
-    from topics.server.api.services import Services
-    from topics.server.startup import Startup
+    from topics.server.api.services import Services, Startup
 
 # Suffix of the name, labels and their values, each separated by spaces (empty for none), value. Not a dictionary: there
 # are thousands of samples, and every long-lived container makes the pauses of the garbage collector longer.

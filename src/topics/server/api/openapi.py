@@ -1,13 +1,19 @@
-"""The OpenAPI 3.1 document, generated from the route table, with the descriptions and examples of the operations."""
+"""The OpenAPI 3.1 document, generated from the route table, with the descriptions and examples of the operations.
+
+`openapi_operations.json` has one entry per operation: what it does, a request, and the answer that a server gave to it.
+The entries are in an order in which a new server can answer all requests; `tests/contract/test_openapi.py` sends them.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 
 from topics import __version__
 from topics.engine.steps import Steps, run_all
@@ -19,9 +25,46 @@ from topics.model.topic import DEFAULT_CONFIG, ArchiveConfig, ConfigPatch, Topic
 from topics.model.wire import ErrorAnswer
 from topics.server.access.operations import Scope
 from topics.server.api.openapi_fields import meaning
-from topics.server.api.openapi_operations import PATH_PARAMETERS, TAGS, Described, described
 from topics.server.api.route import Parameter, Route
-from topics.server.push.scan import formats
+from topics.server.push import scan_formats as formats
+
+FILE = Path(__file__).with_name("openapi_operations.json")
+
+TAGS = {
+    "topics": "Streams of records: create and configure them, and list them.",
+    "records": "Append, read and delete records.",
+    "consumers": "Positions of readers, by name, with their lag.",
+    "watch": "New records as they arrive, over event streams and WebSockets.",
+    "queues": "Topics whose records are jobs: workers lease them, and ack them when they are done.",
+    "routers": "Copies of records from topic to topic.",
+    "server": "Probes, metrics, this document, the console and the JavaScript client.",
+}
+
+PATH_PARAMETERS = {
+    "topic": "the name of a topic",
+    "router": "the name of a router",
+    "consumer": "the name of a consumer",
+    "wid": "`wid` of the watch session",
+    "file": "the name of a file",
+}
+
+
+class Described(Struct, forbid_unknown_fields=True):
+    """One operation. `answer` is the body of the answer with `status`; text for an answer that is no JSON."""
+
+    description: str
+    path: dict[str, str] = {}
+    query: dict[str, str] = {}
+    body: Any = UNSET
+    status: int = 200
+    answer: Any = UNSET
+
+
+@lru_cache(maxsize=1)
+def described() -> dict[str, Described]:
+    """Return the operations by name."""
+    return msgspec.json.decode(FILE.read_bytes(), type=dict[str, Described])
+
 
 # Errors that any route can return.
 _EVERYWHERE = (Code.INVALID_REQUEST, Code.REQUEST_TIMEOUT, Code.HEADERS_TOO_LARGE)

@@ -17,12 +17,11 @@ from topics.server.http.messages import Answer, Deferred, Request, Response, bod
 from topics.server.http.request.write_request import LARGE_BYTES
 from topics.server.limits.budget import SMALL_BYTES, MemoryBudget
 from topics.server.loop.answer import error_answer, forward
-from topics.server.loop.cold_loads import unreadable
+from topics.server.loop.runtime import unreadable
 from topics.storage.segments.cold import Cold
 
 if TYPE_CHECKING:
-    from topics.server.api.services import Services
-    from topics.server.startup import Startup
+    from topics.server.api.services import Services, Startup
 
 log = logs.Log("app")
 

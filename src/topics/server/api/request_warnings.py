@@ -16,7 +16,7 @@ from msgspec import Struct
 from topics.errors import TopicsError
 from topics.model.unknown_fields import note, warning_of
 from topics.model.wire import UnknownField
-from topics.server.http.answer.cors import WARNINGS
+from topics.server.http.cors import WARNINGS
 from topics.server.http.messages import Answer, Deferred, Response, Stream
 from topics.server.http.request import query_string
 

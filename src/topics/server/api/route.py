@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
@@ -16,8 +17,7 @@ from topics.server.access.operations import Operation, Scope
 from topics.server.http.messages import Answer, Request
 
 if TYPE_CHECKING:
-    from topics.server.api.services import Services
-    from topics.server.startup import Startup
+    from topics.server.api.services import Services, Startup
 
 
 # Cached paths. The longest name of a topic has 255 characters, three bytes each if percent-encoded.
@@ -71,6 +71,16 @@ class Route(Struct, frozen=True, kw_only=True, eq=False):
     def parameter_names(self) -> list[str]:
         """Return the query parameters that the route has."""
         return [*(row.name for row in self.query), *([TOKEN] if self.query_token else [])]
+
+
+def at_any_time(answer: Callable[[Startup, Call], Answer]) -> dict[str, Any]:
+    """Return the fields of a route that needs no recovered data: both handlers are `answer`."""
+
+    @wraps(answer)
+    def handler(services: Services, call: Call) -> Answer:
+        return answer(services.startup, call)
+
+    return {"handler": handler, "while_recovering": answer}
 
 
 class Call(Struct, gc=False):

@@ -7,10 +7,8 @@ from topics.model.topic import ConfigPatch
 from topics.model.watch import WatchCreated, WatchRequest
 from topics.server.access import operations
 from topics.server.api.handlers import (
-    archives,
     assets,
     consumers,
-    health,
     queues,
     records,
     routers,
@@ -19,7 +17,7 @@ from topics.server.api.handlers import (
     watch,
 )
 from topics.server.api.handlers import inspection as looks
-from topics.server.api.route import Parameter, Route
+from topics.server.api.route import Parameter, Route, at_any_time
 from topics.server.http.request import write_request
 
 _TOUCH = "whether this request counts as a read of the topic (auto-priority)"
@@ -103,7 +101,7 @@ ROUTES = [
         errors=(Code.TOPIC_NOT_FOUND, Code.BATCH_TOO_LARGE, Code.EPOCH_MISMATCH, Code.READ_ONLY),
     ),
     Route(
-        method="POST", path="/v0/topics/{topic}/archived", handler=archives.report,
+        method="POST", path="/v0/topics/{topic}/archived", handler=topics.report,
         operation=operations.REPORT_ARCHIVED,
         summary="Report up to which seq an archive has every record: a topic that holds them may expire them",
         body=wire.ArchivedRequest, answers={200: wire.ArchivedAnswer},
@@ -249,15 +247,15 @@ ROUTES = [
     ),
     *(
         Route(
-            method="GET", path=path, handler=health.health,
+            method="GET", path=path, **at_any_time(looks.health),
             operation=operations.PROBE, summary="Report whether the process is alive",
-            answers={200: wire.Health}, while_recovering=health.health_while_recovering, probe=True,
+            answers={200: wire.Health}, probe=True,
         )
         for path in ("/v0/health", "/healthz")
     ),
     *(
         Route(
-            method="GET", path=path, handler=health.ready,
+            method="GET", path=path, handler=looks.ready,
             operation=operations.PROBE, summary="Report whether the server can serve",
             answers={200: wire.Ready}, errors=(Code.NOT_READY, Code.READ_ONLY), probe=True,
         )
@@ -265,16 +263,16 @@ ROUTES = [
     ),
     *(
         Route(
-            method="GET", path=path, handler=health.get_metrics, operation=operations.READ_METRICS,
-            while_recovering=health.get_metrics_while_recovering,
+            method="GET", path=path, handler=looks.get_metrics, operation=operations.READ_METRICS,
+            while_recovering=looks.get_metrics_while_recovering,
             summary="Get the metrics: Prometheus text, or JSON if `Accept` asks for it",
             answers={200: "text/plain"},
         )
         for path in ("/v0/metrics", "/metrics")
     ),
     Route(
-        method="GET", path="/v0/openapi.json", handler=health.get_openapi, operation=operations.READ_DOCUMENT,
-        while_recovering=health.get_openapi_while_recovering, probe=True,
+        method="GET", path="/v0/openapi.json", handler=looks.get_openapi, operation=operations.READ_DOCUMENT,
+        while_recovering=looks.get_openapi_while_recovering, probe=True,
         summary="Get this document", answers={200: dict},
     ),
     Route(
@@ -292,30 +290,27 @@ ROUTES = [
         ),
     ),
     Route(
-        method="GET", path="/", handler=assets.index, operation=operations.READ_DOCUMENT,
-        while_recovering=assets.index_while_recovering, probe=True,
+        method="GET", path="/", **at_any_time(assets.index), operation=operations.READ_DOCUMENT, probe=True,
         summary="Get the addresses of this server; a browser is sent to the console",
         answers={200: inspection.Index, 302: "text/html"},
     ),
     *(
         Route(
-            method="GET", path=path, handler=handler, operation=operations.READ_DOCUMENT, console=True, probe=True,
-            while_recovering=while_recovering, summary=summary,
+            method="GET", path=path, **at_any_time(answer), operation=operations.READ_DOCUMENT, console=True,
+            probe=True, summary=summary,
             answers={200: kind, 304: kind}, errors=() if path == "/console" else (Code.NOT_FOUND,),
         )
-        for path, handler, while_recovering, summary, kind in (
-            ("/console", assets.console, assets.console_while_recovering, "The web console", "text/html"),
-            ("/console/{file}", assets.console_file, assets.console_file_while_recovering,
-             "A file of the console", "text/javascript"),
-            ("/console/parts/{file}", assets.console_part, assets.console_part_while_recovering,
-             "A file that the pages of the console share", "text/javascript"),
-            ("/console/pages/{file}", assets.console_page, assets.console_page_while_recovering,
-             "A page of the console", "text/javascript"),
+        for path, answer, summary, kind in (
+            ("/console", assets.console, "The web console", "text/html"),
+            ("/console/{file}", assets.console_file, "A file of the console", "text/javascript"),
+            ("/console/parts/{file}", assets.console_part, "A file that the pages of the console share",
+             "text/javascript"),
+            ("/console/pages/{file}", assets.console_page, "A page of the console", "text/javascript"),
         )
     ),
     Route(
-        method="GET", path="/client.js", handler=assets.client_js, operation=operations.READ_DOCUMENT,
-        while_recovering=assets.client_js_while_recovering, summary="The JavaScript client: one ES module",
+        method="GET", path="/client.js", **at_any_time(assets.client_js), operation=operations.READ_DOCUMENT,
+        summary="The JavaScript client: one ES module",
         answers={200: "text/javascript", 304: "text/javascript"}, probe=True,
     ),
 ]  # fmt: skip

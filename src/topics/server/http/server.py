@@ -1,10 +1,12 @@
-"""The HTTP server: its connections, the sweep that enforces their deadlines, and the drain at the end.
+"""The HTTP server: accepts connections as long as it has room, enforces their deadlines, and drains them at the end.
 
     bytes -> http1/connection.py: a head that was seen before -> App -> bytes                            (fast path)
     bytes -> http1/connection.py -> pipeline.py -> intake.py -> request/parser.py -> App -> answer_output.py -> bytes
-    bytes -> http1/connection.py -> preface.py -> http2/ -> App -> http2/ -> bytes                         (HTTP/2)
+    bytes -> http1/connection.py -> http2/ -> App -> http2/ -> bytes                                       (HTTP/2)
 
-`accept.py` calls `HttpServer.accept` for each new socket. A connection counts, and is charged, from then on.
+The event loop's own server accepts every connection of the backlog in one turn, and reports one with TLS only after its
+handshake. Until then such connections would be in no limit, and a flood of them could take the descriptors of files. So
+an `Acceptor` accepts, and a connection counts, and is charged, from then on.
 """
 
 import asyncio
@@ -19,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from topics import logs
-from topics.server.http.answer.head import AnswerHeads
+from topics.server.http.answers import AnswerHeads
 from topics.server.http.http1.connection import Connection
 from topics.server.http.http_limits import HttpLimits
 from topics.server.http.messages import App, answer_of
@@ -27,13 +29,13 @@ from topics.server.http.request.gunzip import WorkSlots
 from topics.server.http.request.head import HeadCache
 from topics.server.http.request_log import RequestLog
 from topics.server.http.service import BlockedSink, ConnectionService, OpeningConnection, ServedConnection
-from topics.server.http.tls_transport import TlsTransport
-from topics.server.limits.budget import CONNECTIONS, MemoryBudget
-from topics.server.limits.caps import throttled
+from topics.server.http.tls import Certificate, TlsTransport
+from topics.server.limits.budget import CONNECTIONS, MemoryBudget, throttled
 from topics.server.limits.loop_holds import Cause, LoopHolds
 
 if TYPE_CHECKING:
     from topics.server.http.http2.connection import Http2Connection
+
 
 log = logs.Log("http")
 
@@ -298,3 +300,46 @@ class HttpServer:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._emptied.wait(), CUT_OFF_S)
         return left
+
+
+_ACCEPTED_AT_ONCE = 32  # connections that are accepted in one turn of the loop
+_TRY_AGAIN_S = 0.02  # pause when there is no room, or when the system cannot accept
+
+
+class Acceptor:
+    """Passes new connections to an `HttpServer`. The clients that it has no room for wait in the backlog."""
+
+    def __init__(self, http: HttpServer, sock: socket.socket, certificate: Certificate | None) -> None:
+        self._http = http
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._waiting: asyncio.TimerHandle | None = None
+        self._tls = None if certificate is None else certificate.context
+        self._begin()
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+        self._loop.remove_reader(self._sock)
+        self._sock.close()
+
+    def _begin(self) -> None:
+        self._loop.add_reader(self._sock, self._accept)
+
+    def _accept(self) -> None:
+        try:
+            for _ in range(_ACCEPTED_AT_ONCE):
+                if not self._http.has_room():
+                    if not self._http.make_room():
+                        self._pause()
+                    return
+                self._http.accept(self._sock.accept()[0], self._tls)
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return  # the backlog is empty, or a client has left it
+        except OSError:
+            self._pause()  # the system lacks descriptors or memory
+
+    def _pause(self) -> None:
+        self._loop.remove_reader(self._sock)
+        self._waiting = self._loop.call_later(_TRY_AGAIN_S, self._begin)

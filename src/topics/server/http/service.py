@@ -5,13 +5,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from topics.errors import TopicsError
-from topics.server.http.answer.head import AnswerHeads
+from topics.server.http.answers import AnswerHeads
 from topics.server.http.http_limits import HttpLimits
 from topics.server.http.messages import Answer, Request, Response
 from topics.server.http.request.gunzip import WorkSlots
 from topics.server.http.request.head import HeadCache
 from topics.server.http.request_log import RequestLog
 from topics.server.limits.budget import MemoryBudget
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # the first bytes of a client of HTTP/2 (RFC 9113 section 3.4)
 
 
 class IntakeService(Protocol):

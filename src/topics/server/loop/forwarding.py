@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from topics import logs
 from topics.server.limits.loop_holds import Cause
-from topics.server.loop.cold_loads import NOT_LOADING, unreadable
+from topics.server.loop.runtime import NOT_LOADING, unreadable
 from topics.storage.segments.cold import Cold
 
 if TYPE_CHECKING:

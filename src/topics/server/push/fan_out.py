@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from topics import logs
 from topics.engine.state.topic import Topic
 from topics.model.watch import View, without_nodes
-from topics.server.loop.cold_loads import NOT_LOADING
+from topics.server.loop.runtime import NOT_LOADING
 from topics.server.push.rendering import Event, FrameRenderer, Key, RenderedFrame, deleted_data, tombstone_data
 from topics.server.push.subscription import Subscription, TailGroup, notify_deleted
 from topics.storage.segments.cold import Cold

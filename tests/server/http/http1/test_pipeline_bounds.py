@@ -5,11 +5,11 @@ from itertools import pairwise
 from tests.server.harness import request
 from tests.server.http.http1.pipeline_driver import CHUNKED, UPGRADE, Driver, SilentUpgrade, bodies
 from topics.errors import Code, TopicsError
+from topics.server.http.http1.intake import MAX_PIECES, TURN_NS
 from topics.server.http.http1.pipeline_state import (
     FINISHING,
     LINGERING,
 )
-from topics.server.http.http1.turn_share import MAX_PIECES, TURN_NS
 from topics.server.http.messages import Response
 
 # --- requests and answers

@@ -37,15 +37,15 @@ from topics.model.wire import check_u64, decode_body
 from topics.server.http.messages import Answer, Deferred, Request, Response
 from topics.server.http.request import query_string
 from topics.server.loop.answer import error_answer, json_answer, performance, when_done
-from topics.server.push.jobs.stream import WorkStream
-from topics.server.push.sse import check_accept
+from topics.server.push.jobs import WorkStream
+from topics.server.push.live_stream import check_accept
 
 if TYPE_CHECKING:
     from topics.engine.state.topic import Topic
     from topics.engine.write.commit import Ticket
     from topics.server.api.route import Call
     from topics.server.api.services import Services
-    from topics.server.push.jobs.waiters import QueueWaiters
+    from topics.server.push.jobs import QueueWaiters
 
 _decode_claim = RequestDecoder[ClaimRequest](ClaimRequest).decode
 _decode_ack = RequestDecoder[AckRequest](AckRequest).decode

@@ -40,7 +40,7 @@ from topics.server.http.messages import Answer, Deferred, Request, Response, bod
 from topics.server.http.request import query_string
 from topics.server.http.request.write_request import LARGE_BYTES, decode_write, decode_write_steps
 from topics.server.loop.answer import error_answer, json_answer, performance, when_done
-from topics.server.loop.cold_loads import NOT_LOADING, unreadable
+from topics.server.loop.runtime import NOT_LOADING, unreadable
 
 if TYPE_CHECKING:
     from asyncio import TimerHandle

@@ -10,8 +10,8 @@ from topics.model.records import Projection, ScanRequest, node_set, parse_match
 from topics.model.unknown_fields import RequestDecoder
 from topics.model.wire import check_u64
 from topics.server.http.messages import Answer
-from topics.server.push.scan import formats
-from topics.server.push.scan.stream import ScanStream
+from topics.server.push import scan_formats as formats
+from topics.server.push.scan_stream import ScanStream
 
 if TYPE_CHECKING:
     from topics.server.api.route import Call

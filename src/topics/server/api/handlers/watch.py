@@ -14,12 +14,12 @@ from topics.server.access.operations import more_than_route
 from topics.server.http.messages import Answer, Deferred, Response
 from topics.server.http.request import query_string
 from topics.server.loop.answer import error_answer, json_answer, performance
-from topics.server.loop.cold_loads import unreadable
+from topics.server.loop.runtime import unreadable
 from topics.server.push import cursors
-from topics.server.push.consumer_positions import open_positions
+from topics.server.push.live_stream import check_accept
 from topics.server.push.sessions import WatchStream
-from topics.server.push.sse import check_accept
-from topics.server.push.websocket.handshake import accept
+from topics.server.push.subscription_set import open_positions
+from topics.server.push.websocket.connection import accept
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,9 +5,8 @@ A caller that writes `parts` replaces them with an empty list, and sets `size_by
 
 from collections.abc import Callable
 
-from topics.server.http.answer.failure import failure
-from topics.server.http.answer.head import BODILESS, CLOSE, CONTINUE, KEEP_ALIVE, AnswerHeads
-from topics.server.http.http1.exchange import Exchange
+from topics.server.http.answers import BODILESS, CLOSE, CONTINUE, KEEP_ALIVE, AnswerHeads, failure
+from topics.server.http.http1.exchange_queue import Exchange
 from topics.server.http.messages import Body, Response, Stream, Upgrade, body_bytes
 
 

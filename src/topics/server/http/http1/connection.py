@@ -11,10 +11,8 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from topics.errors import TopicsError
-from topics.server.http.answer.compression import MIN_GZIP_BYTES, compressible, gzip
-from topics.server.http.answer.failure import failure
-from topics.server.http.answer.head import VARY
-from topics.server.http.http1.exchange import Exchange
+from topics.server.http.answers import MIN_GZIP_BYTES, VARY, compressible, failure, gzip
+from topics.server.http.http1.exchange_queue import Exchange
 from topics.server.http.http1.gzip_threads import Unpacking
 from topics.server.http.http1.pipeline import Pipeline, Wait
 from topics.server.http.http1.pipeline_state import (
@@ -32,8 +30,7 @@ from topics.server.http.http1.pipeline_state import (
 )
 from topics.server.http.http1.stream_sink import StreamSink
 from topics.server.http.messages import JSON, Answer, Deferred, Request, Response, Upgrade
-from topics.server.http.preface import take_opening
-from topics.server.http.service import ConnectionService
+from topics.server.http.service import PREFACE, ConnectionService
 from topics.server.limits.budget import SMALL_BYTES
 
 # Below it one joined write is cheaper than passing two buffers; above it the copy costs more. Measured on uvloop,
@@ -227,11 +224,22 @@ class Connection(asyncio.Protocol):
             self._adopt_late()
         stream = self.pipeline.stream
         if stream is None:
-            if self.opening is None or (data := take_opening(self, self._server, data)):
+            if self.opening is None or (data := self._take_opening(data)):
                 self.pipeline.receive(data)
                 self.pump()
         elif isinstance(stream, Upgrade) and self.pipeline.state is STREAMING:
             self._guard(stream.received, data)
+
+    def _take_opening(self, data: bytes) -> bytes:
+        """Return the first input if it is HTTP/1.1. Otherwise keep it, and hand over after the preface of HTTP/2."""
+        before, data = self.opening or b"", (self.opening or b"") + data
+        if self.served or not PREFACE.startswith(data[: len(PREFACE)]):
+            self.opening = None
+            return data
+        self.opening = data
+        if len(data) >= len(PREFACE) > len(before):
+            self._server.begin_http2(self)
+        return b""
 
     def pump(self) -> None:
         """Handle the requests that the pipeline has, write its output, and do what its state asks for."""

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from topics.server.http.http1.exchange import Exchange
+from topics.server.http.http1.exchange_queue import Exchange
 from topics.server.http.http1.pipeline import Pipeline
 from topics.server.http.request.gunzip import Gunzip, WorkSlots
 from topics.server.limits.budget import MemoryBudget

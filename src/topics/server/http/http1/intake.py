@@ -1,18 +1,66 @@
-"""The input of one connection: bytes become parked requests, a bounded piece at a time. Pure."""
+"""The input of one connection: bytes become parked requests, a bounded piece at a time. Pure.
+
+A single read can hold thousands of requests, or of chunks. A connection parses and begins a bounded number of them in
+one turn of the event loop (`TurnShare`), and begins none after `TURN_NS`. The rest waits until the other connections
+have had their turn.
+"""
 
 from collections.abc import Callable
 from typing import Any
 
 from topics.errors import TopicsError
-from topics.server.http.answer.failure import failure
-from topics.server.http.http1.exchange import Exchange
-from topics.server.http.http1.exchange_queue import ExchangeQueue
-from topics.server.http.http1.turn_share import TurnShare
+from topics.server.http.answers import failure
+from topics.server.http.http1.exchange_queue import Exchange, ExchangeQueue
 from topics.server.http.messages import Request, error_response
 from topics.server.http.request.gunzip import Gunzip
 from topics.server.http.request.head import RequestHead
 from topics.server.http.request.parser import BETWEEN, IN_BODY, RequestReader
 from topics.server.http.service import IntakeService
+
+MAX_PIECES = 2048  # pieces of chunked bodies that are parsed in one turn
+TURN_NS = 2_000_000  # work on the requests of one connection in one turn
+
+
+class TurnShare:
+    """What a connection may still do in this turn."""
+
+    __slots__ = (
+        "_clock_ns",
+        "_heads_end",
+        "_max_requests",
+        "_pieces_end",
+        "_requests_left",
+        "ends_ns",
+        "heads",
+    )
+
+    def __init__(self, max_requests: int, clock_ns: Callable[[], int]) -> None:
+        self._max_requests = max_requests
+        self._clock_ns = clock_ns
+        self.ends_ns = 0  # when the share is used up; 0 in a new turn, while no request was begun in it
+        self._requests_left = 0
+        self.heads = 0  # parsed since the connection was opened
+        self._heads_end = self._pieces_end = 0
+
+    def take_request(self) -> bool:
+        """Count a request that is begun; return False if the share is used up."""
+        if not self.ends_ns:
+            self.ends_ns = self._clock_ns() + TURN_NS
+            self._requests_left = self._max_requests
+        elif self._requests_left <= 0 or self._clock_ns() > self.ends_ns:
+            return False
+        self._requests_left -= 1
+        return True
+
+    def allow_parsing(self, pieces: int) -> None:
+        """Allow a turn's share of heads and pieces after the `pieces` that were parsed before."""
+        self._heads_end = self.heads + self._max_requests
+        self._pieces_end = pieces + MAX_PIECES
+
+    def may_parse(self, pieces: int) -> bool:
+        """Return whether more may be parsed after the `pieces` that were parsed before."""
+        return self.heads < self._heads_end and pieces < self._pieces_end
+
 
 # Input is parsed in pieces of this size: the parser cannot be paused, so a piece bounds how many requests it finds.
 PIECE_BYTES = 16 * 1024

@@ -13,13 +13,10 @@ from enum import Enum
 from typing import Any
 
 from topics.errors import Code, TopicsError
-from topics.server.http.answer.compression import INLINE_BYTES, MIN_GZIP_BYTES, gzip, may_compress
-from topics.server.http.answer.failure import failure, log
-from topics.server.http.answer.head import GZIPPED, VARY
+from topics.server.http.answers import GZIPPED, INLINE_BYTES, MIN_GZIP_BYTES, VARY, failure, gzip, log, may_compress
 from topics.server.http.http1.answer_output import AnswerOutput
-from topics.server.http.http1.exchange import Exchange
-from topics.server.http.http1.exchange_queue import ExchangeQueue
-from topics.server.http.http1.intake import Intake
+from topics.server.http.http1.exchange_queue import Exchange, ExchangeQueue
+from topics.server.http.http1.intake import Intake, TurnShare
 from topics.server.http.http1.pipeline_state import (
     ABORT,
     ABORTED,
@@ -48,7 +45,6 @@ from topics.server.http.http1.pipeline_state import (
     ConnectionEvent,
     Ending,
 )
-from topics.server.http.http1.turn_share import TurnShare
 from topics.server.http.messages import Deferred, Request, Response, Stream, Upgrade, body_bytes, error_response
 from topics.server.http.request.head import RequestHead
 from topics.server.http.request.parser import BETWEEN, IN_BODY, IN_HEAD

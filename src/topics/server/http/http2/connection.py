@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from h2.errors import ErrorCodes
 
 from topics.errors import TopicsError
-from topics.server.http.answer.compression import gzip
-from topics.server.http.answer.failure import failure
+from topics.server.http.answers import failure, gzip
 from topics.server.http.http2.deadlines import time_out
 from topics.server.http.http2.session import Http2Session
 from topics.server.http.http2.stream import Http2Stream

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from topics.errors import Code, TopicsError, invalid
-from topics.server.http.answer.head import BODILESS
+from topics.server.http.answers import BODILESS
 from topics.server.http.messages import JSON, Header, Response
 from topics.server.http.request.head import SINGLE, RequestHead, check
 from topics.server.http.request.parser import Bounds

@@ -30,15 +30,10 @@ from h2.exceptions import ProtocolError
 from hyperframe.frame import GoAwayFrame
 
 from topics.errors import Code, TopicsError
-from topics.server.http.answer.compression import INLINE_BYTES, MIN_GZIP_BYTES, gzip, may_compress
-from topics.server.http.answer.failure import failure, log
-from topics.server.http.answer.head import BODILESS
-from topics.server.http.http2.charges import SessionCharges
-from topics.server.http.http2.frames import Frames
+from topics.server.http.answers import BODILESS, INLINE_BYTES, MIN_GZIP_BYTES, failure, gzip, log, may_compress
 from topics.server.http.http2.head import GZIPPED, VARY, answer_head, read_head
-from topics.server.http.http2.input import SessionInput
-from topics.server.http.http2.output import SessionOutput
-from topics.server.http.http2.stream import Http2Stream, Input
+from topics.server.http.http2.input import Frames, SessionInput
+from topics.server.http.http2.stream import Http2Stream, Input, SessionCharges, SessionOutput
 from topics.server.http.messages import Deferred, Request, Response, Stream, Upgrade, body_bytes, error_response
 from topics.server.http.request.gunzip import Gunzip
 from topics.server.http.request.head import RequestHead

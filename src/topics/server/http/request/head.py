@@ -1,16 +1,4 @@
-"""Request heads: the checks that RFC 9112 leaves to a server, and a cache of checked heads. Pure.
-
-A client sends the same few request lines and, but for `content-length`, the same header fields again and again. So the
-result of parsing is cached by the bytes it came from: a head that was seen before costs one dictionary lookup instead
-of a parser run with a Python call for each field. Equal bytes parse equally.
-
-Header blocks are also cached apart from request lines, so that a known client's first request for a new path is found
-too. The meaning of neither depends on the other if the version is 1.1 and the method has no rules of its own; only such
-heads are cached.
-
-Credentials are never cached: an `Authorization` line is removed before a block is stored or looked up, and a request
-line that may carry a token in its query is composed for each request.
-"""
+"""The `Accept-Encoding` field of a request (RFC 9110 section 12.5.3). Pure."""
 
 import re
 import time
@@ -20,7 +8,33 @@ import msgspec
 
 from topics.errors import Code, TopicsError, invalid
 from topics.server.http.messages import Request
-from topics.server.http.request.accept_encoding import accepts_gzip
+
+
+def accepts_gzip(accept_encoding: bytes | None) -> bool:
+    """Return whether an Accept-Encoding value allows gzip: by name, or by `*`, with a weight above 0."""
+    if not accept_encoding:
+        return False
+    wildcard = False
+    for member in accept_encoding.lower().split(b","):
+        coding, *parameters = (part.strip() for part in member.split(b";"))
+        if coding in (b"gzip", b"x-gzip"):
+            return _weight(parameters) > 0
+        if coding == b"*":
+            wildcard = _weight(parameters) > 0
+    return wildcard
+
+
+def _weight(parameters: list[bytes]) -> float:
+    """Return the q value. A malformed one counts as 0: the client may have excluded the coding."""
+    for parameter in parameters:
+        name, _, value = parameter.partition(b"=")
+        if name.strip() == b"q":
+            try:
+                return float(value)
+            except ValueError:
+                return 0.0
+    return 1.0
+
 
 Block = tuple[dict[bytes, bytes], int, bool]  # headers, content-length, whether the answer may be gzipped
 Known = tuple[str, bytes, bytes, dict[bytes, bytes], int, bool]  # method, path, query, and its block

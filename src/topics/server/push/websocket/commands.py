@@ -32,15 +32,12 @@ from topics.model.wire import check_u64
 from topics.server.access.caller import authorise
 from topics.server.access.operations import operation_of
 from topics.server.limits.budget import MemoryBudget
-from topics.server.loop.cold_loads import NOT_LOADING, unreadable
-from topics.server.loop.runtime import Runtime
+from topics.server.loop.runtime import NOT_LOADING, Runtime, unreadable
 from topics.server.loop.sliced_work import Slices
 from topics.server.loop.throttle import Throttle
-from topics.server.push.consumer_positions import open_positions
 from topics.server.push.dispatcher import Dispatcher
-from topics.server.push.pattern_waiters import PatternWaiters
 from topics.server.push.subscription import Subscription, Watcher
-from topics.server.push.subscription_set import SubscriptionSet, resolve
+from topics.server.push.subscription_set import PatternWaiters, SubscriptionSet, open_positions, resolve
 from topics.storage.segments.cold import Cold
 
 if TYPE_CHECKING:
