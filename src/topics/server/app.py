@@ -22,7 +22,7 @@ from topics.server.api.guard import Guard, protected
 from topics.server.api.request_handler import RequestHandler
 from topics.server.api.route import RouteTable
 from topics.server.api.route_table import ROUTES
-from topics.server.api.services import Services, Startup
+from topics.server.api.services import PollCache, Services, Startup
 from topics.server.http.request.browser_origin import Pages
 from topics.server.http.server import HttpServer
 from topics.server.limits.budget import MemoryBudget, budget_bytes_of
@@ -30,7 +30,6 @@ from topics.server.limits.loop_holds import LoopHolds
 from topics.server.limits.os_limits import resident_bytes
 from topics.server.loop.budget_upkeep import Upkeep
 from topics.server.loop.forwarding import Forwarding
-from topics.server.loop.poll_cache import PollCache
 from topics.server.loop.runtime import Runtime
 from topics.server.loop.samples import Column, QueueSamples, Samples, Traffic
 from topics.server.loop.sliced_work import SharedAnswers, Slices

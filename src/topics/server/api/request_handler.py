@@ -11,8 +11,7 @@ from topics.model.wire import MAX_PLAIN_BODY_BYTES, body_too_large
 from topics.server.access.caller import ANYONE
 from topics.server.access.operations import Scope
 from topics.server.api.guard import Guard
-from topics.server.api.request_warnings import note_parameters, with_warnings
-from topics.server.api.route import Call, Route, RouteTable
+from topics.server.api.route import Call, Route, RouteTable, note_parameters, with_warnings
 from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
 from topics.server.http.request.write_request import LARGE_BYTES
 from topics.server.limits.budget import SMALL_BYTES, MemoryBudget

@@ -9,10 +9,10 @@ from topics.server.access import operations
 from topics.server.api.handlers import (
     assets,
     consumers,
+    diff,
     queues,
     records,
     routers,
-    scan,
     topics,
     watch,
 )
@@ -80,7 +80,7 @@ ROUTES = [
         query=(Parameter("return_seqs", bool, "whether the answer lists every seq", True),),
     ),
     Route(
-        method="POST", path="/v0/topics/{topic}/diff", handler=records.diff, operation=operations.DIFF,
+        method="POST", path="/v0/topics/{topic}/diff", handler=diff.diff, operation=operations.DIFF,
         summary="Read the records after a cursor, with a tombstone if some were lost",
         body=DiffRequest, answers={200: wire.Diff},
         errors=(
@@ -89,7 +89,7 @@ ROUTES = [
         ),
     ),
     Route(
-        method="POST", path="/v0/topics/{topic}/scan", handler=scan.scan, operation=operations.SCAN,
+        method="POST", path="/v0/topics/{topic}/scan", handler=records.scan, operation=operations.SCAN,
         summary="Read a range of records as one stream: JSON lines, segments or Arrow, by `Accept`",
         body=ScanRequest, answers={200: "application/x-ndjson"},
         errors=(Code.TOPIC_NOT_FOUND, Code.NOT_ACCEPTABLE, Code.THROTTLED, Code.STORAGE_UNAVAILABLE),

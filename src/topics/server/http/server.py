@@ -28,7 +28,7 @@ from topics.server.http.messages import App, answer_of
 from topics.server.http.request.gunzip import WorkSlots
 from topics.server.http.request.head import HeadCache
 from topics.server.http.request_log import RequestLog
-from topics.server.http.service import BlockedSink, ConnectionService, OpeningConnection, ServedConnection
+from topics.server.http.service import BlockedSink, OpeningConnection, ServedConnection, Service
 from topics.server.http.tls import Certificate, TlsTransport
 from topics.server.limits.budget import CONNECTIONS, MemoryBudget, throttled
 from topics.server.limits.loop_holds import Cause, LoopHolds
@@ -48,7 +48,7 @@ _LOOK_AGAIN_S = 0.25  # pause after a search that found no idle connection
 _SWEPT_AT_ONCE = 500  # connections whose deadlines are checked in one turn; each takes about 2 µs
 CUT_OFF_S = 5  # how long a drain waits for aborted connections to be reported as lost
 
-MakeHttp2 = Callable[[ConnectionService, asyncio.Transport, str], "Http2Connection"]
+MakeHttp2 = Callable[[Service, asyncio.Transport, str], "Http2Connection"]
 
 
 def _import_http2() -> MakeHttp2:

@@ -183,7 +183,7 @@ def test_handler_that_resolves_an_earlier_answer_does_not_reorder_them(loop):
             first.resolve(Response(200, b"one"))
             return Response(200, b"two")
 
-        world.http.handle = world.connection._handle = handle
+        world.http.handle = handle
         world.connection.data_received(request("/first") + request("/second"))
         [written] = world.transport.writes
         assert written.index(b"one") < written.index(b"two")

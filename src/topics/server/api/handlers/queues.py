@@ -32,8 +32,8 @@ from topics.model.queue import (
 )
 from topics.model.records import MAX_WAIT_MS, parse_match
 from topics.model.topic import LEASE_MS_RANGE, clamp
-from topics.model.unknown_fields import Noted, RequestDecoder
-from topics.model.wire import check_u64, decode_body
+from topics.model.unknown_fields import RequestDecoder
+from topics.model.wire import check_u64
 from topics.server.http.messages import Answer, Deferred, Request, Response
 from topics.server.http.request import query_string
 from topics.server.loop.answer import error_answer, json_answer, performance, when_done
@@ -51,7 +51,7 @@ _decode_claim = RequestDecoder[ClaimRequest](ClaimRequest).decode
 _decode_ack = RequestDecoder[AckRequest](AckRequest).decode
 _decode_nack = RequestDecoder[NackRequest](NackRequest).decode
 _decode_extend = RequestDecoder[ExtendRequest](ExtendRequest).decode
-_decode_redrive = msgspec.json.Decoder(RedriveRequest)
+decode_redrive = RequestDecoder[RedriveRequest](RedriveRequest).decode
 _encode = msgspec.json.encode
 _now_ns = time.perf_counter_ns
 
@@ -325,12 +325,6 @@ def _state(given: str | None) -> JobState | None:
         if given == state:
             return state
     raise invalid(f"state must be one of {', '.join(JOB_STATES)}", field="state")
-
-
-def decode_redrive(body: bytes, _: Noted) -> RedriveRequest:
-    """Return the decoded body of a redrive."""
-    wanted: RedriveRequest = decode_body(_decode_redrive, body)
-    return wanted
 
 
 def redrive(services: Services, call: Call) -> Answer:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from topics.engine.engine import Configured, Dropped
 from topics.engine.write import archived
 from topics.model.topic import ConfigPatch
-from topics.model.unknown_fields import Noted, RequestDecoder
+from topics.model.unknown_fields import RequestDecoder
 from topics.model.wire import (
     ArchivedAnswer,
     ArchivedRequest,
@@ -21,7 +19,6 @@ from topics.model.wire import (
     TopicState,
     TopicSummary,
     check_u64,
-    decode_body,
 )
 from topics.server.http.messages import Answer
 from topics.server.http.request import query_string
@@ -39,13 +36,7 @@ if TYPE_CHECKING:
 
 TOPICS_PER_STEP = 100  # of a list; one takes about 4 µs
 
-_decode_config = msgspec.json.Decoder(ConfigPatch)
-
-
-def decode_config(body: bytes, _: Noted) -> ConfigPatch:
-    """Return the decoded body of `PUT /v0/topics/{topic}`."""
-    patch: ConfigPatch = decode_body(_decode_config, body)
-    return patch
+decode_config = RequestDecoder[ConfigPatch](ConfigPatch).decode
 
 
 def put_topic(services: Services, call: Call) -> Answer:

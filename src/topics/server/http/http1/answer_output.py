@@ -6,7 +6,7 @@ A caller that writes `parts` replaces them with an empty list, and sets `size_by
 from collections.abc import Callable
 
 from topics.server.http.answers import BODILESS, CLOSE, CONTINUE, KEEP_ALIVE, AnswerHeads, failure
-from topics.server.http.http1.exchange_queue import Exchange
+from topics.server.http.exchange import Exchange
 from topics.server.http.messages import Body, Response, Stream, Upgrade, body_bytes
 
 
@@ -29,13 +29,9 @@ class AnswerOutput:
         if answer.sent is not None:
             self.sent_hooks.append(answer.sent)
         head = exchange.head
-        extra = exchange.vary
-        if last:
-            extra += CLOSE
-        elif head.old:
-            extra += KEEP_ALIVE
+        after = CLOSE if last else KEEP_ALIVE if head.old else b""
         try:
-            start = self._heads.whole(answer, body_bytes(answer.body), extra)
+            start = self._heads.whole(answer, body_bytes(answer.body), after)
         except Exception as error:
             # The application set a header field that cannot be sent. The error answer has no fields of its own.
             self.add_last(failure(head.request, error), head_only=head.head_only)

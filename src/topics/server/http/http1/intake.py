@@ -6,16 +6,15 @@ have had their turn.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from topics.errors import TopicsError
 from topics.server.http.answers import failure
-from topics.server.http.http1.exchange_queue import Exchange, ExchangeQueue
+from topics.server.http.exchange import Exchange, Exchanges
+from topics.server.http.http1.exchange_queue import ExchangeQueue
 from topics.server.http.messages import Request, error_response
-from topics.server.http.request.gunzip import Gunzip
 from topics.server.http.request.head import RequestHead
 from topics.server.http.request.parser import BETWEEN, IN_BODY, RequestReader
-from topics.server.http.service import IntakeService
+from topics.server.http.service import Service
 
 MAX_PIECES = 2048  # pieces of chunked bodies that are parsed in one turn
 TURN_NS = 2_000_000  # work on the requests of one connection in one turn
@@ -24,15 +23,7 @@ TURN_NS = 2_000_000  # work on the requests of one connection in one turn
 class TurnShare:
     """What a connection may still do in this turn."""
 
-    __slots__ = (
-        "_clock_ns",
-        "_heads_end",
-        "_max_requests",
-        "_pieces_end",
-        "_requests_left",
-        "ends_ns",
-        "heads",
-    )
+    __slots__ = ("_clock_ns", "_heads_end", "_max_requests", "_pieces_end", "_requests_left", "ends_ns", "heads")
 
     def __init__(self, max_requests: int, clock_ns: Callable[[], int]) -> None:
         self._max_requests = max_requests
@@ -75,7 +66,7 @@ class Intake:
 
     __slots__ = (
         "_at",
-        "_call",
+        "_exchanges",
         "_peer",
         "_queue",
         "_read_at_head",
@@ -87,12 +78,12 @@ class Intake:
     )
 
     def __init__(
-        self, service: IntakeService, queue: ExchangeQueue, share: TurnShare, call: Callable[..., Any], peer: str
+        self, service: Service, queue: ExchangeQueue, share: TurnShare, exchanges: Exchanges[Exchange], peer: str
     ) -> None:
         self._service = service
         self._queue = queue
         self._share = share
-        self._call = call  # calls a hook of the application, which may fail
+        self._exchanges = exchanges
         self._peer = peer
         self.reader = RequestReader(self, service.limits, peer)
         self.data: bytes | None = None  # input that is not parsed, from `_at` on; None: all is parsed
@@ -176,7 +167,7 @@ class Intake:
         reader = self.reader
         if reader.phase == IN_BODY and reader.wanted and reader.head is not None:
             reader.wanted = False
-            self._call(self._service.abandon, reader.head.request)
+            self._exchanges.call(self._service.abandon, reader.head.request)
 
     def release(self) -> None:
         """Free everything when the connection has ended."""
@@ -213,39 +204,10 @@ class Intake:
         if not head.keep_alive:
             self.stop()
         if head.packed and body:
-            self._unpack(exchange)
+            self._exchanges.unpack(exchange)
 
     def take_error(self, error: TopicsError) -> None:
         self.abandon_body()
         request = Request("", b"", b"", {}, b"", self._peer, 0)
         self._queue.park(Exchange(RequestHead(request, keep_alive=False), error_response(error)))
         self.stop()
-
-    # --- gzip bodies
-
-    def _unpack(self, exchange: Exchange) -> None:
-        """Unpack a short body at once. Put a long one into the queue's `packed`, and leave its request parked."""
-        gunzip = Gunzip(exchange.head.request.body, self._service.limits.max_body_bytes)
-        try:
-            body = gunzip.step()
-        except TopicsError as error:
-            self.unpack_failed(exchange, error)
-            return
-        if body is not None:
-            self.unpacked(exchange, body)
-        else:
-            exchange.unpacking = True
-            self._queue.packed.append((exchange, gunzip))
-
-    def unpacked(self, exchange: Exchange, body: bytes) -> None:
-        """Take the unpacked body of a parked request."""
-        exchange.unpacking = False
-        exchange.head.request.body = body
-        self._queue.charges.park(exchange, len(body))
-
-    def unpack_failed(self, exchange: Exchange, error: BaseException) -> None:
-        """Answer a parked request whose body cannot be unpacked with `error`."""
-        request = exchange.head.request
-        self._call(self._service.abandon, request)
-        exchange.answer = failure(request, error)
-        self.unpacked(exchange, b"")

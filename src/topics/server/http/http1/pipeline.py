@@ -8,14 +8,13 @@ Requests that have to wait are parked. While a request is parked no further inpu
 does not read its answers can send no new requests.
 """
 
-from collections.abc import Callable
 from enum import Enum
-from typing import Any
 
 from topics.errors import Code, TopicsError
-from topics.server.http.answers import GZIPPED, INLINE_BYTES, MIN_GZIP_BYTES, VARY, failure, gzip, log, may_compress
+from topics.server.http.answers import failure
+from topics.server.http.exchange import Exchange, Exchanges
 from topics.server.http.http1.answer_output import AnswerOutput
-from topics.server.http.http1.exchange_queue import Exchange, ExchangeQueue
+from topics.server.http.http1.exchange_queue import ExchangeQueue
 from topics.server.http.http1.intake import Intake, TurnShare
 from topics.server.http.http1.pipeline_state import (
     ABORT,
@@ -45,10 +44,11 @@ from topics.server.http.http1.pipeline_state import (
     ConnectionEvent,
     Ending,
 )
-from topics.server.http.messages import Deferred, Request, Response, Stream, Upgrade, body_bytes, error_response
+from topics.server.http.messages import Deferred, Request, Response, Stream, Upgrade, error_response
 from topics.server.http.request.head import RequestHead
 from topics.server.http.request.parser import BETWEEN, IN_BODY, IN_HEAD
-from topics.server.http.service import ExchangeService
+from topics.server.http.service import Service
+from topics.server.limits.budget import ANSWERS, STREAMS
 
 
 class Wait(Enum):
@@ -61,30 +61,22 @@ class Wait(Enum):
     END_BODY = "send the rest of a body"
 
 
-class Pipeline:
+class Pipeline(Exchanges[Exchange]):
     """The requests and answers of one connection."""
 
     __slots__ = (
-        "_close_timeout_ms",
-        "_ending",
-        "_intake",
-        "_peer",
-        "_service",
-        "_share",
-        "output",
-        "paused",
-        "queue",
-        "state",
+        "_close_timeout_ms", "_ending", "_intake", "_peer", "_share", "account", "output", "paused", "queue", "state",
         "stream",
-    )
+    )  # fmt: skip
 
-    def __init__(self, service: ExchangeService, peer: str) -> None:
-        self._service = service
+    def __init__(self, service: Service, peer: str) -> None:
+        super().__init__(service)
         self._peer = peer
         self.state = IDLE
         self._ending = NOT_ENDING
         self.paused = False  # the transport holds more than the high-water mark
-        self.queue = ExchangeQueue(service.budget)
+        self.queue = ExchangeQueue(self.charges)
+        self.account = ANSWERS  # what the output is charged to
         self.output = AnswerOutput(service.answers)
         self.stream: Stream | None = None  # the stream that owns the connection
         self._intake: Intake | None = None  # made when the fast path cannot take a read
@@ -105,7 +97,7 @@ class Pipeline:
         elif state in DISCARDING:
             return
         if self._intake is None:
-            self._intake = Intake(self._service, self.queue, self._share, self.call, self._peer)
+            self._intake = Intake(self._service, self.queue, self._share, self, self._peer)
         self._intake.add(data)
 
     def receive_eof(self) -> bool:
@@ -241,14 +233,15 @@ class Pipeline:
             self._intake.discard()
 
     def unpacked(self, exchange: Exchange, body: bytes) -> None:
-        """Take the unpacked body of a parked request."""
-        assert self._intake is not None
-        self._intake.unpacked(exchange, body)
+        exchange.unpacking = False
+        exchange.head.request.body = body
+        self.charges.park(exchange, len(body))
 
     def unpack_failed(self, exchange: Exchange, error: BaseException) -> None:
-        """Answer a parked request whose body cannot be unpacked with `error`."""
-        assert self._intake is not None
-        self._intake.unpack_failed(exchange, error)
+        request = exchange.head.request
+        self.call(self._service.abandon, request)
+        exchange.answer = failure(request, error)
+        self.unpacked(exchange, b"")
 
     # --- answers in
 
@@ -260,42 +253,22 @@ class Pipeline:
         self.queue.begin(exchange)
         return exchange
 
-    def answer(self, exchange: Exchange, response: Response) -> bool:
-        """Take the answer to a request. Return False if compressing its body takes too long here: then
-        `answer_compressed` must follow."""
-        exchange.deferred = None
-        self.queue.charges.finish(exchange)
-        size_bytes = body_bytes(response.body)
-        if size_bytes >= MIN_GZIP_BYTES and may_compress(response):
-            exchange.vary = VARY
-            if exchange.head.gzip:
-                if size_bytes > INLINE_BYTES:
-                    self.queue.hold(exchange, size_bytes)
-                    return False
-                self.answer_compressed(exchange, response, gzip(response.body))
-                return True
+    def _make_ready(self, exchange: Exchange, response: Response, size_bytes: int) -> None:
         self.queue.make_ready(exchange, response, size_bytes)
-        return True
 
-    def answer_compressed(self, exchange: Exchange, response: Response, packed: bytes) -> None:
-        """Take the answer to a request with its compressed body."""
-        exchange.vary = VARY + GZIPPED
-        answer = Response(response.status, packed, response.content_type, response.headers, response.sent)
-        self.queue.make_ready(exchange, answer, len(packed))
+    def hold(self, exchange: Exchange, size_bytes: int) -> None:
+        self.queue.hold(exchange, size_bytes)
 
     def defer(self, exchange: Exchange, deferred: Deferred) -> None:
-        """Note that the answer to a request comes later, as `deferred`."""
-        exchange.deferred = deferred
-        if not deferred.keeps_request:
-            self.queue.charges.finish(exchange)
+        super().defer(exchange, deferred)
         if self._ending is EOF:
             self.call(deferred.hurry)
 
     def grant(self, exchange: Exchange, stream: Stream) -> None:
         """Take a stream as the answer to a request. No request after it is handled."""
         exchange.answer = stream
-        self.queue.charges.finish(exchange)
-        self._abandon(self.queue.drop_parked())
+        self.charges.finish(exchange)
+        self._abandon(self.queue.drop_from(self.queue.begun))
         if isinstance(stream, Upgrade):
             self.change(GRANT)
         else:
@@ -328,7 +301,8 @@ class Pipeline:
             return
         if not isinstance(stream, Upgrade):
             self.take_rest()  # there is no protocol that wants it
-        self.queue.charges.become_stream()
+        self.charges.note_output(self.account, 0)
+        self.account = STREAMS
         self.stream = stream
         self.change(OPEN)
 
@@ -426,9 +400,10 @@ class Pipeline:
         intake = self._intake
         if intake is None or self.state not in (ACTIVE, UPGRADING, FINISHING):
             return
-        self._abandon(self.queue.drop_parked())
+        queue = self.queue
+        self._abandon(queue.drop_from(queue.begun))
         if self.state is UPGRADING:  # the new protocol would miss the input that is dropped here
-            self._drop_begun([self.queue.drop_last()])
+            self._drop_begun(queue.drop_from(len(queue.exchanges) - 1))
         self.change(LAST)
         intake.fail(error)
 
@@ -445,22 +420,12 @@ class Pipeline:
         for hook in self.output.take_sent_hooks():
             self.call(hook)
 
-    def call(self, hook: Callable[..., Any], *arguments: Any) -> None:
-        """Call into the application where no client waits for an answer. Abort the connection if that raises."""
-        try:
-            hook(*arguments)
-        except Exception as error:
-            log.failure("hook_failed", error, hook=getattr(hook, "__qualname__", ""))
-            self.change(ABORT)
-
-    def never_sent(self, response: Response) -> None:
-        """Report an answer that no client waits for as delivered: nothing of it is held."""
-        if response.sent is not None:
-            self.call(response.sent)
+    def _hook_failed(self) -> None:
+        self.change(ABORT)
 
     def _drop_queue(self) -> None:
-        self._abandon(self.queue.drop_parked())
-        self._drop_begun(self.queue.drop_begun())
+        self._abandon(self.queue.drop_from(self.queue.begun))
+        self._drop_begun(self.queue.drop_from(0))
 
     def _abandon(self, parked: list[Exchange]) -> None:
         for exchange in parked:

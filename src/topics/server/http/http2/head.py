@@ -17,8 +17,6 @@ _METHOD = re.compile(rb"[A-Z]{1,16}")
 _TRANSPORT_FIELDS = frozenset(
     (b"connection", b"content-length", b"transfer-encoding", b"date", b"keep-alive", b"upgrade", b"proxy-connection")
 )
-VARY: Header = (b"vary", b"accept-encoding")
-GZIPPED: Header = (b"content-encoding", b"gzip")
 
 
 def read_head(fields: Iterable[tuple[bytes, bytes]], bounds: Bounds, peer: str) -> RequestHead:
@@ -54,7 +52,7 @@ def read_head(fields: Iterable[tuple[bytes, bytes]], bounds: Bounds, peer: str) 
     return check(method=method.decode(), version="1.1", url=target, headers=headers, peer=peer, keep_alive=True)
 
 
-def answer_head(response: Response, date: bytes, length: int | None, vary: tuple[Header, ...] = ()) -> list[Header]:
+def answer_head(response: Response, date: bytes, length: int | None) -> list[Header]:
     """Return the head of an answer; `length` is None for one without end. Raise ValueError for a bad field."""
     head: list[Header] = [(b":status", b"%d" % response.status), (b"date", date)]
     if response.status not in BODILESS:
@@ -71,5 +69,4 @@ def answer_head(response: Response, date: bytes, length: int | None, vary: tuple
         if b"\r" in value or b"\n" in value:
             raise ValueError("a header field is one line")
         head.append((name, value))
-    head.extend(vary)
     return head

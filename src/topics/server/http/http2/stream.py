@@ -10,10 +10,11 @@ from enum import Enum
 
 from h2.connection import H2Connection
 from h2.exceptions import ProtocolError
+from msgspec import field
 
-from topics.server.http.messages import Body, Deferred, Response, Stream, body_bytes
-from topics.server.http.request.head import RequestHead
-from topics.server.limits.budget import ANSWERS, BODIES, EXCHANGE_BYTES, STREAMS, MemoryBudget, Receiver
+from topics.server.http.exchange import Exchange
+from topics.server.http.messages import Body, Stream, body_bytes
+from topics.server.limits.budget import ANSWERS, STREAMS
 
 
 class Input(Enum):
@@ -24,56 +25,41 @@ class Input(Enum):
     WHOLE = 2  # the client has sent all of it
 
 
-class Http2Stream:
-    """A request and its answer."""
+class Http2Stream(Exchange, kw_only=True, eq=False):
+    """A request and its answer. It is `dropped` once the answer was sent, too: nothing more goes out or comes in."""
 
-    __slots__ = (
-        "_parts", "admitted", "answer", "begun_at", "body", "charged_bytes", "deferred", "ends", "full", "given_up",
-        "head", "input", "is_live", "number", "over", "response", "seen", "seen_at", "unpacking",
-        "unsent_bytes", "vary",
-    )  # fmt: skip
-
-    def __init__(self, number: int, head: RequestHead, now: float) -> None:
-        self.number = number
-        self.head = head
-        self.begun_at = now
-        self.input = Input.COMING
-        self.admitted = False  # the application has admitted the request, and was not asked to handle it
-        self.body = bytearray()
-        self.unpacking = False  # a thread unpacks the body
-        self.charged_bytes = 0  # of the request, to the memory budget
-        self.deferred: Deferred | None = None
-        self.answer: Stream | None = None  # an answer without end
-        self.response: Response | None = None
-        self.vary: tuple[tuple[bytes, bytes], ...] = ()
-        self.is_live = False  # `answer` is open
-        self._parts: deque[bytes | memoryview] = deque()
-        self.unsent_bytes = 0  # in `_parts`
-        self.ends = False  # nothing follows what is in `_parts`
-        self.full = False  # `answer` waits for `drained`
-        self.given_up = False  # the client was slow for long enough: it gets a short time for the rest
-        self.over = False  # nothing more goes out, and nothing that comes in is looked at
-        # For the deadline of an answer: how much was unsent when it last changed, and when that was.
-        self.seen = 0
-        self.seen_at = now
+    number: int
+    begun_at: float
+    input: Input = Input.COMING
+    admitted: bool = False  # the application has admitted the request, and was not asked to handle it
+    body: bytearray = field(default_factory=bytearray)
+    is_live: bool = False  # `answer` has no end, and is open
+    parts: deque[bytes | memoryview] = field(default_factory=deque)
+    unsent_bytes: int = 0  # in `parts`
+    ends: bool = False  # nothing follows what is in `parts`
+    full: bool = False  # `answer` waits for `drained`
+    given_up: bool = False  # the client was slow for long enough: it gets a short time for the rest
+    # For the deadline of an answer: how much was unsent when it last changed, and when that was.
+    seen: int = 0
+    seen_at: float
 
     def add(self, body: Body) -> None:
         """Add bytes to what has to go out."""
         if isinstance(body, bytes):
             if body:
-                self._parts.append(body)
+                self.parts.append(body)
         else:
-            self._parts.extend(part for part in body if len(part))
+            self.parts.extend(part for part in body if len(part))
         self.unsent_bytes += body_bytes(body)
 
     def take(self, most_bytes: int) -> bytes:
         """Return and forget the next bytes that have to go out: from one part, and at most `most_bytes`."""
-        part = self._parts.popleft()
+        part = self.parts.popleft()
         if len(part) > most_bytes:
             rest = memoryview(part)[most_bytes:]
-            self._parts.appendleft(rest)
+            self.parts.appendleft(rest)
             part = part[:most_bytes]
-        elif len(part) < most_bytes and self._parts:
+        elif len(part) < most_bytes and self.parts:
             part = self._joined(part, most_bytes)
         self.unsent_bytes -= len(part)
         return bytes(part)
@@ -81,72 +67,16 @@ class Http2Stream:
     def _joined(self, part: bytes | memoryview, most_bytes: int) -> bytes:
         """Return a small part with those after it that fit whole: many small writes go out as one frame."""
         pieces, size_bytes = [part], len(part)
-        while self._parts and size_bytes + len(self._parts[0]) <= most_bytes:
-            piece = self._parts.popleft()
+        while self.parts and size_bytes + len(self.parts[0]) <= most_bytes:
+            piece = self.parts.popleft()
             pieces.append(piece)
             size_bytes += len(piece)
         return b"".join(pieces)
 
     def drop(self) -> None:
         """Forget everything that has to go out."""
-        self._parts.clear()
+        self.parts.clear()
         self.unsent_bytes = 0
-
-
-class SessionCharges:
-    """The bytes that one connection holds, by account. `note` charges what has changed since the last time."""
-
-    __slots__ = ("_answer_bytes", "_body_bytes", "_budget", "_charged", "_received_bytes", "_stream_bytes")
-
-    def __init__(self, budget: MemoryBudget) -> None:
-        self._budget = budget
-        self._body_bytes = 0  # of requests without an answer
-        self._answer_bytes = 0  # of answers that have not gone out
-        self._stream_bytes = 0  # the same for answers without end
-        self._received_bytes = 0
-        self._charged = {BODIES: 0, ANSWERS: 0, STREAMS: 0}
-
-    def request(self, stream: Http2Stream) -> None:
-        """Count a request with what has come of its body."""
-        size_bytes = EXCHANGE_BYTES + max(len(stream.body), len(stream.head.request.body))
-        self._body_bytes += size_bytes - stream.charged_bytes
-        stream.charged_bytes = size_bytes
-
-    def unpacking(self, stream: Http2Stream, size_bytes: int) -> None:
-        """Count the bytes that a body was unpacked to so far."""
-        size_bytes += EXCHANGE_BYTES + len(stream.head.request.body)
-        self._body_bytes += size_bytes - stream.charged_bytes
-        stream.charged_bytes = size_bytes
-
-    def finish(self, stream: Http2Stream) -> None:
-        """Free the body of a request: its answer does not need it any more."""
-        self._body_bytes -= stream.charged_bytes
-        stream.charged_bytes = 0
-        stream.head.request.body = b""
-        stream.body = bytearray()
-
-    def queued(self, stream: Http2Stream, delta_bytes: int) -> None:
-        """Count bytes of an answer that wait to go out, or went."""
-        if stream.answer is None:
-            self._answer_bytes += delta_bytes
-        else:
-            self._stream_bytes += delta_bytes
-
-    def note(self, receiver: Receiver, unparsed_bytes: int, unsent_bytes: int) -> None:
-        """Charge the budget. `receiver` is the connection, which may have to give up its input."""
-        held = {
-            BODIES: self._body_bytes + unparsed_bytes,
-            ANSWERS: self._answer_bytes + unsent_bytes,
-            STREAMS: self._stream_bytes,
-        }
-        for account, held_bytes in held.items():
-            if held_bytes != self._charged[account]:
-                self._budget.charge(account, held_bytes - self._charged[account])
-                self._charged[account] = held_bytes
-        received_bytes = held[BODIES]
-        if received_bytes != self._received_bytes:
-            self._received_bytes = received_bytes
-            self._budget.receive(receiver, received_bytes)
 
 
 FRAME_BYTES = 1 << 14  # of one stream, before the next stream has its turn
@@ -155,11 +85,11 @@ FRAME_BYTES = 1 << 14  # of one stream, before the next stream has its turn
 class SessionOutput:
     """The streams that have something to send."""
 
-    __slots__ = ("_charges", "_frames", "_waiting", "_writable", "drained", "finished", "lost")
+    __slots__ = ("_frames", "_waiting", "_writable", "drained", "finished", "lost", "unsent")
 
-    def __init__(self, frames: H2Connection, charges: SessionCharges) -> None:
+    def __init__(self, frames: H2Connection) -> None:
         self._frames = frames
-        self._charges = charges
+        self.unsent = {ANSWERS: 0, STREAMS: 0}  # bytes of answers that wait to go out, by account
         self._writable: dict[Http2Stream, None] = {}  # in turn; they have bytes to send, or their end
         self._waiting: dict[Http2Stream, None] = {}  # the same, but the client allows no bytes now
         self.finished: list[Http2Stream] = []  # streams whose end was sent
@@ -173,7 +103,7 @@ class SessionOutput:
         """Send bytes of an answer, as far as the client allows."""
         before_bytes = stream.unsent_bytes
         stream.add(body)
-        self._charges.queued(stream, stream.unsent_bytes - before_bytes)
+        self._count(stream, stream.unsent_bytes - before_bytes)
         self._writable[stream] = None
 
     def end(self, stream: Http2Stream) -> None:
@@ -183,10 +113,13 @@ class SessionOutput:
 
     def remove(self, stream: Http2Stream) -> None:
         """Send nothing more of a stream."""
-        self._charges.queued(stream, -stream.unsent_bytes)
+        self._count(stream, -stream.unsent_bytes)
         stream.drop()
         self._writable.pop(stream, None)
         self._waiting.pop(stream, None)
+
+    def _count(self, stream: Http2Stream, delta_bytes: int) -> None:
+        self.unsent[STREAMS if isinstance(stream.answer, Stream) else ANSWERS] += delta_bytes
 
     def unblock(self, stream: Http2Stream | None) -> None:
         """Let one stream go on, or all if it is None: the client allows more bytes."""
@@ -211,7 +144,7 @@ class SessionOutput:
                     self._waiting[stream] = None
                     continue
                 data = stream.take(min(window_bytes, frames.max_outbound_frame_size, FRAME_BYTES))
-                self._charges.queued(stream, -len(data))
+                self._count(stream, -len(data))
             ends = stream.ends and not stream.unsent_bytes
             if data or ends:
                 try:
