@@ -9,7 +9,7 @@ Nothing is polled. The engine calls `make_ready` once per turn for a topic with 
 of them; a connection that is full gets nothing until it has drained. A topic with many watchers is served at once after
 a pause, and then about once per `GATHER_MS`: records that arrive in between share one frame. Under pressure the
 dispatcher serves topics by effective priority, gathers for a few ms, and pauses topics below zero: see
-`engine/pressure.py`. The delays of the server are listed in `docs/architecture.md`, section Delays.
+`engine/pressure.py` and `engine/delays.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from topics import logs
+from topics.engine.delays import GATHER_MS, GATHER_WATCHERS
 from topics.engine.pressure import effective_priority
 from topics.engine.state.topic import Topic
 from topics.model.watch import View, without_nodes
@@ -296,10 +297,6 @@ class FanOut:
 
 
 TURN_S = 0.005  # of delivery, after which requests come first
-# A frame costs a call of the kernel per watcher, whatever it holds. In a room of 30 with 1,500 messages per second this
-# saves a fifth of the server's processor time, and adds 1.4 ms to the median latency: see docs/decisions/gathering.md.
-GATHER_MS = 2
-GATHER_WATCHERS = 16  # subscriptions of one topic; fewer do not repay the wait
 
 
 class Dispatcher:
