@@ -11,7 +11,6 @@ lost with it.
 
 from __future__ import annotations
 
-import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from topics.engine.state import snapshot_parts
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.engine.write import apply
+from topics.model.nesting import allow_depth, limit_restored
 from topics.model.router import RouterConfig
 from topics.storage import snapshot as snap
 from topics.storage.log.entry import Append
@@ -50,7 +50,7 @@ class ReplayTable(Table):
     ) -> Router:
         router = super().put(name, router_id=router_id, source=source, dest=dest, config=config, cursor=cursor)
         if self.live is None:
-            sys.setrecursionlimit(max(sys.getrecursionlimit(), BASE_DEPTH + DEPTH_PER_ROUTER * len(self.by_id)))
+            allow_depth(BASE_DEPTH + DEPTH_PER_ROUTER * len(self.by_id))
         return router
 
     def replay_losing(self, links: Links, upto: int) -> None:
@@ -305,11 +305,8 @@ def recovering(state: State) -> Iterator[Recovering]:
     copies evict what they have not read. Both nest once per router of a chain; `ReplayTable.put` raises the limit as
     routers appear. Only Python functions call each other on the way, so the depth takes no space on the C stack.
     """
-    limit = sys.getrecursionlimit()
-    try:
+    with limit_restored():
         yield Recovering(state)
-    finally:
-        sys.setrecursionlimit(limit)
 
 
 # --- entries
