@@ -23,7 +23,7 @@ from topics.server.api.request_handler import RequestHandler
 from topics.server.api.route import RouteTable
 from topics.server.api.route_table import ROUTES
 from topics.server.api.services import PollCache, Services, Startup
-from topics.server.http.request.browser_origin import Pages
+from topics.server.http.browser_origin import Pages
 from topics.server.http.server import HttpServer
 from topics.server.limits.budget import MemoryBudget, budget_bytes_of
 from topics.server.limits.loop_holds import LoopHolds
@@ -116,10 +116,8 @@ class TopicsApp:
         sessions = Sessions(runtime, self.quotas, budget)
         job_waiters = JobWaiters(runtime, throttle)
         traffic = Traffic()
-        sampled = columns(
-            engine=engine, traffic=traffic, dispatcher=dispatcher, quotas=self.quotas, budget=budget,
-            throttle=throttle, startup=self.startup, storage=storage,
-        )  # fmt: skip
+        wal = WalStats() if storage is None else storage.wal.stats
+        sampled = columns(runtime, dispatcher, throttle, traffic, self, wal)
         self.upkeep = Upkeep(runtime, budget, on_relief=job_waiters.wake)
         self.services = Services(
             runtime=runtime,
@@ -151,7 +149,7 @@ class TopicsApp:
             self.services.queue_samples.begin()
 
     def begin_drain(self) -> None:
-        """End every request and stream that would wait for ever."""
+        """End every request and stream that would wait without limit."""
         if self._recovered:
             self.services.runtime.begin_drain()
 
@@ -191,19 +189,11 @@ REASONS = ("cap", "ttl", "corrupt")  # of losses, with a column each; the others
 
 
 def columns(
-    *,
-    engine: Engine,
-    traffic: Traffic,
-    dispatcher: Dispatcher,
-    quotas: Quotas,
-    budget: MemoryBudget,
-    throttle: Throttle,
-    startup: Startup,
-    storage: Storage | None,
+    runtime: Runtime, dispatcher: Dispatcher, throttle: Throttle, traffic: Traffic, app: TopicsApp, wal: WalStats
 ) -> list[Column]:
-    """Return the columns. Reading one takes no longer with more topics or records."""
+    """Return the columns of the samples. Reading one takes no longer with more topics or records."""
+    engine, quotas, budget, startup = runtime.engine, app.quotas, app.budget, app.startup
     totals, queues = engine.state.totals, engine.queues
-    wal = WalStats() if storage is None else storage.wal.stats
     return [
         Column("appended", lambda: totals.records + totals.removed, counter=True),
         Column("reads", lambda: traffic.reads, counter=True),

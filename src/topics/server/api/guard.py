@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from topics.engine.engine import Engine
     from topics.server.api.route import Call, Route
     from topics.server.api.services import Services
+    from topics.server.http.browser_origin import Pages
     from topics.server.http.messages import Answer
-    from topics.server.http.request.browser_origin import Pages
 
 
 BEARER = b"bearer "

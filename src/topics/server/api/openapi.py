@@ -72,14 +72,6 @@ _WITH_BODY = (Code.PAYLOAD_TOO_LARGE, Code.UNSUPPORTED_MEDIA_TYPE)
 _WITH_SCOPE = (Code.UNAUTHORIZED, Code.FORBIDDEN, Code.THROTTLED)
 _WHILE_STARTING = (Code.NOT_READY, Code.SHUTTING_DOWN)
 _PATTERNS = {"topic": names.TOPIC_PATTERN, "router": names.ROUTER_PATTERN, "consumer": names.CONSUMER_PATTERN}
-# Names of operations where the name of the handler alone says too little.
-_NAMES = {
-    "create": "create_watch", "stream": "open_watch", "socket": "open_socket", "delete": "delete_records",
-    "report": "report_archived", "jobs": "list_jobs", "preview": "preview_router", "health": "get_health",
-    "ready": "get_ready", "work": "open_work_stream", "client_js": "get_client_js", "timeline": "get_timeline",
-    "samples": "list_samples", "index": "get_index", "console": "get_console", "console_file": "get_console_file",
-    "commit": "commit_consumers", "console_part": "get_console_part", "console_page": "get_console_page",
-}  # fmt: skip
 _TAGS = {
     "/consumers": "consumers",
     "/routers": "routers", "/watch": "watch", "/ws": "watch", "/claim": "queues", "/ack": "queues", "/nack": "queues",
@@ -288,8 +280,7 @@ def _needs_body(kind: Any) -> bool:
 
 def operation_name(route: Route) -> str:
     """Return the name of the operation. Two paths to the same operation share it."""
-    name = route.handler.__name__
-    return _NAMES.get(name, name)
+    return route.handler.__name__
 
 
 def _operation_id(route: Route) -> str:

@@ -52,7 +52,7 @@ ROUTES = [
         ),
     ),
     Route(
-        method="GET", path="/v0/topics/{topic}/timeline", handler=looks.timeline,
+        method="GET", path="/v0/topics/{topic}/timeline", handler=looks.get_timeline,
         operation=operations.READ_TIMELINE,
         summary="Get what has become of each seq: live, deleted, archived, or lost and why",
         answers={200: inspection.TimelineAnswer}, errors=(Code.TOPIC_NOT_FOUND,),
@@ -95,13 +95,14 @@ ROUTES = [
         errors=(Code.TOPIC_NOT_FOUND, Code.NOT_ACCEPTABLE, Code.THROTTLED, Code.STORAGE_UNAVAILABLE),
     ),
     Route(
-        method="POST", path="/v0/topics/{topic}/delete", handler=records.delete, operation=operations.DELETE_RECORDS,
+        method="POST", path="/v0/topics/{topic}/delete", handler=records.delete_records,
+        operation=operations.DELETE_RECORDS,
         summary="Delete records by seq, by tag, or both; readers get no tombstone",
         body=DeleteRequest, answers={200: wire.RecordsDeleted},
         errors=(Code.TOPIC_NOT_FOUND, Code.BATCH_TOO_LARGE, Code.EPOCH_MISMATCH, Code.READ_ONLY),
     ),
     Route(
-        method="POST", path="/v0/topics/{topic}/archived", handler=topics.report,
+        method="POST", path="/v0/topics/{topic}/archived", handler=topics.report_archived,
         operation=operations.REPORT_ARCHIVED,
         summary="Report up to which seq an archive has every record: a topic that holds them may expire them",
         body=wire.ArchivedRequest, answers={200: wire.ArchivedAnswer},
@@ -135,7 +136,7 @@ ROUTES = [
         answers={200: consumer.ConsumerList}, errors=(Code.TOPIC_NOT_FOUND,), query=_PAGE,
     ),
     Route(
-        method="POST", path="/v0/consumers", handler=consumers.commit, operation=operations.COMMIT_MANY,
+        method="POST", path="/v0/consumers", handler=consumers.commit_consumers, operation=operations.COMMIT_MANY,
         summary="Acknowledge for many consumers of any topics at once, each by itself",
         body=consumer.CommitRequest, decode=consumers.decode_commits, answers={200: consumer.CommitAnswer},
         errors=(Code.BATCH_TOO_LARGE,),
@@ -147,21 +148,21 @@ ROUTES = [
         query=(Parameter("prefix", str, "only topics with this prefix"), *_PAGE),
     ),
     Route(
-        method="POST", path="/v0/watch", handler=watch.create, operation=operations.WATCH,
+        method="POST", path="/v0/watch", handler=watch.create_watch, operation=operations.WATCH,
         summary="Create a watch session over any number of topics",
         body=WatchRequest, decode=watch.decode_watch,
         answers={200: WatchCreated}, errors=(Code.TOPIC_NOT_FOUND, Code.THROTTLED),
         query=(Parameter("lenient", bool, "skip topics that do not exist instead of failing", False),),
     ),
     Route(
-        method="GET", path="/v0/watch/{wid}", handler=watch.stream,
+        method="GET", path="/v0/watch/{wid}", handler=watch.open_watch,
         operation=operations.OPEN_SESSION, stream=True, query_token=True,
         summary="Open the event stream of a watch session; a new one replaces the one before",
         answers={200: "text/event-stream"},
         errors=(Code.FORBIDDEN, Code.NOT_FOUND, Code.NOT_ACCEPTABLE, Code.THROTTLED),
     ),
     Route(
-        method="GET", path="/v0/ws", handler=watch.socket, operation=operations.CONNECT_SOCKET, stream=True,
+        method="GET", path="/v0/ws", handler=watch.open_socket, operation=operations.CONNECT_SOCKET, stream=True,
         summary="Open a WebSocket: subscribe and publish as JSON messages",
         answers={101: "application/json"}, errors=(Code.FORBIDDEN, Code.THROTTLED),
     ),
@@ -186,8 +187,8 @@ ROUTES = [
         body=queue.ExtendRequest, answers={200: queue.ExtendAnswer}, errors=(*_QUEUE_ERRORS, Code.BATCH_TOO_LARGE),
     ),
     Route(
-        method="GET", path="/v0/topics/{topic}/work", handler=queues.work, operation=operations.WORK, stream=True,
-        query_token=True,
+        method="GET", path="/v0/topics/{topic}/work", handler=queues.open_work_stream, operation=operations.WORK,
+        stream=True, query_token=True,
         summary="Open a stream that pushes jobs to a worker as it has room for them",
         answers={200: "text/event-stream"}, errors=(*_QUEUE_ERRORS, Code.NOT_ACCEPTABLE, Code.THROTTLED),
         query=(
@@ -197,7 +198,7 @@ ROUTES = [
         ),
     ),
     Route(
-        method="GET", path="/v0/topics/{topic}/jobs", handler=queues.jobs, operation=operations.LIST_JOBS,
+        method="GET", path="/v0/topics/{topic}/jobs", handler=queues.list_jobs, operation=operations.LIST_JOBS,
         summary="List jobs with their states, in the order of the log",
         answers={200: queue.JobList}, errors=_QUEUE_ERRORS,
         query=(Parameter("state", str, "`ready`, `in_flight` or `delayed`; all by default"), *_PAGE),
@@ -239,7 +240,7 @@ ROUTES = [
         answers={200: router.RouterDropped}, errors=(Code.READ_ONLY,),
     ),
     Route(
-        method="POST", path="/v0/routers/{router}/preview", handler=routers.preview,
+        method="POST", path="/v0/routers/{router}/preview", handler=routers.preview_router,
         operation=operations.PREVIEW_ROUTER,
         summary="Count the retained records that a filter would forward, without forwarding any",
         body=router.PreviewRequest, decode=routers.decode_preview, answers={200: router.PreviewAnswer},
@@ -247,7 +248,7 @@ ROUTES = [
     ),
     *(
         Route(
-            method="GET", path=path, **at_any_time(looks.health),
+            method="GET", path=path, **at_any_time(looks.get_health),
             operation=operations.PROBE, summary="Report whether the process is alive",
             answers={200: wire.Health}, probe=True,
         )
@@ -255,7 +256,7 @@ ROUTES = [
     ),
     *(
         Route(
-            method="GET", path=path, handler=looks.ready,
+            method="GET", path=path, handler=looks.get_ready,
             operation=operations.PROBE, summary="Report whether the server can serve",
             answers={200: wire.Ready}, errors=(Code.NOT_READY, Code.READ_ONLY), probe=True,
         )
@@ -281,7 +282,7 @@ ROUTES = [
         answers={200: inspection.Whoami}, errors=(Code.UNAUTHORIZED, Code.THROTTLED),
     ),
     Route(
-        method="GET", path="/v0/samples", handler=looks.samples, operation=operations.READ_SAMPLES, console=True,
+        method="GET", path="/v0/samples", handler=looks.list_samples, operation=operations.READ_SAMPLES, console=True,
         summary="Get figures of the last hour, a row every five seconds",
         answers={200: inspection.Samples}, errors=(Code.TOPIC_NOT_FOUND, Code.NOT_A_QUEUE),
         query=(
@@ -290,7 +291,7 @@ ROUTES = [
         ),
     ),
     Route(
-        method="GET", path="/", **at_any_time(assets.index), operation=operations.READ_DOCUMENT, probe=True,
+        method="GET", path="/", **at_any_time(assets.get_index), operation=operations.READ_DOCUMENT, probe=True,
         summary="Get the addresses of this server; a browser is sent to the console",
         answers={200: inspection.Index, 302: "text/html"},
     ),
@@ -301,15 +302,15 @@ ROUTES = [
             answers={200: kind, 304: kind}, errors=() if path == "/console" else (Code.NOT_FOUND,),
         )
         for path, answer, summary, kind in (
-            ("/console", assets.console, "The web console", "text/html"),
-            ("/console/{file}", assets.console_file, "A file of the console", "text/javascript"),
-            ("/console/parts/{file}", assets.console_part, "A file that the pages of the console share",
+            ("/console", assets.get_console, "The web console", "text/html"),
+            ("/console/{file}", assets.get_console_file, "A file of the console", "text/javascript"),
+            ("/console/parts/{file}", assets.get_console_part, "A file that the pages of the console share",
              "text/javascript"),
-            ("/console/pages/{file}", assets.console_page, "A page of the console", "text/javascript"),
+            ("/console/pages/{file}", assets.get_console_page, "A page of the console", "text/javascript"),
         )
     ),
     Route(
-        method="GET", path="/client.js", **at_any_time(assets.client_js), operation=operations.READ_DOCUMENT,
+        method="GET", path="/client.js", **at_any_time(assets.get_client_js), operation=operations.READ_DOCUMENT,
         summary="The JavaScript client: one ES module",
         answers={200: "text/javascript", 304: "text/javascript"}, probe=True,
     ),

@@ -14,7 +14,7 @@ STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.enc
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 BODILESS = frozenset((204, 304))
 
-CLOSE = b"connection: close\r\n"
+CONNECTION_CLOSE = b"connection: close\r\n"
 KEEP_ALIVE = b"connection: keep-alive\r\n"
 UPGRADE = b"connection: upgrade\r\n"
 VARY = b"vary: accept-encoding\r\n"
@@ -73,7 +73,7 @@ class AnswerHeads:
         """Return the head of a body that ends with the connection. Raise ValueError for a bad field."""
         line = _status_line(response.status)
         # Closing ends the body either way. A proxy passes an answer on sooner if the head does not announce the close.
-        after = KEEP_ALIVE if (b"connection", b"keep-alive") in response.headers else CLOSE
+        after = KEEP_ALIVE if (b"connection", b"keep-alive") in response.headers else CONNECTION_CLOSE
         return b"%b%bcontent-type: %b\r\n%b%b\r\n" % (line, self._date, response.content_type, _fields(response), after)
 
     def switching(self, response: Response) -> bytes:

@@ -1,7 +1,7 @@
 """The HTTP server: accepts connections as long as it has room, enforces their deadlines, and drains them at the end.
 
     bytes -> http1/connection.py: a head that was seen before -> App -> bytes                            (fast path)
-    bytes -> http1/connection.py -> pipeline.py -> intake.py -> request/parser.py -> App -> answer_output.py -> bytes
+    bytes -> http1/connection.py -> pipeline.py -> intake.py -> request/parser.py -> App -> pipeline.py -> bytes
     bytes -> http1/connection.py -> http2/ -> App -> http2/ -> bytes                                       (HTTP/2)
 
 The event loop's own server accepts every connection of the backlog in one turn, and reports one with TLS only after its
@@ -94,7 +94,7 @@ class HttpServer:
         self.draining = False
         self._closed_requests = 0
         self._pool: ThreadPoolExecutor | None = None
-        self._http2: asyncio.Future[MakeHttp2] | None = None  # set by the first connection that speaks it
+        self._http2: asyncio.Future[MakeHttp2] | None = None  # set by the first connection with HTTP/2
         self.unpacking_slots = WorkSlots(_GZIP_THREADS)
         self._sweeping: asyncio.TimerHandle | None = None
         self._emptied: asyncio.Event | None = None
@@ -181,14 +181,14 @@ class HttpServer:
         transport = connection.transport
         if connection not in self.connections or transport.is_closing():
             return
-        speaks = make(self, transport, connection.peer)
+        http2 = make(self, transport, connection.peer)
         self.connections.discard(connection)
-        self.connections.add(speaks)
-        transport.set_protocol(speaks)
+        self.connections.add(http2)
+        transport.set_protocol(http2)
         transport.resume_reading()
-        speaks.data_received(connection.opening or b"")
+        http2.data_received(connection.opening or b"")
         if self.draining:
-            speaks.drain()
+            http2.drain()
 
     def _shed_idle(self) -> bool:
         """Close the connections that have been idle longest; return whether there were any."""
@@ -268,7 +268,7 @@ class HttpServer:
     async def drain(self, timeout_ms: int) -> int:
         """Let every connection finish what it has begun. Return how many had not by the deadline and were aborted.
 
-        The caller has stopped listening, and its application has answered the requests that would wait for ever.
+        The caller has stopped listening, and its application has answered the requests that would wait without limit.
         """
         self.draining = True
         self._emptied = asyncio.Event()

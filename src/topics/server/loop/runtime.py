@@ -66,7 +66,7 @@ def _ignore(failure: BaseException) -> None:
     """Ignore a failure that cannot happen."""
 
 
-NOT_LOADING = Loading(Cold([]), _nothing, _ignore)  # stands for work that has ended
+NOT_LOADING = Loading(Cold([]), _nothing, _ignore)  # for work that has ended
 NOT_LOADING.cancel()
 
 
@@ -202,7 +202,7 @@ class Runtime:
         return self.loop.run_in_executor(self.pool, work)
 
     def begin_drain(self) -> None:
-        """End every request and stream that would wait for ever. New ones must not wait."""
+        """End every request and stream that would wait without limit. New ones must not wait."""
         self.draining = True
         for one in list(self.open_ended):
             one.end()

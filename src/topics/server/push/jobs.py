@@ -200,7 +200,7 @@ class QueueWaiters:
 
 
 def _ignore() -> None:
-    """Stand in for the callback of a holder whose stream is not open: the two must not keep each other alive."""
+    """Do nothing: the callback of a holder whose stream is not open. The two must not keep each other alive."""
 
 
 class WorkStream(EventStream):

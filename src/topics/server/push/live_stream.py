@@ -25,9 +25,9 @@ import msgspec
 
 from topics.errors import Code, TopicsError
 from topics.model.watch import DEFAULT_HEARTBEAT_MS
+from topics.server.http.browser_origin import EVENT_STREAM as NAMED
+from topics.server.http.browser_origin import PAGE_MEDIA, PART_MEDIA, names_any
 from topics.server.http.messages import Request, Response, Sink, Stream
-from topics.server.http.request.browser_origin import EVENT_STREAM as NAMED
-from topics.server.http.request.browser_origin import PAGE_MEDIA, PART_MEDIA, names_any
 
 if TYPE_CHECKING:
     from topics.server.loop.runtime import Runtime

@@ -108,10 +108,10 @@ def test_known_request_takes_the_fast_path_and_one_write(loop):
     async def scenario() -> None:
         world = World()
         world.learn(request("/hello"))
-        served = world.connection.pipeline.served
+        served = world.connection.pipeline.intake.share.heads
         world.connection.data_received(request("/hello"))
         assert len(world.transport.writes) == 1
-        assert (world.connection.pipeline.served, world.connection.served) == (served, served + 1)
+        assert (world.connection.pipeline.intake.share.heads, world.connection.served) == (served, served + 1)
 
     loop.run(scenario())
 

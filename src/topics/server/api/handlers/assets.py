@@ -11,8 +11,8 @@ import topics
 from topics import __version__
 from topics.errors import Code, TopicsError
 from topics.model.inspection import Index
+from topics.server.http.browser_origin import PAGE_MEDIA, names_any
 from topics.server.http.messages import Answer, Response
-from topics.server.http.request.browser_origin import PAGE_MEDIA, names_any
 from topics.server.loop.answer import json_answer, performance
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ _PROTECTION: tuple[Header, ...] = (
 # --- the index
 
 
-def index(startup: Startup, call: Call) -> Answer:
+def get_index(startup: Startup, call: Call) -> Answer:
     """Return the addresses of the server, or send a browser to the console."""
     console = "/console" if startup.console else None
     if console is not None and names_any(call.request.headers.get(b"accept", b"").lower(), PAGE_MEDIA):
@@ -63,22 +63,22 @@ def index(startup: Startup, call: Call) -> Answer:
 # --- the console
 
 
-def console(startup: Startup, call: Call) -> Answer:
+def get_console(startup: Startup, call: Call) -> Answer:
     """Return the page of the console."""
     return _console_file("", "index.html", call)
 
 
-def console_file(startup: Startup, call: Call) -> Answer:
+def get_console_file(startup: Startup, call: Call) -> Answer:
     """Return a file of the console."""
     return _console_file("", call.params["file"], call)
 
 
-def console_part(startup: Startup, call: Call) -> Answer:
+def get_console_part(startup: Startup, call: Call) -> Answer:
     """Return a file that the pages of the console share."""
     return _console_file("parts/", call.params["file"], call)
 
 
-def console_page(startup: Startup, call: Call) -> Answer:
+def get_console_page(startup: Startup, call: Call) -> Answer:
     """Return the script of a page of the console."""
     return _console_file("pages/", call.params["file"], call)
 
@@ -106,7 +106,7 @@ def _console_files() -> dict[str, tuple[bytes, bytes, bytes]]:
 # --- the client
 
 
-def client_js(startup: Startup, call: Call) -> Answer:
+def get_client_js(startup: Startup, call: Call) -> Answer:
     """Return the JavaScript client. A page of any origin may import it."""
     body, etag = _client()
     headers = ((b"cache-control", b"public, max-age=300"), (b"access-control-allow-origin", b"*"))

@@ -68,7 +68,7 @@ def put_consumer(services: Services, call: Call) -> Answer:
     return when_done(services.engine.consumers.put(topic, name, wanted), call.request, encode)
 
 
-def commit(services: Services, call: Call) -> Answer:
+def commit_consumers(services: Services, call: Call) -> Answer:
     """Move many consumers with one request. Answers when all commits are in the log, or were refused."""
     request, wanted = call.request, call.body()
     limit = services.engine.limits.max_batch_records

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 
 
-def health(startup: Startup, call: Call) -> Answer:
+def get_health(startup: Startup, call: Call) -> Answer:
     """Report that the process is alive."""
     return json_answer(200, Health("ok", __version__, startup.uptime_ms(), performance(call.request)))
 
 
-def ready(services: Services, call: Call) -> Answer:
+def get_ready(services: Services, call: Call) -> Answer:
     """Report whether the server can serve, and whether checkpoints fail. Raise 503 while it stops or is read-only."""
     services.check_ready()
     if (why := services.read_only()) is not None:
@@ -101,7 +101,7 @@ def whoami(services: Services, call: Call) -> Answer:
     return json_answer(200, answer)
 
 
-def samples(services: Services, call: Call) -> Answer:
+def list_samples(services: Services, call: Call) -> Answer:
     """Return the samples of the server or of a queue after a time."""
     found = query_string.parse(call.request.query)
     after = query_string.number(found, "after", default=0)
@@ -115,7 +115,7 @@ def samples(services: Services, call: Call) -> Answer:
     return json_answer(200, Samples(INTERVAL_MS, CAPACITY, ring.names, rows, performance(call.request)))
 
 
-def timeline(services: Services, call: Call) -> Answer:
+def get_timeline(services: Services, call: Call) -> Answer:
     """Return what has become of each seq of a window. Runs in slices: marks may have to be loaded."""
     return services.slices.answer(call.request, _timeline(services, call))
 

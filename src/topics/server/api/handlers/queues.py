@@ -271,7 +271,7 @@ def extend(services: Services, call: Call) -> Answer:
 # --- the stream
 
 
-def work(services: Services, call: Call) -> Answer:
+def open_work_stream(services: Services, call: Call) -> Answer:
     """Open a stream that pushes jobs to a worker."""
     check_accept(call.request)
     found = query_string.parse(call.request.query)
@@ -295,7 +295,7 @@ def work(services: Services, call: Call) -> Answer:
 # --- lists and dead letters
 
 
-def jobs(services: Services, call: Call) -> Answer:
+def list_jobs(services: Services, call: Call) -> Answer:
     """Return a page of jobs with their states."""
     found = query_string.parse(call.request.query)
     topic = services.engine.queues.get(call.params["topic"])

@@ -129,7 +129,7 @@ def _staged_delete(services: Services, name: str, wanted: DeleteRequest) -> Step
     return (yield from services.engine.delete_records(name, before_seq=before_seq, match=match, dry_run=wanted.dry_run))
 
 
-def delete(services: Services, call: Call) -> Answer:
+def delete_records(services: Services, call: Call) -> Answer:
     """Delete records by seq, by tag, or both. Runs in slices: a delete by tag looks at all records of its topic."""
     return services.slices.answer(call.request, _delete(services, call))
 

@@ -113,7 +113,7 @@ def drop_router(services: Services, call: Call) -> Answer:
     return when_done(services.engine.routers.drop(call.params["router"]), call.request, encode)
 
 
-def preview(services: Services, call: Call) -> Answer:
+def preview_router(services: Services, call: Call) -> Answer:
     """Count what a router would forward. Runs in slices: a preview looks at all records of its source."""
     return services.slices.answer(call.request, _preview(services, call, call.body()))
 

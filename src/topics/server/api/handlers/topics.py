@@ -149,7 +149,7 @@ def drop_topic(services: Services, call: Call) -> Answer:
 _decode = RequestDecoder[ArchivedRequest](ArchivedRequest).decode
 
 
-def report(services: Services, call: Call) -> Answer:
+def report_archived(services: Services, call: Call) -> Answer:
     """Record how far an archive has copied a topic."""
     body = _decode(call.request.body, call)
     seq, epoch = check_u64(body.seq, "seq"), check_u64(body.epoch, "epoch")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 decode_watch = RequestDecoder[WatchRequest](WatchRequest).decode  # the body of `POST /v0/watch`
 
 
-def create(services: Services, call: Call) -> Answer:
+def create_watch(services: Services, call: Call) -> Answer:
     """Create a watch session."""
     wanted: WatchRequest = call.body()
     lenient = query_string.flag(query_string.parse(call.request.query), "lenient", default=False)
@@ -76,7 +76,7 @@ def _created(services: Services, call: Call, wanted: WatchRequest, *, lenient: b
     return json_answer(200, answer)
 
 
-def stream(services: Services, call: Call) -> Answer:
+def open_watch(services: Services, call: Call) -> Answer:
     """Open the event stream of a session."""
     request = call.request
     check_accept(request)
@@ -90,7 +90,7 @@ def stream(services: Services, call: Call) -> Answer:
     )  # fmt: skip
 
 
-def socket(services: Services, call: Call) -> Answer:
+def open_socket(services: Services, call: Call) -> Answer:
     """Open a WebSocket."""
     services.check_ready()
     return accept(services.sockets, call.request, call.caller, services.quotas.open_stream)

@@ -70,7 +70,7 @@ class Connection(ExchangeConnection[Exchange]):
     @property
     def served(self) -> int:
         """Requests whose head was understood."""
-        return self._fast_served + self.pipeline.served
+        return self._fast_served + self.pipeline.intake.share.heads
 
     # --- the transport
 
@@ -116,7 +116,7 @@ class Connection(ExchangeConnection[Exchange]):
         self._written_bytes = 0
         self._report_sent()
         if pipeline.stream is None:
-            self.pump()
+            self.proceed()
             return
         self.note_output()
         self.stream_drained()
@@ -159,7 +159,7 @@ class Connection(ExchangeConnection[Exchange]):
                 self.note_memory()
             return
         self.take(pipeline.adopt(request, may_gzip=may_gzip), answer)
-        self.pump()
+        self.proceed()
 
     def _late_answered(self, response: Response) -> None:
         """Write the answer to the one request that is in progress."""
@@ -170,7 +170,7 @@ class Connection(ExchangeConnection[Exchange]):
         request = late[1]
         if not self._write_plain(response, late[2]):
             self.take(pipeline.adopt(request, may_gzip=late[2]), response)
-            self.pump()
+            self.proceed()
         elif self._noted_ns and _perf_counter_ns() - request.started_ns > self._noted_ns:
             self._log.note(request, response)
 
@@ -224,7 +224,7 @@ class Connection(ExchangeConnection[Exchange]):
         if stream is None:
             if self.opening is None or (data := self._take_opening(data)):
                 self.pipeline.receive(data)
-                self.pump()
+                self.proceed()
         elif isinstance(stream, Upgrade) and self.pipeline.state is STREAMING:
             self._guard(stream.received, data)
 
@@ -239,7 +239,7 @@ class Connection(ExchangeConnection[Exchange]):
             self._server.begin_http2(self)
         return b""
 
-    def pump(self) -> None:
+    def proceed(self) -> None:
         """Handle the requests that the pipeline has, write its output, and do what its state asks for."""
         if self._pumping or self.pipeline.state is CLOSED:
             return
@@ -259,9 +259,6 @@ class Connection(ExchangeConnection[Exchange]):
         finally:
             self._pumping = False
         self._follow()
-
-    def proceed(self) -> None:
-        self.pump()
 
     def _flush(self) -> None:
         """Write the pipeline's output at once."""
@@ -314,9 +311,9 @@ class Connection(ExchangeConnection[Exchange]):
 
     def _next_turn(self) -> None:
         self._turn = None
-        self.pipeline.begin_turn()
+        self.pipeline.intake.begin_turn()
         if self.pipeline.state is not IDLE and self.pipeline.has_work:
-            self.pump()
+            self.proceed()
 
     def _open_stream(self) -> None:
         stream = self.pipeline.stream
@@ -333,7 +330,7 @@ class Connection(ExchangeConnection[Exchange]):
     def _hand_over(self) -> None:
         """Pass the input that came right behind the request for an upgrade to its protocol."""
         pipeline = self.pipeline
-        data = pipeline.take_rest()
+        data = pipeline.intake.take_rest()
         if data and isinstance(pipeline.stream, Upgrade):
             self._guard(pipeline.stream.received, data)
         self.pace_reading()
@@ -383,7 +380,7 @@ class Connection(ExchangeConnection[Exchange]):
 
     def note_memory(self) -> None:
         self.note_output()
-        self.pipeline.charges.note_input(self, self.pipeline.intake_bytes)
+        self.pipeline.charges.note_input(self, self.pipeline.intake.held_bytes)
 
     def note_output(self) -> None:
         """Charge for answers that the client has not taken: those still queued, and those in the transport."""
@@ -399,7 +396,7 @@ class Connection(ExchangeConnection[Exchange]):
     def give_up_input(self, error: TopicsError) -> None:
         """Drop requests that were not begun, whole or not; answer the first of them with `error`, and end."""
         self.pipeline.give_up_input(error)
-        self.pump()
+        self.proceed()
 
     # --- for the server
 
@@ -420,7 +417,7 @@ class Connection(ExchangeConnection[Exchange]):
         elif (now - self._seen_at) * 1000 > limit_ms:
             self._adopt_late()
             pipeline.time_out(wait)
-            self.pump()
+            self.proceed()
 
     def idle_since(self) -> float | None:
         """Return when the connection was found idle after its last request; None while it is not idle."""
@@ -431,7 +428,7 @@ class Connection(ExchangeConnection[Exchange]):
     def refuse(self, error: TopicsError) -> None:
         """Answer a new connection that has no room with `error`, and end it."""
         self.pipeline.refuse(error)
-        self.pump()
+        self.proceed()
 
     def drain(self) -> None:
         """Finish what has begun, then close."""

@@ -69,11 +69,11 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
 
     def resume_writing(self) -> None:
         self.session.paused = False
-        self.wake()
+        self.proceed()
 
     # --- work
 
-    def wake(self) -> None:
+    def proceed(self) -> None:
         """Read, answer and write more in the next turn of the event loop."""
         if self._turn is None and not self._closed:
             self._turn = self._loop.call_soon(self._next_turn)
@@ -98,9 +98,6 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
         finally:
             self._pumping = False
         self._follow()
-
-    def proceed(self) -> None:
-        self.wake()
 
     def _open_streams(self) -> None:
         session = self.session
@@ -129,7 +126,7 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
         if session.packed:
             self.unpack_in_threads()
         if session.needs_turn or (session.has_output and not session.paused) or session.opened:
-            self.wake()
+            self.proceed()
         self._pace_reading()
         self.note_memory()
 
@@ -159,7 +156,7 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
         """Refuse the requests that are still being received: the memory budget is exhausted."""
         self.session.give_up_input(error)
         self.note_memory()
-        self.wake()
+        self.proceed()
 
     def is_short_of_memory(self, stream: Http2Stream) -> bool:
         """Return whether the client has not taken what it was sent, while the budget is full."""
@@ -186,7 +183,7 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
         if not session.streams and quiet_ms > limits.idle_timeout_ms:
             session.drain()
         if self._time_out(now) or session.draining:
-            self.wake()
+            self.proceed()
 
     def _time_out(self, now: float) -> bool:
         """End what the client has not done in time: send the rest of a frame or of a body, or take an answer.
@@ -235,7 +232,7 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
         for stream in list(self.session.streams.values()):
             if stream.is_live:
                 self.session.end_stream(stream)
-        self.wake()
+        self.proceed()
 
     def close(self) -> None:
         """Close once everything written has left."""
@@ -266,7 +263,7 @@ class Http2Sink:
         connection = self._connection
         short = connection.is_short_of_memory(self._stream)
         room = connection.session.write(self._stream, data, self._high_water_bytes)
-        connection.wake()
+        connection.proceed()
         if room and short:
             connection.block(self)
             return False
@@ -274,7 +271,7 @@ class Http2Sink:
 
     def close(self) -> None:
         self._connection.session.end_stream(self._stream)
-        self._connection.wake()
+        self._connection.proceed()
 
     def give_up(self) -> None:
         self._stream.given_up = True

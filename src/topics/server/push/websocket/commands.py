@@ -41,6 +41,8 @@ from topics.server.push.subscription_set import PatternWaiters, SubscriptionSet,
 from topics.storage.segments.cold import Cold
 
 if TYPE_CHECKING:
+    from wsproto import events
+
     from topics.engine.write.commit import Ticket
     from topics.server.access.caller import Caller
 
@@ -59,10 +61,22 @@ class SocketServices(Struct, frozen=True):
     budget: MemoryBudget
 
 
-class CommandClient(Watcher, Protocol):
-    """The connection that sends commands and watches topics."""
+class SocketClient(Watcher, Protocol):
+    """The connection, as its input and its commands use it."""
 
     open: bool
+
+    def is_blocked(self) -> bool:
+        """Return whether the client does not read its answers, or has as much in progress as it may."""
+
+    def hold(self, *, held: bool) -> None:
+        """Stop or continue reading from the client."""
+
+    def control(self, event: events.Event) -> None:
+        """Handle any event that is not text."""
+
+    def command(self, command: Command, size_bytes: int, warnings: list[str] | None) -> None:
+        """Carry out a command. Its answer has the warnings."""
 
     def answer(self, answer: dict[str, Any], request_id: RequestId, warnings: list[str] | None = None) -> None:
         """Send the answer to a command, with warnings about its unknown fields."""
@@ -76,6 +90,9 @@ class CommandClient(Watcher, Protocol):
     def unblock(self) -> None:
         """Read on if nothing else blocks the connection."""
 
+    def close(self, code: int, reason: str) -> None:
+        """Close the connection."""
+
 
 class SocketCommands:
     """Carries out the commands of one connection. Holds its subscriptions and its unacknowledged publishes."""
@@ -84,7 +101,7 @@ class SocketCommands:
         "_caller", "_client", "_loading", "_services", "_unfinished", "subscriptions", "unacked", "unacked_bytes",
     )  # fmt: skip
 
-    def __init__(self, services: SocketServices, caller: Caller, client: CommandClient) -> None:
+    def __init__(self, services: SocketServices, caller: Caller, client: SocketClient) -> None:
         self._services = services
         self._caller = caller
         self._client = client

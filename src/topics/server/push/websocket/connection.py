@@ -16,8 +16,8 @@ from wsproto.frame_protocol import CloseReason
 
 from topics.errors import Code, TopicsError, invalid
 from topics.model.watch import DEFAULT_HEARTBEAT_MS, Command, PublishAck, RequestId
+from topics.server.http.browser_origin import may_call
 from topics.server.http.messages import Header, Request, Response, Upgrade
-from topics.server.http.request.browser_origin import may_call
 from topics.server.push.live_stream import LiveConnection
 from topics.server.push.rendering import Event, RenderedFrame, socket_payload
 from topics.server.push.subscription import Subscription

@@ -1,10 +1,13 @@
-"""Decoders of WebSocket commands: short messages at once, long ones in steps."""
+"""Input of one WebSocket: from bytes to commands, in turns of bounded frames, bytes and time.
+
+After a turn the other connections get the loop, and the client is not read from until its input was handled.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Generator
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 from wsproto import events
@@ -23,7 +26,7 @@ from topics.server.limits.budget import MESSAGES, SMALL_BYTES
 from topics.server.push.websocket.frame_cutter import FrameCutter
 
 if TYPE_CHECKING:
-    from topics.server.push.websocket.commands import SocketServices
+    from topics.server.push.websocket.commands import SocketClient, SocketServices
 
 
 _command_decoder: RequestDecoder[Command] = RequestDecoder(Command, surrogates.decode)
@@ -78,30 +81,6 @@ class InputState(Enum):
     BLOCKED = 3  # frames may be left, and wait for `SocketInput.unblock`
 
 
-class InputClient(Protocol):
-    """The connection whose input is handled."""
-
-    open: bool
-
-    def is_blocked(self) -> bool:
-        """Return whether the client does not read its answers, or has as much in progress as it may."""
-
-    def hold(self, *, held: bool) -> None:
-        """Stop or continue reading from the client."""
-
-    def control(self, event: events.Event) -> None:
-        """Handle any event that is not text."""
-
-    def command(self, command: Command, size_bytes: int, warnings: list[str] | None) -> None:
-        """Carry out a command. Its answer has the warnings."""
-
-    def refuse(self, error: TopicsError, request_id: RequestId) -> None:
-        """Send an error."""
-
-    def close(self, code: int, reason: str) -> None:
-        """Close the connection."""
-
-
 class SocketInput:
     """Unhandled input, the message that is being assembled, and the long message that is being decoded."""
 
@@ -110,7 +89,7 @@ class SocketInput:
         "_fragments", "_frames_left", "_services", "_state", "_unfed", "_ws", "message",
     )  # fmt: skip
 
-    def __init__(self, services: SocketServices, ws: Connection, client: InputClient, *, deflated: bool) -> None:
+    def __init__(self, services: SocketServices, ws: Connection, client: SocketClient, *, deflated: bool) -> None:
         self._services = services
         self._ws = ws
         self._client = client
