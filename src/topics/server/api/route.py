@@ -11,8 +11,9 @@ Error answers have no warnings. A warning is added to a copy: an answer may be c
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 # Cached paths. The longest name of a topic has 255 characters, three bytes each if percent-encoded.
 KNOWN_PATHS, KNOWN_PATH_BYTES = 32_768, 1024
+_PARAMETER = re.compile(r"\\{(\w+)\\}")  # in an escaped path
 TOKEN = "token"  # the query parameter with the key of a caller
 
 
@@ -114,55 +116,31 @@ class Call(Struct, gc=False):
         return self.route.decode(self.request.body, self)
 
 
-class _Node:
-    __slots__ = ("children", "name", "param", "routes")
-
-    def __init__(self) -> None:
-        self.children: dict[bytes, _Node] = {}
-        self.param: _Node | None = None
-        self.name = ""
-        self.routes: dict[str, Route] = {}
-
-
 class RouteTable:
     """Finds the route of a method and a path."""
 
     def __init__(self, routes: list[Route]) -> None:
         self.routes = routes
-        self._root = _Node()
         self.known: dict[bytes, tuple[dict[str, Route], dict[str, str]]] = {}  # by path: a cache
+        by_path: dict[str, dict[str, Route]] = {}
         for route in routes:
-            self._add(route)
-
-    def _add(self, route: Route) -> None:
-        node = self._root
-        for part in route.path.split("/")[1:]:
-            if part.startswith("{"):
-                if node.param is None:
-                    node.param = _Node()
-                    node.param.name = part[1:-1]
-                assert node.param.name == part[1:-1], f"two names for one segment: {route.path}"
-                node = node.param
-            else:
-                node = node.children.setdefault(part.encode(), _Node())
-        assert route.method not in node.routes, f"two rows for {route.method} {route.path}"
-        node.routes[route.method] = route
+            assert route.method not in by_path.setdefault(route.path, {}), f"two rows for {route.method} {route.path}"
+            by_path[route.path][route.method] = route
+        self._patterns = [
+            (re.compile(_PARAMETER.sub(r"(?P<\1>[^/]+)", re.escape(path)).encode()), methods)
+            for path, methods in by_path.items()
+        ]
 
     def find(self, request: Request) -> Call:
         """Return the call. Raise 404 for an unknown path, 405 for a known path with another method."""
         known = self.known.get(request.path)
         if known is not None and (route := known[0].get(request.method)) is not None:
             return Call(request, route, known[1])
-        node, params = self._root, {}
-        for part in request.path.split(b"/")[1:]:
-            child = node.children.get(part)
-            if child is None:
-                child = node.param
-                if child is None or not part:
-                    raise TopicsError(Code.NOT_FOUND, "this path does not exist; see /v0/openapi.json")
-                params[child.name] = _decode(part)
-            node = child
-        routes = node.routes
+        found = ((pattern.fullmatch(request.path), routes) for pattern, routes in self._patterns)
+        match, routes = next((one for one in found if one[0] is not None), (None, {}))
+        if match is None:
+            raise TopicsError(Code.NOT_FOUND, "this path does not exist; see /v0/openapi.json")
+        params = {name: _decode(part) for name, part in match.groupdict().items()}
         method = request.method
         route = routes.get(method)
         if route is None:
@@ -185,8 +163,6 @@ def _decode(part: bytes) -> str:
 
 
 def _wrong_method(method: str, routes: dict[str, Route]) -> TopicsError:
-    if not routes:
-        return TopicsError(Code.NOT_FOUND, "this path does not exist; see /v0/openapi.json")
     allowed = sorted({*routes, *({"HEAD"} if "GET" in routes else ())})
     return TopicsError(
         Code.METHOD_NOT_ALLOWED,
@@ -221,9 +197,7 @@ def with_warnings(call: Call, answer: Answer) -> Answer:
     if call.warnings is None:
         return answer
     if isinstance(answer, Deferred):
-        later = Deferred(on_cancel=answer.cancel, on_hurry=answer.hurry)
-        answer.then(lambda response: later.resolve(_marked(call, response)))
-        return later
+        return answer.mapped(partial(_marked, call))
     if isinstance(answer, Stream):
         answer.head = _with_header(answer.head, call.warnings)
         return answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -218,12 +219,8 @@ def ack(services: Services, call: Call) -> Answer:
     check_held(wanted.node, wanted.seqs, wanted.lease_ids, services.engine.limits)
     topic = services.engine.queues.get(call.params["topic"])
     return when_done(
-        services.engine.queues.ack(topic, wanted.node, wanted.seqs, wanted.lease_ids), call.request, _acked
+        services.engine.queues.ack(topic, wanted.node, wanted.seqs, wanted.lease_ids), call.request, _ACKED
     )
-
-
-def _acked(ticket: Ticket, request: Request) -> Response:
-    return _acknowledged(b"acked", ticket, request)
 
 
 def nack(services: Services, call: Call) -> Answer:
@@ -233,11 +230,7 @@ def nack(services: Services, call: Call) -> Answer:
     delay_ms = clamp(check_u64(wanted.delay_ms, "delay_ms"), 0, MAX_DELAY_MS)
     topic = services.engine.queues.get(call.params["topic"])
     ticket = services.engine.queues.nack(topic, wanted.node, wanted.seqs, wanted.lease_ids, delay_ms=delay_ms)
-    return when_done(ticket, call.request, _nacked)
-
-
-def _nacked(ticket: Ticket, request: Request) -> Response:
-    return _acknowledged(b"nacked", ticket, request)
+    return when_done(ticket, call.request, _NACKED)
 
 
 def _acknowledged(what: bytes, ticket: Ticket, request: Request) -> Response:
@@ -250,6 +243,9 @@ def _acknowledged(what: bytes, ticket: Ticket, request: Request) -> Response:
         )
     )  # fmt: skip
     return Response(200, body)
+
+
+_ACKED, _NACKED = partial(_acknowledged, b"acked"), partial(_acknowledged, b"nacked")
 
 
 def extend(services: Services, call: Call) -> Answer:

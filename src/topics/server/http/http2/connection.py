@@ -105,7 +105,7 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
         while session.opened:
             stream = session.opened.pop(0)
             if isinstance(stream.answer, Stream):
-                session.call(stream.answer.opened, Http2Sink(self, stream))
+                session.call(stream.answer.opened, Http2Sink(self, self._server, stream))
                 if session.draining:
                     session.end_stream(stream)
 
@@ -161,10 +161,6 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
     def is_short_of_memory(self, stream: Http2Stream) -> bool:
         """Return whether the client has not taken what it was sent, while the budget is full."""
         return self._server.budget.full and bool(stream.unsent_bytes or self.unsent_bytes())
-
-    def block(self, sink: Http2Sink) -> None:
-        """Have `sink.unblock` called when the memory budget may have room again."""
-        self._server.block(sink)
 
     # --- for the server
 
@@ -250,10 +246,11 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
 class Http2Sink:
     """The `Sink` of one stream of a connection."""
 
-    __slots__ = ("_connection", "_high_water_bytes", "_stream", "held")
+    __slots__ = ("_connection", "_high_water_bytes", "_server", "_stream", "held")
 
-    def __init__(self, connection: Http2Connection, stream: Http2Stream) -> None:
+    def __init__(self, connection: Http2Connection, server: Service, stream: Http2Stream) -> None:
         self._connection = connection
+        self._server = server
         self._stream = stream
         own_bytes = stream.answer.high_water_bytes if isinstance(stream.answer, Stream) else None
         self._high_water_bytes = own_bytes or connection.high_water_bytes
@@ -265,7 +262,7 @@ class Http2Sink:
         room = connection.session.write(self._stream, data, self._high_water_bytes)
         connection.proceed()
         if room and short:
-            connection.block(self)
+            self._server.block(self)
             return False
         return room
 
