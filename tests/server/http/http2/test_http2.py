@@ -287,6 +287,17 @@ def test_client_that_leaves_cancels_what_it_waits_for(server: Harness, app: Fake
         assert client.ask("/hello").status == 200
 
 
+def test_client_that_leaves_in_the_middle_of_a_body_is_forgotten_by_the_budget(server: Harness):
+    with Http2Client(server.port) as client:
+        number = client.open("/count")
+        for _ in range(3):
+            client.h2.send_data(number, b"x" * 16_000)
+        client.flush()
+        eventually(lambda: len(server.http.budget._receivers), 1)
+    eventually(lambda: server.http.open_connections, 0)
+    assert len(server.http.budget._receivers) == 0
+
+
 def test_connection_leaves_nothing_for_the_garbage_collector(server: Harness, app: FakeApp):
     gc.collect()
     gc.disable()
