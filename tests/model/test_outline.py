@@ -99,3 +99,9 @@ def test_slow_bodies_are_detected_by_samples() -> None:
     assert write_outline.is_slow(b'{"records":[{"data":"' + rb"\n" * (size // 2))
     assert not write_outline.is_slow(b'{"records":[' + (b'{"data":"' + b"x" * 6000 + b'"},') * (size // 6000))
     assert not write_outline.is_slow(b'{"data":1},' * 50_000)
+
+
+def test_body_near_the_limit_is_always_decoded_in_the_same_way() -> None:
+    slow_bytes = write_outline.SLOW_NS * 11 // write_outline.OBJECT_NS
+    body = b'{"data":1},' * (slow_bytes // 11) + b"x" * (3 * slow_bytes)
+    assert len({write_outline.is_slow(body) for _ in range(20)}) == 1

@@ -16,7 +16,7 @@ from tests.conftest import ServerProcess
 from tests.security.conftest import Caller
 from topics.config import BadSettings, Settings
 from topics.keys import SCOPES, BadKeys, digest_of, parse_lines, parse_list
-from topics.server.access.keyring import KeyRing
+from topics.server.access.caller import KeyRing
 from topics.server.api.route import Scope
 
 ALL = frozenset(SCOPES)
@@ -229,7 +229,7 @@ def test_a_lookup_compares_with_every_key_even_after_a_match(monkeypatch: pytest
         compared.append(mine)
         return mine == given
 
-    monkeypatch.setattr("topics.server.access.keyring.compare_digest", compare)
+    monkeypatch.setattr("topics.server.access.caller.compare_digest", compare)
     rules = parse_list(",".join(f"key-{n}" for n in range(100)))
     ring = KeyRing(rules)
     for secret in (b"key-0", b"key-99", b"none"):

@@ -235,7 +235,7 @@ class _Recovery:
         """End the replay. Return the head of each topic in the files, and whether a topic skips seqs after it."""
         state, restored = self._state, self._restored
         # If a durable topic skips seqs, a snapshot must record that before the log gets entries after them.
-        skips = bool(self._damage or after_power_loss or state.risen or replay.loses_copies(state))
+        skips = bool(self._damage or after_power_loss or state.left_ephemeral or replay.loses_copies(state))
         if skips or restored is not None or not self._defer_memory:
             self._backlog.replay_all(state)
         check.end()
@@ -300,7 +300,7 @@ def _close_gaps(state: State, backlog: Backlog, *, after_power_loss: bool, resto
         if durability == "ephemeral":
             retention.lose_all(topic, "restart")
         # After a power loss the log may hold a change that was refused while the topic continued in memory.
-        unlogged = durability == "ephemeral" or topic.topic_id in state.risen
+        unlogged = durability == "ephemeral" or topic.topic_id in state.left_ephemeral
         if (unlogged and not restored) or (after_power_loss and durability != "fsync"):
             backlog.replay(state, topic)
             retention.skip_to(topic, topic.ceiling + 1, "restart")

@@ -285,8 +285,8 @@ class Store:
             if error is not None:
                 self._failed(error, retired, done)
                 return
-            for topic, rise in capture.rises:
-                if topic.needs_snapshot == rise:
+            for topic, number in capture.awaited:
+                if topic.needs_snapshot == number:
                     topic.needs_snapshot = 0
             self._end_saving(None)
             self._log_replaced = head.clean

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from topics.engine import retention
+from topics.engine.delays import STARVED_NS
 from topics.engine.routers import replay
 from topics.engine.routers.copy import (
     Copier,
@@ -30,8 +31,6 @@ from topics.storage.log import entry as log
 from topics.storage.log.router_entry import Copies, Resume, Trim
 from topics.storage.segments.cold import Cold, waiting
 from topics.storage.segments.segment import Damaged
-
-STARVED_NS = 20_000_000  # an edge that waits for the log for longer than this has it synced
 
 
 class Forwarder:

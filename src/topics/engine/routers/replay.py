@@ -12,7 +12,6 @@ lost with it.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
@@ -27,6 +26,7 @@ from topics.engine.state import snapshot_parts
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.engine.write import apply
+from topics.model.nesting import allow_depth, limit_restored
 from topics.model.router import RouterConfig
 from topics.storage.log.entry import Append
 from topics.storage.log.router_entry import Copies, Mark, Resume, RouterDrop, RouterPut, Trim
@@ -47,7 +47,7 @@ class ReplayTable(Table):
     ) -> Router:
         router = super().put(name, router_id=router_id, source=source, dest=dest, config=config, cursor=cursor)
         if self.live is None:
-            sys.setrecursionlimit(max(sys.getrecursionlimit(), BASE_DEPTH + DEPTH_PER_ROUTER * len(self.by_id)))
+            allow_depth(BASE_DEPTH + DEPTH_PER_ROUTER * len(self.by_id))
         return router
 
     def replay_losing(self, links: Links, upto: int) -> None:
@@ -362,11 +362,8 @@ def recovering(state: State) -> Iterator[Recovering]:
     copies evict what they have not read. Both nest once per router of a chain; `ReplayTable.put` raises the limit as
     routers appear. Only Python functions call each other on the way, so the depth takes no space on the C stack.
     """
-    limit = sys.getrecursionlimit()
-    try:
+    with limit_restored():
         yield Recovering(state)
-    finally:
-        sys.setrecursionlimit(limit)
 
 
 # --- entries

@@ -112,7 +112,6 @@ class Topic:
         "staged_deletes",
         "staged_keys",
         "staged_times",
-        "synced",
         "topic_id",
         "totals",
         "trimmed",
@@ -143,7 +142,6 @@ class Topic:
         # No seq above the ceiling is acknowledged before a higher ceiling is durable: no seq is ever given out twice.
         self.ceiling = self.ceiling_staged = FIRST_CEILING
         self.ceiling_step = UNKNOWN_STEP
-        self.synced = 0  # highest seq that is known to be durable
         self.last_write_ts: int | None = None
         self.last_read_ts: int | None = None
         self.keys: OrderedDict[str, Remembered] = OrderedDict()  # oldest first; only `idempotency` changes it

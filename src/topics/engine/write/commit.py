@@ -222,9 +222,7 @@ class Commits:
         self._landing: deque[Ticket] = deque()  # in the log for good, about to take effect
         self._sync_began_ns = 0
         self._generation = 0
-        # How many turns the next sync waits after one has ended, even if tickets wait for it. Clients that were just
-        # answered write again in these turns and share it: with 32 writers a sync serves 26 of them instead of 16.
-        self.gather_turns = 0
+        self.gather_turns = 0  # how many turns the next sync waits after one has ended: see `engine/delays.py`
         self._gathering = 0  # how many of these turns are left
         self.halted: Exception | None = None  # why the state differs from the log
         self.on_halt: Callable[[Exception], object] = lambda error: None  # ends the process of a server

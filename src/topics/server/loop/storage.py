@@ -11,6 +11,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from topics import logs
+from topics.engine.delays import GATHER_TURNS
 from topics.engine.durable.deferred_replay import Backlog
 from topics.engine.durable.store import Store
 from topics.engine.state.topics import State
@@ -49,8 +50,6 @@ IDLE_TICK_MS = 1000
 CHECKED_FOR_NS = 3_600_000_000_000
 
 OVERDUE = 1.25  # times `checkpoint_wal_bytes`, from which on a checkpoint does not wait for a file
-
-GATHER_TURNS = 2  # see `Commits.gather_turns`; one is too short for answers to leave and the next writes to arrive
 
 
 class RecoveryCancelled(Exception):

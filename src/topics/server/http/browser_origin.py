@@ -8,7 +8,7 @@ Some header fields that a page cannot forge show where a request comes from:
     Origin          the page behind a request to another site. The browser hides the answer from the page, but the
                     request has been carried out by then, and the data of a WebSocket is not hidden at all.
     Sec-Fetch-Site  where a request comes from that has no `Origin`: images, scripts, frames, links. It is checked for
-                    GETs with effects (`api/cross_site.py`). `same-site` is refused like `cross-site`: it means
+                    GETs with effects (`api/guard.py`). `same-site` is refused like `cross-site`: it means
                     another origin on this host, for instance a development server on localhost, and only origins
                     are trusted. Browsers send the field to loopback addresses and over TLS. Elsewhere, and for old
                     browsers, the `Accept` of an image, a script or a medium shows what the request is for.

@@ -16,8 +16,8 @@ from topics.engine.read.scan import SLICE_BYTES, Scan, ScanStep
 from topics.errors import Code, TopicsError
 from topics.server.http.messages import Response, Sink, Stream
 from topics.server.limits.budget import STREAMS
-from topics.server.loop.cold_loads import NOT_LOADING, unreadable
-from topics.server.push.scan import formats
+from topics.server.loop.runtime import NOT_LOADING, unreadable
+from topics.server.push import scan_formats as formats
 from topics.storage.segments.cold import Cold
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ was cut off, or reports why it stopped with `{"error":{…}}`, which has the fie
 from __future__ import annotations
 
 import importlib
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -49,21 +49,36 @@ RECORDS, CONTROL = 1, 2  # kinds of pieces; a number is never used for anything 
 _encode = msgspec.json.encode
 
 
-class ScanFormat(Protocol):
+class ScanFormat:
     """Encodes the parts of one answer. Never used by two threads at a time."""
 
     content_type: bytes
 
-    def records(self, run: Run, step: ScanStep) -> list[bytes]: ...
+    def records(self, run: Run, step: ScanStep) -> list[bytes]:
+        """Encode a run of records."""
+        raise NotImplementedError
 
-    def tombstone(self, gap: Tombstone, step: ScanStep) -> list[bytes]: ...
+    def control(self, content: dict[str, Any]) -> list[bytes]:
+        """Encode an object between records: a tombstone, the end, or an error."""
+        raise NotImplementedError
+
+    def tombstone(self, gap: Tombstone, step: ScanStep) -> list[bytes]:
+        return self.control({"tombstone": msgspec.structs.asdict(gap) | {"epoch": step.topic.epoch}})
 
     def progress(self, next_from_seq: int) -> list[bytes]:
         """Encode the position after a long range without matches: a reader that is cut off may continue there."""
+        return []
 
-    def end(self, step: ScanStep) -> list[bytes]: ...
+    def end(self, step: ScanStep) -> list[bytes]:
+        topic = step.topic
+        positions = {"next_from_seq": step.next_from_seq, "head_seq": topic.head, "earliest_seq": topic.earliest}
+        return self.control({"end": positions | {"epoch": topic.epoch}})
 
-    def error(self, error: TopicsError) -> list[bytes]: ...
+    def error(self, error: TopicsError) -> list[bytes]:
+        described: dict[str, Any] = {"code": error.code.wire, "message": error.message}
+        if error.detail is not None:
+            described["detail"] = error.detail
+        return self.control({"error": described})
 
 
 def format_for(request: Request, projection: Projection, topic: str) -> ScanFormat:
@@ -95,8 +110,8 @@ def encode(form: ScanFormat, step: ScanStep) -> bytes:
     return b"".join(parts)
 
 
-class NdjsonFormat:
-    """JSON lines."""
+class NdjsonFormat(ScanFormat):
+    """JSON lines. Every line is a record, a tombstone or the end, so progress is not reported."""
 
     def __init__(self, projection: Projection, *, content_type: bytes = NDJSON) -> None:
         self._projection = projection
@@ -105,20 +120,11 @@ class NdjsonFormat:
     def records(self, run: Run, step: ScanStep) -> list[bytes]:
         return [runs.lines(run, self._projection)]
 
-    def tombstone(self, gap: Tombstone, step: ScanStep) -> list[bytes]:
-        return [_encode(_tombstone(gap, step)), b"\n"]
-
-    def progress(self, next_from_seq: int) -> list[bytes]:
-        return []  # every line is a record, a tombstone or the end
-
-    def end(self, step: ScanStep) -> list[bytes]:
-        return [_encode(_end(step)), b"\n"]
-
-    def error(self, error: TopicsError) -> list[bytes]:
-        return [_encode(_error(error)), b"\n"]
+    def control(self, content: dict[str, Any]) -> list[bytes]:
+        return [_encode(content), b"\n"]
 
 
-class SegmentFormat:
+class SegmentFormat(ScanFormat):
     """Runs of segments, and JSON between them."""
 
     content_type = SEGMENTS
@@ -132,24 +138,15 @@ class SegmentFormat:
         parts = runs.encode(run, topic_id=step.topic.topic_id, epoch=step.topic.epoch)
         return [_head(sum(map(len, parts)), RECORDS), *parts]
 
-    def tombstone(self, gap: Tombstone, step: ScanStep) -> list[bytes]:
-        return self._control(_tombstone(gap, step))
-
-    def progress(self, next_from_seq: int) -> list[bytes]:
-        return self._control({"at": {"next_from_seq": next_from_seq}})
-
-    def end(self, step: ScanStep) -> list[bytes]:
-        return self._control(_end(step))
-
-    def error(self, error: TopicsError) -> list[bytes]:
-        return self._control(_error(error))
-
-    def _control(self, content: Any) -> list[bytes]:
+    def control(self, content: dict[str, Any]) -> list[bytes]:
         body = _encode(content)
         return [_head(len(body), CONTROL), body]
 
+    def progress(self, next_from_seq: int) -> list[bytes]:
+        return self.control({"at": {"next_from_seq": next_from_seq}})
 
-class ArrowFormat:
+
+class ArrowFormat(ScanFormat):
     """An Arrow IPC stream."""
 
     content_type = ARROW
@@ -168,16 +165,11 @@ class ArrowFormat:
         self._stream.write(self._arrow.gap_batch(self._topic, gap.gap_from, gap.gap_to, gap.reason))
         return [self._stream.take()]
 
-    def progress(self, next_from_seq: int) -> list[bytes]:
-        return []
-
-    def end(self, step: ScanStep) -> list[bytes]:
-        self._stream.note("end", _end(step)["end"])
-        self._stream.close()
-        return [self._stream.take()]
-
-    def error(self, error: TopicsError) -> list[bytes]:
-        self._stream.note("error", _error(error)["error"])
+    def control(self, content: dict[str, Any]) -> list[bytes]:
+        [(kind, fields)] = content.items()
+        self._stream.note(kind, fields)
+        if kind == "end":
+            self._stream.close()
         return [self._stream.take()]
 
 
@@ -207,20 +199,3 @@ def _wanted(accept: bytes) -> list[bytes]:
 
 def _head(size_bytes: int, kind: int) -> bytes:
     return size_bytes.to_bytes(4, "little") + kind.to_bytes(4, "little")
-
-
-def _tombstone(gap: Tombstone, step: ScanStep) -> dict[str, Any]:
-    return {"tombstone": msgspec.structs.asdict(gap) | {"epoch": step.topic.epoch}}
-
-
-def _end(step: ScanStep) -> dict[str, Any]:
-    topic = step.topic
-    positions = {"next_from_seq": step.next_from_seq, "head_seq": topic.head, "earliest_seq": topic.earliest}
-    return {"end": positions | {"epoch": topic.epoch}}
-
-
-def _error(error: TopicsError) -> dict[str, Any]:
-    described: dict[str, Any] = {"code": error.code.wire, "message": error.message}
-    if error.detail is not None:
-        described["detail"] = error.detail
-    return {"error": described}

@@ -33,9 +33,7 @@ class CorsApp:
         if isinstance(answer, Response):
             return self._marked(answer, request)
         if isinstance(answer, Deferred):
-            later = Deferred(on_cancel=answer.cancel, on_hurry=answer.hurry)
-            answer.then(lambda response: later.resolve(self._marked(response, request)))
-            return later
+            return answer.mapped(lambda response: self._marked(response, request))
         if isinstance(answer, Stream) and not isinstance(answer, Upgrade):
             answer.head = self._marked(answer.head, request)
         return answer
