@@ -8,15 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from topics.client._async.calls.job import AsyncJob as AsyncJob
     from topics.client._async.client import AsyncTopics as AsyncTopics
-    from topics.client._sync.calls.job import Job as Job
+    from topics.client._async.queues import AsyncJob as AsyncJob
     from topics.client._sync.client import Topics as Topics
-    from topics.client.consumers import ConsumerInfo as ConsumerInfo
-    from topics.client.consumers import ServerCursor as ServerCursor
+    from topics.client._sync.queues import Job as Job
+    from topics.client.cursors import ConsumerInfo as ConsumerInfo
     from topics.client.cursors import Cursor as Cursor
     from topics.client.cursors import FileCursor as FileCursor
     from topics.client.cursors import MemoryCursor as MemoryCursor
+    from topics.client.cursors import ServerCursor as ServerCursor
+    from topics.client.cursors import Start as Start
     from topics.client.errors import TopicFull as TopicFull
     from topics.client.errors import TopicNotFound as TopicNotFound
     from topics.client.errors import TopicsError as TopicsError
@@ -26,15 +27,14 @@ if TYPE_CHECKING:
     from topics.client.items import Position as Position
     from topics.client.items import Record as Record
     from topics.client.raw import Client as Client
-    from topics.client.watching import Start as Start
 
 _HOMES = {
     "AsyncTopics": "_async.client",
-    "AsyncJob": "_async.calls.job",
+    "AsyncJob": "_async.queues",
     "Topics": "_sync.client",
-    "Job": "_sync.calls.job",
-    "ConsumerInfo": "consumers",
-    "ServerCursor": "consumers",
+    "Job": "_sync.queues",
+    "ConsumerInfo": "cursors",
+    "ServerCursor": "cursors",
     "Cursor": "cursors",
     "FileCursor": "cursors",
     "MemoryCursor": "cursors",
@@ -47,7 +47,7 @@ _HOMES = {
     "Position": "items",
     "Record": "items",
     "Client": "raw",
-    "Start": "watching",
+    "Start": "cursors",
 }
 __all__ = sorted(_HOMES)
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 import msgspec
 from msgspec import Struct
 
-from topics.client.request import End, Tombstone, error_of
+from topics.client import errors
+from topics.client.request import End, Tombstone
 from topics.storage.segments import record_run as runs
 from topics.storage.segments.record_run import Run
 
@@ -74,7 +75,7 @@ def resume_at(piece: Piece) -> tuple[int, int | None]:
 def _control(body: bytes) -> Piece | None:
     found = _decode_control(body)
     if bytes(found.error):
-        raise error_of(200, {}, b'{"error":%b}' % bytes(found.error))
+        raise errors.from_answer(200, None, b'{"error":%b}' % bytes(found.error))
     return found.tombstone or found.end or found.at
 
 

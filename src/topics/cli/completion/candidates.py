@@ -6,19 +6,23 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from topics.cli import tree
-from topics.cli.completion import names
+from topics.cli.connect import target
+from topics.cli.connect.server import Server, get
+from topics.cli.output.failures import Failure
+from topics.errors import TopicsError
 
 BREAKS = ":="  # bash replaces only what follows the last of these in a word
-
+MAX_NAMES = 1000
+TIMEOUT_S = 2.0
 
 BuildParser = Callable[[list[str]], argparse.ArgumentParser]
 
 
 def print_candidates(shell: str, line: str, build_parser: BuildParser) -> int:
-    """Print the words that can stand at the end of a line. Print nothing if anything is wrong: a shell waits.
+    """Print the words that can complete a line. Print nothing if anything is wrong: a shell waits.
 
     `build_parser` returns the parser of a command line that begins with the given words.
     """
@@ -47,7 +51,7 @@ def _split(line: str) -> list[str]:
 
 
 def _candidates(words: Sequence[str], build_parser: BuildParser) -> Iterator[str]:
-    """Yield what can stand in the place of the last word."""
+    """Yield what can replace the last word."""
     *before, current = words
     if not before:
         yield from (["--help", "--version"] if current.startswith("-") else tree.ROWS)
@@ -85,7 +89,7 @@ def _arguments(parser: argparse.ArgumentParser, before: list[str], current: str)
         yield from map(str, action.choices)
     kind = getattr(action, "completes", None)
     if kind is not None:
-        yield from names.known(kind, _options(parser, before), os.environ)
+        yield from _names(kind, _options(parser, before))
 
 
 def _place(parser: argparse.ArgumentParser, before: list[str]) -> tuple[argparse.Action | None, int]:
@@ -121,3 +125,18 @@ def _options(parser: argparse.ArgumentParser, before: list[str]) -> dict[str, st
             if text is not None:
                 found[action.dest] = text
     return found
+
+
+def _names(kind: str, options: Mapping[str, str]) -> list[str]:
+    """Return the topics, queues, routers or contexts. Empty if the server does not answer: a shell shows no errors."""
+    try:
+        if kind == "contexts":
+            return list(target.load_contexts(os.environ).by_name)
+        args = argparse.Namespace(**{name: options.get(name) for name in ("url", "context", "token", "token_file")})
+        with Server(target.resolve(args, os.environ), timeout_s=TIMEOUT_S) as server:
+            if kind == "routers":
+                return [row["router"] for row in server.json(get("/v0/routers", page_size=MAX_NAMES))["routers"]]
+            rows = server.json(get("/v0/topics", page_size=MAX_NAMES))["topics"]
+    except (Failure, TopicsError, OSError):
+        return []
+    return [row["topic"] for row in rows if kind != "queues" or row["type"] == "queue"]

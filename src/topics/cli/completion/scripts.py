@@ -8,6 +8,9 @@ from __future__ import annotations
 import argparse
 import sys
 
+from topics.cli.output.screen import Screen
+from topics.cli.tree import Subparsers, add_parser
+
 BASH = """\
 # Completion of `topics` for bash. Load it with: source <(topics completion bash)
 _topics_complete() {
@@ -53,15 +56,13 @@ complete --command topics --no-files --arguments '(__topics_complete)'
 SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 
 
-def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    text = "print the completion script of a shell"
-    parser = subparsers.add_parser(
-        "completion", help=text, description=f"{text.capitalize()}. It completes commands, options and topic names.",
+def register(subparsers: Subparsers) -> None:
+    parser = add_parser(
+        subparsers, "completion", details="It completes commands, options and topic names.",
         epilog="load it now, or in the start file of the shell:\n"
         "  source <(topics completion bash)        # ~/.bashrc\n"
         "  source <(topics completion zsh)         # ~/.zshrc, after compinit\n"
         "  topics completion fish | source         # ~/.config/fish/config.fish",
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
     parser.add_argument("shell", choices=SCRIPTS, metavar="SHELL", help="bash, zsh or fish")
     parser.add_argument("--json", action="store_true", help="print the script as a member of one JSON object")
@@ -70,8 +71,6 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _print(args: argparse.Namespace) -> int:
     if args.json:
-        from topics.cli.output.screen import Screen
-
         Screen(as_json=True).json({"shell": args.shell, "script": SCRIPTS[args.shell]})
     else:
         sys.stdout.write(SCRIPTS[args.shell])

@@ -12,11 +12,14 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from topics.cli.command import Args, Call, Command, Curl, Subparsers, add, topic_argument
-from topics.cli.connect.request import Request, given, post, tag_match
-from topics.cli.output.failures import EXIT_DONE, Failure, Unreachable
+from topics.cli.command import Args, Call, Command, Curl, add, topic_argument
+from topics.cli.connect.server import events, post, tag_match
+from topics.cli.output.failures import EXIT_DONE, Failure
 from topics.cli.output.records import print_gap, print_record
 from topics.cli.output.units import parse_positive
+from topics.cli.tree import Subparsers
+from topics.client.call import Request, given
+from topics.client.streams import EventParser
 from topics.errors import Code, TopicsError
 
 PAUSE_S = 0.5
@@ -31,7 +34,7 @@ class _Frame(Struct):
 _decode_frame = msgspec.json.Decoder(_Frame).decode
 
 
-def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
+def register(subparsers: Subparsers) -> None:
     add(subparsers, WATCH)
 
 
@@ -50,7 +53,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _request(args: Args, cursor: str | None = None) -> Request:
-    options = given(tail=None if args.from_start else True, filter=None if args.tag is None else tag_match(args.tag))
+    options = given(tail=None if args.from_start else True, filter=tag_match(args.tag))
     body = {"topics": dict.fromkeys(args.topics, options), "include_tags": True}
     return post("/v0/watch", {**body, **given(cursor=cursor, node=args.skip_node)}, safe=False)
 
@@ -64,9 +67,9 @@ def _run(call: Call) -> int:
                 left = _print(call, name, data, left)
                 if left == 0:
                     return EXIT_DONE
-        except (Unreachable, TopicsError) as error:
+        except TopicsError as error:
             known = cursor is not None or lost_contact
-            passing = isinstance(error, Unreachable) or error.code.retryable or error.code is Code.NOT_FOUND
+            passing = error.retryable or error.code is Code.NOT_FOUND
             if not known or not passing:
                 raise
             if not lost_contact:
@@ -77,11 +80,9 @@ def _run(call: Call) -> int:
 
 def _events(call: Call, request: Request) -> Iterator[tuple[str, bytes, str | None]]:
     """Open a session and yield the name, data and id of its events."""
-    from topics.client.sse import EventParser
-
     session = call.server.json(request)
     parser = EventParser()
-    for chunk in call.server.stream(_stream(session["stream_url"]), timeout_s=3 * HEARTBEAT_S):
+    for chunk in call.server.stream(events(session["stream_url"]), timeout_s=3 * HEARTBEAT_S):
         for event in parser.feed(chunk):
             if event.name:
                 yield event.name, event.data, event.id
@@ -132,14 +133,10 @@ def _decode(data: bytes) -> tuple[str, list[bytes]]:
         return fields["topic"], [json.dumps(record, separators=(",", ":")).encode() for record in fields["records"]]
 
 
-def _stream(url: str) -> Request:
-    return Request(method="GET", path=url, accept="text/event-stream", stream=True)
-
-
 def _curl_notes(args: Args, curl: Curl) -> list[str]:
     return [
         "This request opens a session and prints its stream_url. The records follow on that address:",
-        curl(_stream("/STREAM_URL")),
+        curl(events("/STREAM_URL")),
     ]
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from topics.cli.output.meter import Meter
 from topics.cli.output.screen import Screen
 from topics.cli.output.units import size
+from topics.cli.tree import Subparsers, add_parser
 from topics.clock import SystemClock
 from topics.plurals import counted
 
@@ -29,22 +30,22 @@ NOTES_SHOWN = 20
 Execute = Callable[[argparse.Namespace], int]
 
 
-def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def register(subparsers: Subparsers) -> None:
     verify = _add(
-        subparsers, "verify", run_verify, "check every file of a data directory, without changing it",
+        subparsers, "verify", run_verify,
         examples="  topics verify /var/lib/topics\n  topics verify /backup/topics --json\n",
     )  # fmt: skip
     verify.add_argument("directory", metavar="DIR", help="data directory of a stopped server, or a backup")
     _add_cold_dir(verify)
     backup = _add(
-        subparsers, "backup", run_backup, "copy a data directory, also while its server runs",
+        subparsers, "backup", run_backup,
         examples="  topics backup /var/lib/topics /backup/topics       the same again updates it\n",
     )  # fmt: skip
     backup.add_argument("directory", metavar="DIR", help="data directory to copy")
     backup.add_argument("target", metavar="TARGET", help="new directory, or an earlier backup to update")
     _add_cold_dir(backup)
     restore = _add(
-        subparsers, "restore", run_restore, "restore a backup",
+        subparsers, "restore", run_restore,
         examples="  topics restore /backup/topics /var/lib/topics --force      the server must be stopped\n",
     )  # fmt: skip
     restore.add_argument("source", metavar="SOURCE", help="the backup")
@@ -52,18 +53,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     restore.add_argument("--force", action="store_true", help="move an existing data directory aside")
 
 
-def _add(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
-    name: str,
-    execute: Execute,
-    text: str,
-    *,
-    examples: str,
-) -> argparse.ArgumentParser:
-    parser = subparsers.add_parser(
-        name, help=text, description=text.capitalize() + ".", epilog=f"examples:\n{examples.rstrip()}",
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-    )  # fmt: skip
+def _add(subparsers: Subparsers, name: str, execute: Execute, *, examples: str) -> argparse.ArgumentParser:
+    parser = add_parser(subparsers, name, examples=examples)
     parser.add_argument(
         "--json", action="store_true", help="print the result as one JSON object; without it, text, also in a pipe"
     )
@@ -74,11 +65,9 @@ def _add(
 def _add_cold_dir(parser: argparse.ArgumentParser) -> None:
     default = os.environ.get("TOPICS_COLD_DIR") or None
     parser.add_argument(
-        "--cold-dir",
-        metavar="DIRECTORY",
-        default=default,
+        "--cold-dir", metavar="DIRECTORY", default=default,
         help="directory of the server's cold segments [TOPICS_COLD_DIR]",
-    )
+    )  # fmt: skip
 
 
 def _guarded(execute: Execute, args: argparse.Namespace) -> int:

@@ -1,15 +1,22 @@
-"""The state of a queue, and jobs of an answer as encoded JSON, so that their data is printed as it was written."""
+"""What the commands for queues share: the state of a queue, the name of the worker, and jobs as encoded JSON.
+
+Jobs stay as the server sent them, so that their data is printed as it was written.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
+import socket
 from typing import Any
 
 import msgspec
 from msgspec import Raw
 
 from topics.cli.command import Call
-from topics.cli.connect.request import get, topic_path
+from topics.cli.connect.server import get
+from topics.client.call import topic_path
 from topics.errors import Code, TopicsError
 
 
@@ -42,3 +49,10 @@ def queue_state(call: Call) -> dict[str, Any]:
     if state["type"] != "queue":
         raise TopicsError(Code.NOT_A_QUEUE, f'topic "{call.args.queue}" is a log, not a queue')
     return state
+
+
+def add_node(parser: argparse.ArgumentParser) -> None:
+    """Add the name under which this user claims jobs: the same in every command, so `ack` finds what `claim` leased."""
+    user = os.environ.get("USER") or os.environ.get("LOGNAME") or str(os.getuid())
+    node = f"cli-{user}@{socket.gethostname()}"[:128]
+    parser.add_argument("--node", metavar="NODE", default=node, help="name of the worker [%(default)s]")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import time
@@ -10,11 +11,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from topics import __version__
-from topics.cli.command import Args, Call, Command, Subparsers, add
-from topics.cli.connect.request import Request, get
-from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED, Failure
+from topics.cli.command import Args, Call, Command, add
+from topics.cli.connect.server import get
+from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED
 from topics.cli.output.units import duration, size
-from topics.errors import Code, TopicsError
+from topics.cli.tree import Subparsers
+from topics.client.call import Request
+from topics.client.errors import TopicsError, Unreachable
+from topics.errors import Code
 from topics.plurals import counted
 
 LOW_SHARE = 0.1  # of a limit that is left
@@ -44,7 +48,7 @@ class Facts:
 Check = Callable[[Facts], Iterator[Finding]]
 
 
-def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
+def register(subparsers: Subparsers) -> None:
     add(subparsers, DOCTOR)
 
 
@@ -78,27 +82,24 @@ def _check_server(facts: Facts) -> Iterator[Finding]:
     """Check that the server answers, its version, and its clock."""
     began_s = time.time()
     try:
-        body, headers = facts.call.server.send_with_headers(_request(facts.call.args))
-    except Failure as failure:
-        yield Finding("server", "problem", str(failure), failure.next_step)
-        return
+        body, response = facts.call.server.send_once(_request(facts.call.args))
     except TopicsError as error:
-        if error.code not in (Code.UNAUTHORIZED, Code.FORBIDDEN):
-            yield Finding("server", "problem", error.message, "see the log of the server")
-            return
-        yield Finding("server", "problem", error.message, "pass --token-file, or add the key to the context")
+        fix = "see the log of the server"
+        if isinstance(error, Unreachable):
+            fix = facts.call.server.failure(error).next_step
+        elif error.status in (401, 403):
+            fix = "pass --token-file, or add the key to the context"
+        yield Finding("server", "problem", error.message, fix)
         return
     facts.is_reachable = True
     took_s = time.time() - began_s
-    import json
-
     health = json.loads(body)
     yield Finding("server", "ok", f"answers in {duration(took_s * 1000)}, up {duration(health['uptime_ms'])}")
     same = health["version"] == __version__
     fix = "" if same else "use the same version on both sides; newer fields may be missing"
     text = f"server {health['version']}, this command {__version__}"
     yield Finding("version", "ok" if same else "warning", text, fix)
-    yield from _check_clock(headers.get("date"), began_s + took_s / 2)
+    yield from _check_clock(response.getheader("date"), began_s + took_s / 2)
 
 
 def _check_clock(date: str | None, now_s: float) -> Iterator[Finding]:
@@ -122,7 +123,7 @@ def _check_ready(facts: Facts) -> Iterator[Finding]:
         ready = facts.call.server.json(get("/v0/ready"))
         yield Finding("ready", "ok", f"serves {counted(ready['topics'], 'topic')}")
     except TopicsError as error:
-        fixes = {
+        fixes: dict[str, str] = {
             Code.READ_ONLY: "free space on its disk; writes resume by themselves",
             Code.NOT_READY: "wait: the server replays its log",
         }

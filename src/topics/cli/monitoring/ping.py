@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import json
 import threading
 import time
 import uuid
+from collections.abc import Sequence
+from math import ceil
 from typing import Any
 
-from topics.cli.command import Args, Call, Command, Subparsers, add
-from topics.cli.connect.request import Request, post, topic_path
-from topics.cli.connect.server import Server
-from topics.cli.looking.percentiles import percentiles
+from topics.cli.command import Args, Call, Command, add
+from topics.cli.connect.server import Server, delete, events, post, put
 from topics.cli.output.failures import EXIT_DONE, Failure
 from topics.cli.output.units import duration, parse_duration, parse_positive
+from topics.cli.tree import Subparsers
+from topics.client.call import Request, topic_path
+from topics.client.streams import EventParser
 from topics.errors import TopicsError
 
 WAIT_S = 10.0
+SHOWN = (("p50_ms", 0.5), ("p90_ms", 0.9), ("p99_ms", 0.99))
 
 
-def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
+def register(subparsers: Subparsers) -> None:
     add(subparsers, PING)
 
 
@@ -52,27 +57,22 @@ class Listener(threading.Thread):
         self.problem: Exception | None = None
 
     def run(self) -> None:
-        from topics.client.sse import EventParser
-
         try:
             body = {"topics": {self._topic: {"tail": True}}}
             session = self._server.json(post("/v0/watch", body, safe=False))
-            stream = Request(method="GET", path=session["stream_url"], accept="text/event-stream", stream=True)
             parser = EventParser()
-            for chunk in self._server.stream(stream, timeout_s=WAIT_S + 60):
+            for chunk in self._server.stream(events(session["stream_url"]), timeout_s=WAIT_S + 60):
                 now = time.perf_counter()
                 self.ready.set()
                 for event in parser.feed(chunk):
                     if event.name == "record":
                         self._note(event.data, now)
-        except (Failure, TopicsError) as error:
+        except TopicsError as error:
             self.problem = error
         finally:
             self.ready.set()
 
     def _note(self, data: bytes, now: float) -> None:
-        import json
-
         with self._arrived:
             self._times.update({record["$seq"]: now for record in json.loads(data)["records"]})
             self._arrived.notify_all()
@@ -91,7 +91,7 @@ def _run(call: Call) -> int:
     topic = call.args.topic or f"ping-{uuid.uuid4().hex[:8]}"
     made = call.args.topic is None
     if made:
-        call.server.json(Request(method="PUT", path=topic_path(topic), body={"durability": call.args.durability}))
+        call.server.json(put(topic_path(topic), {"durability": call.args.durability}))
     try:
         listener = Listener(call.server.again(), topic)
         listener.start()
@@ -101,7 +101,7 @@ def _run(call: Call) -> int:
         acks, deliveries = _measure(call, topic, listener)
     finally:
         if made:
-            call.server.send(Request(method="DELETE", path=topic_path(topic)))
+            call.server.send(delete(topic_path(topic)))
     return _report(call, acks, deliveries)
 
 
@@ -123,19 +123,24 @@ def _measure(call: Call, topic: str, listener: Listener) -> tuple[list[float], l
 
 
 def _report(call: Call, acks: list[float], deliveries: list[float]) -> int:
-    answer = {
-        "url": call.server.target.url,
-        "count": len(acks),
-        "ack": percentiles(acks),
-        "delivery": percentiles(deliveries),
-    }
+    ack, delivery = percentiles(acks), percentiles(deliveries)
+    answer = {"url": call.server.target.url, "count": len(acks), "ack": ack, "delivery": delivery}
     if not call.screen.is_human:
         call.screen.json(answer)
         return EXIT_DONE
-    for name, times in (("acknowledged", acks), ("delivered", deliveries)):
-        parts = [f"{key.removesuffix('_ms')} {duration(value)}" for key, value in percentiles(times).items()]
+    for name, found in (("acknowledged", ack), ("delivered", delivery)):
+        parts = [f"{key.removesuffix('_ms')} {duration(value)}" for key, value in found.items()]
         call.screen.line(f"{call.screen.paint(name.ljust(12), 'bold')} {', '.join(parts)}")
     return EXIT_DONE
+
+
+def percentiles(times_ms: Sequence[float]) -> dict[str, float]:
+    """Return p50, p90, p99 and the maximum of a sample; empty for an empty one."""
+    if not times_ms:
+        return {}
+    ordered = sorted(times_ms)
+    found = {name: round(ordered[ceil(len(ordered) * share) - 1], 3) for name, share in SHOWN}
+    return found | {"max_ms": round(ordered[-1], 3)}
 
 
 PING = Command(

@@ -12,19 +12,20 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from topics.cli.command import Args, Call, Command, Subparsers, add
-from topics.cli.connect.lags import lags
-from topics.cli.connect.request import Request, get
-from topics.cli.looking import screen_of_top
-from topics.cli.looking.sample import Overview, Sample, TopicRow, overview, rows
-from topics.cli.output.failures import EXIT_DONE, Failure
+from topics.cli.command import Args, Call, Command, add
+from topics.cli.connect.server import get
+from topics.cli.monitoring import top_screen
+from topics.cli.monitoring.top_screen import Overview, Sample, TopicRow, overview, rows
+from topics.cli.output.failures import EXIT_DONE
 from topics.cli.output.units import parse_duration, parse_positive
+from topics.cli.tree import Subparsers
+from topics.client.call import Request
 from topics.errors import TopicsError
 
 FIRST_INTERVAL_S = 0.5
 
 
-def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
+def register(subparsers: Subparsers) -> None:
     add(subparsers, TOP)
 
 
@@ -32,7 +33,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--every", metavar="DURATION", type=parse_duration, default=1000, help="time between two looks [1s]"
     )
-    parser.add_argument("--sort", choices=screen_of_top.SORTS, default="rate", help="order of the topics [rate]")
+    parser.add_argument("--sort", choices=top_screen.SORTS, default="rate", help="order of the topics [rate]")
     parser.add_argument("--filter", metavar="TEXT", default="", help="only topics whose name contains this")
     parser.add_argument("-n", "--count", metavar="N", type=parse_positive, help="stop after N looks")
 
@@ -43,7 +44,7 @@ def _request(args: Args) -> Request:
 
 def _look(call: Call) -> Sample:
     metrics = call.server.json(_request(call.args))
-    return Sample(at_s=time.monotonic(), metrics=metrics, lags=lags(call.server))
+    return Sample(at_s=time.monotonic(), metrics=metrics, lags=call.server.lags())
 
 
 def _run(call: Call) -> int:
@@ -58,7 +59,7 @@ def _run_lines(call: Call, before: Sample) -> int:
         time.sleep(call.args.every / 1000)
         now = _look(call)
         found = rows(before, now)
-        shown = screen_of_top.sort_rows(found, call.args.sort, call.args.filter)
+        shown = top_screen.sort_rows(found, call.args.sort, call.args.filter)
         call.screen.json({**asdict(overview(before, now, found)), "by_topic": [asdict(row) for row in shown]})
         call.screen.flush()
         before = now
@@ -115,7 +116,7 @@ class View:
         """Look at the server. If it does not answer, keep the last look and show why."""
         try:
             now = _look(self._call)
-        except (Failure, TopicsError) as error:
+        except TopicsError as error:
             self._problem = str(error)
             return before
         self._problem = ""
@@ -126,7 +127,7 @@ class View:
     def draw(self, height: int) -> Any:
         if self._total is None:
             return self._problem
-        return screen_of_top.draw(
+        return top_screen.draw(
             self._total, self._rows, url=self._call.server.target.url, order=self._order, needle=self._filter,
             typing=self._typing, height=height, problem=self._problem,
         )  # fmt: skip
@@ -139,8 +140,8 @@ class View:
             elif key in ("q", "\x03", "\x04"):
                 self.ended = True
             elif key == "s":
-                at = screen_of_top.SORTS.index(self._order)
-                self._order = screen_of_top.SORTS[(at + 1) % len(screen_of_top.SORTS)]
+                at = top_screen.SORTS.index(self._order)
+                self._order = top_screen.SORTS[(at + 1) % len(top_screen.SORTS)]
             elif key == "/":
                 self._typing = True
         return bool(keys)

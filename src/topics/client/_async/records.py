@@ -1,23 +1,30 @@
-"""Calls for records: append, read and delete them."""
+"""Calls for records: append, read and delete them, and read a range in one streamed answer."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, Literal
 from uuid import uuid4
 
+from msgspec import Struct, structs
+
 from topics.client import tracing
-from topics.client._async import scanning
-from topics.client._async.transport import AsyncCalls, fields_of, topic_path, with_query
-from topics.client.items import Appended, Config, Gap, Match, NewRecord, Page, Record, RecordFields, items_of
+from topics.client._async import tools
+from topics.client._async.transport import AsyncCalls, AsyncTransport
+from topics.client.call import NDJSON, SEGMENTS, Backoff, Request, given, topic_path
+from topics.client.errors import TopicsError, Unreachable
+from topics.client.items import Appended, Config, Gap, Match, NewRecord, Page, Record, RecordFields, encode, items_of
+from topics.client.streams import Piece, ScanEnd, ScanLines, ScanTombstone, decoded
 from topics.model import wire
 
 PAGE_RECORDS = 1000  # the most that a server returns unless it is configured otherwise
 SCAN_FORMATS = {
-    "ndjson": "application/x-ndjson",
+    "ndjson": NDJSON,
     "arrow": "application/vnd.apache.arrow.stream",
-    "segments": "application/vnd.topics.segments",
+    "segments": SEGMENTS,
 }
+SILENCE_S = 60.0
 
 
 class AsyncRecordCalls(AsyncCalls):
@@ -74,11 +81,11 @@ class AsyncRecordCalls(AsyncCalls):
         with tracing.sending(topic, records) as traced:
             body = {
                 "records": traced, "idempotency_key": key or uuid4().hex,
-                **fields_of(
+                **given(
                     node=node, create=create, config=config, disable_backpressure=disable_backpressure or None
                 ),
             }  # fmt: skip
-            path = with_query(topic_path(topic), return_seqs=False)
+            path = topic_path(topic, return_seqs=False)
             return await self._http.call("POST", path, Appended, body=body, keyed=True)
 
     async def diff(
@@ -110,7 +117,7 @@ class AsyncRecordCalls(AsyncCalls):
         """
         body = {
             "limit": limit, "include_tags": include_tags,
-            **fields_of(
+            **given(
                 from_seq=from_seq if consumer is None else None, consumer=consumer,
                 commit=None if commit is False else commit, epoch=epoch, wait_ms=wait_ms or None, node=node,
                 filter=filter, from_ts=from_ts,
@@ -118,7 +125,7 @@ class AsyncRecordCalls(AsyncCalls):
             ),
         }  # fmt: skip
         page = await self._http.call(
-            "POST", topic_path(topic, "/diff"), Page, body=body, wait_ms=wait_ms, retries=retries
+            "POST", topic_path(topic, "diff"), Page, body=body, wait_ms=wait_ms, retries=retries
         )
         for record in page.records:
             record.topic = topic
@@ -166,10 +173,10 @@ class AsyncRecordCalls(AsyncCalls):
         async for item in topics.scan("orders", upto_seq=1_000_000):
             print(item)
         """
-        wanted = scanning.ScanFields(
+        wanted = ScanFields(
             from_seq=from_seq, upto_seq=upto_seq, epoch=epoch, node=node, filter=filter, from_ts=from_ts
         )
-        return scanning.scan(self._http, topic, wanted)
+        return scan(self._http, topic, wanted)
 
     async def scan_bytes(
         self,
@@ -187,8 +194,8 @@ class AsyncRecordCalls(AsyncCalls):
         with open("orders.arrows", "wb") as file:
             async for chunk in topics.scan_bytes("orders", "arrow"): file.write(chunk)
         """
-        wanted = scanning.ScanFields(from_seq=from_seq, upto_seq=upto_seq, epoch=epoch)
-        async with scanning.opened(self._http, topic, wanted, SCAN_FORMATS[format]) as chunks:
+        wanted = ScanFields(from_seq=from_seq, upto_seq=upto_seq, epoch=epoch)
+        async with opened(self._http, topic, wanted, SCAN_FORMATS[format]) as chunks:
             async for chunk in chunks:
                 yield chunk
 
@@ -208,5 +215,75 @@ class AsyncRecordCalls(AsyncCalls):
 
         await topics.delete("orders", match=("tag", "Glob", "customer-7:*"))
         """
-        body = fields_of(before_seq=before_seq, match=match, seqs=seqs, epoch=epoch, dry_run=dry_run or None)
-        return await self._http.call("POST", topic_path(topic, "/delete"), wire.RecordsDeleted, body=body)
+        body = given(before_seq=before_seq, match=match, seqs=seqs, epoch=epoch, dry_run=dry_run or None)
+        return await self._http.call("POST", topic_path(topic, "delete"), wire.RecordsDeleted, body=body)
+
+
+# --- scans
+
+
+class ScanFields(Struct, kw_only=True):
+    """The range of a scan, and the records of it that are wanted."""
+
+    from_seq: int = 0
+    upto_seq: int | None = None
+    epoch: int | None = None
+    node: str | Sequence[str] | None = None
+    filter: Match | None = None
+    from_ts: int | None = None
+
+    def after(self, piece: Piece) -> ScanFields:
+        """Return what is left to scan after a piece."""
+        if isinstance(piece, list):
+            return structs.replace(self, from_seq=piece[-1].seq, from_ts=None)
+        if isinstance(piece, ScanTombstone):
+            return structs.replace(self, from_seq=piece.resume_seq, epoch=piece.epoch, from_ts=None)
+        return structs.replace(self, from_seq=piece.next_from_seq, epoch=piece.epoch, from_ts=None)
+
+
+def opened(
+    http: AsyncTransport, topic: str, wanted: ScanFields, accept: str
+) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+    """Open a scan, and return its bytes."""
+    body = encode({"include_tags": True, **given(**structs.asdict(wanted))})
+    return http.stream(Request("POST", topic_path(topic, "scan"), body, accept), silence_s=SILENCE_S)
+
+
+async def scan_pieces(http: AsyncTransport, topic: str, wanted: ScanFields) -> AsyncGenerator[Piece, None]:
+    """Yield the pieces of one attempt up to the `ScanEnd`. Raise `Unreachable` if the answer was cut off."""
+    async with opened(http, topic, wanted, NDJSON) as chunks:
+        lines = ScanLines()
+        async for chunk in chunks:
+            for piece in map(decoded, lines.feed(chunk)):
+                if isinstance(piece, list):
+                    for record in piece:
+                        record.topic = topic
+                yield piece
+                if isinstance(piece, ScanEnd):
+                    return
+    raise Unreachable("the scan was cut off", code="stream_ended")
+
+
+async def scan(http: AsyncTransport, topic: str, wanted: ScanFields) -> AsyncIterator[Record | Gap]:
+    """See `AsyncTopics.scan`."""
+    backoff = Backoff()
+    while True:
+        try:
+            async with aclosing(scan_pieces(http, topic, wanted)) as found:
+                async for piece in found:
+                    backoff.reset()
+                    if isinstance(piece, list):
+                        for record in piece:
+                            yield record
+                    elif isinstance(piece, ScanTombstone):
+                        yield piece.gap(topic)
+                    else:
+                        return
+                    wanted = wanted.after(piece)
+        except TopicsError as error:
+            if not error.retryable or backoff.attempts >= http.most_retries():
+                raise
+            wait_s = backoff.next_s(error)
+            if http.retries is None and backoff.passed_s + wait_s > http.retry_for_s:
+                raise
+            await tools.sleep(wait_s)
