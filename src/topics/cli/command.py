@@ -40,8 +40,8 @@ class Command:
     """One command."""
 
     name: str
-    help: str
     request: Callable[[Args], Request]
+    help: str = ""  # that of the tree for a command of the first level
     arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None
     show: Callable[[Call, Any], None] = lambda call, answer: call.screen.json(answer)
     run: Callable[[Call], int] | None = None
@@ -49,6 +49,7 @@ class Command:
     details: str = ""
     curl_notes: Callable[[Args, Curl], list[str]] = lambda args, curl: []  # what `--curl` prints as comments
     usage: str = ""  # of the arguments; from their names if it is empty
+    asks: bool = False  # before it destroys something, unless `--yes` is given
 
 
 def add(subparsers: Subparsers, command: Command) -> argparse.ArgumentParser:
@@ -56,6 +57,8 @@ def add(subparsers: Subparsers, command: Command) -> argparse.ArgumentParser:
     parser = add_parser(subparsers, command.name, command.help, details=command.details, examples=command.examples)
     parser.description = _wrapped(parser.description or "")
     command.arguments(parser)
+    if command.asks:
+        parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print JSON lines, also on a terminal")
     output.add_argument("--curl", action="store_true", help="print the request as a curl command, and do not send it")
@@ -63,6 +66,16 @@ def add(subparsers: Subparsers, command: Command) -> argparse.ArgumentParser:
     parser.usage = f"%(prog)s [options] {command.usage or _names_of_arguments(parser)}".rstrip()
     parser.set_defaults(execute=lambda args: execute(command, args))
     return parser
+
+
+def registering(*commands: Command) -> Callable[[Subparsers], None]:
+    """Return the function `register` of a module with these commands."""
+
+    def register(subparsers: Subparsers) -> None:
+        for command in commands:
+            add(subparsers, command)
+
+    return register
 
 
 def add_group(subparsers: Subparsers, name: str, commands: Sequence[Command], *, examples: str) -> None:
@@ -135,7 +148,3 @@ def topic_argument(parser: argparse.ArgumentParser, name: str = "topic", **optio
     """Add the name of a topic. A shell completes it with the topics of the server."""
     action = parser.add_argument(name, **{"metavar": name.upper(), "help": "the topic", **options})
     action.completes = "queues" if name == "queue" else "topics"  # type: ignore[attr-defined]
-
-
-def yes_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from topics.cli.command import Args, Call, Command, add_group, topic_argument, yes_argument
+from topics.cli.command import Args, Call, Command, add_group, topic_argument
 from topics.cli.connect.server import delete, get, put
 from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND, usage
 from topics.cli.output.screen import Cell, Styled, confirm
@@ -122,11 +122,6 @@ SET = Command(
 # --- rm
 
 
-def _rm_arguments(parser: argparse.ArgumentParser) -> None:
-    _arguments(parser)
-    yes_argument(parser)
-
-
 def _rm(args: Args) -> Request:
     return delete(consumer_path(args.topic, args.consumer))
 
@@ -144,8 +139,9 @@ def _run_rm(call: Call) -> int:
 RM = Command(
     name="rm",
     help="remove a consumer",
-    arguments=_rm_arguments,
+    arguments=_arguments,
     request=_rm,
+    asks=True,
     run=_run_rm,
     examples="  topics consumer rm orders billing\n",
 )

@@ -54,7 +54,7 @@ def _dispatch(words: list[str]) -> int:
             return version.print_version(as_json=len(words) > 1)
         words[0] = "version"
     if words[:1] == ["complete-line"] and len(words) == 3:  # called by the scripts of `topics completion`
-        from topics.cli.completion.candidates import print_candidates
+        from topics.cli.completion import print_candidates
 
         return print_candidates(words[1], words[2], build_parser)
     if not words or words[0] in HELP_FLAGS or words[0] not in tree.ROWS:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from topics.cli import pipeline_start
 from topics.cli.connect import target as targets
 from topics.cli.output.failures import Failure
-from topics.cli.output.screen import Screen
+from topics.cli.output.screen import Screen, pretty_json
 from topics.cli.tree import Subparsers, add_parser
 from topics.clock import SystemClock
 from topics.installation import install_command
@@ -44,6 +44,7 @@ SHARED = frozenset({
 })  # fmt: skip
 
 Arguments = Callable[[argparse.Namespace], dict[str, Any]]
+Execute = Callable[[argparse.Namespace], "RunReport"]
 Show = Callable[["RunReport"], str]
 
 
@@ -74,13 +75,17 @@ def add(
     )  # fmt: skip
     shared.add_argument("--dry-run", action="store_true", help="report what would be done, and change nothing")
     shared.add_argument("--json", action="store_true", help="print the report as one JSON object")
-    parser.set_defaults(execute=lambda args: run(name, args, arguments or own, show), extra=extra)
+
+    def execute(args: argparse.Namespace) -> RunReport:
+        report: RunReport = getattr(_driver(name), name)(**(arguments or own)(args), **shared_options(args))
+        return report
+
+    def text_of(report: RunReport) -> str:
+        show_report: Show = getattr(_driver(name), "describe", describe) if show is None else show
+        return show_report(report)
+
+    parser.set_defaults(execute=lambda args: run(name, execute, args, text_of), extra=extra)
     return parser
-
-
-def add_url(parser: argparse.ArgumentParser, meaning: str = "address of the server") -> None:
-    """Add the options that choose the server of a pipeline."""
-    targets.add_address(parser, meaning)
 
 
 def _choose_server(args: argparse.Namespace) -> None:
@@ -134,7 +139,7 @@ def add_positions(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def shared(args: argparse.Namespace) -> JobOptions:
+def shared_options(args: argparse.Namespace) -> JobOptions:
     """Return the shared options as arguments of a pipeline function."""
     from topics.spark.pipelines.run.progress import progress_for
 
@@ -159,7 +164,11 @@ def own(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in vars(args).items() if name not in SHARED}
 
 
-def run(name: str, args: argparse.Namespace, arguments: Arguments, show: Show | None) -> int:
+def _driver(name: str) -> Any:
+    return importlib.import_module(f"topics.spark.pipelines.{name}.driver")
+
+
+def run(name: str, execute: Execute, args: argparse.Namespace, show: Show) -> int:
     """Run a pipeline, print its report, also of a failure, and return the exit status of its kind."""
     args.started_ms = SystemClock().now_ms()  # before the slow import of Spark
     with warnings.catch_warnings(), _stoppable(follows=bool(getattr(args, "follow", False))) as stop:
@@ -167,14 +176,12 @@ def run(name: str, args: argparse.Namespace, arguments: Arguments, show: Show | 
         args.stop = stop
         try:
             _choose_server(args)
-            driver = importlib.import_module(f"topics.spark.pipelines.{name}.driver")
-            report: RunReport = getattr(driver, name)(**arguments(args), **shared(args))
+            report = execute(args)
         except Failure as failure:
             return _not_started(name, args, "usage", str(failure), failure.next_step or pipeline_start.CORRECT)
         except (Exception, KeyboardInterrupt) as error:
             return _failed(name, stop.cause_of(error), args)
-        text: Show = getattr(driver, "describe", describe) if show is None else show
-        print(_json(report) if args.json else text(report), flush=True)
+        print(pretty_json(report) if args.json else show(report), flush=True)
         return EXIT_DONE if report.ok else EXIT_FAILED
 
 
@@ -198,7 +205,7 @@ def _failed(name: str, error: BaseException, args: argparse.Namespace) -> int:
 
     report = report_of(error, pipeline=name, dry_run=args.dry_run)
     if args.json:
-        print(_json(report), flush=True)
+        print(pretty_json(report), flush=True)
     Screen().fail(explain(error), report.next or "")
     if os.environ.get("TOPICS_TRACEBACK"):
         raise error
@@ -307,9 +314,3 @@ def _topic_line(row: TopicReport, *, dry_run: bool) -> str:
         parts.append(f"lag {row.lag}")
     parts += [f"{name.replace('_', ' ')} {value}" for name, value in row.figures.items()]
     return f"{where}: {', '.join(parts)}"
-
-
-def _json(report: RunReport) -> str:
-    import msgspec
-
-    return msgspec.json.format(msgspec.json.encode(report)).decode()

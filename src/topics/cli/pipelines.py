@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from topics.cli import pipeline
+from topics.cli.connect.target import add_address
 from topics.cli.tree import Subparsers, add_parser
 from topics.plurals import counted
 
@@ -40,7 +41,7 @@ def _add_topics(group: argparse._ActionsContainer, help: str) -> None:
 def _archive(commands: Subparsers) -> None:
     text = "copy topics to a lake of Delta tables, each record once"
     parser = pipeline.add(commands, "archive", text, arguments=_archive_arguments)
-    pipeline.add_url(parser)
+    add_address(parser)
     pipeline.add_spark(parser)
     which = parser.add_argument_group("topics, at least one of these")
     _add_topics(which, "a topic; repeatable")
@@ -105,7 +106,7 @@ def _audit(commands: Subparsers) -> None:
         epilog="Exit status: 0 if every seq is explained and lake and server agree, else 1.\n"
         "--dry-run lists what would be checked and checks nothing.",
     )  # fmt: skip
-    pipeline.add_url(parser)
+    add_address(parser)
     pipeline.add_spark(parser)
     parser.add_argument("--lake", metavar="DIR", required=True, help="lake to compare with")
     _add_topics(parser, "only this topic; repeatable. Default: all topics of server and lake, except sys: topics")
@@ -117,7 +118,7 @@ def _audit(commands: Subparsers) -> None:
 def _compact(commands: Subparsers) -> None:
     text = "keep the latest record of every tag, or of every value of an expression, as a Delta table or as a topic"
     parser = pipeline.add(commands, "compact", text, extra="spark")
-    pipeline.add_url(parser)
+    add_address(parser)
     parser.add_argument("--topic", required=True, metavar="T", help="topic to compact")
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--into", metavar="T2", help="topic with one record per key")
@@ -141,7 +142,7 @@ def _erase(commands: Subparsers) -> None:
         epilog="Prints a receipt with the number of deleted records per place. Exit status: 1 if records remain that\n"
         "may be copies.",
     )  # fmt: skip
-    pipeline.add_url(parser)
+    add_address(parser)
     parser.add_argument("--match", required=True, metavar="TAG", help="a tag, or a tag prefix with *: user-42:*")
     parser.add_argument("--lake", metavar="DIR", help="also erase from this lake; its files are rewritten")
     which = parser.add_argument_group("topics [all]")
@@ -260,7 +261,7 @@ def _replay(commands: Subparsers) -> None:
         "--from-token-file", dest="source_token_file", metavar="FILE", help="file with the API key of that server"
     )
     parser.add_argument("--topic", metavar="T", required=True, help="topic to replay")
-    pipeline.add_url(parser, "server to write to")
+    add_address(parser, "server to write to")
     parser.add_argument("--into", metavar="T2", required=True, help="topic to write to")
     parser.add_argument(
         "--where", metavar="SQL", help="only matching records, such as \"data.qty > 1 AND tag = 'web'\""
@@ -302,7 +303,7 @@ DECLARED = ("topic", "into", "table", "window", "slide", "time", "watermark", "w
 def _rollup(commands: Subparsers) -> None:
     text = "compute windowed aggregates of a topic, each window written once"
     parser = pipeline.add(commands, "rollup", text, arguments=_rollup_arguments, extra="spark")
-    pipeline.add_url(parser)
+    add_address(parser)
     parser.add_argument("--file", metavar="TOML", help="file with the options below; options on the command line win")
     parser.add_argument("--topic", metavar="T", help="topic to aggregate")
     parser.add_argument("--into", metavar="T2", help="topic for the results")

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from topics.cli.command import Args, Call, Command, add_group, topic_argument, yes_argument
+from topics.cli.command import Args, Call, Command, add_group, topic_argument
 from topics.cli.connect.server import delete, get, post, put, tag_match
 from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND
 from topics.cli.output.screen import Cell, Styled, confirm
@@ -145,11 +145,6 @@ CREATE = Command(
 # --- rm
 
 
-def _rm_arguments(parser: argparse.ArgumentParser) -> None:
-    _name(parser)
-    yes_argument(parser)
-
-
 def _rm(args: Args) -> Request:
     return delete(router_path(args.router))
 
@@ -167,8 +162,9 @@ def _run_rm(call: Call) -> int:
 RM = Command(
     name="rm",
     help="remove a router; its copies stay",
-    arguments=_rm_arguments,
+    arguments=_name,
     request=_rm,
+    asks=True,
     run=_run_rm,
     examples="  topics router rm eu\n",
 )

@@ -52,16 +52,16 @@ GROUPS: dict[str, tuple[Row, ...]] = {
     ),
     "Servers": (Row("context", "servers.context", "name servers, and choose the one that commands use"),),
     "Data directories": (
-        Row("backup", "offline.commands", "copy a data directory, also while its server runs"),
-        Row("restore", "offline.commands", "restore a backup"),
-        Row("verify", "offline.commands", "check every file of a data directory, without changing it"),
+        Row("backup", "offline", "copy a data directory, also while its server runs"),
+        Row("restore", "offline", "restore a backup"),
+        Row("verify", "offline", "check every file of a data directory, without changing it"),
     ),
     "Analysis": (
         Row("sql", "sql", "query topics and lakes with SQL"),
         Row("pipeline", "pipelines", "run bulk jobs over topics, in one process or with Spark"),
     ),
     "This command": (
-        Row("completion", "completion.scripts", "print the completion script of a shell"),
+        Row("completion", "completion", "print the completion script of a shell"),
         Row("version", "version", "print the version"),
     ),
 }

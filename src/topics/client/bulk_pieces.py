@@ -81,12 +81,6 @@ def _control(body: bytes) -> Piece | None:
 
 def _exactly(take: Callable[[int], bytes], size_bytes: int) -> bytes:
     found = take(size_bytes) if size_bytes else b""
-    if len(found) == size_bytes:
-        return found
-    parts = [found]
-    while found:
-        found = take(size_bytes - sum(map(len, parts)))
-        parts.append(found)
-        if sum(map(len, parts)) == size_bytes:
-            return b"".join(parts)
-    raise CutOff("the answer was cut off")
+    if len(found) < size_bytes:
+        raise CutOff("the answer was cut off")
+    return found

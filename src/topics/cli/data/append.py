@@ -10,21 +10,16 @@ import sys
 
 from msgspec import Raw
 
-from topics.cli.command import Args, Call, Command, Curl, add, topic_argument
+from topics.cli.command import Args, Call, Command, Curl, registering, topic_argument
 from topics.cli.data.append_request import as_record, defaults, encode, write
 from topics.cli.output.failures import EXIT_DONE, usage
 from topics.cli.output.screen import json_text
 from topics.cli.output.units import parse_count, parse_duration, parse_positive
-from topics.cli.tree import Subparsers
 from topics.client.call import Request
 from topics.plurals import counted
 
 MAX_BATCH = 10_000  # the server's default limit for one write
 PIPE_BATCH = 2000
-
-
-def register(subparsers: Subparsers) -> None:
-    add(subparsers, APPEND)
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -148,7 +143,6 @@ def _curl_notes(args: Args, curl: Curl) -> list[str]:
 
 APPEND = Command(
     name="append",
-    help="append records, from arguments or from a pipe",
     arguments=_arguments,
     request=_request,
     run=_run,
@@ -160,3 +154,4 @@ APPEND = Command(
   topics read orders | topics append orders-copy - --records
 """,
 )
+register = registering(APPEND)

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from topics.cli.command import Args, Call, Command, add, topic_argument, yes_argument
+from topics.cli.command import Args, Call, Command, registering, topic_argument
 from topics.cli.connect.server import post, tag_match
 from topics.cli.output.failures import EXIT_DONE, usage
 from topics.cli.output.screen import confirm
 from topics.cli.output.units import parse_count, parse_seqs
-from topics.cli.tree import Subparsers
 from topics.client.call import Request, given, topic_path
 from topics.plurals import counted
-
-
-def register(subparsers: Subparsers) -> None:
-    add(subparsers, DELETE)
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +21,6 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--seq", metavar="SEQ", type=parse_seqs, action="append", default=[], help="one record, or a range such as 7-9"
     )
     parser.add_argument("-n", "--dry-run", action="store_true", help="count the records, and delete none")
-    yes_argument(parser)
 
 
 def _request(args: Args, *, dry_run: bool = False) -> Request:
@@ -57,8 +51,8 @@ def _run(call: Call) -> int:
 
 DELETE = Command(
     name="delete",
-    help="delete records by tag or seq",
     arguments=_arguments,
+    asks=True,
     request=_request,
     run=_run,
     curl_notes=lambda args, curl: [] if args.dry_run else ["The request does not count the records or ask first."],
@@ -69,3 +63,4 @@ DELETE = Command(
   topics delete orders --seq 7 --seq 20-29
 """,
 )
+register = registering(DELETE)

@@ -8,20 +8,15 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from topics.cli.command import Args, Call, Command, add, topic_argument
+from topics.cli.command import Args, Call, Command, registering, topic_argument
 from topics.cli.connect.server import get
 from topics.cli.output.failures import EXIT_DONE
 from topics.cli.output.screen import Cell, Styled
 from topics.cli.output.units import count, parse_duration, rate, size
-from topics.cli.tree import Subparsers
 from topics.client.call import Request
 from topics.plurals import counted
 
 Topics = dict[str, dict[str, Any]]
-
-
-def register(subparsers: Subparsers) -> None:
-    add(subparsers, LS)
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -126,10 +121,10 @@ def _cells(row: Mapping[str, Any], *, losses: bool, rates: bool) -> list[Cell]:
 
 LS = Command(
     name="ls",
-    help="list topics with their sizes, rates, losses and lag",
     arguments=_arguments,
     request=_request,
     run=_run,
     details="The lag is that of the slowest router or named consumer that reads the topic.",
     examples="  topics ls\n  topics ls 'chat-*' --rates 5s --sort rate\n  topics ls | jq -r .topic\n",
 )
+register = registering(LS)

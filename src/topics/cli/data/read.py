@@ -11,14 +11,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw
 
-from topics.cli.command import Args, Call, Command, Curl, add, topic_argument
+from topics.cli.command import Args, Call, Command, Curl, registering, topic_argument
 from topics.cli.connect.server import get, post, tag_match
 from topics.cli.output.failures import EXIT_DONE, usage
-from topics.cli.output.records import Gap, print_gap, print_record
+from topics.cli.output.records import Gap, elements, members, print_gap, print_record
 from topics.cli.output.units import parse_count, parse_duration, parse_positive, parse_time
-from topics.cli.tree import Subparsers
 from topics.client.call import NDJSON, Request, given, topic_path
 from topics.client.errors import TopicsError, Unreachable
 from topics.client.items import Position
@@ -30,14 +29,9 @@ PAUSE_S = 0.5
 MAX_ATTEMPTS = 5
 PAGE_RECORDS = 1000
 WIDEN = 4
-NULL = Raw(b"null")  # the decoder does not know `Raw | None`
 
 Piece = bytes | Raw
 """Whole lines with a record each, or the text of a tombstone."""
-
-
-def register(subparsers: Subparsers) -> None:
-    add(subparsers, READ)
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -198,13 +192,13 @@ class Reader:
                 time.sleep(PAUSE_S)
                 continue
             lost_contact = False
-            page = _page(answer)
-            if page.tombstone != NULL:
-                yield page.tombstone
-            if page.records:
-                yield b"\n".join(map(bytes, page.records)) + b"\n"
+            page = members(answer)
+            if page.get("tombstone", b"null") != b"null":
+                yield Raw(page["tombstone"])
+            if records := elements(page["records"]):
+                yield b"\n".join(records) + b"\n"
             self._call.screen.flush()
-            self.position = Position(page.next_from_seq, page.epoch)
+            self.position = Position(int(page["next_from_seq"]), int(page["epoch"]))
 
 
 def _poll(args: Args, position: Position) -> Request:
@@ -212,17 +206,6 @@ def _poll(args: Args, position: Position) -> Request:
     at = given(from_seq=position.seq, epoch=position.epoch)
     body = {**_fields(args), **at, "limit": PAGE_RECORDS, "wait_ms": WAIT_MS}
     return post(topic_path(args.topic, "diff"), body, wait_ms=WAIT_MS)
-
-
-class _Page(Struct):
-    records: list[Raw]
-    next_from_seq: int
-    caught_up: bool
-    epoch: int
-    tombstone: Raw = NULL
-
-
-_decode_page = msgspec.json.Decoder(_Page).decode
 
 
 def _seq_of(line: bytes) -> int:
@@ -234,21 +217,6 @@ def _last_seq(piece: Piece) -> int:
     if isinstance(piece, Raw):
         return int(json.loads(bytes(piece))["gap_to"])
     return _seq_of(piece.rstrip(b"\n").rpartition(b"\n")[2])
-
-
-def _page(body: bytes) -> _Page:
-    """Return a page with its records as they are. The decoder refuses half a surrogate pair; `json` keeps it."""
-    try:
-        return _decode_page(body)
-    except msgspec.DecodeError:
-        page = json.loads(body)
-        page["records"] = [Raw(json.dumps(record).encode()) for record in page["records"]]
-        gap = Raw(json.dumps(page["tombstone"]).encode())
-        return _Page(page["records"], page["next_from_seq"], page["caught_up"], page["epoch"], gap)
-
-
-class _OnlyData(Struct):
-    data: Raw
 
 
 class Printer:
@@ -277,7 +245,7 @@ class Printer:
 
     def _record(self, line: bytes) -> None:
         if self._data_only:
-            self._write(bytes(msgspec.json.decode(line, type=_OnlyData).data) + b"\n")
+            self._write(members(line)["data"] + b"\n")
         elif self._screen.is_human:
             print_record(self._screen, line)
         else:
@@ -309,7 +277,6 @@ def _curl_notes(args: Args, curl: Curl) -> list[str]:
 
 READ = Command(
     name="read",
-    help="read the records of a topic; -f follows it",
     arguments=_arguments,
     request=_request,
     run=_run,
@@ -322,3 +289,4 @@ READ = Command(
   topics read orders --data > orders.jsonl
 """,
 )
+register = registering(READ)

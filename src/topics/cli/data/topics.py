@@ -6,13 +6,12 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from topics.cli.command import Args, Call, Command, add, topic_argument, yes_argument
+from topics.cli.command import Args, Call, Command, registering, topic_argument
 from topics.cli.connect.server import delete, get, put
 from topics.cli.data import config_options
 from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND
 from topics.cli.output.screen import Cell, Styled, confirm
 from topics.cli.output.units import count, duration, moment, size
-from topics.cli.tree import Subparsers
 from topics.client.call import Request, topic_path
 from topics.clock import SystemClock
 from topics.errors import Code, TopicsError
@@ -21,11 +20,6 @@ from topics.plurals import counted
 MAX_RANGES = 2000  # the most that the server returns
 LOST_SHOWN = 3
 KEPT_STATES = ("live", "deleted", "archived", "merged")  # of a range; any other state is the reason of a loss
-
-
-def register(subparsers: Subparsers) -> None:
-    for command in (CREATE, CONFIG, STATE, RM):
-        add(subparsers, command)
 
 
 # --- create
@@ -90,7 +84,6 @@ def _warn_of_options(call: Call, config: Mapping[str, Any]) -> None:
 
 CREATE = Command(
     name="create",
-    help="create a topic or a queue",
     arguments=_create_arguments,
     request=_put,
     run=_run_create,
@@ -134,7 +127,6 @@ def _config_rows(config: Mapping[str, Any]) -> Iterator[tuple[str, Cell]]:
 
 CONFIG = Command(
     name="config",
-    help="show or change the configuration of a topic",
     arguments=_config_arguments,
     request=_config,
     run=_run_config,
@@ -230,7 +222,6 @@ _LIMITS = ("ttl", "cap-records", "cap-bytes")
 
 STATE = Command(
     name="state",
-    help="show the state of a topic",
     arguments=_state_arguments,
     request=_state,
     run=_run_state,
@@ -249,7 +240,6 @@ STATE = Command(
 def _rm_arguments(parser: argparse.ArgumentParser) -> None:
     topic_argument(parser, "topics", nargs="+", metavar="TOPIC", help="topics to remove")
     parser.add_argument("--if-empty", action="store_true", help="refuse a topic that has records")
-    yes_argument(parser)
 
 
 def _rm(args: Args, topic: str | None = None) -> Request:
@@ -276,8 +266,8 @@ def _run_rm(call: Call) -> int:
 
 RM = Command(
     name="rm",
-    help="remove topics with everything in them",
     arguments=_rm_arguments,
+    asks=True,
     request=_rm,
     run=_run_rm,
     curl_notes=lambda args, curl: [
@@ -287,3 +277,4 @@ RM = Command(
     details="Asks first. To delete only some records, use `topics delete`.",
     examples="  topics rm orders\n  topics rm old-1 old-2 --yes\n",
 )
+register = registering(CREATE, CONFIG, STATE, RM)

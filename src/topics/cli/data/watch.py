@@ -7,35 +7,18 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
 
-import msgspec
-from msgspec import Raw, Struct
-
-from topics.cli.command import Args, Call, Command, Curl, add, topic_argument
+from topics.cli.command import Args, Call, Command, Curl, registering, topic_argument
 from topics.cli.connect.server import events, post, tag_match
 from topics.cli.output.failures import EXIT_DONE, Failure
-from topics.cli.output.records import print_gap, print_record
+from topics.cli.output.records import elements, members, print_gap, print_record
 from topics.cli.output.units import parse_positive
-from topics.cli.tree import Subparsers
 from topics.client.call import Request, given
 from topics.client.streams import EventParser
 from topics.errors import Code, TopicsError
 
 PAUSE_S = 0.5
 HEARTBEAT_S = 15.0
-
-
-class _Frame(Struct):
-    topic: str
-    records: list[Raw]
-
-
-_decode_frame = msgspec.json.Decoder(_Frame).decode
-
-
-def register(subparsers: Subparsers) -> None:
-    add(subparsers, WATCH)
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -113,24 +96,15 @@ def _print(call: Call, name: str, data: bytes, left: int | None) -> int | None:
 
 
 def _print_records(call: Call, data: bytes, left: int | None) -> int | None:
-    topic, records = _decode(data)
-    start = b'{"topic":' + json.dumps(topic).encode() + b","
+    frame = members(data)
+    topic, records = json.loads(frame["topic"]), elements(frame["records"])
+    start = b'{"topic":' + frame["topic"] + b","
     for record in records[:left]:
         if call.screen.is_human:
             print_record(call.screen, record, topic=topic)
         else:
             sys.stdout.buffer.write(start + record[1:] + b"\n")
     return None if left is None else max(left - len(records), 0)
-
-
-def _decode(data: bytes) -> tuple[str, list[bytes]]:
-    """Return the topic and the records of a frame. The decoder refuses half a surrogate pair; `json` keeps it."""
-    try:
-        frame = _decode_frame(data)
-        return frame.topic, [bytes(record) for record in frame.records]
-    except msgspec.DecodeError:
-        fields: dict[str, Any] = json.loads(data)
-        return fields["topic"], [json.dumps(record, separators=(",", ":")).encode() for record in fields["records"]]
 
 
 def _curl_notes(args: Args, curl: Curl) -> list[str]:
@@ -142,7 +116,6 @@ def _curl_notes(args: Args, curl: Curl) -> list[str]:
 
 WATCH = Command(
     name="watch",
-    help="follow many topics at once",
     arguments=_arguments,
     request=_request,
     run=_run,
@@ -150,3 +123,4 @@ WATCH = Command(
     details="Prints new records of all topics and patterns, and gaps where records were lost, until interrupted.",
     examples="  topics watch 'chat-*' orders\n  topics watch orders --from-start --tag 'eu:*'\n",
 )
+register = registering(WATCH)

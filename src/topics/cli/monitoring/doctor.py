@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from topics import __version__
-from topics.cli.command import Args, Call, Command, add
+from topics.cli.command import Args, Call, Command, registering
 from topics.cli.connect.server import get
 from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED
 from topics.cli.output.units import duration, size
-from topics.cli.tree import Subparsers
 from topics.client.call import Request
 from topics.client.errors import TopicsError, Unreachable
 from topics.errors import Code
@@ -46,10 +45,6 @@ class Facts:
 
 
 Check = Callable[[Facts], Iterator[Finding]]
-
-
-def register(subparsers: Subparsers) -> None:
-    add(subparsers, DOCTOR)
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -244,10 +239,10 @@ def _run(call: Call) -> int:
 
 DOCTOR = Command(
     name="doctor",
-    help="check settings, server, clock, disk and limits, and say how to fix what is wrong",
     arguments=_arguments,
     request=_request,
     run=_run,
     details="The exit status is 1 if there is a problem; warnings do not change it.",
     examples="  topics doctor\n  topics doctor --context prod --json\n",
 )
+register = registering(DOCTOR)

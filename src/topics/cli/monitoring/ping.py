@@ -11,21 +11,16 @@ from collections.abc import Sequence
 from math import ceil
 from typing import Any
 
-from topics.cli.command import Args, Call, Command, add
+from topics.cli.command import Args, Call, Command, registering
 from topics.cli.connect.server import Server, delete, events, post, put
 from topics.cli.output.failures import EXIT_DONE, Failure
 from topics.cli.output.units import duration, parse_duration, parse_positive
-from topics.cli.tree import Subparsers
 from topics.client.call import Request, topic_path
 from topics.client.streams import EventParser
 from topics.errors import TopicsError
 
 WAIT_S = 10.0
 SHOWN = (("p50_ms", 0.5), ("p90_ms", 0.9), ("p99_ms", 0.99))
-
-
-def register(subparsers: Subparsers) -> None:
-    add(subparsers, PING)
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -145,9 +140,9 @@ def percentiles(times_ms: Sequence[float]) -> dict[str, float]:
 
 PING = Command(
     name="ping",
-    help="measure how long an append and its delivery take",
     arguments=_arguments,
     request=_request,
     run=_run,
     examples="  topics ping\n  topics ping --count 100 --every 10ms --durability fsync\n",
 )
+register = registering(PING)

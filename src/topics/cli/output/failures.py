@@ -15,17 +15,6 @@ EXIT_REFUSED = 5
 EXIT_RETRY = 6
 EXIT_INTERRUPTED = 130
 
-EXIT_MEANINGS = {
-    EXIT_DONE: "success",
-    EXIT_FAILED: "the command or the request failed",
-    EXIT_USAGE: "the arguments are invalid, or a question was answered with no",
-    EXIT_NOT_FOUND: "the topic, router or context does not exist, or no job is ready",
-    EXIT_UNREACHABLE: "the server did not answer",
-    EXIT_REFUSED: "the API key is missing, unknown, or lacks a scope or prefix",
-    EXIT_RETRY: "the server is busy, starting, read-only or full: the same command can succeed later",
-    EXIT_INTERRUPTED: "interrupted",
-}
-
 EXIT_OF_STATUS = {401: EXIT_REFUSED, 403: EXIT_REFUSED, 404: EXIT_NOT_FOUND}  # of HTTP, also of a proxy
 
 NEXT_STEPS: dict[str, str] = {

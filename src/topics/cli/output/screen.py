@@ -142,6 +142,13 @@ def json_text(value: Any) -> bytes:
         return json.dumps(value, separators=(",", ":")).encode()
 
 
+def pretty_json(value: object) -> str:
+    """Return a report as JSON on many lines."""
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(value)).decode()
+
+
 def confirm(question: str) -> None:
     """Ask on the terminal before something is destroyed. Raise `Failure` unless the answer is yes."""
     if not sys.stdin.isatty():

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from topics.cli.command import Args, Call, Command, topic_argument, yes_argument
+from topics.cli.command import Args, Call, Command, topic_argument
 from topics.cli.connect.server import get, post, tag_match
 from topics.cli.output.failures import EXIT_DONE, usage
 from topics.cli.output.screen import Styled, confirm
@@ -97,7 +97,6 @@ def _redrive_arguments(parser: argparse.ArgumentParser) -> None:
         "--seq", metavar="SEQ", type=parse_seqs, action="append", default=[], help="only these seqs of `queue dead`"
     )
     parser.add_argument("-n", "--dry-run", action="store_true", help="count the letters, and move none")
-    yes_argument(parser)
 
 
 def _redrive(args: Args, *, dry_run: bool | None = None, from_seq: int = 0) -> Request:
@@ -146,6 +145,7 @@ REDRIVE = Command(
     name="redrive",
     help="move dead letters back to their queue",
     arguments=_redrive_arguments,
+    asks=True,
     request=_redrive,
     run=_run_redrive,
     details="Counts them first and asks.",

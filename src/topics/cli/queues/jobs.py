@@ -6,41 +6,25 @@ Jobs stay as the server sent them, so that their data is printed as it was writt
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import socket
 from typing import Any
 
-import msgspec
-from msgspec import Raw
-
 from topics.cli.command import Call
 from topics.cli.connect.server import get
+from topics.cli.output.records import elements, members
 from topics.client.call import topic_path
 from topics.errors import Code, TopicsError
 
 
-class _Payload(msgspec.Struct):
-    data: Raw = Raw(b"null")
-
-
 def data_of(raw: bytes) -> str:
     """Return the data of a job or record as it was written."""
-    try:
-        return bytes(msgspec.json.decode(raw, type=_Payload).data).decode()
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return json.dumps(json.loads(raw)["data"])
+    return members(raw).get("data", b"null").decode()
 
 
 def raw_jobs(body: bytes, member: str) -> list[bytes]:
-    """Return the jobs of an answer. The decoder refuses half a surrogate pair; `json` keeps it."""
-    try:
-        return [
-            bytes(job)
-            for job in msgspec.json.decode(msgspec.json.decode(body, type=dict[str, Raw])[member], type=list[Raw])
-        ]
-    except msgspec.DecodeError:
-        return [json.dumps(job).encode() for job in json.loads(body)[member]]
+    """Return the jobs of an answer."""
+    return elements(members(body)[member])
 
 
 def queue_state(call: Call) -> dict[str, Any]:

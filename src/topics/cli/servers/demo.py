@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,15 +15,15 @@ from typing import Any
 
 from topics.cli.connect.server import Server, post, put
 from topics.cli.connect.target import Target
-from topics.cli.output.failures import EXIT_DONE, Failure
+from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED, Failure
 from topics.cli.output.screen import Screen
 from topics.cli.output.units import parse_duration
 from topics.cli.servers import dev
 from topics.cli.tree import Subparsers, add_parser
 from topics.client.call import consumer_path, router_path, topic_path
 from topics.errors import TopicsError
+from topics.testing.server import server
 
-STOP_S = 20.0
 TURN_S = 0.2
 SKUS = ("AEROPRESS-GO", "V60", "FILTERS-350", "SCALE-MINI", "KETTLE-1L")
 CUSTOMERS = ("ada", "bob", "eve", "kim", "leo", "zoe")
@@ -59,17 +57,20 @@ def execute(args: argparse.Namespace) -> int:
     screen = Screen(as_json=args.json)
     try:
         with tempfile.TemporaryDirectory(prefix="topics-demo-") as folder, _stoppable():
-            with _server(Path(folder), args.port) as url, Server(Target(url=url, source="demo")) as server:
+            with (
+                server(data_dir=Path(folder, "data"), port=args.port, log_level="warning") as url,
+                Server(Target(url=url, source="demo")) as shop_server,
+            ):
                 try:
                     _introduce(screen, url, opens=args.open)
-                    _play(Shop(server), args.time)
+                    _play(Shop(shop_server), args.time)
                 except KeyboardInterrupt:
                     pass
                 except TopicsError as error:
-                    raise server.failure(error) from error
-    except Failure as failure:
-        screen.fail(str(failure), failure.next_step)
-        return failure.status
+                    raise shop_server.failure(error) from error
+    except (Failure, RuntimeError) as failure:
+        screen.fail(str(failure), getattr(failure, "next_step", ""))
+        return getattr(failure, "status", EXIT_FAILED)
     screen.note("stopped; nothing was left behind")
     return EXIT_DONE
 
@@ -95,40 +96,6 @@ def _stoppable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _server(folder: Path, port: str) -> Iterator[str]:
-    """Start a server in a process of its own, and stop it at the end."""
-    port_file, log_path = folder / "port", folder / "log"
-    command = [
-        sys.executable, "-m", "topics", "serve", "--port", port, "--port-file", str(port_file),
-        "--data-dir", str(folder / "data"), "--log-level", "warning",
-    ]  # fmt: skip
-    with log_path.open("wb") as log:
-        # A session of its own: Ctrl-C reaches this process, which stops the server in order.
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-    try:
-        url = _wait(process, port_file)
-        if url is None:
-            raise Failure(f"the server did not start: {log_path.read_text(errors='replace').strip()[-500:]}")
-        yield url
-    finally:
-        process.terminate()
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _wait(process: subprocess.Popen[bytes], port_file: Path) -> str | None:
-    deadline = time.monotonic() + dev.READY_S
-    while process.poll() is None and time.monotonic() < deadline:
-        if port_file.exists():
-            return dev.wait_until_ready(port_file)
-        time.sleep(dev.LOOK_S)
-    return None
 
 
 def _introduce(screen: Screen, url: str, *, opens: bool) -> None:

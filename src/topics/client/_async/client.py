@@ -15,7 +15,7 @@ from topics.client._async.queues import AsyncJob, AsyncQueueCalls
 from topics.client._async.records import PAGE_RECORDS, AsyncRecordCalls
 from topics.client._async.socket import AsyncSocket
 from topics.client._async.transport import AsyncTransport
-from topics.client._async.work import AsyncClaims, AsyncJobLoop, AsyncPushes, AsyncWorker, Handler
+from topics.client._async.work import AsyncJobLoop, AsyncPushes, AsyncWorker, Handler
 from topics.client._async.writer import AsyncWriter
 from topics.client.cursors import Cursor, ServerCursor, Start, WatchCursor
 from topics.client.errors import TopicsError
@@ -193,8 +193,8 @@ class AsyncTopics(AsyncManagementCalls, AsyncRecordCalls, AsyncQueueCalls):
         given back, with a delay that grows with its deliveries, when the body raises or leaves the loop. A body can
         also call `job.ack()` or `job.nack()` itself. The loop resumes after broken connections.
         """
-        worker, loop = self._job_loop(topic, node, lease_ms, retry_delay_ms, handle_signals=handle_signals)
-        return loop.run(AsyncClaims(self, topic, node=worker, lease_ms=lease_ms))
+        _, loop = self._job_loop(topic, node, lease_ms, retry_delay_ms, handle_signals=handle_signals)
+        return loop.run()
 
     def pushed_jobs(
         self,

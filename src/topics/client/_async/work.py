@@ -39,7 +39,7 @@ def default_delay_ms(deliveries: int) -> int:
 
 
 class AsyncLeases:
-    """The jobs that one worker holds. `keep` extends their leases until `end`.
+    """The jobs that one worker holds. Their leases are extended while it is `kept`.
 
     A worker that was stopped ends within seconds, even if the server is away: its calls are repeated briefly.
     """
@@ -60,6 +60,7 @@ class AsyncLeases:
         self._delay_ms = delay_ms or default_delay_ms
         self._held: dict[str, AsyncJob] = {}  # by lease
         self._ended = tools.Event()
+        self._backoff = Backoff()
 
     def add(self, job: AsyncJob) -> None:
         self._held[job.lease_id] = job
@@ -67,11 +68,39 @@ class AsyncLeases:
     def remove(self, job: AsyncJob) -> None:
         self._held.pop(job.lease_id, None)
 
-    def end(self) -> None:
-        self._ended.set()
+    async def next(self, stopping: tools.Event, most: int, pushes: AsyncPushes | None = None) -> list[AsyncJob]:
+        """Claim jobs, or wait for pushed ones. Return none if there were none for a while.
 
-    async def keep(self) -> None:
-        """Extend the leases of all jobs that are held, three times as often as they end."""
+        After a failure that can pass, wait until the next attempt or until `stopping`, and return none.
+        """
+        try:
+            if pushes is not None:
+                jobs = await pushes.next()
+            else:
+                jobs = await self._client.claim(
+                    self._topic, node=self._node, max=most, lease_ms=self._lease_ms, wait_ms=CLAIM_WAIT_MS, retries=0
+                )
+        except TopicsError as error:
+            if not error.retryable:
+                raise
+            await tools.wait_for(stopping, self._backoff.next_s(error))
+            return []
+        self._backoff.reset()
+        return jobs
+
+    @asynccontextmanager
+    async def kept(self) -> AsyncIterator[None]:
+        """Extend the leases of all jobs that are held, until the block ends."""
+        keeper = tools.Group()
+        keeper.spawn(self._keep)
+        try:
+            yield
+        finally:
+            self._ended.set()
+            await keeper.join()
+
+    async def _keep(self) -> None:
+        """Extend the leases three times as often as they end."""
         while not await tools.wait_for(self._ended, self._lease_ms / 3000):
             held = [job for job in list(self._held.values()) if job.is_open]
             if held:
@@ -130,10 +159,8 @@ class AsyncWorker:
     ) -> None:
         self.topic = topic
         self.node = node or f"py-{uuid4().hex[:12]}"
-        self._client = client
         self._handler = handler
         self._concurrency = concurrency
-        self._lease_ms = lease_ms
         self._timeout_s = timeout_s
         self._on_start = on_start
         self._on_done = on_done
@@ -175,36 +202,21 @@ class AsyncWorker:
         self._room.set()
 
     async def _work(self) -> None:
-        jobs, keeper = tools.Group(), tools.Group()
-        keeper.spawn(self._leases.keep)
-        try:
-            await self._claim_jobs(jobs)
-        finally:
+        jobs = tools.Group()
+        async with self._leases.kept():
             try:
-                await jobs.join()
+                await self._claim_jobs(jobs)
             finally:
-                self._leases.end()
-                await keeper.join()
+                await jobs.join()
 
     async def _claim_jobs(self, group: tools.Group) -> None:
-        backoff = Backoff()
         while not self._stopping.is_set():
             free = self._concurrency - len(self._running)
             if not free:
                 self._room.clear()
                 await tools.wait_for(self._room, 1.0)
                 continue
-            try:
-                claimed = await self._client.claim(
-                    self.topic, node=self.node, max=free, lease_ms=self._lease_ms, wait_ms=CLAIM_WAIT_MS, retries=0
-                )
-            except TopicsError as error:
-                if not error.retryable:
-                    raise
-                await tools.wait_for(self._stopping, backoff.next_s(error))
-                continue
-            backoff.reset()
-            for job in claimed:
+            for job in await self._leases.next(self._stopping, free):
                 self._leases.add(job)
                 self._running.add(job.lease_id)
                 group.spawn(self._run_job, job)
@@ -240,24 +252,6 @@ class AsyncWorker:
 
 
 # --- jobs one by one
-
-
-class AsyncClaims:
-    """Claims one job at a time."""
-
-    def __init__(self, client: AsyncQueueCalls, topic: str, *, node: str, lease_ms: int) -> None:
-        self._client = client
-        self._topic = topic
-        self._node = node
-        self._lease_ms = lease_ms
-
-    async def next(self) -> list[AsyncJob]:
-        return await self._client.claim(
-            self._topic, node=self._node, lease_ms=self._lease_ms, wait_ms=CLAIM_WAIT_MS, retries=0
-        )
-
-    async def aclose(self) -> None:
-        pass
 
 
 class AsyncPushes:
@@ -321,52 +315,36 @@ class AsyncJobLoop:
         self._leases = AsyncLeases(client, topic, node=node, lease_ms=lease_ms, delay_ms=retry_delay_ms)
         self._handle_signals = handle_signals
         self._stopping = tools.Event()
-        self._current: AsyncJob | None = None
 
     def stop(self) -> None:
         """End the loop when its body has finished the job that it has."""
         self._stopping.set()
 
-    async def run(self, source: AsyncClaims | AsyncPushes) -> AsyncIterator[AsyncJob]:
-        """Yield jobs. Ack a job when the loop asks for the next one, and give it back if the loop was left.
+    async def run(self, pushes: AsyncPushes | None = None) -> AsyncIterator[AsyncJob]:
+        """Yield jobs, claimed one at a time or pushed.
 
-        A body that has called `ack` or `nack` itself is not corrected.
+        Ack a job when the loop asks for the next one, and give it back if the loop was left. A body that has called
+        `ack` or `nack` itself is not corrected.
         """
-        backoff = Backoff()
-        async with self._running(source):
-            while not self._stopping.is_set():
-                try:
-                    jobs = await source.next()
-                except TopicsError as error:
-                    if not error.retryable:
-                        raise
-                    await tools.wait_for(self._stopping, backoff.next_s(error))
-                    continue
-                backoff.reset()
-                for job in jobs:
-                    self._leases.add(job)
-                    self._current = job
-                    with tracing.job(self._topic, job.seq, job.meta, is_current=False):
-                        yield job
-                    self._current = None
-                    if job.is_open:
-                        await self._leases.complete(job)
-                    self._leases.remove(job)
-
-    @asynccontextmanager
-    async def _running(self, source: AsyncClaims | AsyncPushes) -> AsyncIterator[None]:
-        """Keep the lease while the body of the loop runs. Give back the job that it did not finish."""
         restore_signals = tools.on_stop_signals(self.stop, self._handle_signals)
-        keeper = tools.Group()
-        keeper.spawn(self._leases.keep)
+        current: AsyncJob | None = None
         try:
-            yield
+            async with self._leases.kept():
+                try:
+                    while not self._stopping.is_set():
+                        for job in await self._leases.next(self._stopping, 1, pushes):
+                            self._leases.add(job)
+                            current = job
+                            with tracing.job(self._topic, job.seq, job.meta, is_current=False):
+                                yield job
+                            current = None
+                            if job.is_open:
+                                await self._leases.complete(job)
+                            self._leases.remove(job)
+                finally:
+                    if current is not None and current.is_open:
+                        await self._leases.give_back(current)
+                    if pushes is not None:
+                        await pushes.aclose()
         finally:
-            try:
-                if self._current is not None and self._current.is_open:
-                    await self._leases.give_back(self._current)
-                await source.aclose()
-                self._leases.end()
-                await keeper.join()
-            finally:
-                restore_signals()
+            restore_signals()

@@ -6,14 +6,13 @@ import argparse
 import gc
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from topics.cli.output.meter import Meter
-from topics.cli.output.screen import Screen
+from topics.cli.output.screen import Screen, pretty_json
 from topics.cli.output.units import size
 from topics.cli.tree import Subparsers, add_parser
 from topics.clock import SystemClock
@@ -114,7 +113,7 @@ def run_verify(args: argparse.Namespace) -> int:
         gc.disable()  # nothing that a check makes is garbage before its end, and there may be millions of objects
         report = verify(RealFs(), args.directory, cold_dir=args.cold_dir, progress=meter.show)
     if args.json:
-        _print_json(report)
+        print(pretty_json(report))
     else:
         _print_report(report, time.monotonic() - began)
     return EXIT_CLEAN if report.clean else EXIT_DAMAGED
@@ -216,7 +215,7 @@ def _print_copied(done: Copied, seconds: float, args: argparse.Namespace, target
     if held is not None:
         done.topics, done.records = held.topics, held.records
     if args.json:
-        _print_json(done)
+        print(pretty_json(done))
         return EXIT_DAMAGED if done.problems else EXIT_CLEAN
     screen = Screen()
     where = f"snapshot {done.snapshot} and {counted(done.log_files, 'log file')}"
@@ -231,12 +230,3 @@ def _print_copied(done: Copied, seconds: float, args: argparse.Namespace, target
     if done.problems:
         print("the copy contains this damage, except where it had a good file; `topics verify` lists what it lacks")
     return EXIT_DAMAGED if done.problems else EXIT_CLEAN
-
-
-# --- output
-
-
-def _print_json(what: object) -> None:
-    import msgspec
-
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(what)).decode() + "\n")
