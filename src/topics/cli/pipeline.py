@@ -64,20 +64,20 @@ def add(
     distribution that has the packages of the command.
     """
     parser = add_parser(subparsers, name, text, epilog=epilog)
-    shared = parser.add_argument_group("options of all pipelines")
-    keys = shared.add_mutually_exclusive_group()
+    group = parser.add_argument_group("options of all pipelines")
+    keys = group.add_mutually_exclusive_group()
     keys.add_argument("--token", metavar="KEY", help="API key; visible to other users of this machine")
     keys.add_argument("--token-file", metavar="FILE", help="file with the API key [TOPICS_TOKEN_FILE]")
-    shared.add_argument("--master", metavar="M", help="Spark master [local[*], or the choice of spark-submit]")
-    shared.add_argument(
+    group.add_argument("--master", metavar="M", help="Spark master [local[*], or the choice of spark-submit]")
+    group.add_argument(
         "--storage-option", action="append", type=setting, default=[], metavar="KEY=VALUE",
         help="setting of the object store of a lake or table; repeatable. Better: the environment, such as AWS_REGION",
     )  # fmt: skip
-    shared.add_argument("--dry-run", action="store_true", help="report what would be done, and change nothing")
-    shared.add_argument("--json", action="store_true", help="print the report as one JSON object")
+    group.add_argument("--dry-run", action="store_true", help="report what would be done, and change nothing")
+    group.add_argument("--json", action="store_true", help="print the report as one JSON object")
 
     def execute(args: argparse.Namespace) -> RunReport:
-        report: RunReport = getattr(_driver(name), name)(**(arguments or own)(args), **shared_options(args))
+        report: RunReport = getattr(_driver(name), name)(**(arguments or own)(args), **shared(args))
         return report
 
     def text_of(report: RunReport) -> str:
@@ -139,7 +139,7 @@ def add_positions(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def shared_options(args: argparse.Namespace) -> JobOptions:
+def shared(args: argparse.Namespace) -> JobOptions:
     """Return the shared options as arguments of a pipeline function."""
     from topics.spark.pipelines.run.progress import progress_for
 
