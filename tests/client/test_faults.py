@@ -41,7 +41,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setattr("topics.client._async.work.worker.CLAIM_WAIT_MS", 100)
+    monkeypatch.setattr("topics.client._async.work.CLAIM_WAIT_MS", 100)
     made = World(tmp_path, seed=1)
     with made.proxy:
         yield made

@@ -67,7 +67,7 @@ class AfterCommit:
         except TopicsError as error:
             if error.code in (Code.UNAUTHORIZED, Code.FORBIDDEN):
                 self._state.job.warn(f"the last archived seq could not be reported to the server: {error.message}")
-            elif error.code.status not in (404, 405, 409):  # deleted, recreated, or a server without this call
+            elif error.status not in (404, 405, 409):  # deleted, recreated, or a server without this call
                 raise
             return False
 
