@@ -13,7 +13,7 @@ from topics.engine.read.read import Query, Reading
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import SegmentLimits, State
 from topics.engine.steps import run_all
-from topics.engine.write.commit import Log, LogFailed, Ticket
+from topics.engine.write.commit import Log, LogRefused, Ticket
 from topics.model.records import Limits, NewRecord, WriteRequest
 from topics.model.topic import ConfigPatch
 from topics.storage.fs import Fs
@@ -29,23 +29,24 @@ SMALL_SEGMENTS = SegmentLimits(max_events=4, max_bytes=300, max_age_ms=500)
 
 
 class FakeLog(Log):
-    """A log in memory. `write_fails` and `sync_fails` make it refuse; a sync ends when the test says `finish`."""
+    """A log in memory. `write_fails` makes it refuse, `sync_fails` fail; a sync ends when the test says `finish`."""
 
     def __init__(self) -> None:
         self.frames: list[bytes] = []
-        self.voided: list[bytes] = []
         self.write_fails = False
         self.sync_fails = False
-        self.syncs: list[Callable[[LogFailed | None], None]] = []
+        self.syncs: list[Callable[[], None]] = []
         self.holds_large = False  # whether a large write ends only when the test says `finish_large`
-        self.large: tuple[list[Frames], Callable[[LogFailed | None], None]] | None = None
+        self.large: tuple[list[Frames], Callable[[], None]] | None = None
 
     def write(self, frames: list[bytes]) -> None:
         if self.write_fails:
-            raise LogFailed("no space left")
+            raise LogRefused("no space left")
         self.frames += frames
 
-    def write_large(self, frames: list[Frames], done: Callable[[LogFailed | None], None]) -> None:
+    def write_large(self, frames: list[Frames], done: Callable[[], None]) -> None:
+        if self.write_fails:
+            raise LogRefused("no space left")
         self.large = frames, done
         if not self.holds_large:
             self.finish_large()
@@ -57,33 +58,26 @@ class FakeLog(Log):
         for frame in frames:
             if isinstance(frame, LargeFrame):
                 frame.seal()
-        try:
-            self.write([b"".join(parts_of([frame])) for frame in frames])
-        except LogFailed as failure:
-            done(failure)
-        else:
-            done(None)
+        self.frames += [b"".join(parts_of([frame])) for frame in frames]
+        done()
 
-    def sync(self, done: Callable[[LogFailed | None], None]) -> None:
+    def sync(self, done: Callable[[], None]) -> None:
         self.syncs.append(done)
 
     def sync_now(self) -> None:
         if self.sync_fails:
-            raise LogFailed("the disk does not answer")
+            self.failed(OSError("the disk does not answer"))
 
     def after_sync(self, done: Callable[[], None]) -> None:
         done()
 
-    def written(self) -> int:
-        return len(self.frames)
-
-    def void(self, numbers: list[int]) -> None:
-        self.voided += [self.frames[number] for number in numbers]
-
     def finish(self) -> None:
         """End the syncs under way, and those that begin because of that."""
         while self.syncs:
-            self.syncs.pop(0)(LogFailed("the disk does not answer") if self.sync_fails else None)
+            done = self.syncs.pop(0)
+            if self.sync_fails:
+                self.failed(OSError("the disk does not answer"))
+            done()
 
 
 def open_engine(

@@ -221,7 +221,7 @@ class Pair:
         self.engine.consumers.sweep(topics=10)
         self.commit()
         self.oracle.forget_unused()
-        self.log.write_fails, self.log.sync_fails = turn.fault == "write", turn.fault == "sync"
+        self.log.write_fails = turn.fault == "write"
         tickets = []
         before: Verb | None = None
         for verb in turn.verbs:
@@ -235,7 +235,7 @@ class Pair:
             before = verb
             tickets.append(outcome(lambda verb=verb: self.in_engine(verb)))
         self.commit()
-        self.log.write_fails = self.log.sync_fails = False
+        self.log.write_fails = False
         results = [ticket if isinstance(ticket, str) else outcome(ticket.value) for ticket in tickets]
         self.play_model(turn, results)
         for name in ("a", "b"):
@@ -466,5 +466,5 @@ def test_turn_refused_by_the_log_has_no_effect(examples):
         for turn, fault in zip(history, faults, strict=False):
             pair.play(replace(turn, fault=fault))
 
-    faults = st.lists(st.sampled_from([None, None, "write", "sync"]), min_size=12, max_size=12)
+    faults = st.lists(st.sampled_from([None, None, "write"]), min_size=12, max_size=12)
     run(examples, play, history=HISTORIES, faults=faults)

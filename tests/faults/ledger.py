@@ -17,6 +17,7 @@ from tests.faults.syncs import Syncs
 from tests.simulated.disk import SimDisk
 from tests.simulated.harness import SimServer, request
 from topics.engine.engine import Configured
+from topics.engine.state.topic import Topic
 from topics.engine.steps import run_all
 from topics.engine.write.append import Appended
 from topics.engine.write.commit import Ticket
@@ -25,28 +26,31 @@ from topics.model.records import TagMatch
 from topics.model.topic import ConfigPatch
 from topics.storage.segments.cold import waiting
 
-Status = Literal["open", "acked", "refused", "unknown"]
+Status = Literal["open", "acked", "refused"]
+
+
+def has_failed_sync(disk: SimDisk) -> bool:
+    """Return whether a sync of the log has failed, and no start has come since: see `When.failed_sync`."""
+    return any(path.endswith("/SYNC_FAILED") for path in disk.files())
 
 
 @dataclass
 class Attempt:
-    """A request and its outcome: "open" until the server answers, and for good if the crash comes first.
-
-    "unknown" was refused as well, but the answer said that a power loss may bring the request back.
-    """
+    """A request and its outcome: "open" until the server answers, and for good if the server ends first."""
 
     status: Status = "open"
     synced: bool = False  # a change of the topic's class was answered after it, and is synced with all before
 
-    def may_show(self, when: When) -> bool:
+    @property
+    def may_show(self) -> bool:
         """Return whether a server may show an effect of the request."""
-        return self.status in ("open", "acked") or (self.status == "unknown" and when.may_return)
+        return self.status != "refused"
 
     def failed(self, error: TopicsError) -> None:
         """Record the error of the request. The request stays open unless the error says that nothing was done."""
         outcome = (error.detail or {}).get("outcome")
         if error.code is not Code.INTERNAL and outcome not in ("unsaved", "logged"):
-            self.status = "unknown" if outcome == "unknown" else "refused"
+            self.status = "refused"
 
 
 @dataclass
@@ -54,8 +58,7 @@ class When:
     """The circumstances under which a server is judged."""
 
     mode: str = "none"
-    healed: bool = False  # the server lived on until its log was whole again
-    fenced: bool = True  # what was refused has been erased from the log, so a killed process does not bring it back
+    failed_sync: bool = False  # a sync had failed: topics that are not `fsync` skip seqs, though nothing is lost
 
     @property
     def power(self) -> bool:
@@ -65,11 +68,6 @@ class When:
     def damaged(self) -> bool:
         """Return whether entries of the log are missing, which the start reports."""
         return self.mode == "damaged"
-
-    @property
-    def may_return(self) -> bool:
-        """Return whether a write with the outcome "unknown" may show."""
-        return not self.healed and self.mode != "none" and (self.power or not self.fenced)
 
 
 @dataclass
@@ -121,6 +119,7 @@ class TopicHistory:
     head_kept: int = 0  # at the last checkpoint
     reports: list[Report] = field(default_factory=list)
     held: bool = False  # the topic holds records for its archive from its creation on
+    lost: set[str] = field(default_factory=set)  # reasons of the losses that an earlier restart was judged with
 
     @property
     def classes(self) -> set[str]:
@@ -141,14 +140,32 @@ class TopicHistory:
         for earlier in answered:
             earlier.synced = True
 
+    def go_on(self, topic: Topic | None, rows: dict[str, int]) -> None:
+        """Decide the requests without an answer by what a restarted server shows: `rows` are the seqs of payloads."""
+        is_there = topic is not None and self.epoch in (None, topic.epoch)
+        for dropped in self.drops:
+            if dropped.status == "open":
+                dropped.status = "refused" if is_there else "acked"
+        if self.created.status == "open":
+            self.created.status = "acked" if is_there else "refused"
+        if topic is not None and is_there:
+            self.epoch, self.durability, self.changes = topic.epoch, topic.config.durability, []
+            self.caps = [(topic.config.cap_records, Attempt("acked"))]
+            self.lost = {reason for _, _, reason in topic.losses.runs}
+            self.writes = [write for write in self.writes if rows.keys() & set(write.payloads)]
+            for write in self.writes:
+                firsts = {rows[payload] - at for at, payload in enumerate(write.payloads) if payload in rows}
+                assert len(firsts) == 1, "a write has its records at other seqs"
+                write.status, write.first = "acked", min(firsts)
+
     def acked(self) -> Iterator[tuple[int, str, Write]]:
         for write in self.writes:
             if write.status == "acked":
                 for seq, payload in enumerate(write.payloads, write.first):
                     yield seq, payload, write
 
-    def removable(self, seq: int, tag: str | None, when: When) -> bool:
-        return any(removal.covers(seq, tag) for removal in self.removals if removal.may_show(when))
+    def removable(self, seq: int, tag: str | None) -> bool:
+        return any(removal.covers(seq, tag) for removal in self.removals if removal.may_show)
 
 
 class Ledger:
@@ -164,14 +181,22 @@ class Ledger:
     def current(self, name: str) -> TopicHistory | None:
         """Return the history that new requests belong to, or None if there is no topic."""
         histories = self.histories.get(name, [])
-        if not histories or histories[-1].created.status in ("refused", "unknown"):
+        if not histories or histories[-1].created.status == "refused":
             return None
         return None if any(dropped.status == "acked" for dropped in histories[-1].drops) else histories[-1]
 
-    def check(self, server: SimServer, mode: str, *, healed: bool = False, fenced: bool = True) -> None:
+    def go_on(self, server: SimServer) -> None:
+        """Continue with a restarted server, after it was judged."""
+        for name, histories in self.histories.items():
+            topic = server.engine.topics.get(name)
+            rows = {} if topic is None else {payload: seq for seq, payload in server.by_seq(name).items()}
+            for history in histories:
+                history.go_on(topic, rows)
+
+    def check(self, server: SimServer, mode: str, *, failed_sync: bool = False) -> None:
         """Judge a server that came back after a crash of this mode, or with mode "none" one that goes on."""
         raise_first(self.wrong)
-        when = When(mode, healed, fenced)
+        when = When(mode, failed_sync)
         for name, histories in self.histories.items():
             topic = server.engine.topics.get(name)
             if topic is None:
@@ -200,7 +225,7 @@ class Ledger:
         assert server.recovered is not None
         if not server.recovered.damage and not found_by_readers:
             return self.check(server, "keep")
-        when = When("damaged", healed=True)
+        when = When("damaged")
         for name, histories in self.histories.items():
             topic = server.engine.topics.get(name)
             if topic is None:
@@ -225,7 +250,7 @@ def _judge_any(server: SimServer, histories: list[TopicHistory], when: When) -> 
 def _may_be_absent(history: TopicHistory, when: When) -> bool:
     if history.created.status != "acked":
         return True
-    if any(dropped.may_show(when) for dropped in history.drops):
+    if any(dropped.may_show for dropped in history.drops):
         return True
     return when.power and history.by_append and history.durability != "fsync" and not history.synced
 
@@ -247,9 +272,9 @@ class _Judge:
         history, topic = self.history, self.topic
         back = any(dropped.status == "acked" for dropped in history.drops)
         assert not back or self.when.damaged, "a dropped topic is back"
-        assert history.created.may_show(self.when), "a refused topic is there"
+        assert history.created.may_show, "a refused topic is there"
         assert topic.config.durability in history.classes
-        assert topic.config.cap_records in {cap for cap, attempt in history.caps if attempt.may_show(self.when)}
+        assert topic.config.cap_records in {cap for cap, attempt in history.caps if attempt.may_show}
         assert topic.count == len(self.rows)
         assert topic.earliest == min(self.rows, default=topic.head + 1)
         assert topic.next_seq == topic.head + 1
@@ -267,9 +292,7 @@ class _Judge:
             if not (safe or (kept and write.synced)):
                 continue
             if seq not in self.rows:
-                gone = history.removable(seq, write.tag, self.when) or (
-                    history.evicts and self.lost.get(seq) in ("cap", "ttl")
-                )
+                gone = history.removable(seq, write.tag) or (history.evicts and self.lost.get(seq) in ("cap", "ttl"))
                 gone |= self.when.damaged and self.lost.get(seq) == "corrupt"
                 assert gone, f"{history.name}: {seq} was acknowledged and is not there"
             else:
@@ -294,7 +317,7 @@ class _Judge:
         for seq, payload in self.rows.items():
             assert payload in known, f"no client wrote {payload}"
             write = known[payload]
-            assert write.may_show(self.when), f"{payload} was refused and is there"
+            assert write.may_show, f"{payload} was refused and is there"
             if write.status == "acked":
                 assert seq == write.first + write.payloads.index(payload)
 
@@ -321,11 +344,11 @@ class _Judge:
         for seq in range(1, min(self.topic.head, 9000) + 1):
             assert (
                 seq in covered
-                or self.history.removable(seq, tags.get(seq), self.when)
+                or self.history.removable(seq, tags.get(seq))
                 or (seq not in tags and self.history.removals)
             ), seq
-        allowed = {"cap", "ttl"} if self.history.evicts else set()
-        if "ephemeral" in self.history.classes or self.power:
+        allowed = self.history.lost | ({"cap", "ttl"} if self.history.evicts else set())
+        if "ephemeral" in self.history.classes or self.power or self.when.failed_sync:
             allowed.add("restart")
         if self.mode in ("reorder", "zero", "damaged"):
             allowed.add("corrupt")

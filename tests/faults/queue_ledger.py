@@ -70,8 +70,8 @@ class Job:
     def held(self, now_ms: int) -> bool:
         return self.node != NO_NODE and now_ms <= self.deadline_ms
 
-    def is_in_doubt(self, when: When) -> bool:
-        return self.in_doubt > 0 or any(doubt.may_show(when) for doubt in self.doubts)
+    def is_in_doubt(self) -> bool:
+        return self.in_doubt > 0 or any(doubt.may_show for doubt in self.doubts)
 
     def gives_up(self) -> bool:
         return self.deliveries >= MAX_DELIVERIES
@@ -108,12 +108,12 @@ class QueueLedger:
     def copy(self) -> QueueLedger:
         return copy.deepcopy(self)
 
-    def check(self, server: SimServer, mode: str, *, healed: bool = False, fenced: bool = True) -> None:
+    def check(self, server: SimServer, mode: str) -> None:
         """Judge a server that came back after a crash of this mode, or with mode "none" one that goes on."""
         raise_first(self.wrong)
         for queue in self.queues.values():
             if queue.name in server.engine.topics:  # what is made with an answer is there: see the other ledger
-                _Judge(server, queue, When(mode, healed, fenced)).judge()
+                _Judge(server, queue, When(mode)).judge()
         if mode in ("keep", "lose", "tear"):
             assert server.recovered is not None
             assert server.recovered.damage == [], "nothing was damaged"
@@ -165,13 +165,13 @@ class _Judge:
 
     def place(self, job: Job) -> None:
         if job.payload in self.dead:
-            assert job.gives_up() or job.is_in_doubt(self.when), f"{job.payload} was not delivered too often"
+            assert job.gives_up() or job.is_in_doubt(), f"{job.payload} was not delivered too often"
         if job.payload in self.seqs or job.payload in self.dead:
-            assert job.written.may_show(self.when), f"{job.payload} was refused and is there"
+            assert job.written.may_show, f"{job.payload} was refused and is there"
         if not self.safe or job.written.status != "acked":
             return
         there = job.payload in self.seqs or job.payload in self.dead
-        if not any(ack.may_show(self.when) for ack in job.acks):
+        if not any(ack.may_show for ack in job.acks):
             assert there, f"{self.queue.name}: {job.payload} is lost"
         elif any(ack.status == "acked" for ack in job.acks):
             assert not there, f"{self.queue.name}: {job.payload} was acked and is back"
@@ -183,10 +183,10 @@ class _Judge:
         """Check the lease against the last answer. A request without an answer may have taken effect."""
         seq = self.seqs.get(job.payload)
         held = None if seq is None else self.found.leases.get(seq)
-        in_doubt = job.is_in_doubt(self.when)
+        in_doubt = job.is_in_doubt()
         if held is not None and not in_doubt:
             assert held.lease_id in self.queue.leases, "no worker got this lease"
-        acked = any(ack.may_show(self.when) for ack in job.acks)
+        acked = any(ack.may_show for ack in job.acks)
         if seq is None or in_doubt or acked or job.written.status != "acked" or not self.safe:
             return
         known = self.found.find(seq)
@@ -201,7 +201,7 @@ class _Judge:
         seq = self.seqs.get(job.payload)
         if seq is not None:
             assert self.found.find(seq) is None, "a lease that was not written down"
-            in_doubt = job.is_in_doubt(self.when)
+            in_doubt = job.is_in_doubt()
             if job.written.status == "acked" and not job.deliveries and not in_doubt and self.safe:
                 assert (seq in self.found.later) == (job.due_ms > self.now_ms)
 
@@ -301,14 +301,14 @@ class Shop:
         queue, engine = self.ledger.queues[name], self.server.engine
         free = [job for job in queue.jobs.values() if not job.held(self.now_ms)]
         gone = [job.payload for job in free if job.ended()]
-        attempt, broken = Attempt(), self.server.wal.broken
+        attempt = Attempt()
         want = Want(node=node, max=n, lease_ms=lease_ms)
         _doubt(free, 1)
 
         def answered(error: TopicsError | None, rows: list[_Row]) -> None:
             _doubt(free, -1)
-            # A refused move to the dead letters is not reported. With a slow sync, it is refused later.
-            if broken or self.server.wal.broken or self.syncs.slow:
+            # A move to the dead letters that is refused, or not written before the server ends, is not reported.
+            if self.server.wal.read_only is not None or self.syncs.slow:
                 for job in free:
                     if job.gives_up():
                         job.doubts.append(Attempt())

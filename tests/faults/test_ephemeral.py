@@ -98,7 +98,7 @@ def test_start_that_cannot_write_its_log_reuses_no_ephemeral_seq() -> None:
 def test_ephemeral_topic_on_a_full_disk_is_writable_up_to_its_ceiling() -> None:
     server = SimServer.start(SimDisk(seed=7))
     server.append("e", "1", durability="ephemeral")
-    server.disk.fail(at=len(server.disk.calls), op="pwrite", error=errno.ENOSPC, times=FOREVER)
+    server.fill_log()
     while (last := server.engine.topic("e").head) < 3_500:
         server.append("e", *numbers(1, 500))
     with pytest.raises(TopicsError, match="nothing can be written"):
@@ -161,13 +161,12 @@ def test_full_disk_stops_copies_into_an_ephemeral_topic_at_its_ceiling() -> None
     server.put("a", durability="disk")
     route(server, "a", "e")
     server.append("a", *numbers(1, 9_000))
-    fault = server.disk.fail(at=len(server.disk.calls), op="pwrite", error=errno.ENOSPC, times=FOREVER)
+    server.fill_log()
     server.engine.routers.forwarder.drain()
     held = server.engine.topic("e").head
     assert 0 < held < 9_000
     assert server.engine.routers.forwarder.run(0), "it comes back later instead of trying again and again"
     assert server.crash("keep").append("e", "1").first > held
-    fault.times = 0
 
 
 def test_chain_through_an_ephemeral_topic_copies_each_record_once() -> None:

@@ -10,7 +10,6 @@ back with the state that the running one has once everything that is written has
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -258,8 +257,7 @@ class Race:
             self.sync.run_all()
             self.server.tick()
         else:
-            op = self.rng.choice(["pwrite", "datasync"])
-            disk.fail(at=len(disk.calls), op=op, error=errno.ENOSPC, short=self.rng.random() < 0.5)
+            self.server.fill_log()
 
     # --- checks
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-
 import pytest
 
 from tests.queues.harness import QUEUE, Workshop, job, seqs
@@ -133,10 +131,8 @@ class FailingShop(Workshop):
         self.server.engine.flush()
         return claimed.jobs
 
-    def fail(self, op: str) -> None:
-        self.server.disk.fail(at=len(self.server.disk.calls), op=op, error=errno.ENOSPC)
-
-    def heal(self) -> None:
+    def free_space(self) -> None:
+        """Undo `fill_log`."""
         self.server.disk.heal()
         for _ in range(2):
             self.server.tick()
@@ -156,13 +152,13 @@ def failing(request: pytest.FixtureRequest) -> FailingShop:
 
 def test_undone_claim_is_no_delivery_if_the_log_refuses_its_return(failing: FailingShop):
     jobs = failing.start_claim()
-    failing.fail("pwrite")
+    failing.server.fill_log()
     undone = failing.server.engine.queues.undo_claim(failing.topic, jobs)
     failing.server.engine.flush()
     assert undone.error is not None
     failing.land()
     assert failing.counts == (1, 0, 0), "the next worker gets the job, whatever the log does"
-    failing.heal()
+    failing.free_space()
     assert failing.deliveries() == [1]
     assert [one.deliveries for one in failing.start_claim()] == [1]
 
@@ -170,7 +166,7 @@ def test_undone_claim_is_no_delivery_if_the_log_refuses_its_return(failing: Fail
 @pytest.mark.parametrize("refused", [False, True])
 def test_claim_that_follows_an_undone_claim_keeps_its_lease(failing: FailingShop, refused: bool):
     jobs = failing.start_claim()
-    failing.fail("pwrite")
+    failing.server.fill_log()
     failing.server.engine.queues.undo_claim(failing.topic, jobs)
     failing.server.engine.flush()
     failing.land()
@@ -182,7 +178,7 @@ def test_claim_that_follows_an_undone_claim_keeps_its_lease(failing: FailingShop
     [again] = failing.start_claim()
     failing.server.engine.queues.log_returns()
     failing.land()
-    failing.heal()
+    failing.free_space()
     assert (failing.counts, again.deliveries) == ((0, 1, 0), 1)
     after = Workshop(failing.server.next(failing.server.disk.clone().crash("keep")))
     assert after.counts == (0, 1, 0)

@@ -19,7 +19,7 @@ from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError
 from topics.model.records import Limits, TagMatch
 from topics.model.topic import ConfigPatch
-from topics.storage.log.background import LogFailed
+from topics.storage.log.background import LogRefused
 from topics.storage.log.entry import Delete
 
 DEAD = "jobs.dead"
@@ -84,7 +84,7 @@ class SlowShop(Workshop):
         """Let the log refuse everything that is staged."""
         commits = self.server.engine.commits
         staged, commits._staged = commits._staged, []
-        commits.refuse(staged, LogFailed("no space left"))
+        commits.refuse(staged, LogRefused("no space left"))
 
     def claim_all(self) -> list[int]:
         got, _ = self.start_claim("last", 100)

@@ -14,7 +14,7 @@ from topics.engine.state.jobs.job import Holder, Job
 from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError
 from topics.model.records import TagMatch, WriteRequest
-from topics.storage.log.background import LogFailed
+from topics.storage.log.background import LogRefused
 
 
 def test_a_claim_leases_the_oldest_jobs_and_an_ack_deletes_them():
@@ -209,7 +209,7 @@ def test_what_the_log_refuses_has_not_happened(leases_durable: bool):
 
     def refused(ticket: Ticket) -> None:
         staged, commits._staged = commits._staged, []
-        commits.refuse(staged, LogFailed("no space left"))
+        commits.refuse(staged, LogRefused("no space left"))
         with pytest.raises(TopicsError, match="no space left"):
             ticket.value()
         assert shop.counts == (1, 1, 0)

@@ -14,7 +14,7 @@ from tests.simulated.harness import DeferredWorker, SimServer, TopicView
 from topics.engine.queue.verbs import Want
 from topics.engine.state.topic import leases_of
 from topics.engine.steps import run_all
-from topics.engine.write.commit import Ticket
+from topics.engine.write.commit import Halted, Ticket
 from topics.errors import TopicsError
 from topics.model.records import NewRecord, TagMatch, WriteRequest
 from topics.model.router import RouterRequest
@@ -155,8 +155,24 @@ class World:
         error, times = rng.choice([errno.EIO, errno.ENOSPC]), rng.choice([1, 2, 5])
         disk.fail(at=len(disk.calls), op=op, path=path, error=error, times=times, short=rng.random() < 0.5)
 
+    def restart_if_halted(self, act: Callable[[], object]) -> None:
+        """Start the server again if it ends because a call fails."""
+        try:
+            act()
+        except Halted:
+            self.server.disk.heal()
+            self.server, self.sync = self.server.crash("keep"), None
+
+    def end_drops(self) -> None:
+        for name in list(self.server.engine.topics):
+            self.server.engine.find(name)
+
     def mend(self) -> None:
         self.server.disk.heal()
+        for _ in range(2):  # a sync may have failed that was not reported
+            self.restart_if_halted(self._settle)
+
+    def _settle(self) -> None:
         self.server.engine.commits.sync()
         for _ in range(3):
             if self.sync is not None:
@@ -164,7 +180,7 @@ class World:
             self.server.tick()
         if self.sync is not None:
             self.sync.run_all()
-        assert not self.server.wal.broken
+        assert self.server.wal.read_only is None
 
     def delete(self) -> None:
         before = self.rng.choice([None, 2, 5, 9])

@@ -17,13 +17,10 @@ from tests.simulated.harness import SimServer, TopicView
 def play(seed: int, steps: int, *, ring: bool = False, faults: bool = False) -> None:
     world = World(seed, ring=ring, faults=faults)
     for _ in range(steps):
-        world.act()
+        world.restart_if_halted(world.act)
         if world.rng.random() < 0.1:
-            for name in list(world.server.engine.topics):
-                world.server.engine.find(name)  # a drop under way ends before a look
-            before = looks(world.server)
-            if world.server.wal.fenced:
-                check_unchanged(before, restarted(world.server))
+            world.restart_if_halted(world.end_drops)
+            check_unchanged(looks(world.server), restarted(world.server))
             world.mend()
             drain(world.server)
             before = looks(world.server)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 from typing import Any
 
 import msgspec
 import pytest
 
 from tests.simulated.clock import SimClock
-from tests.simulated.disk import FOREVER, SimDisk
+from tests.simulated.disk import SimDisk
 from tests.simulated.harness import DeferredWorker, SimServer, request
 from topics.engine.queue.verbs import Want
 from topics.engine.read.read import Query
@@ -256,7 +255,7 @@ def test_refused_copies_on_a_cycle_are_made_later() -> None:
     route(server, "a", "b", allow_cycle=True)
     route(server, "b", "a", allow_cycle=True)
     server.append("a", "1", "2")
-    server.disk.fail(at=len(server.disk.calls), error=errno.ENOSPC, times=FOREVER)
+    server.fill_log()
     forward(server)
     assert (server.data("b"), server.engine.routers.get("a->b").cursor) == ([], 0)
     wait = server.engine.routers.forwarder.run(0)
@@ -409,7 +408,7 @@ def test_router_waits_for_a_log_that_refuses_writes() -> None:
     server.append("a", "1", "2")
     assert rests(server)
     server.clock.advance(ms=10_001)  # there is room now, which the log has to hear of
-    server.disk.fail(at=len(server.disk.calls), error=errno.ENOSPC, times=FOREVER)
+    server.fill_log()
     assert rests(server)
     assert server.data("b") == []
     server.disk.heal()
@@ -427,7 +426,7 @@ def test_router_behind_a_waiting_one_does_not_poll() -> None:
     route(server, "a", "b")
     route(server, "b", "c")
     server.append("a", LARGE, "1", "2")
-    server.disk.fail(at=len(server.disk.calls), error=errno.ENOSPC, times=FOREVER)
+    server.fill_log()
     waits = [
         server.engine.routers.forwarder.run(0) or 0
     ]  # b->c has to log that it passes a loss, and a->b waits for it

@@ -43,7 +43,7 @@ def test_writes_to_several_topics_in_one_turn_count_against_each_other():
     assert engine.commits.pending_bytes == 0
 
 
-def test_a_write_that_waits_for_a_sync_counts_until_it_is_refused():
+def test_a_write_that_waits_for_a_sync_counts_and_a_refused_one_does_not():
     log = FakeLog()
     one = size_of_one()
     engine = open_engine(SimClock(ms=1_000), log=log, limits=Limits(max_total_bytes=one))
@@ -55,11 +55,18 @@ def test_a_write_that_waits_for_a_sync_counts_until_it_is_refused():
     engine.flush()
     with pytest.raises(TopicsError):
         engine.append("b", write())
-    log.sync_fails = True
     log.finish()
-    assert waiting.error is not None
+    assert waiting.error is None
     assert engine.commits.pending_bytes == 0
-    log.sync_fails = False
+    engine.drop_topic("a")
+    engine.flush()
+    log.finish()
+    log.write_fails = True
+    refused = engine.append("b", write())
+    engine.flush()
+    assert refused.error is not None
+    assert engine.commits.pending_bytes == 0
+    log.write_fails = False
     engine.append("b", write())
 
 

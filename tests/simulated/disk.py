@@ -82,11 +82,13 @@ class SimDisk(Fs):
         capacity_bytes: int | None = None,
         cold: bool = False,
         failed_sync_drops: bool = True,
+        failed_sync_reverts: bool = False,
     ) -> None:
         self.seed = seed
         self.capacity_bytes = capacity_bytes  # None: unlimited; a test can change it at any time
         self.cold = cold  # the page cache is empty for try_pread
         self.failed_sync_drops = failed_sync_drops  # see Inode.fail_sync
+        self.failed_sync_reverts = failed_sync_reverts  # see Inode.revert
         self.calls: list[DiskCall] = []
         self._rng = Random(seed)
         self._boots = 1
@@ -295,6 +297,7 @@ class SimDisk(Fs):
             capacity_bytes=self.capacity_bytes,
             cold=self.cold,
             failed_sync_drops=self.failed_sync_drops,
+            failed_sync_reverts=self.failed_sync_reverts,
         )
         twin._boots = self._boots
         return twin
@@ -354,7 +357,9 @@ class SimFile(File):
 
     def _sync(self, op: str) -> None:
         def fail(short: bool) -> None:
-            if self._disk.failed_sync_drops:
+            if self._disk.failed_sync_reverts:
+                self.node.revert()
+            elif self._disk.failed_sync_drops:
                 self.node.fail_sync()
 
         def work() -> None:

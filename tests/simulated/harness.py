@@ -11,8 +11,10 @@ Verbs end their loop turn at once and raise the errors of the engine. Work for t
 
 from __future__ import annotations
 
+import errno
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from copy import copy
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,7 +23,7 @@ import msgspec
 from msgspec import Raw
 
 from tests.simulated.clock import SimClock
-from tests.simulated.disk import SimDisk
+from tests.simulated.disk import FOREVER, SimDisk
 from tests.simulated.inode import CrashMode
 from topics.engine.durable.recovery import Recovered
 from topics.engine.durable.store import Done, Store, run_inline
@@ -36,6 +38,8 @@ from topics.engine.write.delete import Deleted
 from topics.model.records import Limits, NewRecord, TagMatch, WriteRequest
 from topics.model.topic import ConfigPatch, TopicConfig
 from topics.storage.datadir import DataDir
+from topics.storage.log import frame, walfile
+from topics.storage.log.background import LogRefused
 from topics.storage.log.wal import Wal
 from topics.storage.segments.cold import waiting
 from topics.storage.worker import InlineWorker, Worker
@@ -240,6 +244,15 @@ class SimServer:
         if self.wal.read_only is None:
             self.engine.queues.log_returns()
         self.store.save()
+
+    def fill_log(self) -> None:
+        """Leave no space on the disk for a log file, and none in the present one, until `disk.heal`."""
+        self.disk.fail(at=len(self.disk.calls), op="allocate", error=errno.ENOSPC, times=FOREVER)
+        with suppress(LogRefused):
+            while True:
+                room_bytes = self._wal_file_bytes - self.wal.tail - frame.OVERHEAD_BYTES
+                # A frame that is no log entry.
+                self.wal.write([frame.encode(walfile.FOLLOWS, 0, 0, 0, bytes(max(8, room_bytes)))])
 
     def turn(self) -> None:
         """Run the work scheduled for the end of the loop turn. Only a server with `gather_turns` schedules work."""

@@ -168,6 +168,12 @@ class Inode:
         if self._pending:
             self._lost, self._drifted = len(self._pending), True
 
+    def revert(self) -> None:
+        """Drop the dirty pages, as btrfs does: the file reads as before the writes. Its size stays."""
+        size, self.current = self.current.size, self.durable.copy()
+        self.current.resize(size)
+        self._pending, self._lost = [Resize(size)], 0
+
     def flip(self, bit: int) -> None:
         """Flip one bit, in the cache and on the disk."""
         at, mask = bit // 8, 1 << bit % 8

@@ -102,6 +102,19 @@ def test_failed_sync_drops_bytes_but_keeps_them_readable():
     assert disk.crash("keep").contents("/a") == b"ABC.EF"
 
 
+def test_failed_sync_can_revert_bytes():
+    disk = SimDisk(failed_sync_reverts=True)
+    file = durable_file(disk, data=b"....")
+    file.pwrite(b"AB", 3)
+    disk.fail(op="datasync")
+    with pytest.raises(OSError, match="Input/output"):
+        file.datasync()
+    assert file.pread(9, 0) == b"....\0"
+    file.pwrite(b"C", 4)
+    file.datasync()
+    assert disk.crash("lose").contents("/a") == b"....C"
+
+
 def test_rewrite_repairs_a_lost_growing_write():
     disk = SimDisk()
     file = durable_file(disk, data=b"..")

@@ -167,8 +167,8 @@ class Engine:
         if topic is None:
             return self._create_topic(staging.new_topic(name, configure(check_topic(name), patch)))
         config = configure(name, patch, topic.config)
-        if config == topic.config and not self.commits.log.broken:
-            unchanged = Ticket.of(Configured(topic, False))  # a broken log may still hold a change that was refused
+        if config == topic.config:
+            unchanged = Ticket.of(Configured(topic, False))
             return when_saved(self.saver, topic, unchanged) if topic.needs_snapshot else unchanged
         entry = log.Configure(topic.topic_id, config, self.clock.now_ms(), topic.next_seq - 1)
 

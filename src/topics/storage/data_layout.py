@@ -4,6 +4,7 @@
     FORMAT                             "topics-data 2": the number of the format of this layout and of the files in it
     VERSION                            the version of topics that last wrote to the directory
     wal/<number>.wal                   the log
+    wal/SYNC_FAILED                    empty; a sync of the log has failed, so the log may lack what was not synced
     ledger/<number>.ledger             what the log after snapshot <number> must hold, see `ledger.py`
     segments/<topic id>/<first seq>.seg
     snapshots/<number>.snap            metadata and watermarks

@@ -31,6 +31,7 @@ class DataDir(DataLayout):
     def __init__(self, fs: Fs, root: str) -> None:
         super().__init__(fs, root)
         self._lock: Lock | None = None
+        self._sync_failed_path = posixpath.join(self.wal_dir, "SYNC_FAILED")
         self._format = FORMAT_VERSION
         self._written_by = ""  # the version of topics that last wrote to the directory; empty if it is unknown
 
@@ -171,6 +172,21 @@ class DataDir(DataLayout):
             return self.fs.exists(self._path("LOCK"))
         except OSError:
             return True  # unknown: the next write reports the error
+
+    # A power loss may cost these names. The start after one treats the log as after a failed sync anyway.
+
+    @property
+    def sync_failed(self) -> bool:
+        """Whether a sync of the log has failed, and no start has saved what the log holds since then."""
+        return self.fs.exists(self._sync_failed_path)
+
+    def note_failed_sync(self) -> None:
+        with suppress(OSError):
+            self.fs.open(self._sync_failed_path, create=True).close()
+
+    def forget_failed_sync(self) -> None:
+        with suppress(FileNotFoundError):
+            self.fs.unlink(self._sync_failed_path)
 
     def sweep(self) -> None:
         """Remove temporary files, and make every existing name durable.

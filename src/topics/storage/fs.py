@@ -7,7 +7,8 @@ The contract is the part of POSIX that durability needs:
   not the file's bytes are synced. A rename is atomic: after a crash the old or the new state is there, never a mixture.
 * A write that raises may have left any prefix of its bytes in the file. The caller truncates or overwrites it.
 * After a failed sync the state of the bytes written since the last successful sync is unknown, and a later successful
-  sync does not change that: the caller writes them again, to another file.
+  sync does not change that: they may be readable from the cache and never reach the disk, or read as before the write.
+  The caller writes them again.
 
 `RealFs` uses the operating system. `SimDisk` of the tests loses everything that this contract allows it to lose.
 """

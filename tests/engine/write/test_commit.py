@@ -120,7 +120,7 @@ def test_write_during_a_sync_waits_for_the_next_sync():
     second = bench.engine.append("a", write())
     bench.engine.flush()
     assert len(bench.log.syncs) == 1
-    bench.log.syncs.pop()(None)
+    bench.log.syncs.pop()()
     assert (first.done, second.done, len(bench.log.syncs)) == (True, False, 1)
     bench.log.finish()
     assert second.value().first == 2
@@ -182,44 +182,28 @@ def test_failed_log_write_refuses_the_turn_and_reuses_its_seqs(durability):
     assert (ticket.value().first, seqs(read(bench.engine, "a"))) == (2, [1, 2])
 
 
-def test_failed_sync_refuses_waiting_and_staged_writes():
+def test_failed_sync_answers_no_write():
     bench = Bench(a=FSYNC)
     waiting = [bench.engine.append("a", write()), bench.engine.append("a", write())]
     bench.engine.flush()
     written = bench.engine.append("a", write())
     bench.engine.flush()
     staged = bench.engine.append("a", write())
-    called = []
-    for at, ticket in enumerate([*waiting, written, staged]):
-        ticket.on_done(lambda ticket, at=at: called.append(at))
+    ended = []
+    bench.engine.commits.on_halt = ended.append
     bench.log.sync_fails = True
-    bench.log.finish()
-    assert all(is_refused(ticket) for ticket in (*waiting, written, staged))
-    assert called == [0, 1, 2, 3]
-    assert [heads(blob)[0].count for blob in bench.log.voided] == [2, 1], "what is only staged never reached the log"
+    with pytest.raises(Halted, match="the disk does not answer"):
+        bench.log.finish()
+    assert not any(ticket.done for ticket in (*waiting, written, staged))
+    assert [str(error) for error in ended] == ["the disk does not answer"]
     bench.log.sync_fails = False
-    ticket = bench.engine.append("a", write())
-    bench.turn()
-    assert ticket.value().first == 1
+    with pytest.raises(Halted):
+        bench.engine.put_topic("b", ConfigPatch())
 
 
-def test_what_was_acknowledged_without_a_sync_stands_when_the_sync_fails():
-    bench = Bench(a=FSYNC, b=DISK)
-    bench.engine.append("b", write())
-    bench.turn()
-    plain, durable = bench.engine.append("b", write()), bench.engine.append("a", write())
-    bench.engine.flush()
-    bench.log.sync_fails = True
-    bench.log.finish()
-    assert plain.value().first == 2
-    assert is_refused(durable)
-    assert bench.engine.topic("b").head == 2
-
-
-@pytest.mark.parametrize("failure", ["write", "sync"])
-def test_a_refused_change_leaves_the_topic_as_it_was(failure):
+def test_a_refused_change_leaves_the_topic_as_it_was():
     bench = Bench(a=DISK)
-    bench.log.write_fails, bench.log.sync_fails = failure == "write", failure == "sync"
+    bench.log.write_fails = True
     epoch = bench.engine.topic("a").epoch
     for change in (
         lambda: bench.engine.put_topic("a", ConfigPatch(ttl_ms=5)),
@@ -231,7 +215,7 @@ def test_a_refused_change_leaves_the_topic_as_it_was(failure):
         assert is_refused(ticket)
     topic = bench.engine.topic("a")
     assert (topic.epoch, topic.config.ttl_ms, topic.changing, list(bench.engine.topics)) == (epoch, 0, False, ["a"])
-    bench.log.write_fails = bench.log.sync_fails = False
+    bench.log.write_fails = False
     ticket = bench.engine.put_topic("new", ConfigPatch())
     bench.turn()
     assert ticket.value().created
@@ -239,10 +223,9 @@ def test_a_refused_change_leaves_the_topic_as_it_was(failure):
 
 def test_a_refused_creation_takes_the_write_that_came_with_it():
     bench = Bench()
+    bench.log.write_fails = True
     ticket = bench.engine.append("a", write(config=FSYNC))
     bench.engine.flush()
-    bench.log.sync_fails = True
-    bench.log.finish()
     assert is_refused(ticket)
     assert bench.engine.topics == {}
     assert bench.engine.state.totals.records == 0
@@ -265,24 +248,19 @@ def test_sync_that_ends_after_a_forced_sync_changes_nothing():
     bench.engine.put_topic("a", ConfigPatch(ttl_ms=9))
     assert bench.engine.topic("a").head == 1
     bench.log.syncs.clear()
-    late(None)
+    late()
     assert bench.engine.topic("a").head == 1
     bench.turn()
 
 
-def test_failed_forced_sync_refuses_waiting_writes_and_the_verb_continues():
+def test_failed_forced_sync_answers_no_write():
     bench = Bench(a=FSYNC)
     waiting = bench.engine.append("a", write())
     bench.engine.flush()
     bench.log.sync_fails = True
-    change = bench.engine.put_topic("a", ConfigPatch(ttl_ms=9))
-    assert is_refused(waiting)
-    bench.log.sync_fails = False
-    bench.turn()
-    assert change.value().topic.config.ttl_ms == 9
-    ticket = bench.engine.append("a", write())
-    bench.turn()
-    assert ticket.value().first == 1
+    with pytest.raises(Halted):
+        bench.engine.put_topic("a", ConfigPatch(ttl_ms=9))
+    assert not waiting.done
 
 
 @pytest.mark.parametrize("durability", [DISK, FSYNC])
@@ -358,7 +336,7 @@ def test_write_behind_a_gated_one_needs_no_sync_of_its_own():
     behind = [bench.engine.append("a", write()) for _ in range(3)]
     bench.engine.flush()
     assert not any(ticket.done for ticket in behind)
-    bench.log.syncs.pop()(None)
+    bench.log.syncs.pop()()
     assert [ticket.value().first for ticket in (first, *behind)] == [FIRST_CEILING + n for n in (1, 2, 3, 4)]
     assert bench.log.syncs == []
 
@@ -379,14 +357,14 @@ def test_next_sync_waits_some_turns_so_that_writers_share_it():
     assert len(bench.log.syncs) == 1, "there is no other writer: it begins at once"
     second = bench.engine.append("a", write())
     turn()
-    bench.log.syncs.pop()(None)
+    bench.log.syncs.pop()()
     assert (first.done, second.done, bench.log.syncs) == (True, False, [])
     third = bench.engine.append("a", write())  # who was answered writes again
     turn()
     assert bench.log.syncs == []
     turn()
     assert len(bench.log.syncs) == 1
-    bench.log.syncs.pop()(None)
+    bench.log.syncs.pop()()
     assert (second.value().first, third.value().first) == (2, 3)
     turn()
     turn()
@@ -439,8 +417,7 @@ def test_failing_callback_does_not_skip_the_others():
     assert (called, bench.engine.topic("a").head) == (["fails", "runs"] * 3, 3)
 
 
-@pytest.mark.parametrize("fails", ["write", "sync"])
-def test_failing_callback_of_a_refused_write_does_not_skip_the_others(fails):
+def test_failing_callback_of_a_refused_write_does_not_skip_the_others():
     bench, called = Bench(a=FSYNC), []
 
     def fail(ticket):
@@ -450,7 +427,7 @@ def test_failing_callback_of_a_refused_write_does_not_skip_the_others(fails):
     tickets[0].on_done(fail)
     for ticket in tickets:
         ticket.on_done(lambda ticket: called.append(is_refused(ticket)))
-    setattr(bench.log, f"{fails}_fails", True)
+    bench.log.write_fails = True
     bench.turn()
     assert called == [True] * 3
 

@@ -11,7 +11,7 @@ from topics.engine.state.topics import SegmentLimits
 from topics.engine.steps import run_all
 from topics.engine.write.append import LARGE_TRIES
 from topics.engine.write.apply import ALONE_BYTES
-from topics.engine.write.commit import Ticket
+from topics.engine.write.commit import Halted, Ticket
 from topics.engine.write.large_render import PIECE_BYTES
 from topics.errors import TopicsError
 from topics.model.records import NewRecord, PlainRecord, PlainWriteRequest, WriteRequest
@@ -205,15 +205,14 @@ def frames(blob: bytes) -> list[frame.Head]:
     return found
 
 
-def test_log_that_refuses_a_large_write_refuses_what_came_behind():
+def test_log_that_refuses_a_large_write_accepts_the_next():
     bench = Bench(a=DISK, e=EPHEMERAL)
     bench.log.holds_large = True
     large = append_large(bench.engine, "a", write(*numbered(3), idempotency_key="k"))
-    small = bench.engine.append("e", write())  # in the same batch; needs no log
-    bench.engine.flush()
     later = bench.engine.append("a", write())
+    small = bench.engine.append("e", write())  # in the same batch; needs no log
     bench.log.write_fails = True
-    bench.log.finish_large()
+    bench.engine.flush()
     assert is_refused(large)
     assert is_refused(later)
     assert small.value().first == 1
@@ -225,7 +224,7 @@ def test_log_that_refuses_a_large_write_refuses_what_came_behind():
     assert bench.engine.commits.pending_bytes == 0
 
 
-def test_sync_that_fails_during_a_large_write_refuses_all_three():
+def test_sync_that_fails_during_a_large_write_answers_none():
     bench = Bench(f=FSYNC)
     bench.log.holds_large = True
     waiting = bench.engine.append("f", write())
@@ -234,13 +233,9 @@ def test_sync_that_fails_during_a_large_write_refuses_all_three():
     bench.engine.flush()
     staged = bench.engine.append("f", write())
     bench.log.sync_fails = True
-    bench.log.finish()
-    assert [is_refused(ticket) for ticket in (waiting, large, staged)] == [True] * 3
-    assert len(bench.log.voided) == 2
-    bench.log.sync_fails = bench.log.holds_large = False
-    after = bench.engine.append("f", write())
-    bench.turn()
-    assert after.value().first == 1
+    with pytest.raises(Halted):
+        bench.log.finish()
+    assert not any(ticket.done for ticket in (waiting, large, staged))
 
 
 def test_sync_waits_for_a_large_write():

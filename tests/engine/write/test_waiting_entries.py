@@ -15,7 +15,7 @@ from topics.engine.steps import run_all
 from topics.engine.write.commit import Ticket
 from topics.model.records import TagMatch
 from topics.model.topic import ConfigPatch
-from topics.storage.log.background import LogFailed
+from topics.storage.log.background import LogRefused
 
 TTL_MS = 1000
 LOOKS: dict[str, Callable[[Waiting], object]] = {
@@ -142,7 +142,8 @@ def test_records_expire_once_the_delete_that_waited_is_refused():
     refused = _delete(server, "seqs")
     server.clock.advance(ms=TTL_MS + 1)
     assert server.state() == (1, 4)
-    commits.refuse(commits._take_staged(), LogFailed("no space left"))
+    staged, commits._staged = commits._staged, []
+    commits.refuse(staged, LogRefused("no space left"))
     assert refused.error is not None
     assert (server.missed(), server.state()) == (4, (5, 0))
     server.assert_same_after_a_crash()

@@ -96,4 +96,4 @@ def test_a_large_frame_has_the_bytes_of_any_frame(head, body, pin):
     large.seal()
     whole = mark + frame.encode(*head, *body, after=before)
     assert b"".join(frame.parts_of([FRAME, large, FRAME])) == FRAME + whole + FRAME
-    assert (len(large), frame.ends(large)) == (len(whole), frame.ends(whole))
+    assert len(large) == len(whole)

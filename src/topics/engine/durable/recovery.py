@@ -49,6 +49,7 @@ class Recovered(NamedTuple):
     backlog: Backlog  # records of `memory` topics, replayed after the server is ready
     lost: list[lost_log.Lost]  # seqs that may have been in a missing part of the log
     unnoted: set[int]  # topics whose changes the ledger has not noted
+    unsynced: list[tuple[str, int, bytes]]  # path, offset and bytes of the log that no sync is known to have covered
     heads: dict[int, int]  # highest seq of each topic in the files, by topic id: the start may skip some after it
 
 
@@ -102,7 +103,9 @@ class _Recovery:
         self._synced_to: tuple[int, int] | None = None  # after a power loss: the log behind it may have gaps
         self._has_gaps = False  # found some
         # An unknown boot counts as another one.
-        self._same_boot = snapshot is not None and snapshot.boot_id == datadir.fs.boot_id() != ""
+        same_boot = snapshot is not None and snapshot.boot_id == datadir.fs.boot_id() != ""
+        # Whether the log has all that was written. After a failed sync it may lack what a power loss may cost, too.
+        self._is_whole = same_boot and not datadir.sync_failed
         self._clean_snapshot = snapshot is not None and snapshot.clean
         self._restored = None if snapshot is None else snapshot.extra.get(snap.RESTORED)
 
@@ -110,8 +113,8 @@ class _Recovery:
         """Read the log, replay it, and give no seq out twice that an unreadable or missing part may have assigned."""
         since = 0 if self._snapshot is None else self._snapshot.wal_number
         account = ledger.read(self._dir, since)
-        unsynced_from = ledger.unsynced_from(self._dir, None if self._same_boot else account)
-        self._synced_to = None if self._same_boot else account.synced_to
+        unsynced_from = ledger.unsynced_from(self._dir, None if self._is_whole else account)
+        self._synced_to = None if self._is_whole else account.synced_to
         files = read_log(self._dir, since, self._damage, self._cut, unsynced_from=unsynced_from)
         lost_ledger = ledger.lost(self._dir, account, files, self._snapshot)
         ledger.check_known(self._dir, account, files, self._snapshot)
@@ -122,7 +125,6 @@ class _Recovery:
         resume = self._replay_files(files, check)
         numbers = self._dir.wal_numbers()
         heads, skipped = self._close(check, after_power_loss=self._is_after_power_loss(files, numbers))
-        _make_durable(self._dir, files)
         self._progress(1.0)
         if self._entries or self._damage:
             log.info("replayed", entries=self._entries, files=len(files), damaged=len(self._damage))
@@ -134,10 +136,11 @@ class _Recovery:
             entries=self._entries,
             damage=self._damage,
             cut=self._cut,
-            unchanged=self._same_boot and not changed,
+            unchanged=self._is_whole and not changed,
             backlog=self._backlog,
             lost=check.lost,
             unnoted=check.unnoted(),
+            unsynced=_unsynced(files, account.synced_to or (0, 0)),
             heads=heads,
         )
 
@@ -151,7 +154,7 @@ class _Recovery:
             end = self._replay_file(file, check, done, total)
             if end > walfile.HEADER_BYTES:
                 resume = file.number, end
-            check.after_file(file, walfile.after_refused(file.data, end))
+            check.after_file(file, walfile.after_other_frames(file.data, end))
             done += walfile.written_end(file.data)
         check.before_file(None)
         return resume
@@ -224,7 +227,7 @@ class _Recovery:
     def _is_after_power_loss(self, files: list[LogFile], numbers: list[int]) -> bool:
         """Return whether the machine may have lost power since the files were written."""
         snapshot = self._snapshot
-        if self._same_boot or self._restored is not None or (snapshot is None and not files):
+        if self._is_whole or self._restored is not None or (snapshot is None and not files):
             return False
         # The removal of a file before the snapshot may be lost with the power.
         later = [number for number in numbers if snapshot is not None and number > snapshot.wal_number]
@@ -308,11 +311,11 @@ def _close_gaps(state: State, backlog: Backlog, *, after_power_loss: bool, resto
         consumer_log.recovered(state, topic)
 
 
-def _make_durable(datadir: DataDir, files: list[LogFile]) -> None:
-    """Sync the log files: the replayed entries may be in the page cache only, and later writes depend on them."""
-    for found in files:
-        file = datadir.fs.open(found.path, write=True)
-        try:
-            file.datasync()
-        finally:
-            file.close()
+def _unsynced(files: list[LogFile], synced_to: tuple[int, int]) -> list[tuple[str, int, bytes]]:
+    """Return path, offset and bytes of the parts of the log behind `synced_to`."""
+    parts = []
+    for file in files:
+        at = synced_to[1] if file.number == synced_to[0] else 0
+        if file.number >= synced_to[0] and (end := walfile.written_end(file.data)) > at:
+            parts.append((file.path, at, file.data[at:end]))
+    return parts

@@ -8,6 +8,7 @@ Marks of deleted records are written into segment files only after a snapshot th
 
 from __future__ import annotations
 
+import errno
 import posixpath
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -29,7 +30,7 @@ from topics.engine.write import apply
 from topics.engine.write.commit import Commits
 from topics.storage import snapshot as snap
 from topics.storage.datadir import DataDir
-from topics.storage.log.background import LogFailed
+from topics.storage.log.background import LogRefused
 from topics.storage.log.wal import Wal
 from topics.storage.segments import codec
 from topics.storage.segments.sealed import SealedSegment
@@ -106,12 +107,13 @@ class Store:
         finally:
             self.state.rolled = self._seal
         self.dir.sign()
+        self._write_again(found.unsynced)
         self.snapshot_number = found.snapshot_number
         self._backlog = found.backlog
         if not found.unchanged and not found.backlog:
             self._save_recovered(found)
         self.wal.begin(found.next_number, resume=found.resume)
-        if not self.wal.broken:
+        if self.wal.has_file:
             self.dir.note_version()
         self.state.ledger = self.wal.ledger
         if found.backlog:  # there is no snapshot yet of what was replayed
@@ -122,10 +124,31 @@ class Store:
                     self.wal.ledger.note_gone(topic_id)
         return found
 
+    def _write_again(self, parts: list[tuple[str, int, bytes]]) -> None:
+        """Write and sync the parts of the log that no sync is known to have covered.
+
+        The replayed entries may be in the page cache only, and answers from now on depend on them. A sync alone does
+        not help after a failed one: the pages count as written.
+        """
+        for path, at, data in parts:
+            file = self.fs.open(path, write=True)
+            try:
+                try:
+                    file.pwrite(data, at)
+                except OSError as error:  # a copy-on-write file system is full: without a failed sync, a sync suffices
+                    if error.errno not in (errno.ENOSPC, errno.EDQUOT) or self.dir.sync_failed:
+                        raise
+                file.datasync()
+            finally:
+                file.close()
+
     def _save_recovered(self, found: recovery.Recovered) -> None:
         def done(error: Exception | None) -> None:
-            if error is None and not found.damage and found.snapshot_number:
-                with suppress(OSError):
+            if error is not None:
+                return
+            with suppress(OSError):
+                self.dir.forget_failed_sync()
+                if not found.damage and found.snapshot_number:
                     self._remove_orphans()
 
         worker, self._worker = self._worker, INLINE
@@ -140,7 +163,7 @@ class Store:
 
         If the disk may lack the room, reserve it first.
         """
-        if self._snapshotting or self.wal.broken or self._backlog:  # what waits is in the old log alone
+        if self._snapshotting or not self.wal.has_file or self._backlog:  # what waits is in the old log alone
             return False
         room = Room(self.dir, self.state, 0 if clean else self.wal.rotation_bytes)
         grown_bytes = self.wal.stats.bytes_written_total - self.bytes_at_checkpoint
@@ -153,7 +176,7 @@ class Store:
             if error is not None:
                 self._failed(error, [], done, rotated=False)
             elif not self._begin(done, clean=clean):
-                done(LogFailed(self.retries.reason))
+                done(LogRefused(self.retries.reason))
 
         def measured(error: Exception | None) -> None:
             if error is not None:
@@ -174,7 +197,7 @@ class Store:
             else:
                 self.wal.rotate()
                 number, notes = self.wal.number, self.wal.begin_ledger()
-        except (OSError, LogFailed) as error:
+        except (OSError, LogRefused) as error:
             self.retries.failed(error, rotated=False)
             return False
         self._snapshot(number, done, clean=clean, notes=notes)
@@ -200,7 +223,7 @@ class Store:
         if not self._savers or self._snapshotting or self._backlog:
             return  # the end of the snapshot, or the next tick, comes back here
         if not (self.retries.may_begin and self.checkpoint()) and not self._snapshotting:
-            self._end_saving(LogFailed(self.wal.read_only or self.retries.reason))
+            self._end_saving(LogRefused(self.wal.read_only or self.retries.reason))
 
     def _end_saving(self, error: Exception | None) -> None:
         savers, self._savers = self._savers, []
@@ -262,7 +285,7 @@ class Store:
                     sealed.append((one.snapshot.topic_id, frozen.segment, path, footer))
             atomic_files.write(self.dir, self.dir.tails_path(number), capture.tails(), worker)
             if not self.wal.ledger.write(notes):
-                raise LogFailed("the ledger cannot be written")
+                raise LogRefused("the ledger cannot be written")
             self._ledger_number = number if notes else self.wal.ledger.number
             if self._ledger_number:
                 head.extra[snap.LEDGER] = msgspec.Raw(msgspec.msgpack.encode(self._ledger_number))

@@ -2,23 +2,24 @@
 
 A verb stages an entry and gets a ticket. At the end of the turn `flush` writes all staged frames. Most entries take
 effect right then; an entry of an `fsync` topic waits until the log is synced, so that nothing is ever visible that
-could be refused afterwards. Later entries of the same topic wait for it, too, but not for a sync of their own. A write
-that the log does not take is refused as a whole: its tickets fail in order, and leave no trace.
+could be lost afterwards. Later entries of the same topic wait for it, too, but not for a sync of their own. A write
+that the log refuses is refused as a whole: its tickets fail in order, and leave no trace.
 
 Single records that are appended to one topic in one turn share an entry: the first leads, and the others follow it into
 the log and into the topic, at a fraction of the cost.
 
 A batch with a large append is written on another thread. Entries that are staged meanwhile form the next batch.
 
-An entry that is in the log and cannot be applied leaves a state that differs from the log. The engine halts then: it
-answers nothing more, and a new start replays the log. The exception is a delete that cannot read the disk, see
-`_not_applied`. A callback that fails is logged, and the callbacks after it are called all the same.
+If the log fails during a write or a sync, it is unknown what it has; an entry that is in the log and cannot be applied
+leaves a state that differs from the log. The engine halts then: it answers nothing more, and a new start replays the
+log. The exception is a delete that cannot read the disk, see `_not_applied`. A callback that fails is logged, and the
+callbacks after it are called all the same.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import chain
 from typing import Any, NoReturn, Protocol
 
@@ -27,7 +28,7 @@ from msgspec import Struct
 from topics import logs
 from topics.engine.state.topic import Topic
 from topics.errors import Code, TopicsError
-from topics.storage.log.background import LogFailed
+from topics.storage.log.background import LogRefused
 from topics.storage.log.frame import Frames
 
 log = logs.Log("engine")
@@ -36,13 +37,7 @@ log = logs.Log("engine")
 class Log(Protocol):
     """A log that takes frames. All calls and callbacks happen on the thread that owns the engine."""
 
-    # Set by `Commits`: whether frames are written that may still be refused. The log must not repeat these elsewhere.
-    undecided: Callable[[], bool]
-
-    @property
-    def broken(self) -> bool:
-        """Whether the log takes nothing now, and may or may not have the last frames."""
-        return False
+    failed: Callable[[Exception], NoReturn]  # set by `Commits`; the log calls it if a write or a sync fails
 
     @property
     def sync_ms(self) -> int:
@@ -50,13 +45,9 @@ class Log(Protocol):
         return 0
 
     def write(self, frames: list[Frames]) -> None:
-        """Write all frames in order to the operating system, or raise `LogFailed` and write none."""
+        """Write all frames in order to the operating system, or raise `LogRefused` and write none."""
 
-    def written(self) -> int:
-        """Return how many frames were written so far. The number of a frame is the count of those before it."""
-        return 0
-
-    def write_large(self, frames: list[Frames], done: Callable[[LogFailed | None], None]) -> None:
+    def write_large(self, frames: list[Frames], done: Callable[[], None]) -> None:
         """Do the same on another thread, then call `done`. Until then nothing else is written."""
 
     def warm(self, size_bytes: int) -> None:
@@ -65,38 +56,27 @@ class Log(Protocol):
     def finish_large(self) -> None:
         """Wait for the large write under way, if there is one: its `done` is called before this returns."""
 
-    def sync(self, done: Callable[[LogFailed | None], None]) -> None:
+    def sync(self, done: Callable[[], None]) -> None:
         """Make everything written so far durable, then call `done`."""
 
     def sync_now(self) -> None:
-        """Make everything written so far durable before this returns. Raises `LogFailed`."""
+        """Make everything written so far durable before this returns."""
 
     def after_sync(self, done: Callable[[], None]) -> None:
         """Call `done` once a later sync has made everything written so far durable."""
-
-    def durable(self) -> int:
-        """Return the number of the first frame that is not known to be durable."""
-        return 0
-
-    def void(self, numbers: list[int]) -> None:
-        """Cancel frames that were written, but whose sync failed: they must never take effect."""
 
 
 class NoLog:
     """The log of a server without a data directory: it keeps nothing."""
 
-    broken = False
     sync_ms = 0
-    undecided: Callable[[], bool]
+    failed: Callable[[Exception], NoReturn]
 
     def write(self, frames: list[Frames]) -> None:
         pass
 
-    def written(self) -> int:
-        return 0
-
-    def write_large(self, frames: list[Frames], done: Callable[[LogFailed | None], None]) -> None:
-        done(None)
+    def write_large(self, frames: list[Frames], done: Callable[[], None]) -> None:
+        done()
 
     def warm(self, size_bytes: int) -> None:
         pass
@@ -104,8 +84,8 @@ class NoLog:
     def finish_large(self) -> None:
         pass
 
-    def sync(self, done: Callable[[LogFailed | None], None]) -> None:
-        done(None)
+    def sync(self, done: Callable[[], None]) -> None:
+        done()
 
     def sync_now(self) -> None:
         pass
@@ -113,15 +93,9 @@ class NoLog:
     def after_sync(self, done: Callable[[], None]) -> None:
         done()
 
-    def durable(self) -> int:
-        return 0
-
-    def void(self, numbers: list[int]) -> None:
-        pass
-
 
 class Halted(Exception):
-    """The state differs from the log: nothing may be read or written until a new start has replayed the log."""
+    """The log has failed or differs from the state. Nothing may be read or written until a start replays the log."""
 
 
 class Ticket(Struct, eq=False):
@@ -149,7 +123,6 @@ class Ticket(Struct, eq=False):
     wal_ns: int = 0
     sync_ns: int = 0
     also: list[Topic] | None = None  # other topics that it changes
-    number: int = -1  # of its frame in the log
     at_ms: int | None = None  # no record of its topics expires after this time before the ticket takes effect
 
     @classmethod
@@ -219,19 +192,19 @@ class Commits:
         self._writing: list[Ticket] | None = None  # the batch that is written on another thread
         self._written: list[Ticket] = []  # in the log; they wait for the next sync, or behind a ticket that does
         self._syncing: list[Ticket] = []  # waiting for the sync under way
-        self._landing: deque[Ticket] = deque()  # in the log for good, about to take effect
+        self._landing: deque[Ticket] = deque()  # about to take effect
         self._sync_began_ns = 0
         self._generation = 0
         self.gather_turns = 0  # how many turns the next sync waits after one has ended: see `engine/delays.py`
         self._gathering = 0  # how many of these turns are left
-        self.halted: Exception | None = None  # why the state differs from the log
+        self.halted: Exception | None = None  # why nothing more is answered
         self.on_halt: Callable[[Exception], object] = lambda error: None  # ends the process of a server
         self.attach(log)
 
     def attach(self, log: Log) -> None:
         """Write to this log from now on."""
         self.log = log
-        log.undecided = lambda: bool(self._written or self._syncing or self._writing)
+        log.failed = self._halt
 
     def stage(self, ticket: Ticket) -> None:
         """Add the ticket to this turn. A plain append may lead others until another entry of its topic is staged."""
@@ -303,29 +276,24 @@ class Commits:
                 if ticket.frame is not None:
                     frames.append(ticket.frame)
             began = self.tick_ns()
-            if self.has_large:
-                self.has_large = False
-                if frames:
+            has_large, self.has_large = self.has_large, False
+            try:
+                if frames and has_large:
                     self._writing = batch
-                    self.log.write_large(frames, lambda failure: self._large_written(batch, began, failure))
+                    self.log.write_large(frames, lambda: self._large_written(batch, began))
                     return
-            elif frames:
-                try:
+                if frames:
                     self.log.write(frames)
-                except LogFailed as failure:
-                    self.refuse(_needing_log(batch), failure)
-                    batch = [ticket for ticket in batch if not ticket.done]
+            except LogRefused as failure:
+                self._writing = None
+                self.refuse(_needing_log(batch), failure)
+                batch = [ticket for ticket in batch if not ticket.done]
             self._logged(batch, self.tick_ns() - began)
         except Exception as failure:  # what the log has of this batch is unknown
             self._halt(failure)
 
-    def _large_written(self, batch: list[Ticket], began_ns: int, failure: LogFailed | None) -> None:
-        if self._writing is not batch:
-            return  # refused meanwhile, because a sync failed
+    def _large_written(self, batch: list[Ticket], began_ns: int) -> None:
         self._writing = None
-        if failure is not None:
-            self.refuse(_needing_log(batch), failure, behind=self._take_staged())
-            batch = [ticket for ticket in batch if not ticket.done]
         self._logged(batch, self.tick_ns() - began_ns)
         if self._staged:
             self.schedule(self.flush)
@@ -338,8 +306,6 @@ class Commits:
                 self._written.append(ticket)
             else:
                 self._landing.append(ticket)
-        if self._written:
-            _number(batch, self.log.written())
         self._land()
         if self._written and not self._gathering:
             self._gather()
@@ -357,16 +323,8 @@ class Commits:
         self.flush()
         self.log.finish_large()
 
-    def _take_staged(self) -> list[Ticket]:
-        """Return the staged tickets, which are refused."""
-        staged, self._staged = self._staged, []
-        self.turn_ms = 0
-        self.turn += 1
-        self.has_large = False
-        return staged
-
     def sync(self) -> None:
-        """Write and sync everything that is staged, now. All tickets are done afterwards, or have failed."""
+        """Write and sync everything that is staged, now. All tickets are done afterwards."""
         self._land()
         self.flush_now()
         if self._syncing or self._written:
@@ -374,21 +332,13 @@ class Commits:
             self._syncing, self._written = [], []
             self._generation += 1
             began = self.tick_ns()
-            try:
-                self.log.sync_now()
-            except LogFailed as failure:
-                self._sync_failed(waiting, failure)
-            else:
-                self._synced(waiting, self.tick_ns() - began)
+            self.log.sync_now()
+            self._synced(waiting, self.tick_ns() - began)
 
-    def refuse(self, tickets: list[Ticket], failure: LogFailed, *, behind: Sequence[Ticket] = ()) -> None:
-        """Undo these tickets and resolve them with an error. A topic's next seq goes back to the first unused seq.
-
-        The tickets `behind` them were never written to the log.
-        """
-        error, later = _refusal(failure), _refusal(LogFailed(str(failure)))
-        refused = [*((ticket, error) for ticket in tickets), *((ticket, later) for ticket in behind)]
-        for ticket, _ in reversed(refused):
+    def refuse(self, tickets: list[Ticket], failure: LogRefused) -> None:
+        """Undo these tickets and resolve them with an error. A topic's next seq goes back to the first unused seq."""
+        error = _refusal(failure)
+        for ticket in reversed(tickets):
             self._leave(ticket)
             if ticket.topic is not None:
                 ticket.topic.leader = None
@@ -396,7 +346,7 @@ class Commits:
                 ticket.topic.next_seq = ticket.first
             if ticket.undo is not None:
                 ticket.undo()
-        for ticket, error in refused:
+        for ticket in tickets:
             ticket.resolve(None, error)
             for follower in ticket.followers or ():
                 follower.resolve(None, error)
@@ -420,21 +370,16 @@ class Commits:
         self._generation += 1
         generation = self._generation
         self._sync_began_ns = self.tick_ns()
-        self.log.sync(lambda failure: self._sync_ended(generation, failure))
+        self.log.sync(lambda: self._sync_ended(generation))
 
-    def _sync_ended(self, generation: int, failure: LogFailed | None) -> None:
+    def _sync_ended(self, generation: int) -> None:
         if generation != self._generation:
             return  # `sync` was quicker
         waiting, self._syncing = self._syncing, []
-        if failure is None:
-            self._synced(waiting, self.tick_ns() - self._sync_began_ns)
-            if self._written:
-                self._gathering = self.gather_turns
-                self._gather()
-        else:
-            waiting += self._written
-            self._written = []
-            self._sync_failed(waiting, failure)
+        self._synced(waiting, self.tick_ns() - self._sync_began_ns)
+        if self._written:
+            self._gathering = self.gather_turns
+            self._gather()
 
     def _synced(self, waiting: list[Ticket], took_ns: int) -> None:
         for ticket in waiting:
@@ -459,30 +404,6 @@ class Commits:
             else:
                 self._landing.append(ticket)
         self._written = held
-
-    def _sync_failed(self, waiting: list[Ticket], failure: LogFailed) -> None:
-        """Refuse the tickets that waited for the sync, and the staged ones, whose seqs may follow theirs.
-
-        A ticket takes effect all the same if another sync has made its frame durable.
-        """
-        durable, upto = self.log.durable(), 0
-        while upto < len(waiting) and waiting[upto].number < durable:  # -1 for a ticket without a frame
-            upto += 1
-        self._landing.extend(waiting[:upto])
-        waiting = waiting[upto:]
-        if self._writing is not None:
-            writing, self._writing = self._writing, None
-            before = self.log.written()
-            self.log.finish_large()
-            if self.log.written() > before:
-                _number(writing, self.log.written())
-            refused = _needing_log(writing)
-            waiting += refused
-            self._landing.extend([ticket for ticket in writing if ticket not in refused])
-        staged = self._take_staged()
-        self.log.void([ticket.number for ticket in waiting if ticket.number >= 0])
-        self.refuse(waiting, LogFailed(str(failure), written=True), behind=staged)
-        self._land()
 
     def _land(self) -> None:
         """Apply and resolve tickets in order, even if a callback of a ticket stages or syncs more.
@@ -530,21 +451,13 @@ class Commits:
                     topic.staged_times.remove(ticket.at_ms)
 
     def _halt(self, failure: Exception, ticket: Ticket | None = None) -> NoReturn:
-        """Refuse all further work, because the state differs from the log. A server ends its process here."""
+        """End all work: the log has failed, or the state differs from it. A server ends its process here."""
         if self.halted is None:
             self.halted = failure
             topic = None if ticket is None else ticket.topic
             log.failure("halted", failure, topic="" if topic is None else topic.name)
             self.on_halt(failure)
-        raise Halted("the state differs from the log; a new start replays the log") from failure
-
-
-def _number(batch: list[Ticket], written: int) -> None:
-    """Note the numbers of the frames of a batch that was just written; `written` is the number of the next frame."""
-    for ticket in reversed(batch):
-        if ticket.frame is not None:
-            written -= 1
-            ticket.number = written
+        raise Halted(f"a new start must replay the log: {failure or type(failure).__name__}") from failure
 
 
 def _callback_failed(ticket: Ticket, failure: Exception) -> None:
@@ -559,18 +472,10 @@ def _needing_log(batch: list[Ticket]) -> list[Ticket]:
     return [ticket for ticket in batch if ticket.frame is not None or ticket.gated or ticket.behind]
 
 
-def _refusal(failure: LogFailed) -> TopicsError:
-    """Return the error for a write that the log did not take, which says whether the write could come back."""
-    message, outcome = f"nothing can be written: {failure}", "refused"
-    if failure.written:
-        message += (
-            "; the write has no effect, but could come back if the machine loses power before the log works again: "
-            "send it again with the same idempotency_key"
-        )
-        outcome = "unknown"
-    return TopicsError(
-        Code.READ_ONLY, message, detail={"reason": str(failure), "outcome": outcome}, retry_after_ms=1000
-    )
+def _refusal(failure: LogRefused) -> TopicsError:
+    """Return the error for a write that the log refused."""
+    detail = {"reason": str(failure), "outcome": "refused"}
+    return TopicsError(Code.READ_ONLY, f"nothing can be written: {failure}", detail=detail, retry_after_ms=1000)
 
 
 def _not_applied(ticket: Ticket, failure: OSError) -> TopicsError:

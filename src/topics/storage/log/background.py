@@ -1,4 +1,4 @@
-"""Work of the log on other threads: reading ahead, large writes, and failures."""
+"""Work of the log on other threads: reading ahead and large writes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,8 @@ from topics.storage.log.frame import Frames, LargeFrame, parts_of
 WARM_BYTES = 1 << 20
 
 
-class LogFailed(Exception):
-    """The log refused frames. Frames written before are intact.
-
-    `written` says that some of the frames may have reached the disk. They are erased, but a power loss before the log
-    has healed may bring them back.
-    """
-
-    def __init__(self, reason: str | None, *, written: bool = False) -> None:
-        super().__init__(reason)
-        self.written = written
+class LogRefused(Exception):
+    """The log refused frames, because it has no file with room for them. Nothing of them was written."""
 
 
 def warm(file: File, at: int, size_bytes: int, stop: Callable[[], bool]) -> None:
@@ -74,6 +66,6 @@ def reason_of(error: Exception) -> str:
 
 
 def close_quietly(file: File) -> None:
-    """Close a file whose bytes are synced or will be written to another file."""
+    """Close a file whose bytes are synced or not needed."""
     with suppress(OSError):
         file.close()

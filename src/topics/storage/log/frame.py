@@ -9,11 +9,11 @@
     29      n     body    see entry.py
     29+n    17    head    the same bytes again
     46+n    8     sum     u64 LE; XXH3-64 of everything from the length to here
-    54+n    1     last    0xE7; 0x18 in a frame that was refused after it had been written
+    54+n    1     last    0xE7; 0x18 in a frame that an earlier version refused after it had written it
 
 The head is at both ends, so the seqs of a frame are known even if its middle, beginning or end is damaged.
 The last byte is never zero, and no single bit makes it so: where zeros follow the frames, a frame that was cut short
-ends in one. That byte alone invalidates a whole frame, so that a torn write cannot do it by half.
+ends in one.
 
 The frames of one write take effect together: a reader holds frames with the bit 0x80 until it has the frame without it.
 """
@@ -36,6 +36,7 @@ MAX_BODY_BYTES = 1 << 30
 MORE = 0x80  # the next frame belongs to the same write
 LAST = 0xE7
 REFUSED = 0x18  # differs from LAST in every bit
+NOTHING = 0  # the kind that a reader gets for a refused frame
 LARGE_BYTES = 4096  # from this size on, a checksum over the pieces is faster than a copy of the body
 
 Buffer = bytes | bytearray | memoryview
@@ -89,10 +90,6 @@ class LargeFrame:
         assert self._sum, "the frame is not sealed"
         return [self._after + MAGIC + self._guarded, *self._body, self._head + self._sum]
 
-    def ends(self) -> list[int]:
-        """Return the offset after each frame."""
-        return [*ends(self._after), len(self)]
-
     def __len__(self) -> int:
         return len(self._after) + OVERHEAD_BYTES + sum(map(len, self._body))
 
@@ -128,42 +125,23 @@ def encode(kind: int, topic_id: int, first: int, count: int, *body: bytes, after
 
 
 def decode(buf: memoryview, at: int) -> tuple[Frame, int] | None:
-    """Return the frame at `at` and the offset after it; None if it is truncated or damaged."""
-    found = _whole(buf, at, LAST)
-    if found is None:
-        return None
-    head, end = found
-    return Frame(head, buf[at + BODY_AT : end - _SUM.size - _HEAD.size], buf[at + _START.size] >= MORE), end
+    """Return the frame at `at` and the offset after it; None if it is truncated or damaged.
 
-
-def end_of_refused(buf: memoryview, at: int) -> int | None:
-    """Return the offset after the refused frame at `at`; None if there is no such frame, or it is damaged."""
-    found = _whole(buf, at, REFUSED)
-    return None if found is None else found[1]
-
-
-def _whole(buf: memoryview, at: int, last: int) -> tuple[Head, int] | None:
-    """Return head and end of the frame at `at` if its checksum holds and it ends in the byte `last`."""
+    A refused frame is returned with the kind `NOTHING`.
+    """
     found = peek(buf, at)
     if found is None:
         return None
-    _, end = found
+    head, end = found
     sum_at = end - _SUM.size
-    if end > len(buf) or (_sum64(buf[at + 4 : sum_at]), last) != _SUM.unpack_from(buf, sum_at):
+    if end > len(buf):
         return None
-    return found
-
-
-def ends(frames: Frames) -> list[int]:
-    """Return the offset after each of the whole frames that follow each other in `frames`."""
-    if isinstance(frames, LargeFrame):
-        return frames.ends()
-    view, found = memoryview(frames), [0]
-    while found[-1] < len(frames):
-        known = peek(view, found[-1])
-        assert known is not None, "these bytes are no frames"
-        found.append(known[1])
-    return found[1:]
+    guard, last = _SUM.unpack_from(buf, sum_at)
+    if last not in (LAST, REFUSED) or guard != _sum64(buf[at + 4 : sum_at]):
+        return None
+    if last == REFUSED:
+        return Frame(head._replace(kind=NOTHING), buf[:0]), end
+    return Frame(head, buf[at + BODY_AT : sum_at - _HEAD.size], buf[at + _START.size] >= MORE), end
 
 
 def peek(buf: memoryview, at: int) -> tuple[Head, int] | None:
@@ -211,7 +189,7 @@ def find(buf: bytes, at: int) -> int:
     """Return the offset of the next whole frame at or after `at`, also of a refused one; -1 if there is none."""
     view = memoryview(buf)
     while (at := buf.find(MAGIC, at)) >= 0:
-        if decode(view, at) is not None or end_of_refused(view, at) is not None:
+        if decode(view, at) is not None:
             return at
         at += 1
     return -1

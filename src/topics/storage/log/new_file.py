@@ -10,15 +10,15 @@ from topics.storage.fs import File
 from topics.storage.log import walfile
 
 
-def create(datadir: DataDir, header: walfile.Header, frames: bytes, *, reserve_bytes: int) -> File:
-    """Create a durable file with `frames` in it. It is renamed to its name last, when it is complete."""
+def create(datadir: DataDir, header: walfile.Header, *, reserve_bytes: int) -> File:
+    """Create a durable file without frames. It is renamed to its name last, when it is complete."""
     path = datadir.wal_path(header.number)
     temporary = path + TEMP_SUFFIX
     file = datadir.fs.open(temporary, write=True, create=True)
     try:
         file.truncate(0)
         file.allocate(reserve_bytes)
-        file.pwrite(walfile.encode_header(header) + frames, 0)
+        file.pwrite(walfile.encode_header(header), 0)
         file.sync()
         datadir.publish(path)
     except OSError:

@@ -4,13 +4,15 @@ Writes go to the operating system at once, in the caller's turn; syncs run on a 
 writes. Files are reserved in full before they are used, and the next one is prepared while the last one fills, so that
 a write finds its space waiting.
 
-When a write or a sync fails, the log takes nothing more. It heals by beginning a new file that says where the good part
-of the old one ends and repeats what was accepted since the last good sync, with the first frames of files; when that
-works, it goes on.
+    state      when                                   frames                        next state
+    open       there is a file                        written                       read-only, failed, stopped
+    read-only  the next file, or the first one,       refused, and nothing is       open: `tick` tries again
+               cannot be created (`read_only`)        written; small ones may fit
+    failed     a write into a file or a sync failed,  neither written nor refused   none: the process ends
+               or the directory is gone
+    stopped    `end`, before the last snapshot        refused                       none
 
-Until then the old files are all there is, and a killed process leaves them as they are. So what was refused is taken
-back in them, with the last byte of its frame, before its writer gets an answer: a start that replays them passes it
-over.
+A log that has failed ends the process (`failed`): see docs/decisions/failed-log.md. The next start recovers.
 """
 
 from __future__ import annotations
@@ -27,12 +29,11 @@ from topics.clock import Clock
 from topics.storage.datadir import DataDir
 from topics.storage.fs import File
 from topics.storage.log import new_file, walfile
-from topics.storage.log.background import WARM_BYTES, LargeWrite, LogFailed, close_quietly, reason_of, warm
-from topics.storage.log.erasures import Erasures, locate
-from topics.storage.log.frame import REFUSED, Frames, parts_of
+from topics.storage.log.background import WARM_BYTES, LargeWrite, LogRefused, close_quietly, reason_of, warm
+from topics.storage.log.frame import Frames, parts_of
 from topics.storage.log.ledger import Ledger
 from topics.storage.log.stats import WalStats
-from topics.storage.worker import InlineWorker, Worker
+from topics.storage.worker import INLINE, Worker
 
 log = logs.Log("wal")
 
@@ -51,8 +52,8 @@ class Wal:
         self._dir = datadir
         self._file_bytes = file_bytes
         self._worker = worker
-        self._writer = writer or InlineWorker()
-        self._large: LargeWrite | None = None  # under way
+        self._writer = writer or INLINE
+        self._large: LargeWrite | None = None  # pending
         self._clock = clock
         self.stats = WalStats()
         self.number = 0
@@ -65,70 +66,69 @@ class Wal:
         self._preparing = False
         self._not_prepared = False  # the last attempt to prepare a file failed
         self.woke: Callable[[], None] = lambda: None  # called when frames wait for a sync and none did before
-        self._unsynced: list[Frames] = []  # frames since the last successful sync
-        # frames removed from that list so far: several syncs may be under way, and each counts from the first frame
-        self._forgotten = 0
+        self.failed: Callable[[Exception], NoReturn] = _raise  # see `commit.Log`
+        self._written = self._synced = 0  # how many frames are written, and how many of them are durable
         self._synced_to = (0, 0)  # file number and offset up to which all is durable
-        # Where those frames stand: from the frame of this number on, counted from the first ever, in this file from
-        # this offset on.
-        self._starts: list[tuple[int, File, int]] = []
-        self.undecided: Callable[[], bool] = lambda: False  # see `commit.Log`
-        # Since the failure that the log has to heal from:
-        self._voided = False  # frames were refused
-        self._places: dict[int, tuple[File, int]] = {}  # file and offset of the frames not synced, by number
-        self._erasures = Erasures()
-        self._sync_failed = False  # after a failed sync, a later sync of the same file proves nothing
+        self._sync_failed = False
         self._sync_lock = Lock()  # held while `_sync_failed` may become true
         self._behind: list[File] = []  # full files that are not synced yet
         self._callbacks: list[Callable[[], None]] = []
         self._syncing = 0  # syncs given to the worker and not reported back
-        self._healing = False
-        self._ended = False  # for good: the server stops
+        self._stopped = False
         self.ledger = Ledger(datadir)
         self._noted_ns = 0  # when the synced position was last noted in the ledger
 
     def begin(self, number: int, *, resume: tuple[int, int]) -> None:
-        """Create the first file of this process. Blocks. If that fails, the log is broken and heals later."""
-        began_ns = self._clock.monotonic_ns()
-        try:
-            self._file = self._create(walfile.Header(number, *resume))
-        except OSError as error:
-            self.number, self._synced_to = number, resume
-            self.ledger.open(number)  # for the notes of the file that the log heals with
-            self.read_only = reason_of(error)
-            log.error("log_failed", reason=self.read_only, file=number, offset=0)
-            return
-        self.number, self.tail = number, walfile.HEADER_BYTES
-        self._first_at = self.tail
-        self._synced_to = (number, self.tail)
-        self._starts = [(0, self._file, self.tail)]
-        self.stats.slow_us = (
-            self._clock.monotonic_ns() - began_ns
-        ) // 1000  # two syncs, as in the most syncs of the log
-        self.ledger.write(self.begin_ledger(resume))
+        """Create the first file of this process. Blocks. If that fails, the log is read-only and `tick` tries again."""
+        self.number, self._synced_to = number, resume
+        self.ledger.open(number)
+        self._begin(INLINE)
+        self.ledger.write(self.ledger.take())
 
-    def begin_ledger(self, previous: tuple[int, int] = (0, 0)) -> list[bytes]:
+    def _begin(self, worker: Worker) -> None:
+        number, resume, began_ns = self.number, self._synced_to, self._clock.monotonic_ns()
+        made: list[tuple[File, int]] = []
+        self._preparing = True
+
+        def work() -> None:
+            file = self._create(walfile.Header(number, *resume))
+            try:
+                made.append((file, file.size()))
+            except OSError:
+                close_quietly(file)
+                raise
+
+        def finished(error: Exception | None) -> None:
+            self._preparing = False
+            if error is not None:
+                self._refuse(error)
+                return
+            self._file, size_bytes = made[0]
+            self.read_only = None
+            self.tail = self._first_at = walfile.HEADER_BYTES
+            self._synced_to = self.position
+            self.stats.slow_us = (self._clock.monotonic_ns() - began_ns) // 1000  # two syncs, as in most of the log's
+            self.ledger.note_file(number, previous=resume, size_bytes=size_bytes)
+
+        worker.submit(work, finished)
+
+    def begin_ledger(self) -> list[bytes]:
         """Go on in a new ledger file, for what happens from the beginning of the present log file on.
 
         Return the notes that have to be written into it first. Raise `OSError` and change nothing on a failure.
         """
         if self._file is None:
             return []
-        return [self.ledger.begin(self.number, self._file.size(), previous=previous)]
+        return [self.ledger.begin(self.number, self._file.size())]
 
     @property
-    def broken(self) -> bool:
-        """Whether the log refuses frames until it has healed."""
-        return self._file is None
+    def has_file(self) -> bool:
+        """Whether the log has begun and has not stopped."""
+        return self._file is not None
 
     @property
     def sync_ms(self) -> int:
         return self.stats.slow_us // 1000
-
-    @property
-    def fenced(self) -> bool:
-        """Whether a start after a kill would find no refused frame."""
-        return not self._erasures.waiting
 
     @property
     def rotation_bytes(self) -> int:
@@ -148,35 +148,25 @@ class Wal:
             else:
                 self._file.pwrite(frames[0] if len(frames) == 1 else b"".join(frames), self.tail)  # type: ignore[arg-type]
         except OSError as error:
-            self._not_written(frames, self._file, self.tail, error)
-        self._wrote(frames, size_bytes)
+            self._fail(error)
+        self._wrote(len(frames), size_bytes)
 
-    def write_large(self, frames: list[Frames], done: Callable[[LogFailed | None], None]) -> None:
+    def write_large(self, frames: list[Frames], done: Callable[[], None]) -> None:
         """Write the frames on another thread. Nothing else may be written until `done` is called."""
-        assert self._large is None, "a large write is under way"
+        assert self._large is None, "a large write is pending"
         reserve_bytes = self._reserve_bytes
-        try:
-            size_bytes = self._make_room(frames)
-        except LogFailed as failure:
-            done(failure)
-            return
+        size_bytes = self._make_room(frames)
         self._reserve_bytes = reserve_bytes  # another large write may follow
-        file, at = self._file, self.tail
-        assert file is not None
+        assert self._file is not None
 
         def ended(error: Exception | None) -> None:
             self._large = None
-            try:
-                if error is not None or self._file is not file:
-                    broken = OSError(errno.EIO, self.read_only or "the log failed")
-                    self._not_written(frames, file, at, error or broken)
-                self._wrote(frames, size_bytes)
-            except LogFailed as failure:
-                done(failure)
-            else:
-                done(None)
+            if error is not None:
+                self._fail(error)
+            self._wrote(len(frames), size_bytes)
+            done()
 
-        self._large = large = LargeWrite(frames, file, at, ended)
+        self._large = large = LargeWrite(frames, self._file, self.tail, ended)
         self._writer.submit(large.run, lambda error: large.end())
 
     def warm(self, size_bytes: int) -> None:
@@ -203,9 +193,9 @@ class Wal:
             self._large.end()
 
     def _make_room(self, frames: list[Frames]) -> int:
-        """Rotate if the frames do not fit into the present file; return their size. Raises `LogFailed`."""
+        """Rotate if the frames do not fit into the present file; return their size. Raise `LogRefused`."""
         if self._file is None:
-            raise LogFailed(self.read_only)
+            raise LogRefused(self.read_only)
         size_bytes = sum(map(len, frames))
         # A large write fills a file of its own, and a prepared one in less time than one that it would enlarge.
         prepared = self._spare is not None and size_bytes > self._file_bytes
@@ -213,34 +203,30 @@ class Wal:
             try:
                 self.rotate()
             except OSError as error:
-                self._refuse(frames, error, broken=False)
+                self.stats.submit_full_total += len(frames)
+                self._refuse(error)
+                raise LogRefused(self.read_only) from error
         return size_bytes
 
-    def _not_written(self, frames: list[Frames], file: File, at: int, error: Exception) -> NoReturn:
-        """Refuse frames of which any part may be in the file. A frame whose last byte is zero counts as cut short."""
-        self._erasures.mark(frames, file, at, b"\0")
-        self._erasures.write()
-        self._refuse(frames, error, broken=True)
-
-    def _wrote(self, frames: list[Frames], size_bytes: int) -> None:
+    def _wrote(self, frames: int, size_bytes: int) -> None:
         self.read_only = None
         self.tail += size_bytes
-        if not self._unsynced:
+        if self._written == self._synced:
             self.woke()
-        self._unsynced += frames
+        self._written += frames
         stats = self.stats
-        stats.frames_total += len(frames)
+        stats.frames_total += frames
         stats.batches_total += 1
         stats.bytes_written_total += size_bytes
-        stats.queue_depth = depth = len(self._unsynced)
+        stats.queue_depth = depth = self._written - self._synced
         if depth > stats.queue_depth_peak:
             stats.queue_depth_peak = depth
 
     def rotate(self) -> None:
         """Continue in a new file. Raise `OSError` and change nothing if none can be created."""
-        assert self._large is None, "a large write is under way"
+        assert self._large is None, "a large write is pending"
         if self._file is None:
-            raise LogFailed(self.read_only)
+            raise LogRefused(self.read_only)
         if self._spare is not None:
             number, file = self._spare
             self._spare = None
@@ -259,17 +245,16 @@ class Wal:
         self._file, self.number, self.tail = file, number, walfile.HEADER_BYTES + len(first)
         self._first_at = self.tail
         self._reserve_bytes = 0
-        self._starts.append((self.written(), file, walfile.HEADER_BYTES))
-        if not self._unsynced:
+        if self._written == self._synced:
             self.woke()
-        self._unsynced.append(first)
+        self._written += 1
         self.stats.rotations_total += 1
 
-    def sync(self, done: Callable[[LogFailed | None], None]) -> None:
-        if self._file is None:
-            done(LogFailed(self.read_only))
+    def sync(self, done: Callable[[], None]) -> None:
+        if self._file is None:  # no frame waits
+            done()
             return
-        files, position, covered = [*self._behind, self._file], self.position, self.written()
+        files, position, covered = [*self._behind, self._file], self.position, self._written
         callbacks, self._callbacks = self._callbacks, []
         self._syncing += 1
         began = self._clock.monotonic_ns()
@@ -277,13 +262,9 @@ class Wal:
         def finished(error: Exception | None) -> None:
             self._syncing -= 1
             if error is not None:
-                self._callbacks = callbacks + self._callbacks
-                if self._file is not None:
-                    self._fail(error, broken=True)
-                done(LogFailed(self.read_only))
-                return
-            self._synced(files, position, covered, began)
-            done(None)
+                self._fail(error)
+            self._note_synced(files, position, covered, began)
+            done()
             self._call_back(callbacks)
 
         notes = self.ledger.take()
@@ -291,26 +272,22 @@ class Wal:
 
     def sync_now(self) -> None:
         if self._file is None:
-            raise LogFailed(self.read_only)
-        files, position, covered = [*self._behind, self._file], self.position, self.written()
+            return
+        files, position, covered = [*self._behind, self._file], self.position, self._written
         began = self._clock.monotonic_ns()
         try:
             self._datasync(files, self.ledger.take())
         except OSError as error:
-            self._fail(error, broken=True)
-            raise LogFailed(self.read_only) from error
+            self._fail(error)
         callbacks, self._callbacks = self._callbacks, []
-        self._synced(files, position, covered, began)
+        self._note_synced(files, position, covered, began)
         self._call_back(callbacks)
 
     def after_sync(self, done: Callable[[], None]) -> None:
-        if self._unsynced or self._syncing:
+        if self._written > self._synced or self._syncing:
             self._callbacks.append(done)
         else:
             done()
-
-    def written(self) -> int:
-        return self._forgotten + len(self._unsynced)
 
     def _call_back(self, callbacks: list[Callable[[], None]]) -> None:
         for callback in callbacks:
@@ -319,30 +296,19 @@ class Wal:
             except Exception as error:  # the callbacks after it are called all the same
                 log.failure("callback_failed", error)
 
-    def durable(self) -> int:
-        return self._forgotten
-
-    def void(self, numbers: list[int]) -> None:
-        assert not self._healing, "the new file may hold these frames"
-        for number in numbers:
-            at = number - self._forgotten
-            if (place := self._places.get(number)) is not None:
-                self._erasures.mark([self._unsynced[at]], *place, bytes([REFUSED]))
-            self._unsynced[at] = b""  # keeps its place: a pending sync counts frames
-        self._erasures.write()
-        self._voided = True
-
     def tick(self) -> None:
-        """Do periodic work: sync, prepare the next file, heal."""
-        if self._file is not None and not self._dir.is_there:
-            self._fail(OSError(errno.ENOENT, "the data directory was removed or renamed"), broken=True)
+        """Do periodic work: sync, prepare the next file, and create one that could not be created before."""
+        if self._stopped:
+            return
+        if not self._dir.is_there:
+            self._fail(OSError(errno.ENOENT, "the data directory was removed or renamed"))
         if self._file is None:
-            self._erasures.write()
-            self.heal()
+            if not self._preparing:
+                self._begin(self._worker)
             return
         self._note_reached()
-        if (self._unsynced or self._behind or self._callbacks or self.ledger.waits) and not self._syncing:
-            self.sync(lambda failure: None)
+        if (self._written > self._synced or self._behind or self._callbacks or self.ledger.waits) and not self._syncing:
+            self.sync(lambda: None)
         if self.tail > self._file_bytes // (16 if self.stats.slow_us > SLOW_US else 2) or self.read_only is not None:
             self.prepare()
         if self.read_only is not None and self._spare is not None and self._large is None:
@@ -353,7 +319,7 @@ class Wal:
     @property
     def idle(self) -> bool:
         """Whether `tick` has nothing to do until something is written."""
-        waits = self._unsynced or self._behind or self._callbacks or self._syncing or self.ledger.waits
+        waits = self._written > self._synced or self._behind or self._callbacks or self._syncing or self.ledger.waits
         return (
             not waits and self._file is not None and self.read_only is None and self.ledger.reached == self._synced_to
         )
@@ -367,55 +333,12 @@ class Wal:
             self._prepare()
         return False
 
-    def heal(self) -> None:
-        """Try to continue in a new file after a failure."""
-        if self._healing or self._syncing or self._large is not None or self.undecided():
-            return
-        self._healing = True
-        number = self.number + 2  # skips one number: an unfinished spare file may have it
-        frames, covered = list(self._unsynced), self.written()
-        made: list[tuple[File, int, int]] = []
-
-        def work() -> None:
-            data = b"".join(parts_of(frames))
-            file = self._create(walfile.Header(number, *self._synced_to), data)
-            try:
-                made.append((file, walfile.HEADER_BYTES + len(data), file.size()))
-            except OSError:
-                close_quietly(file)
-                raise
-
-        def finished(error: Exception | None) -> None:
-            self._healing = False
-            if error is not None:
-                self.read_only = reason_of(error)
-                return
-            self._file, self.tail, size_bytes = made[0]
-            self._first_at = walfile.HEADER_BYTES
-            self.ledger.note_file(number, previous=self._synced_to, size_bytes=size_bytes)
-            self.number, self.read_only = number, None
-            for file in self._behind:
-                close_quietly(file)
-            self._behind.clear()
-            self._forget(covered)
-            self._synced_to = self.position
-            self._starts = [(self._forgotten, self._file, self.tail)]
-            self._voided = self._sync_failed = False
-            self._places.clear()
-            self._erasures.waiting.clear()
-            self.stats.rotations_total += 1
-            log.info("log_healed", file=number)
-            callbacks, self._callbacks = self._callbacks, []
-            self._call_back(callbacks)
-
-        self._worker.submit(work, finished)
-
     def end(self) -> int:
         """Take no more frames. Return the number of the snapshot that replaces the log: no file of the log has it."""
         if self._file is None:
-            raise LogFailed(self.read_only)
+            raise LogRefused(self.read_only)
         self._behind.append(self._file)
-        self._file, self._ended, self.read_only = None, True, "the server stops"
+        self._file, self._stopped, self.read_only = None, True, "the server stops"
         return self.number + 1
 
     def close(self, *, replaced: bool = False) -> None:
@@ -424,7 +347,7 @@ class Wal:
         Failures were reported before.
         """
         self.finish_large()
-        if not replaced and (self._file is not None or self._ended):
+        if not replaced and (self._file is not None or self._stopped):
             with suppress(OSError):
                 self._datasync([*self._behind, *([] if self._file is None else [self._file])], self.ledger.take())
         for file in (*self._behind, self._file, self._spare and self._spare[1]):
@@ -434,8 +357,8 @@ class Wal:
         self._behind.clear()
         self.ledger.close(replaced=replaced)
 
-    def _create(self, header: walfile.Header, frames: bytes = b"", *, reserve_bytes: int = 0) -> File:
-        return new_file.create(self._dir, header, frames, reserve_bytes=max(self._file_bytes, reserve_bytes))
+    def _create(self, header: walfile.Header, *, reserve_bytes: int = 0) -> File:
+        return new_file.create(self._dir, header, reserve_bytes=max(self._file_bytes, reserve_bytes))
 
     def _prepare(self) -> None:
         """Have the next file created, or the one that there is enlarged. It is synced before its size counts."""
@@ -468,23 +391,21 @@ class Wal:
         self._worker.submit(work, finished)
 
     def _datasync(self, files: list[File], notes: list[bytes]) -> None:
-        """Sync the files in order. Raise `OSError` if a sync fails, or if one has failed since the log last healed.
+        """Sync the files in order. Raise `OSError` if a sync fails, or if one has failed before.
 
         Runs on the worker's thread or on the owner's. The kernel reports a failed sync once and then forgets the pages
         that it could not write, so the next sync of the same file succeeds though they are lost. One sync at a time,
-        and none after a failed one: otherwise the thread that did not get the error would acknowledge what is lost, or
-        make a later file durable and leave a gap before it.
+        and none after a failed one: otherwise the thread that did not get the error would acknowledge what is lost.
         """
         with self._sync_lock:
             if self._sync_failed:
-                self.ledger.put_back(notes)
                 raise OSError(errno.EIO, "an earlier sync of the log failed")
             try:
                 for file in files:
                     file.datasync()
             except OSError:
                 self._sync_failed = True
-                self.ledger.put_back(notes)
+                self._dir.note_failed_sync()
                 raise
             self.ledger.write(notes)
 
@@ -495,45 +416,29 @@ class Wal:
             self._noted_ns = now_ns
             self.ledger.note_reached(self._synced_to)
 
-    def _synced(self, files: list[File], position: tuple[int, int], covered: int, began_ns: int) -> None:
+    def _note_synced(self, files: list[File], position: tuple[int, int], covered: int, began_ns: int) -> None:
         self.stats.synced((self._clock.monotonic_ns() - began_ns) // 1000)
-        # A sync that was under way when the log failed may have made a frame durable that was refused meanwhile. What
-        # is good goes to the new file without it, so the old one must not count up to there.
-        if self._voided:
-            return
         for file in files[:-1]:
             if file in self._behind:
                 self._behind.remove(file)
                 # Queue the close behind the pending syncs: one of them may sync this file.
                 self._worker.submit(partial(close_quietly, file), lambda error: None)
-        if position > self._synced_to:
-            self._synced_to = position
-            self._forget(covered)
-            later = [start for start in self._starts if start[0] >= covered and start[1] not in files]
-            self._starts = [(covered, files[-1], position[1]), *later]
-        self.stats.queue_depth = len(self._unsynced)
+        self._synced_to = max(self._synced_to, position)
+        self._synced = max(self._synced, covered)
+        self.stats.queue_depth = self._written - self._synced
 
-    def _forget(self, upto: int) -> None:
-        """Note that the first `upto` frames are durable."""
-        if upto > self._forgotten:
-            del self._unsynced[: upto - self._forgotten]
-            self._forgotten = upto
-
-    def _refuse(self, frames: list[Frames], error: Exception, *, broken: bool) -> NoReturn:
-        self.stats.submit_full_total += len(frames)
-        self._fail(error, broken=broken)
-        raise LogFailed(self.read_only, written=broken) from error
-
-    def _fail(self, error: Exception, *, broken: bool) -> None:
+    def _refuse(self, error: Exception) -> None:
+        """Refuse frames until `tick` has created a file. Nothing was written."""
         reason = reason_of(error)
         if self.read_only is None:
-            log.error("log_failed", reason=reason, file=self.number, offset=self.tail)
+            log.error("log_read_only", reason=reason, file=self.number, offset=self.tail)
         self.read_only = reason
-        if broken and self._file is not None:
-            # a sync may still use it: it is closed when the log has healed
-            self._behind.append(self._file)
-            self._places = locate(self._unsynced, self._forgotten, self._starts)
-            if self._spare is not None:
-                close_quietly(self._spare[1])
-            self._spare = None
-            self._file = None
+
+    def _fail(self, error: Exception) -> NoReturn:
+        """End the process. What the last frames have become is unknown until the next start has read the files."""
+        log.error("log_failed", reason=reason_of(error), file=self.number, offset=self.tail)
+        self.failed(error)
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error

@@ -1,4 +1,4 @@
-"""WAL files: what stands before the frames, and how to read frames back past any damage. Pure: no files, no clock.
+"""WAL files: what is before the frames, and how to read frames back past any damage. Pure: no files, no clock.
 
 A file begins with this header, twice; frames follow without a gap, and zeros (reserved space) end them.
 
@@ -16,9 +16,12 @@ which the file before it ended; body: u64 LE, the number of that file). The fram
 been synced when the power failed. The end of the earlier one can then be missing, and this frame shows it.
 
 A file that resumes says where the log before it ends: everything behind `resume offset` in file `resume number`, and
-every file between that one and this, is void. So a tail that was torn, or refused after a failed sync, can never come
-back; that is why one copy of the header is not enough. The file repeats the good frames of the void part, frames of
-kind 7 included: these show which of the repeated entries a snapshot has that was taken at the beginning of a void file.
+every file between that one and this, is void. So a torn tail can never come back; that is why one copy of the header is
+not enough.
+
+Earlier versions began such a file while they ran, after a failed write or sync. That file repeats the good frames of
+the void part, frames of kind 7 included: these show which of the repeated entries a snapshot has that was taken at the
+beginning of a void file. Frames of these versions that were refused (see `frame.py`) are no log entries.
 """
 
 import struct
@@ -33,6 +36,7 @@ from topics.storage.log import frame
 MAGIC = b"TOPICWAL"
 VERSION = 1
 FOLLOWS = 7  # the kind of a frame; see entry.py for the others
+_NO_ENTRIES = (FOLLOWS, frame.NOTHING)
 _HEADER = struct.Struct("<8sIIQQQ")
 _COPY_BYTES = _HEADER.size + 8
 HEADER_BYTES = 2 * _COPY_BYTES
@@ -123,7 +127,7 @@ def follows(data: bytes) -> tuple[int, int] | None:
 def whole_end(data: bytes) -> int:
     """Return the offset after the last frame that can be read."""
     ends = [item.end for item in scan(data) if isinstance(item, FoundFrame)]
-    return after_refused(data, ends[-1] if ends else HEADER_BYTES)
+    return after_other_frames(data, ends[-1] if ends else HEADER_BYTES)
 
 
 def scan(data: bytes, *, start: int = HEADER_BYTES) -> Iterator[FoundFrame | Damage]:
@@ -139,15 +143,12 @@ def scan(data: bytes, *, start: int = HEADER_BYTES) -> Iterator[FoundFrame | Dam
         if found is not None:
             if found[0].more:
                 begun.append(FoundFrame(at, found[1], found[0]))
-            elif found[0].head.kind != FOLLOWS:
-                yield from begun
-                begun.clear()
-                yield FoundFrame(at, found[1], found[0])
+            else:
+                if found[0].head.kind not in _NO_ENTRIES:
+                    yield from begun
+                    yield FoundFrame(at, found[1], found[0])
+                begun.clear()  # a write was refused as a whole, from its last frame on
             at = found[1]
-            continue
-        if (end := frame.end_of_refused(view, at)) is not None:
-            begun.clear()  # a write is refused as a whole, from its last frame on
-            at = end
             continue
         damage = _damage(data, view, at, written)
         if damage.torn:
@@ -161,18 +162,12 @@ def scan(data: bytes, *, start: int = HEADER_BYTES) -> Iterator[FoundFrame | Dam
         yield Damage(at, at, None, torn=True, begun=tuple(begun))
 
 
-def after_refused(data: bytes, at: int) -> int:
+def after_other_frames(data: bytes, at: int) -> int:
     """Return the offset after the frames at `at` that are no log entries; `at` itself where there are none."""
     view = memoryview(data)
-    # Bound: the frames in the file.
-    while True:
-        end = frame.end_of_refused(view, at)
-        if end is None:
-            found = frame.decode(view, at)
-            if found is None or found[0].head.kind != FOLLOWS:
-                return at
-            end = found[1]
-        at = end
+    while (found := frame.decode(view, at)) is not None and found[0].head.kind in _NO_ENTRIES:
+        at = found[1]
+    return at
 
 
 def entries_from(data: bytes, number: int) -> int:
@@ -181,7 +176,7 @@ def entries_from(data: bytes, number: int) -> int:
     while at >= 0:
         found = frame.decode(view, at)
         if found is None:
-            at = frame.end_of_refused(view, at) or frame.find(data, at + 1)
+            at = frame.find(data, at + 1)
             continue
         at = found[1]
         if found[0].head.kind == FOLLOWS and int.from_bytes(found[0].body, "little") < number:

@@ -1,0 +1,25 @@
+"""`topics serve` whose syncs of the log fail as long as the file of the variable SYNC_FAILS exists.
+
+The bytes stay in the page cache and reach the disk, as after an error that the disk recovers from.
+"""
+
+import errno
+import os
+import sys
+
+from topics.cli.main import build_parser
+from topics.cli.servers import serve
+from topics.storage.fs import RealFile
+
+datasync = RealFile.datasync
+
+
+def failing_datasync(self: RealFile) -> None:
+    if self.path.endswith(".wal") and os.path.exists(os.environ["SYNC_FAILS"]):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), self.path)
+    datasync(self)
+
+
+if __name__ == "__main__":
+    RealFile.datasync = failing_datasync  # type: ignore[method-assign]
+    sys.exit(serve.execute(build_parser().parse_args(["serve", *sys.argv[1:]])))
