@@ -157,6 +157,9 @@ class TopicHistory:
                 firsts = {rows[payload] - at for at, payload in enumerate(write.payloads) if payload in rows}
                 assert len(firsts) == 1, "a write has its records at other seqs"
                 write.status, write.first = "acked", min(firsts)
+                for removal in self.removals:  # it may be lost if the class of the topic allows that
+                    if any(removal.covers(rows[one], write.tag) for one in write.payloads if one in rows):
+                        removal.status = "open"
 
     def acked(self) -> Iterator[tuple[int, str, Write]]:
         for write in self.writes:

@@ -33,14 +33,15 @@ TOPICS = {"f": "fsync", "g": "fsync", "d": "disk", "m": "memory"}
 class Race:
     """One random schedule."""
 
-    def __init__(self, seed: int, *, faults: bool, classes: bool, large: bool) -> None:
+    def __init__(self, seed: int, *, faults: bool, classes: bool, large: bool, reverts: bool = False) -> None:
         self.rng = Random(seed)
         self.faults = faults
         self.classes = classes  # whether topics change their durability class
         self.large = large  # whether appends are written on another thread
         self.seed = seed
         self.lives = True  # since the start: "none" is a mode to judge it by
-        self.start(SimDisk(seed=seed))
+        self.reverts = reverts  # whether a failed sync takes back what was not synced: like a power loss
+        self.start(SimDisk(seed=seed, failed_sync_reverts=reverts))
         self.client = Client(self.server)
         for name, durability in TOPICS.items():
             self.client.put(name, durability=durability)
@@ -157,14 +158,23 @@ class Race:
 
     def check_crash(self, mode: str) -> None:
         failed_sync = has_failed_sync(self.server.disk)
+        judged_as = "reorder" if failed_sync and self.reverts else MODES[mode]
         after = self.server.next(self.server.disk.clone().crash(mode))  # type: ignore[arg-type]
-        self.client.ledger.check(after, MODES[mode], failed_sync=failed_sync)
+        self.client.ledger.check(after, judged_as, failed_sync=failed_sync)
 
 
-def try_schedules(seeds: Sequence[int], *, faults: bool, steps: int, classes: bool = False, large: bool = False) -> int:
+def try_schedules(
+    seeds: Sequence[int],
+    *,
+    faults: bool,
+    steps: int,
+    classes: bool = False,
+    large: bool = False,
+    reverts: bool = False,
+) -> int:
     for seed in seeds:
         try:
-            race = Race(seed, faults=faults, classes=classes, large=large)
+            race = Race(seed, faults=faults, classes=classes, large=large, reverts=reverts)
             race.run(steps)
             for mode in MODES:
                 race.check_crash(mode)
@@ -186,6 +196,10 @@ def test_slow_threads_break_no_promise() -> None:
 
 def test_slow_threads_and_failing_calls_break_no_promise() -> None:
     try_schedules(range(SEED * 1000, SEED * 1000 + 30), faults=True, steps=60)
+
+
+def test_failed_syncs_that_revert_the_files_break_no_promise() -> None:
+    try_schedules(range(SEED * 1000, SEED * 1000 + 30), faults=True, steps=60, classes=True, reverts=True)
 
 
 def test_schedules_that_once_failed_break_no_promise() -> None:

@@ -36,8 +36,8 @@ MEANINGS = {
     Code.NOT_READY: "The server is starting and replays its log; `detail.replay_progress` goes from 0 to 1.",
     Code.SHUTTING_DOWN: "The server is stopping. Reconnect later.",
     Code.READ_ONLY: (
-        "The log has no space for the write (`detail.reason`). Reads continue, and writes resume by themselves when the "
-        "disk has space."
+        "The log has no space for the write (`detail.reason`). Reads continue, and writes resume by themselves when "
+        "the disk has space."
     ),
     Code.STORAGE_UNAVAILABLE: (
         "Stored records cannot be read now (`detail.file`, `detail.reason`): a disk is not mounted, or fails. Nothing "

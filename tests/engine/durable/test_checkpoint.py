@@ -9,6 +9,7 @@ import pytest
 from tests.simulated.disk import SimDisk
 from tests.simulated.harness import DeferredWorker, SimServer
 from topics.engine.state.snapshot_parts import Frozen, freeze
+from topics.model.topic import ConfigPatch
 from topics.storage.segments.columns import extend
 from topics.storage.segments.segment import MemorySegment
 
@@ -128,3 +129,23 @@ def test_segment_of_a_topic_that_cannot_be_sealed_is_reported(caplog: pytest.Log
     server.append("t", "4")
     assert [record for record in caplog.records if "seal_failed" in record.message]
     assert server.data("t") == ["1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize("jobs", range(5))
+def test_checkpoint_that_ends_a_change_of_class_begins_no_second_one(jobs: int):
+    sync, store = DeferredWorker(), DeferredWorker()
+    server = SimServer.start(SimDisk(seed=7), sync_worker=sync, store_worker=store)
+    server.engine.put_topic("e", ConfigPatch(durability="ephemeral"))
+    server.engine.flush()
+    sync.run_all()
+    change = server.engine.put_topic("e", ConfigPatch(durability="fsync"))
+    server.engine.flush()
+    number = server.wal.number
+    assert server.store.checkpoint()  # syncs the change, which needs a snapshot: this one
+    store.run(jobs)
+    after = server.next(server.disk.clone().crash("keep"))
+    assert after.recovered is not None
+    assert after.recovered.damage == []
+    store.run_all()
+    assert change.done
+    assert server.wal.number == number + 1

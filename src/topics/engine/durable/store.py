@@ -190,6 +190,7 @@ class Store:
     def _begin(self, done: Done, *, clean: bool) -> bool:
         """Rotate the log, or end it before the last snapshot. Take the snapshot. Return False if the log refuses."""
         assert self.commits is not None
+        self._snapshotting = True  # a change of class that the sync ends waits for this snapshot
         self.commits.sync()
         try:
             if clean:
@@ -198,6 +199,7 @@ class Store:
                 self.wal.rotate()
                 number, notes = self.wal.number, self.wal.begin_ledger()
         except (OSError, LogRefused) as error:
+            self._snapshotting = False
             self.retries.failed(error, rotated=False)
             return False
         self._snapshot(number, done, clean=clean, notes=notes)
