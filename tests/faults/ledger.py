@@ -142,13 +142,14 @@ class TopicHistory:
 
     def go_on(self, topic: Topic | None, rows: dict[str, int]) -> None:
         """Decide the requests without an answer by what a restarted server shows: `rows` are the seqs of payloads."""
-        is_there = topic is not None and self.epoch in (None, topic.epoch)
         for dropped in self.drops:
             if dropped.status == "open":
-                dropped.status = "refused" if is_there else "acked"
+                dropped.status = "refused" if topic else "acked"
         if self.created.status == "open":
-            self.created.status = "acked" if is_there else "refused"
-        if topic is not None and is_there:
+            self.created.status = "acked" if topic else "refused"
+        if topic is None:
+            self.drops.append(Attempt("acked"))  # or its creation was lost: it must not come back
+        else:
             self.epoch, self.durability, self.changes = topic.epoch, topic.config.durability, []
             self.caps = [(topic.config.cap_records, Attempt("acked"))]
             self.lost = {reason for _, _, reason in topic.losses.runs}
@@ -193,8 +194,10 @@ class Ledger:
         for name, histories in self.histories.items():
             topic = server.engine.topics.get(name)
             rows = {} if topic is None else {payload: seq for seq, payload in server.by_seq(name).items()}
+            # The epoch of a creation without an answer is unknown.
+            histories.sort(key=lambda history: topic is not None and (history.epoch == topic.epoch, not history.epoch))
             for history in histories:
-                history.go_on(topic, rows)
+                history.go_on(topic if history is histories[-1] else None, rows)
 
     def check(self, server: SimServer, mode: str, *, failed_sync: bool = False) -> None:
         """Judge a server that came back after a crash of this mode, or with mode "none" one that goes on."""
@@ -269,7 +272,7 @@ class _Judge:
         self.topic = waiting(lambda: server.engine.expire_and_get(history.name, touch=False))
         self.rows = server.by_seq(history.name)
         self.runs = self.topic.losses.runs
-        self.lost = {seq: reason for low, high, reason in self.runs for seq in range(low, min(high, 9000) + 1)}
+        self.lost = {seq: reason for low, high, reason in self.runs for seq in range(low, min(high, low + 9000) + 1)}
 
     def judge(self) -> None:
         history, topic = self.history, self.topic

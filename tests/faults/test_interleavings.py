@@ -73,7 +73,7 @@ class Race:
                 self.check_crash(mode)
             self.server.disk.heal()
             self.lives = False
-            self.start(self.server.disk.crash("keep"), clock=SimClock(self.server.clock.now_ms() + 1))
+            self.start(self.server.disk.crash("keep"), clock=SimClock(self.server.clock.now_ms() + 1000))
             self.client.server = self.server
             self.client.ledger.go_on(self.server)
 
