@@ -7,6 +7,7 @@ tombstone.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -319,3 +320,22 @@ def _unsynced(files: list[LogFile], synced_to: tuple[int, int]) -> list[tuple[st
         if file.number >= synced_to[0] and (end := walfile.written_end(file.data)) > at:
             parts.append((file.path, at, file.data[at:end]))
     return parts
+
+
+def write_again(datadir: DataDir, parts: list[tuple[str, int, bytes]]) -> None:
+    """Write and sync the parts of the log that no sync is known to have covered.
+
+    The replayed entries may be in the page cache only, and answers from now on depend on them. A sync alone does not
+    help after a failed one: the pages count as written.
+    """
+    for path, at, data in parts:
+        file = datadir.fs.open(path, write=True)
+        try:
+            try:
+                file.pwrite(data, at)
+            except OSError as error:  # a copy-on-write file system is full: without a failed sync, a sync suffices
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT) or datadir.sync_failed:
+                    raise
+            file.datasync()
+        finally:
+            file.close()

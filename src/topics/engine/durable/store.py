@@ -8,7 +8,6 @@ Marks of deleted records are written into segment files only after a snapshot th
 
 from __future__ import annotations
 
-import errno
 import posixpath
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -107,7 +106,7 @@ class Store:
         finally:
             self.state.rolled = self._seal
         self.dir.sign()
-        self._write_again(found.unsynced)
+        recovery.write_again(self.dir, found.unsynced)
         self.snapshot_number = found.snapshot_number
         self._backlog = found.backlog
         if not found.unchanged and not found.backlog:
@@ -123,24 +122,6 @@ class Store:
                 else:
                     self.wal.ledger.note_gone(topic_id)
         return found
-
-    def _write_again(self, parts: list[tuple[str, int, bytes]]) -> None:
-        """Write and sync the parts of the log that no sync is known to have covered.
-
-        The replayed entries may be in the page cache only, and answers from now on depend on them. A sync alone does
-        not help after a failed one: the pages count as written.
-        """
-        for path, at, data in parts:
-            file = self.fs.open(path, write=True)
-            try:
-                try:
-                    file.pwrite(data, at)
-                except OSError as error:  # a copy-on-write file system is full: without a failed sync, a sync suffices
-                    if error.errno not in (errno.ENOSPC, errno.EDQUOT) or self.dir.sync_failed:
-                        raise
-                file.datasync()
-            finally:
-                file.close()
 
     def _save_recovered(self, found: recovery.Recovered) -> None:
         def done(error: Exception | None) -> None:
