@@ -165,7 +165,7 @@ def run_demo(url: str, lake: str, spark: Any, out: Path, *, records: int = RECOR
     """Run the demo, with a quarter of the records as the cap of each topic. Return whether the audit was ok."""
     from topics.cli.pipelines.audit import show
     from topics.spark.pipelines.archive.driver import archive
-    from topics.spark.pipelines.audit.driver import audit
+    from topics.spark.pipelines.audit import audit
 
     topics, cap = list(RULES), records // 4
     with Client(url) as client:

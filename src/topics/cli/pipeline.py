@@ -210,7 +210,7 @@ def _failed(name: str, error: BaseException, args: argparse.Namespace) -> int:
         )
         return EXIT_INTERRUPTED
     from topics.spark.failures import explain, kind_of
-    from topics.spark.pipelines.run.failure_reports import report_of
+    from topics.spark.pipelines.run.job import report_of
 
     report = report_of(error, pipeline=name, dry_run=args.dry_run)
     if args.json:

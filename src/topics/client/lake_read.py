@@ -92,7 +92,7 @@ def _only_archived(
     if archived is None:
         raise missing
     healer = Healer(source.lake, source.topic, archived.epoch, wanted)
-    yield from _form(asked, archived).items(healer.lost(from_seq + 1, heal.last_seq(archived), DROPPED))
+    yield from _form(asked, archived).items(healer.lost(from_seq + 1, archived.archived_to, DROPPED))
 
 
 def _before(source: HealedTopic, from_ts: int, asked: Mapping[str, Any]) -> int:
@@ -132,8 +132,8 @@ def _listed(match: Any) -> Any:
 
 def _form(asked: Mapping[str, Any], known: Diff | ArchivedEpoch) -> RecordForm:
     if isinstance(known, ArchivedEpoch):
-        head = heal.last_seq(known)
-        ends = (heal.first_record(known) or head + 1, head, known.epoch)
+        head = known.archived_to
+        ends = (known.earliest, head, known.epoch)
     else:
         ends = (known.earliest_seq, known.head_seq, known.epoch)
     return RecordForm(bool(asked.get("include_tags")), asked.get("include_meta") is not False, *ends)

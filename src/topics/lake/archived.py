@@ -61,6 +61,11 @@ class ArchivedEpoch(Struct, frozen=True, kw_only=True):
     gaps: tuple[Gap, ...] = ()
     trimmed_to: int = 0
 
+    @property
+    def earliest(self) -> int:
+        """The first seq in a file; without files, the one after the archived seqs."""
+        return self.files[0].first if self.files else self.archived_to + 1
+
     def files_in(self, first: int, last: int) -> list[File]:
         """Return the files that may hold records of the range, sorted by their first seq."""
         return [file for file in self.files if file.last >= first and file.first <= last]

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from topics.lake.archived import File
 from topics.lake.columns import TypedColumns
-from topics.lake.delta.open_file import OpenFile, remove_written
+from topics.lake.delta.rows import OpenFile, remove_written
 from topics.lake.delta.statistics import Statistics
 from topics.lake.layout import DAY_US, PARTITIONS, SCHEMA, date_of, file_path
 from topics.lake.storage import Storage, with_remedies

@@ -21,8 +21,7 @@ from topics.spark.sink.writers import BatchWriter, StreamWriter
 from topics.spark.source import table_options
 from topics.spark.source.batch import TopicsReader
 from topics.spark.source.schema_layout import plain_schema
-from topics.spark.source.stream import TopicsStreamReader
-from topics.spark.source.unlimited_stream import UnlimitedStreamReader
+from topics.spark.source.stream import TopicsStreamReader, UnlimitedStreamReader
 from topics.spark.worker_memory import freeze_imports
 
 

@@ -12,7 +12,7 @@ from pyspark.sql import types as t
 
 from topics.plurals import counted
 from topics.spark.options import BadOption, read_options, with_absolute_paths
-from topics.spark.source.schema import shape_of
+from topics.spark.source.layout import shape_of
 from topics.spark.source.schema_layout import MALFORMED, SPARK_TYPES
 
 SAMPLE = 1000

@@ -34,12 +34,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def execute(args: argparse.Namespace) -> RunReport:
-    from topics.spark.pipelines.audit.driver import audit
+    from topics.spark.pipelines.audit import audit
 
     return audit(url=args.url, lake=args.lake, topics=args.topic, **pipeline.shared(args))
 
 
 def show(report: RunReport) -> str:
-    from topics.spark.pipelines.audit.driver import describe
+    from topics.spark.pipelines.audit import describe
 
     return describe(report)

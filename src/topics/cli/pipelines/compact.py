@@ -30,7 +30,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def execute(args: argparse.Namespace) -> RunReport:
-    from topics.spark.pipelines.compact.driver import compact
+    from topics.spark.pipelines.compact import compact
 
     return compact(
         url=args.url,

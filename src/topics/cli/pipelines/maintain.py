@@ -31,7 +31,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def execute(args: argparse.Namespace) -> RunReport:
-    from topics.spark.pipelines.maintain.driver import maintain
+    from topics.spark.pipelines.maintain import maintain
 
     return maintain(
         lake=args.lake,
@@ -43,6 +43,6 @@ def execute(args: argparse.Namespace) -> RunReport:
 
 
 def _show(report: RunReport) -> str:
-    from topics.spark.pipelines.maintain.driver import describe
+    from topics.spark.pipelines.maintain import describe
 
     return describe(report)

@@ -53,7 +53,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def execute(args: argparse.Namespace) -> RunReport:
-    from topics.spark.pipelines.replay.driver import replay
+    from topics.spark.pipelines.replay import replay
 
     options = pipeline.shared(args)
     target_token_file = None

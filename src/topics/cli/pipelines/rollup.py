@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from topics.cli import pipeline
 
 if TYPE_CHECKING:
-    from topics.spark.pipelines.rollup.declaration import Declaration
     from topics.spark.pipelines.run.report import RunReport
+    from topics.spark.pipelines.windows import Declaration
 
 FIELDS = ("topic", "into", "table", "window", "slide", "time", "watermark", "where", "by", "select", "sql", "tag")
 
@@ -41,7 +41,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def execute(args: argparse.Namespace) -> RunReport:
-    from topics.spark.pipelines.rollup.driver import rollup
+    from topics.spark.pipelines.rollup import rollup
 
     return rollup(
         url=args.url,
@@ -60,7 +60,7 @@ def declared(args: argparse.Namespace) -> Declaration:
     import msgspec
 
     from topics.spark.failures import BadUsage
-    from topics.spark.pipelines.rollup.declaration import Declaration
+    from topics.spark.pipelines.windows import Declaration
 
     said: dict[str, Any] = {}
     try:

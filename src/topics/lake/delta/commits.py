@@ -17,8 +17,8 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 from msgspec import Struct
 
-from topics.lake.delta.log_facts import Facts, FactsReader
 from topics.lake.errors import Conflict, LakeError
+from topics.lake.facts import Facts, FactsReader
 from topics.lake.layout import LOG
 from topics.lake.storage import Storage
 

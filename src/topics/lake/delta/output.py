@@ -17,9 +17,9 @@ from msgspec import Struct
 
 from topics.clock import SystemClock
 from topics.lake.delta.commits import Actions, DeltaFolder, delta_errors
-from topics.lake.delta.log_facts import Facts
 from topics.lake.delta.rows import FILE_BYTES, RowsFile, RowsWriter, read_rows
 from topics.lake.errors import Conflict, Damaged, LakeError, Moved, NoTable
+from topics.lake.facts import Facts
 from topics.lake.layout import LOG
 from topics.lake.storage import Storage, with_remedies
 

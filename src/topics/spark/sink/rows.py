@@ -26,10 +26,9 @@ from topics.errors import TopicsError
 from topics.model import surrogates
 from topics.model.names import check_topic
 from topics.spark.sink.chunks import Plain, Sourced
-from topics.spark.sink.json_columns import json_column, quoted
-from topics.spark.sink.json_text import NoJson, encode
+from topics.spark.sink.json_columns import NoJson, encode, json_column, quoted
 from topics.spark.sink.write_options import DataFormat
-from topics.spark.source.schema import KAFKA, PLAIN, SERVER
+from topics.spark.source.layout import KAFKA, PLAIN, SERVER
 
 Texts = Callable[[pa.Array], pa.Array]  # JSON text as bytes, null for null
 

@@ -36,8 +36,11 @@ class ShortWindow(ValueError):
     """The idempotency window of the topic is shorter than the query needs."""
 
 
-class TaskWrites(Sent, WriterCommitMessage):
+class TaskWrites(WriterCommitMessage):
     """What a task wrote, as Spark takes it."""
+
+    def __init__(self, sent: Sent) -> None:
+        self.records, self.repeated = sent.records, sent.repeated
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -88,7 +91,7 @@ def write_rows(batches: Iterable[pa.RecordBatch], options: WriteOptions, rendere
     task = TaskContext.get()
     grid = GridChunks(run, key_by=options.key_by)
     plain = OrderedChunks(run, 0 if task is None else task.partitionId(), sort=options.sort_rows)
-    done = TaskWrites()
+    done = Sent()
     with client_for(options.connection, options.connection.servers[0]) as client:
         for batch in batches:
             if options.is_insert:
@@ -98,7 +101,7 @@ def write_rows(batches: Iterable[pa.RecordBatch], options: WriteOptions, rendere
             send(client, options, plain.add(plain_rows), done)
         send(client, options, grid.finish(), done)
         send(client, options, plain.finish(), done)
-    return done
+    return TaskWrites(done)
 
 
 def check_window(options: WriteOptions) -> None:

@@ -16,8 +16,8 @@ from topics.spark.pyspark_api import ReadAllAvailable, ReadLimit, ReadMaxRows, S
 from topics.spark.source import offsets, plan
 from topics.spark.source.batch import ReadPartition
 from topics.spark.source.catalog import ServerCatalog
-from topics.spark.source.offsets import Key, OffsetCodec, StreamPositions
-from topics.spark.source.plan import Span, TopicExtent
+from topics.spark.source.offsets import Key, OffsetCodec, StreamPosition, StreamPositions
+from topics.spark.source.plan import Impossible, Span, TopicExtent
 from topics.spark.source.read import how_of, read_span
 from topics.spark.source.schema_layout import layout_of
 from topics.spark.worker_memory import freeze_imports
@@ -244,3 +244,58 @@ def _check(options: ReadOptions) -> None:
         raise BadOption("pushFilters: only batch reads have this option; narrow a stream with the options tag and node")
     if options.ending is not None or options.ending_ts is not None:
         raise BadOption("endingOffsets, endingTimestamp: only batch reads have these options; a stream has no end")
+
+
+# --- The stream reader for Spark 4.0 and 4.1, whose `latestOffset` gets neither the start of the next batch nor a limit
+
+INITIAL = "initial"  # marks an initial offset, which is never stored in a checkpoint
+
+
+class UnlimitedStreamReader(TopicsStreamReader):
+    """Plans and reads the micro-batches of one stream, each up to the heads of its topics."""
+
+    def __init__(self, options: ReadOptions, schema: StructType | None = None) -> None:
+        if options.max_offsets is not None:
+            raise BadOption("maxOffsetsPerTrigger: needs Spark 4.2 or newer; without it, a batch reads up to the heads")
+        super().__init__(options, schema)
+        self._at: StreamPositions | None = None  # the end of the last batch, as far as this reader knows it
+        self._last: dict[str, Any] | None = None
+        self._deleted: StreamPositions = {}  # positions that the end of a batch after a restart did not have
+
+    def initialOffset(self) -> dict[str, Any]:
+        return {**super().initialOffset(), INITIAL: True}
+
+    def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:
+        extents = self._extents()
+        at = self._at if self._at is not None else self._first_positions()
+        begin, end = self._advance(at, extents, None)
+        if begin == end and self._last is not None:
+            self._wait(extents)
+            begin, end = self._advance(at, self._refresh(), None)
+        if begin == end and self._last is not None:
+            return self._last  # Spark takes an equal offset for "nothing new"
+        self._at, self._last = end, self._names.dump(begin, end)
+        return self._last
+
+    def _first_positions(self) -> StreamPositions:
+        """Return the start of the stream, or nothing if it is invalid now: a restarted query does not need it."""
+        try:
+            return self._names.load(super().initialOffset())[1]
+        except Impossible:
+            return {}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        begin, stop = self._names.load(end)
+        if not start.get(INITIAL):
+            begin = self._names.load(start)[1]
+        self._check_deleted(begin, set(stop))
+        if missing := {key: begin[key] for key in begin.keys() - stop.keys()}:
+            # A deleted topic keeps its position, so that a new epoch is reported: the next offset has it again.
+            self._at, self._last = missing | (self._at or {}), None
+            self._deleted |= missing
+        begin = self._deleted | begin
+        for key in stop.keys() - begin.keys():
+            if (extent := self._seen.get(key)) is not None and extent.epoch == stop[key].epoch:
+                first_seq = min(self._first_seq_of_new(extent), stop[key].seq)
+                begin[key] = StreamPosition(extent.epoch, first_seq)
+        return self._parts(offsets.spans(begin, stop))

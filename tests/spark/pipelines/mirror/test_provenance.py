@@ -3,10 +3,9 @@
 import json
 
 from topics.spark.options import ConnectionOptions
-from topics.spark.pipelines.mirror.provenance import Hop, hops_of, stamped
-from topics.spark.pipelines.mirror.task import CopyTask, cut
+from topics.spark.pipelines.mirror.task import CopyTask, Hop, cut, hops_of, stamped
 from topics.spark.pipelines.run.delivery import OutgoingRow
-from topics.spark.pipelines.run.executors import pack
+from topics.spark.pipelines.run.tasks import pack
 
 HOP = Hop(at="a", epoch=7, seq=3, ts=99)
 

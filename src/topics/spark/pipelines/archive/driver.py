@@ -15,9 +15,10 @@ from typing import TypeVar, Unpack
 
 from topics.client import Client
 from topics.lake import ArchivedEpoch, BadColumns, Change, Conflict, Damaged, Lake, Snapshot, TypedColumns
-from topics.spark.pipelines.archive.after_commit import AfterCommit
+from topics.spark.pipelines.archive.after_commit import GAPS_SHOWN, AfterCommit, ArchiveState
 from topics.spark.pipelines.archive.expectation import expect
 from topics.spark.pipelines.archive.lake_match import (
+    ArchiveSelection,
     Key,
     ahead_of,
     check_heads,
@@ -25,15 +26,20 @@ from topics.spark.pipelines.archive.lake_match import (
     last_files,
     refuse_other_lake,
     reported_as_archived,
+    selection,
     verify,
     with_gaps,
 )
-from topics.spark.pipelines.archive.run_state import GAPS_SHOWN, ArchiveState
-from topics.spark.pipelines.archive.selection import ArchiveSelection, selection
-from topics.spark.pipelines.archive.spans import changes_of, first_bytes, step_text, unarchived, workload
-from topics.spark.pipelines.archive.task import Done, archive_spans
+from topics.spark.pipelines.archive.task import (
+    Done,
+    archive_spans,
+    changes_of,
+    first_bytes,
+    step_text,
+    unarchived,
+    workload,
+)
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete
-from topics.spark.pipelines.run.lags import forget, heads
 from topics.spark.pipelines.run.report import ReportedGap, RunReport
 from topics.spark.pipelines.run.tasks import Tasks
 from topics.spark.source import plan
@@ -151,7 +157,6 @@ class _ArchiveRun:
             if not self._lake.exists():
                 self._extents(client, Snapshot(), follow=follow)  # fails where there should be one already
             self._lake.create()
-            self._job.lags(self._url, self._note_lags, self._forget_lags)
             self._rounds(client, follow=follow, every_s=every_s)
         if self._state.damaged:
             raise Failed(
@@ -355,18 +360,6 @@ class _ArchiveRun:
             row.figures["lost"] = row.figures.get("lost", 0) + lost
         self._done += last - first + 1
         self._state.count("files", len(change.adds))
-
-    # --- lags
-
-    def _note_lags(self, client: Client) -> None:
-        rows = list(self._job.report.topics)
-        now = heads(client, [row.topic for row in rows])
-        for row in rows:
-            at = now.get(row.topic)
-            row.lag = None if at is None else max(at.head_seq - self._state.archived.get((row.topic, at.epoch), 0), 0)
-
-    def _forget_lags(self) -> None:
-        forget(self._job.report.topics)
 
 
 def _in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:

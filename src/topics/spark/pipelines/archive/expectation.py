@@ -10,10 +10,10 @@ from topics.lake import Snapshot
 from topics.lake.archived import outside
 from topics.lake.heal import OTHER_LAKE
 from topics.plurals import counted
-from topics.spark.pipelines.archive.lake_match import state_of
-from topics.spark.pipelines.archive.run_state import GAPS_SHOWN, ArchiveState
-from topics.spark.pipelines.archive.spans import unarchived
+from topics.spark.pipelines.archive.after_commit import GAPS_SHOWN, ArchiveState
+from topics.spark.pipelines.archive.task import unarchived
 from topics.spark.pipelines.run.report import ReportedGap
+from topics.spark.source.catalog import state_of
 from topics.spark.source.plan import Span, TopicExtent
 
 
@@ -61,7 +61,7 @@ def _expect_trimmed(state: ArchiveState, client: Client, extent: TopicExtent) ->
     if not extent.count:
         return
     row = state.row(extent.topic)
-    topic = state_of(client, extent)
+    topic = state_of(client, extent.topic, epoch=extent.epoch)
     if topic is not None and topic.type == "queue":
         state.warn_of_queue(extent)
         return

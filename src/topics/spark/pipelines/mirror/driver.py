@@ -7,21 +7,23 @@ The position of each direction is saved on its target server before and after ea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+import secrets
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Unpack
 
 from msgspec import Struct
 
 from topics.client import Client
+from topics.client.request import Record
+from topics.errors import Code, TopicsError
 from topics.lake import Lake, NoLake
 from topics.lake.storage import real_location, set_options
-from topics.spark.pipelines.mirror import server_identity
-from topics.spark.pipelines.mirror.link import Link
-from topics.spark.pipelines.mirror.selection import MirrorSelection, check_wanted
+from topics.spark.pipelines.mirror.link import Link, MirrorSelection, check_wanted
 from topics.spark.pipelines.mirror.task import CopyTask, MirrorResult, copy, rehearse
 from topics.spark.pipelines.run import positions
-from topics.spark.pipelines.run.job import RUNS, BadUsage, JobOptions, PipelineJob
+from topics.spark.pipelines.run.job import RUNS, BadUsage, Failed, JobOptions, PipelineJob
 from topics.spark.pipelines.run.report import RunReport
 from topics.spark.pipelines.run.tasks import Workload
 
@@ -29,7 +31,11 @@ STEP_SEQS = 50_000  # most seqs of a topic in one step, so that topics take turn
 ALL_SEQS = 1 << 62
 IDLE_S = 0.25
 EFFORT = 10  # a copied record takes about ten times as long as an archived one
-EXCLUDED = (RUNS, server_identity.TOPIC, positions.TOPIC)  # topics of pipelines, which are never mirrored
+IDENTITY = "sys:identity"
+IDENTITY_CONFIG = {"durability": "fsync"}
+NEW = "(new)"  # in a dry run: a server without a name
+_is_name = re.compile(r"[A-Za-z0-9._-]{1,64}").fullmatch
+EXCLUDED = (RUNS, IDENTITY, positions.TOPIC)  # topics of pipelines, which are never mirrored
 
 
 def mirror(
@@ -93,12 +99,12 @@ def mirror(
 
 def _identities(job: PipelineJob, *servers: tuple[Client, str | None]) -> tuple[str, ...]:
     """Return the identities of servers, each with the name that it may get. Raise `BadUsage` if they are the same."""
-    found = tuple(server_identity.identity(client, name=name, dry_run=job.dry_run) for client, name in servers)
-    if len(set(found)) < len(found) and found[0] != server_identity.NEW:
+    found = tuple(identity(client, name=name, dry_run=job.dry_run) for client, name in servers)
+    if len(set(found)) < len(found) and found[0] != NEW:
         urls = " and ".join(client.url for client, _ in servers)
         raise BadUsage(
             f"{urls} are both called {found[0]!r}: one is a copy of the other",
-            next=f"delete the topic {server_identity.TOPIC} on the one that is the copy",
+            next=f"delete the topic {IDENTITY} on the one that is the copy",
         )
     return found
 
@@ -141,9 +147,7 @@ def _run(job: PipelineJob, links: Sequence[Link], *, follow: bool) -> None:
             link.aim()
         _step(job, links, follow=False)
         return
-    for link in links:
-        job.lags(link.source.url, link.note_lags, link.forget_lags)
-    job.sums["lag"] = lambda: _sum(link.lag for link in links)
+    job.sums_lags = True
     job.step("copying")
     if follow:
         for _ in job.rounds(follow=True):
@@ -157,12 +161,6 @@ def _run(job: PipelineJob, links: Sequence[Link], *, follow: bool) -> None:
                 link.aim()
             while _step(job, links, follow=False):
                 pass
-
-
-def _sum(lags: Iterable[int | None]) -> int | None:
-    """Return the sum, or None if one is unknown."""
-    found = list(lags)
-    return None if None in found else sum(lag or 0 for lag in found)
 
 
 def _step(job: PipelineJob, links: Sequence[Link], *, follow: bool) -> bool:
@@ -191,3 +189,50 @@ def _existing(lake: str) -> str:
     except NoLake as error:
         raise BadUsage(str(error)) from None
     return real_location(lake)
+
+
+# --- The name of a server among the servers that mirror each other
+
+
+def identity(client: Client, *, name: str | None = None, dry_run: bool = False) -> str:
+    """Return the name of the server, and store one if it has none. Raise `BadUsage` if it has another than `name`."""
+    if name is not None and _is_name(name) is None:
+        raise BadUsage(f"{name!r} is not a server name: use 1 to 64 letters, digits, dots, dashes and underscores")
+    known = _known(client)
+    if known is None and not dry_run:
+        _store_name(client, name)
+        known = _known(client) or name
+    if known is None:
+        return name or NEW
+    if name is not None and name != known:
+        raise BadUsage(
+            f"the server at {client.url} is called {known!r}, not {name!r}; copies of its records carry that name",
+            next="remove the name from the command, or use the existing one",
+        )
+    return known
+
+
+def _known(client: Client) -> str | None:
+    try:
+        for item in client.read(IDENTITY):
+            if isinstance(item, Record):
+                return str(item.value["id"])
+    except TopicsError as error:
+        if error.code not in (Code.TOPIC_NOT_FOUND, Code.FORBIDDEN):
+            raise
+    return None
+
+
+def _store_name(client: Client, name: str | None) -> None:
+    """Store the name of this server on it. If two runs do this at once, both use the first record."""
+    record = {"data": {"id": name or secrets.token_hex(8)}}
+    try:
+        client.append(IDENTITY, [record], create=True, config=IDENTITY_CONFIG)
+    except TopicsError as error:
+        if error.code is not Code.FORBIDDEN:
+            raise
+        if name is None:
+            raise Failed(
+                f"the key may not write to {IDENTITY} of {client.url}, where a server's name for mirrors is kept",
+                next="run once with a key that may write, or always pass the same --from-name or --to-name",
+            ) from None

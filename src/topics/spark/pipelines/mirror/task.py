@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import xxhash
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, UnsetType
 
+from topics.model import surrogates
 from topics.spark.options import ConnectionOptions
-from topics.spark.pipelines.mirror.provenance import Hop, LostSeqs, hops_of, is_copy, stamped
 from topics.spark.pipelines.run import delivery
 from topics.spark.pipelines.run.delivery import OutgoingRow, RangeDelivery, fields_of, record_of
 from topics.spark.pipelines.run.report import ReportedGap
@@ -173,3 +173,60 @@ def _new_epoch_record(task: CopyTask) -> bytes:
     hop = Hop(at=task.source_id, topic=task.topic, epoch=task.epoch, seq=0, to=0)
     data = _encode({"topic": task.topic, "epoch": task.lost_epoch, "reason": "recreated"})
     return record_of(data, None, None, stamped(LOSS, [hop]))
+
+
+# --- The provenance of a mirrored record, in its meta. Bytes in, bytes out
+
+KEY = "_topics_mirror"
+_MARK = f'"{KEY}"'.encode()
+
+
+class LostSeqs(Struct, frozen=True, kw_only=True):
+    """Lost seqs of the source, both ends inclusive."""
+
+    gap_from: int
+    gap_to: int
+    reason: str
+
+
+class Hop(Struct, frozen=True, kw_only=True):
+    """One server that a record was on, with its topic, epoch and seq there."""
+
+    at: str  # the server's id
+    topic: str | UnsetType = UNSET  # missing in copies by earlier releases: then it is the topic of the record
+    epoch: int
+    seq: int
+    ts: int | UnsetType = UNSET  # when it was committed there
+    to: int | UnsetType = UNSET
+    lost: LostSeqs | UnsetType = UNSET  # the gap right before it on that server
+
+    def was_in(self, topic: str) -> bool:
+        return isinstance(self.topic, UnsetType) or self.topic == topic
+
+    @property
+    def last(self) -> int:
+        return self.seq if isinstance(self.to, UnsetType) else self.to
+
+
+_decode_hops = msgspec.json.Decoder(list[Hop]).decode
+
+
+def hops_of(meta: bytes | None) -> list[Hop]:
+    """Return the servers that the record was on; an empty list if it was written here, or the entry is invalid."""
+    if meta is None or _MARK not in meta:
+        return []
+    try:
+        found = surrogates.members(meta).get(KEY)
+        return [] if found is None else _decode_hops(found)
+    except msgspec.MsgspecError:
+        return []
+
+
+def is_copy(hops: list[Hop], topic: str) -> bool:
+    """Return whether a record with this list was mirrored to its topic, and not derived there from a mirrored one."""
+    return bool(hops) and hops[-1].was_in(topic)
+
+
+def stamped(meta: bytes | None, hops: list[Hop]) -> bytes:
+    """Return the meta with this list."""
+    return delivery.stamped(meta, KEY, hops)

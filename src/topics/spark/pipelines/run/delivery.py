@@ -7,12 +7,12 @@ target has passed, a restart finds from the origins how far an interrupted run c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from msgspec import Struct, field
+from msgspec import field
 
 from topics.client import Client
 from topics.client.request import Record
@@ -23,7 +23,9 @@ from topics.spark.pipelines.run.report import ReportedGap
 from topics.spark.sink.chunks import Chunk
 from topics.spark.sink.send import Sent, send
 from topics.spark.sink.write_options import WriteOptions
+from topics.spark.source.catalog import state_of
 
+Row = TypeVar("Row")
 REFUSED = (Code.RECORD_TOO_LARGE, Code.INVALID_REQUEST)
 _encode = msgspec.json.Encoder().encode
 
@@ -37,11 +39,9 @@ class OutgoingRow(NamedTuple):
     lost: str | None = None  # the reason, for a record that reports a gap
 
 
-class DeliveryResult(Struct, kw_only=True):
+class DeliveryResult(Sent, kw_only=True):
     """The result of sending one range."""
 
-    records: int = 0
-    repeated: int = 0  # records among these that the target had already
     gaps: list[ReportedGap] = field(default_factory=list)
 
 
@@ -102,19 +102,12 @@ class RangeDelivery:
 
     def send(self, key: str, rows: list[OutgoingRow]) -> None:
         """Send one request. A record that the target rejects must not block later ones: a gap record replaces it."""
-        try:
-            self.put(key, [row.record for row in rows])
-        except TopicsError as error:
-            if error.code not in REFUSED:
-                raise
-            middle = len(rows) // 2
-            if middle:
-                self.send(f"{key}.0", rows[:middle])
-                self.send(f"{key}.1", rows[middle:])
-                return
-            [row] = rows
-            reason = f"refused: {error.message}"
-            self.put(f"{key}/refused", [self._gap_row(row.first, row.last, reason).record])
+
+        def put(part: list[OutgoingRow], suffix: str) -> None:
+            self.put(key + suffix, [row.record for row in part])
+
+        for row, suffix, reason in refused_rows(rows, put):
+            self.put(f"{key}{suffix}/refused", [self._gap_row(row.first, row.last, reason).record])
             self._outcome.gaps.append(self._gap(row, reason))
 
     def put(self, key: str, records: list[bytes]) -> None:
@@ -125,8 +118,7 @@ class RangeDelivery:
             if error.code is not Code.TOPIC_FULL:
                 raise
             raise self._full() from error
-        self._outcome.records += written.records
-        self._outcome.repeated += written.repeated
+        self._outcome.add(written)
 
     def _full(self) -> Failed:
         """Return the error for a topic that stayed full. A task keeps only its message, so the remedy is in it."""
@@ -137,6 +129,26 @@ class RangeDelivery:
 
     def _gap(self, row: OutgoingRow, reason: str) -> ReportedGap:
         return ReportedGap(from_seq=row.first, to_seq=row.last, reason=reason, epoch=self._epoch)
+
+
+def refused_rows(
+    rows: list[Row], put: Callable[[list[Row], str], None], suffix: str = ""
+) -> Iterator[tuple[Row, str, str]]:
+    """Write rows with `put`; if the server rejects them, in halves. Yield each row that is rejected alone, and why.
+
+    The suffix tells the parts apart, and is the same in a repetition.
+    """
+    try:
+        put(rows, suffix)
+    except TopicsError as error:
+        if error.code not in REFUSED:
+            raise
+        middle = len(rows) // 2
+        if middle:
+            yield from refused_rows(rows[:middle], put, f"{suffix}.0")
+            yield from refused_rows(rows[middle:], put, f"{suffix}.1")
+        else:
+            yield rows[0], suffix, f"refused: {error.message}"
 
 
 # --- records and their meta
@@ -169,13 +181,8 @@ def stamped(meta: bytes | None, key: str, stamp: Any) -> bytes:
 
 def target_of(client: Client, topic: str) -> tuple[int, int]:
     """Return epoch and head of a topic, or zeros if it does not exist."""
-    try:
-        state = client.topic(topic)
-    except TopicsError as error:
-        if error.code is Code.TOPIC_NOT_FOUND:
-            return 0, 0
-        raise
-    return state.epoch, state.head_seq
+    state = state_of(client, topic)
+    return (0, 0) if state is None else (state.epoch, state.head_seq)
 
 
 def metas(client: Client, topic: str, *, from_seq: int) -> Iterator[bytes]:

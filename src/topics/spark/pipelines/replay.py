@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import msgspec
 import xxhash
@@ -22,20 +22,22 @@ from topics.errors import TopicsError
 from topics.lake.storage import real_location
 from topics.model.names import check_topic
 from topics.spark.failures import explain
-from topics.spark.options import read_options
-from topics.spark.pipelines.replay.source import ReplaySource, offset
-from topics.spark.pipelines.replay.task import Sender, origin_of
+from topics.spark.options import offset_option, read_options
+from topics.spark.pipelines.replay_task import ReplaySource, Sender, origin_of
 from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.delivery import DeliveryResult, last_shown, target_of
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob
 from topics.spark.pipelines.run.positions import Positions
 from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
-from topics.spark.pipelines.run.tasks import ProcessTasks, SparkTasks, Tasks, Workload
+from topics.spark.pipelines.run.tasks import Tasks, Workload
 from topics.spark.source import plan
 from topics.spark.source.catalog import NoSuchTopic, catalog_of
 from topics.spark.source.plan import GRID, Span
 from topics.spark.source.read import DataLoss
 from topics.spark.unknown_names import missing_in
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 STEP_SEQS = 50_000
 STEP_S = 20.0  # duration of one step of a replay with a rate
@@ -109,8 +111,8 @@ class ReplayRequest(Struct, frozen=True, kw_only=True):
 
     def bounds(self) -> dict[str, str]:
         given: dict[str, str | None] = {
-            "startingOffsets": None if self.from_seq is None else offset(self.topic, self.from_seq),
-            "endingOffsets": None if self.to_seq is None else offset(self.topic, self.to_seq + 1),
+            "startingOffsets": None if self.from_seq is None else offset_option(self.topic, self.from_seq),
+            "endingOffsets": None if self.to_seq is None else offset_option(self.topic, self.to_seq + 1),
             "startingTimestamp": self.since,
             "endingTimestamp": self.until,
         }
@@ -190,7 +192,7 @@ class _ReplayRun:
         self._at = known.load(ReplayPosition).get("at")
         self._source = ReplaySource(wanted.topic, wanted.options(job), where=wanted.where, warn=job.warn)
         self._bytes_per_seq = 0.0
-        self._tasks: Tasks = ProcessTasks()
+        self._tasks = Tasks()
 
     def run(self) -> None:
         job, wanted = self._job, self._wanted
@@ -278,17 +280,17 @@ class _ReplayRun:
             into=wanted.into, id=wanted.id, topic=wanted.topic, epoch=at.epoch,
             start=at.done + 1, stop=at.plan + 1, present=present, rate=self._rate, node=wanted.node,
         )  # fmt: skip
-        if isinstance(self._tasks, SparkTasks):
-            return self._send_on_spark(self._tasks, sender, at)
+        if self._tasks.spark is not None:
+            return self._send_on_spark(self._tasks.spark, sender, at)
         try:
             return sender.deliver(self._source.batches(at.done + 1, at.plan + 1, allow_gaps=self._allow_gaps))
         except DataLoss as error:
             raise _failed_at_gap(str(error)) from None
 
-    def _send_on_spark(self, tasks: SparkTasks, sender: Sender, at: ReplayPosition) -> DeliveryResult:
+    def _send_on_spark(self, spark: SparkSession, sender: Sender, at: ReplayPosition) -> DeliveryResult:
         from pyspark.errors import PySparkException
 
-        frame = self._source.frame(tasks.spark, at.done + 1, at.plan + 1, allow_gaps=self._allow_gaps)
+        frame = self._source.frame(spark, at.done + 1, at.plan + 1, allow_gaps=self._allow_gaps)
         rows = frame.coalesce(1).mapInArrow(sender, "outcome BINARY")
         try:
             found = [msgspec.json.decode(bytes(row.outcome), type=DeliveryResult) for row in rows.collect()]
@@ -323,7 +325,7 @@ class _ReplayRun:
 
     def _expected(self, at: ReplayPosition, goal: int) -> Iterator[int | ReportedGap]:
         """Yield numbers of records, and the gaps in order."""
-        if isinstance(self._tasks, SparkTasks):
+        if self._tasks.spark is not None:
             from pyspark.sql.functions import expr
 
             frame = self._source.frame(self._tasks.spark, at.done + 1, goal + 1, allow_gaps=True)

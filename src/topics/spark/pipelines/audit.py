@@ -16,9 +16,8 @@ from topics.client import Client
 from topics.client.request import Summary
 from topics.errors import Code, TopicsError
 from topics.lake import ArchivedEpoch, File, Lake, Snapshot
-from topics.lake.heal import last_seq
 from topics.plurals import counted
-from topics.spark.pipelines.audit.task import (
+from topics.spark.pipelines.audit_task import (
     Difference,
     FileCheck,
     FileFindings,
@@ -170,7 +169,7 @@ def _accounts(client: Client, lake: Lake, snapshot: Snapshot, topics: Sequence[s
             epochs.setdefault(state.epoch, ArchivedEpoch(topic=name, epoch=state.epoch))
         for epoch, archived in sorted(epochs.items()):
             of_server = state if state is not None and state.epoch == epoch else None
-            head = max(last_seq(archived), 0 if of_server is None else of_server.head_seq)
+            head = max(archived.archived_to, 0 if of_server is None else of_server.head_seq)
             reported_to, trimmed_to = (0, 0) if of_server is None else _reported(client, of_server)
             found.append(
                 EpochAccount(

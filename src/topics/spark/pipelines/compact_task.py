@@ -8,20 +8,19 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-from msgspec import Raw, Struct, field
+from msgspec import Raw, field
 
 from topics.client import Client
-from topics.errors import TopicsError
 from topics.lake.delta.rows import RowsFile, RowsWriter, read_rows
 from topics.lake.storage import Storage
 from topics.model import surrogates
 from topics.spark.options import BadOption, ConnectionOptions
-from topics.spark.pipelines.rounds import append_rows
-from topics.spark.pipelines.rounds.append_rows import WriteCounts
-from topics.spark.pipelines.rounds.outputs import RoundsPosition, answered
-from topics.spark.pipelines.run.delivery import REFUSED
+from topics.spark.pipelines.rounds import MAX_RECORDS, RoundsPosition, answered, chunk
+from topics.spark.pipelines.run.delivery import refused_rows
 from topics.spark.pipelines.run.report import ReportedGap
 from topics.spark.sink.chunks import pieces
+from topics.spark.sink.send import Sent, send
+from topics.spark.sink.write_options import WriteOptions
 from topics.spark.source.catalog import client_for
 
 KEY = "_topics_compact"  # key in the meta of a record
@@ -53,15 +52,7 @@ class CompactPosition(RoundsPosition, frozen=True, kw_only=True):
     gaps: list[ReportedGap] = field(default_factory=list)
 
 
-class Range(Struct, frozen=True, kw_only=True):
-    """Seqs [start, stop) of one epoch."""
-
-    epoch: int
-    start: int
-    stop: int
-
-
-class CompactResult(WriteCounts, kw_only=True):
+class CompactResult(Sent, kw_only=True):
     """The result of the task that writes the latest records."""
 
     looked_at: int = 0
@@ -177,14 +168,14 @@ class WriteLatestTopic:
         source: str,
         topic: str,
         position: CompactPosition,
-        part: Range,
         fresh: bool,
         null_removes: bool,
     ) -> None:
         self._connection = connection
         self._topic = topic
         self._source = source
-        self._run = f"compact/{position.generation}/{part.epoch}/{part.start}-{part.stop}"
+        at = position
+        self._run = f"compact/{at.generation}/{at.epoch}/{at.done + 1}-{at.plan + 1}"
         self._fresh = fresh
         self._null_removes = null_removes
 
@@ -198,51 +189,36 @@ class WriteLatestTopic:
                         outcome.removed += 0 if self._fresh else client.delete(self._topic, match=row["key"]).deleted
                     else:
                         rows.append(row)
-                records = [self._record(row) for row in rows]
-                for piece in pieces(records, most=append_rows.MAX_RECORDS):
-                    self._put(client, rows[piece], records[piece], outcome)
+                for piece in pieces([self._record(row) for row in rows], most=MAX_RECORDS):
+                    self._put(client, rows[piece], outcome)
                 outcome.keys += len(rows)
         yield answered(outcome)
 
-    def _put(self, client: Client, rows: list[dict[str, Any]], records: list[bytes], outcome: CompactResult) -> None:
+    def _put(self, client: Client, rows: list[dict[str, Any]], outcome: CompactResult) -> None:
+        """Write the rows. A gap record replaces a record that the server rejects."""
+
+        def put(part: list[dict[str, Any]], suffix: str) -> None:
+            self._fresh = self._fresh and not suffix  # a part of a rejected request may have been written already
+            self._append(client, part, outcome)
+
+        for row, _, reason in refused_rows(rows, put):
+            self._fresh = False
+            lost = {"topic": self._source, "gap_from": row["seq"], "gap_to": row["seq"], "reason": reason}
+            gap_row = {**row, "data": _encode(lost).decode(), "meta": LOSS, "node": None}
+            for _, _, why in refused_rows([gap_row], put):  # the gap record was rejected as well, so its key is invalid
+                raise BadOption(f"--by: the key of seq {row['seq']} cannot be a tag: {why}; --table takes any key")
+            outcome.gaps.append(ReportedGap(from_seq=row["seq"], to_seq=row["seq"], reason=reason))
+
+    def _append(self, client: Client, rows: list[dict[str, Any]], outcome: CompactResult) -> None:
         """Append rows and delete the older records of their keys. So a repetition also leaves one record per key."""
-        one = append_rows.chunk(self._topic, self._run, rows[0]["seq"], records)
-        try:
-            answers = append_rows.append(client, one, outcome)
-        except TopicsError as error:
-            if error.code not in REFUSED:
-                raise
-            self._put_refused(client, rows, records, outcome, error)
-            return
+        request = chunk(self._topic, self._run, rows[0]["seq"], [self._record(row) for row in rows])
+        written = Sent()
+        answers = send(client, WriteOptions(connection=self._connection), [request], written)
+        outcome.add(written)
         seqs = [seq for answer in answers for seq in range(answer.first_seq, answer.last_seq + 1)]
         if not self._fresh:
             for row, seq in zip(rows, seqs, strict=True):
                 client.delete(self._topic, match=row["key"], before_seq=seq)
-
-    def _put_refused(
-        self,
-        client: Client,
-        rows: list[dict[str, Any]],
-        records: list[bytes],
-        outcome: CompactResult,
-        error: TopicsError,
-    ) -> None:
-        """Send the rows of a rejected request one by one; a gap record replaces a record that is rejected alone."""
-        self._fresh = False  # a part of the request may have been written already
-        if len(rows) > 1:
-            middle = len(rows) // 2
-            self._put(client, rows[:middle], records[:middle], outcome)
-            self._put(client, rows[middle:], records[middle:], outcome)
-            return
-        [row] = rows
-        if _is_loss(row):  # the gap record was rejected as well, so the key must be invalid
-            text = f"--by: the key of seq {row['seq']} cannot be a tag: {error.message}; --table takes any key"
-            raise BadOption(text) from None
-        reason = f"refused: {error.message}"
-        lost = {"topic": self._source, "gap_from": row["seq"], "gap_to": row["seq"], "reason": reason}
-        gap_row = {**row, "data": _encode(lost).decode(), "meta": LOSS, "node": None}
-        self._put(client, [gap_row], [self._record(gap_row)], outcome)
-        outcome.gaps.append(ReportedGap(from_seq=row["seq"], to_seq=row["seq"], reason=reason))
 
     def _record(self, row: dict[str, Any]) -> bytes:
         """Return the record with its key as the tag, and its origin in its meta."""
@@ -253,10 +229,6 @@ class WriteLatestTopic:
         if row["node"] is not None:
             record["node"] = row["node"]
         return _encode(record)
-
-
-def _is_loss(row: dict[str, Any]) -> bool:
-    return bool(row["meta"] == LOSS)
 
 
 def is_null(data: str) -> bool:

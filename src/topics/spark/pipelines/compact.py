@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeVar, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import msgspec
 import xxhash
@@ -17,11 +17,10 @@ from msgspec import structs
 
 from topics.client import Client
 from topics.errors import Code, TopicsError
-from topics.lake import Conflict
 from topics.lake.delta.output import LiveFile
 from topics.lake.delta.rows import RowsFile
 from topics.spark.failures import BadUsage
-from topics.spark.pipelines.compact.task import (
+from topics.spark.pipelines.compact_task import (
     COLUMNS,
     GAPS_KEPT,
     CompactPosition,
@@ -29,14 +28,11 @@ from topics.spark.pipelines.compact.task import (
     Count,
     FindFiles,
     LatestFiles,
-    Range,
     ReadFiles,
     WriteLatestTable,
     WriteLatestTopic,
 )
-from topics.spark.pipelines.rounds.outputs import Output, OutputTopic, TableOutput, one_task
-from topics.spark.pipelines.rounds.rounds import STEP_SEQS, Rounds
-from topics.spark.pipelines.rounds.source_frames import SourceTopic
+from topics.spark.pipelines.rounds import STEP_SEQS, Rounds, SourceTopic, TableOutput, TopicOutput, one_task
 from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.job import JobOptions, PipelineJob, check_may_delete
 from topics.spark.pipelines.run.lenient_sql import lenient
@@ -51,8 +47,6 @@ KEPT_HOURS = 1  # how long replaced files stay: each round may replace all of th
 
 ROW = ("epoch", "seq", "ts", "node", "tag", "meta", "data", "gap_to", "reason")
 KNOWN = "key STRING, epoch BIGINT, seq BIGINT, ts TIMESTAMP, node STRING, tag STRING, meta STRING, data STRING"
-
-Counted = TypeVar("Counted", bound=CompactResult)
 
 
 def compact(
@@ -84,14 +78,13 @@ def compact(
         source = SourceTopic(job, client, topic, lake=lake)
         if not source.wait_until_exists(follow=follow):
             return job.report
-        output: CompactOutput
-        if table is not None:
-            output = CompactTable(job, table, topic, null_removes=null_removes)
+        output: CompactTable | CompactTopic
+        if into is None:
+            output = CompactTable(job, table or "", topic, null_removes=null_removes)
         else:
-            assert into is not None
             output = CompactTopic(job, client, topic, into, positions_topic=positions_topic, null_removes=null_removes)
-        if not job.dry_run:
-            output.check_rights()
+            if not job.dry_run:
+                output.check_rights()
         # A dry run writes nothing that a second step could build on, so it reads everything in one step.
         step_seqs = ALL_SEQS if job.dry_run else step_seqs
         Compaction(job, source, output, by=by, step_seqs=step_seqs, full=full).run(follow=follow, every_s=every_s)
@@ -101,14 +94,20 @@ def compact(
 class Compaction(Rounds[CompactPosition]):
     """One run that compacts a topic."""
 
-    _output: CompactOutput
+    _output: CompactTable | CompactTopic
 
     def __init__(
-        self, job: PipelineJob, source: SourceTopic, output: CompactOutput, *, by: str, step_seqs: int, full: bool
+        self,
+        job: PipelineJob,
+        source: SourceTopic,
+        output: CompactTable | CompactTopic,
+        *,
+        by: str,
+        step_seqs: int,
+        full: bool,
     ) -> None:
         self._by = by
         self._declaration = declaration_of(source.topic, by)
-        self._restarts = False  # whether this run starts at the first seq and replaces the output
         super().__init__(job, source, output, step_seqs=step_seqs, full=full)
 
     def check_fits(self, known: CompactPosition) -> None:
@@ -119,45 +118,29 @@ class Compaction(Rounds[CompactPosition]):
             )
 
     def beginning(self, epoch: int, generation: int) -> CompactPosition:
-        self._restarts = True
-        self._output.restart()
         return CompactPosition(declaration=self._declaration, epoch=epoch, generation=generation)
 
     def recreated(self, at: CompactPosition, epoch: int) -> CompactPosition:
         self._job.warn(f"topic {self._source.topic} was recreated; unread records of its earlier epoch are lost")
         return structs.replace(at, epoch=epoch, done=0, plan=0, generation=at.generation + 1)
 
-    def upto(self, at: CompactPosition, head: int) -> int:
-        """Return the end of the plan that an interrupted run has saved, or else of the next range."""
-        return at.plan if at.plan > at.done else super().upto(at, head)
+    def planned(self, at: CompactPosition) -> int | None:
+        return at.plan if at.plan > at.done else None
 
-    def take(self, at: CompactPosition, stop: int) -> CompactPosition:
-        part = Range(epoch=at.epoch, start=at.done + 1, stop=stop)
-        planned = structs.replace(at, plan=stop - 1)
-        latest = latest_of(self._source.load(part.start, part.stop), by=self._by, epoch=part.epoch)
-        if self._job.dry_run:
-            self._note(self._output.count(latest, restarts=self._restarts), part)
-            return structs.replace(planned, done=planned.plan)
-        planned = self._output.plan(planned, restarts=self._restarts)
-        while True:
-            outcome = self._output.write(latest, planned, part, restarts=self._restarts)
-            self._source.check_same(part.epoch)
-            gaps = [structs.replace(gap, epoch=part.epoch) for gap in outcome.gaps]
-            self._output.set_gaps(gaps)
-            done = structs.replace(planned, done=planned.plan, stale_to=0, gaps=[*at.gaps, *gaps][-GAPS_KEPT:])
-            try:
-                done = self._output.commit(done)
-                break
-            except Conflict:  # another program has merged files of the table meanwhile
-                continue
-        self._note(outcome, part)
-        self._restarts = False
-        return done
+    def transform(self, at: CompactPosition, last: int) -> tuple[CompactPosition, DataFrame]:
+        rows = self._source.load(at.done + 1, last + 1)
+        return structs.replace(at, plan=last), latest_of(rows, by=self._by, epoch=at.epoch)
 
-    def _note(self, outcome: CompactResult, part: Range) -> None:
-        self._row.gaps += [structs.replace(gap, epoch=part.epoch) for gap in outcome.gaps]
-        self._row.records += outcome.records
-        self._row.repeated += outcome.repeated
+    def count(self, rows: DataFrame) -> CompactResult:
+        return self._output.count(rows)
+
+    def after(self, at: CompactPosition, outcome: CompactResult) -> CompactPosition:
+        outcome.gaps = self._output.gaps = [structs.replace(gap, epoch=at.epoch) for gap in outcome.gaps]
+        return structs.replace(at, done=at.plan, stale_to=0, gaps=[*at.gaps, *outcome.gaps][-GAPS_KEPT:])
+
+    def note(self, outcome: CompactResult) -> None:
+        super().note(outcome)
+        self._row.gaps += outcome.gaps
         self.add(looked_at=outcome.looked_at, without_key=outcome.without_key, removed=outcome.removed)
         if outcome.keys:
             self._row.figures["keys"] = outcome.keys
@@ -182,35 +165,7 @@ def _latest(keyed: DataFrame) -> DataFrame:
 # --- outputs
 
 
-class CompactOutput(Output[CompactPosition]):
-    """Receives the latest records."""
-
-    _null_removes: bool
-
-    def check_rights(self) -> None:
-        """Raise if the key lacks a right that `write` needs, before anything is written."""
-
-    def rows(self, latest: DataFrame, *, restarts: bool) -> DataFrame:
-        """Return the rows to write for the latest records of a range."""
-        return latest
-
-    def count(self, latest: DataFrame, *, restarts: bool) -> CompactResult:
-        """Return what `write` would do, without writing."""
-        return one_task(self.rows(latest, restarts=restarts), Count(self._null_removes), CompactResult)
-
-    def plan(self, at: CompactPosition, *, restarts: bool) -> CompactPosition:
-        """Save the plan before it is carried out, if the output needs that. Return the position with the plan."""
-        return at
-
-    def write(self, latest: DataFrame, at: CompactPosition, part: Range, *, restarts: bool) -> CompactResult:
-        raise NotImplementedError
-
-    def commit(self, at: CompactPosition) -> CompactPosition:
-        """Make the written rows and the position permanent. Return the position."""
-        raise NotImplementedError
-
-
-class CompactTable(TableOutput[CompactPosition], CompactOutput):
+class CompactTable(TableOutput[CompactPosition]):
     """A Delta table with one row per key. Its files are sorted by key and do not overlap."""
 
     def __init__(self, job: PipelineJob, where: str, topic: str, *, null_removes: bool) -> None:
@@ -226,9 +181,9 @@ class CompactTable(TableOutput[CompactPosition], CompactOutput):
         found = self.load_position()
         return msgspec.convert(dict(found), CompactPosition) if found else None
 
-    def rows(self, latest: DataFrame, *, restarts: bool) -> DataFrame:
+    def _rows(self, latest: DataFrame) -> DataFrame:
         """Return the latest rows of a range and of the files that they change. Choose these files."""
-        files = [] if restarts else self.table.files("key")
+        files = [] if self.restarts else self.table.files("key")
         changed = set(self._changed(latest, files))
         self._replaced = [file for at, file in enumerate(files) if at in changed]
         self._kept = [file for at, file in enumerate(files) if at not in changed]
@@ -252,14 +207,15 @@ class CompactTable(TableOutput[CompactPosition], CompactOutput):
         found = keys.mapInArrow(FindFiles([file.low for file in files]), "number INT").distinct().collect()
         return [row.number for row in found]
 
-    def count(self, latest: DataFrame, *, restarts: bool) -> CompactResult:
-        return self._with_kept(super().count(latest, restarts=restarts))
+    def count(self, latest: DataFrame) -> CompactResult:
+        """Return what `write` would return, without writing."""
+        return self._with_kept(one_task(self._rows(latest), Count(self._null_removes), CompactResult))
 
-    def write(self, latest: DataFrame, at: CompactPosition, part: Range, *, restarts: bool) -> CompactResult:
+    def write(self, latest: DataFrame, at: CompactPosition) -> CompactResult:
         self.table.create(COLUMNS, name=f"latest of {self._topic}")
         latest = latest.persist()
         try:
-            rows = self.rows(latest, restarts=restarts)
+            rows = self._rows(latest)
             cuts = [str(file.low) for file in self._kept]
             task = WriteLatestTable(self.table.storage, cuts, self._null_removes)
             outcome = one_task(rows, task, LatestFiles, order=("key", "seq"))
@@ -268,14 +224,14 @@ class CompactTable(TableOutput[CompactPosition], CompactOutput):
         self._files = outcome.files
         return self._with_kept(outcome)
 
-    def _with_kept(self, outcome: Counted) -> Counted:
+    def _with_kept(self, outcome: CompactResult) -> CompactResult:
         """Return the result with the keys of the files that stay."""
         outcome.keys += sum(file.rows for file in self._kept)
         return outcome
 
-    def commit(self, at: CompactPosition) -> CompactPosition:
+    def save(self, at: CompactPosition) -> CompactPosition:
         position = {"declaration": at.declaration, "epoch": at.epoch, "done": at.done, "generation": at.generation}
-        self.commit_rows(position, COLUMNS, self._files, [file.path for file in self._replaced])
+        self.commit(position, COLUMNS, self._files, [file.path for file in self._replaced])
         return at
 
 
@@ -286,7 +242,7 @@ def with_known(latest: DataFrame, known: DataFrame) -> DataFrame:
     return _latest(latest.selectExpr("*", "IF(gap_to IS NULL, NULL, seq) AS lost").unionByName(before))
 
 
-class CompactTopic(OutputTopic[CompactPosition], CompactOutput):
+class CompactTopic(TopicOutput[CompactPosition]):
     """A topic with one record per key, which has the key as its tag."""
 
     def __init__(
@@ -304,15 +260,18 @@ class CompactTopic(OutputTopic[CompactPosition], CompactOutput):
             if error.code is not Code.TOPIC_NOT_FOUND:  # returned only to a key that may delete
                 raise
 
-    def plan(self, at: CompactPosition, *, restarts: bool) -> CompactPosition:
+    def plan(self, at: CompactPosition) -> CompactPosition:
         epoch, head = self.target()
-        at = structs.replace(at, target_epoch=epoch, target_seq=head, stale_to=head if restarts else at.stale_to)
-        self.save(at)
-        return at
+        stale_to = head if self.restarts else at.stale_to
+        return super().plan(structs.replace(at, target_epoch=epoch, target_seq=head, stale_to=stale_to))
 
-    def write(self, latest: DataFrame, at: CompactPosition, part: Range, *, restarts: bool) -> CompactResult:
+    def count(self, latest: DataFrame) -> CompactResult:
+        """Return what `write` would return, without writing."""
+        return one_task(latest, Count(self._null_removes), CompactResult)
+
+    def write(self, latest: DataFrame, at: CompactPosition) -> CompactResult:
         task = WriteLatestTopic(
-            connection=self._connection, source=self._topic, topic=self.name, position=at, part=part,
+            connection=self._connection, source=self._topic, topic=self.name, position=at,
             fresh=at.target_seq == 0, null_removes=self._null_removes,
         )  # fmt: skip
         outcome = one_task(latest, task, CompactResult, order=("seq",))
@@ -320,11 +279,10 @@ class CompactTopic(OutputTopic[CompactPosition], CompactOutput):
             self._client.delete(self.name, before_seq=at.stale_to + 1)
         return outcome
 
-    def commit(self, at: CompactPosition) -> CompactPosition:
+    def save(self, at: CompactPosition) -> CompactPosition:
         """Save the position. The first records create the topic, so its epoch is known only now."""
-        at = structs.replace(at, target_epoch=at.target_epoch or self.target()[0])
-        self.save(at)
-        return at
+        self.restarts = False
+        return super().save(structs.replace(at, target_epoch=at.target_epoch or self.target()[0]))
 
 
 # --- helpers

@@ -7,6 +7,7 @@ recorded in `positions` before it starts, so that the next run repeats the write
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Unpack
@@ -20,30 +21,31 @@ from topics.client import Client
 from topics.lake.delta.output import KEPT_HOURS
 from topics.lake.delta.rows import RowsFile, RowsWriter
 from topics.lake.storage import Storage
+from topics.model import surrogates
 from topics.spark.failures import BadUsage
 from topics.spark.options import ConnectionOptions
-from topics.spark.pipelines.rollup import windows
-from topics.spark.pipelines.rollup.declaration import Declaration
-from topics.spark.pipelines.rollup.table_position import digest_of, number_of, open_windows, place_windows
-from topics.spark.pipelines.rollup.windows import Open, Seen
-from topics.spark.pipelines.rounds import append_rows
-from topics.spark.pipelines.rounds.append_rows import PartStamp, WriteCounts
-from topics.spark.pipelines.rounds.outputs import (
-    Output,
-    OutputTopic,
+from topics.spark.pipelines import windows
+from topics.spark.pipelines.rounds import (
+    MAX_RECORDS,
+    STEP_SEQS,
+    Rounds,
     RoundsPosition,
+    SourceTopic,
     TableOutput,
+    TopicOutput,
     answered,
+    chunk,
     one_task,
 )
-from topics.spark.pipelines.rounds.result_schema import arrow_schema
-from topics.spark.pipelines.rounds.rounds import STEP_SEQS, Rounds
-from topics.spark.pipelines.rounds.source_frames import SourceTopic
 from topics.spark.pipelines.run import positions
+from topics.spark.pipelines.run.delivery import metas
 from topics.spark.pipelines.run.job import JobOptions, PipelineJob
 from topics.spark.pipelines.run.lenient_sql import lenient
 from topics.spark.pipelines.run.report import ReportedGap, RunReport
+from topics.spark.pipelines.windows import Declaration, Open, Seen, digest_of, number_of, open_windows, place_windows
 from topics.spark.sink.chunks import pieces
+from topics.spark.sink.send import Sent, send
+from topics.spark.sink.write_options import WriteOptions
 from topics.spark.source.catalog import client_for
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 EVERY_S = 5.0
+OTHER_OUTPUT = "use another output, or start again with --full: all windows are then written again"
 KEY = "_topics_rollup"
 _encode = msgspec.json.Encoder().encode
 
@@ -92,29 +95,36 @@ def rollup(
         source = SourceTopic(job, client, declaration.topic, lake=lake)
         if not source.wait_until_exists(follow=follow):
             return job.report
-        output = _output(job, client, declaration, positions_topic)
+        output: RollupTable | RollupTopic
+        if declaration.into is None:
+            output = RollupTable(job, declaration)
+        else:
+            output = RollupTopic(job, client, declaration, declaration.into, positions_topic)
         work = Rolling(job, source, output, declaration, step_seqs=step_seqs, full=full)
-        work.run(follow=follow, every_s=every_s)
+        try:
+            work.run(follow=follow, every_s=every_s)
+        finally:
+            work.drop_view()
     return job.report
 
 
 class Rolling(Rounds[RollupPosition]):
     """One run of a rollup."""
 
-    _output: RollupOutput
+    _output: RollupTable | RollupTopic
 
     def __init__(
         self,
         job: PipelineJob,
         source: SourceTopic,
-        output: RollupOutput,
+        output: RollupTable | RollupTopic,
         declared: Declaration,
         *,
         step_seqs: int,
         full: bool,
     ) -> None:
         self._declared = declared
-        self._checked = False
+        self._checked = self._has_view = False
         super().__init__(job, source, output, step_seqs=step_seqs, full=full)
         if self._at is not None and self._at.digest != declared.digest:
             self._generation, self._at = self._at.generation + 1, None
@@ -123,13 +133,9 @@ class Rolling(Rounds[RollupPosition]):
     def check_fits(self, known: RollupPosition) -> None:
         """Raise `BadUsage` if the output holds another declaration, unless nothing was written under it yet."""
         if known.digest != self._declared.digest and not (known.fresh and not self._output.holds(known.digest)):
-            raise BadUsage(
-                f"{self._output.name} holds a rollup with another declaration",
-                next="use another output, or start again with --full: all windows are then written again",
-            )
+            raise BadUsage(f"{self._output.name} holds a rollup with another declaration", next=OTHER_OUTPUT)
 
     def beginning(self, epoch: int, generation: int) -> RollupPosition:
-        self._output.restart()
         return RollupPosition(digest=self._declared.digest, fresh=True, epoch=epoch, generation=generation)
 
     def recreated(self, at: RollupPosition, epoch: int) -> RollupPosition:
@@ -137,37 +143,45 @@ class Rolling(Rounds[RollupPosition]):
         self._job.warn(f"topic {self._declared.topic} was recreated; windows that were open are lost")
         return structs.replace(at, epoch=epoch, done=0, open=[], due=None, generation=at.generation + 1)
 
-    def finish_interrupted(self, at: RollupPosition) -> RollupPosition | None:
-        return None if at.due is None else self._write(at, at.due)
+    def planned(self, at: RollupPosition) -> int | None:
+        return None if at.due is None else at.due.stop - 1
 
-    def take(self, at: RollupPosition, stop: int) -> RollupPosition:
-        if not self._checked:
-            self._check_result(at, stop)
-        at = self._find_due(at, stop)
-        return at if at.due is None else self._write(at, at.due)
+    def transform(self, at: RollupPosition, last: int) -> tuple[RollupPosition, DataFrame | None]:
+        if at.due is None:
+            if not self._checked:
+                self._check_result(at, last + 1)
+            at = self._find_due(at, last + 1)
+        return at, None if at.due is None else self._closed(at, at.due)
+
+    def count(self, rows: DataFrame) -> Sent:
+        return Sent(records=rows.count())
+
+    def after(self, at: RollupPosition, outcome: Sent) -> RollupPosition:
+        return structs.replace(at, due=None, fresh=False, target_epoch=self._output.target()[0])
 
     def _check_result(self, at: RollupPosition, stop: int) -> None:
         """Raise `BadUsage` if two columns of the result have the same name: a record or row would lose one."""
-        self._windowed(self._source.load(at.done + 1, stop)).createOrReplaceTempView("records")
-        try:
-            schema = self._job.spark.sql(lenient(self._declared.statement)).schema
-        finally:
-            self._job.spark.catalog.dropTempView("records")
+        schema = self._query(self._windowed(self._source.load(at.done + 1, stop))).schema
         names = [name.lower() for name in schema.names]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise BadUsage(f"two columns of the result are called {twice[0]}", next="rename one of them with AS …")
-        if not self._job.dry_run:
+        if not self._job.dry_run and isinstance(self._output, RollupTable):
             self._output.prepare(schema)
         self._checked = True
 
-    def _save(self, at: RollupPosition) -> RollupPosition:
-        if not self._job.dry_run:
-            self._output.save(at)
-        return at
+    def _query(self, records: DataFrame) -> DataFrame:
+        """Return the result of the declared statement over these records. The view must exist while it is used."""
+        records.createOrReplaceTempView("records")
+        self._has_view = True
+        return self._job.spark.sql(lenient(self._declared.statement))
+
+    def drop_view(self) -> None:
+        if self._has_view:
+            self._job.spark.catalog.dropTempView("records")
 
     def _find_due(self, at: RollupPosition, stop: int) -> RollupPosition:
-        """Add the seqs up to `stop` to the open windows, and save the windows that close."""
+        """Add the seqs before `stop` to the open windows, and return the position with the windows that close."""
         seen, latest_ms = self._seen(at, stop)
         self._source.check_same(at.epoch)
         found = windows.turn(at.open, at.watermark_ms, seen, latest_ms=latest_ms, delay_ms=self._declared.delay_ms)
@@ -175,12 +189,11 @@ class Rolling(Rounds[RollupPosition]):
         due = None
         if found.closing:
             low = min(one.low for one in found.closing)
-            due = Due(low=low, stop=stop, after_ms=at.watermark_ms, upto_ms=found.watermark_ms)
-            due = structs.replace(due, target_seq=self._output.target()[1])
-        at = structs.replace(at, done=stop - 1, watermark_ms=found.watermark_ms, open=found.open, due=due)
-        if due is not None and not self._job.dry_run:
-            self._output.plan(at)
-        return at if due is not None else self._save(at)
+            due = Due(
+                low=low, stop=stop, after_ms=at.watermark_ms, upto_ms=found.watermark_ms,
+                target_seq=self._output.target()[1],
+            )  # fmt: skip
+        return structs.replace(at, done=stop - 1, watermark_ms=found.watermark_ms, open=found.open, due=due)
 
     def _seen(self, at: RollupPosition, stop: int) -> tuple[list[Seen], int | None]:
         """Return the windows of a new range and its latest event time. Add its gaps to the report."""
@@ -202,7 +215,7 @@ class Rolling(Rounds[RollupPosition]):
                 seen.append(Seen(row.begin, row.end, row.low, row.n))
                 latest = row.latest if latest is None else max(latest, row.latest)
         self._row.gaps += gaps
-        self._output.set_gaps(gaps)
+        self._output.gaps = gaps
         return seen, latest
 
     def _windowed(self, rows: DataFrame, *, outer: bool = False) -> DataFrame:
@@ -226,24 +239,14 @@ class Rolling(Rounds[RollupPosition]):
         )
         return spread.selectExpr("* EXCEPT (_start)", window)
 
-    def _write(self, at: RollupPosition, due: Due) -> RollupPosition:
-        """Write the windows that are due, and save the new position."""
+    def _closed(self, at: RollupPosition, due: Due) -> DataFrame:
+        """Return the result for the windows that are due."""
         self._source.warn_if_trimmed(at.epoch, due.low)
         self._job.step(f"{self._declared.topic}: closing windows up to {_text(due.upto_ms)}")
-        closed = self._windowed(self._source.load(due.low, due.stop)).where(
+        records = self._windowed(self._source.load(due.low, due.stop)).where(
             f"unix_millis(window.end) > {due.after_ms} AND unix_millis(window.end) <= {due.upto_ms}"
         )
-        closed.createOrReplaceTempView("records")
-        try:
-            result = self._job.spark.sql(lenient(self._declared.statement))
-            dry = self._job.dry_run
-            outcome = WriteCounts(records=result.count()) if dry else self._output.write(result, at, due)
-        finally:
-            self._job.spark.catalog.dropTempView("records")
-        self._source.check_same(at.epoch)
-        self._row.records += outcome.records
-        self._row.repeated += outcome.repeated
-        return self._save(structs.replace(at, due=None, fresh=False, target_epoch=self._output.target()[0]))
+        return self._query(records)
 
     def finish(self) -> None:
         if self._at is not None:
@@ -254,34 +257,11 @@ class Rolling(Rounds[RollupPosition]):
 # --- outputs
 
 
-class RollupOutput(Output[RollupPosition]):
-    """Receives closed windows."""
-
-    def prepare(self, schema: StructType) -> None:
-        """Create the output for results with these columns, if it must exist before the first write."""
-
-    def plan(self, at: RollupPosition) -> None:
-        """Save the windows that are due, so that the next run repeats the write of a killed run exactly."""
-        self.save(at)
-
-    def write(self, result: DataFrame, at: RollupPosition, due: Due) -> WriteCounts:
-        raise NotImplementedError
-
-    def holds(self, digest: str) -> bool:
-        """Return whether windows were written here under that declaration."""
-        raise NotImplementedError
-
-
-def _output(job: PipelineJob, client: Client, declared: Declaration, positions_topic: str) -> RollupOutput:
-    return RollupTopic(job, client, declared, positions_topic) if declared.table is None else RollupTable(job, declared)
-
-
-class RollupTable(TableOutput[RollupPosition], RollupOutput):
+class RollupTable(TableOutput[RollupPosition]):
     """A Delta table with one row per window and group. Windows and position are one commit."""
 
     def __init__(self, job: PipelineJob, declared: Declaration) -> None:
-        assert declared.table is not None
-        super().__init__(job, declared.table, kept_hours=KEPT_HOURS)
+        super().__init__(job, declared.table or "", kept_hours=KEPT_HOURS)
         self._topic, self._window_ms = declared.topic, declared.window_ms
         self._schema = pa.schema([])
         self._slots: dict[int, Open] = {}  # the open windows, each in its place in the position
@@ -302,40 +282,37 @@ class RollupTable(TableOutput[RollupPosition], RollupOutput):
         return self.table.has_rows()
 
     def prepare(self, schema: StructType) -> None:
+        """Create the table for results with these columns. Raise `BadUsage` if it has other columns."""
         self._schema = arrow_schema(schema)
         self.table.create(self._schema, name=f"rollup of {self._topic}")
-        if not self._restarts and self.table.schema() != self._schema:
-            raise BadUsage(
-                f"{self.name} has other columns than the result",
-                next="use another output, or start again with --full: all windows are then written again",
-            )
+        if not self.restarts and self.table.schema() != self._schema:
+            raise BadUsage(f"{self.name} has other columns than the result", next=OTHER_OUTPUT)
 
-    def plan(self, at: RollupPosition) -> None:
-        """Do nothing: windows and position are one commit, so there is nothing to repeat after a kill."""
-
-    def write(self, result: DataFrame, at: RollupPosition, due: Due) -> WriteCounts:
+    def write(self, result: DataFrame, at: RollupPosition) -> Sent:
         outcome = one_task(result, WriteWindowsTable(self.table.storage, self._schema), WindowFiles)
         self._adds = outcome.files
-        return WriteCounts(records=outcome.records)
+        return outcome
 
-    def save(self, at: RollupPosition) -> None:
+    def save(self, at: RollupPosition) -> RollupPosition:
         slots, changed = place_windows(self._slots, at.open)
         position = {
             "declaration": number_of(at.digest), "epoch": at.epoch, "done": at.done, "generation": at.generation,
             "watermark": at.watermark_ms, **changed,
         }  # fmt: skip
-        self.commit_rows(position, self._schema, self._adds)
+        self.commit(position, self._schema, self._adds)
         self._slots, self._adds = slots, []
         self.table.merge_small_files()
+        return at
 
 
-class RollupTopic(OutputTopic[RollupPosition], RollupOutput):
+class RollupTopic(TopicOutput[RollupPosition]):
     """A topic with one record per window and group."""
 
-    def __init__(self, job: PipelineJob, client: Client, declared: Declaration, positions_topic: str) -> None:
-        assert declared.into is not None
-        prefix = f"rollup:{declared.topic}:{declared.into}:"
-        super().__init__(job, client, declared.into, RollupPosition, prefix=prefix, positions=positions_topic)
+    def __init__(
+        self, job: PipelineJob, client: Client, declared: Declaration, into: str, positions_topic: str
+    ) -> None:
+        prefix = f"rollup:{declared.topic}:{into}:"
+        super().__init__(job, client, into, RollupPosition, prefix=prefix, positions=positions_topic)
         self._declared = declared
 
     def is_lost(self, at: RollupPosition) -> bool:
@@ -345,21 +322,47 @@ class RollupTopic(OutputTopic[RollupPosition], RollupOutput):
         return not self.holds(self._declared.digest)
 
     def holds(self, digest: str) -> bool:
-        return self.target()[0] != 0 and append_rows.holds(self._client, self.name, key=KEY, name=digest)
+        """Return whether windows were written here under that declaration."""
+        return any(stamp.name == digest for stamp in self._stamps(0))
 
-    def write(self, result: DataFrame, at: RollupPosition, due: Due) -> WriteCounts:
+    def _stamps(self, from_seq: int) -> Iterator[PartStamp]:
+        """Yield the stamps of the records after `from_seq`; nothing if the topic does not exist."""
+        found = (stamp_of(meta) for meta in metas(self._client, self.name, from_seq=from_seq))
+        return (stamp for stamp in found if stamp is not None)
+
+    def write(self, result: DataFrame, at: RollupPosition) -> Sent:
+        """Write the windows that are due, without the parts that an interrupted run has written."""
+        due = at.due or Due(low=0, stop=0, after_ms=0, upto_ms=0)
         name, plan = self._declared.digest, f"{at.epoch}.{at.generation}/{due.after_ms}-{due.upto_ms}"
-        present = append_rows.parts_present(self._client, self.name, due.target_seq, key=KEY, name=name, plan=plan)
+        present = {one.part for one in self._stamps(due.target_seq) if (one.name, one.plan) == (name, plan)}
         tag = "CAST(NULL AS STRING)" if self._declared.tag is None else f"CAST(({self._declared.tag}) AS STRING)"
         text = "to_json(struct(*), map('ignoreNullFields', 'false')) AS data"
         rows = result.selectExpr(text, f"{tag} AS tag")
-        return one_task(rows, WriteWindowsTopic(self._connection, self.name, name, plan, present), WriteCounts)
+        return one_task(rows, WriteWindowsTopic(self._connection, self.name, name, plan, present), Sent)
 
 
 # --- tasks
 
 
-class WindowFiles(WriteCounts, kw_only=True):
+class PartStamp(Struct, frozen=True, kw_only=True):
+    """The run that wrote a record, stored under a key of its meta."""
+
+    name: str
+    plan: str
+    part: int
+
+
+def stamp_of(meta: bytes) -> PartStamp | None:
+    if KEY.encode() not in meta:
+        return None
+    try:
+        found = surrogates.members(meta).get(KEY)
+        return None if found is None else msgspec.json.decode(found, type=PartStamp)
+    except msgspec.MsgspecError:
+        return None
+
+
+class WindowFiles(Sent, kw_only=True):
     """The result of the task that writes windows to files."""
 
     files: list[RowsFile] = field(default_factory=list)
@@ -393,7 +396,7 @@ class WriteWindowsTopic:
         self._present = present
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        outcome = WriteCounts()
+        outcome = Sent()
         rows = sorted(
             (data, tag or "")
             for batch in batches
@@ -402,13 +405,14 @@ class WriteWindowsTopic:
         sized = [data.encode() for data, _ in rows]
         run = f"rollup/{self._name}/{xxhash.xxh3_64_hexdigest(self._plan.encode())}"
         with client_for(self._connection, self._connection.servers[0]) as client:
-            for part, piece in enumerate(pieces(sized, most=append_rows.MAX_RECORDS)):
+            for part, piece in enumerate(pieces(sized, most=MAX_RECORDS)):
                 records = [self._record(*row, part) for row in rows[piece]]
                 if part in self._present:
                     outcome.records += len(records)
                     outcome.repeated += len(records)
                     continue
-                append_rows.append(client, append_rows.chunk(self._topic, run, part, records), outcome)
+                options = WriteOptions(connection=self._connection)
+                send(client, options, [chunk(self._topic, run, part, records)], outcome)
         yield answered(outcome)
 
     def _record(self, data: str, tag: str, part: int) -> bytes:
@@ -426,3 +430,43 @@ def _text(ms: int) -> str:
     if ms == windows.NEVER:
         return "none"
     return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)).isoformat(timespec="milliseconds")
+
+
+SIMPLE_TYPES = {
+    "string", "long", "integer", "short", "byte", "float", "double", "boolean", "binary", "date", "timestamp",
+}  # fmt: skip
+BAD_CHARACTERS = " ,;{}()\n\t="  # many programs do not accept them in the name of a column
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Return the columns of a table for these results. Raise `BadUsage` if a table cannot have a name or type.
+
+    Spark and Delta describe types by the same JSON.
+    """
+    from deltalake import Schema
+
+    fields = [_delta_field(field, field["name"]) for field in json.loads(schema.json())["fields"]]
+    return pa.schema(Schema.from_json(json.dumps({"type": "struct", "fields": fields})).to_arrow())
+
+
+def _delta_field(field: dict[str, Any], column: str) -> dict[str, Any]:
+    name = field["name"]
+    if not name or any(one in BAD_CHARACTERS for one in name):
+        raise BadUsage(f"column {name!r} of the result: a table cannot have this name", next="rename it with AS …")
+    return {"name": name, "type": _delta_type(field["type"], column), "nullable": True, "metadata": {}}
+
+
+def _delta_type(kind: Any, column: str) -> Any:
+    """Return the JSON of a type that accepts NULL everywhere, without metadata."""
+    if isinstance(kind, str):
+        if kind not in SIMPLE_TYPES and not kind.startswith("decimal("):
+            raise BadUsage(
+                f"column {column} of the result: a table cannot have the type {kind}",
+                next="cast it, for example to STRING, or to TIMESTAMP",
+            )
+        return kind
+    if kind["type"] == "struct":
+        return {"type": "struct", "fields": [_delta_field(field, column) for field in kind["fields"]]}
+    parts = {name: _delta_type(kind[name], column) for name in ("elementType", "keyType", "valueType") if name in kind}
+    nulls = {name: True for name in ("containsNull", "valueContainsNull") if name in kind}
+    return {"type": kind["type"], **parts, **nulls}
