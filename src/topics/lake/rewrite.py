@@ -17,9 +17,9 @@ from msgspec import Struct
 from topics.lake.archived import ArchivedEpoch, File
 from topics.lake.columns import TypedColumns
 from topics.lake.errors import Damaged
+from topics.lake.files import NO_COLUMNS, FilesWriter
 from topics.lake.layout import parse_path
 from topics.lake.storage import Storage
-from topics.lake.write import NO_COLUMNS, FilesWriter
 from topics.plurals import counted
 
 MERGE_MIN = 8  # files

@@ -17,9 +17,9 @@ from tests.spark.pipelines.kills import killed_at
 from topics.client import Client
 from topics.client.request import Record
 from topics.errors import TopicsError
-from topics.lake.delta.output import OutputTable
-from topics.lake.delta.rows import RowsWriter, read_rows
 from topics.lake.facts import FactsReader, by_epoch
+from topics.lake.files import RowsWriter, read_rows
+from topics.lake.output import OutputTable
 from topics.lake.storage import Storage
 from topics.spark.failures import BadUsage, Failed, kind_of
 from topics.spark.options import ConnectionOptions

@@ -17,7 +17,7 @@ from tests.spark.lakes import archive
 from tests.spark.pipelines.kills import killed_at
 from topics.client import Client
 from topics.client.request import Record
-from topics.lake.delta import output
+from topics.lake import output
 from topics.spark.failures import BadUsage
 from topics.spark.pipelines import rollup as module
 from topics.spark.pipelines.rollup import rollup

@@ -17,8 +17,8 @@ from msgspec import structs
 
 from topics.client import Client
 from topics.errors import Code, TopicsError
-from topics.lake.delta.output import LiveFile
-from topics.lake.delta.rows import RowsFile
+from topics.lake.files import RowsFile
+from topics.lake.output import LiveFile
 from topics.spark.failures import BadUsage
 from topics.spark.pipelines.compact_task import (
     COLUMNS,

@@ -11,7 +11,7 @@ import pyarrow as pa
 from msgspec import Raw, field
 
 from topics.client import Client
-from topics.lake.delta.rows import RowsFile, RowsWriter, read_rows
+from topics.lake.files import RowsFile, RowsWriter, read_rows
 from topics.lake.storage import Storage
 from topics.model import surrogates
 from topics.spark.options import BadOption, ConnectionOptions

@@ -61,7 +61,7 @@ def _maintain_topic(job: PipelineJob, lake: Lake, row: TopicReport, *, merge_fil
             merged += sum(len(group) for group in plan_merges(archived, min_files=merge_files))
         else:
             merged += lake.merge(row.topic, epoch, min_files=merge_files)
-    removed = lake.vacuum(row.topic, retention_hours=retention_hours, dry_run=job.dry_run)
+    removed = lake.table(row.topic).vacuum(retention_hours=retention_hours, dry_run=job.dry_run)
     left = lake.table(row.topic).state().epochs.values()
     row.figures = {
         "merged": merged,

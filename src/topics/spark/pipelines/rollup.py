@@ -18,8 +18,8 @@ import xxhash
 from msgspec import Raw, Struct, field, structs
 
 from topics.client import Client
-from topics.lake.delta.output import KEPT_HOURS
-from topics.lake.delta.rows import RowsFile, RowsWriter
+from topics.lake.files import RowsFile, RowsWriter
+from topics.lake.output import KEPT_HOURS
 from topics.lake.storage import Storage
 from topics.model import surrogates
 from topics.spark.failures import BadUsage

@@ -23,9 +23,9 @@ from topics.client import Client
 from topics.client.request import State
 from topics.clock import SystemClock
 from topics.lake import Conflict, Gap, facts
-from topics.lake.delta.output import OutputTable
-from topics.lake.delta.rows import RowsFile
 from topics.lake.errors import Moved, NoLake, NoTable
+from topics.lake.files import RowsFile
+from topics.lake.output import OutputTable
 from topics.spark.failures import BadUsage, Failed
 from topics.spark.options import offset_option
 from topics.spark.pipelines.run.delivery import target_of

@@ -8,7 +8,6 @@ from __future__ import annotations
 from topics.client import Client
 from topics.errors import Code, TopicsError
 from topics.lake import Change, Damaged, Lake, Snapshot
-from topics.lake.vacuum import remove_dead_files
 from topics.spark.pipelines.archive.lake_match import Key, check_same, verify
 from topics.spark.pipelines.run.job import PipelineJob
 from topics.spark.pipelines.run.report import TopicReport
@@ -50,10 +49,10 @@ class AfterCommit:
         table = self._state.lake.table(topic)
         if topic not in self._tidied:
             self._tidied[topic] = 0
-            remove_dead_files(table, table.state())
+            table.remove_dead_files()
         if table.checkpoints > self._tidied[topic]:
             self._tidied[topic] = table.checkpoints
-            self._state.count("removed", self._state.lake.vacuum(topic).files)
+            self._state.count("removed", table.vacuum().files)
 
     def _report_archived(self, client: Client, extent: TopicExtent, archived_to: int) -> None:
         """Report the last archived seq to the server, for topics that retain unarchived records."""

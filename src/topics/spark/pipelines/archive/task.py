@@ -16,8 +16,8 @@ from msgspec import Struct, structs
 from topics.arrow import GAP
 from topics.clock import SystemClock
 from topics.lake import Change, File, Gap, Snapshot, TypedColumns, joined, write_files
+from topics.lake.files import NO_COLUMNS
 from topics.lake.storage import Storage
-from topics.lake.write import NO_COLUMNS
 from topics.plurals import counted
 from topics.spark.options import ConnectionOptions
 from topics.spark.pipelines.run.tasks import Tasks, Workload

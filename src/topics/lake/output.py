@@ -16,16 +16,16 @@ from deltalake.transaction import AddAction, RemoveAction
 from msgspec import Struct
 
 from topics.clock import SystemClock
-from topics.lake.delta.commits import Actions, DeltaFolder, delta_errors
-from topics.lake.delta.rows import FILE_BYTES, RowsFile, RowsWriter, read_rows
+from topics.lake.delta_folder import Actions, DeltaFolder, delta_errors
 from topics.lake.errors import Conflict, Damaged, LakeError, Moved, NoTable
 from topics.lake.facts import Facts
+from topics.lake.files import ROWS_FILE_BYTES, RowsFile, RowsWriter, read_rows
 from topics.lake.layout import LOG
 from topics.lake.storage import Storage, with_remedies
 
 KEPT_HOURS = 168  # how long replaced files stay for readers of older versions
 MERGE_FILES = 32  # small files that are merged into one
-SMALL_BYTES = FILE_BYTES // 4
+SMALL_BYTES = ROWS_FILE_BYTES // 4
 
 
 class LiveFile(Struct, frozen=True, kw_only=True):
