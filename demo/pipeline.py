@@ -152,8 +152,8 @@ def started() -> Any:
     """Start a Spark session for all pipelines of this run, because the start takes longer than all of them."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from topics.spark import session
+    from topics.spark.jvm import quiet_start
     from topics.spark.pipelines.run.job import SESSION
-    from topics.spark.pipelines.run.quiet_jvm import quiet_start
 
     with quiet_start():
         config = {**SESSION, "spark.sql.shuffle.partitions": "1", "spark.log.level": "OFF"}

@@ -98,7 +98,7 @@ class TopicState(Struct, frozen=True, kw_only=True):
         return self.epochs.get(epoch) or ArchivedEpoch(topic=self.topic, epoch=epoch)
 
 
-def merged(ranges: Iterable[Range]) -> tuple[Range, ...]:
+def merged(ranges: Iterable[Range]) -> list[Range]:
     """Return the same seqs in the smallest number of ranges."""
     found: list[Range] = []
     for low, high in sorted(ranges):
@@ -106,7 +106,7 @@ def merged(ranges: Iterable[Range]) -> tuple[Range, ...]:
             found[-1] = (found[-1][0], max(found[-1][1], high))
         else:
             found.append((low, high))
-    return tuple(found)
+    return found
 
 
 def outside(ranges: Iterable[Range], first: int, last: int) -> list[Range]:

@@ -14,23 +14,22 @@ from msgspec import Struct, field
 
 from topics.client import Client
 from topics.client.request import Summary
-from topics.errors import Code, TopicsError
 from topics.lake import ArchivedEpoch, File, Lake, Snapshot
+from topics.lake.archived import Range, merged
 from topics.plurals import counted
 from topics.spark.pipelines.audit_task import (
     Difference,
     FileCheck,
     FileFindings,
-    Range,
     Stretch,
     StretchFindings,
     check_file,
-    joined,
     look,
 )
 from topics.spark.pipelines.run.job import Failed, JobOptions, PipelineJob
 from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
 from topics.spark.pipelines.run.tasks import Tasks, Workload
+from topics.spark.source.catalog import state_of
 from topics.spark.unknown_names import existing_lake, no_topic, unknown_topic
 
 ATTEMPTS = 5  # audits until one runs without a change of the lake
@@ -90,11 +89,11 @@ class EpochAccount(Struct, kw_only=True):
 
     @property
     def unexplained(self) -> list[Range]:
-        return joined([pair for one in self.found for pair in one.unexplained])
+        return merged(pair for one in self.found for pair in one.unexplained)
 
     @property
     def doubled(self) -> list[Range]:
-        return joined([pair for one in self.found for pair in one.doubled])
+        return merged(pair for one in self.found for pair in one.doubled)
 
     @property
     def differences(self) -> list[Difference]:
@@ -182,30 +181,20 @@ def _accounts(client: Client, lake: Lake, snapshot: Snapshot, topics: Sequence[s
 
 def _reported(client: Client, state: Summary) -> tuple[int, int]:
     """Return the last archived and the last trimmed seq that the server knows."""
-    try:
-        now = client.topic(state.topic)
-    except TopicsError as error:
-        if error.code is not Code.TOPIC_NOT_FOUND:
-            raise
-        return 0, 0
-    return (now.archived_seq or 0, now.trimmed_seq or 0) if now.epoch == state.epoch else (0, 0)
+    now = state_of(client, state.topic, epoch=state.epoch)
+    return (0, 0) if now is None else (now.archived_seq or 0, now.trimmed_seq or 0)
 
 
 def _live_topics(client: Client, topics: Sequence[str]) -> dict[str, Summary]:
     if not topics:
         return {row.topic: row for row in client.topics()}
-    found = {}
-    for name in topics:
-        try:
-            state = client.topic(name)
-        except TopicsError as error:
-            if error.code is not Code.TOPIC_NOT_FOUND:
-                raise
-            continue
-        found[name] = Summary(
-            name, state.epoch, state.head_seq, state.earliest_seq, state.count, state.bytes, state.config.durable
+    states = [state for name in topics if (state := state_of(client, name)) is not None]
+    return {
+        one.topic: Summary(
+            one.topic, one.epoch, one.head_seq, one.earliest_seq, one.count, one.bytes, one.config.durable
         )
-    return found
+        for one in states
+    }
 
 
 def _attempt(job: PipelineJob, lake: Lake, url: str, snapshot: Snapshot, accounts: list[EpochAccount]) -> bool:
@@ -302,7 +291,7 @@ def _row(account: EpochAccount, url: str) -> TopicReport:
     figures["doubled"] = account.doubled
     figures["differences"] = account.differences
     figures["damaged"] = [{"file": file.path, "problem": problem} for file, problem in account.damaged]
-    lost = joined([pair for one in account.found for pair in one.lost])
+    lost = merged(pair for one in account.found for pair in one.lost)
     gaps = [
         ReportedGap(from_seq=gap.first, to_seq=gap.last, reason=gap.reason, epoch=account.epoch)
         for gap in account.archived.gaps

@@ -20,13 +20,13 @@ from topics.arrow import Cells, cells
 from topics.client import request
 from topics.errors import Code, TopicsError
 from topics.lake import Damaged, File, Lake
+from topics.lake.archived import Range, merged
 from topics.lake.rewrite import row_groups
 from topics.spark.options import ConnectionOptions
 from topics.spark.source.catalog import client_for
 from topics.storage.segments.record_run import Run
 
 Marks: TypeAlias = npt.NDArray[np.uint8]
-Range = tuple[int, int]  # seqs, both ends inclusive
 
 COMPARED = ("ts", "node", "tag", "meta", "data")
 SHOWN = 20  # most differing seqs that are listed
@@ -172,7 +172,7 @@ def _once(archived: pa.Table) -> tuple[pa.Table, list[Range]]:
     if not np.any(np.diff(seqs) <= 0):
         return archived, []
     each, at, count = np.unique(seqs, return_index=True, return_counts=True)
-    return archived.take(pa.array(at)), joined([(seq, seq) for seq in each[count > 1].tolist()])
+    return archived.take(pa.array(at)), merged((seq, seq) for seq in each[count > 1].tolist())
 
 
 def _compare(stretch: Stretch, live: pa.Table, archived: pa.Table, found: StretchFindings) -> None:
@@ -228,14 +228,3 @@ def _within(given: Sequence[Range], first: int, last: int) -> list[Range]:
 def ranges(hit: npt.NDArray[np.bool_], first: int) -> list[Range]:
     edges = np.flatnonzero(np.diff(np.concatenate(([0], hit.view(np.int8), [0]))))
     return [(first + int(low), first + int(high) - 1) for low, high in zip(edges[::2], edges[1::2], strict=True)]
-
-
-def joined(given: Sequence[Range]) -> list[Range]:
-    """Join neighbouring ranges: a range that was cut between tasks becomes one again."""
-    found: list[Range] = []
-    for low, high in sorted(given):
-        if found and low <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(found[-1][1], high))
-        else:
-            found.append((low, high))
-    return found

@@ -25,14 +25,13 @@ from topics.model import surrogates
 from topics.spark.failures import BadUsage, Failed
 from topics.spark.options import ConnectionOptions, offset_option, read_options
 from topics.spark.pipelines.run import delivery
-from topics.spark.pipelines.run.delivery import DeliveryResult, OutgoingRow, RangeDelivery, fields_of, record_of
+from topics.spark.pipelines.run.delivery import DeliveryResult, OutgoingRow, RangeDelivery, cut, fields_of, record_of
 from topics.spark.pipelines.run.lenient_sql import lenient
-from topics.spark.sink.chunks import MAX_BYTES, MAX_RECORDS
+from topics.spark.sink.chunks import MAX_RECORDS
 from topics.spark.sink.write_options import WriteOptions
 from topics.spark.source import plan
 from topics.spark.source.catalog import catalog_of, client_for
 from topics.spark.source.layout import Layout
-from topics.spark.source.plan import GRID
 from topics.spark.source.read import how_of, read_span
 
 if TYPE_CHECKING:
@@ -107,34 +106,22 @@ class Sender(Struct, kw_only=True):
                 client, WriteOptions(connection=self.target), self.into,
                 epoch=self.epoch, present=self.present, gap_row=self._gap_row, into=outcome,
             )  # fmt: skip
-            for key, held in self.cut(rows):
-                key, missing = sending.new(key, held)
+            for _, _, held in cut(rows, self.start, self.stop, most=self.most):
+                key, missing = sending.new(self._key(held), held)
                 if missing:
                     time.sleep(pace.pause_s(len(missing), time.monotonic()))
                     sending.send(key, missing)
         return outcome
 
+    @property
+    def most(self) -> int:
+        """The most records in a request: few at a low rate, so that they are evenly spread."""
+        return MAX_RECORDS if self.rate is None else min(max(int(self.rate * SMOOTH_S), 1), MAX_RECORDS)
+
     def _gap_row(self, first: int, last: int, reason: str) -> OutgoingRow:
         data = _encode({"topic": self.topic, "gap_from": first, "gap_to": last, "reason": reason})
         origin = Origin(id=self.id, topic=self.topic, epoch=self.epoch, seq=first, to=last)
         return OutgoingRow(first, last, record_of(data, None, None, stamped(b'{"kind":"gap"}', origin)), reason)
-
-    def cut(self, rows: Iterable[OutgoingRow]) -> Iterator[tuple[str, list[OutgoingRow]]]:
-        """Cut rows, sorted by seq, into requests, each with its key."""
-        most = MAX_RECORDS if self.rate is None else min(max(int(self.rate * SMOOTH_S), 1), MAX_RECORDS)
-        held: list[OutgoingRow] = []
-        size_bytes, last = 0, self.start - 1
-        for row in rows:
-            assert last < row.first <= row.last < self.stop, "rows come in the order of their seqs"
-            last = row.last
-            is_next = bool(held) and held[0].first // GRID != row.first // GRID
-            if is_next or len(held) >= most or (held and size_bytes + len(row.record) > MAX_BYTES):
-                yield self._key(held), held
-                held, size_bytes = [], 0
-            held.append(row)
-            size_bytes += len(row.record)
-        if held:
-            yield self._key(held), held
 
     def _key(self, rows: list[OutgoingRow]) -> str:
         seqs = xxhash.xxh3_64_hexdigest(str([(row.first, row.last) for row in rows]).encode())

@@ -16,13 +16,12 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from topics.errors import Code, TopicsError
 from topics.spark.pyspark_api import DataSourceStreamArrowWriter
 from topics.spark.sink.chunks import GridChunks, OrderedChunks
 from topics.spark.sink.rows import Renderer
 from topics.spark.sink.send import Sent, send
 from topics.spark.sink.write_options import WriteOptions
-from topics.spark.source.catalog import client_for
+from topics.spark.source.catalog import client_for, state_of
 
 QUERY_ID = "sql.streaming.queryId"  # of the checkpoint: survives restarts
 BATCH_ID = "streaming.sql.batchId"
@@ -109,13 +108,8 @@ def check_window(options: WriteOptions) -> None:
     if options.window_ms is None or options.topic is None:
         return
     with client_for(options.connection, options.connection.servers[0]) as client:
-        try:
-            state = client.topic(options.topic)
-        except TopicsError as error:
-            if error.code is Code.TOPIC_NOT_FOUND:
-                return
-            raise
-    if state.config.idempotency_window_ms < options.window_ms:
+        state = state_of(client, options.topic)
+    if state is not None and state.config.idempotency_window_ms < options.window_ms:
         raise ShortWindow(
             f"topic {options.topic} has an idempotency window of {state.config.idempotency_window_ms} ms, less than "
             f"idempotencyWindowMs={options.window_ms}; raise it with "

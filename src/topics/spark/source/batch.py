@@ -18,7 +18,6 @@ from topics.spark.source.plan import Span, TopicExtent
 from topics.spark.source.read import how_of, read_span
 from topics.spark.source.schema_layout import layout_of
 from topics.spark.source.where import narrowing, of_filters
-from topics.spark.worker_memory import freeze_imports
 
 CARRIED_BYTES = 16 << 20  # most bytes that a partition carries of records that are in no segment file
 
@@ -104,7 +103,6 @@ class TopicsReader(DataSourceReader):
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        freeze_imports()
         assert isinstance(partition, ReadPartition)
         how = how_of(self.options, layout_of(self.options, self.schema), tag=self.narrowing.tag)
         for span, excerpt in partition.spans:

@@ -20,7 +20,6 @@ from topics.spark.source.offsets import Key, OffsetCodec, StreamPosition, Stream
 from topics.spark.source.plan import Impossible, Span, TopicExtent
 from topics.spark.source.read import how_of, read_span
 from topics.spark.source.schema_layout import layout_of
-from topics.spark.worker_memory import freeze_imports
 
 # An idle query asks for the latest offset a hundred times a second, so the answer waits for new records. The wait is
 # short because a query that is being stopped waits for the answer.
@@ -108,7 +107,6 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [ReadPartition([(span, None) for span in part]) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        freeze_imports()
         assert isinstance(partition, ReadPartition)
         layout = layout_of(self.options, self.schema)
         how = how_of(self.options, layout, tag=layout.narrowing().tag)

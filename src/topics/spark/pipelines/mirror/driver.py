@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Unpack
 
-from msgspec import Struct
-
 from topics.client import Client
 from topics.client.request import Record
 from topics.errors import Code, TopicsError
@@ -86,13 +84,19 @@ def mirror(
         one, other = (open_clients.enter_context(job.client(url)) for url in (source, target))
         check_wanted(job, wanted, [one, other] if both_ways else [one], follow=follow)
         one_id, other_id = _identities(job, (one, source_name), (other, target_name))
-        make = _Maker(
-            job, wanted, only_local=only_local, skip_trimmed=skip_trimmed, positions_topic=positions_topic,
-            step_seqs=ALL_SEQS if job.dry_run else step_seqs,
-        )  # fmt: skip
-        links = [make.link(one, other, one_id, other_id, target_nodes, lake=lake)]
+
+        def link(here: Client, there: Client, ids: tuple[str, str], nodes: Sequence[str], lake: str | None) -> Link:
+            task = CopyTask(
+                source=job.connection(here.url), target=job.connection(there.url), source_id=ids[0], target_id=ids[1],
+                topic="", epoch=0, start=0, stop=0, nodes=tuple(nodes), only_local=only_local,
+                lake=lake, heeds_trims=lake is None and not skip_trimmed,
+            )  # fmt: skip
+            step = ALL_SEQS if job.dry_run else step_seqs
+            return Link(job, wanted, here, there, task, step_seqs=step, positions_topic=positions_topic)
+
+        links = [link(one, other, (one_id, other_id), target_nodes, lake)]
         if both_ways:
-            links.append(make.link(other, one, other_id, one_id, source_nodes))
+            links.append(link(other, one, (other_id, one_id), source_nodes, None))
         _run(job, links, follow=follow)
     return job.report
 
@@ -107,38 +111,6 @@ def _identities(job: PipelineJob, *servers: tuple[Client, str | None]) -> tuple[
             next=f"delete the topic {IDENTITY} on the one that is the copy",
         )
     return found
-
-
-class _Maker(Struct, frozen=True):
-    """Creates the links of one job."""
-
-    job: PipelineJob
-    wanted: MirrorSelection
-    only_local: bool = False
-    skip_trimmed: bool = False
-    step_seqs: int = STEP_SEQS
-    positions_topic: str = positions.TOPIC
-
-    def link(
-        self,
-        source: Client,
-        target: Client,
-        source_id: str,
-        target_id: str,
-        nodes: Sequence[str],
-        *,
-        lake: str | None = None,
-    ) -> Link:
-        pattern = CopyTask(
-            source=self.job.connection(source.url), target=self.job.connection(target.url),
-            source_id=source_id, target_id=target_id, topic="", epoch=0, start=0, stop=0,
-            nodes=tuple(nodes), only_local=self.only_local,
-            lake=lake, heeds_trims=lake is None and not self.skip_trimmed,
-        )  # fmt: skip
-        return Link(
-            self.job, self.wanted, source=source, target=target, pattern=pattern,
-            step_seqs=self.step_seqs, positions_topic=self.positions_topic,
-        )  # fmt: skip
 
 
 def _run(job: PipelineJob, links: Sequence[Link], *, follow: bool) -> None:

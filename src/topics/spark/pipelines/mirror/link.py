@@ -55,10 +55,10 @@ class Link:
         self,
         job: PipelineJob,
         wanted: MirrorSelection,
-        *,
         source: Client,
         target: Client,
         pattern: CopyTask,
+        *,
         step_seqs: int,
         positions_topic: str,
     ) -> None:

@@ -8,7 +8,7 @@ its source.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -19,13 +19,12 @@ from msgspec import UNSET, Struct, UnsetType
 from topics.model import surrogates
 from topics.spark.options import ConnectionOptions
 from topics.spark.pipelines.run import delivery
-from topics.spark.pipelines.run.delivery import OutgoingRow, RangeDelivery, fields_of, record_of
+from topics.spark.pipelines.run.delivery import OutgoingRow, RangeDelivery, cut, fields_of, record_of
 from topics.spark.pipelines.run.report import ReportedGap
 from topics.spark.pipelines.run.trimmed import Watch
-from topics.spark.sink.chunks import MAX_BYTES, MAX_RECORDS
 from topics.spark.sink.write_options import WriteOptions
 from topics.spark.source.catalog import client_for
-from topics.spark.source.plan import GRID, Span
+from topics.spark.source.plan import Span
 from topics.spark.source.read import How, read_span
 
 LOSS = b'{"kind":"gap"}'  # meta of a record that reports a gap
@@ -58,6 +57,12 @@ class CopyTask(Struct, kw_only=True):
     def run(self) -> str:
         return f"mirror/{self.source_id}/{self.epoch}.{self.generation}"
 
+    def key(self, first: int, last: int, rows: list[OutgoingRow]) -> str:
+        """Return the key of a request. It contains the gaps, so that a repetition with other gaps is written too."""
+        losses = [(row.first, row.last) for row in rows if row.last > row.first]
+        suffix = f"/{xxhash.xxh3_64_hexdigest(str(losses).encode())}" if losses else ""
+        return f"{self.run}/{first}-{last}{suffix}"
+
     def gap_row(self, gap_from: int, gap_to: int, reason: str) -> OutgoingRow:
         """Return the record that reports a gap."""
         hop = Hop(at=self.source_id, topic=self.topic, epoch=self.epoch, seq=gap_from, to=gap_to)
@@ -86,8 +91,8 @@ def copy(task: CopyTask) -> MirrorResult:
         )
         if task.lost_epoch is not None:
             sending.put(f"{task.run}/after-{task.lost_epoch}", [_new_epoch_record(task)])
-        for key, rows in cut(read(task, outcome), task):
-            key, missing = sending.new(key, rows)
+        for first, last, rows in cut(read(task, outcome), task.start, task.stop):
+            key, missing = sending.new(task.key(first, last, rows), rows)
             if missing:
                 sending.send(key, missing)
     return outcome
@@ -140,32 +145,6 @@ def outgoing(batch: pa.RecordBatch, task: CopyTask, outcome: MirrorResult) -> It
             outcome.pending_gap = None
             outcome.size_bytes += len(record)
             yield OutgoingRow(one.seq, one.seq, record)
-
-
-def cut(rows: Iterable[OutgoingRow], task: CopyTask) -> Iterator[tuple[str, list[OutgoingRow]]]:
-    """Cut rows, sorted by seq, into requests with keys. Each request covers the seqs after the previous one."""
-    held: list[OutgoingRow] = []
-    size_bytes, covered = 0, task.start
-    for row in rows:
-        cell = row.first // GRID * GRID
-        if held and held[0].first < cell:
-            yield _key(task, covered, cell - 1, held), held
-            held, size_bytes, covered = [], 0, cell
-        elif held and (size_bytes + len(row.record) > MAX_BYTES or len(held) >= MAX_RECORDS):
-            yield _key(task, covered, row.first - 1, held), held
-            held, size_bytes, covered = [], 0, row.first
-        held.append(row)
-        size_bytes += len(row.record)
-    if held:
-        end = min(task.stop, (held[-1].first // GRID + 1) * GRID) - 1
-        yield _key(task, covered, end, held), held
-
-
-def _key(task: CopyTask, first: int, last: int, rows: list[OutgoingRow]) -> str:
-    """Return the key of a request. It contains the gaps, so that a repetition with other gaps is written as well."""
-    losses = [(row.first, row.last) for row in rows if row.last > row.first]
-    suffix = f"/{xxhash.xxh3_64_hexdigest(str(losses).encode())}" if losses else ""
-    return f"{task.run}/{first}-{last}{suffix}"
 
 
 def _new_epoch_record(task: CopyTask) -> bytes:

@@ -6,7 +6,7 @@ target has passed, a restart finds from the origins how far an interrupted run c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -20,10 +20,11 @@ from topics.errors import Code, TopicsError
 from topics.model import surrogates
 from topics.spark.failures import Failed
 from topics.spark.pipelines.run.report import ReportedGap
-from topics.spark.sink.chunks import Chunk
+from topics.spark.sink.chunks import MAX_BYTES, MAX_RECORDS, Chunk
 from topics.spark.sink.send import Sent, send
 from topics.spark.sink.write_options import WriteOptions
 from topics.spark.source.catalog import state_of
+from topics.spark.source.plan import GRID
 
 Row = TypeVar("Row")
 REFUSED = (Code.RECORD_TOO_LARGE, Code.INVALID_REQUEST)
@@ -129,6 +130,32 @@ class RangeDelivery:
 
     def _gap(self, row: OutgoingRow, reason: str) -> ReportedGap:
         return ReportedGap(from_seq=row.first, to_seq=row.last, reason=reason, epoch=self._epoch)
+
+
+def cut(
+    rows: Iterable[OutgoingRow], start: int, stop: int, *, most: int = MAX_RECORDS
+) -> Iterator[tuple[int, int, list[OutgoingRow]]]:
+    """Cut rows of [start, stop), sorted by seq, into requests: first and last covered seq, and the rows.
+
+    Cuts are at multiples of `GRID` and where a request becomes too large. A request covers the seqs after the previous
+    one, so that its key does not depend on records that are deleted meanwhile.
+    """
+    held: list[OutgoingRow] = []
+    size_bytes, covered, last = 0, start, start - 1
+    for row in rows:
+        if not last < row.first <= row.last < stop:
+            raise Failed(f"seq {row.first} was read after seq {last}, in a range that ends at seq {stop - 1}")
+        last = row.last
+        cell = row.first // GRID * GRID
+        is_full = len(held) >= most or size_bytes + len(row.record) > MAX_BYTES
+        if held and (is_full or held[0].first < cell):
+            begin = cell if held[0].first < cell else row.first
+            yield covered, begin - 1, held
+            held, size_bytes, covered = [], 0, begin
+        held.append(row)
+        size_bytes += len(row.record)
+    if held:
+        yield covered, min(stop, (held[-1].first // GRID + 1) * GRID) - 1, held
 
 
 def refused_rows(

@@ -32,10 +32,9 @@ from topics.errors import Code, TopicsError
 from topics.installation import install_command
 from topics.lake.storage import SETTINGS, given_options, set_options
 from topics.spark.failures import BadUsage, Failed, NoSpark, as_failed, explain, kind_of, next_step
-from topics.spark.java import NoJava, find_java
+from topics.spark.jvm import NoJava, find_java, quiet_start
 from topics.spark.options import BadOption, ConnectionOptions
 from topics.spark.pipelines.run.progress import Progress
-from topics.spark.pipelines.run.quiet_jvm import quiet_start
 from topics.spark.pipelines.run.report import Execution, RunProblem, RunReport, TopicReport
 from topics.spark.pipelines.run.tasks import Tasks, Workload, choose
 from topics.spark.source.catalog import state_of
