@@ -72,12 +72,12 @@ def _page(page: Diff, from_seq: int, healer: Healer, form: RecordForm) -> Iterat
         yield lost
         at = 1
     elif lost is not None:
-        yield from form.items(healer.passed_over(at, lost.gap_from - 1))
+        yield from form.items(healer.skipped(at, lost.gap_from - 1))
         yield from form.items(healer.lost(lost.gap_from, lost.gap_to, lost.reason))
         at = lost.gap_to + 1
     # A trim deletes everything up to a seq. So a seq that is missing after a live record was deleted on request.
     first = page.records[0].seq if page.records else page.next_from_seq + 1
-    yield from form.items(healer.passed_over(at, min(first, page.earliest_seq) - 1))
+    yield from form.items(healer.skipped(at, min(first, page.earliest_seq) - 1))
     yield from page.records
 
 

@@ -89,13 +89,16 @@ def by_epoch(facts: Facts) -> dict[int, EpochFacts]:
     return found
 
 
-# --- Read the facts in the log of a Delta table
+# --- the facts in the log of a table
 
 Facts = Mapping[str, int]
 
 
 class FactsReader:
-    """Reads the facts of one table from its log. Reads only the versions that are new since the last call."""
+    """Reads the facts of one table from its log. Reads only the versions that are new since the last call.
+
+    `deltalake` returns a fact by its name; this class lists all of them.
+    """
 
     def __init__(self, storage: Storage) -> None:
         """`storage` is the place of the table."""

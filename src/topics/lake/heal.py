@@ -85,7 +85,7 @@ class Healer:
         if end < last:
             yield Gap(max(first, end + 1), last, reason, 0)
 
-    def passed_over(self, first: int, last: int) -> Iterator[Piece]:
+    def skipped(self, first: int, last: int) -> Iterator[Piece]:
         """Yield the archived records of a range that the server skipped silently, up to the last trimmed seq."""
         if first > last:
             return

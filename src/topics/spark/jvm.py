@@ -5,7 +5,7 @@ start if a requested module is missing. So this runtime is started through a sho
 argument.
 
 Two caches below the user's cache folder make a start faster. On two cores, a session with its first query takes 22
-seconds of CPU with both, 33 without the archive, and 25 without the home:
+seconds of CPU with both, 33 without the archive, and 27 without the home:
 
     classes    The JVM loads about 20,000 classes. Java can keep them in an archive for the next start (class-data
                sharing). The first JVM writes the archive when it ends. It fits one Spark home: Java compares the

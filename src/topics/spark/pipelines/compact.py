@@ -141,7 +141,7 @@ class Compaction(Rounds[CompactPosition]):
     def note(self, outcome: CompactResult) -> None:
         super().note(outcome)
         self._row.gaps += outcome.gaps
-        self.add(looked_at=outcome.looked_at, without_key=outcome.without_key, removed=outcome.removed)
+        self._row.add(looked_at=outcome.looked_at, without_key=outcome.without_key, removed=outcome.removed)
         if outcome.keys:
             self._row.figures["keys"] = outcome.keys
 
@@ -289,5 +289,5 @@ class CompactTopic(TopicOutput[CompactPosition]):
 
 
 def declaration_of(topic: str, by: str) -> int:
-    """Return a number that stands for the topic and the key expression."""
+    """Return a hash of the topic and the key expression."""
     return xxhash.xxh3_64_intdigest(msgspec.json.encode((topic, by))) >> 1

@@ -153,13 +153,16 @@ def origin_of(meta: bytes | None) -> Origin | None:
         return None
 
 
-# --- The rows that a replay reads: in this process as Arrow batches, or on Spark as a DataFrame
+# --- the rows that a replay reads: in this process as Arrow batches, or on Spark as a DataFrame
 
 ONE_PARTITION = str(1 << 40)  # one task reads a whole step, in order
 
 
 class ReplaySource:
-    """The selected rows of one topic, and all of its gaps: the condition applies only to records."""
+    """The selected rows of one topic, and all of its gaps: the condition applies only to records.
+
+    A condition (`where`) is an expression of Spark SQL, so that a replay with one needs Spark.
+    """
 
     def __init__(self, topic: str, options: dict[str, str], *, where: str | None, warn: Callable[[str], None]) -> None:
         self._topic, self._options, self._where, self._warn = topic, options, where, warn

@@ -185,7 +185,7 @@ class Rolling(Rounds[RollupPosition]):
         seen, latest_ms = self._seen(at, stop)
         self._source.check_same(at.epoch)
         found = windows.turn(at.open, at.watermark_ms, seen, latest_ms=latest_ms, delay_ms=self._declared.delay_ms)
-        self.add(late=found.late)
+        self._row.add(late=found.late)
         due = None
         if found.closing:
             low = min(one.low for one in found.closing)
@@ -210,7 +210,7 @@ class Rolling(Rounds[RollupPosition]):
             if row.kind == "gap":
                 gaps.append(ReportedGap(from_seq=row.low, to_seq=row.gap_to, reason=row.reason, epoch=at.epoch))
             elif row.begin is None:
-                self.add(without_time=row.n)
+                self._row.add(without_time=row.n)
             else:
                 seen.append(Seen(row.begin, row.end, row.low, row.n))
                 latest = row.latest if latest is None else max(latest, row.latest)

@@ -362,11 +362,6 @@ class Rounds(Generic[At]):
         at = self._at
         self._job.reached[self._source.url, self._source.topic] = (0, 0) if at is None else (at.epoch, at.done)
 
-    def add(self, **counts: int) -> None:
-        """Add counts to the figures of the report. Zeros are left out."""
-        figures = self._row.figures
-        figures.update({name: figures.get(name, 0) + count for name, count in counts.items() if count})
-
 
 # --- tasks
 

@@ -1,8 +1,36 @@
-"""Windows of event time: which are open, which close, and the first seq of their records. Pure: no Spark.
+"""The declaration of a rollup, its windows of event time, and its position in a table. Pure: no Spark.
 
 A window closes when the watermark reaches its end. The watermark is the latest event time seen minus the declared
 delay. A window closes once, with all of its records up to then. To compute it, records are read again from its first
 seq, so no partial sums are stored, and any SQL aggregate can be used.
+
+A declaration is given as arguments or as a small TOML file:
+
+    topic = "orders"
+    into = "orders.hourly"                       # or: table = "/out/orders-hourly", or "s3://bucket/orders-hourly"
+    window = "1 hour"                            # and: slide = "15 minutes", for windows that overlap
+    time = "timestamp_millis(value:at::bigint)"  # event time; the commit time (ts) if not given
+    watermark = "10 minutes"                     # how late a record may arrive
+    where = "tag = 'web'"
+    by = ["value:sku::string AS sku"]
+    select = ["count(*) AS orders", "sum(value:total::bigint) AS total"]
+
+One statement can replace `by`, `select` and `where`:
+
+    sql = "SELECT window, tag, count(*) AS n FROM records GROUP BY ALL"
+
+Its table `records` has the columns of the source, `value` (data as a VARIANT), `time` and `window`.
+
+The position of a rollup in a table consists of facts, which are numbers:
+
+    declaration               the digest of the declaration
+    epoch, done, generation   how far the source topic is processed
+    watermark                 ms
+    open/<slot>/start         an open window: ms
+    open/<slot>/first         first seq of its records; 0: the slot is free
+
+A fact can be changed but never removed, so the slot of a closed window is used again. There are as many slots as
+windows were ever open at the same time.
 """
 
 from __future__ import annotations
@@ -96,7 +124,7 @@ def turn(
     return Turn(watermark_ms=mark, closing=closing, open=[one for one in ordered if one.end_ms > mark], late=late)
 
 
-# --- The declaration of a rollup: its topic, windows and aggregates, as arguments or as a small TOML file
+# --- the declaration
 
 COUNT = ("count(*) AS count",)
 DIGEST_DIGITS = 15  # the digest is also stored as a signed number of 64 bits
@@ -165,7 +193,7 @@ class Declaration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:DIGEST_DIGITS]
 
 
-# --- The position of a rollup as numbers, for the facts of its table. Pure: no Spark, no files
+# --- the position in a table
 
 
 def number_of(digest: str) -> int:

@@ -7,7 +7,7 @@
     seq, topic    the source of the row, as the reader gives it; `source_topic` if `topic` is the destination
     server        part of the source, with several servers
 
-Kafka's names `value`, `key`, `headers` and `offset` stand for data, tag, meta and seq. Columns of the reader that are
+Kafka's names `value`, `key`, `headers` and `offset` mean data, tag, meta and seq. Columns of the reader that are
 not part of a record (`kind`, `ts` …) are ignored. Any other column is an error, because ignoring it would lose data.
 """
 

@@ -2,8 +2,8 @@
 
 A task sends its rows in requests whose cuts and idempotency keys are the same when the task or the whole batch is
 repeated (`chunks`). The server recognises a repeated key within its idempotency window, so a repetition writes nothing
-twice. Records are readable as soon as a task has sent them. A log cannot take records back, so there is no commit or
-abort.
+twice. Records are readable as soon as a task has sent them. A log cannot remove records again, so there is no commit
+or abort.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def run_name(options: WriteOptions, *, otherwise: str | None) -> str:
     batch = None if task is None else task.getLocalProperty(BATCH_ID)
     if query is not None and batch is not None:
         return f"spark/{query}/{batch}" + (f"/{options.write_id}" if options.write_id else "")
-    assert otherwise is not None, "a stream's task knows its query"
+    if otherwise is None:
+        raise RuntimeError("Spark did not name the query of a streaming task, so its rows cannot be written once")
     return f"spark/{otherwise}"
 
 

@@ -148,7 +148,7 @@ def is_recreated(begin: StreamPosition, end: StreamPosition) -> bool:
 def share(rooms: dict[Key, int], budget: int | None, *, turn: int) -> dict[Key, int]:
     """Divide the budget fairly: the part that a small topic does not need goes to the others.
 
-    If the budget is less than one seq per topic, topics take turns, so that none waits forever.
+    If the budget is less than one seq per topic, topics take turns, so that each of them advances.
     """
     if budget is None or sum(rooms.values()) <= budget:
         return rooms
@@ -179,11 +179,14 @@ def spans(begin: StreamPositions, end: StreamPositions) -> list[Span]:
     return found
 
 
-# --- The lag of a stream: how many seqs its source has that the query has not read yet
+# --- the lag of a stream
 
 
 def lag(query: Any) -> dict[str, int] | None:
     """Return the unread seqs by topic, after the last batch of a streaming query.
+
+    Spark fills `metrics` of a progress report only for sources written in Java. A Python source reports its latest
+    offset, and the lag is the distance from there to the end of the last batch.
 
     `query` is a query, its `lastProgress`, or the progress of a listener's event. With several servers the names are
     `server/topic`. Return None if there is no report yet, or if this version of Spark reports no latest offset.

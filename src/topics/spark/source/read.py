@@ -209,16 +209,16 @@ def _healed(span: Span, how: How, lake: str) -> Iterator[Piece]:
     for piece in _from_server(span, how):
         if isinstance(piece, int):
             # The server skips a trimmed range up to its first record, which may be after the end of the span.
-            yield from _as_tombstones(healer.passed_over(at, min(piece, span.stop) - 1))
+            yield from _as_tombstones(healer.skipped(at, min(piece, span.stop) - 1))
             yield piece
             return
         if isinstance(piece, Run):
-            yield from _as_tombstones(healer.passed_over(at, piece.first - 1))
+            yield from _as_tombstones(healer.skipped(at, piece.first - 1))
             yield piece
             at = piece.last + 1
         else:
             low, high = max(piece.gap_from, at), min(piece.gap_to, span.stop - 1)
-            yield from _as_tombstones(healer.passed_over(at, min(low, span.stop) - 1))
+            yield from _as_tombstones(healer.skipped(at, min(low, span.stop) - 1))
             yield from _as_tombstones(healer.lost(low, high, piece.reason))
             at = max(at, high + 1)
 

@@ -117,11 +117,9 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Show the progress of the stream as the position of a named consumer. Its checkpoint stays what counts."""
         if (name := self.options.consumer) is None:
             return
-        if self._servers is None:
-            self._servers = ServerCatalog(self.options)
         for (server, topic), position in self._names.load(end)[1].items():
             if self._published.get((server, topic)) != position:
-                self._servers.publish(server, topic, name, epoch=position.epoch, seq=position.seq - 1)
+                self._catalog.publish(server, topic, name, epoch=position.epoch, seq=position.seq - 1)
                 self._published[server, topic] = position
 
     def stop(self) -> None:
@@ -130,6 +128,12 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._servers = None
 
     # --- inside
+
+    @property
+    def _catalog(self) -> ServerCatalog:
+        if self._servers is None:
+            self._servers = ServerCatalog(self.options)
+        return self._servers
 
     def _advance(
         self, at: StreamPositions, extents: list[TopicExtent], budget: int | None
@@ -168,9 +172,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._refresh() if self._target is None else self._target
 
     def _refresh(self) -> list[TopicExtent]:
-        if self._servers is None:
-            self._servers = ServerCatalog(self.options)
-        extents = self._servers.present()
+        extents = self._catalog.present()
         self._seen = {(extent.server, extent.topic): extent for extent in extents}
         self._ends |= {
             key: offsets.StreamPosition(extent.epoch, extent.end)
@@ -187,9 +189,8 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return structs.replace(extent, head=end.seq - 1)
 
     def _wait(self, extents: list[TopicExtent]) -> None:
-        assert self._servers is not None
         if len(extents) == 1 and not extents[0].only_archived:
-            self._servers.wait(extents[0], WAIT_MS)
+            self._catalog.wait(extents[0], WAIT_MS)
         else:
             time.sleep(WAIT_AMONG_MANY_MS / 1000)
 
@@ -216,8 +217,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def _first_seq(self, extent: TopicExtent, *, otherwise: Offset) -> int:
-        assert self._servers is not None
-        return plan.first_seq(self.options, extent, self._servers.seq_at, otherwise=otherwise)
+        return plan.first_seq(self.options, extent, self._catalog.seq_at, otherwise=otherwise)
 
     def _first_seq_of_new(self, extent: TopicExtent) -> int:
         """Return the first seq of a topic created after the start: 1, unless startingOffsets names the topic."""
@@ -244,13 +244,18 @@ def _check(options: ReadOptions) -> None:
         raise BadOption("endingOffsets, endingTimestamp: only batch reads have these options; a stream has no end")
 
 
-# --- The stream reader for Spark 4.0 and 4.1, whose `latestOffset` gets neither the start of the next batch nor a limit
+# --- Spark 4.0 and 4.1
 
 INITIAL = "initial"  # marks an initial offset, which is never stored in a checkpoint
 
 
 class UnlimitedStreamReader(TopicsStreamReader):
-    """Plans and reads the micro-batches of one stream, each up to the heads of its topics."""
+    """The reader for Spark 4.0 and 4.1, whose `latestOffset` gets neither the start of the next batch nor a limit.
+
+    A micro-batch reads everything up to the heads. The start of a batch is known only in `partitions`. The first batch
+    is the exception: `latestOffset` stores the start of the stream in the end offset, because Spark asks again for the
+    initial offset after a crash, and "latest" would then be another seq.
+    """
 
     def __init__(self, options: ReadOptions, schema: StructType | None = None) -> None:
         if options.max_offsets is not None:

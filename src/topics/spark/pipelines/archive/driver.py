@@ -20,7 +20,7 @@ from topics.lake import ArchivedEpoch, BadColumns, Change, Conflict, Damaged, La
 from topics.lake.archived import outside
 from topics.lake.heal import OTHER_LAKE
 from topics.plurals import counted
-from topics.spark.pipelines.archive.after_commit import GAPS_SHOWN, AfterCommit, ArchiveState
+from topics.spark.pipelines.archive.after_commit import GAPS_SHOWN, ArchiveState
 from topics.spark.pipelines.archive.lake_match import (
     ArchiveSelection,
     Key,
@@ -136,8 +136,7 @@ class _ArchiveRun:
         new_lake: bool,
         typed: Mapping[str, TypedColumns],
     ) -> None:
-        self._state = ArchiveState(job, lake, url)
-        self._after = AfterCommit(self._state, trim=trim, merge_files=merge_files)
+        self._state = ArchiveState(job, lake, url, trim=trim, merge_files=merge_files)
         self._job, self._lake, self._url, self._wanted = job, lake, self._state.url, wanted
         self._trim, self._round_bytes, self._new_lake = trim, round_bytes, new_lake
         self._wanted_columns = typed
@@ -154,7 +153,7 @@ class _ArchiveRun:
         with self._servers, self._job.client(self._url) as client:
             snapshot = self._state.snapshot()
             extents = self._extents(client, snapshot, follow=False)
-            expect(self._state, client, snapshot, extents, trim=self._trim)
+            expect(self._state, client, snapshot, extents)
 
     def run(self, *, follow: bool, every_s: float) -> None:
         with self._servers, self._job.client(self._url) as client:
@@ -196,8 +195,8 @@ class _ArchiveRun:
             self._job.step(step_text(spans))
             moved = self._commit(base, self._archive(spans, extents))
             self._job.progress.show(self._done, total, unit="seqs")
-            self._after.run(client, [extent for extent in extents if extent.topic in moved])
-        self._after.run(client, extents, merge=False)  # the steps that a killed run has not reached
+            self._state.after_commit(client, [extent for extent in extents if extent.topic in moved])
+        self._state.after_commit(client, extents, merge=False)  # the steps that a killed run has not reached
         return worked
 
     def _wait(self, extents: list[TopicExtent]) -> None:
@@ -359,11 +358,9 @@ class _ArchiveRun:
             ReportedGap(from_seq=g.first, to_seq=g.last, reason=g.reason, epoch=change.epoch) for g in change.gaps
         ]
         del row.gaps[:-GAPS_SHOWN]  # the ledger has them all; a report must not grow without limit
-        if change.gaps:
-            lost = sum(gap.last - gap.first + 1 for gap in change.gaps)
-            row.figures["lost"] = row.figures.get("lost", 0) + lost
+        row.add(lost=sum(gap.last - gap.first + 1 for gap in change.gaps))
         self._done += last - first + 1
-        self._state.count("files", len(change.adds))
+        self._job.report.add(files=len(change.adds))
 
 
 def _in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
@@ -374,16 +371,16 @@ def _in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> list[
         return list(threads.map(work, items))
 
 
-# --- What an archive run would do: the rows of a dry run, from the states of topics, without reading their records
+# --- a dry run, from the states of topics, without reading their records
 
 
-def expect(state: ArchiveState, client: Client, snapshot: Snapshot, extents: list[TopicExtent], *, trim: bool) -> None:
+def expect(state: ArchiveState, client: Client, snapshot: Snapshot, extents: list[TopicExtent]) -> None:
     """Report what a run would archive, record as gaps and trim."""
     new = {span.topic: span for span in unarchived(snapshot, extents)}
     for extent in extents:
         if (span := new.get(extent.topic)) is not None:
             _expect_archived(state, client, snapshot, extent, span)
-        if trim:
+        if state.trim:
             _expect_trimmed(state, client, extent)
 
 

@@ -159,7 +159,7 @@ def _seqs(lake: Lake, change: Change) -> Iterable[Range]:
             yield from ((int(seqs[low]), int(seqs[high])) for low, high in zip(starts, ends, strict=True))
 
 
-# --- The topics that an archive run copies
+# --- the topics that an archive run copies
 
 SYSTEM = "sys:"
 

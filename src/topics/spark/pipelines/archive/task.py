@@ -78,7 +78,7 @@ def archive_span(span: Span, how: How, *, storage: Storage, typed: TypedColumns 
     return Done(span, write_files(storage, span.topic, span.epoch, records(), typed=typed), gaps)
 
 
-# --- The seqs that an archive run still has to copy, and the changes of the lake after its tasks have copied them
+# --- the seqs that an archive run still has to copy, and the changes of the lake after its tasks have copied them
 
 
 def unarchived(snapshot: Snapshot, extents: Iterable[TopicExtent]) -> list[Span]:

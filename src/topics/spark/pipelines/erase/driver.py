@@ -110,7 +110,7 @@ def erase(
 
 
 def parse(match: str) -> TagMatch:
-    """Parse a match: `user-42` is a tag, `user-42:*` stands for all tags with that prefix."""
+    """Parse a match: `user-42` is a tag, `user-42:*` matches all tags with that prefix."""
     text = match.removesuffix("*")
     if "*" in text:
         raise BadUsage(f"{match!r}: a * is allowed only at the end, for all tags with that prefix")
@@ -292,7 +292,7 @@ class _Erasure:
                 f"{router.source} no longer has {counted(lost, 'record')} that no lake has: if {router.dest} holds "
                 "copies without tags, they cannot be distinguished from other records"
             )
-            self.job.report.figures["untraceable"] = self.job.report.figures.get("untraceable", 0) + lost
+            self.job.report.add(untraceable=lost)
 
     # --- deletes
 

@@ -1,6 +1,6 @@
 """Mirror: copy topics of one server to another, or in both directions, until they hold the same records.
 
-A copy keeps node, tag, meta and data, and lists the servers that it has been on (`provenance`), which prevents loops.
+A copy keeps node, tag, meta and data, and lists the servers that it has been on (`task`), which prevents loops.
 The position of each direction is saved on its target server before and after each step (`positions`). Tasks copy
 (`task`), on Spark or in this process: several topics at the same time, and each topic in order.
 """
@@ -163,7 +163,10 @@ def _existing(lake: str) -> str:
     return real_location(lake)
 
 
-# --- The name of a server among the servers that mirror each other
+# --- the name of a server
+#
+# An address may change, and two networks may use the same one. So the name of a server is a record on the server: the
+# first one in `sys:identity`. It moves with the data directory and is part of a backup.
 
 
 def identity(client: Client, *, name: str | None = None, dry_run: bool = False) -> str:

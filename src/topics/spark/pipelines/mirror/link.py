@@ -221,12 +221,7 @@ class Link:
         if task.lost_epoch is not None:
             row.gaps.append(ReportedGap(from_seq=0, to_seq=0, reason="recreated", epoch=task.lost_epoch))
         lost = sum(gap.to_seq - gap.from_seq + 1 for gap in outcome.gaps)
-        figures = {
-            "echoes": outcome.echoes, "foreign": outcome.foreign, "circling": outcome.circling, "lost_seqs": lost,
-        }  # fmt: skip
-        for name, count in figures.items():
-            if count:
-                row.figures[name] = row.figures.get(name, 0) + count
+        row.add(echoes=outcome.echoes, foreign=outcome.foreign, circling=outcome.circling, lost_seqs=lost)
         if outcome.circling:
             self._warn_about_circle(task.topic)
 
@@ -280,7 +275,7 @@ class Link:
         return kept | {"idempotency_window_ms": max(config.idempotency_window_ms, DEFAULT_WINDOW_MS)}
 
 
-# --- The topics that a mirror copies: by name, or by a prefix
+# --- the topics that a mirror copies
 
 
 class MirrorSelection(Struct, frozen=True, kw_only=True):

@@ -4,6 +4,20 @@ The range is cut into requests at multiples of `GRID` seqs of the source, and wh
 idempotency key of a request contains the seqs that it covers. The range is part of a plan that was saved before, so a
 repetition of the plan sends the same requests. Requests are sent one after the other, so that the copy has the order of
 its source.
+
+The meta of a copy lists the servers and topics that the record was in, oldest first; its other members stay:
+
+    {"trace": "abc", "_topics_mirror": [{"at": "5f0c…", "topic": "shop.orders", "epoch": 1794715944778, "seq": 17, …}]}
+
+The first entry is where the record was written, the last one where the copy was taken from. A record is not copied to a
+topic of a server that is in its list. This ends the loops of mirrors, with or without a `node`.
+
+Routers, `replay` and `compact` copy the meta of a record to the records that they derive from it, the list included. A
+derived record was not in these topics itself. It is recognised by its topic, which differs from the last entry.
+
+A record that reports a gap (`"kind": "gap"` beside the list) has the last lost seq as `to`. The first record after the
+gap reports it again, as `lost`: if the target has a cap, the gap record is older than the records after it and is
+evicted first.
 """
 
 from __future__ import annotations
@@ -123,7 +137,7 @@ def read(task: CopyTask, outcome: MirrorResult) -> Iterator[OutgoingRow]:
 
 
 def outgoing(batch: pa.RecordBatch, task: CopyTask, outcome: MirrorResult) -> Iterator[OutgoingRow]:
-    """Yield the rows of a batch to send. The record right after a gap reports it as well: see `provenance`."""
+    """Yield the rows of a batch to send. The record right after a gap reports it as well: see the module."""
     for one in fields_of(batch):
         if one.kind == "gap":
             outcome.pending_gap = LostSeqs(gap_from=one.seq, gap_to=one.to, reason=one.reason)
@@ -154,7 +168,7 @@ def _new_epoch_record(task: CopyTask) -> bytes:
     return record_of(data, None, None, stamped(LOSS, [hop]))
 
 
-# --- The provenance of a mirrored record, in its meta. Bytes in, bytes out
+# --- the list of servers in the meta of a record
 
 KEY = "_topics_mirror"
 _MARK = f'"{KEY}"'.encode()
