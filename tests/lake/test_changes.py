@@ -25,7 +25,7 @@ from tests.lake.making import (
 )
 from tests.sampling import amount
 from topics.clock import SystemClock
-from topics.lake import Change, Conflict, Damaged, Gap, Lake, LakeError, NoLake, TopicState, merge_files
+from topics.lake import Change, Conflict, Damaged, Gap, Lake, LakeError, NoLake, TopicState, merge_files, write_files
 from topics.lake.delta_folder import CHECKPOINT_EVERY
 from topics.lake.files import FilesWriter
 from topics.lake.table import KEPT_HOURS
@@ -157,6 +157,14 @@ def test_archive_whose_files_a_quicker_run_removed_conflicts(lake: Lake):
     with pytest.raises(Conflict, match="up to 30 by another run"):
         lake.commit(base, [Change(op="archive", topic="a", epoch=EPOCH, adds=late, covered=(11, 20))])
     assert known(lake) == [("a", seq) for seq in range(1, 31)]
+
+
+def test_records_out_of_order_are_not_written(lake: Lake):
+    lake.create()
+    batches = [records(1, 10), records(5, 6)]
+    with pytest.raises(Damaged, match="topic a: seq 5 was read after seq 10"):
+        write_files(lake.storage, "a", EPOCH, batches)
+    assert lake.storage.files_in("a") == [], "the unfinished file is removed"
 
 
 def test_file_that_a_quicker_run_removes_while_it_is_written_conflicts(lake: Lake):

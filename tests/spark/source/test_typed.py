@@ -20,6 +20,7 @@ from pyspark.sql.types import LongType, StringType, StructType
 from tests.conftest import ServerProcess
 from topics.client import Client
 from topics.spark import infer_schema, jvm, register, spark_session, table
+from topics.spark.options import BadOption
 
 
 @pytest.fixture
@@ -182,6 +183,11 @@ def test_local_connect_session_runs_workers_with_the_callers_python(
     spark_session.session(remote=remote)
     found = os.environ.pop("PYSPARK_PYTHON", None)
     assert found == python
+
+
+def test_schema_must_be_a_list_of_columns(spark: SparkSession):
+    with pytest.raises(BadOption, match="schema: int is not a list of columns"):
+        table(spark, "t", schema="int")
 
 
 def test_java_wrapper_drops_only_one_argument(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

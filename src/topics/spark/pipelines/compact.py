@@ -209,7 +209,7 @@ class CompactTable(TableOutput[CompactPosition]):
 
     def count(self, latest: DataFrame) -> CompactResult:
         """Return what `write` would return, without writing."""
-        return self._with_kept(one_task(self._rows(latest), Count(self._null_removes), CompactResult))
+        return self._with_kept(one_task(self._rows(latest), Count(null_removes=self._null_removes), CompactResult))
 
     def write(self, latest: DataFrame, at: CompactPosition) -> CompactResult:
         self.table.create(COLUMNS, name=f"latest of {self._topic}")
@@ -217,7 +217,7 @@ class CompactTable(TableOutput[CompactPosition]):
         try:
             rows = self._rows(latest)
             cuts = [str(file.low) for file in self._kept]
-            task = WriteLatestTable(self.table.storage, cuts, self._null_removes)
+            task = WriteLatestTable(storage=self.table.storage, cuts=cuts, null_removes=self._null_removes)
             outcome = one_task(rows, task, LatestFiles, order=("key", "seq"))
         finally:
             latest.unpersist()
@@ -267,7 +267,7 @@ class CompactTopic(TopicOutput[CompactPosition]):
 
     def count(self, latest: DataFrame) -> CompactResult:
         """Return what `write` would return, without writing."""
-        return one_task(latest, Count(self._null_removes), CompactResult)
+        return one_task(latest, Count(null_removes=self._null_removes), CompactResult)
 
     def write(self, latest: DataFrame, at: CompactPosition) -> CompactResult:
         task = WriteLatestTopic(

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-from msgspec import Raw, field
+from msgspec import Raw, Struct, field
 
 from topics.client import Client
 from topics.lake.files import RowsFile, RowsWriter, read_rows
@@ -75,11 +75,10 @@ def _sort_out(batch: pa.RecordBatch, outcome: CompactResult) -> Iterator[dict[st
             yield row
 
 
-class Count:
+class Count(Struct, kw_only=True):
     """Counts the rows that would be written."""
 
-    def __init__(self, null_removes: bool) -> None:
-        self._null_removes = null_removes
+    null_removes: bool
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         outcome = CompactResult()
@@ -89,7 +88,7 @@ class Count:
 
     def kept(self, batch: pa.RecordBatch, outcome: CompactResult) -> list[dict[str, Any]]:
         rows = list(_sort_out(batch, outcome))
-        kept = [row for row in rows if not (self._null_removes and is_null(row["data"]))]
+        kept = [row for row in rows if not (self.null_removes and is_null(row["data"]))]
         outcome.removed += len(rows) - len(kept)
         outcome.keys += len(kept)
         outcome.records += sum(row["n"] > 0 for row in kept)
@@ -102,27 +101,26 @@ class LatestFiles(CompactResult, kw_only=True):
     files: list[RowsFile] = field(default_factory=list)
 
 
-class WriteLatestTable(Count):
+class WriteLatestTable(Count, kw_only=True):
     """Writes rows, sorted by key, to files for a commit. Gaps come first, because they have no key.
 
     A new file begins at each of `cuts`, so that no file overlaps one that stays in the table.
     """
 
-    def __init__(self, storage: Storage, cuts: list[str], null_removes: bool) -> None:
-        super().__init__(null_removes)
-        self._storage, self._cuts = storage, cuts
+    storage: Storage
+    cuts: list[str]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         outcome, at = LatestFiles(), 0
-        with RowsWriter(self._storage, COLUMNS) as writer:
+        with RowsWriter(self.storage, COLUMNS) as writer:
             for batch in batches:
                 kept = self.kept(batch, outcome)
                 while kept:
-                    passed = bisect_right(self._cuts, kept[0]["key"])
+                    passed = bisect_right(self.cuts, kept[0]["key"])
                     if passed > at:
                         writer.cut()
                         at = passed
-                    end = len(kept) if at == len(self._cuts) else bisect_left(kept, self._cuts[at], key=_key)
+                    end = len(kept) if at == len(self.cuts) else bisect_left(kept, self.cuts[at], key=_key)
                     writer.write(pa.RecordBatch.from_pylist(kept[:end], schema=COLUMNS))
                     kept = kept[end:]
             outcome.files = writer.finish()
@@ -133,60 +131,53 @@ def _key(row: dict[str, Any]) -> str:
     return str(row["key"])
 
 
-class FindFiles:
+class FindFiles(Struct):
     """Returns the numbers of the files in whose ranges the keys are. `lows` are the first keys of the files, sorted."""
 
-    def __init__(self, lows: list[str]) -> None:
-        self._lows = lows
+    lows: list[str]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         found = {
-            max(bisect_right(self._lows, key) - 1, 0) for batch in batches for key in batch.column("key").to_pylist()
+            max(bisect_right(self.lows, key) - 1, 0) for batch in batches for key in batch.column("key").to_pylist()
         }
         yield pa.RecordBatch.from_pydict({"number": pa.array(sorted(found), pa.int32())})
 
 
-class ReadFiles:
+class ReadFiles(Struct):
     """Returns the rows of files of the table. The input has the numbers of the files."""
 
-    def __init__(self, storage: Storage, paths: list[str]) -> None:
-        self._storage, self._paths = storage, paths
+    storage: Storage
+    paths: list[str]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from read_rows(self._storage, self._paths[number], COLUMNS)
+                yield from read_rows(self.storage, self.paths[number], COLUMNS)
 
 
-class WriteLatestTopic:
+class WriteLatestTopic(Struct, kw_only=True):
     """Appends rows, sorted by seq, to a topic, and then deletes the older records of the same keys there."""
 
-    def __init__(
-        self,
-        *,
-        connection: ConnectionOptions,
-        source: str,
-        topic: str,
-        position: CompactPosition,
-        fresh: bool,
-        null_removes: bool,
-    ) -> None:
-        self._connection = connection
-        self._topic = topic
-        self._source = source
-        at = position
-        self._run = f"compact/{at.generation}/{at.epoch}/{at.done + 1}-{at.plan + 1}"
-        self._fresh = fresh
-        self._null_removes = null_removes
+    connection: ConnectionOptions
+    source: str
+    topic: str
+    position: CompactPosition
+    fresh: bool  # whether the topic holds no older records
+    null_removes: bool
+
+    @property
+    def run(self) -> str:
+        at = self.position
+        return f"compact/{at.generation}/{at.epoch}/{at.done + 1}-{at.plan + 1}"
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         outcome = CompactResult()
-        with client_for(self._connection, self._connection.servers[0]) as client:
+        with client_for(self.connection, self.connection.servers[0]) as client:
             for batch in batches:
                 rows = []
                 for row in _sort_out(batch, outcome):
-                    if self._null_removes and is_null(row["data"]):
-                        outcome.removed += 0 if self._fresh else client.delete(self._topic, match=row["key"]).deleted
+                    if self.null_removes and is_null(row["data"]):
+                        outcome.removed += 0 if self.fresh else client.delete(self.topic, match=row["key"]).deleted
                     else:
                         rows.append(row)
                 for piece in pieces([self._record(row) for row in rows], most=MAX_RECORDS):
@@ -198,12 +189,12 @@ class WriteLatestTopic:
         """Write the rows. A gap record replaces a record that the server rejects."""
 
         def put(part: list[dict[str, Any]], suffix: str) -> None:
-            self._fresh = self._fresh and not suffix  # a part of a rejected request may have been written already
+            self.fresh = self.fresh and not suffix  # a part of a rejected request may have been written already
             self._append(client, part, outcome)
 
         for row, _, reason in refused_rows(rows, put):
-            self._fresh = False
-            lost = {"topic": self._source, "gap_from": row["seq"], "gap_to": row["seq"], "reason": reason}
+            self.fresh = False
+            lost = {"topic": self.source, "gap_from": row["seq"], "gap_to": row["seq"], "reason": reason}
             gap_row = {**row, "data": _encode(lost).decode(), "meta": LOSS, "node": None}
             for _, _, why in refused_rows([gap_row], put):  # the gap record was rejected as well, so its key is invalid
                 raise BadOption(f"--by: the key of seq {row['seq']} cannot be a tag: {why}; --table takes any key")
@@ -211,18 +202,18 @@ class WriteLatestTopic:
 
     def _append(self, client: Client, rows: list[dict[str, Any]], outcome: CompactResult) -> None:
         """Append rows and delete the older records of their keys. So a repetition also leaves one record per key."""
-        request = chunk(self._topic, self._run, rows[0]["seq"], [self._record(row) for row in rows])
+        request = chunk(self.topic, self.run, rows[0]["seq"], [self._record(row) for row in rows])
         written = Sent()
-        answers = send(client, WriteOptions(connection=self._connection), [request], written)
+        answers = send(client, WriteOptions(connection=self.connection), [request], written)
         outcome.add(written)
         seqs = [seq for answer in answers for seq in range(answer.first_seq, answer.last_seq + 1)]
-        if not self._fresh:
+        if not self.fresh:
             for row, seq in zip(rows, seqs, strict=True):
-                client.delete(self._topic, match=row["key"], before_seq=seq)
+                client.delete(self.topic, match=row["key"], before_seq=seq)
 
     def _record(self, row: dict[str, Any]) -> bytes:
         """Return the record with its key as the tag, and its origin in its meta."""
-        known = {"topic": self._source, "epoch": row["epoch"], "seq": row["seq"], "tag": row["tag"]}
+        known = {"topic": self.source, "epoch": row["epoch"], "seq": row["seq"], "tag": row["tag"]}
         meta = {} if row["meta"] is None else surrogates.members(row["meta"])
         stamped = Raw(surrogates.object_of({**meta, KEY: known}))
         record = {"data": Raw(row["data"].encode()), "tag": row["key"], "meta": stamped}

@@ -103,8 +103,8 @@ class Sender(Struct, kw_only=True):
         outcome, pace = DeliveryResult(), Pace(self.rate)
         with client_for(self.target, self.target.servers[0]) as client:
             sending = RangeDelivery(
-                client, WriteOptions(connection=self.target), self.into,
-                epoch=self.epoch, present=self.present, gap_row=self._gap_row, into=outcome,
+                client=client, options=WriteOptions(connection=self.target), topic=self.into,
+                epoch=self.epoch, present=self.present, gap_row=self._gap_row, outcome=outcome,
             )  # fmt: skip
             for _, _, held in cut(rows, self.start, self.stop, most=self.most):
                 key, missing = sending.new(self._key(held), held)

@@ -368,32 +368,32 @@ class WindowFiles(Sent, kw_only=True):
     files: list[RowsFile] = field(default_factory=list)
 
 
-class WriteWindowsTable:
+class WriteWindowsTable(Struct):
     """Writes the result, sorted, to files for a commit."""
 
-    def __init__(self, storage: Storage, schema: pa.Schema) -> None:
-        self._storage, self._schema = storage, schema
+    storage: Storage
+    schema: pa.Schema
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         found = [batch for batch in batches if batch.num_rows]
-        with RowsWriter(self._storage, self._schema) as writer:
+        with RowsWriter(self.storage, self.schema) as writer:
             if found:
-                table = pa.Table.from_batches(found).cast(self._schema)
-                keys = [(one.name, "ascending") for one in self._schema if not pa.types.is_nested(one.type)]
+                table = pa.Table.from_batches(found).cast(self.schema)
+                keys = [(one.name, "ascending") for one in self.schema if not pa.types.is_nested(one.type)]
                 for batch in (table.sort_by(keys) if keys else table).combine_chunks().to_batches():
                     writer.write(batch)
             files = writer.finish()
         yield answered(WindowFiles(records=sum(file.rows for file in files), files=files))
 
 
-class WriteWindowsTopic:
+class WriteWindowsTopic(Struct):
     """Appends the result to a topic, sorted by its text."""
 
-    def __init__(self, connection: ConnectionOptions, topic: str, name: str, plan: str, present: set[int]) -> None:
-        self._connection = connection
-        self._topic = topic
-        self._name, self._plan = name, plan
-        self._present = present
+    connection: ConnectionOptions
+    topic: str
+    name: str
+    plan: str
+    present: set[int]  # parts that an interrupted run has written
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         outcome = Sent()
@@ -403,20 +403,20 @@ class WriteWindowsTopic:
             for data, tag in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
         )
         sized = [data.encode() for data, _ in rows]
-        run = f"rollup/{self._name}/{xxhash.xxh3_64_hexdigest(self._plan.encode())}"
-        with client_for(self._connection, self._connection.servers[0]) as client:
+        run = f"rollup/{self.name}/{xxhash.xxh3_64_hexdigest(self.plan.encode())}"
+        with client_for(self.connection, self.connection.servers[0]) as client:
             for part, piece in enumerate(pieces(sized, most=MAX_RECORDS)):
                 records = [self._record(*row, part) for row in rows[piece]]
-                if part in self._present:
+                if part in self.present:
                     outcome.records += len(records)
                     outcome.repeated += len(records)
                     continue
-                options = WriteOptions(connection=self._connection)
-                send(client, options, [chunk(self._topic, run, part, records)], outcome)
+                options = WriteOptions(connection=self.connection)
+                send(client, options, [chunk(self.topic, run, part, records)], outcome)
         yield answered(outcome)
 
     def _record(self, data: str, tag: str, part: int) -> bytes:
-        stamp = PartStamp(name=self._name, plan=self._plan, part=part)
+        stamp = PartStamp(name=self.name, plan=self.plan, part=part)
         record: dict[str, Any] = {"data": Raw(data.encode()), "meta": {KEY: stamp}}
         if tag:
             record["tag"] = tag

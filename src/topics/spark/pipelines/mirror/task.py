@@ -101,8 +101,9 @@ def copy(task: CopyTask) -> MirrorResult:
     with client_for(task.target, task.target.servers[0]) as client:
         options = WriteOptions(connection=task.target, config=task.config)
         sending = RangeDelivery(
-            client, options, task.topic, epoch=task.epoch, present=task.present, gap_row=task.gap_row, into=outcome
-        )
+            client=client, options=options, topic=task.topic, epoch=task.epoch, present=task.present,
+            gap_row=task.gap_row, outcome=outcome,
+        )  # fmt: skip
         if task.lost_epoch is not None:
             sending.put(f"{task.run}/after-{task.lost_epoch}", [_new_epoch_record(task)])
         for first, last, rows in cut(read(task, outcome), task.start, task.stop):

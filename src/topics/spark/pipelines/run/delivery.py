@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from msgspec import field
+from msgspec import Struct, field
 
 from topics.client import Client
 from topics.client.request import Record
@@ -72,34 +72,25 @@ def fields_of(batch: pa.RecordBatch) -> Iterator[Fields]:
     yield from map(Fields._make, zip(*texts, *raw, strict=True))
 
 
-class RangeDelivery:
+class RangeDelivery(Struct, kw_only=True):
     """Sends the requests of one range to one topic, and counts the results."""
 
-    def __init__(
-        self,
-        client: Client,
-        options: WriteOptions,
-        topic: str,
-        *,
-        epoch: int,
-        present: int,
-        gap_row: GapRow,
-        into: DeliveryResult,
-    ) -> None:
-        self._client, self._options, self._topic = client, options, topic
-        self._epoch = epoch
-        self._present = present  # the target has every record up to this source seq already
-        self._gap_row = gap_row
-        self._outcome = into
+    client: Client
+    options: WriteOptions
+    topic: str
+    epoch: int
+    present: int  # the target has every record up to this source seq already
+    gap_row: GapRow
+    outcome: DeliveryResult
 
     def new(self, key: str, rows: list[OutgoingRow]) -> tuple[str, list[OutgoingRow]]:
         """Return a request without the rows that the target has, and its key; another key if rows were dropped."""
-        outcome = self._outcome
+        outcome = self.outcome
         outcome.gaps += [self._gap(row, row.lost) for row in rows if row.lost is not None]
-        missing = [row for row in rows if row.last > self._present]
+        missing = [row for row in rows if row.last > self.present]
         outcome.records += len(rows) - len(missing)
         outcome.repeated += len(rows) - len(missing)
-        return (key if len(missing) == len(rows) else f"{key}/after-{self._present}"), missing
+        return (key if len(missing) == len(rows) else f"{key}/after-{self.present}"), missing
 
     def send(self, key: str, rows: list[OutgoingRow]) -> None:
         """Send one request. A record that the target rejects must not block later ones: a gap record replaces it."""
@@ -108,28 +99,28 @@ class RangeDelivery:
             self.put(key + suffix, [row.record for row in part])
 
         for row, suffix, reason in refused_rows(rows, put):
-            self.put(f"{key}{suffix}/refused", [self._gap_row(row.first, row.last, reason).record])
-            self._outcome.gaps.append(self._gap(row, reason))
+            self.put(f"{key}{suffix}/refused", [self.gap_row(row.first, row.last, reason).record])
+            self.outcome.gaps.append(self._gap(row, reason))
 
     def put(self, key: str, records: list[bytes]) -> None:
         written = Sent()
         try:
-            send(self._client, self._options, [Chunk(self._topic, key, records)], written)
+            send(self.client, self.options, [Chunk(self.topic, key, records)], written)
         except TopicsError as error:
             if error.code is not Code.TOPIC_FULL:
                 raise
             raise self._full() from error
-        self._outcome.add(written)
+        self.outcome.add(written)
 
     def _full(self) -> Failed:
         """Return the error for a topic that stayed full. A task keeps only its message, so the remedy is in it."""
         return Failed(
-            f"topic {self._topic} on {self._client.url} is full and rejects new records (discard: reject): "
+            f"topic {self.topic} on {self.client.url} is full and rejects new records (discard: reject): "
             "raise its cap_records or cap_bytes, or let it evict its oldest records (discard: old)"
         )
 
     def _gap(self, row: OutgoingRow, reason: str) -> ReportedGap:
-        return ReportedGap(from_seq=row.first, to_seq=row.last, reason=reason, epoch=self._epoch)
+        return ReportedGap(from_seq=row.first, to_seq=row.last, reason=reason, epoch=self.epoch)
 
 
 def cut(
