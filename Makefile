@@ -91,7 +91,7 @@ demo-pipeline: $(READY_DEV) $(SYNC) ## demonstrate archive, eviction, healing an
 	$(PYTHON) demo/pipeline.py
 
 docs: $(READY) $(SYNC) ## regenerate the generated pages
-	$(VENV)/bin/topics settings --markdown > docs/configuration.md
+	$(PYTHON) -m tools.docs.configuration > docs/configuration.md
 	$(PYTHON) -m tools.docs.formats > docs/formats.md
 	$(PYTHON) -m tools.docs.errors > docs/guide/errors.md
 	$(PYTHON) -m tools.docs.reference docs/reference

@@ -163,9 +163,8 @@ def started() -> Any:
 
 def run_demo(url: str, lake: str, spark: Any, out: Path, *, records: int = RECORDS) -> bool:
     """Run the demo, with a quarter of the records as the cap of each topic. Return whether the audit was ok."""
-    from topics.cli.pipelines.audit import show
     from topics.spark.pipelines.archive.driver import archive
-    from topics.spark.pipelines.audit import audit
+    from topics.spark.pipelines.audit import audit, describe
 
     topics, cap = list(RULES), records // 4
     with Client(url) as client:
@@ -197,7 +196,7 @@ def run_demo(url: str, lake: str, spark: Any, out: Path, *, records: int = RECOR
 
     step(3, "An audit looks for every seq, and compares what both have")
     report = audit(url=url, lake=lake, topics=topics, spark=spark)
-    say("   " + show(report).replace("\n", "\n   "))
+    say("   " + describe(report).replace("\n", "\n   "))
     out.write_text(picture.draw(stories, cap=cap, unexplained=int(report.figures["unexplained"])), encoding="utf-8")
     say(f"\n{BOLD}The picture: {out}{PLAIN}")
     return report.ok

@@ -14,9 +14,10 @@ class Machine:
     """A machine whose wall clock can be set. `live` lets time pass, and looks at the clock every 100 ms."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, wall_ms: int = START_MS) -> None:
-        self.wall_ms, self.tick_ms = wall_ms, 5_000
+        self.wall_ms, self.tick_ms, self.slept_ms = wall_ms, 5_000, 0
         monkeypatch.setattr(clock.time, "time_ns", lambda: self.wall_ms * 1_000_000)
-        monkeypatch.setattr(clock, "clock_gettime_ns", lambda _: self.tick_ms * 1_000_000)
+        monkeypatch.setattr(clock, "clock_gettime_ns", lambda _: (self.tick_ms + self.slept_ms) * 1_000_000)
+        monkeypatch.setattr(clock, "monotonic_ns", lambda: self.tick_ms * 1_000_000)
         self.jumps: list[int] = []
         self.clock = SystemClock(on_jump=self.jumps.append)
 
@@ -94,6 +95,24 @@ def test_clock_that_was_never_set_is_taken_over_at_once(monkeypatch: pytest.Monk
     machine.live(1_000)
     machine.wall_ms = START_MS
     machine.live(1_000)
+    assert machine.behind_ms == 0
+
+
+def test_clock_is_right_within_a_second_after_the_machine_slept(machine: Machine):
+    machine.slept_ms += HOUR_MS
+    machine.wall_ms += HOUR_MS
+    machine.live(1_000)
+    assert machine.behind_ms == 0
+    assert machine.jumps == []
+
+
+def test_wall_clock_is_looked_at_once_a_second_after_a_correction(machine: Machine, monkeypatch: pytest.MonkeyPatch):
+    machine.wall_ms += 5
+    machine.live(2_000)  # noticed, and made up for
+    looks: list[int] = []
+    monkeypatch.setattr(clock.time, "time_ns", lambda: looks.append(1) or machine.wall_ms * 1_000_000)
+    machine.live(10_000)
+    assert len(looks) <= 10
     assert machine.behind_ms == 0
 
 

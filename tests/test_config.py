@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from topics.cli.servers.settings import reference
+from tools.docs.configuration import reference
 from topics.config import SETTINGS, TIERS, BadSettings, Setting, Settings, unknown_variables
 from topics.setting_kinds import GIB, KIB, MIB
 

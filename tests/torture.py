@@ -32,7 +32,7 @@ CPU = "cpu_seconds"
 # The server does not import these packages; the import contracts hold that. The tests of the server do not run them.
 BESIDE_THE_SERVER = (
     "topics/client/", "topics/lake/", "topics/spark/",
-    "topics/cli/completion/", "topics/cli/looking/", "topics/cli/pipelines/", "topics/cli/queues/",
+    "topics/cli/completion.py", "topics/cli/monitoring/", "topics/cli/pipelines.py", "topics/cli/queues/",
 )  # fmt: skip
 SERVER_TESTS = ("consumers", "engine", "faults", "live", "model", "queues", "routers", "server", "storage")
 VARIABLES = ("TORTURE", "TOPICS_FAULT_SEED", "TOPICS_FUZZ_SEED")  # choose how much of a test is played, and which part

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from time import clock_gettime_ns, perf_counter_ns
+from time import clock_gettime_ns, monotonic_ns, perf_counter_ns
 from typing import Protocol
 
 CHECK_NS = 1_000_000_000  # how often the wall clock is looked at
@@ -31,37 +31,40 @@ class SystemClock:
 
     def __init__(self, on_jump: Callable[[int], object] = lambda by_ms: None) -> None:
         self._on_jump = on_jump
-        self._checked_ns = tick_ns = clock_gettime_ns(_ELAPSED)
-        self._offset_ns = _wall_ns() - tick_ns  # of the wall clock at `_checked_ns`, without jumps
-        self._ahead_ns = 0  # how far the wall clock was ahead then
-        self._follow_ns = tick_ns + CHECK_NS  # from then on, `_follow` has something to do
         self._jumped = False
+        self._ahead_ns = 0  # how far the wall clock was ahead when `_follow` looked at it
+        self._elapsed_ns, self._now_ns = clock_gettime_ns(_ELAPSED), _wall_ns()  # at that time
+        self._look_again()
 
     def now_ms(self) -> int:
-        tick_ns = clock_gettime_ns(_ELAPSED)
+        tick_ns = monotonic_ns()
         if tick_ns >= self._follow_ns:
-            return self._follow(tick_ns) // 1_000_000
+            return self._follow() // 1_000_000
         return (tick_ns + self._offset_ns) // 1_000_000
 
-    def monotonic_ns(self) -> int:
-        return perf_counter_ns()
+    monotonic_ns = staticmethod(perf_counter_ns)  # no method: one call less on the hottest paths
 
-    def _follow(self, tick_ns: int) -> int:
+    def _follow(self) -> int:
         """Return the time: it runs at twice or half its speed while the wall clock is ahead or behind."""
-        elapsed_ns, ahead_ns = tick_ns - self._checked_ns, self._ahead_ns
-        now_ns = tick_ns + self._offset_ns + max(min(ahead_ns, elapsed_ns), -elapsed_ns // 2)
-        if elapsed_ns < CHECK_NS:
-            return now_ns
+        elapsed_ns = clock_gettime_ns(_ELAPSED)
+        passed_ns = elapsed_ns - self._elapsed_ns
+        now_ns = self._now_ns + passed_ns + max(min(self._ahead_ns, passed_ns), -passed_ns // 2)
         ahead_ns = _wall_ns() - now_ns
         jumped = abs(ahead_ns) > JUMP_NS
         if jumped and not self._jumped:
             self._on_jump(ahead_ns // 1_000_000)
         if 0 < ahead_ns < NEAR_NS or now_ns < SET_NS <= now_ns + ahead_ns:
             now_ns, ahead_ns = now_ns + ahead_ns, 0
-        self._checked_ns, self._offset_ns, self._jumped = tick_ns, now_ns - tick_ns, jumped
-        self._ahead_ns = ahead_ns if abs(ahead_ns) >= NEAR_NS else 0
-        self._follow_ns = tick_ns if self._ahead_ns else tick_ns + CHECK_NS
+        self._jumped, self._ahead_ns = jumped, ahead_ns if abs(ahead_ns) >= NEAR_NS else 0
+        self._elapsed_ns, self._now_ns = elapsed_ns, now_ns
+        self._look_again()
         return now_ns
+
+    def _look_again(self) -> None:
+        """Let `now_ms` run on its own until the wall clock is looked at again: at once while the clocks differ."""
+        tick_ns = monotonic_ns()  # read last: while the machine sleeps it stops, and `_follow` makes up for that
+        self._offset_ns = self._now_ns - tick_ns
+        self._follow_ns = tick_ns if self._ahead_ns else tick_ns + CHECK_NS
 
 
 def _wall_ns() -> int:

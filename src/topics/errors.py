@@ -1,11 +1,14 @@
 """The public error contract: one row per code, and the exception that carries a code."""
 
-from enum import Enum
-from typing import Any
+from enum import StrEnum
+from typing import Any, Self
 
 
-class Code(Enum):
+class Code(StrEnum):
     """Wire name, HTTP status, whether the same request can succeed later."""
+
+    status: int
+    retryable: bool
 
     INVALID_REQUEST = "invalid_request", 400, False
     BATCH_TOO_LARGE = "batch_too_large", 400, False
@@ -37,21 +40,42 @@ class Code(Enum):
     READ_ONLY = "read_only", 503, True
     STORAGE_UNAVAILABLE = "storage_unavailable", 503, True
 
-    def __init__(self, wire: str, status: int, retryable: bool) -> None:
-        self.wire = wire
-        self.status = status
-        self.retryable = retryable
+    def __new__(cls, wire: str, status: int, retryable: bool) -> Self:
+        code = str.__new__(cls, wire)
+        code._value_ = wire
+        code.status = status
+        code.retryable = retryable
+        return code
+
+    @property
+    def wire(self) -> str:
+        return self._value_
+
+
+class OtherCode(str):
+    """A code outside the contract: of a newer server, of a proxy, or of a client that got no answer."""
+
+    def __new__(cls, wire: str, status: int = 0, *, retryable: bool = False) -> Self:
+        code = str.__new__(cls, wire)
+        code.wire = wire
+        code.status = status
+        code.retryable = retryable
+        return code
+
+    wire: str
+    status: int
+    retryable: bool
 
 
 BY_WIRE = {code.wire: code for code in Code}
 
 
 class TopicsError(Exception):
-    """An expected failure that is reported to the client under a stable code."""
+    """An expected failure under a stable code. The server reports it, and a client raises it."""
 
     def __init__(
         self,
-        code: Code,
+        code: Code | OtherCode,
         message: str,
         *,
         detail: dict[str, Any] | None = None,
@@ -62,6 +86,21 @@ class TopicsError(Exception):
         self.message = message
         self.detail = detail
         self.retry_after_ms = retry_after_ms
+
+    @property
+    def status(self) -> int:
+        """The HTTP status, or 0 if no server has answered."""
+        return self.code.status
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same request can succeed later."""
+        return self.code.retryable
+
+    @property
+    def retry_after(self) -> float | None:
+        """The seconds that the server asks to wait, or None."""
+        return None if self.retry_after_ms is None else self.retry_after_ms / 1000
 
 
 class Corrupt(Exception):

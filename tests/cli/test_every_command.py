@@ -56,7 +56,6 @@ ROWS: dict[str, Row] = {
     "top": Row("--count 1 --every 20ms", "topics top"),
     "doctor": Row("", "server"),
     "ping": Row("--count 1", "delivered"),
-    "bench": Row("append --time 10ms -j 1", "append"),
     "context add": Row("made-WAY --url http://127.0.0.1:1", "added made-WAY"),
     "context use": Row("here", "commands now use here"),
     "context rm": Row("old-WAY", "removed old-WAY"),

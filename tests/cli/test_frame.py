@@ -78,7 +78,7 @@ def test_options_before_the_command_are_put_after_it(home: Cli) -> None:
         ("--token s3cret ls", "topics ls --token KEY"),
     ):
         done = home.pipe(*words.split())
-        assert (done.status, done.err) == (2, f"topics: options stand after the command\nnext: {corrected}\n")
+        assert (done.status, done.err) == (2, f"topics: options come after the command\nnext: {corrected}\n")
     assert "there is no option '--frm'" in home.pipe("--frm", "ls").err
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import Raw
 
 from tests.cli.terminal import Cli, Done, Terminal
-from topics.cli.data.read import Window
+from topics.cli.data.read import within
 
 Api = Callable[..., Any]
 
@@ -324,28 +325,13 @@ def test_read_follow_waits_for_a_seq_after_the_head(cli: Cli) -> None:
         assert running.wait().status == 0
 
 
-def test_window_passes_everything_of_a_topic_that_was_created_again() -> None:
-    passed: list[bytes] = []
-
-    class Kept:
-        def block(self, lines: bytes) -> bool:
-            return False
-
-        def record(self, line: bytes) -> None:
-            passed.append(line)
-
-        gap = record
-
-        def flush(self) -> None: ...
-
-    window = Window(Kept(), 5, None)
-    window.record(b'{"$seq":4}')
-    window.gap(b'{"gap_from":1,"gap_to":4,"reason":"cap"}')
-    assert passed == []
-    window.record(b'{"$seq":5}')
-    window.gap(b'{"gap_from":1,"gap_to":2,"reason":"recreated"}')
-    window.record(b'{"$seq":1}')
-    assert [json.loads(line).get("$seq", "gap") for line in passed] == [5, "gap", 1]
+def test_range_has_everything_of_a_topic_that_was_created_again() -> None:
+    pieces = [
+        b'{"$seq":4}\n', Raw(b'{"gap_from":1,"gap_to":4,"reason":"cap"}'), b'{"$seq":5}\n',
+        Raw(b'{"gap_from":1,"gap_to":2,"reason":"recreated"}'), b'{"$seq":1}\n{"$seq":2}\n',
+    ]  # fmt: skip
+    passed = [bytes(piece) for piece in within(pieces, 5, None)]
+    assert [json.loads(line).get("$seq", "gap") for line in b"\n".join(passed).split()] == [5, "gap", 1, 2]
 
 
 # --- watch

@@ -251,7 +251,7 @@ async def test_end_of_a_writer_raises_what_could_not_be_written(topics: AsyncTop
 
 
 async def test_writer_at_a_wrong_address_fails_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("topics.client.retry.LONGEST_S", 0.01)
+    monkeypatch.setattr("topics.client.call.LONGEST_S", 0.01)
     async with AsyncTopics("http://127.0.0.1:9") as nowhere, asyncio.timeout(20):
         with pytest.raises(errors.Unreachable):
             async with nowhere.writer("log") as writer:

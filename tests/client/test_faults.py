@@ -41,7 +41,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setattr("topics.client._async.work.worker.CLAIM_WAIT_MS", 100)
+    monkeypatch.setattr("topics.client._async.work.CLAIM_WAIT_MS", 100)
     made = World(tmp_path, seed=1)
     with made.proxy:
         yield made
@@ -135,8 +135,8 @@ async def play_all(world: World, seeds: range, *, kills: int = 0, pauses: int = 
 
 
 def test_cut_connections_lose_and_double_nothing(world: World) -> None:
-    for first in range(0, 40, 20):
-        asyncio.run(play_all(world, range(first, first + 20), pauses=first // 20))
+    for first in (0, 10):
+        asyncio.run(play_all(world, range(first, first + 10), pauses=first // 10))
     assert world.proxy.cuts > 5
     assert world.proxy.full_answers
 

@@ -44,7 +44,7 @@ class Outage:
 
 @pytest.fixture
 def outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Outage]:
-    monkeypatch.setattr("topics.client.retry.LONGEST_S", 0.02)
+    monkeypatch.setattr("topics.client.call.LONGEST_S", 0.02)
     made = Outage(tmp_path)
     with made.proxy:
         yield made
@@ -131,7 +131,7 @@ async def test_number_of_retries_is_kept_after_an_answer(outage: Outage) -> None
 
 
 async def test_answer_of_a_proxy_is_not_one_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("topics.client.retry.LONGEST_S", 0.001)
+    monkeypatch.setattr("topics.client.call.LONGEST_S", 0.001)
     asked: list[str] = []
 
     def refuse(request: httpx.Request) -> httpx.Response:
@@ -145,7 +145,7 @@ async def test_answer_of_a_proxy_is_not_one_of_the_server(monkeypatch: pytest.Mo
 
 
 async def test_server_that_is_not_ready_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("topics.client.retry.LONGEST_S", 0.001)
+    monkeypatch.setattr("topics.client.call.LONGEST_S", 0.001)
     refusals = iter(range(4 * FIRST_RETRIES))
 
     def refuse(request: httpx.Request) -> httpx.Response:

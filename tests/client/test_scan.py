@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import StartServer
 from topics.client import Client, bulk_pieces
-from topics.client.raw import Unreachable
+from topics.client.errors import Unreachable
 from topics.client.request import End, Tombstone
 from topics.errors import Code, TopicsError
 from topics.model.records import Projection

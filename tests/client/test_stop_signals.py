@@ -35,7 +35,7 @@ def handlers() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def short_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let workers that wait for a job notice soon that they were stopped."""
-    for module in (_async.work.worker, _async.work.job_loop, _sync.work.worker, _sync.work.job_loop):
+    for module in (_async.work, _sync.work):
         monkeypatch.setattr(module, "CLAIM_WAIT_MS", 50)
 
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from topics.client import AsyncTopics, Topics, errors
-from topics.client._async.calls.job import AsyncJob
+from topics.client._async.queues import AsyncJob
 from topics.client._async.socket import AsyncSocket
 from topics.client._async.writer import AsyncWriter
 from topics.errors import Code

@@ -119,7 +119,7 @@ def test_client_works_without_the_package() -> None:
         "from topics.client import Topics, tracing\n"
         "assert not tracing.enabled()\n"
         "with tracing.sending('a', [{'data': 1}]) as records: print(records)\n"
-        "with tracing.working('a', 1, {}): pass\n"
+        "with tracing.job('a', 1, {}): pass\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[{'data': 1}]\n"

@@ -318,7 +318,7 @@ def commit(engine: Engine, *commits: tuple[str, str, int]) -> Any:
     slices = SimpleNamespace(answer=lambda _, steps: run_all(steps))
     services: Any = SimpleNamespace(engine=engine, slices=slices)
     call: Any = SimpleNamespace(request=SimpleNamespace(started_ns=0), body=lambda: body)
-    return handlers.commit(services, call)
+    return handlers.commit_consumers(services, call)
 
 
 def test_request_is_answered_when_the_last_of_its_batches_has_ended():

@@ -70,7 +70,7 @@ first = st.builds(lambda a, b: engine.Turn(0, [engine.Put("a", a), engine.Put("b
 histories = st.builds(lambda begin, rest: [begin, *rest], first, st.lists(turns, min_size=2, max_size=12))
 
 
-@pytest.mark.parametrize("examples", [150, LONG])
+@pytest.mark.parametrize("examples", [75, LONG])
 def test_history_of_consumers_matches_the_model(examples: int):
     def play(history: list[engine.Turn], cold: bool) -> None:
         pair = engine.Pair(Sealer(SimDisk(cold=cold), columns_bytes=1 << 20 if cold else 400))
@@ -80,7 +80,7 @@ def test_history_of_consumers_matches_the_model(examples: int):
     engine.run(examples, play, history=histories, cold=st.booleans())
 
 
-@pytest.mark.parametrize("examples", [80, LONG])
+@pytest.mark.parametrize("examples", [40, LONG])
 def test_turn_of_consumers_refused_by_the_log_has_no_effect(examples: int):
     def play(history: list[engine.Turn], refused: list[str | None]) -> None:
         pair = engine.Pair(logged=True)
@@ -124,7 +124,7 @@ crash_histories = st.builds(
 )
 
 
-@pytest.mark.parametrize("examples", [120, pytest.param(amount(4_000, 20_000), marks=pytest.mark.torture)])
+@pytest.mark.parametrize("examples", [60, pytest.param(amount(4_000, 20_000), marks=pytest.mark.torture)])
 def test_consumers_stand_at_acknowledged_positions_after_crashes(examples: int):
     def play(history: list[faults.Turn], durability: str, seed: int) -> None:
         faults.check(history, durability, seed)

@@ -435,7 +435,7 @@ def run(examples: int, test: Callable[..., None], **strategies: st.SearchStrateg
     settings(max_examples=examples, suppress_health_check=quiet)(given(**strategies)(test))()
 
 
-@pytest.mark.parametrize("examples", [100, LONG])
+@pytest.mark.parametrize("examples", [50, LONG])
 def test_history_in_memory_matches_the_model(examples, monkeypatch):
     # A filtered read then takes many small steps through a segment.
     monkeypatch.setattr("topics.engine.read.read.STRETCH", 1)
@@ -448,7 +448,7 @@ def test_history_in_memory_matches_the_model(examples, monkeypatch):
     run(examples, play, history=HISTORIES, segments=st.sampled_from([SMALL_SEGMENTS, SegmentLimits()]))
 
 
-@pytest.mark.parametrize("examples", [80, LONG])
+@pytest.mark.parametrize("examples", [40, LONG])
 def test_history_with_sealed_segments_matches_the_model(examples):
     def play(history: list[Turn], cold: bool) -> None:
         # Without cold reads there is room for the columns of one segment only: they are loaded and dropped often.
@@ -459,7 +459,7 @@ def test_history_with_sealed_segments_matches_the_model(examples):
     run(examples, play, history=HISTORIES, cold=st.booleans())
 
 
-@pytest.mark.parametrize("examples", [100, LONG])
+@pytest.mark.parametrize("examples", [50, LONG])
 def test_turn_refused_by_the_log_has_no_effect(examples):
     def play(history: list[Turn], faults: list[str | None]) -> None:
         pair = Pair(logged=True)

@@ -19,7 +19,6 @@ from tests.faults.ledger import Client
 from tests.sampling import SEED, amount
 from tests.simulated.disk import SimDisk
 from tests.simulated.harness import DeferredWorker, SimServer, request
-from topics.engine.steps import run_all
 from topics.engine.write.commit import Ticket
 from topics.errors import Code
 from topics.model.topic import ConfigPatch
@@ -404,24 +403,6 @@ def test_power_loss_while_refused_writes_are_erased_damages_nothing(seed: int) -
     assert after.recovered is not None
     assert after.recovered.damage == []
     assert after.data("f") == ["1"] + ["2"] * (len(after.data("f")) - 1)
-
-
-def test_record_that_expires_before_its_delete_is_lost_until_restart() -> None:
-    server, sync = slow()
-    server.engine.put_topic("f", ConfigPatch(ttl_ms=40))
-    write = server.engine.append("f", request("1", "2"))
-    server.engine.commits.sync()
-    assert write.value().last == 2
-    delete = run_all(server.engine.delete_records("f", before_seq=3, match=None))
-    server.engine.flush()
-    server.clock.advance(ms=41)
-    assert server.walk("f") == ([], [(1, 2, "ttl")])
-    sync.run_all()
-    server.turn()
-    assert delete.done
-    assert server.walk("f") == ([], [(1, 2, "ttl")])
-    after = server.crash("keep")
-    assert (after.walk("f"), after.engine.topic("f").head) == (([], []), 2), "the replay deletes the records first"
 
 
 @pytest.mark.torture

@@ -1,7 +1,7 @@
 """Every file call of a workload fails, once or until the disk is repaired: no request is half done, and the log heals.
 
-`make test` plays all single operations and a few pairs, `make torture` a seeded sample of pairs, and
-`TORTURE=all make torture` all pairs.
+`make test` fails every second call of all single operations, and those of a few pairs, `make torture` plays a seeded
+sample of pairs, and `TORTURE=all make torture` all pairs.
 """
 
 from __future__ import annotations
@@ -79,11 +79,14 @@ def fails(
 FAILURES = [(error, times) for error in ERRORS for times in (1, FOREVER)]
 
 
-def sweep(names: Iterable[tuple[str, ...]], *, failures: int = len(FAILURES)) -> int:
-    """Fail every call of the workloads, in `failures` ways each: the next call fails in the ways that follow."""
+def sweep(names: Iterable[tuple[str, ...]], *, failures: int = len(FAILURES), every: int = 1) -> int:
+    """Fail every call of the workloads, or every second one, in `failures` ways each.
+
+    The next call fails in the ways that follow.
+    """
     points = 0
-    for workload in names:
-        for at in calls_of(workload):
+    for which, workload in enumerate(names, SEED):
+        for at in calls_of(workload)[which % every :: every]:
             for number in range(at, at + failures):
                 error, times = FAILURES[number % len(FAILURES)]
                 try:
@@ -94,9 +97,9 @@ def sweep(names: Iterable[tuple[str, ...]], *, failures: int = len(FAILURES)) ->
     return points
 
 
-@pytest.mark.parametrize("failures", [1, pytest.param(len(FAILURES), marks=pytest.mark.torture)])
-def test_every_operation_is_refused_or_done_when_a_call_fails(failures: int, counts: Counts) -> None:
-    points = sweep(((name,) for name in STEPS), failures=failures)
+@pytest.mark.parametrize(("failures", "every"), [(1, 2), pytest.param(len(FAILURES), 1, marks=pytest.mark.torture)])
+def test_every_operation_is_refused_or_done_when_a_call_fails(failures: int, every: int, counts: Counts) -> None:
+    points = sweep(((name,) for name in STEPS), failures=failures, every=every)
     counts(f"in single operations (seed {SEED})", failing_calls=points)
 
 
@@ -137,10 +140,11 @@ def test_unfinished_rotation_before_a_torn_write_is_no_damage() -> None:
     assert fails(names, rotations[0], errno.EIO, FOREVER, short=True, crash="keep")
 
 
-def test_pairs_that_once_failed_are_refused_or_done() -> None:
+@pytest.mark.parametrize("failures", [1, pytest.param(len(FAILURES), marks=pytest.mark.torture)])
+def test_pairs_that_once_failed_are_refused_or_done(failures: int) -> None:
     """The log stayed read-only after its next file could not be begun, or trusted a size that was not synced."""
     pairs = [("append_large", "append_large_disk"), ("checkpoint", "append_in_steps_creates")]
-    assert sweep(pairs) > 0
+    assert sweep(pairs, failures=failures) > 0
 
 
 @pytest.mark.parametrize("error", ERRORS)
@@ -189,6 +193,55 @@ def test_full_disk_is_reported_and_writes_resume_with_space() -> None:
     landed = server.append("f", '"yes"')
     assert landed.first == server.engine.topic("f").head
     assert server.crash("lose").data("f") == [*served, '"yes"']
+
+
+@pytest.mark.parametrize("crash", MODES)
+@pytest.mark.parametrize("heals", ["before the snapshot", "after the snapshot", "twice"])
+def test_healed_log_repeats_no_entry_that_the_snapshot_has(heals: str, crash: CrashMode) -> None:
+    def fail_and_heal() -> None:
+        server.disk.fail(at=len(server.disk.calls), op="pwrite", error=errno.ENOSPC)
+        with pytest.raises(TopicsError):
+            server.append("d", "0")
+        server.disk.heal()
+        server.tick()
+
+    server = SimServer.start(SimDisk(seed=SEED))
+    server.put("d", durability="disk")
+    assert server.done(server.engine.delete_seqs("d", [1, 2, 3])).deleted == 0
+    server.append("d", "1")
+    server.begin_checkpoint(topics=0)
+    server.append("d", "2")
+    if heals != "after the snapshot":
+        fail_and_heal()
+    server.steps.release()
+    if heals != "before the snapshot":
+        fail_and_heal()
+    server.append("d", "3")
+    server.wal.tick()
+
+    after = server.crash(crash)
+    assert after.recovered is not None
+    assert (after.recovered.entries, after.recovered.damage, after.recovered.cut) == (2, [], [])
+    assert {seq: data for seq, data in after.by_seq("d").items() if seq <= 3} == {1: "1", 2: "2", 3: "3"}
+
+
+@pytest.mark.parametrize("crash", MODES)
+def test_healed_log_without_a_later_entry_is_whole(crash: CrashMode) -> None:
+    server = SimServer.start(SimDisk(seed=SEED))
+    server.put("d", durability="disk")
+    server.append("d", "1")
+    server.wal.rotate()
+    server.disk.fail(at=len(server.disk.calls), op="pwrite", error=errno.ENOSPC)
+    with pytest.raises(TopicsError):
+        server.append("d", "2")
+    server.disk.heal()
+    for _ in range(3):
+        server.clock.advance(ms=2000)
+        server.tick()  # the ledger notes how far the new file is synced
+
+    after = server.crash(crash)
+    assert after.recovered is not None
+    assert (after.recovered.damage, after.recovered.cut, after.data("d")) == ([], [], ["1"])
 
 
 def test_server_on_a_full_disk_starts_read_only_and_heals() -> None:

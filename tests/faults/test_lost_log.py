@@ -369,4 +369,4 @@ def test_log_file_that_is_no_regular_file_stops_the_start_with_its_name(tmp_path
     path.symlink_to("/dev/null")
     done = topics("serve", "--data-dir", data, "--port", "0")
     assert done.returncode == 1
-    assert f"this is not a regular file: {path}" in done.stderr
+    assert f"this is a device, not a regular file: {path}" in done.stderr

@@ -1,8 +1,9 @@
 """Verbs of queues while other verbs wait for their sync, in random order.
 
-Three rules need no model of the queue. No claim returns a job that a pending delete takes. Every job that was written
-is in the queue or in the dead letters, or was counted by exactly one delete or ack. And a killed server comes back with
-the state that the running one has once everything that is written has taken effect.
+Four rules need no model of the queue. No claim returns a job that a pending delete takes, or that a worker holds: from
+its claim to its deadline, unless a nack has taken effect. Every job that was written is in the queue or in the dead
+letters, has expired and is reported as lost, or was counted by exactly one delete or ack. And a killed server comes
+back with the state that the running one has once everything that is written has taken effect.
 
 `make torture` plays 800 histories, `TORTURE=all make torture` 4,000.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -38,6 +40,15 @@ TAGS = ["a", "b", "c"]
 Covers = Callable[[int, str | None], bool]  # seq and tag of a record
 
 
+@dataclass(eq=False)
+class Lease:
+    """One delivery of a job, as its worker knows it."""
+
+    node: str
+    deadline_ms: int
+    acked: bool = False
+
+
 class Race:
     """One random history."""
 
@@ -48,6 +59,7 @@ class Race:
         self.server = SimServer.start(SimDisk(seed=seed), sync_worker=self.sync, gather_turns=seed % 3)
         self.engine = self.server.engine
         self.deletes: dict[Ticket, tuple[str, Covers]] = {}  # the pending ones
+        self.leases: dict[tuple[str, int], Lease] = {}  # by queue and seq: the last one of each job
         self.written = self.deleted = self.acked = self.number = self.kills = 0
         self.put(
             DEAD,
@@ -61,6 +73,7 @@ class Race:
             leases_durable=rng.random() < 0.6,
             max_deliveries=2,
             dead_letter=DEAD,
+            ttl_ms=rng.choice([0, 0, 2500]),
         )
         self.names = [name for name in (QUEUE, DEAD) if self.engine.topic(name).queue is not None]
 
@@ -129,33 +142,73 @@ class Race:
         want = Want(node=self.rng.choice("vw"), max=self.rng.choice([1, 2, 5]), lease_ms=1000)
         topic = self.engine.queues.get(name)
         [claimed], ticket = waiting(lambda: self.engine.queues.claim(topic, [want]))
+        granted = {}
         for row in map(msgspec.json.decode, claimed.rows):
             for deleted, covers in self.deletes.values():
                 assert deleted != name or not covers(row["$seq"], row.get("$tag")), f"{row} is being deleted"
+            key = name, row["$seq"]
+            self.check_free(key)
+            self.leases[key] = granted[key] = Lease(want.node, row["deadline"])
+        if ticket is not None:
+            ticket.on_done(lambda done: None if done.error is None else self.release(granted))
         if ticket is not None and self.rng.random() < 0.15:
             self.engine.queues.undo_claim(topic, claimed.jobs)
+            self.release(granted)
+
+    def check_free(self, key: tuple[str, int]) -> None:
+        before = self.leases.get(key)
+        if before is not None:
+            assert not before.acked, f"{key} was acked"
+            assert before.deadline_ms < self.server.clock.now_ms(), f"{key} is held by {before}"
+
+    def release(self, leases: dict[tuple[str, int], Lease]) -> None:
+        for key, lease in leases.items():
+            if self.leases.get(key) is lease:
+                del self.leases[key]
 
     def ack(self) -> None:
-        self.held(lambda topic, node, seqs: self.engine.queues.ack(topic, node, seqs, None), self._acked)
+        def acked(leases: dict[tuple[str, int], Lease], outcome: Any) -> None:
+            self.acked += outcome.done
+            for lease in leases.values():
+                lease.acked = True
 
-    def _acked(self, outcome: Any) -> None:
-        self.acked += outcome.done
+        self.held(lambda topic, node, seqs: self.engine.queues.ack(topic, node, seqs, None), acked)
 
     def nack(self) -> None:
         delay_ms = self.rng.choice([0, 30])
-        self.held(lambda topic, node, seqs: self.engine.queues.nack(topic, node, seqs, None, delay_ms=delay_ms))
+        self.held(
+            lambda topic, node, seqs: self.engine.queues.nack(topic, node, seqs, None, delay_ms=delay_ms),
+            lambda leases, outcome: self.release(leases),
+        )
 
     def extend(self) -> None:
-        self.held(lambda topic, node, seqs: self.engine.queues.extend(topic, node, seqs, None, lease_ms=3000))
+        def extended(leases: dict[tuple[str, int], Lease], outcome: Any) -> None:
+            for (_, seq), lease in leases.items():
+                lease.deadline_ms = outcome.deadlines[str(seq)]
+
+        self.held(lambda topic, node, seqs: self.engine.queues.extend(topic, node, seqs, None, lease_ms=3000), extended)
 
     def held(
-        self, verb: Callable[[Topic, str, list[int]], Ticket], answered: Callable[[Any], None] = lambda result: None
+        self,
+        verb: Callable[[Topic, str, list[int]], Ticket],
+        answered: Callable[[dict[tuple[str, int], Lease], Any], None],
     ) -> None:
+        """Call a verb for jobs of one worker. Pass on the leases of those that it did not skip."""
         topic = self.engine.queues.get(self.rng.choice(self.names))
         node = self.rng.choice("vw")
         seqs = [seq for seq, job in leases_of(topic).leases.items() if job.node == node][:3]
+        leases = {(topic.name, seq): self.leases.get((topic.name, seq)) for seq in seqs}
+
+        def landed(outcome: Any) -> None:
+            done = {key: lease for key, lease in leases.items() if key[1] not in outcome.skipped}
+            for key, lease in done.items():
+                assert lease is not None, f"{key} is held by no worker"
+                assert self.leases.get(key) is lease, f"{key} was claimed again before the answer"
+                assert lease.node == node, key
+            answered({key: lease for key, lease in done.items() if lease is not None}, outcome)
+
         if seqs:
-            self.follow(waiting(lambda: verb(topic, node, seqs)), answered)
+            self.follow(waiting(lambda: verb(topic, node, seqs)), landed)
 
     def delete(self) -> None:
         rng, name = self.rng, self.rng.choice([QUEUE, QUEUE, DEAD])
@@ -220,6 +273,7 @@ class Race:
         self.kills += 1
         for name in (QUEUE, DEAD):
             assert after.by_seq(name) == self.server.by_seq(name), name
+            assert after.engine.topic(name).losses.runs == self.engine.topic(name).losses.runs, name
         for name in self.names:
             assert self.view(after, name) == self.view(self.server, name)
             queue = leases_of(after.engine.topic(name))
@@ -258,7 +312,8 @@ class Race:
             self.server.tick()
         left = len(self.server.by_seq(QUEUE)) + len(self.server.by_seq(DEAD))
         if not self.faults:
-            assert self.written == left + self.deleted + self.acked, "a job was lost, doubled, or counted twice"
+            counted = left + self.deleted + self.acked + self.engine.topic(QUEUE).losses.total
+            assert self.written == counted, "a job was lost, doubled, or counted twice"
         for name in (QUEUE, DEAD):
             topic = self.engine.topic(name)
             assert (topic.pending, topic.waiting, topic.staged_deletes) == (0, 0, None)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.faults.kills.logs import Log, Page, now_ms
-from tests.faults.kills.server import Request, Violation
+from tests.faults.kills.server import Connection, Request, Violation
 from tests.faults.soak import __main__ as command
 from tests.faults.soak.flows import ConsumerPart, Reader
 from tests.faults.soak.logs import LogPart
@@ -110,33 +110,104 @@ def queue(tmp_path: Path, **fields: Any) -> tuple[QueuePart, Job]:
     return part, job
 
 
-def row(deliveries: int) -> dict[str, Any]:
-    return {"data": "job", "$seq": 1, "deliveries": deliveries, "deadline": now_ms() + 60_000}
+def claimed(part: QueuePart, node: str, number: int, *, at_ms: int, gone: Any = (), lease_ms: int = 1000) -> Job:
+    """Pass on the answer to a claim that was granted at `at_ms`."""
+    row = {"data": "job", "$seq": 1, "deliveries": number, "deadline": at_ms + lease_ms}
+    return part._claimed(node, row, set(gone), lease_ms=lease_ms)
 
 
 @pytest.mark.parametrize(
-    ("fields", "deliveries", "gone", "message"),
+    ("number", "at_ms", "gone", "message"),
     [
-        ({}, 2, set(), "was delivered 0 times, now 2"),
-        ({"node": "b", "deadline_ms": 1 << 60, "deliveries": 1}, 2, set(), "is held by b"),
-        ({}, 1, {"job"}, "was acked or deleted and is delivered"),
-        ({"deliveries": 3}, 4, set(), "was delivered 4 times"),
+        (2, 2000, (), r"is held by Lease\(node='b'.* was given to Lease\(node='a'"),
+        (1, 5000, (), "was delivered twice as number 1"),
+        (2, 5000, ("job",), "was acked or deleted and is delivered"),
+        (4, 5000, (), "was delivered 4 times"),
     ],
 )
-def test_wrong_claim_is_found(tmp_path: Path, fields: Any, deliveries: int, gone: set[str], message: str) -> None:
-    part, _ = queue(tmp_path, **fields)
+def test_wrong_claim_is_found(tmp_path: Path, number: int, at_ms: int, gone: Any, message: str) -> None:
+    part, _ = queue(tmp_path)
+    claimed(part, "b", 1, at_ms=1000)
     with pytest.raises(Violation, match=message):
-        part._claimed("a", row(deliveries), gone)
+        claimed(part, "a", number, at_ms=at_ms, gone=gone)
+
+
+def test_claim_of_a_held_job_is_found_if_its_answer_comes_first(tmp_path: Path) -> None:
+    part, _ = queue(tmp_path)
+    claimed(part, "a", 2, at_ms=2000)
+    with pytest.raises(Violation, match=r"is held by Lease\(node='b'"):
+        claimed(part, "b", 1, at_ms=1000)
+
+
+def test_claims_of_a_free_job_are_right_in_any_order(tmp_path: Path) -> None:
+    part, job = queue(tmp_path)
+    claimed(part, "a", 2, at_ms=2001)
+    claimed(part, "b", 1, at_ms=1000)
+    assert (job.deliveries, job.leases[2].node) == (2, "a")
+
+
+class SlowClient(Connection):
+    """A connection whose next request the test answers."""
+
+    def __init__(self) -> None:
+        self.asked, self.answer = asyncio.Event(), asyncio.get_running_loop().create_future()
+
+    async def must(self, method: str, path: str, body: Any = None) -> Any:
+        self.asked.set()
+        return await self.answer
+
+
+class Nacking(Random):
+    """Chooses to nack every job."""
+
+    def random(self) -> float:
+        return 0.9
+
+
+def test_late_answers_do_not_change_the_lease_of_another_worker(tmp_path: Path) -> None:
+    async def run() -> None:
+        part, job = queue(tmp_path)
+        part.rng, now = Nacking(), now_ms()
+        claimed(part, "late", 1, at_ms=now - 2000)
+        claimed(part, "next", 2, at_ms=now)
+        late, own = SlowClient(), SlowClient()
+        tasks = []
+        for client, number in ((late, 1), (own, 2)):
+            tasks.append(asyncio.create_task(part._deal_with(client, job, number)))
+            await client.asked.wait()
+        own.answer.set_result({"skipped": []})
+        await tasks[1]
+        late.answer.set_result({"skipped": [1]})
+        await tasks[0]
+        assert not job.held(now)
+        claimed(part, "last", 3, at_ms=now + 1)
+
+    asyncio.run(run())
+
+
+def test_job_that_is_acked_twice_is_found(tmp_path: Path) -> None:
+    async def run() -> None:
+        part, job = queue(tmp_path)
+        part.rng.random = lambda: 0.5  # type: ignore[method-assign]
+        claimed(part, "a", 1, at_ms=1000)
+        client = SlowClient()
+        client.answer.set_result({"skipped": []})
+        await part._deal_with(client, job, 1)
+        with pytest.raises(Violation, match="was acked and is delivered again"):
+            claimed(part, "b", 2, at_ms=5000)
+
+    asyncio.run(run())
 
 
 def test_lost_job_and_lost_lease_are_found(tmp_path: Path) -> None:
-    part, job = queue(tmp_path, node="a", deadline_ms=1 << 60, deliveries=1)
+    part, job = queue(tmp_path)
+    claimed(part, "a", 1, at_ms=now_ms(), lease_ms=1 << 40)
     with pytest.raises(Violation, match="was acknowledged and is lost"):
         part._locate(job, 0, dead=False)
     with pytest.raises(Violation, match="its request was skipped"):
-        part._check_skipped("a", job, {"skipped": [1]})
+        part._check_skipped(job, job.leases[1], {"skipped": [1]})
     job.deleted = True
-    part._check_skipped("a", job, {"skipped": [1]})
+    part._check_skipped(job, job.leases[1], {"skipped": [1]})
 
 
 def test_lease_of_no_worker_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,10 @@ import pytest
 
 from tests.live.manual import create, manual_app
 from tests.simulated.clock import SimClock
+from topics.engine.delays import GATHER_MS, GATHER_WATCHERS
 from topics.model.records import WriteRequest
 from topics.model.topic import ConfigPatch
 from topics.model.watch import ViewOptions, make_view
-from topics.server.push.dispatcher import GATHER_MS, GATHER_WATCHERS
 from topics.server.push.rendering import Event, RenderedFrame
 from topics.server.push.subscription import Subscription
 

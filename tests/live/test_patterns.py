@@ -12,8 +12,8 @@ from topics.errors import TopicsError
 from topics.model.watch import TopicOptions, WatchRequest
 from topics.server.access.caller import ANYONE
 from topics.server.app import TopicsApp
-from topics.server.push.pattern_waiters import PatternWaiters
 from topics.server.push.sessions import WatchStream
+from topics.server.push.subscription_set import PatternWaiters
 
 EVERYTHING = {"*": TopicOptions()}
 

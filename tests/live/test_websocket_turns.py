@@ -15,8 +15,7 @@ from topics.server.access.caller import ANYONE
 from topics.server.http.messages import Response
 from topics.server.http.request.write_request import LARGE_BYTES
 from topics.server.push.websocket.commands import MAX_UNACKED
-from topics.server.push.websocket.connection import WebSocket
-from topics.server.push.websocket.handshake import BoundedDeflate
+from topics.server.push.websocket.connection import BoundedDeflate, WebSocket
 from topics.server.push.websocket.input import BYTES_PER_TURN, FRAMES_PER_TURN, MAX_FRAGMENTS, TURN_NS, SocketInput
 
 CLOSE = 0x88

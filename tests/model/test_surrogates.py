@@ -55,7 +55,7 @@ TOKENS = [
 @pytest.mark.parametrize("seed", range(20))
 def test_lone_surrogates_are_found_across_pieces(seed: int):
     dice = random.Random(seed)
-    for _ in range(40):
+    for _ in range(15):
         text = b"".join(dice.choice(TOKENS) for _ in range(dice.randint(0, 14)))
         expected = sorted(found.start() for found in ESCAPE.finditer(text) if found[1] is not None)
         for piece in (1, 3, 7, 100):

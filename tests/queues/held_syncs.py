@@ -1,5 +1,6 @@
-"""`topics serve` whose syncs of the log wait for as long as the file HOLD_SYNCS exists."""
+"""`topics serve` whose log syncs wait while HOLD_SYNCS exists, and whose log writes fail while a `.full` file does."""
 
+import errno
 import os
 import sys
 import time
@@ -8,7 +9,7 @@ from pathlib import Path
 from topics.cli.main import build_parser
 from topics.cli.servers import serve
 
-fdatasync = os.fdatasync
+fdatasync, pwrite = os.fdatasync, os.pwrite
 
 
 def held(descriptor: int) -> None:
@@ -18,6 +19,13 @@ def held(descriptor: int) -> None:
     fdatasync(descriptor)
 
 
+def refused(descriptor: int, data: bytes, at: int) -> int:
+    full = Path(os.environ["HOLD_SYNCS"]).with_suffix(".full").exists()
+    if full and os.readlink(f"/proc/self/fd/{descriptor}").endswith(".wal"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    return pwrite(descriptor, data, at)
+
+
 if __name__ == "__main__":
-    os.fdatasync = held
+    os.fdatasync, os.pwrite = held, refused
     sys.exit(serve.execute(build_parser().parse_args(["serve", *sys.argv[1:]])))

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
-from tests.queues.harness import Workshop, job, seqs
+from tests.queues.harness import QUEUE, Workshop, job, seqs
+from tests.simulated.disk import SimDisk
+from tests.simulated.harness import DeferredWorker, SimServer
+from topics.engine.queue.verbs import Want
+from topics.engine.state.jobs.job import Job
+from topics.model.records import WriteRequest
+from topics.model.topic import ConfigPatch
 
 WAYS = ["stop", "keep", "lose", "tear", "reorder"]
 
@@ -95,3 +103,87 @@ def test_restart_reads_no_jobs_before_a_claim():
     assert not [path for path in opened if path.endswith(".seg")]
     assert after.counts == (330, 0, 0)
     assert after.claim("a", 2)
+
+
+# --- a claim whose client leaves, while the disk fails
+
+
+class FailingShop(Workshop):
+    """A queue with one job that may be delivered once, on a disk that fails when the test says so."""
+
+    def __init__(self, durability: str) -> None:
+        self.syncs = DeferredWorker()
+        server = SimServer.start(SimDisk(), sync_worker=self.syncs)
+        super().__init__(server)
+        config = ConfigPatch(
+            type="queue", durability=durability, leases_durable=True, max_deliveries=1, dead_letter="dead"
+        )
+        server.engine.put_topic(QUEUE, config)
+        self.land()
+        server.engine.append(QUEUE, WriteRequest([job("1")]))
+        self.land()
+
+    def land(self) -> None:
+        self.server.engine.commits.sync()
+        self.syncs.run_all()
+
+    def start_claim(self) -> list[Job]:
+        """Claim the job and write its lease to the log: the client has no answer yet."""
+        [claimed], _ = self.server.engine.queues.claim(self.topic, [Want(node="w", max=1, lease_ms=1000)])
+        self.server.engine.flush()
+        return claimed.jobs
+
+    def fail(self, op: str) -> None:
+        self.server.disk.fail(at=len(self.server.disk.calls), op=op, error=errno.ENOSPC)
+
+    def heal(self) -> None:
+        self.server.disk.heal()
+        for _ in range(2):
+            self.server.tick()
+            self.land()
+
+    def deliveries(self) -> list[int]:
+        """Return the deliveries of the job after a crash, and after the end of its lease."""
+        after = Workshop(self.server.next(self.server.disk.clone().crash("keep")))
+        after.clock.advance(ms=2000)
+        return [one["deliveries"] for one in after.claim("next")]
+
+
+@pytest.fixture(params=["fsync", "disk", "memory"])
+def failing(request: pytest.FixtureRequest) -> FailingShop:
+    return FailingShop(request.param)
+
+
+def test_undone_claim_is_no_delivery_if_the_log_refuses_its_return(failing: FailingShop):
+    jobs = failing.start_claim()
+    failing.fail("pwrite")
+    undone = failing.server.engine.queues.undo_claim(failing.topic, jobs)
+    failing.server.engine.flush()
+    assert undone.error is not None
+    failing.land()
+    assert failing.counts == (1, 0, 0), "the next worker gets the job, whatever the log does"
+    failing.heal()
+    assert failing.deliveries() == [1]
+    assert [one.deliveries for one in failing.start_claim()] == [1]
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_claim_that_follows_an_undone_claim_keeps_its_lease(failing: FailingShop, refused: bool):
+    jobs = failing.start_claim()
+    failing.fail("pwrite")
+    failing.server.engine.queues.undo_claim(failing.topic, jobs)
+    failing.server.engine.flush()
+    failing.land()
+    if refused:
+        failing.start_claim()
+    failing.server.disk.heal()
+    failing.server.wal.tick()
+    failing.syncs.run_all()
+    [again] = failing.start_claim()
+    failing.server.engine.queues.log_returns()
+    failing.land()
+    failing.heal()
+    assert (failing.counts, again.deliveries) == ((0, 1, 0), 1)
+    after = Workshop(failing.server.next(failing.server.disk.clone().crash("keep")))
+    assert after.counts == (0, 1, 0)
+    assert after.ack("w", 1).done == 1

@@ -112,8 +112,6 @@ class World:
         }
         patch = ConfigPatch(durability=rng.choice(self.classes), **bounds)
         topic = self.topic()
-        if patch.ttl_ms:
-            self.server.engine.commits.sync()
         self.done(waiting(lambda: self.server.engine.put_topic(topic, patch)))
 
     def archive(self) -> None:
@@ -173,16 +171,6 @@ class World:
         match = None if before else TagMatch("Eq", "x")
         topic = self.topic()
         self.done(run_all(self.server.engine.delete_records(topic, before_seq=before, match=match)))
-        self.resolve_deletes(topic)
-
-    def resolve_deletes(self, name: str) -> None:
-        """Wait for the log if records can expire before a delete under way takes effect.
-
-        The server reports such records as lost. After a restart they are deleted: a replay applies the delete first.
-        """
-        topic = self.server.engine.find(name)
-        if topic is not None and topic.config.ttl_ms:
-            self.server.engine.commits.sync()
 
     def route(self) -> None:
         rng = self.rng

@@ -509,6 +509,46 @@ def test_fourteen_levels_of_twins_are_refused() -> None:
     assert (refused.value.code, refused.value.detail) == (Code.THROTTLED, {"limit": "max_copies", "max": 10_000})
 
 
+def copies_with(limit: int, pairs: list[str]) -> tuple[str | None, int]:
+    """Return the first pair of topics whose router is refused, and the most copies that one record gets without it."""
+    server = SimServer.start(SimDisk(seed=7), max_copies=limit)
+    refused = None
+    for number, (source, dest) in enumerate(pairs):
+        wanted = RouterRequest(source=source, dest=dest, allow_cycle=True)
+        try:
+            server.done(server.engine.routers.put(f"r{number}", wanted))
+        except TopicsError:
+            refused = f"{source}{dest} {number}"
+            break
+    most = 0
+    for name in list(server.engine.topics):
+        before = sum(topic.head for topic in server.engine.topics.values())
+        server.append(name, "1")
+        forward(server)
+        most = max(most, sum(topic.head for topic in server.engine.topics.values()) - before - 1)
+    return refused, most
+
+
+@pytest.mark.parametrize(
+    ("limit", "pairs", "refused", "most"),
+    [
+        pytest.param(100, ["BC"] * 7 + ["CD"] * 7 + ["BA"] + ["AB"] * 50, "AB 16", 57, id="twins after the ring"),
+        pytest.param(100, ["AB"] * 9 + ["BC"] * 9 + ["CA"] + ["CD"] * 9, "CD 19", 90, id="tail of a ring"),
+        pytest.param(40, ["AB", "BA"] + ["AC"] * 5 + ["CE"] * 5 + ["BD"] * 20, "BD 21", 40, id="tails of two topics"),
+    ],
+)
+def test_copies_are_limited_wherever_the_record_is_written(
+    limit: int, pairs: list[str], refused: str, most: int
+) -> None:
+    assert copies_with(limit, pairs) == (refused, most)
+
+
+def test_ring_longer_than_the_hop_limit_counts_hops() -> None:
+    ring = "ABCDEFGHIJKLMNOPQRSTUVWX"
+    pairs = [f"{a}{b}" for a, b in zip(ring, ring[1:] + ring[0], strict=True)]
+    assert copies_with(25, [*pairs, *pairs[:1] * 9]) == ("AB 24", 16)
+
+
 def test_clock_that_is_set_back_does_not_delay_a_retry() -> None:
     server = SimServer.start(SimDisk(seed=7))
     server.put("full", cap_records=1, discard="reject")

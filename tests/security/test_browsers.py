@@ -9,7 +9,7 @@ from tests.security.conftest import Caller
 from tests.security.test_matrix import SOCKET
 from topics.config import Settings
 from topics.errors import TopicsError
-from topics.server.http.request.browser_origin import Pages
+from topics.server.http.browser_origin import Pages
 
 Start = Callable[..., Caller]
 PATH = "/v0/topics"

@@ -16,7 +16,7 @@ from tests.conftest import ServerProcess
 from tests.security.conftest import Caller
 from topics.config import BadSettings, Settings
 from topics.keys import SCOPES, BadKeys, digest_of, parse_lines, parse_list
-from topics.server.access.keyring import KeyRing
+from topics.server.access.caller import KeyRing
 from topics.server.api.route import Scope
 
 ALL = frozenset(SCOPES)
@@ -172,8 +172,8 @@ def test_memory_holds_no_secret_once_its_requests_are_over(tmp_path: Path):
 
 def test_a_key_on_the_command_line_is_taken_out_of_the_arguments(tmp_path: Path):
     code = (
-        "import sys; from topics.cli.main import build_parser; from topics.cli.servers import secrets\n"
-        "args = build_parser().parse_args(sys.argv[1:]); secrets.forget(args)\n"
+        "import sys; from topics.cli.main import build_parser; from topics.cli.servers import serve\n"
+        "args = build_parser().parse_args(sys.argv[1:]); serve.forget_secrets(args)\n"
         "assert 's3' + 'cret' not in repr((sys.argv, sys.orig_argv, args)), (sys.argv, sys.orig_argv, args)\n"
     )
     for flags in (["--api-keys", "s3cret"], ["--api-keys=s3cret"]):
@@ -229,7 +229,7 @@ def test_a_lookup_compares_with_every_key_even_after_a_match(monkeypatch: pytest
         compared.append(mine)
         return mine == given
 
-    monkeypatch.setattr("topics.server.access.keyring.compare_digest", compare)
+    monkeypatch.setattr("topics.server.access.caller.compare_digest", compare)
     rules = parse_list(",".join(f"key-{n}" for n in range(100)))
     ring = KeyRing(rules)
     for secret in (b"key-0", b"key-99", b"none"):

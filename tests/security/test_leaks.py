@@ -190,7 +190,7 @@ def test_every_bad_end_gives_back_what_it_took(monkeypatch: pytest.MonkeyPatch):
         return parse_flag(found, name, default=default)
 
     monkeypatch.setattr(query, "flag", flag)
-    monkeypatch.setattr("topics.server.http.answer.failure.log.failure", lambda *_, **__: None)
+    monkeypatch.setattr("topics.server.http.answers.log.failure", lambda *_, **__: None)
 
     async def scenario(world: World) -> None:
         before = world.counts()

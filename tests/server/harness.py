@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from topics.server.http.http1.turn_share import TURN_NS
+from topics.server.http.http1.intake import TURN_NS
 from topics.server.http.http_limits import HttpLimits
 from topics.server.http.messages import Answer, App, Deferred, Request, Response, Sink, Stream, Upgrade
 from topics.server.http.server import HttpServer

@@ -138,7 +138,8 @@ class SimServer:
     def __init__(self, disk: SimDisk, *, clock: SimClock | None = None, segments: SegmentLimits = SMALL_SEGMENTS,
                  wal_file_bytes: int = SMALL_WAL_BYTES, sync_worker: Worker | None = None,
                  store_worker: Worker | None = None, write_worker: Worker | None = None,
-                 gather_turns: int = 0, cold_dir: str | None = None, hot_segments: int = 0) -> None:  # fmt: skip
+                 gather_turns: int = 0, cold_dir: str | None = None, hot_segments: int = 0,
+                 max_copies: int = 10_000) -> None:  # fmt: skip
         self.disk = disk
         self.clock = clock or SimClock()
         self._segments = segments
@@ -146,7 +147,7 @@ class SimServer:
         self._cold: dict[str, Any] = {"cold_dir": cold_dir, "hot_segments": hot_segments}
         self._dir = DataDir(disk, ROOT)
         self.steps = HeldSteps()
-        limits = Limits()
+        limits = Limits(max_copies=max_copies)
         state = State(segments=segments, max_keys=limits.max_idempotency_keys)
         self.wal = Wal(
             self._dir,
@@ -236,6 +237,8 @@ class SimServer:
     def tick(self) -> None:
         """Run the periodic work of a server."""
         self.wal.tick()
+        if self.wal.read_only is None:
+            self.engine.queues.log_returns()
         self.store.save()
 
     def turn(self) -> None:

@@ -11,6 +11,7 @@ from random import Random
 from typing import NamedTuple
 
 from tests.simulated.inode import CrashMode, Inode
+from topics.storage.fs import NotAFile
 
 _ROOT = 0
 
@@ -89,7 +90,7 @@ class DiskNames:
     def file(self, path: str) -> Inode:
         node = self.nodes[self.find(path)]
         if not isinstance(node, Inode):
-            raise os_error(errno.EISDIR, path)
+            raise NotAFile("a directory", path)
         return node
 
     def files(self, number: int = _ROOT, path: str = "") -> Iterator[str]:

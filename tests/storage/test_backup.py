@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.simulated.disk import SimDisk
+from tests.simulated.disk import MUTATING, Crashed, SimDisk
 from tests.simulated.harness import SimServer
+from tests.simulated.inode import CrashMode
 from topics.engine.offline.verify import verify
 from topics.storage import backup
 from topics.storage.backup_target import CopyError
@@ -75,6 +76,7 @@ def test_missing_ledger_is_reported_by_the_start_and_by_verify():
 # A damaged source costs an earlier backup nothing
 
 
+KILLS: list[CrashMode] = ["keep", "lose", "tear"]
 RECORDS = 5000  # more than a tail holds, so a checkpoint seals them
 
 
@@ -213,3 +215,93 @@ def test_damaged_log_is_not_called_another_history():
     with pytest.raises(CopyError, match="/copy is unchanged"):
         backup.copy(disk, "/data", "/copy")
     assert live_in(disk, "/copy") == 2
+
+
+# A refused copy changes nothing, and a kill at any call loses nothing
+
+
+def files_of(disk: SimDisk, root: str) -> dict[str, bytes]:
+    return {path: disk.contents(path) for path in disk.files() if path.startswith(f"{root}/") and "LOCK" not in path}
+
+
+def lost_in_one_tail() -> tuple[SimDisk, SimServer]:
+    """Return a source that lost the tail of topic a after a backup. Topic b has its tail in the same file."""
+    disk = SimDisk(seed=1)
+    server = SimServer.start(disk)
+    for name in ("a", "b"):
+        server.append(name, "1", "2", durability="fsync")
+    server.close()
+    backup.copy(disk, "/data", "/copy")
+    [path] = [path for path in disk.files() if path.startswith("/data") and path.endswith(".tails")]
+    at = disk.contents(path).find(b'"$seq":1')
+    zero(disk, path, at, 10)
+    after = server.next(disk)
+    assert [reason for _, _, reason in after.walk("a")[1]] == ["corrupt"]
+    after.append("a", "3")
+    after.close()
+    return disk, after
+
+
+def test_refused_copy_changes_no_file_of_the_target():
+    disk, _ = lost_in_one_tail()
+    before = files_of(disk, "/copy")
+    with pytest.raises(CopyError, match="/copy is unchanged"):
+        backup.copy(disk, "/data", "/copy")
+    assert files_of(disk, "/copy") == before
+    assert live_in(disk, "/copy") == 4
+
+
+def test_refused_copy_leaves_no_new_file_in_the_target():
+    disk = SimDisk(seed=1)
+    server = SimServer.start(disk)
+    server.append("f", "1", durability="fsync")
+    backup.copy(disk, "/data", "/copy")
+    server.append("g", *map(str, range(RECORDS)), durability="fsync")  # becomes a segment that the target lacks
+    server.checkpoint()
+    server.wal.close()
+    [path] = [path for path in disk.files() if path.startswith("/data") and path.endswith(".tails")]
+    zero(disk, path, 20, 40)
+    before, folders = files_of(disk, "/copy"), disk.listdir("/copy/segments")
+    with pytest.raises(CopyError, match="/copy is unchanged"):
+        backup.copy(disk, "/data", "/copy")
+    assert files_of(disk, "/copy") == before
+    assert disk.listdir("/copy/segments") == folders
+
+
+def test_tails_that_the_target_has_are_repaired_from_the_source():
+    disk = SimDisk(seed=1)
+    server = SimServer.start(disk)
+    server.append("a", "1", "2", durability="fsync")
+    server.close()
+    backup.copy(disk, "/data", "/copy")
+    [path] = [path for path in disk.files() if path.startswith("/copy") and path.endswith(".tails")]
+    zero(disk, path, 20, 40)
+    assert not verify(disk, "/copy").clean
+    backup.copy(disk, "/data", "/copy")
+    assert live_in(disk, "/copy") == 2
+
+
+def test_copy_that_is_killed_at_any_call_leaves_a_whole_target():
+    disk = SimDisk(seed=1)
+    server = SimServer.start(disk)
+    for name in ("a", "b"):
+        server.append(name, "1", "2", durability="fsync")
+    backup.copy(disk, "/data", "/copy")
+    server.append("a", "3")
+    server.checkpoint()
+    server.append("b", *map(str, range(RECORDS)))
+    server.checkpoint()
+    server.append("a", "4")
+    server.wal.close()
+    dry = disk.clone()
+    began = len(dry.calls)
+    backup.copy(dry, "/data", "/copy")
+    calls = [call for call in dry.calls[began:] if call.op in MUTATING]
+    assert live_in(dry, "/copy") == RECORDS + 6
+    for call in calls:
+        twin = disk.clone()
+        twin.crash_at(call.number)
+        with pytest.raises(Crashed):
+            backup.copy(twin, "/data", "/copy")
+        for mode in KILLS:
+            assert live_in(twin.crash(mode), "/copy") >= 4, (call, mode)

@@ -17,7 +17,7 @@ import pytest
 
 from tests.simulated.disk import SimDisk
 from topics.storage import mapped_file
-from topics.storage.fs import File, Fs, LockHeld, RealFs
+from topics.storage.fs import File, Fs, LockHeld, NotAFile, RealFs
 
 
 @pytest.fixture(params=["real", "simulated"])
@@ -125,7 +125,7 @@ def test_opening_what_is_missing_or_a_directory_fails(fs: Fs, root: str):
     for write in (False, True):
         with pytest.raises(FileNotFoundError):
             fs.open(f"{root}/none", write=write)
-        with pytest.raises(IsADirectoryError):
+        with pytest.raises(NotAFile, match="this is a directory"):
             fs.open(root, write=write)
     with pytest.raises(FileNotFoundError):
         fs.open(f"{root}/none/file", create=True)

@@ -16,7 +16,7 @@ import msgspec
 from topics.model import pushed
 from topics.model.watch import Command, PublishTimes
 from topics.server.api.openapi import document
-from topics.server.api.openapi_fields import message_meaning
+from topics.server.api.openapi_fields import meaning
 from topics.server.api.route_table import ROUTES
 
 LINE_WIDTH = 110  # of JSON in examples
@@ -243,7 +243,7 @@ def _message(title: str, kind: type[msgspec.Struct], *, request: bool) -> str:
     _, components = msgspec.json.schema_components([kind], ref_template="#/components/schemas/{name}")
     schema = components[kind.__name__]
     for field, row in schema["properties"].items():
-        text = message_meaning(kind.__name__, field)
+        text = meaning(kind.__name__, field)
         default = row.pop("default", None)
         shown = f"; default: {_json(default)}" if default is not None and field != "op" else ""
         row["description"] = (text or row.get("description", "")) + shown

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from topics.cli.connect import target as targets
-from topics.cli.connect.request import Request, as_curl, get, list_path
-from topics.cli.connect.server import Server
-from topics.cli.output.failures import EXIT_DONE, EXIT_USAGE, Failure, failure_of
+from topics.cli.connect.server import Server, as_curl
+from topics.cli.output.failures import EXIT_DONE, EXIT_USAGE, Failure
 from topics.cli.output.screen import Screen
-from topics.errors import Code, TopicsError
+from topics.cli.tree import Subparsers, add_parser
+from topics.client.call import Request
+from topics.errors import TopicsError
 
-Subparsers = argparse._SubParsersAction  # argparse has no public name for it
 Args = argparse.Namespace
 Curl = Callable[[Request], str]  # a request as a `curl` command
 
@@ -37,32 +37,28 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """One command. `rows` is the member of the answer that has its rows; all pages are then printed."""
+    """One command."""
 
     name: str
-    help: str
     request: Callable[[Args], Request]
+    help: str = ""  # that of the tree for a command of the first level
     arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None
     show: Callable[[Call, Any], None] = lambda call, answer: call.screen.json(answer)
     run: Callable[[Call], int] | None = None
-    rows: str | None = None
     examples: str = ""
     details: str = ""
     curl_notes: Callable[[Args, Curl], list[str]] = lambda args, curl: []  # what `--curl` prints as comments
     usage: str = ""  # of the arguments; from their names if it is empty
+    asks: bool = False  # before it destroys something, unless `--yes` is given
 
 
-def add(subparsers: Subparsers[argparse.ArgumentParser], command: Command) -> argparse.ArgumentParser:
+def add(subparsers: Subparsers, command: Command) -> argparse.ArgumentParser:
     """Add a command to the parser."""
-    parser = subparsers.add_parser(
-        command.name,
-        help=command.help,
-        description=_wrapped(f"{command.help[:1].upper()}{command.help[1:]}. {command.details}"),
-        epilog=f"examples:\n{command.examples.rstrip()}" if command.examples else None,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = add_parser(subparsers, command.name, command.help, details=command.details, examples=command.examples)
+    parser.description = _wrapped(parser.description or "")
     command.arguments(parser)
+    if command.asks:
+        parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print JSON lines, also on a terminal")
     output.add_argument("--curl", action="store_true", help="print the request as a curl command, and do not send it")
@@ -72,18 +68,19 @@ def add(subparsers: Subparsers[argparse.ArgumentParser], command: Command) -> ar
     return parser
 
 
-def add_group(
-    subparsers: Subparsers[argparse.ArgumentParser], name: str, text: str, commands: Sequence[Command], *, examples: str
-) -> None:
+def registering(*commands: Command) -> Callable[[Subparsers], None]:
+    """Return the function `register` of a module with these commands."""
+
+    def register(subparsers: Subparsers) -> None:
+        for command in commands:
+            add(subparsers, command)
+
+    return register
+
+
+def add_group(subparsers: Subparsers, name: str, commands: Sequence[Command], *, examples: str) -> None:
     """Add a command that consists of commands."""
-    parser = subparsers.add_parser(
-        name,
-        help=text,
-        description=f"{text.capitalize()}.",
-        epilog=f"examples:\n{examples.rstrip()}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = add_parser(subparsers, name, examples=examples)
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in commands:
         add(verbs, command)
@@ -125,7 +122,7 @@ def execute(command: Command, args: Args) -> int:
             try:
                 return command.run(call) if command.run is not None else _send(command, call)
             except TopicsError as error:
-                raise failure_of(error, names=_names(error, server)) from error
+                raise server.failure(error) from error
     except Failure as failure:
         screen.fail(str(failure), failure.next_step)
         return failure.status
@@ -136,29 +133,12 @@ def execute(command: Command, args: Args) -> int:
 
 def _send(command: Command, call: Call) -> int:
     """Send the request of the command and print the answer."""
-    request = command.request(call.args)
-    if command.rows is None:
-        answer = call.server.json(request)
-        answer.pop("performance", None)
-    else:
-        answer = list(call.server.rows(request, command.rows))
+    answer = call.server.json(command.request(call.args))
     if call.screen.is_human:
         command.show(call, answer)
     else:
-        for row in [answer] if command.rows is None else answer:
-            call.screen.json(row)
+        call.screen.json(answer)
     return EXIT_DONE
-
-
-def _names(error: TopicsError, server: Server) -> list[str]:
-    """Return topics of the server, to suggest a similar name. Empty if they cannot be listed."""
-    if error.code is not Code.TOPIC_NOT_FOUND:
-        return []
-    try:
-        answer = server.json(get(list_path("/v0/topics", page_size=1000)))
-    except (TopicsError, Failure):
-        return []
-    return [row["topic"] for row in answer["topics"]]
 
 
 # --- arguments that several commands have
@@ -168,7 +148,3 @@ def topic_argument(parser: argparse.ArgumentParser, name: str = "topic", **optio
     """Add the name of a topic. A shell completes it with the topics of the server."""
     action = parser.add_argument(name, **{"metavar": name.upper(), "help": "the topic", **options})
     action.completes = "queues" if name == "queue" else "topics"  # type: ignore[attr-defined]
-
-
-def yes_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")

@@ -5,21 +5,19 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import quote
 
-from topics.cli.command import Args, Call, Command, Subparsers, add_group, topic_argument, yes_argument
-from topics.cli.connect.request import Request, get, given, topic_path
-from topics.cli.output.ask import confirm
+from topics.cli.command import Args, Call, Command, add_group, topic_argument
+from topics.cli.connect.server import delete, get, put
 from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND, usage
-from topics.cli.output.screen import Cell, Styled
+from topics.cli.output.screen import Cell, Styled, confirm
 from topics.cli.output.units import count, duration, parse_count, parse_duration, parse_size
+from topics.cli.tree import Subparsers
+from topics.client.call import Request, consumer_path, given, topic_path
 from topics.clock import SystemClock
 
 
-def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
-    text = "list, set and remove the positions of named consumers"
-    commands = (LS, SET, RM)
-    add_group(subparsers, "consumer", text, commands, examples=EXAMPLES)
+def register(subparsers: Subparsers) -> None:
+    add_group(subparsers, "consumer", (LS, SET, RM), examples=EXAMPLES)
 
 
 EXAMPLES = """\
@@ -27,10 +25,6 @@ EXAMPLES = """\
   topics consumer ls orders
   topics consumer rm orders billing
 """
-
-
-def _path(args: Args) -> str:
-    return topic_path(args.topic, f"consumers/{quote(args.consumer, safe='')}")
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,12 +43,11 @@ def _list(args: Args) -> Request:
     return get(topic_path(args.topic, "consumers") if args.topic else "/v0/consumers")
 
 
-def _show_list(call: Call, rows: list[Mapping[str, Any]]) -> None:
-    if rows:
-        columns = ("topic", "consumer", "position>", "head>", "lag>", "behind>", "lost>", "updated", "keeps records")
-        call.screen.table(columns, [_cells(row) for row in rows])
-    else:
-        call.screen.note("no consumers; `topics consumer set TOPIC NAME --seq N` adds one")
+def _run_ls(call: Call) -> int:
+    columns = ("topic", "consumer", "position>", "head>", "lag>", "behind>", "lost>", "updated", "keeps records")
+    rows = list(call.server.rows(_list(call.args).path, "consumers"))
+    call.screen.rows(rows, columns, _cells, empty="no consumers; `topics consumer set TOPIC NAME --seq N` adds one")
+    return EXIT_DONE
 
 
 def _cells(row: Mapping[str, Any]) -> list[Cell]:
@@ -78,8 +71,7 @@ LS = Command(
     help="list consumers with their lag",
     arguments=_ls_arguments,
     request=_list,
-    show=_show_list,
-    rows="consumers",
+    run=_run_ls,
     examples="  topics consumer ls\n  topics consumer ls orders | jq .lag_records\n",
 )
 
@@ -103,7 +95,7 @@ def _set(args: Args, seq: int | None = None) -> Request:
     body = given(seq=chosen, expire_ms=args.expire, hold=hold, max_hold_bytes=args.max_hold_bytes)
     if not body and not args.to_head:
         raise usage("nothing to set: pass --seq, --to-head, --expire or --hold")
-    return Request(method="PUT", path=_path(args), body=body)
+    return put(consumer_path(args.topic, args.consumer), body)
 
 
 def _run_set(call: Call) -> int:
@@ -111,15 +103,9 @@ def _run_set(call: Call) -> int:
     if call.args.to_head:
         head = call.server.json(get(topic_path(call.args.topic, touch=False)))["head_seq"]
     answer = call.server.json(_set(call.args, head))
-    answer.pop("performance", None)
-    if call.screen.is_human:
-        verb = "created" if answer["created"] else "set"
-        lag = answer["head_seq"] - answer["seq"]
-        call.screen.line(
-            f"{verb} {answer['consumer']} of {answer['topic']} at {answer['seq']:,}, {lag:,} before the head"
-        )
-    else:
-        call.screen.json(answer)
+    verb, lag = "created" if answer["created"] else "set", answer["head_seq"] - answer["seq"]
+    text = f"{verb} {answer['consumer']} of {answer['topic']} at {answer['seq']:,}, {lag:,} before the head"
+    call.screen.result(answer, text)
     return EXIT_DONE
 
 
@@ -136,35 +122,26 @@ SET = Command(
 # --- rm
 
 
-def _rm_arguments(parser: argparse.ArgumentParser) -> None:
-    _arguments(parser)
-    yes_argument(parser)
-
-
 def _rm(args: Args) -> Request:
-    return Request(method="DELETE", path=_path(args))
+    return delete(consumer_path(args.topic, args.consumer))
 
 
 def _run_rm(call: Call) -> int:
+    topic, name = call.args.topic, call.args.consumer
     if not call.args.yes:
-        found = call.server.json(get(_path(call.args)))
-        confirm(f"remove {call.args.consumer} of {call.args.topic}, which stands at {found['seq']:,}?", yes=False)
+        found = call.server.json(get(consumer_path(topic, name)))
+        confirm(f"remove {name} of {topic}, which is at {found['seq']:,}?")
     answer = call.server.json(_rm(call.args))
-    answer.pop("performance", None)
-    if call.screen.is_human:
-        call.screen.line(
-            f"removed {call.args.consumer}" if answer["deleted"] else f"{call.args.consumer} does not exist"
-        )
-    else:
-        call.screen.json(answer)
+    call.screen.result(answer, f"removed {name}" if answer["deleted"] else f"{name} does not exist")
     return EXIT_DONE if answer["deleted"] else EXIT_NOT_FOUND
 
 
 RM = Command(
     name="rm",
     help="remove a consumer",
-    arguments=_rm_arguments,
+    arguments=_arguments,
     request=_rm,
+    asks=True,
     run=_run_rm,
     examples="  topics consumer rm orders billing\n",
 )

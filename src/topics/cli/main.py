@@ -49,14 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(words: list[str]) -> int:
     if words[:1] and words[0] in VERSION_FLAGS:
-        if words[1:] in (
-            [],
-            ["--json"],
-        ):  # without a parser: scripts ask often, and an import costs more than the answer
+        # Without a parser: scripts ask often, and an import costs more than the answer.
+        if words[1:] in ([], ["--json"]):
             return version.print_version(as_json=len(words) > 1)
         words[0] = "version"
     if words[:1] == ["complete-line"] and len(words) == 3:  # called by the scripts of `topics completion`
-        from topics.cli.completion.candidates import print_candidates
+        from topics.cli.completion import print_candidates
 
         return print_candidates(words[1], words[2], build_parser)
     if not words or words[0] in HELP_FLAGS or words[0] not in tree.ROWS:
@@ -83,8 +81,7 @@ def _settings_if_meant(words: list[str]) -> list[str]:
     """Return `settings …` for `config …` without a topic: `config` printed the settings of the server first."""
     if words[0] != "config":
         return words
-    flag = words[1].partition("=")[0] if len(words) > 1 else "--markdown"
-    if flag.startswith("--") and (flag == "--markdown" or _is_setting(flag)):
+    if len(words) == 1 or _is_setting(words[1].partition("=")[0]):
         return ["settings", *words[1:]]
     return words
 
@@ -104,7 +101,7 @@ def _help(words: list[str]) -> int:
         print(_overview(), file=sys.stdout if known else sys.stderr)
         return 0 if known else EXIT_USAGE
     if (corrected := _with_options_last(words)) is not None:
-        print(f"topics: options stand after the command\nnext: {corrected}", file=sys.stderr)
+        print(f"topics: options come after the command\nnext: {corrected}", file=sys.stderr)
         return EXIT_USAGE
     from difflib import get_close_matches
 
@@ -116,7 +113,7 @@ def _help(words: list[str]) -> int:
 
 
 def _with_options_last(words: list[str]) -> str | None:
-    """Return the command line with the options of all commands behind the command, or None if none stand before it.
+    """Return the command line with the options of all commands behind the command, or None if there are none before it.
 
     The value of `--token` is left out: it is secret.
     """

@@ -1,12 +1,13 @@
 """What the commands of `topics pipeline …` share: their options, their run, and the output of their reports.
 
-A command is a module in `topics.cli.pipelines` with a function `register(subparsers)` that calls `add` below. It
-imports Arrow, and Spark if it is needed, only when it runs.
+`topics.cli.pipelines` declares each command with `add` below. A pipeline is the function of its name in
+`topics.spark.pipelines.NAME.driver`, and is imported, with Arrow and Spark if it needs them, only when it runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import logging
 import math
 import os
@@ -17,12 +18,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from topics.cli import pipeline_start
 from topics.cli.connect import target as targets
 from topics.cli.output.failures import Failure
-from topics.cli.output.screen import Screen
+from topics.cli.output.screen import Screen, pretty_json
+from topics.cli.tree import Subparsers, add_parser
 from topics.clock import SystemClock
 from topics.installation import install_command
 from topics.plurals import counted
@@ -36,56 +38,54 @@ NOTHING_DONE = ": a dry run, nothing was changed"
 TOPICS_SHOWN = 100
 GAPS_SHOWN = 20
 ECHO_S = 0.5
+SHARED = frozenset({
+    "token", "token_file", "master", "storage_option", "dry_run", "json", "spark", "context", "is_key_of_context",
+    "stop", "started_ms", "execute", "extra",
+})  # fmt: skip
 
-Subparsers = argparse._SubParsersAction  # argparse has no public name for it
+Arguments = Callable[[argparse.Namespace], dict[str, Any]]
 Execute = Callable[[argparse.Namespace], "RunReport"]
 Show = Callable[["RunReport"], str]
 
 
 def add(
-    subparsers: Subparsers[argparse.ArgumentParser],
+    subparsers: Subparsers,
     name: str,
-    execute: Execute,
     text: str,
     *,
+    arguments: Arguments | None = None,
     show: Show | None = None,
     epilog: str | None = None,
     extra: str = "lake",
 ) -> argparse.ArgumentParser:
-    """Add a command with the shared options. `execute` returns the report, and `show` formats it.
+    """Add a command with the shared options.
 
-    `extra` is the extra of the distribution that has the packages of the command.
+    `arguments` returns those of the pipeline function, and `show` formats its report. `extra` is the extra of the
+    distribution that has the packages of the command.
     """
-    parser = subparsers.add_parser(
-        name,
-        help=text,
-        description=text[:1].upper() + text[1:] + ".",
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    shared = parser.add_argument_group("options of all pipelines")
-    keys = shared.add_mutually_exclusive_group()
+    parser = add_parser(subparsers, name, text, epilog=epilog)
+    group = parser.add_argument_group("options of all pipelines")
+    keys = group.add_mutually_exclusive_group()
     keys.add_argument("--token", metavar="KEY", help="API key; visible to other users of this machine")
     keys.add_argument("--token-file", metavar="FILE", help="file with the API key [TOPICS_TOKEN_FILE]")
-    shared.add_argument("--master", metavar="M", help="Spark master [local[*], or the choice of spark-submit]")
-    shared.add_argument(
-        "--storage-option",
-        action="append",
-        type=setting,
-        default=[],
-        metavar="KEY=VALUE",
+    group.add_argument("--master", metavar="M", help="Spark master [local[*], or the choice of spark-submit]")
+    group.add_argument(
+        "--storage-option", action="append", type=setting, default=[], metavar="KEY=VALUE",
         help="setting of the object store of a lake or table; repeatable. Better: the environment, such as AWS_REGION",
-    )
-    shared.add_argument("--dry-run", action="store_true", help="report what would be done, and change nothing")
-    shared.add_argument("--json", action="store_true", help="print the report as one JSON object")
-    parser.set_defaults(execute=lambda args: run(name, execute, args, show or describe), extra=extra)
+    )  # fmt: skip
+    group.add_argument("--dry-run", action="store_true", help="report what would be done, and change nothing")
+    group.add_argument("--json", action="store_true", help="print the report as one JSON object")
+
+    def execute(args: argparse.Namespace) -> RunReport:
+        report: RunReport = getattr(_driver(name), name)(**(arguments or own)(args), **shared(args))
+        return report
+
+    def text_of(report: RunReport) -> str:
+        show_report: Show = getattr(_driver(name), "describe", describe) if show is None else show
+        return show_report(report)
+
+    parser.set_defaults(execute=lambda args: run(name, execute, args, text_of), extra=extra)
     return parser
-
-
-def add_url(parser: argparse.ArgumentParser, meaning: str = "address of the server") -> None:
-    """Add the options that choose the server of a pipeline."""
-    targets.add_address(parser, meaning)
 
 
 def _choose_server(args: argparse.Namespace) -> None:
@@ -99,12 +99,9 @@ def add_follow(parser: argparse.ArgumentParser, *, every_s: float) -> None:
     """Add the options of pipelines that can follow their source."""
     parser.add_argument("--follow", action="store_true", help="keep running until SIGINT or SIGTERM")
     parser.add_argument(
-        "--every",
-        metavar="SECONDS",
-        type=_seconds,
-        default=every_s,
+        "--every", dest="every_s", metavar="SECONDS", type=_seconds, default=every_s,
         help="pause between rounds of --follow [%(default)g]",
-    )
+    )  # fmt: skip
 
 
 def add_spark(parser: argparse.ArgumentParser) -> None:
@@ -114,10 +111,6 @@ def add_spark(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="run the tasks on Spark, or in this process; default: in this process if there is little to do",
     )
-
-
-TABLE = "Delta table, a directory or a URL that begins with s3://, gs:// or az://,"
-LAKE = "the lake: a directory, or a URL that begins with s3://, gs:// or az://"
 
 
 def setting(text: str) -> tuple[str, str]:
@@ -141,11 +134,9 @@ def _seconds(text: str) -> float:
 def add_positions(parser: argparse.ArgumentParser) -> None:
     """Add the option of pipelines that store their position in a topic of the target."""
     parser.add_argument(
-        "--positions",
-        metavar="TOPIC",
-        default="sys:positions",
+        "--positions", dest="positions_topic", metavar="TOPIC", default="sys:positions",
         help="topic that stores the position [%(default)s]",
-    )
+    )  # fmt: skip
 
 
 def shared(args: argparse.Namespace) -> JobOptions:
@@ -153,7 +144,7 @@ def shared(args: argparse.Namespace) -> JobOptions:
     from topics.spark.pipelines.run.progress import progress_for
 
     token_file = args.token_file
-    if args.token is None and token_file is None:
+    if args.token is None and token_file is None and not args.is_key_of_context:
         token_file = os.environ.get("TOPICS_TOKEN_FILE") or None
     return {
         "token": args.token,
@@ -168,6 +159,15 @@ def shared(args: argparse.Namespace) -> JobOptions:
     }
 
 
+def own(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of the pipeline itself, which have the names of its arguments."""
+    return {name: value for name, value in vars(args).items() if name not in SHARED}
+
+
+def _driver(name: str) -> Any:
+    return importlib.import_module(f"topics.spark.pipelines.{name}.driver")
+
+
 def run(name: str, execute: Execute, args: argparse.Namespace, show: Show) -> int:
     """Run a pipeline, print its report, also of a failure, and return the exit status of its kind."""
     args.started_ms = SystemClock().now_ms()  # before the slow import of Spark
@@ -178,15 +178,18 @@ def run(name: str, execute: Execute, args: argparse.Namespace, show: Show) -> in
             _choose_server(args)
             report = execute(args)
         except Failure as failure:
-            pipeline_start.print_failure(
-                name, kind="usage", message=str(failure), next=failure.next_step or pipeline_start.CORRECT,
-                as_json=args.json, dry_run=args.dry_run,
-            )  # fmt: skip
-            return EXIT_USAGE
+            return _not_started(name, args, "usage", str(failure), failure.next_step or pipeline_start.CORRECT)
         except (Exception, KeyboardInterrupt) as error:
             return _failed(name, stop.cause_of(error), args)
-        print(_json(report) if args.json else show(report), flush=True)
+        print(pretty_json(report) if args.json else show(report), flush=True)
         return EXIT_DONE if report.ok else EXIT_FAILED
+
+
+def _not_started(name: str, args: argparse.Namespace, kind: str, message: str, next: str) -> int:
+    pipeline_start.print_failure(
+        name, kind=kind, message=message, next=next, as_json=args.json, dry_run=args.dry_run
+    )  # fmt: skip
+    return {"usage": EXIT_USAGE, "interrupted": EXIT_INTERRUPTED}.get(kind, EXIT_FAILED)
 
 
 def _failed(name: str, error: BaseException, args: argparse.Namespace) -> int:
@@ -194,27 +197,15 @@ def _failed(name: str, error: BaseException, args: argparse.Namespace) -> int:
     if isinstance(error, ImportError):
         extra = "spark" if (error.name or "").partition(".")[0] in ("pyspark", "py4j") else args.extra
         kind, package = ("no_spark", "Spark") if extra == "spark" else ("not_installed", error.name)
-        pipeline_start.print_failure(
-            name, kind=kind, message=f"{name} needs {package}: {error}", next=install_command(extra),
-            as_json=args.json, dry_run=args.dry_run,
-        )  # fmt: skip
-        return EXIT_FAILED
+        return _not_started(name, args, kind, f"{name} needs {package}: {error}", install_command(extra))
     if isinstance(error, KeyboardInterrupt) and "report" not in error.__dict__:
-        pipeline_start.print_failure(
-            name,
-            kind="interrupted",
-            message="interrupted",
-            next=pipeline_start.AGAIN,
-            as_json=args.json,
-            dry_run=args.dry_run,
-        )
-        return EXIT_INTERRUPTED
+        return _not_started(name, args, "interrupted", "interrupted", pipeline_start.AGAIN)
     from topics.spark.failures import explain, kind_of
     from topics.spark.pipelines.run.job import report_of
 
     report = report_of(error, pipeline=name, dry_run=args.dry_run)
     if args.json:
-        print(_json(report), flush=True)
+        print(pretty_json(report), flush=True)
     Screen().fail(explain(error), report.next or "")
     if os.environ.get("TOPICS_TRACEBACK"):
         raise error
@@ -323,9 +314,3 @@ def _topic_line(row: TopicReport, *, dry_run: bool) -> str:
         parts.append(f"lag {row.lag}")
     parts += [f"{name.replace('_', ' ')} {value}" for name, value in row.figures.items()]
     return f"{where}: {', '.join(parts)}"
-
-
-def _json(report: RunReport) -> str:
-    import msgspec
-
-    return msgspec.json.format(msgspec.json.encode(report)).decode()

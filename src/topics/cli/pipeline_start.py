@@ -25,16 +25,14 @@ def is_pipeline(words: Sequence[str]) -> bool:
 
 def print_failure(pipeline: str, *, kind: str, message: str, next: str, as_json: bool, dry_run: bool) -> None:
     """Print why a pipeline did not start: to standard error, and as a report on standard output with `--json`."""
-    if as_json:
-        import msgspec
+    from topics.cli.output.screen import Screen, pretty_json
 
+    if as_json:
         from topics.spark.pipelines.run.report import RunProblem, RunReport
 
         report = RunReport(pipeline=pipeline, run_id="", dry_run=dry_run)
         report.fail(RunProblem(kind=kind, message=message, next=next))
-        print(msgspec.json.format(msgspec.json.encode(report)).decode(), flush=True)
-    from topics.cli.output.screen import Screen
-
+        print(pretty_json(report), flush=True)
     Screen().fail(message, next)
 
 

@@ -6,20 +6,19 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from topics.cli.command import Args, Call, Command, Subparsers, add_group, topic_argument, yes_argument
-from topics.cli.connect.request import Request, get, given, post, router_path, tag_match
-from topics.cli.output.ask import confirm
+from topics.cli.command import Args, Call, Command, add_group, topic_argument
+from topics.cli.connect.server import delete, get, post, put, tag_match
 from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND
-from topics.cli.output.screen import Styled
+from topics.cli.output.screen import Cell, Styled, confirm
 from topics.cli.output.units import count, parse_count, size
+from topics.cli.tree import Subparsers
+from topics.client.call import Request, given, router_path
 from topics.errors import Code, TopicsError
 from topics.plurals import counted
 
 
-def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
-    text = "copy the records of one topic into another"
-    commands = (LS, CREATE, RM, PREVIEW)
-    add_group(subparsers, "router", text, commands, examples=EXAMPLES)
+def register(subparsers: Subparsers) -> None:
+    add_group(subparsers, "router", (LS, CREATE, RM, PREVIEW), examples=EXAMPLES)
 
 
 EXAMPLES = """\
@@ -44,13 +43,13 @@ def _ls_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _list(args: Args) -> Request:
-    return get(router_path(prefix=args.router, source=args.source, dest=args.dest))
+    return get("/v0/routers", prefix=args.router, source=args.source, dest=args.dest)
 
 
 def _run_ls(call: Call) -> int:
     """List the routers, each with its filter, which the list of the server leaves out."""
     rows = []
-    for row in call.server.rows(_list(call.args), "routers"):
+    for row in call.server.rows(_list(call.args).path, "routers"):
         try:
             found = call.server.json(get(router_path(row["router"])))
         except TopicsError as error:
@@ -58,32 +57,23 @@ def _run_ls(call: Call) -> int:
                 raise
         else:
             rows.append({**row, "filter": found["filter"]})
-    if call.screen.is_human:
-        _show_list(call, rows)
-    else:
-        for row in rows:
-            call.screen.json(row)
+    columns = ("router", "from", "to", "tags", "lag>", "copied>", "guarantee", "problem")
+    empty = "no routers; `topics router create NAME --from TOPIC --to TOPIC` creates one"
+    call.screen.rows(rows, columns, _cells, empty=empty)
     return EXIT_DONE
 
 
-def _show_list(call: Call, rows: list[dict[str, Any]]) -> None:
-    if not rows:
-        call.screen.note("no routers; `topics router create NAME --from TOPIC --to TOPIC` creates one")
-        return
-    cells = [
-        (
-            Styled(row["router"], "bold"),
-            row["source"],
-            row["dest"],
-            row["filter"][2] if row["filter"] else "all",
-            Styled(count(row["lag"]), "yellow" if row["lag"] else "dim"),
-            count(row["forwarded_total"]),
-            row["guarantee"].replace("_", " "),
-            Styled(row["last_error"] or "", "red"),
-        )
-        for row in rows
+def _cells(row: Mapping[str, Any]) -> list[Cell]:
+    return [
+        Styled(row["router"], "bold"),
+        row["source"],
+        row["dest"],
+        row["filter"][2] if row["filter"] else "all",
+        Styled(count(row["lag"]), "yellow" if row["lag"] else "dim"),
+        count(row["forwarded_total"]),
+        row["guarantee"].replace("_", " "),
+        Styled(row["last_error"] or "", "red"),
     ]
-    call.screen.table(("router", "from", "to", "tags", "lag>", "copied>", "guarantee", "problem"), cells)
 
 
 LS = Command(
@@ -117,28 +107,25 @@ def _create(args: Args) -> Request:
         "preserve_node": not args.drop_node, "preserve_tag": not args.drop_tag,
         "allow_cycle": args.allow_cycle, "guarantee": "exactly_once" if args.exactly_once else "at_least_once",
         **given(
-            filter=None if args.tag is None else tag_match(args.tag),
+            filter=tag_match(args.tag),
             from_seq=None if args.start is None else max(args.start - 1, 0),
         ),
     }  # fmt: skip
-    return Request(method="PUT", path=router_path(args.router), body=body)
+    return put(router_path(args.router), body)
 
 
 def _run_create(call: Call) -> int:
     answer = call.server.json(_create(call.args))
-    answer.pop("performance", None)
     start = call.args.start or 0
     if answer["created"] and start > answer["cursor"] + 1:
         # The server starts at the head, because a router has no position after it.
         call.screen.note(
             f"{start:,} is after the head, {answer['cursor']:,}: the next record is copied first", "yellow"
         )
-    if not call.screen.is_human:
-        call.screen.json(answer)
-        return EXIT_DONE
     verb = "created" if answer["created"] else "updated"
     what = f" where the tag matches {answer['filter'][2]}" if answer["filter"] else ""
-    call.screen.line(f"{verb} {answer['router']}: {answer['source']} → {answer['dest']}{what}, lag {answer['lag']:,}")
+    text = f"{verb} {answer['router']}: {answer['source']} → {answer['dest']}{what}, lag {answer['lag']:,}"
+    call.screen.result(answer, text)
     return EXIT_DONE
 
 
@@ -158,33 +145,26 @@ CREATE = Command(
 # --- rm
 
 
-def _rm_arguments(parser: argparse.ArgumentParser) -> None:
-    _name(parser)
-    yes_argument(parser)
-
-
 def _rm(args: Args) -> Request:
-    return Request(method="DELETE", path=router_path(args.router))
+    return delete(router_path(args.router))
 
 
 def _run_rm(call: Call) -> int:
+    name = call.args.router
     if not call.args.yes:
-        found = call.server.json(get(router_path(call.args.router)))
-        confirm(f"remove {call.args.router} ({found['source']} → {found['dest']})? Its copies stay.", yes=False)
+        found = call.server.json(get(router_path(name)))
+        confirm(f"remove {name} ({found['source']} → {found['dest']})? Its copies stay.")
     answer = call.server.json(_rm(call.args))
-    answer.pop("performance", None)
-    if call.screen.is_human:
-        call.screen.line(f"removed {call.args.router}" if answer["deleted"] else f"{call.args.router} does not exist")
-    else:
-        call.screen.json(answer)
+    call.screen.result(answer, f"removed {name}" if answer["deleted"] else f"{name} does not exist")
     return EXIT_DONE if answer["deleted"] else EXIT_NOT_FOUND
 
 
 RM = Command(
     name="rm",
     help="remove a router; its copies stay",
-    arguments=_rm_arguments,
+    arguments=_name,
     request=_rm,
+    asks=True,
     run=_run_rm,
     examples="  topics router rm eu\n",
 )
@@ -200,7 +180,7 @@ def _preview_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _preview(args: Args) -> Request:
-    body = given(source=args.source, filter=None if args.tag is None else tag_match(args.tag))
+    body = given(source=args.source, filter=tag_match(args.tag))
     return post(router_path(args.router, "preview"), body)
 
 

@@ -22,9 +22,9 @@ from topics.cli.pipeline import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_USAGE,
-    Subparsers,
     setting,
 )
+from topics.cli.tree import Subparsers
 from topics.installation import install_command
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ examples:
 """
 
 
-def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
+def register(subparsers: Subparsers) -> None:
     text = "query topics and lakes with SQL"
     parser = subparsers.add_parser(
         "sql",

@@ -5,7 +5,14 @@ A module has `register(subparsers)`, which adds the parsers of its commands and 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import argparse
+
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # argparse has no public name for it
+else:
+    Subparsers = object  # `topics --version` does without argparse
 
 
 class Row(NamedTuple):
@@ -38,24 +45,23 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         Row("router", "routers", "copy the records of one topic into another"),
         Row("consumer", "consumers", "list, set and remove the positions of named consumers"),
     ),
-    "Looking": (
-        Row("top", "looking.top", "watch a server on one live screen"),
-        Row("doctor", "looking.doctor", "check a server and this machine, and say how to fix what is wrong"),
-        Row("ping", "looking.ping", "measure how long an append and its delivery take"),
-        Row("bench", "looking.bench", "measure a server: appends, reads, fan-out, queues"),
+    "Monitoring": (
+        Row("top", "monitoring.top", "watch a server on one live screen"),
+        Row("doctor", "monitoring.doctor", "check a server and this machine, and say how to fix what is wrong"),
+        Row("ping", "monitoring.ping", "measure how long an append and its delivery take"),
     ),
     "Servers": (Row("context", "servers.context", "name servers, and choose the one that commands use"),),
     "Data directories": (
-        Row("backup", "offline.commands", "copy a data directory, also while its server runs"),
-        Row("restore", "offline.commands", "restore a backup"),
-        Row("verify", "offline.commands", "check every file of a data directory, without changing it"),
+        Row("backup", "offline", "copy a data directory, also while its server runs"),
+        Row("restore", "offline", "restore a backup"),
+        Row("verify", "offline", "check every file of a data directory, without changing it"),
     ),
     "Analysis": (
         Row("sql", "sql", "query topics and lakes with SQL"),
         Row("pipeline", "pipelines", "run bulk jobs over topics, in one process or with Spark"),
     ),
     "This command": (
-        Row("completion", "completion.scripts", "print the completion script of a shell"),
+        Row("completion", "completion", "print the completion script of a shell"),
         Row("version", "version", "print the version"),
     ),
 }
@@ -79,7 +85,6 @@ ALSO_KNOWN_AS = {
     "router": "routers route mirror",
     "consumer": "consumers group groups lag",
     "context": "contexts login profile profiles",
-    "bench": "benchmark perf load",
 }
 SYNONYMS = {word: name for name, words in ALSO_KNOWN_AS.items() for word in words.split()}
 
@@ -94,3 +99,19 @@ def modules_of(words: list[str] | None) -> list[str]:
     if words and words[0] in ROWS:
         return [ROWS[words[0]].module]
     return list(dict.fromkeys(row.module for row in ROWS.values()))
+
+
+def add_parser(
+    subparsers: Subparsers, name: str, text: str = "", *, details: str = "", examples: str = "", **options: Any
+) -> argparse.ArgumentParser:
+    """Add the parser of a command. `text` is its line of help: that of the tree for a command of the first level."""
+    from argparse import RawDescriptionHelpFormatter
+
+    line = text or ROWS[name].help
+    described: dict[str, Any] = {
+        "description": f"{line[:1].upper()}{line[1:]}. {details}".rstrip(),
+        "epilog": f"examples:\n{examples.rstrip()}" if examples else None,
+    }
+    return subparsers.add_parser(
+        name, help=line, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False, **described | options
+    )

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from topics import __version__
-
-if TYPE_CHECKING:
-    import argparse
+from topics.cli.tree import Subparsers, add_parser
 
 
-def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "version", help="print the version", description="Print the version.", allow_abbrev=False
-    )
+def register(subparsers: Subparsers) -> None:
+    parser = add_parser(subparsers, "version")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(execute=lambda args: print_version(as_json=args.json))
 

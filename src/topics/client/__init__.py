@@ -8,48 +8,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from topics.client._async.calls.job import AsyncJob as AsyncJob
-    from topics.client._async.client import AsyncTopics as AsyncTopics
-    from topics.client._sync.calls.job import Job as Job
-    from topics.client._sync.client import Topics as Topics
-    from topics.client.consumers import ConsumerInfo as ConsumerInfo
-    from topics.client.consumers import ServerCursor as ServerCursor
-    from topics.client.cursors import Cursor as Cursor
-    from topics.client.cursors import FileCursor as FileCursor
-    from topics.client.cursors import MemoryCursor as MemoryCursor
-    from topics.client.errors import TopicFull as TopicFull
-    from topics.client.errors import TopicNotFound as TopicNotFound
-    from topics.client.errors import TopicsError as TopicsError
-    from topics.client.errors import Unreachable as Unreachable
-    from topics.client.items import Gap as Gap
-    from topics.client.items import NewRecord as NewRecord
-    from topics.client.items import Position as Position
-    from topics.client.items import Record as Record
-    from topics.client.raw import Client as Client
-    from topics.client.watching import Start as Start
+    from topics.client._async.client import AsyncTopics
+    from topics.client._async.queues import AsyncJob
+    from topics.client._sync.client import Topics
+    from topics.client._sync.queues import Job
+    from topics.client.cursors import ConsumerInfo, Cursor, FileCursor, MemoryCursor, ServerCursor, Start
+    from topics.client.errors import TopicFull, TopicNotFound, TopicsError, Unreachable
+    from topics.client.items import Gap, NewRecord, Position, Record
+    from topics.client.raw import Client
 
-_HOMES = {
-    "AsyncTopics": "_async.client",
-    "AsyncJob": "_async.calls.job",
-    "Topics": "_sync.client",
-    "Job": "_sync.calls.job",
-    "ConsumerInfo": "consumers",
-    "ServerCursor": "consumers",
-    "Cursor": "cursors",
-    "FileCursor": "cursors",
-    "MemoryCursor": "cursors",
-    "TopicFull": "errors",
-    "TopicNotFound": "errors",
-    "TopicsError": "errors",
-    "Unreachable": "errors",
-    "Gap": "items",
-    "NewRecord": "items",
-    "Position": "items",
-    "Record": "items",
-    "Client": "raw",
-    "Start": "watching",
+__all__ = [
+    "AsyncJob", "AsyncTopics", "Client", "ConsumerInfo", "Cursor", "FileCursor", "Gap", "Job", "MemoryCursor",
+    "NewRecord", "Position", "Record", "ServerCursor", "Start", "TopicFull", "TopicNotFound", "Topics", "TopicsError",
+    "Unreachable",
+]  # fmt: skip
+_NAMES = {
+    "_async.client": ("AsyncTopics",),
+    "_async.queues": ("AsyncJob",),
+    "_sync.client": ("Topics",),
+    "_sync.queues": ("Job",),
+    "cursors": ("ConsumerInfo", "Cursor", "FileCursor", "MemoryCursor", "ServerCursor", "Start"),
+    "errors": ("TopicFull", "TopicNotFound", "TopicsError", "Unreachable"),
+    "items": ("Gap", "NewRecord", "Position", "Record"),
+    "raw": ("Client",),
 }
-__all__ = sorted(_HOMES)
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 import msgspec
 from msgspec import Struct
 
-from topics.client.request import End, Tombstone, error_of
+from topics.client import errors
+from topics.client.request import End, Tombstone
 from topics.storage.segments import record_run as runs
 from topics.storage.segments.record_run import Run
 
@@ -74,18 +75,12 @@ def resume_at(piece: Piece) -> tuple[int, int | None]:
 def _control(body: bytes) -> Piece | None:
     found = _decode_control(body)
     if bytes(found.error):
-        raise error_of(200, {}, b'{"error":%b}' % bytes(found.error))
+        raise errors.from_answer(200, None, b'{"error":%b}' % bytes(found.error))
     return found.tombstone or found.end or found.at
 
 
 def _exactly(take: Callable[[int], bytes], size_bytes: int) -> bytes:
     found = take(size_bytes) if size_bytes else b""
-    if len(found) == size_bytes:
-        return found
-    parts = [found]
-    while found:
-        found = take(size_bytes - sum(map(len, parts)))
-        parts.append(found)
-        if sum(map(len, parts)) == size_bytes:
-            return b"".join(parts)
-    raise CutOff("the answer was cut off")
+    if len(found) < size_bytes:
+        raise CutOff("the answer was cut off")
+    return found

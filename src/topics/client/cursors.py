@@ -1,15 +1,17 @@
-"""Where a reader keeps its position: any object with `load` and `save`."""
+"""Positions of readers: where they begin, how far they have come, and who keeps that."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Awaitable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
+from msgspec import Struct
 
-from topics.client.items import Position
+from topics.client.items import Match, Position
+from topics.model.consumer import Lost
 
 
 class Cursor(Protocol):
@@ -54,3 +56,98 @@ class FileCursor:
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(self.path)
+
+
+# --- named consumers, whose positions the server keeps
+
+
+class ConsumerInfo(Struct):
+    """A consumer of a topic: its position, and how far it is behind.
+
+    `lag_ms` is the age of the oldest record that it has not read. `lost` lists records that were lost before it read
+    them.
+    """
+
+    topic: str
+    consumer: str
+    epoch: int
+    seq: int
+    head_seq: int
+    lag_records: int
+    lag_ms: int
+    expire_ms: int = 0
+    hold: bool = False
+    max_hold_bytes: int = 0
+    updated_ms: int = 0
+    meta: dict[str, Any] | None = None
+    lost: Lost | None = None
+
+
+class ConsumerPage(Struct):
+    """One page of a list of consumers."""
+
+    consumers: list[ConsumerInfo]
+    next_cursor: str | None = None
+
+
+class ServerCursor(Struct, frozen=True):
+    """Keeps the position of `follow` on the server, as the consumer `name` of the topic.
+
+    topics.follow("orders", cursor=ServerCursor("billing"))
+
+    With `hold`, the server keeps records until the consumer has read them, up to `max_hold_bytes`. A consumer that is
+    not used for `expire_ms` is forgotten.
+    """
+
+    name: str
+    hold: bool | None = None
+    max_hold_bytes: int | None = None
+    expire_ms: int | None = None
+
+    def settings(self) -> dict[str, int | bool]:
+        """Return the settings that were given."""
+        given = {"hold": self.hold, "max_hold_bytes": self.max_hold_bytes, "expire_ms": self.expire_ms}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+# --- watches over many topics
+
+
+class Start(Struct, frozen=True, kw_only=True):
+    """Where to begin in one topic, and which of its records to deliver.
+
+    `consumer` begins at the position of a named consumer.
+    """
+
+    from_seq: int = 0
+    tail: bool = False
+    epoch: int | None = None
+    filter: Match | None = None
+    consumer: str | None = None
+
+
+class WatchPosition(Struct, frozen=True):
+    """How far a watch has come: the id of its last event, and the epochs of the topics it names."""
+
+    event_id: str
+    epochs: dict[str, int]
+
+
+class WatchCursor(Protocol):
+    """Keeps the position of a watch. The methods may be coroutines where the reader is one."""
+
+    def load(self) -> WatchPosition | Awaitable[WatchPosition | None] | None: ...
+
+    def save(self, position: WatchPosition) -> Awaitable[None] | None: ...
+
+
+class SessionTopic(Struct):
+    from_seq: int
+    epoch: int
+
+
+class Session(Struct):
+    """A watch session of the server."""
+
+    stream_url: str
+    topics: dict[str, SessionTopic]

@@ -13,35 +13,12 @@ TopicsError
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
 from typing import Any
+from urllib.parse import unquote
 
-import msgspec
-from msgspec import Struct
-
-from topics.errors import BY_WIRE, Code
-
-
-class TopicsError(Exception):
-    """An expected failure. `code` is its stable name, `detail` what the server says beside the message."""
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        code: str,
-        status: int = 0,
-        detail: dict[str, Any] | None = None,
-        retryable: bool = False,
-        retry_after: float | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.code = code
-        self.status = status
-        self.detail = detail
-        self.retryable = retryable
-        self.retry_after = retry_after  # seconds
+from topics.errors import BY_WIRE, Code, OtherCode
+from topics.errors import TopicsError as TopicsError
 
 
 class InvalidRequest(TopicsError):
@@ -101,7 +78,7 @@ class ConsumerNotFound(TopicsError):
 
 
 class ConsumerMoved(TopicsError):
-    """The consumer does not stand where `if_seq` says: `detail["seq"]` is where it stands."""
+    """The consumer is not at `if_seq`: `detail["seq"]` is its position."""
 
 
 class RouterCycle(TopicsError):
@@ -168,7 +145,7 @@ class Unreachable(TopicsError):
     """No answer came: the address is wrong, the server is stopped, or the connection broke."""
 
     def __init__(self, message: str, *, code: str = "unreachable") -> None:
-        super().__init__(message, code=code, retryable=True)
+        super().__init__(OtherCode(code, retryable=True), message)
 
 
 class TimedOut(Unreachable):
@@ -182,85 +159,60 @@ class BadUrl(TopicsError):
     """The address is not the URL of a server."""
 
     def __init__(self, url: str) -> None:
-        super().__init__(f"{url!r} is not the URL of a server: use http://HOST:PORT", code="bad_url")
+        super().__init__(OtherCode("bad_url"), f"{url!r} is not the URL of a server: use http://HOST:PORT")
 
 
 class OutcomeUnknown(TopicsError):
     """A write was not confirmed before its idempotency key expired: it may or may not have happened."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(message, code="outcome_unknown")
+        super().__init__(OtherCode("outcome_unknown"), message)
 
 
+# The name of a class is that of its code: `topic_full` is `TopicFull`.
 BY_CODE: dict[Code, type[TopicsError]] = {
-    Code.INVALID_REQUEST: InvalidRequest,
-    Code.BATCH_TOO_LARGE: BatchTooLarge,
-    Code.RECORD_TOO_LARGE: RecordTooLarge,
-    Code.UNAUTHORIZED: Unauthorized,
-    Code.FORBIDDEN: Forbidden,
-    Code.NOT_FOUND: NotFound,
-    Code.SESSION_GONE: SessionGone,
-    Code.TOPIC_NOT_FOUND: TopicNotFound,
-    Code.ROUTER_NOT_FOUND: RouterNotFound,
-    Code.CONSUMER_NOT_FOUND: ConsumerNotFound,
-    Code.METHOD_NOT_ALLOWED: MethodNotAllowed,
-    Code.NOT_ACCEPTABLE: NotAcceptable,
-    Code.REQUEST_TIMEOUT: RequestTimeout,
-    Code.ROUTER_CYCLE: RouterCycle,
-    Code.TOPIC_EXISTS_INCOMPATIBLE: TopicExistsIncompatible,
-    Code.TOPIC_NOT_EMPTY: TopicNotEmpty,
-    Code.NOT_A_QUEUE: NotAQueue,
-    Code.EPOCH_MISMATCH: EpochMismatch,
-    Code.CONSUMER_MOVED: ConsumerMoved,
-    Code.PAYLOAD_TOO_LARGE: PayloadTooLarge,
-    Code.UNSUPPORTED_MEDIA_TYPE: UnsupportedMediaType,
-    Code.TOPIC_FULL: TopicFull,
-    Code.THROTTLED: Throttled,
-    Code.HEADERS_TOO_LARGE: HeadersTooLarge,
-    Code.INTERNAL: InternalError,
-    Code.NOT_READY: NotReady,
-    Code.SHUTTING_DOWN: ShuttingDown,
-    Code.READ_ONLY: ReadOnly,
-    Code.STORAGE_UNAVAILABLE: StorageUnavailable,
+    code: InternalError if code is Code.INTERNAL else globals()["".join(map(str.capitalize, code.split("_")))]
+    for code in Code
 }
-PROXY_STATUSES = (502, 503, 504)  # a proxy's way to say that the server did not answer
+PROXY_STATUSES = (429, 502, 503, 504)  # a proxy's way to say that the server did not answer, or not now
 
 
-class _Error(Struct):
-    code: str
-    message: str = ""
-    detail: dict[str, Any] | None = None
+def from_answer(status: int, retry_after: str | None, body: bytes) -> TopicsError:
+    """Return the exception for an answer that is not 2xx. An answer that is not the server's goes by its status.
 
-
-class _Answer(Struct):
-    error: _Error
-
-
-_decode = msgspec.json.Decoder(_Answer).decode
-
-
-def from_answer(status: int, headers: Mapping[str, str], body: bytes) -> TopicsError:
-    """Return the exception for an answer that is not 2xx. An answer that is not the server's goes by its status."""
+    `retry_after` is the header of this name.
+    """
     try:
-        error = _decode(body).error
-    except msgspec.MsgspecError:
-        error = _Error(f"http_{status}", f"the server answered {status}")
-    return from_code(error.code, error.message, status, error.detail, _retry_after_s(headers, error.detail))
+        error = json.loads(body)["error"]
+        code, message, detail = str(error["code"]), error.get("message", ""), error.get("detail")
+        wait_ms = (detail or {}).get("retry_after_ms")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        code, message, detail, wait_ms = f"http_{status}", f"the server answered {status}", None, None
+    if not isinstance(wait_ms, int):
+        wait_ms = int(retry_after) * 1000 if retry_after is not None and retry_after.isdigit() else None
+    return from_code(code, message, status, detail, wait_ms)
 
 
 def from_code(
-    code: str, message: str, status: int, detail: dict[str, Any] | None, retry_after: float | None = None
+    wire: str, message: str, status: int, detail: dict[str, Any] | None, retry_after_ms: int | None = None
 ) -> TopicsError:
     """Return the exception for an error code of the server."""
-    known = BY_WIRE.get(code)
-    kind = TopicsError if known is None else BY_CODE.get(known, TopicsError)
-    retryable = status in PROXY_STATUSES if known is None else known.retryable
-    return kind(message, code=code, status=status, detail=detail, retryable=retryable, retry_after=retry_after)
+    known = BY_WIRE.get(wire)
+    if known is None:
+        other = OtherCode(wire, status, retryable=status in PROXY_STATUSES)
+        return TopicsError(other, message, detail=detail, retry_after_ms=retry_after_ms)
+    return BY_CODE[known](known, message, detail=detail, retry_after_ms=retry_after_ms)
 
 
-def _retry_after_s(headers: Mapping[str, str], detail: dict[str, Any] | None) -> float | None:
-    wait_ms = (detail or {}).get("retry_after_ms")
-    if isinstance(wait_ms, int):
-        return wait_ms / 1000
-    seconds = headers.get("retry-after", "")
-    return float(seconds) if seconds.isdigit() else None
+def refusal(error: TopicsError, path: str, url: str, *, has_key: bool) -> str:
+    """Return the message for a 401 or 403: which right is missing, for what, and on which server."""
+    if error.code is Code.UNAUTHORIZED:
+        return f"{url} does not know the key" if has_key else f"{url} asks for a key, and none was given"
+    detail = error.detail or {}
+    if "scope" in detail:
+        parts = path.partition("?")[0].split("/")
+        what = f" for {parts[2].removesuffix('s')} {unquote(parts[3])}" if len(parts) > 3 else ""
+        return f"the key lacks the scope {' and '.join(detail['scope'])}{what} on {url}"
+    if "name" in detail:
+        return f"the key may not use {detail['name']} on {url}: its prefixes do not cover that name"
+    return f"{url}: {error.message}"

@@ -1,41 +1,53 @@
-"""The blocking client: one connection that is kept open. It retries if a retry can help and is safe."""
+"""The blocking client of Spark: the verbs that its source, its sink and the pipelines need, on one kept connection."""
 
 from __future__ import annotations
 
-import http.client
 import os
-import random
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from topics.client import bulk_pieces, request
-from topics.client.request import ApiCall
-from topics.errors import Code, Corrupt, TopicsError
+from topics.client.call import (
+    JSON,
+    PAGE_ROWS,
+    SEGMENTS,
+    Backoff,
+    ListPage,
+    Request,
+    consumer_path,
+    given,
+    router_path,
+    topic_path,
+    with_query,
+)  # fmt: skip
+from topics.client.connection import Connection, Retries
+from topics.client.errors import TopicNotFound, TopicsError
+from topics.client.items import encode
+from topics.errors import Corrupt
+from topics.model import consumer as consuming
+from topics.model import wire
+from topics.model.records import DiffRequest, ScanRequest
+from topics.model.topic import ConfigPatch
 from topics.storage.segments.record_run import Run
 
 Answer = TypeVar("Answer")
+Page = TypeVar("Page", bound=ListPage)
 
-CONNECT_TIMEOUT_S = 10.0
-FIRST_PAUSE_MS = 50
-LONGEST_PAUSE_MS = 5_000
 PAGE_RECORDS = 1000
 NO_LAST = (1 << 64) - 1  # the highest seq there could be
 
 
-class Unreachable(TopicsError):
-    """No answer, or an incomplete one: the server is not running, or the connection broke."""
-
-    def __init__(self, url: str, cause: Exception) -> None:
-        super().__init__(Code.NOT_READY, f"no answer from {url}: {cause or type(cause).__name__}")
+class _Topics(Struct):
+    topics: list[request.Summary]
+    next_cursor: str | None = None
 
 
-class Refused(TopicsError):
-    """The server does not know the key, or the key lacks a right. The message says which, for what, and where."""
+class _Routers(Struct):
+    routers: list[request.Router]
+    next_cursor: str | None = None
 
 
 class NoPyArrow(ImportError):
@@ -45,60 +57,61 @@ class NoPyArrow(ImportError):
         super().__init__("reading from a lake needs pyarrow, which is not installed: pip install pyarrow")
 
 
-class Client:
+class Client(Connection):
     """The verbs of a server as methods. Not thread-safe: each thread needs its own client."""
 
     def __init__(
         self, url: str = "http://127.0.0.1:4000", *, token: str | None = None, timeout_s: float = 60.0, retries: int = 5
     ) -> None:
-        self.url = url
-        self._server = request.server_at(url)
-        self._token = token
-        self._timeout_s = timeout_s
-        self._retries = retries
-        self._connection: http.client.HTTPConnection | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        super().__init__(url, token=token, timeout_s=timeout_s, retries=Retries(retries))
 
     # --- topics
 
     def put_topic(self, topic: str, **config: Any) -> request.Put:
-        return self._call(request.put_topic(topic, config), request.Put)
+        return self._call("PUT", topic_path(topic), request.Put, _checked(config))
 
     def topic(self, topic: str, *, touch: bool = False) -> request.State:
-        return self._call(request.get_topic(topic, touch=touch), request.State)
+        return self._call("GET", topic_path(topic, touch=touch), request.State)
 
     def topics(self, prefix: str = "") -> Iterator[request.Summary]:
-        cursor = None
-        while True:
-            page = self._call(request.list_topics(prefix=prefix, cursor=cursor), request.Topics)
+        for page in self._pages("/v0/topics", _Topics, prefix=prefix or None):
             yield from page.topics
-            cursor = page.next_cursor
-            if cursor is None:
-                return
 
-    def drop_topic(self, topic: str, *, if_empty: bool = False) -> request.Dropped:
-        return self._call(request.drop_topic(topic, if_empty=if_empty), request.Dropped)
+    def drop_topic(self, topic: str, *, if_empty: bool = False) -> wire.TopicDropped:
+        return self._call("DELETE", topic_path(topic, if_empty=if_empty or None), wire.TopicDropped)
 
     # --- records
 
-    def append(self, topic: str, records: Sequence[Mapping[str, Any] | Raw], **options: Any) -> request.Written:
-        """Append records; options as in `request.append`. Without an idempotency key a lost answer is not retried."""
-        return self._call(request.append(topic, records, **options), request.Written)
+    def append(
+        self,
+        topic: str,
+        records: Sequence[Mapping[str, Any] | Raw],
+        *,
+        node: str | None = None,
+        idempotency_key: str | None = None,
+        create: bool | None = None,
+        config: Mapping[str, Any] | None = None,
+        disable_backpressure: bool = False,
+        return_seqs: bool = False,
+    ) -> request.Written:
+        """Append records: mappings with `data` and optionally `tag`, `node`, `meta`, or encoded JSON objects.
 
-    def diff(self, topic: str, **fields: Any) -> request.Diff:
-        return request.diff_answer(self._with_retries(request.diff(topic, **fields)))
+        Without an idempotency key a lost answer is not retried.
+        """
+        body = {
+            "records": records,
+            **given(
+                node=node, idempotency_key=idempotency_key, create=create,
+                config=None if config is None else _checked(config), disable_backpressure=disable_backpressure or None,
+            ),
+        }  # fmt: skip
+        path = topic_path(topic, return_seqs=None if return_seqs else False)
+        return self._call("POST", path, request.Written, body, safe=idempotency_key is not None)
+
+    def diff(self, topic: str, *, from_seq: int = 0, wait_ms: int = 0, **fields: Any) -> request.Diff:
+        """Read one page. `fields` are those of `DiffRequest`: limit, node, include_tags, filter, from_ts, epoch …"""
+        body = encode({"from_seq": from_seq, "wait_ms": wait_ms, **_fields(fields, DiffRequest)})
+        return request.diff_answer(self.send(Request("POST", topic_path(topic, "diff"), body, wait_ms=wait_ms)))
 
     def read(
         self,
@@ -111,13 +124,13 @@ class Client:
     ) -> Iterator[request.Record | request.Tombstone]:
         """Yield the records after the cursor, page by page up to the head, and a tombstone at each gap.
 
-        `upto_seq` is the last seq to read. `fields` are those of `request.diff`; `limit` is the size of a page.
+        `upto_seq` is the last seq to read. `fields` are those of `diff`; `limit` is the size of a page.
 
         `lake` is the directory of `topics pipeline archive`: records that the server no longer has are read from
         there, and only ranges that neither has are reported as lost. Needs pyarrow.
         """
         fields = {"limit": PAGE_RECORDS, **fields}
-        request.diff(topic, from_seq=from_seq, **fields)  # raise for an unknown field now, not at the first page
+        _fields(fields, DiffRequest)  # raise for an unknown field now, not at the first page
         last = NO_LAST if upto_seq is None else upto_seq
         if lake is not None:
             return request.upto(self._read_healed(topic, lake, from_seq, last, fields), last)
@@ -154,22 +167,20 @@ class Client:
     def _found(self, topic: str) -> request.State | None:
         try:
             return self.topic(topic)
-        except TopicsError as error:
-            if error.code is not Code.TOPIC_NOT_FOUND:
-                raise
+        except TopicNotFound:
             return None
 
     def scan(self, topic: str, *, from_seq: int = 0, **fields: Any) -> Iterator[Run | request.Tombstone | request.End]:
         """Read a range in bulk: yield runs of records, a tombstone at each gap, and last an `End`.
 
-        `fields` are those of `request.scan`. After a broken connection the scan continues after the last complete
-        piece, so that no record is repeated or left out.
+        `fields` are those of `ScanRequest`: upto_seq, node, filter … After a broken connection the scan continues
+        after the last complete piece, so that no record is repeated or left out.
         """
-        attempt = 0
+        backoff = Backoff()
         while True:
             try:
-                for piece in self._pieces(request.scan(topic, from_seq=from_seq, **fields)):
-                    attempt = 0
+                for piece in self._pieces(topic, {"from_seq": from_seq, **_fields(fields, ScanRequest)}):
+                    backoff.reset()
                     if isinstance(piece, request.End):
                         yield piece
                         return
@@ -179,139 +190,90 @@ class Client:
                     if not isinstance(piece, bulk_pieces.At):
                         yield piece
             except TopicsError as error:
-                if not error.code.retryable or attempt >= self._retries:
-                    raise
-                pause_ms = error.retry_after_ms
-            time.sleep(_pause_s(attempt, pause_ms))
-            attempt += 1
+                self.wait_after(error, backoff, self._retries)
+
+    def _pieces(self, topic: str, body: Mapping[str, Any]) -> Iterator[bulk_pieces.Piece]:
+        """Yield the pieces of one attempt."""
+        path = topic_path(topic, "scan")
+        try:
+            with self.opened(Request("POST", path, encode(body), accept=SEGMENTS)) as response:
+                yield from bulk_pieces.read(response.read, source=f"{self.url}{path}")
+        except (bulk_pieces.CutOff, Corrupt) as error:
+            raise self.unreachable(error) from error
 
     def delete(
-        self, topic: str, *, before_seq: int | None = None, match: str | Sequence[str] | None = None, **options: Any
-    ) -> request.Deleted:
-        """Delete records; see `request.delete` for the options."""
-        return self._call(request.delete(topic, before_seq=before_seq, match=match, **options), request.Deleted)
+        self,
+        topic: str,
+        *,
+        before_seq: int | None = None,
+        match: str | Sequence[str] | None = None,
+        seqs: Sequence[int] | None = None,
+        epoch: int | None = None,
+        dry_run: bool = False,
+    ) -> wire.RecordsDeleted:
+        """Delete by seq, by tag or both, or a list of `seqs`. The request fails if the topic has another `epoch`."""
+        listed = None if seqs is None else list(seqs)
+        body = given(before_seq=before_seq, match=match, seqs=listed, epoch=epoch, dry_run=dry_run or None)
+        return self._call("POST", topic_path(topic, "delete"), wire.RecordsDeleted, body)
 
-    def archived(self, topic: str, *, seq: int, epoch: int, trimmed_seq: int = 0) -> request.Archived:
+    def archived(self, topic: str, *, seq: int, epoch: int, trimmed_seq: int = 0) -> wire.ArchivedAnswer:
         """Report that an archive has every record of this epoch of the topic up to `seq`.
 
         An archive that deletes archived records from the topic reports the last one first, as `trimmed_seq`.
         """
-        call = request.archived(topic, seq=seq, epoch=epoch, trimmed_seq=trimmed_seq)
-        return self._call(call, request.Archived)
+        body = {"seq": seq, "epoch": epoch, "trimmed_seq": trimmed_seq}
+        return self._call("POST", topic_path(topic, "archived"), wire.ArchivedAnswer, body)
 
-    def put_consumer(self, topic: str, consumer: str, *, seq: int, epoch: int) -> request.StoredConsumer:
+    def put_consumer(self, topic: str, consumer: str, *, seq: int, epoch: int) -> consuming.ConsumerPut:
         """Store the position of a named consumer in this epoch of the topic."""
-        return self._call(request.put_consumer(topic, consumer, seq=seq, epoch=epoch), request.StoredConsumer)
+        body = {"seq": seq, "epoch": epoch}
+        return self._call("PUT", consumer_path(topic, consumer), consuming.ConsumerPut, body)
 
     # --- routers
 
     def router(self, router: str) -> request.Router:
-        return self._call(request.get_router(router), request.Router)
+        return self._call("GET", router_path(router), request.Router)
 
     def routers(
         self, *, prefix: str | None = None, source: str | None = None, dest: str | None = None
-    ) -> Iterator[request.RouterSummary]:
+    ) -> Iterator[request.Router]:
         """Yield the routers that the key may see."""
-        cursor = None
-        while True:
-            asked = request.list_routers(prefix=prefix, source=source, dest=dest, cursor=cursor)
-            page = self._call(asked, request.Routers)
+        for page in self._pages("/v0/routers", _Routers, prefix=prefix, source=source, dest=dest):
             yield from page.routers
-            cursor = page.next_cursor
-            if cursor is None:
-                return
 
     def is_ready(self) -> bool:
         try:
-            self._send(request.ready())
+            self.send_once(Request("GET", "/v0/ready"))
         except TopicsError:
             return False
         return True
 
     # --- inside
 
-    def _pieces(self, call: ApiCall) -> Iterator[bulk_pieces.Piece]:
-        """Yield the pieces of one attempt, on a separate connection: other calls may run before the answer ends."""
-        connection = None
-        try:
-            connection = self._connect()
-            response = self._exchange(connection, call)
-            if response.status != 200:
-                raise self._error(call, response, response.read())
-            yield from bulk_pieces.read(response.read, source=f"{self.url}{call.path}")
-        except (OSError, http.client.HTTPException, bulk_pieces.CutOff, Corrupt) as error:
-            raise Unreachable(self.url, error) from error
-        finally:
-            if connection is not None:
-                connection.close()
+    def _call(self, method: str, path: str, answer: type[Answer], body: object = None, *, safe: bool = True) -> Answer:
+        content = None if body is None else encode(body)
+        return msgspec.json.decode(self.send(Request(method, path, content, JSON, safe)), type=answer)
 
-    def _call(self, call: ApiCall, answer: type[Answer]) -> Answer:
-        return msgspec.json.decode(self._with_retries(call), type=answer)
-
-    def _with_retries(self, call: ApiCall) -> bytes:
-        """Send a call. Retry a retryable error, and a missing answer if the call is safe to repeat."""
-        attempt = 0
+    def _pages(self, path: str, kind: type[Page], **query: str | None) -> Iterator[Page]:
+        """Yield the pages of a list."""
+        cursor = None
         while True:
-            try:
-                return self._send(call)
-            except Unreachable:
-                if not call.safe or attempt >= self._retries:
-                    raise
-                pause_ms = None
-            except TopicsError as error:
-                if not error.code.retryable or error.code is Code.TOPIC_FULL or attempt >= self._retries:
-                    raise
-                pause_ms = error.retry_after_ms
-            time.sleep(_pause_s(attempt, pause_ms))
-            attempt += 1
-
-    def _send(self, call: ApiCall) -> bytes:
-        response = self._open(call)
-        try:
-            body = response.read()
-        except (OSError, http.client.HTTPException) as error:
-            self.close()
-            raise Unreachable(self.url, error) from error
-        if not 200 <= response.status < 300:
-            raise self._error(call, response, body)
-        return body
-
-    def _error(self, call: ApiCall, response: http.client.HTTPResponse, body: bytes) -> TopicsError:
-        headers = {name.lower(): value for name, value in response.getheaders()}
-        error = request.error_of(response.status, headers, body)
-        if error.code not in (Code.UNAUTHORIZED, Code.FORBIDDEN):
-            return error
-        message = request.refusal(error, call, self.url, has_key=self._token is not None)
-        return Refused(error.code, message, detail=error.detail)
-
-    def _open(self, call: ApiCall) -> http.client.HTTPResponse:
-        """Return the head of the answer. If a kept connection was closed by the server, try once on a new one."""
-        kept = self._connection is not None
-        while True:
-            try:
-                if self._connection is None:
-                    self._connection = self._connect()
-                return self._exchange(self._connection, call)
-            except (OSError, http.client.HTTPException) as error:
-                self.close()
-                if not kept or not call.safe:
-                    raise Unreachable(self.url, error) from error
-                kept = False
-
-    def _connect(self) -> http.client.HTTPConnection:
-        make = http.client.HTTPSConnection if self._server.secure else http.client.HTTPConnection
-        connection = make(self._server.host, self._server.port, timeout=CONNECT_TIMEOUT_S)
-        connection.connect()
-        return connection
-
-    def _exchange(self, connection: http.client.HTTPConnection, call: ApiCall) -> http.client.HTTPResponse:
-        if connection.sock is not None:
-            connection.sock.settimeout(self._timeout_s + call.timeout_ms / 1000)
-        connection.request(call.method, self._server.prefix + call.path, call.body or None, call.headers(self._token))
-        return connection.getresponse()
+            page = self._call("GET", with_query(path, page_size=PAGE_ROWS, cursor=cursor, **query), kind)
+            yield page
+            cursor = page.next_cursor
+            if cursor is None:
+                return
 
 
-def _pause_s(attempt: int, retry_after_ms: int | None) -> float:
-    """Return the pause that the server asked for, or an exponential one; with jitter, so that clients spread out."""
-    pause_ms = retry_after_ms if retry_after_ms is not None else min(FIRST_PAUSE_MS * 2**attempt, LONGEST_PAUSE_MS)
-    return pause_ms * random.uniform(0.8, 1.2) / 1000
+def _fields(fields: Mapping[str, Any], request: type[Struct]) -> dict[str, Any]:
+    """Return the fields that are not None. Raise `TypeError` for an unknown field: a server would ignore it."""
+    for name in fields:
+        if name not in request.__struct_fields__:
+            raise TypeError(f"there is no field {name!r}; the fields are {', '.join(request.__struct_fields__)}")
+    return given(**fields)
+
+
+def _checked(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings after a check of their names. None is kept: it resets a setting to its default."""
+    _fields(config, ConfigPatch)
+    return dict(config)

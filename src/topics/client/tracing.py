@@ -55,26 +55,21 @@ def received(item: Record | Gap) -> None:
 
 
 @contextmanager
-def working(topic: str, seq: int, meta: Mapping[str, Any]) -> Iterator[None]:
-    """Open a span for a job that continues the trace of its append. A failure is recorded in it."""
-    if _tracer is None or not enabled():
-        yield
-        return
-    attributes = {**_named(topic), "messaging.message.id": str(seq)}
-    context = propagate.extract(_carrier(meta))
-    with _tracer.start_as_current_span(f"job {topic}", context=context, kind=SpanKind.CONSUMER, attributes=attributes):
-        yield
+def job(topic: str, seq: int, meta: Mapping[str, Any], *, is_current: bool = True) -> Iterator[None]:
+    """Open a span for a job that continues the trace of its append. A failure is recorded in it.
 
-
-@contextmanager
-def job_loop(topic: str, seq: int, meta: Mapping[str, Any]) -> Iterator[None]:
-    """Open a span for a job of a loop. It is not the current span: a generator cannot set that for its caller."""
+    The span of a job of a loop is not the current one: a generator cannot set that for its caller.
+    """
     if _tracer is None or not enabled():
         yield
         return
     attributes = {**_named(topic), "messaging.message.id": str(seq)}
     context = propagate.extract(_carrier(meta))
     span = _tracer.start_span(f"job {topic}", context=context, kind=SpanKind.CONSUMER, attributes=attributes)
+    if is_current:
+        with trace.use_span(span, end_on_exit=True):
+            yield
+        return
     try:
         yield
     finally:

@@ -281,7 +281,7 @@ class Engine:
 
 def expire_in_memory(topic: Topic, now_ms: int) -> None:
     """Expire records as `expire` does, as far as nothing has to be read from the disk for that."""
-    cutoff = now_ms - topic.config.ttl_ms
+    cutoff = retention.cutoff_ms(topic, now_ms)
     if not topic.count or topic.front_ts >= cutoff or topic.holds or topic.links is not None:
         return
     upto = before = topic.earliest

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import deque
 from enum import IntEnum
 
+from topics.engine.delays import PRESSED_COMMIT_MS, PRESSED_PUSH_MS
 from topics.engine.state.topic import Topic
 from topics.errors import Code, TopicsError
 
@@ -29,8 +30,6 @@ MAX_AGE_BOOST = 1000
 
 SAMPLE_MS = 100
 SAMPLES = 4  # in a row that must agree
-GATHER_MS = (0, 4, 8, 16, 32)  # how long pushes are gathered, by step
-COMMIT_WINDOW_MS = (0, 0, 2, 4, 8)  # how long commits are gathered, by step
 MIN_RETRY_MS, MAX_RETRY_MS = 500, 5_000
 
 
@@ -101,11 +100,11 @@ class Pressure:
 
     @property
     def gather_ms(self) -> int:
-        return GATHER_MS[self.step]
+        return PRESSED_PUSH_MS[self.step]
 
     @property
     def commit_window_ms(self) -> int:
-        return COMMIT_WINDOW_MS[self.step]
+        return PRESSED_COMMIT_MS[self.step]
 
     def pauses(self, topic: Topic, now_ms: int) -> bool:
         """Return whether records of this topic are not pushed now."""

@@ -41,9 +41,19 @@ def _load(segment: Segment) -> Damaged | None:
     return None
 
 
+def cutoff_ms(topic: Topic, now_ms: int) -> int:
+    """Return the time before which records are expired. A record exactly as old as the TTL is kept.
+
+    While a delete, a move or a change of the topic waits for the log, no record expires that had not expired when it
+    was decided. Otherwise a record that a client removes would be reported as lost, until a replay finds the delete.
+    """
+    staged = topic.staged_times
+    return (min(now_ms, staged[0]) if staged else now_ms) - topic.config.ttl_ms
+
+
 def expire(topic: Topic, now_ms: int) -> None:
-    """Expire every record that is older than the TTL. A record exactly as old as the TTL is kept."""
-    cutoff = now_ms - topic.config.ttl_ms
+    """Expire every record that is older than the TTL, see `cutoff_ms`."""
+    cutoff = cutoff_ms(topic, now_ms)
     if topic.front_ts >= cutoff or not topic.count:
         return
     holds = topic.config.archive is not None and topic.holds
@@ -67,7 +77,7 @@ def need_for_expiry(topic: Topic, now_ms: int) -> None:
 
     If these are more than one load may ask for, expire the records whose columns are loaded so far.
     """
-    cutoff = now_ms - topic.config.ttl_ms
+    cutoff = cutoff_ms(topic, now_ms)
     if topic.front_ts >= cutoff or not topic.count or (topic.holds and topic.earliest > topic.archived):
         return
     needs, ready_upto = Needs(), [topic.earliest]
@@ -103,6 +113,17 @@ def expired_before(topic: Topic, cutoff: int, *, exact: bool = True) -> int:
             upto = max(upto, segment.first + at)
         break
     return upto
+
+
+def expiring_before(topic: Topic, now_ms: int) -> int:
+    """Return the seq below which records expire as soon as the entries that wait have taken effect; 0 if none waits.
+
+    A move must not take these records: the log has it behind those entries, and a replay expires them first.
+    """
+    if not topic.config.ttl_ms or not topic.staged_times:
+        return 0
+    upto = expired_before(topic, now_ms - topic.config.ttl_ms)
+    return min(upto, topic.archived + 1) if topic.holds else upto
 
 
 def refresh_front(topic: Topic) -> None:

@@ -11,7 +11,7 @@ _PART = re.compile(r"\.(\w+)|\[[^\]]*\]")
 
 
 @cache
-def type_info(request_type: Any) -> inspect.Type:
+def _type_info(request_type: Any) -> inspect.Type:
     """Return the description of a request type. Kept, because `msgspec` leaves cycles of references with each one."""
     return inspect.type_info(request_type)
 
@@ -26,30 +26,30 @@ def choices(request_type: Any, path: str) -> list[str]:
 def field_names(request_type: Any, path: str) -> list[str]:
     """Return the names of the fields that the object at `path` may have."""
     types, _ = _at(request_type, path)
-    found = [one for each in types for one in alternatives(each)]
+    found = [one for each in types for one in _alternatives(each)]
     names = [field.encode_name for one in found if isinstance(one, inspect.StructType) for field in one.fields]
     return list(dict.fromkeys(names))
 
 
 def _at(request_type: Any, path: str) -> tuple[list[inspect.Type], list[str]]:
     """Return the types that the value at `path` may have, and the tags if it is the tag field of a union."""
-    types: list[inspect.Type] = [type_info(request_type)]
+    types: list[inspect.Type] = [_type_info(request_type)]
     tags: list[str] = []
     for part in _PART.finditer(path):
         name = part[1]
-        found = [one for each in types for one in alternatives(each)]
+        found = [one for each in types for one in _alternatives(each)]
         tags = [str(one.tag) for one in found if isinstance(one, inspect.StructType) and one.tag_field == name]
         types = list(_fields(found, name) if name is not None else _items(found))
     return types, tags
 
 
-def alternatives(one: inspect.Type) -> Iterator[inspect.Type]:
+def _alternatives(one: inspect.Type) -> Iterator[inspect.Type]:
     """Yield the types that a value of the type may have, each without its annotations."""
     if isinstance(one, inspect.UnionType):
         for alternative in one.types:
-            yield from alternatives(alternative)
+            yield from _alternatives(alternative)
     elif isinstance(one, inspect.Metadata):
-        yield from alternatives(one.type)
+        yield from _alternatives(one.type)
     else:
         yield one
 
@@ -69,6 +69,6 @@ def _items(found: list[inspect.Type]) -> Iterator[inspect.Type]:
 
 
 def _values(one: inspect.Type) -> Iterator[Any]:
-    for alternative in alternatives(one):
+    for alternative in _alternatives(one):
         if isinstance(alternative, inspect.LiteralType):
             yield from alternative.values

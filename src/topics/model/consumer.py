@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
@@ -16,12 +18,20 @@ MAX_GAPS = 100  # ranges of lost records in one answer
 class ConsumerRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     """Body of `PUT /v0/topics/:topic/consumers/:consumer`. An omitted field keeps its value."""
 
-    seq: U64 | UnsetType = UNSET  # the position: every record up to this seq is processed
-    epoch: U64 | None = None  # change it only if the topic has this epoch
-    if_seq: U64 | UnsetType | None = UNSET  # change it only if it stands at this seq; null: only if it does not exist
-    meta: dict[str, Json] | UnsetType | None = UNSET
+    seq: Annotated[
+        U64 | UnsetType,
+        "the position: every record up to this seq is processed; at most the head; a new consumer begins at 0",
+    ] = UNSET
+    epoch: Annotated[U64 | None, "change the consumer only if the topic has this epoch, else 409"] = None
+    if_seq: Annotated[
+        U64 | UnsetType | None,
+        "change the consumer only if it is at this seq, else 409; null: only if it does not exist",
+    ] = UNSET
+    meta: Annotated[dict[str, Json] | UnsetType | None, "any object of at most 1024 bytes"] = UNSET
     expire_ms: U64 | UnsetType = UNSET  # forget it after so long without use; 0 is never
-    hold: bool | UnsetType = UNSET
+    hold: Annotated[
+        bool | UnsetType, "let the caps evict no records that this consumer has not read; needs the scope `admin`"
+    ] = UNSET
     max_hold_bytes: U64 | UnsetType = UNSET
 
 
@@ -30,13 +40,13 @@ class Commit(Struct, forbid_unknown_fields=True, gc=False):
 
     topic: str
     consumer: str
-    seq: U64
+    seq: Annotated[U64, "every record up to this seq is processed"]
 
 
 class CommitRequest(Struct, forbid_unknown_fields=True):
     """Body of `POST /v0/consumers`: commits of consumers of any topics, each by itself."""
 
-    commits: list[Commit]
+    commits: Annotated[list[Commit], "1 to 10000 commits, each by itself"]
 
 
 class RefusedCommit(Struct):
@@ -44,15 +54,15 @@ class RefusedCommit(Struct):
 
     topic: str
     consumer: str
-    code: str
-    message: str
+    code: Annotated[str, "the name of the error"]
+    message: Annotated[str, "an explanation for people"]
 
 
 class CommitAnswer(Struct):
     """How many commits took effect, or had before, and those that did not."""
 
-    committed: U64
-    refused: list[RefusedCommit]
+    committed: Annotated[U64, "the number of commits that took effect, or had before"]
+    refused: Annotated[list[RefusedCommit], "the commits that changed nothing"]
     performance: Performance
 
 
@@ -62,7 +72,7 @@ class ConsumerPut(Struct):
     topic: str
     consumer: str
     created: bool
-    epoch: U64
+    epoch: Annotated[U64, "the epoch that the position belongs to; changes when the topic is created again or restored"]
     seq: U64
     head_seq: U64
     performance: Performance
@@ -79,8 +89,8 @@ class Gap(Struct):
 class Lost(Struct):
     """Records behind the position that were lost: how many, and where, at most the first 100 ranges."""
 
-    records: U64
-    gaps: list[Gap]
+    records: Annotated[U64, "how many"]
+    gaps: Annotated[list[Gap], "the ranges, at most the first 100"]
 
 
 class ConsumerSummary(Struct):
@@ -88,15 +98,15 @@ class ConsumerSummary(Struct):
 
     topic: str
     consumer: str
-    epoch: U64
+    epoch: Annotated[U64, "the epoch that the position belongs to; changes when the topic is created again or restored"]
     seq: U64
     head_seq: U64
     lag_records: U64
     lag_ms: U64  # age of the oldest unread record
     lost: Lost | None
-    meta: msgspec.Raw | None
+    meta: Annotated[msgspec.Raw | None, "the object that was stored with the consumer"]
     expire_ms: U64
-    hold: bool
+    hold: Annotated[bool, "whether the caps evict no records that this consumer has not read"]
     max_hold_bytes: U64
     updated_ms: U64  # when the position or a field was last stored
 
@@ -110,7 +120,7 @@ class ConsumerState(ConsumerSummary):
 class ConsumerList(Struct, omit_defaults=True):
     """A page of consumers, by topic and name."""
 
-    consumers: list[ConsumerSummary]
+    consumers: Annotated[list[ConsumerSummary], "a page of consumers by topic and name"]
     performance: Performance
     next_cursor: str | None = None
 
@@ -118,7 +128,7 @@ class ConsumerList(Struct, omit_defaults=True):
 class ConsumerDropped(Struct):
     topic: str
     consumer: str
-    deleted: bool
+    deleted: Annotated[bool, "whether the consumer existed"]
     performance: Performance
 
 

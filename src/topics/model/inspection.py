@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from msgspec import Struct
 
 from topics.model.topic import U64
@@ -13,31 +15,31 @@ RANGES, MAX_RANGES = 500, 2000  # of a timeline: by default, and at most
 class Index(Struct):
     """Where to go from here. `console` is null if the console is turned off."""
 
-    name: str
+    name: Annotated[str, "`topics`"]
     version: str
-    console: str | None
-    openapi: str
-    client: str
-    health: str
+    console: Annotated[str | None, "the path of the console; null if it is turned off"]
+    openapi: Annotated[str, "the path of the OpenAPI document"]
+    client: Annotated[str, "the path of the JavaScript client"]
+    health: Annotated[str, "the path of the health probe"]
     performance: Performance
 
 
 class Whoami(Struct):
     """The rights of the key that sent the request. A server without keys grants all scopes to every client."""
 
-    key: str | None
-    scopes: list[str]
-    prefixes: list[str]
+    key: Annotated[str | None, "the short name of the key; null on a server without keys"]
+    scopes: Annotated[list[str], "what the key may do"]
+    prefixes: Annotated[list[str], "the names of topics that the key may use; empty: all"]
     performance: Performance
 
 
 class Samples(Struct):
     """Figures of the last hour, a row per interval, oldest first. Each row has one value per column."""
 
-    interval_ms: U64
-    capacity: U64
-    columns: list[str]
-    rows: list[list[float]]
+    interval_ms: Annotated[U64, "time between two rows"]
+    capacity: Annotated[U64, "the number of rows that the server keeps"]
+    columns: Annotated[list[str], "the names of the values of a row"]
+    rows: Annotated[list[list[float]], "the values, oldest first"]
     performance: Performance
 
 
@@ -48,12 +50,12 @@ class TimelineRange(Struct, frozen=True, omit_defaults=True):
     loss, or `merged`: then the numbers say how many seqs of the range are live, deleted and lost.
     """
 
-    from_seq: U64
-    to_seq: U64
-    state: str
-    live: U64 | None = None
-    deleted: U64 | None = None
-    lost: U64 | None = None
+    from_seq: Annotated[U64, "the first seq of the range"]
+    to_seq: Annotated[U64, "the last seq of the range"]
+    state: Annotated[str, "`live`, `deleted`, `archived`, the reason of a loss, or `merged`"]
+    live: Annotated[U64 | None, "the number of stored records, if the state is `merged`"] = None
+    deleted: Annotated[U64 | None, "the number of deleted records, if the state is `merged`"] = None
+    lost: Annotated[U64 | None, "the number of lost records, if the state is `merged`"] = None
 
 
 class TimelineAnswer(Struct, kw_only=True):
@@ -63,12 +65,12 @@ class TimelineAnswer(Struct, kw_only=True):
     epoch: U64
     head_seq: U64
     earliest_seq: U64
-    archived_seq: U64
-    from_seq: U64
-    to_seq: U64
-    resolution: U64
-    ranges: list[TimelineRange]
-    live: U64
-    deleted: U64
-    lost: U64
+    archived_seq: Annotated[U64, "the last seq that an archive has reported; 0 if none"]
+    from_seq: Annotated[U64, "the first seq of the window"]
+    to_seq: Annotated[U64, "the last seq of the window"]
+    resolution: Annotated[U64, "1 if the ranges are exact; otherwise ranges shorter than this may be merged"]
+    ranges: Annotated[list[TimelineRange], "the ranges in order; about 500 by default, at most 2000"]
+    live: Annotated[U64, "the number of stored records"]
+    deleted: Annotated[U64, "the number of deleted records"]
+    lost: Annotated[U64, "the number of lost records"]
     performance: Performance

@@ -1,12 +1,13 @@
-"""Decode stored JSON again. Pure.
+"""How deep calls may nest. The only module that changes the recursion limit of the interpreter.
 
-The nesting depth that a decoder accepts is the rest of the interpreter's recursion limit, so it depends on the depth of
-the call stack. A record that was accepted can be decoded again on a deeper stack (to move it to a dead-letter topic, or
-to add a stamp), and must not fail there.
+The nesting depth that a decoder of JSON accepts is the rest of the limit, so it depends on the depth of the call stack.
+A record that was accepted can be decoded again on a deeper stack (to move it to a dead-letter topic, or to add a
+stamp), and must not fail there.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -20,9 +21,21 @@ def decode_again(decode: Callable[[Text], T], text: Text) -> T:
     try:
         return decode(text)
     except RecursionError:
-        limit = sys.getrecursionlimit()
-        sys.setrecursionlimit(limit + MARGIN)
-        try:
+        with limit_restored():
+            allow_depth(sys.getrecursionlimit() + MARGIN)
             return decode(text)
-        finally:
-            sys.setrecursionlimit(limit)
+
+
+def allow_depth(calls: int) -> None:
+    """Let at least this many calls nest. Use it within `limit_restored`."""
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), calls))
+
+
+@contextmanager
+def limit_restored() -> Iterator[None]:
+    """Restore the present limit at the end of this context."""
+    limit = sys.getrecursionlimit()
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)

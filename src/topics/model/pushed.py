@@ -5,7 +5,7 @@ The server renders records into these by hand. A test decodes what a real server
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -19,9 +19,9 @@ class RecordEvent(Struct, forbid_unknown_fields=True):
     """New records of one topic, in order. The id of the event is the position of the whole session after them."""
 
     topic: str
-    records: list[Record]
-    from_seq: U64
-    to_seq: U64
+    records: Annotated[list[Record], "one or more records in the order of their seqs"]
+    from_seq: Annotated[U64, "the position before these records"]
+    to_seq: Annotated[U64, "the position after these records: where to resume"]
     head_seq: U64
 
 
@@ -29,13 +29,15 @@ class TombstoneEvent(Struct, forbid_unknown_fields=True):
     """Records were lost before they were delivered. Delivery goes on after them."""
 
     topic: str
-    reason: str
+    reason: Annotated[
+        str, "why; `from_seq_too_old` if the gap was there when an event stream began: then `cause` says why"
+    ]
     gap_from: U64
     gap_to: U64
-    missed_estimate: U64
+    missed_estimate: Annotated[U64, "how many records this reader missed at most"]
     earliest_seq: U64
     head_seq: U64
-    cause: str | UnsetType = UNSET
+    cause: Annotated[str | UnsetType, "why, if `reason` is `from_seq_too_old`; absent otherwise"] = UNSET
 
 
 class CaughtUpEvent(Struct, forbid_unknown_fields=True):
@@ -49,8 +51,8 @@ class TopicDeletedEvent(Struct, forbid_unknown_fields=True):
     """The topic was deleted while it was watched. The other topics go on."""
 
     topic: str
-    head_seq: U64
-    reason: str
+    head_seq: Annotated[U64, "the last seq that the topic had"]
+    reason: Annotated[str, "`deleted`"]
 
 
 class JobEvent(ClaimedJob, rename={"seq": "$seq", "ts": "$ts", "tag": "$tag", "sender": "$node"}, kw_only=True):
@@ -65,10 +67,10 @@ class ErrorEvent(Struct, forbid_unknown_fields=True):
     The server closes the stream after it, unless the problem passes: delivery is paused, or jobs cannot be claimed now.
     """
 
-    code: int
-    error: str
-    topic: str | UnsetType = UNSET
-    topics: list[str] | UnsetType = UNSET
+    code: Annotated[int, "an HTTP status"]
+    error: Annotated[str, "an explanation for people; may change"]
+    topic: Annotated[str | UnsetType, "the queue that was deleted"] = UNSET
+    topics: Annotated[list[str] | UnsetType, "the topics whose delivery is paused"] = UNSET
     retry_after_ms: int | UnsetType = UNSET
 
 
@@ -85,20 +87,20 @@ EVENTS: dict[str, type[Struct]] = {
 class Answered(Struct, kw_only=True, forbid_unknown_fields=True):
     """What every answer to a command may have."""
 
-    request_id: RequestId | UnsetType = UNSET
+    request_id: Annotated[RequestId | UnsetType, "that of the command; absent if it had none"] = UNSET
     warnings: list[str] | UnsetType = UNSET
 
 
 class Subscribed(Answered, tag_field="op", tag="subscribed"):
     """The answer to `subscribe`."""
 
-    topics: dict[str, WatchedTopic]
+    topics: Annotated[dict[str, WatchedTopic], "the position of each topic that is delivered now"]
 
 
 class Unsubscribed(Answered, tag_field="op", tag="unsubscribed"):
     """The answer to `unsubscribe`."""
 
-    topic: str
+    topic: Annotated[str, "the topic, or the pattern"]
 
 
 class Committed(Answered, tag_field="op", tag="committed"):
@@ -106,7 +108,7 @@ class Committed(Answered, tag_field="op", tag="committed"):
 
     topic: str
     consumer: str
-    seq: U64
+    seq: Annotated[U64, "the position of the consumer"]
 
 
 class Pong(Answered, tag_field="op", tag="pong"):
@@ -119,7 +121,7 @@ class SocketError(Answered, tag_field="op", tag="error"):
     code: str
     message: str
     detail: dict[str, Any] | UnsetType = UNSET
-    topics: list[str] | UnsetType = UNSET
+    topics: Annotated[list[str] | UnsetType, "the topics whose delivery is paused, or that are not delivered"] = UNSET
     retry_after_ms: int | UnsetType = UNSET
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -23,16 +23,18 @@ JOB_STATES: tuple[JobState, ...] = ("ready", "in_flight", "delayed")
 class ClaimRequest(Struct, gc=False):
     """Body of `POST /v0/topics/:topic/claim`. With `wait_ms`, the server waits for a job if there is none."""
 
-    node: str
-    max: U64 = 1
-    lease_ms: U64 | None = None
-    wait_ms: U64 = 0
+    node: Annotated[str, "the name of the worker, at most 128 bytes"]
+    max: Annotated[U64, "the maximum number of jobs; clamped to 1000"] = 1
+    lease_ms: Annotated[
+        U64 | None, "the lease of each job; the topic's by default; 100 to 86400000; a value outside is clamped"
+    ] = None
+    wait_ms: Annotated[U64, "wait for a job if there is none; clamped to 30000"] = 0
 
 
 class AckRequest(Struct, gc=False):
     """Body of `POST /v0/topics/:topic/ack`."""
 
-    node: str
+    node: Annotated[str, "the worker that holds the leases"]
     seqs: list[U64]
     lease_ids: list[str] | None = None
 
@@ -40,30 +42,33 @@ class AckRequest(Struct, gc=False):
 class NackRequest(Struct, gc=False):
     """Body of `POST /v0/topics/:topic/nack`."""
 
-    node: str
+    node: Annotated[str, "the worker that holds the leases"]
     seqs: list[U64]
     lease_ids: list[str] | None = None
-    delay_ms: U64 = 0
+    delay_ms: Annotated[U64, "the jobs are ready after this time; clamped to 86400000"] = 0
 
 
 class ExtendRequest(Struct, gc=False):
     """Body of `POST /v0/topics/:topic/extend`. The leases run for `lease_ms` from now."""
 
-    node: str
+    node: Annotated[str, "the worker that holds the leases"]
     seqs: list[U64]
-    lease_ms: U64
+    lease_ms: Annotated[U64, "the leases run for this time from now, 100 to 86400000; a value outside is clamped"]
     lease_ids: list[str] | None = None
 
 
 class RedriveRequest(Struct, gc=False, forbid_unknown_fields=True):
     """Body of `POST /v0/topics/:topic/redrive`. `seqs` are seqs of the dead-letter topic."""
 
-    match: MatchWire | UnsetType = UNSET
-    seqs: list[U64] | None = None
-    from_seq: U64 = 0
-    limit: U64 = REDRIVE_LIMIT
+    match: Annotated[
+        MatchWire | UnsetType,
+        'move only dead letters whose tag matches: a tag, or `["tag", "Eq", tag]`, or `["tag", "Glob", prefix + "*"]`',
+    ] = UNSET
+    seqs: Annotated[list[U64] | None, "move these dead letters: seqs of the dead-letter topic"] = None
+    from_seq: Annotated[U64, "start after this seq of the dead-letter topic"] = 0
+    limit: Annotated[U64, "the maximum number of dead letters to move; clamped to 10000"] = REDRIVE_LIMIT
     dry_run: bool = False
-    dead_letter: str | None = None
+    dead_letter: Annotated[str | None, "the dead-letter topic; the one of the queue by default"] = None
 
 
 class ClaimedJob(Struct, rename={"seq": "$seq", "ts": "$ts", "tag": "$tag", "sender": "$node"}):
@@ -82,15 +87,15 @@ class ClaimedJob(Struct, rename={"seq": "$seq", "ts": "$ts", "tag": "$tag", "sen
 
 class ClaimAnswer(Struct):
     topic: str
-    claimed: list[ClaimedJob]
-    count: U64
+    claimed: Annotated[list[ClaimedJob], "the jobs that the worker now holds"]
+    count: Annotated[U64, "the number of these jobs"]
     ready: U64
     performance: Performance
 
 
 class AckAnswer(Struct):
     topic: str
-    acked: U64
+    acked: Annotated[U64, "the number of jobs that were deleted"]
     skipped: list[U64]
     ready: U64
     in_flight: U64
@@ -99,7 +104,7 @@ class AckAnswer(Struct):
 
 class NackAnswer(Struct):
     topic: str
-    nacked: U64
+    nacked: Annotated[U64, "the number of jobs that returned to the queue"]
     skipped: list[U64]
     ready: U64
     in_flight: U64
@@ -108,9 +113,9 @@ class NackAnswer(Struct):
 
 class ExtendAnswer(Struct):
     topic: str
-    extended: U64
+    extended: Annotated[U64, "the number of extended leases"]
     skipped: list[U64]
-    deadlines: dict[str, U64]
+    deadlines: Annotated[dict[str, U64], "the new deadline by seq, in milliseconds since 1970"]
     performance: Performance
 
 
@@ -118,9 +123,9 @@ class RedriveAnswer(Struct):
     """The dead letters that were moved. Repeat the request from `next_from_seq` until `caught_up`."""
 
     topic: str
-    dead_letter: str
-    redriven: U64
-    seqs: list[U64]
+    dead_letter: Annotated[str, "the dead-letter topic"]
+    redriven: Annotated[U64, "the number of moved dead letters"]
+    seqs: Annotated[list[U64], "their seqs in the dead-letter topic"]
     dry_run: bool
     next_from_seq: U64
     caught_up: bool
@@ -131,13 +136,13 @@ class ListedJob(Struct, rename={"seq": "$seq", "ts": "$ts", "tag": "$tag", "send
     """One job with its state, and the lease fields if it is leased."""
 
     seq: U64
-    state: JobState
+    state: Annotated[JobState, "the state of the job"]
     deliveries: U64
-    priority: U64
+    priority: Annotated[U64, "0 to 9; 9 is served first"]
     ts: U64
     data: Json
-    deliver_at: U64 | None = None
-    node: str | None = None
+    deliver_at: Annotated[U64 | None, "when a delayed job becomes ready, in milliseconds since 1970"] = None
+    node: Annotated[str | None, "the worker that holds the job"] = None
     lease_id: str | None = None
     deadline: U64 | None = None
     tag: str | None = None
@@ -147,7 +152,7 @@ class ListedJob(Struct, rename={"seq": "$seq", "ts": "$ts", "tag": "$tag", "send
 
 class JobList(Struct):
     topic: str
-    jobs: list[ListedJob]
+    jobs: Annotated[list[ListedJob], "a page of jobs in the order of the log"]
     ready: U64
     in_flight: U64
     delayed: U64

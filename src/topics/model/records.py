@@ -22,20 +22,22 @@ JobPriority = Annotated[int, Meta(ge=0, le=9, description="9 is served first")]
 class NewRecord(Struct, gc=False):
     """One record of a write. `data` and `meta` stay the bytes that the client sent: checked, never rebuilt."""
 
-    data: Raw
-    tag: str | None = None
-    node: str | None = None
-    meta: Raw | UnsetType = UNSET
-    priority: JobPriority | None = None  # these three on queues only
-    delay_ms: U64 | None = None
-    deliver_at: U64 | None = None
+    data: Annotated[Raw, "any JSON value; with `meta` at most 1048576 bytes"]
+    tag: Annotated[str | None, "a text to filter and delete by, at most 256 bytes; many records can share one"] = None
+    node: Annotated[str | None, "the writer of the record, at most 128 bytes"] = None
+    meta: Annotated[Raw | UnsetType, "an object with at most 64 keys and 16384 bytes"] = UNSET
+    priority: Annotated[JobPriority | None, "queues: 0 to 9; 9 is served first"] = None
+    delay_ms: Annotated[U64 | None, "queues: deliver the job after this time"] = None
+    deliver_at: Annotated[
+        U64 | None, "queues: do not deliver the job before this time, in milliseconds since 1970; instead of `delay_ms`"
+    ] = None
 
 
 class WriteRequest(Struct, gc=False):
     """Body of `POST /v0/topics/:topic`."""
 
     records: list[NewRecord]
-    node: str | None = None
+    node: Annotated[str | None, "the node of records without one, at most 128 bytes"] = None
     idempotency_key: str | None = None
     create: bool | None = None
     config: ConfigPatch | None = None
@@ -119,16 +121,20 @@ class DiffRequest(Struct, gc=False):
     """Body of `POST /v0/topics/:topic/diff`."""
 
     from_seq: U64 = 0
-    limit: U64 = 0
+    limit: Annotated[U64, "the maximum number of records; 0 is 256; clamped to 1000"] = 0
     node: str | list[str] | None = None
     include_tags: bool = False
     include_meta: bool = True
-    wait_ms: U64 = 0
-    max_batch_bytes: U64 = 0
+    wait_ms: Annotated[U64, "wait for new records if there are none; clamped to 30000"] = 0
+    max_batch_bytes: Annotated[
+        U64, "the maximum size of the records; 0 is 1048576; clamped to 8388608; the answer has at least one record"
+    ] = 0
     filter: MatchWire = None
     from_ts: U64 | None = None
-    epoch: U64 | None = None
-    consumer: str | None = None  # read from the position of this consumer, instead of `from_seq`
+    epoch: Annotated[
+        U64 | None, "the epoch that `from_seq` belongs to; if it is another one, the answer has a `recreated` tombstone"
+    ] = None
+    consumer: Annotated[str | None, "read from the position of this consumer, instead of `from_seq`"] = None
     commit: CommitWire = False
 
 
@@ -136,23 +142,28 @@ class ScanRequest(Struct, gc=False):
     """Body of `POST /v0/topics/:topic/scan`: the fields of `diff`, and the last seq."""
 
     from_seq: U64 = 0
-    upto_seq: U64 | None = None
+    upto_seq: Annotated[U64 | None, "the last seq to read; the head at the start of the scan by default"] = None
     node: str | list[str] | None = None
     include_tags: bool = False
     include_meta: bool = True
     filter: MatchWire = None
     from_ts: U64 | None = None
-    epoch: U64 | None = None
+    epoch: Annotated[
+        U64 | None, "the epoch that `from_seq` belongs to; if it is another one, the answer has a `recreated` tombstone"
+    ] = None
 
 
 class DeleteRequest(Struct, gc=False, forbid_unknown_fields=True):
     """Body of `POST /v0/topics/:topic/delete`."""
 
-    before_seq: U64 | None = None
-    match: MatchWire | UnsetType = UNSET
+    before_seq: Annotated[U64 | None, "delete records below this seq"] = None
+    match: Annotated[
+        MatchWire | UnsetType,
+        'delete records whose tag matches: a tag, or `["tag", "Eq", tag]`, or `["tag", "Glob", prefix + "*"]`',
+    ] = UNSET
     dry_run: bool = False
-    seqs: list[U64] | None = None  # instead of `before_seq` and `match`
-    epoch: U64 | None = None  # delete only if the topic has this epoch
+    seqs: Annotated[list[U64] | None, "delete these records, instead of `before_seq` and `match`; at most 10000"] = None
+    epoch: Annotated[U64 | None, "delete only if the topic has this epoch, else 409"] = None
 
 
 class Projection(Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Struct
 
@@ -22,15 +22,22 @@ class RouterRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     """Body of `PUT /v0/routers/:router`. `from_seq` or `from_ts` is the start of a new router; default: the head."""
 
     source: str
-    dest: str
+    dest: Annotated[str, "the topic that the router writes; another one than `source`, with no other source"]
     preserve_node: bool = True
     preserve_tag: bool = True
-    create_dest: bool = True
-    filter: MatchWire = None
+    create_dest: Annotated[bool, "whether the server creates the destination if it does not exist"] = True
+    filter: Annotated[
+        MatchWire,
+        'copy only records whose tag matches: a tag, or `["tag", "Eq", tag]`, or `["tag", "Glob", prefix + "*"]`',
+    ] = None
     allow_cycle: bool = False
     guarantee: Guarantee = "at_least_once"
-    from_seq: U64 | None = None
-    from_ts: U64 | None = None
+    from_seq: Annotated[U64 | None, "where a new router starts: after this seq of the source; the head by default"] = (
+        None
+    )
+    from_ts: Annotated[
+        U64 | None, "where a new router starts: at the first record of this time, in milliseconds since 1970"
+    ] = None
 
 
 class RouterConfig(Struct, frozen=True, kw_only=True, gc=False):
@@ -46,9 +53,13 @@ class RouterConfig(Struct, frozen=True, kw_only=True, gc=False):
 class PreviewRequest(Struct, kw_only=True):
     """Body of `POST /v0/routers/:router/preview`. `source` and `filter` default to those of the router."""
 
-    source: str | None = None
-    filter: MatchWire = None
-    from_seq: U64 = 0
+    source: Annotated[str | None, "the topic to examine; the source of the router by default"] = None
+    filter: Annotated[
+        MatchWire,
+        'the filter to try; the one of the router by default: a tag, or `["tag", "Eq", tag]`, or '
+        '`["tag", "Glob", prefix + "*"]`',
+    ] = None
+    from_seq: Annotated[U64, "examine records after this seq"] = 0
     from_ts: U64 | None = None
 
 
@@ -60,12 +71,12 @@ class RouterAnswer(Struct, kw_only=True):
     dest: str
     preserve_node: bool
     preserve_tag: bool
-    filter: list[str] | None
+    filter: Annotated[list[str] | None, "only records whose tag matches are copied; null is all"]
     allow_cycle: bool
     guarantee: Guarantee
     forwarded_total: U64
     cursor: U64
-    lag: U64
+    lag: Annotated[U64, "the number of source records that the router has not processed"]
     last_error: str | None
     performance: Performance
 
@@ -83,19 +94,19 @@ class RouterSummary(Struct, kw_only=True):
     guarantee: Guarantee
     forwarded_total: U64
     cursor: U64
-    lag: U64
+    lag: Annotated[U64, "the number of source records that the router has not processed"]
     last_error: str | None
 
 
 class RouterList(Struct, omit_defaults=True):
-    routers: list[RouterSummary]
+    routers: Annotated[list[RouterSummary], "a page of routers by name"]
     performance: Performance
     next_cursor: str | None = None
 
 
 class RouterDropped(Struct):
     router: str
-    deleted: bool
+    deleted: Annotated[bool, "whether the router existed"]
     performance: Performance
 
 
@@ -104,13 +115,13 @@ class PreviewAnswer(Struct, kw_only=True):
 
     router: str
     source: str
-    filter: list[str] | None
-    from_seq: U64
-    matched: U64
-    bytes: U64
-    scanned: U64
-    first_seq: U64 | None
-    last_seq: U64 | None
+    filter: Annotated[list[str] | None, "the filter that was tried; null is none"]
+    from_seq: Annotated[U64, "records after this seq were examined"]
+    matched: Annotated[U64, "the number of records that the router would copy"]
+    bytes: Annotated[U64, "the size of these records"]
+    scanned: Annotated[U64, "the number of live records examined"]
+    first_seq: Annotated[U64 | None, "the first matching seq; null if there is none"]
+    last_seq: Annotated[U64 | None, "the last matching seq; null if there is none"]
     head_seq: U64
     performance: Performance
 

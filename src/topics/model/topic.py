@@ -23,7 +23,7 @@ CLAIM_JITTER_MS_RANGE = (0, 5_000)
 class ArchiveConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Archive settings of a topic. With `hold`, records do not expire before they are archived."""
 
-    hold: bool = False
+    hold: Annotated[bool, "keep records past their TTL until an archive reports that it has them"] = False
 
 
 class ArchivePatch(ArchiveConfig, frozen=True, kw_only=True):

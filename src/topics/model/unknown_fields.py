@@ -2,7 +2,7 @@
 
 Each request type has a strict twin, a subclass that refuses unknown fields. Decoding with the twin takes the same time,
 so a request without unknown fields pays nothing. Only if the twin refuses the request is it decoded a second time, with
-the lenient type, and searched for the names of its unknown fields.
+the lenient type, and compared with the JSON value to find the names of its unknown fields.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import reduce
+from itertools import islice
 from operator import or_
 from types import UnionType
 from typing import Any, Generic, Protocol, TypeVar, Union, get_args, get_origin
 
 import msgspec
-from msgspec import NODEFAULT, Raw, Struct, defstruct, inspect, structs
+from msgspec import NODEFAULT, Struct, defstruct, structs
 
 from topics.errors import TopicsError
-from topics.model.choices import alternatives, type_info
 from topics.model.wire import (
     MAX_PLAIN_BODY_BYTES,
     Rescue,
@@ -33,11 +33,9 @@ from topics.model.wire import (
 MAX_WARNINGS = 16
 MAX_NAME = 64  # characters of an unknown name that a warning quotes
 SEARCHED_BYTES = 64 << 10  # a larger text gets a warning about its first unknown field only
-SEARCHED_OBJECTS = 1000  # the search takes at most two milliseconds
+SEARCHED_OBJECTS = 1000  # of a list, or of a map
 
 _INDEX = re.compile(r"\[\d+\]")
-_decode_members = msgspec.json.Decoder(dict[str, Raw]).decode
-_decode_items = msgspec.json.Decoder(list[Raw]).decode
 
 T = TypeVar("T")
 
@@ -114,14 +112,44 @@ class RequestDecoder(Generic[T]):
             finally:
                 del refused  # its traceback refers to this frame: breaks the cycle of references
         found: T = decode_body(self.lenient, body, self._rescue)
-        note(noted, warnings_about(refused, body, self.lenient.type))
+        note(noted, warnings_about(refused, body, found))
         return found
 
 
-def warnings_about(refused: UnknownField, text: bytes, kind: Any) -> list[str]:
-    """Return the warnings about the unknown fields of a text, for which a strict decoder refused it."""
-    found = list(_search(text, kind)) if len(text) <= SEARCHED_BYTES else []
-    return found or [warning_of(refused.name, refused.known, path=refused.path)]
+def warnings_about(refused: UnknownField, text: bytes, found: Any) -> list[str]:
+    """Return the warnings about the unknown fields of a text, which a strict decoder refused, decoded as `found`."""
+    first = warning_of(refused.name, refused.known, path=refused.path)
+    if len(text) > SEARCHED_BYTES:
+        return [first]
+    try:
+        given = msgspec.json.decode(text or b"{}")
+    except (msgspec.MsgspecError, RecursionError):
+        return [first]  # text with escapes of lone surrogates: the strict decoder has named the first unknown field
+    seen: dict[str, str] = {}
+    for path, name, known in _unknown(found, given, ""):
+        if (key := f"{_INDEX.sub('', path)}.{name}") not in seen:
+            seen[key] = warning_of(name, known, path=path)
+            if len(seen) >= MAX_WARNINGS:
+                break
+    return list(seen.values()) or [first]
+
+
+def _unknown(found: Any, given: Any, path: str) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield path, name and known fields of each field that the JSON value `given` has and its object `found` lacks."""
+    if isinstance(found, Struct):
+        known = list(found.__struct_encode_fields__)
+        for name, value in given.items():
+            if name in known:
+                inner = getattr(found, found.__struct_fields__[known.index(name)])
+                yield from _unknown(inner, value, f"{path}.{name}" if path else name)
+            elif name != found.__struct_config__.tag_field:
+                yield path, name, known
+    elif isinstance(found, list):
+        for at, (item, value) in enumerate(islice(zip(found, given, strict=True), SEARCHED_OBJECTS)):
+            yield from _unknown(item, value, f"{path}[{at}]")
+    elif isinstance(found, dict):
+        for name, item in islice(found.items(), SEARCHED_OBJECTS):
+            yield from _unknown(item, given[name], f"{path}.{name}" if path else name)
 
 
 # --- the strict twin
@@ -164,71 +192,3 @@ def _twin(kind: type[Struct]) -> type[Struct]:
         kw_only=True,
         gc=config.gc,
     )
-
-
-# --- the search
-
-
-def _search(text: bytes, kind: Any) -> Iterator[str]:
-    """Yield a warning per unknown field, until `SEARCHED_OBJECTS` objects were looked at."""
-    left = [SEARCHED_OBJECTS]
-    try:
-        yield from _search_value(Raw(text or b"{}"), list(alternatives(type_info(kind))), "", left)
-    except (msgspec.MsgspecError, RecursionError):
-        return  # text with escapes of lone surrogates: the strict decoder has named the first unknown field
-
-
-def _search_value(raw: Raw, types: list[inspect.Type], path: str, left: list[int]) -> Iterator[str]:
-    if (known := _struct_of(raw, types)) is not None:
-        yield from _search_object(raw, known, path, left)
-        return
-    for one in types:
-        if isinstance(one, inspect.ListType) and _has_objects(one.item_type) and _starts(raw, b"["):
-            inner = list(alternatives(one.item_type))
-            for at, item in enumerate(_decode_items(raw)):
-                yield from _search_value(item, inner, f"{path}[{at}]", left)
-        elif isinstance(one, inspect.DictType) and _has_objects(one.value_type) and _starts(raw, b"{"):
-            inner = list(alternatives(one.value_type))
-            for name, value in _decode_members(raw).items():
-                yield from _search_value(value, inner, f"{path}.{name}" if path else name, left)
-
-
-def _search_object(raw: Raw, known: inspect.StructType, path: str, left: list[int]) -> Iterator[str]:
-    left[0] -= 1
-    if left[0] < 0:
-        return
-    fields = {field.encode_name: field.type for field in known.fields}
-    for name, value in _decode_members(raw).items():
-        kind = fields.get(name)
-        if kind is not None:
-            if _has_objects(kind):
-                yield from _search_value(value, list(alternatives(kind)), f"{path}.{name}" if path else name, left)
-        elif name != known.tag_field:
-            yield warning_of(name, list(fields), path=path)
-
-
-def _struct_of(raw: Raw, types: list[inspect.Type]) -> inspect.StructType | None:
-    """Return the request type of an object: the one with its tag, if there are several."""
-    found = [one for one in types if isinstance(one, inspect.StructType)]
-    if not found or not _starts(raw, b"{"):
-        return None
-    if len(found) == 1:
-        return found[0]
-    members = _decode_members(raw)
-    tag = msgspec.json.decode(members.get(found[0].tag_field or "", b"null"))
-    return next((one for one in found if one.tag == tag), None)
-
-
-def _has_objects(kind: inspect.Type) -> bool:
-    """Return whether values of the type contain objects of a request type."""
-    for one in alternatives(kind):
-        if isinstance(one, inspect.StructType):
-            return True
-        inner = one.item_type if isinstance(one, inspect.ListType) else getattr(one, "value_type", None)
-        if inner is not None and _has_objects(inner):
-            return True
-    return False
-
-
-def _starts(raw: Raw, mark: bytes) -> bool:
-    return bytes(memoryview(raw)[:64]).lstrip()[:1] == mark

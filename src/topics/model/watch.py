@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from msgspec import UNSET, Struct, UnsetType, structs
 
@@ -35,11 +35,17 @@ RequestId = str | int | None
 class TopicOptions(Struct, gc=False):
     """Start and filter of one watched topic."""
 
-    from_seq: U64 = 0
+    from_seq: Annotated[U64, "deliver records after this seq; 0 starts at the earliest record"] = 0
     tail: bool = False
-    filter: MatchWire = None
-    epoch: U64 | None = None  # epoch that `from_seq` belongs to
-    consumer: str | None = None  # begin at the position of this consumer, instead of `from_seq`
+    filter: Annotated[
+        MatchWire,
+        'deliver only records whose tag matches: a tag, or `["tag", "Eq", tag]`, or `["tag", "Glob", prefix + "*"]`',
+    ] = None
+    epoch: Annotated[
+        U64 | None,
+        "the epoch that `from_seq` belongs to; if it is another one, the stream starts with a `recreated` tombstone",
+    ] = None
+    consumer: Annotated[str | None, "begin at the position of this consumer, instead of `from_seq`"] = None
     commit: CommitWire = False
 
     @property
@@ -52,20 +58,26 @@ class ViewOptions(Struct, kw_only=True):
     """Delivery options that apply to all topics of a request."""
 
     node: str | list[str] | None = None
-    limit: U64 = DEFAULT_LIMIT
-    max_batch_bytes: U64 = DEFAULT_FRAME_BYTES
-    include_meta: bool | UnsetType = UNSET
+    limit: Annotated[U64, "the maximum number of records in a frame; clamped to 1000"] = DEFAULT_LIMIT
+    max_batch_bytes: Annotated[U64, "the maximum size of a frame; clamped to 8388608"] = DEFAULT_FRAME_BYTES
+    include_meta: Annotated[bool | UnsetType, "whether records have `meta`; as `include_data` by default"] = UNSET
     include_tags: bool = False
-    include_data: bool = True
-    consistency: Consistency = "eventual"
+    include_data: Annotated[bool, "whether records have `data`"] = True
+    consistency: Annotated[Consistency, "`strong` delivers a record only after it is synced to disk"] = "eventual"
 
 
 class WatchRequest(ViewOptions, kw_only=True):
     """Body of `POST /v0/watch`. A name that ends in `*` matches all current and future topics with the prefix."""
 
-    topics: dict[str, TopicOptions]
-    heartbeat_ms: U64 = DEFAULT_HEARTBEAT_MS
-    cursor: str | None = None  # event id of an earlier session, to continue there
+    topics: Annotated[
+        dict[str, TopicOptions],
+        "1 to 256 names with their options; a name that ends in `*` is a pattern for all current and "
+        "future topics with this prefix",
+    ]
+    heartbeat_ms: Annotated[U64, "the time between two heartbeats, 1000 to 60000; a value outside is clamped"] = (
+        DEFAULT_HEARTBEAT_MS
+    )
+    cursor: Annotated[str | None, "the event id of an earlier session, to continue there"] = None
 
     def watched(self) -> dict[str, TopicOptions]:
         return self.topics
@@ -160,15 +172,23 @@ class Subscribe(ViewOptions, kw_only=True, tag_field="op", tag="subscribe"):
     """Command `subscribe`: `topic` with its options, or `topics` as in a watch session."""
 
     request_id: RequestId = None
-    topic: str | None = None
-    from_seq: U64 = 0
+    topic: Annotated[str | None, "one topic, or a pattern, with the options beside it"] = None
+    from_seq: Annotated[U64, "deliver records after this seq; 0 starts at the earliest record"] = 0
     tail: bool = False
-    filter: MatchWire = None
-    epoch: U64 | None = None
-    consumer: str | None = None
+    filter: Annotated[
+        MatchWire,
+        'deliver only records whose tag matches: a tag, or `["tag", "Eq", tag]`, or `["tag", "Glob", prefix + "*"]`',
+    ] = None
+    epoch: Annotated[
+        U64 | None,
+        "the epoch that `from_seq` belongs to; if it is another one, the stream starts with a `recreated` tombstone",
+    ] = None
+    consumer: Annotated[str | None, "begin at the position of this consumer, instead of `from_seq`"] = None
     commit: CommitWire = False
-    topics: dict[str, TopicOptions] | None = None
-    lenient: bool = False
+    topics: Annotated[
+        dict[str, TopicOptions] | None, "several topics and patterns, each with its options; instead of `topic`"
+    ] = None
+    lenient: Annotated[bool, "skip topics that do not exist instead of failing"] = False
 
     def watched(self) -> dict[str, TopicOptions]:
         if (self.topic is None) == (self.topics is None):
@@ -182,7 +202,7 @@ class Subscribe(ViewOptions, kw_only=True, tag_field="op", tag="subscribe"):
 class Unsubscribe(Struct, kw_only=True, tag_field="op", tag="unsubscribe"):
     """Command `unsubscribe`: deliver no more records of a topic or a pattern."""
 
-    topic: str
+    topic: Annotated[str, "the topic, or the pattern"]
     request_id: RequestId = None
 
 
@@ -192,12 +212,12 @@ class Publish(Struct, kw_only=True, tag_field="op", tag="publish"):
     topic: str
     records: list[NewRecord]
     request_id: RequestId = None
-    node: str | None = None
+    node: Annotated[str | None, "the node of records without one, at most 128 bytes"] = None
     idempotency_key: str | None = None
     create: bool | None = None
     config: ConfigPatch | None = None
     disable_backpressure: bool = False
-    return_seqs: bool = True
+    return_seqs: Annotated[bool, "whether the answer lists every seq"] = True
 
     def write(self) -> WriteRequest:
         return WriteRequest(
@@ -209,9 +229,9 @@ class CommitCommand(Struct, kw_only=True, tag_field="op", tag="commit", forbid_u
     """Command `commit`: the consumer of a subscription has processed every record up to `seq`."""
 
     topic: str
-    seq: U64
+    seq: Annotated[U64, "every record up to this seq is processed"]
     request_id: RequestId = None
-    consumer: str | None = None  # of another subscription, or of none
+    consumer: Annotated[str | None, "the consumer; that of the subscription by default"] = None
 
 
 class Ping(Struct, kw_only=True, tag_field="op", tag="ping"):
@@ -235,7 +255,7 @@ class Addressed(Struct):
 class WatchedTopic(Struct):
     """The position of a topic when it was subscribed to."""
 
-    from_seq: U64
+    from_seq: Annotated[U64, "the position at which delivery begins"]
     head_seq: U64
     earliest_seq: U64
     epoch: U64
@@ -255,17 +275,17 @@ class PublishAck(Struct, tag_field="op", tag="ack", gc=False):
     first_seq: U64
     last_seq: U64
     head_seq: U64
-    created: bool
+    created: Annotated[bool, "whether this request created the topic"]
     deduped: bool
     performance: PublishTimes
-    seqs: list[int] | UnsetType = UNSET
-    request_id: str | int | UnsetType = UNSET
+    seqs: Annotated[list[int] | UnsetType, "the seq of each record; absent with `return_seqs` false"] = UNSET
+    request_id: Annotated[str | int | UnsetType, "that of the command; absent if it had none"] = UNSET
     warnings: list[str] | UnsetType = UNSET
 
 
 class WatchCreated(Struct):
-    wid: str
-    stream_url: str
-    session_ttl_ms: U64
-    topics: dict[str, WatchedTopic]
+    wid: Annotated[str, "the id of the session"]
+    stream_url: Annotated[str, "the path of the event stream"]
+    session_ttl_ms: Annotated[U64, "the session expires so long after its last stream closes"]
+    topics: Annotated[dict[str, WatchedTopic], "the position of each topic"]
     performance: Performance

@@ -26,11 +26,11 @@ TEXT_STEP_BYTES = 1 << 20  # of a body, checked per step
 class Performance(Struct, omit_defaults=True):
     """Timings of the request. Fields may be absent."""
 
-    server_total_ms: float
-    wal_append_ms: float | None = None
-    fsync_ms: float | None = None
-    records_scanned: int | None = None
-    throttle_wait_ms: float | None = None
+    server_total_ms: Annotated[float, "time from the request to its answer"]
+    wal_append_ms: Annotated[float | None, "time until the write was in the log"] = None
+    fsync_ms: Annotated[float | None, "time that the write waited for the disk"] = None
+    records_scanned: Annotated[int | None, "the number of records that a read examined"] = None
+    throttle_wait_ms: Annotated[float | None, "time that a write was held back under pressure"] = None
 
 
 class ErrorBody(Struct):
@@ -42,7 +42,7 @@ class ErrorBody(Struct):
 class ErrorAnswer(Struct):
     """The body of every error answer."""
 
-    error: ErrorBody
+    error: Annotated[ErrorBody, "what went wrong"]
     performance: Performance | None = None
 
 
@@ -63,7 +63,7 @@ class TombstoneAnswer(Struct):
     gap_from: U64
     gap_to: U64
     reason: str
-    missed_estimate: U64
+    missed_estimate: Annotated[U64, "the number of lost records in the range; with `restart`, an upper bound"]
     earliest_seq: U64
     head_seq: U64
 
@@ -72,7 +72,7 @@ class TopicPut(Struct):
     topic: str
     created: bool
     epoch: U64
-    config: TopicConfig
+    config: Annotated[TopicConfig, "the complete configuration after the request"]
     performance: Performance
 
 
@@ -81,9 +81,9 @@ class QueueCounts(Struct, omit_defaults=True):
 
     ready: U64
     in_flight: U64
-    dead_lettered: U64
+    dead_lettered: Annotated[U64, "the number of jobs that moved to the dead-letter topic"]
     delayed: U64
-    dead_letter_error: str | None = None
+    dead_letter_error: Annotated[str | None, "why jobs cannot move to the dead-letter topic; absent if they can"] = None
 
 
 class ArchiveStanding(Struct):
@@ -91,17 +91,17 @@ class ArchiveStanding(Struct):
     and the number of records that a cap evicted before they were archived.
     """
 
-    unarchived: U64
-    overdue: U64
-    evicted: U64
+    unarchived: Annotated[U64, "the number of live records that are not archived"]
+    overdue: Annotated[U64, "those of them that `hold` keeps past their TTL"]
+    evicted: Annotated[U64, "the number of records that a cap evicted before they were archived"]
 
 
 class ArchivedRequest(Struct, kw_only=True):
     """Body of `archived`: every record of the epoch up to `seq` is safe; those up to `trimmed_seq` are deleted."""
 
-    seq: U64
-    epoch: U64
-    trimmed_seq: U64 = 0
+    seq: Annotated[U64, "the archive has every record up to this seq"]
+    epoch: Annotated[U64, "the epoch of the archived records"]
+    trimmed_seq: Annotated[U64, "the archive has deleted the records up to this seq from the topic"] = 0
 
 
 class ArchivedAnswer(Struct):
@@ -109,60 +109,62 @@ class ArchivedAnswer(Struct):
 
     topic: str
     epoch: U64
-    archived_seq: U64
+    archived_seq: Annotated[U64, "the last seq that the archive has"]
     head_seq: U64
-    moved: bool
+    moved: Annotated[bool, "whether this request advanced it"]
     performance: Performance
 
 
 class TopicState(Struct, omit_defaults=True):
     topic: str
-    type: str
+    type: Annotated[str, "`log` or `queue`"]
     epoch: U64
     head_seq: U64
     earliest_seq: U64
-    next_seq: U64
+    next_seq: Annotated[U64, "the seq of the next record"]
     count: U64
     bytes: U64
-    config: TopicConfig
+    config: Annotated[TopicConfig, "the configuration"]
     effective_priority: int
     last_write_ts: U64 | None
-    last_read_ts: U64 | None
+    last_read_ts: Annotated[U64 | None, "the time of the last read, in milliseconds since 1970; null if there was none"]
     performance: Performance
     queue: QueueCounts | None = None
-    archived_seq: U64 | None = None
-    trimmed_seq: U64 | None = None
-    archive: ArchiveStanding | None = None
+    archived_seq: Annotated[U64 | None, "the last seq that an archive has reported; absent without an archive"] = None
+    trimmed_seq: Annotated[
+        U64 | None, "the last seq that an archive has deleted from the topic; absent without an archive"
+    ] = None
+    archive: Annotated[ArchiveStanding | None, "the backlog of the archive; absent without an archive"] = None
 
 
 class TopicSummary(Struct, omit_defaults=True):
     """A topic in a list. The fields after `effective_priority` come with `details=true`."""
 
     topic: str
-    type: str
+    type: Annotated[str, "`log` or `queue`"]
     epoch: U64
     head_seq: U64
     earliest_seq: U64
     count: U64
     bytes: U64
-    durable: bool
+    durable: Annotated[bool, "whether the durability is `fsync`"]
     effective_priority: int
-    config: TopicConfig | None = None
+    config: Annotated[TopicConfig | None, "the configuration; with `details=true`"] = None
     last_write_ts: U64 | None = None
-    lost: U64 | None = None
+    lost: Annotated[U64 | None, "the number of records that the topic lost; with `details=true`"] = None
     queue: QueueCounts | None = None
 
 
 class TopicList(Struct, omit_defaults=True):
-    topics: list[TopicSummary]
+    topics: Annotated[list[TopicSummary], "a page of topics by name"]
     performance: Performance
     next_cursor: str | None = None
 
 
 class TopicDropped(Struct):
     topic: str
-    deleted: bool
-    routers_removed: list[str]
+    deleted: Annotated[bool, "whether the topic existed"]
+    routers_removed: Annotated[list[str], "the routers from and to the topic, which were deleted with it"]
     performance: Performance
 
 
@@ -173,33 +175,33 @@ class Written(Struct):
     first_seq: U64
     last_seq: U64
     head_seq: U64
-    count: U64
-    created: bool
+    count: Annotated[U64, "the number of records written"]
+    created: Annotated[bool, "whether this request created the topic"]
     deduped: bool
     performance: Performance
-    seqs: list[U64] | None = None
+    seqs: Annotated[list[U64] | None, "the seq of each record; absent with `return_seqs` false"] = None
 
 
 class Diff(Struct):
     topic: str
     epoch: U64
-    records: list[Record]
+    records: Annotated[list[Record], "the records in the order of their seqs"]
     next_from_seq: U64
     head_seq: U64
     earliest_seq: U64
     caught_up: bool
-    tombstone: TombstoneAnswer | None
+    tombstone: Annotated[TombstoneAnswer | None, "the range that was lost before the records; null if nothing was"]
     lag: U64
     performance: Performance
-    consumer: str | None = None  # only in answers to a consumer, with its position
-    committed_seq: U64 | None = None
+    consumer: Annotated[str | None, "the consumer of the request; absent without one"] = None
+    committed_seq: Annotated[U64 | None, "the position of the consumer; absent without one"] = None
 
 
 class RecordsDeleted(Struct, omit_defaults=True):
     """The topic after a delete. With `dry_run`, `deleted` is the number of matching records."""
 
     topic: str
-    deleted: U64
+    deleted: Annotated[U64, "the number of deleted records; with `dry_run`, of those that match"]
     earliest_seq: U64
     head_seq: U64
     count: U64
@@ -209,16 +211,16 @@ class RecordsDeleted(Struct, omit_defaults=True):
 
 
 class Health(Struct):
-    status: Literal["ok"]
+    status: Annotated[Literal["ok"], "the process is alive"]
     version: str
-    uptime_ms: U64
+    uptime_ms: Annotated[U64, "time since the start"]
     performance: Performance
 
 
 class Ready(Struct):
-    status: Literal["ready"]
-    wal_replay_complete: bool
-    topics: U64
+    status: Annotated[Literal["ready"], "the server can serve"]
+    wal_replay_complete: Annotated[bool, "whether the log has been replayed"]
+    topics: Annotated[U64, "the number of topics"]
     performance: Performance
     warnings: list[str] | UnsetType = UNSET
 

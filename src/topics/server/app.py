@@ -1,46 +1,56 @@
-"""The wiring of a server: builds its parts, starts them in order, and stops them in the reverse order."""
+"""The wiring of a server: builds its parts, starts them in order, and stops them in the reverse order.
+
+`columns` has the figures that are sampled for the console, and where they come from.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from topics.clock import Clock
 from topics.config import Settings
 from topics.engine.engine import Engine
 from topics.engine.state.topics import SegmentLimits, State
 from topics.model.records import Limits
-from topics.server.access.keyring import KeyRing
-from topics.server.access.quotas import Quotas
+from topics.server.access.caller import KeyRing, Quotas
 from topics.server.api import openapi
-from topics.server.api.cross_site import protected
-from topics.server.api.guard import Guard
+from topics.server.api.guard import Guard, protected
 from topics.server.api.request_handler import RequestHandler
 from topics.server.api.route import RouteTable
 from topics.server.api.route_table import ROUTES
-from topics.server.api.services import Services
-from topics.server.http.request.browser_origin import Pages
+from topics.server.api.services import PollCache, Services, Startup
+from topics.server.http.browser_origin import Pages
 from topics.server.http.server import HttpServer
 from topics.server.limits.budget import MemoryBudget, budget_bytes_of
 from topics.server.limits.loop_holds import LoopHolds
+from topics.server.limits.os_limits import resident_bytes
 from topics.server.loop.budget_upkeep import Upkeep
 from topics.server.loop.forwarding import Forwarding
-from topics.server.loop.poll_cache import PollCache
-from topics.server.loop.queue_samples import QueueSamples
 from topics.server.loop.runtime import Runtime
-from topics.server.loop.samples import Samples
-from topics.server.loop.shared_answers import SharedAnswers
-from topics.server.loop.sliced_work import Slices
+from topics.server.loop.samples import Column, QueueSamples, Samples, Traffic
+from topics.server.loop.sliced_work import SharedAnswers, Slices
 from topics.server.loop.storage import Storage, open_directory
 from topics.server.loop.throttle import Throttle
-from topics.server.loop.traffic import Traffic
 from topics.server.push.dispatcher import Dispatcher
-from topics.server.push.jobs.waiters import JobWaiters
+from topics.server.push.jobs import JobWaiters
 from topics.server.push.sessions import Sessions
 from topics.server.push.websocket.commands import SocketServices
-from topics.server.sampled import columns
-from topics.server.startup import Startup
+from topics.storage.log.stats import WalStats
+
+if TYPE_CHECKING:
+    from topics.engine.engine import Engine
+    from topics.server.access.caller import Quotas
+    from topics.server.api.services import Startup
+    from topics.server.limits.budget import MemoryBudget
+    from topics.server.loop.samples import Traffic
+    from topics.server.loop.storage import Storage
+    from topics.server.loop.throttle import Throttle
+    from topics.server.push.dispatcher import Dispatcher
+
 
 EXIT_HALTED = 70  # of a process whose state differs from its log: the next start replays the log
 
@@ -106,10 +116,8 @@ class TopicsApp:
         sessions = Sessions(runtime, self.quotas, budget)
         job_waiters = JobWaiters(runtime, throttle)
         traffic = Traffic()
-        sampled = columns(
-            engine=engine, traffic=traffic, dispatcher=dispatcher, quotas=self.quotas, budget=budget,
-            throttle=throttle, startup=self.startup, storage=storage,
-        )  # fmt: skip
+        wal = WalStats() if storage is None else storage.wal.stats
+        sampled = columns(runtime, dispatcher, throttle, traffic, self, wal)
         self.upkeep = Upkeep(runtime, budget, on_relief=job_waiters.wake)
         self.services = Services(
             runtime=runtime,
@@ -141,7 +149,7 @@ class TopicsApp:
             self.services.queue_samples.begin()
 
     def begin_drain(self) -> None:
-        """End every request and stream that would wait for ever."""
+        """End every request and stream that would wait without limit."""
         if self._recovered:
             self.services.runtime.begin_drain()
 
@@ -175,3 +183,68 @@ def segment_limits_of(settings: Settings) -> SegmentLimits:
         max_bytes=settings.segment_max_bytes,
         max_age_ms=settings.segment_max_age_ms,
     )
+
+
+REASONS = ("cap", "ttl", "corrupt")  # of losses, with a column each; the others share one
+
+
+def columns(
+    runtime: Runtime, dispatcher: Dispatcher, throttle: Throttle, traffic: Traffic, app: TopicsApp, wal: WalStats
+) -> list[Column]:
+    """Return the columns of the samples. Reading one takes no longer with more topics or records."""
+    engine, quotas, budget, startup = runtime.engine, app.quotas, app.budget, app.startup
+    totals, queues = engine.state.totals, engine.queues
+    return [
+        Column("appended", lambda: totals.records + totals.removed, counter=True),
+        Column("reads", lambda: traffic.reads, counter=True),
+        Column("read", lambda: traffic.records_read, counter=True),
+        Column("delivered", lambda: dispatcher.delivered_total, counter=True),
+        Column("claimed", lambda: queues.claimed_total, counter=True),
+        Column("acked", lambda: queues.acked_total, counter=True),
+        Column("requests", startup.requests_total, counter=True),
+        *(Column(f"lost_{reason}", _lost(totals.lost, reason), counter=True) for reason in REASONS),
+        Column("lost_other", lambda: _other_losses(totals.lost), counter=True),
+        Column("wal_bytes", lambda: wal.bytes_written_total, counter=True),
+        Column("syncs", lambda: wal.fsyncs_total, counter=True),
+        Column("sync_us", lambda: wal.fsync_sum_us, counter=True),
+        Column("sync_p99_us", _SyncP99(wal)),
+        Column("records", lambda: totals.records),
+        Column("bytes", lambda: totals.bytes),
+        Column("topics", lambda: len(engine.topics)),
+        Column("connections", lambda: 0 if startup.http is None else startup.http.open_connections),
+        Column("streams", lambda: quotas.streams),
+        Column("resident_bytes", resident_bytes),
+        Column("charged_bytes", lambda: budget.charged_bytes),
+        Column("lag_ms", lambda: throttle.pressure.lag_ms),
+        Column("pressure", lambda: throttle.pressure.step),
+    ]
+
+
+def _lost(lost: dict[str, int], reason: str) -> Callable[[], float]:
+    return lambda: lost.get(reason, 0)
+
+
+def _other_losses(lost: dict[str, int]) -> int:
+    return sum(count for reason, count in lost.items() if reason not in REASONS)
+
+
+class _SyncP99:
+    """The 99th percentile of the syncs since the last call: the bound of its bucket; 0 if there were none."""
+
+    def __init__(self, wal: WalStats) -> None:
+        self._wal = wal
+        self._before = list(wal.fsync_buckets)
+
+    def __call__(self) -> float:
+        now = list(self._wal.fsync_buckets)
+        grown = [count - before for count, before in zip(now, self._before, strict=True)]
+        self._before = now
+        seen, wanted = 0, 0.99 * sum(grown)
+        if not wanted:
+            return 0
+        bounds = (*WalStats.BOUNDS_US, WalStats.BOUNDS_US[-1])
+        for bound, count in zip(bounds, grown, strict=True):
+            seen += count
+            if seen >= wanted:
+                return bound
+        return bounds[-1]

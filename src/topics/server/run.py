@@ -1,13 +1,16 @@
-"""The process of a server: event loop, listening sockets, signals, drain. SIGHUP reads files again (`reload.py`).
+"""The process of a server: event loop, listening sockets, signals, garbage collection, drain.
 
 The sockets listen before the application has recovered its data, so that probes are answered from the first moment
-(readiness returns 503 until then). A stop has this order: stop listening, end the requests that would wait for ever,
-finish the other requests, stop the application.
+(readiness returns 503 until then). A stop has this order: stop listening, end the requests that would wait without
+limit, finish the other requests, stop the application. SIGHUP reads the files of certificates and API keys again.
 """
+
+from __future__ import annotations
 
 import asyncio
 import contextlib
 import errno
+import gc
 import json
 import os
 import signal
@@ -15,28 +18,28 @@ import socket
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from topics import __version__, logs
+from topics import __version__, early_signals, logs
 from topics.clock import Clock, SystemClock
 from topics.config import Settings
 from topics.errors import Corrupt, TopicsError
 from topics.keys import KeyRule
-from topics.server.http.accept import Acceptor
-from topics.server.http.answer.cors import CorsApp
+from topics.server.http.cors import CorsApp
 from topics.server.http.http_limits import HttpLimits
-from topics.server.http.messages import App
 from topics.server.http.request_log import RequestLog
-from topics.server.http.server import HttpServer
+from topics.server.http.server import Acceptor, HttpServer
 from topics.server.http.tls import Certificate
 from topics.server.limits import os_limits
-from topics.server.limits.budget import MemoryBudget
-from topics.server.limits.loop_holds import Cause, LoopHolds
-from topics.server.loop.gc_pauses import Garbage
-from topics.server.reload import Reload
+from topics.server.limits.loop_holds import Cause
 from topics.storage.datadir import DataDirError
+from topics.storage.fs import next_step
+
+if TYPE_CHECKING:
+    from topics.server.app import TopicsApp
+
 
 log = logs.Log("server")
 
@@ -46,28 +49,7 @@ EXIT_INTERRUPTED = 128 + signal.SIGINT
 # These errors of a start describe this machine and never the content of a request, so the log may show their message.
 MACHINE_ERRORS = (OSError, Corrupt, DataDirError, TopicsError)
 
-
-class ServedApp(App, Protocol):
-    """What `run` and a reload need of an application besides answers to requests."""
-
-    budget: MemoryBudget  # shared with the transport
-    http: HttpServer | None  # set before the first connection, for metrics
-    holds: LoopHolds  # shared with the transport
-
-    async def start(self) -> None:
-        """Open the storage and recover it. Requests arrive meanwhile. Cancelled if the server must stop first."""
-
-    def use_keys(self, rules: tuple[KeyRule, ...]) -> None:
-        """Accept these API keys instead of the present ones. Called only if the server has keys."""
-
-    def begin_drain(self) -> None:
-        """Answer long polls, end streams, and let no new request wait."""
-
-    async def stop(self) -> None:
-        """Release everything, whether or not `start` has ended. No request arrives any more."""
-
-
-Build = Callable[[Settings, Clock, asyncio.AbstractEventLoop], ServedApp]
+Build = Callable[[Settings, Clock, asyncio.AbstractEventLoop], "TopicsApp"]
 
 
 def run(settings: Settings, *, build: Build | None = None) -> int:
@@ -101,8 +83,10 @@ async def _serve(settings: Settings, build: Build) -> int:
         app = build(settings, clock, loop)
     except MACHINE_ERRORS as error:
         return _cannot_start(error)
-    reload = Reload(settings, certificate, app.use_keys)
+    reload = partial(_reload, settings, certificate, app.use_keys)
     signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(reload))
+    if early_signals.hangups:
+        reload()
     served = CorsApp(app, settings.cors_origins) if settings.cors_origins else app
     limits, request_log = HttpLimits.of(settings), RequestLog.of(settings)
     app.http = http = HttpServer(served, limits, budget=app.budget, request_log=request_log, holds=app.holds)
@@ -114,13 +98,13 @@ async def _serve(settings: Settings, build: Build) -> int:
     if started:
         log.info("draining", connections=http.open_connections, timeout_ms=settings.drain_timeout_ms)
     code = max(await _drain(settings, app, http), 0 if started else EXIT_FAILED)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    stop.end()
     if started:
         log.info("stopped", status=code)
     return code
 
 
-async def _serve_until_stopped(app: ServedApp, stop: "StopSignals", garbage: Garbage) -> bool:
+async def _serve_until_stopped(app: TopicsApp, stop: StopSignals, garbage: Garbage) -> bool:
     """Start the application and wait for the signal to stop. Return False, and log why, if it cannot start."""
     starting = asyncio.ensure_future(app.start())
     stopping = asyncio.ensure_future(stop.wait())
@@ -141,7 +125,7 @@ async def _serve_until_stopped(app: ServedApp, stop: "StopSignals", garbage: Gar
     return True
 
 
-async def _drain(settings: Settings, app: ServedApp, http: HttpServer) -> int:
+async def _drain(settings: Settings, app: TopicsApp, http: HttpServer) -> int:
     """Finish open requests and stop the application. Return the exit status."""
     app.begin_drain()
     left = await http.drain(settings.drain_timeout_ms)
@@ -162,7 +146,7 @@ def _cannot_start(error: Exception) -> int:
     """Log why the server cannot start: the reason of an expected failure, the traceback of any other."""
     if isinstance(error, OSError) and error.strerror is not None:
         where = f": {error.filename}" if error.filename else ""
-        log.error("cannot_start", reason=f"{error.strerror}{where}")
+        log.error("cannot_start", reason=f"{error.strerror}{where}", hint=next_step(error))
     elif isinstance(error, MACHINE_ERRORS):
         log.error("cannot_start", reason=str(error))
     else:
@@ -184,11 +168,17 @@ class StopSignals:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._asked = asyncio.Event()
+        self._loop = loop
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._receive, number)
 
     async def wait(self) -> None:
         await self._asked.wait()
+
+    def end(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.remove_signal_handler(number)
+        early_signals.ignore()
 
     def _receive(self, number: signal.Signals) -> None:
         if self._asked.is_set() and number is signal.SIGINT:
@@ -297,3 +287,82 @@ def _log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) ->
         log.failure(event, error)
     else:
         log.error(event, what=str(context.get("message", "")))
+
+
+def _reload(
+    settings: Settings, certificate: Certificate | None, use_keys: Callable[[tuple[KeyRule, ...]], None]
+) -> None:
+    """Read the files of certificates and API keys again. A file that cannot be used changes nothing."""
+    if certificate is not None:
+        try:
+            certificate.reload()
+            log.info("certificate_reloaded")
+        except TopicsError as error:
+            log.error("certificate_refused", reason=error.message, hint="the server continues with the old certificate")
+    if settings.api_keys_file is not None:
+        try:
+            rules = settings.reread_key_rules()
+            use_keys(rules)
+            log.info("keys_reloaded", keys=len(rules))
+        except ValueError as error:
+            log.error("keys_refused", reason=str(error), hint="the server continues with the old keys")
+    log.info("reloaded", hint="all other settings, and the keys in TOPICS_API_KEYS, change with a restart")
+
+
+FULL = 2  # the generation that a full collection collects
+MAX_PAUSE_NS = 2_000_000
+# With these, a full collection comes after some 10,000 new objects, which take about 2 ms; with those of the
+# interpreter (700, 10, 10), after 85,000.
+THRESHOLDS = (700, 4, 2)
+
+
+class Garbage:
+    """Garbage collection without long pauses: collects nothing until `begin`, then watches full collections.
+
+    A full collection of the interpreter looks at every object that it tracks, and nothing else runs meanwhile: with
+    99,000 topics, for 200 to 500 ms. Topics and their parts live long and are freed by reference counting, so looking
+    at them again finds nothing. What has survived a full collection that took too long is therefore frozen: the
+    interpreter never looks at those objects again, and the next full collection only has the objects that came after.
+
+    A frozen object is still freed when its last reference goes. Only a cycle of frozen objects would never be freed, so
+    objects with a shorter life, connections above all, break their cycles when they end.
+    """
+
+    def __init__(
+        self,
+        tick_ns: Callable[[], int],
+        *,
+        freeze: Callable[[], None] = gc.freeze,
+        note: Callable[[int], None] | None = None,
+    ) -> None:
+        """`note` is called with the length of every collection in nanoseconds."""
+        self._tick_ns = tick_ns
+        self._note = note
+        self._freeze = freeze
+        self._began_ns = 0
+        self._thresholds = gc.get_threshold()
+        gc.disable()  # what a start makes is there to stay
+
+    def begin(self) -> None:
+        """Freeze everything that there is by now, then collect and watch."""
+        self._freeze()
+        gc.set_threshold(*THRESHOLDS)
+        gc.callbacks.append(self.watch)
+        gc.enable()
+
+    def end(self) -> None:
+        """Have the interpreter collect as it did before. For tests: a process that ends needs no collection."""
+        gc.set_threshold(*self._thresholds)
+        gc.callbacks.remove(self.watch)
+        gc.unfreeze()
+
+    def watch(self, phase: str, info: dict[str, int]) -> None:
+        """Freeze the survivors of a full collection that took too long. The interpreter calls this."""
+        if phase == "start":
+            self._began_ns = self._tick_ns()
+            return
+        took_ns = self._tick_ns() - self._began_ns
+        if self._note is not None:
+            self._note(took_ns)
+        if info["generation"] == FULL and took_ns > MAX_PAUSE_NS:
+            self._freeze()

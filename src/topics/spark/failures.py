@@ -57,14 +57,19 @@ class LakeFailed(Failed):
     """The lake cannot be used: a file is missing or damaged, or cannot be written."""
 
 
-_OF_CODE = {
+_OF_CODE: dict[str, FailureKind] = {
     Code.UNAUTHORIZED: FailureKind.FORBIDDEN,
     Code.FORBIDDEN: FailureKind.FORBIDDEN,
+    "http_401": FailureKind.FORBIDDEN,  # of a proxy
+    "http_403": FailureKind.FORBIDDEN,
     Code.NOT_READY: FailureKind.UNREACHABLE,
     Code.SHUTTING_DOWN: FailureKind.UNREACHABLE,
+    "http_503": FailureKind.UNREACHABLE,
+    "unreachable": FailureKind.UNREACHABLE,
 }
 _OF_TASK = {  # by the class name of an exception raised in a Spark task
-    "Refused": FailureKind.FORBIDDEN,
+    "Unauthorized": FailureKind.FORBIDDEN,
+    "Forbidden": FailureKind.FORBIDDEN,
     "Unreachable": FailureKind.UNREACHABLE,
     "BadOption": FailureKind.USAGE,
     "NoLake": FailureKind.USAGE,

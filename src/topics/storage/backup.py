@@ -6,15 +6,17 @@ The steps of a copy:
 
 1. Check every segment, and copy those that the target lacks.
 2. Read the flags of all segments. If the server has written a newer snapshot by then, start again with that one.
-3. Copy the log after the snapshot, the last file first: a later file was written after all earlier ones.
-4. Rename the snapshot to its name in the target, then the log files, the first one first.
+3. Copy the tails, and the log after the snapshot, to temporary names. The last log file is copied first, because it
+   was written after all earlier ones.
+4. Rename the new tails files to their names in the target, then the snapshot, then the log files, the first one first.
 
 The target is a valid data directory at every moment. A copy that is killed before step 4 leaves the old state; one that
 is killed within step 4 leaves a state between the old and the new one. Flags that a segment of the target lacks go into
 the target's snapshot as pending marks, so the files of the old snapshot do not change before the new one is complete.
 
 A copy that would cost the target a record is refused: where a segment or a tail of the source is damaged, the target
-keeps its own file, and if it has the records in another form, in its log for example, nothing of it changes.
+keeps its own file, and if it has the records in another form, in its log for example, nothing of it changes, and new
+files are removed again.
 
 Segments are copied, not linked: a server changes flags in place, and a hard link would show that change in the copy.
 Cold segments become ordinary ones. The copy gets another boot id, so a server that starts on it reports the seqs that
@@ -32,7 +34,6 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from topics.errors import Corrupt
 from topics.storage import snapshot as snap
 from topics.storage.backup_target import (
     CopyError,
@@ -43,18 +44,27 @@ from topics.storage.backup_target import (
     refuse_history,
 )
 from topics.storage.check import Problem, examine
-from topics.storage.copied_files import TemporaryFile, read_footer, read_marks, read_whole, resumes, save_marks
+from topics.storage.copied_files import (
+    TemporaryFile,
+    has_tails,
+    read_footer,
+    read_marks,
+    read_whole,
+    save_marks,
+    tail_problems,
+)
+from topics.storage.copied_log import CopiedLog
 from topics.storage.data_layout import TEMP_SUFFIX
 from topics.storage.datadir import UNFINISHED, DataDir
-from topics.storage.fs import File, Fs
-from topics.storage.log import ledger, walfile
+from topics.storage.fs import File, Fs, NotAFile, absence, next_step
+from topics.storage.log import ledger
+from topics.storage.log.log_files import LogFile
 from topics.storage.readonly import ReadOnlyFs
 from topics.storage.segments import codec
 from topics.storage.segments.marks import pack_marks, put_marks
 
 COPIED_BOOT_ID = "copied"
 MAX_TRIES = 20
-LOG_READ_TRIES = 5
 SPARE_BYTES = 16 << 20  # reserve for the snapshot, the tails and the log
 
 Progress = Callable[[int, int], None]  # bytes copied, bytes to copy
@@ -115,6 +125,9 @@ def copy(
             except _Overtaken:
                 pause()
                 continue
+            except CopyError:
+                copier.discard()
+                raise
             copier.done.tries = attempt
             return copier.done
         raise CopyError(
@@ -185,6 +198,8 @@ class _Copier:
         except FileNotFoundError as error:
             if newest_number(self.source) != newest:
                 raise _Overtaken from None
+            if isinstance(error, NotAFile):
+                raise CopyError(f"{error.filename}: {error.strerror}; {next_step(error)}") from error
             raise CopyError(f"{error.filename} is missing; run `topics verify {self.source.root}`") from error
 
     def _try(self) -> None:
@@ -197,29 +212,46 @@ class _Copier:
         self._note_losses(snapshot)
         self._copy_segments(snapshot)
         late = self._late_marks(newest, snapshot)
+        account = ledger.read(self.source, since)  # before the log, which has what a ledger claims
         log = [n for n in self.source.wal_numbers() if n >= since]
         if newest_number(self.source) != newest:
             raise _Overtaken
-        self._copy_tails(snapshot)
-        staged = [n for n in reversed(log) if self._stage_log(n)]
-        self._check_log(number, since, staged)
+        tails = self._stage_tails(snapshot)
+        copied_log = CopiedLog(self.source, account, self.done.problems)
+        copied_log.read(log, self._pause)
+        copied_log.check(snapshot)
+        self._check_log(number, since, copied_log.files)
         if self._costs:
             refuse_damage(self.source, self.target, self._costs)
-        self._switch(number, snapshot, staged)
+        for file in copied_log.files:
+            self._write(self.target.wal_path(file.number), file.data)
+        self._switch(number, snapshot, tails, copied_log)
         for path, footer, marks in late:
             save_marks(self.fs, path, footer, marks)
         self._remove_old(number, snapshot)
-        self._sum_up(number, snapshot, len(staged))
+        self._sum_up(number, snapshot, len(copied_log.files))
 
-    def _switch(self, number: int, snapshot: snap.Snapshot | None, staged: list[int]) -> None:
-        """Make the new copy the valid one."""
+    def discard(self) -> None:
+        """Remove the files that this run has added to a complete backup."""
+        if self.target.declared:
+            self.target.sweep()
+            self._remove_old(self._held.number, self._held.snapshot)
+
+    def _switch(self, number: int, snapshot: snap.Snapshot | None, tails: list[int], copied_log: CopiedLog) -> None:
+        """Make the new copy the valid one. A tails file of the old snapshot is replaced after the new one counts."""
         if self.target.declared:
             self.target.sign()  # before it gets files that older versions do not know
         for folder in self._unsynced:
             self.fs.sync_dir(folder)
+        for tails_number in tails:
+            if tails_number not in self._held.tails:
+                self.target.publish(self.target.tails_path(tails_number))
         if snapshot is not None:
             snapshot.boot_id = COPIED_BOOT_ID
-            snapshot.extra.pop(snap.LEDGER, None)  # the copy gets its ledger last
+            since = snapshot.wal_number
+            snapshot.extra[snap.LEDGER] = msgspec.Raw(msgspec.msgpack.encode(since))
+            if copied_log.ledger and since not in self.target.ledger_numbers():
+                self._write_ledger(since, ledger.copied(self.source, since, [], {}))
             if self._restored_ms is not None:
                 snapshot.extra[snap.RESTORED] = msgspec.Raw(msgspec.msgpack.encode(self._restored_ms))
             for topic in snapshot.topics:
@@ -228,32 +260,34 @@ class _Copier:
             path = self.target.snapshot_path(number)
             self._write(path, snap.encode(snapshot))
             self.target.publish(path)
-        for log_number in sorted(staged):
-            self.target.publish(self.target.wal_path(log_number))
-        self._write_ledger(0 if snapshot is None else snapshot.wal_number, staged)
+        for tails_number in self._held.tails.intersection(tails):
+            self.target.publish(self.target.tails_path(tails_number))
+        for file in copied_log.files:
+            self.target.publish(self.target.wal_path(file.number))
+        since = 0 if snapshot is None else snapshot.wal_number
+        if copied_log.ledger:
+            self._write_ledger(since, copied_log.ledger)
+        for other in self.target.ledger_numbers():
+            if other != since or not copied_log.ledger:
+                self.fs.unlink(self.target.ledger_path(other))
         self.target.complete()
 
-    def _write_ledger(self, since: int, staged: list[int]) -> None:
-        """Write a ledger for the log files of the copy, so that a missing or truncated file is detected."""
-        files = [(number, self._read(self.target.wal_path(number))) for number in sorted(staged)]
+    def _write_ledger(self, since: int, notes: bytes) -> None:
         path = self.target.ledger_path(since)
-        self._write(path, ledger.copied(self.source, since, files))
+        self._write(path, notes)
         self.target.publish(path)
-        for number in self.target.ledger_numbers():
-            if number != since:
-                self.fs.unlink(self.target.ledger_path(number))
 
     # --- whether the target is an earlier backup
 
-    def _check_log(self, number: int, since: int, staged: list[int]) -> None:
+    def _check_log(self, number: int, since: int, files: list[LogFile]) -> None:
         """Raise `CopyError` unless each log file of the target is a prefix of the new one."""
         if not self.target.declared or newest_number(self.target) != number:
             return
+        staged = {file.number: file.data for file in files}
         for log_number in self.target.wal_numbers():
-            path = self.target.wal_path(log_number)
             if log_number < since:
                 continue
-            old, new = self._read(path), self._read(path + TEMP_SUFFIX) if log_number in staged else b""
+            old, new = self._read(self.target.wal_path(log_number)), staged.get(log_number, b"")
             if new.startswith(old):
                 continue
             if new and old.startswith(new):
@@ -276,7 +310,8 @@ class _Copier:
         need_bytes = sum(codec.Footer(*ref.footer).file_bytes for ref in missing)
         free_bytes = self.fs.free_bytes(self.target.root)
         if need_bytes + SPARE_BYTES > free_bytes:
-            raise CopyError(f"{self.target.root} needs {need_bytes + SPARE_BYTES} more bytes and has {free_bytes} free")
+            lacks = f"needs {need_bytes + SPARE_BYTES} more bytes and has {free_bytes} free"
+            raise CopyError(f"{self.target.root} {lacks}; free space on its disk, then run the command again")
         unread = [ref for _, ref in wanted if ref.footer not in self._examined]
         self._total = self._read_bytes + sum(codec.Footer(*ref.footer).file_bytes for ref in unread)
         for topic, ref in wanted:
@@ -370,7 +405,7 @@ class _Copier:
                     if newest_number(self.source) != newest:
                         raise
                     last = ref.first + ref.count - 1
-                    self._note_damage(f"{error.filename}: the file is missing", topic, ref, ref.first, last)
+                    self._note_damage(f"{error.filename}: {absence(error)}", topic, ref, ref.first, last)
                     continue
                 put_marks(marks, ref.pending)
                 missing = np.flatnonzero((np.frombuffer(marks, np.uint8) > 0) & (np.frombuffer(there, np.uint8) == 0))
@@ -381,10 +416,13 @@ class _Copier:
 
     # --- tails and log
 
-    def _copy_tails(self, snapshot: snap.Snapshot | None) -> None:
+    def _stage_tails(self, snapshot: snap.Snapshot | None) -> list[int]:
+        """Copy the tails files to their temporary names. Return their numbers. A whole file of the target stays."""
         topics = [] if snapshot is None else snapshot.topics
+        staged = []
         for number in sorted({topic.tail.tails for topic in topics if topic.tail is not None}):
             path, source = self.target.tails_path(number), self.source.tails_path(number)
+            parts = [topic for topic in topics if topic.tail is not None and topic.tail.tails == number]
             kept = number in self._held.tails  # the target has this file, which never changes
             try:
                 data = read_whole(self.source.fs, source)
@@ -392,55 +430,30 @@ class _Copier:
                 if not kept:
                     raise
                 data = b""
-            costs = damaged = False
-            for topic in topics:
-                if topic.tail is None or topic.tail.tails != number:
-                    continue
-                for text in _tail_problems(source, topic.name, topic.tail, data):
+            damaged = False
+            for topic in parts:
+                for text in tail_problems(source, topic, data):
                     damaged = True
                     self.done.problems.append(text)
                     first = max([ref.first + ref.count for ref in topic.segments] + [topic.earliest])
                     if not kept and self._held.may_have(topic.topic_id, first, topic.head):
-                        costs = True
                         self._costs.append(text)
-            if not costs and not (kept and damaged):
+            if not kept or (not damaged and not has_tails(self.fs, path, parts)):
                 self._write(path, data)
-                self.target.publish(path)
-
-    def _stage_log(self, number: int) -> bool:
-        """Copy a log file up to its last whole frame to its temporary name. Return False if it holds nothing."""
-        path = self.source.wal_path(number)
-        for _ in range(LOG_READ_TRIES):
-            data = read_whole(self.source.fs, path)
-            items = list(walfile.scan(data))
-            damaged = [item for item in items if isinstance(item, walfile.Damage)]
-            if not damaged:
-                break
-            self._pause()  # an unfinished write looks like damage: read again
-        torn = bool(damaged) and damaged[-1].torn and damaged[-1] is items[-1]
-        for item in damaged[:-1] if torn else damaged:
-            self.done.problems.append(f"{path} at byte {item.at}: {item.end - item.at} damaged bytes in the log")
-        try:
-            walfile.decode_header(data, path=path, number=number)
-        except Corrupt as error:
-            self.done.problems.append(str(error))
-        end = damaged[-1].write_at if torn else (items[-1].end if items else walfile.HEADER_BYTES)
-        if end <= walfile.HEADER_BYTES and not resumes(data, path, number):
-            return False
-        self._write(self.target.wal_path(number), data[:end])
-        return True
+                staged.append(number)
+        return staged
 
     # --- afterwards
 
     def _remove_old(self, number: int, snapshot: snap.Snapshot | None) -> None:
-        if snapshot is None:
-            return
-        target = self.target
-        tails = {topic.tail.tails for topic in snapshot.topics if topic.tail is not None}
-        old = [target.wal_path(n) for n in target.wal_numbers() if n < snapshot.wal_number]
+        """Remove the files of the target that this snapshot and the log after it do not need."""
+        target, topics = self.target, [] if snapshot is None else snapshot.topics
+        tails = {topic.tail.tails for topic in topics if topic.tail is not None}
+        since = 0 if snapshot is None else snapshot.wal_number
+        old = [target.wal_path(n) for n in target.wal_numbers() if n < since]
         old += [target.snapshot_path(n) for n in target.snapshot_numbers() if n != number]
         old += [target.tails_path(n) for n in target.tails_numbers() if n not in tails]
-        segments = {topic.topic_id: {ref.first for ref in topic.segments} for topic in snapshot.topics}
+        segments = {topic.topic_id: {ref.first for ref in topic.segments} for topic in topics}
         for topic_id in target.topic_ids():
             named = segments.get(topic_id, set())
             old += [target.segment_path(topic_id, seq) for seq in target.segment_seqs(topic_id) if seq not in named]
@@ -470,16 +483,6 @@ class _Copier:
 
     def _read(self, path: str) -> bytes:
         return read_whole(self.fs, path)
-
-
-def _tail_problems(path: str, topic: str, ref: snap.TailRef, data: bytes) -> list[str]:
-    """Return what is wrong with the last records of a topic in the tails file with these bytes."""
-    part = data[ref.offset : ref.offset + ref.size]
-    examined = examine(lambda size, at: part[at : at + size], len(part), path=path, taken=lambda at, data: None)
-    return [
-        f"{path} at byte {ref.offset + problem.offset}: {problem.what}; last records of topic {topic}"
-        for problem in examined.problems
-    ]
 
 
 def _vacant(fs: Fs, path: str) -> bool:

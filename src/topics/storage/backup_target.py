@@ -6,6 +6,7 @@ from typing import NoReturn
 
 from topics.errors import Corrupt
 from topics.storage import snapshot as snap
+from topics.storage import snapshot_files
 from topics.storage.copied_files import read_whole
 from topics.storage.datadir import DataDir
 from topics.storage.log import walfile
@@ -88,18 +89,9 @@ def newest_number(datadir: DataDir) -> int:
 
 
 def newest_snapshot(datadir: DataDir, problems: list[str]) -> tuple[int, snap.Snapshot | None]:
-    """Return the newest readable snapshot. Raise `CopyError` if snapshots exist but none can be read."""
-    numbers = datadir.snapshot_numbers()
-    for number in reversed(numbers):
-        path = datadir.snapshot_path(number)
-        try:
-            data = read_whole(datadir.fs, path)
-            snapshot = snap.decode(data, path=path, number=number)
-        except Corrupt as error:
-            problems.append(str(error))
-            continue
-        problems += [f"{path} at byte {at}: one copy of the snapshot is damaged" for at in snap.damaged_copies(data)]
-        return number, snapshot
-    if numbers:
-        raise CopyError(f"no snapshot in {datadir.snapshots_dir} can be read; run `topics verify {datadir.root}`")
-    return 0, None
+    """Return the newest readable snapshot. Raise `CopyError` if there was one and none can be read."""
+    try:
+        return snapshot_files.newest(datadir, problems)
+    except Corrupt as error:
+        what = error.what.partition("; ")[0]
+        raise CopyError(f"{error.path}: {what}; run `topics verify {datadir.root}`") from error

@@ -1,13 +1,14 @@
-"""The single files of a backup: read and write one, and the marks of a segment."""
+"""The single files of a backup: read and write one, the marks of a segment, and the parts of a tails file."""
 
 from contextlib import suppress
 
 from topics.errors import Corrupt
+from topics.storage.check import examine
 from topics.storage.data_layout import TEMP_SUFFIX
 from topics.storage.fs import File, Fs
-from topics.storage.log import walfile
 from topics.storage.segments import codec
 from topics.storage.segments.marks import DELETED, LIVE, LOST
+from topics.storage.snapshot import TopicSnapshot
 
 
 class TemporaryFile:
@@ -77,9 +78,22 @@ def read_whole(fs: Fs, path: str) -> bytes:
         file.close()
 
 
-def resumes(data: bytes, path: str, number: int) -> bool:
-    """Return whether the header says where the previous log file ends: such a file counts even without a frame."""
-    try:
-        return walfile.decode_header(data, path=path, number=number).resume_number != 0
-    except Corrupt:
+def has_tails(fs: Fs, path: str, topics: list[TopicSnapshot]) -> bool:
+    """Return whether there is a tails file with the last records of these topics, undamaged."""
+    if not fs.exists(path):
         return False
+    data = read_whole(fs, path)
+    return not any(tail_problems(path, topic, data) for topic in topics)
+
+
+def tail_problems(path: str, topic: TopicSnapshot, data: bytes) -> list[str]:
+    """Return what is wrong with the last records of a topic in the tails file with these bytes."""
+    ref = topic.tail
+    if ref is None:
+        return []
+    part = data[ref.offset : ref.offset + ref.size]
+    examined = examine(lambda size, at: part[at : at + size], len(part), path=path, taken=lambda at, data: None)
+    return [
+        f"{path} at byte {ref.offset + problem.offset}: {problem.what}; last records of topic {topic.name}"
+        for problem in examined.problems
+    ]

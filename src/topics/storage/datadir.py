@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from topics import __version__
 from topics.storage.data_layout import TEMP_SUFFIX, DataLayout
-from topics.storage.fs import Fs, Lock, LockHeld
+from topics.storage.fs import Fs, Lock, LockHeld, next_step
 
 FORMAT_VERSION = 2  # raise it with every change of what is stored: see CONTRIBUTING.md, "Data formats"
 OLDEST_FORMAT = 1  # all formats from this one on are read
@@ -44,16 +44,13 @@ class DataDir(DataLayout):
             self._check_format()
             for name in _SUBDIRS:
                 self.fs.mkdir(self._path(name))
-            self._sweep()
+            self.sweep()
         except LockHeld as held:
             owner = held.owner or "another process"
             raise self._error(f"is held by {owner}; stop it or choose another TOPICS_DATA_DIR") from None
         except OSError as error:
             self.close()
-            raise self._error(
-                f"cannot be used: {error.strerror} ({error.filename or self.root}); "
-                "check its permissions and disk, or choose another TOPICS_DATA_DIR"
-            ) from error
+            raise self._unusable("used", error, ", or choose another TOPICS_DATA_DIR") from error
         except DataDirError:
             self.close()
             raise
@@ -73,7 +70,7 @@ class DataDir(DataLayout):
         except LockHeld as held:
             raise self._error(f"is held by {held.owner or 'another process'}; stop it first") from None
         except OSError as error:
-            raise self._error(f"cannot be read: {error.strerror} ({error.filename or self.root})") from error
+            raise self._unusable("read", error) from error
 
     def begin(self) -> None:
         """Open an empty directory, or an unfinished copy, as the target of a copy. Raise `DataDirError`.
@@ -91,17 +88,20 @@ class DataDir(DataLayout):
             self.fs.open(self._path(UNFINISHED), create=True).close()
             for name in _SUBDIRS:
                 self.fs.mkdir(self._path(name))
-            self._sweep()
+            self.sweep()
         except LockHeld as held:
-            raise self._error(f"is held by {held.owner or 'another process'}") from None
+            raise self._error(f"is held by {held.owner or 'another process'}; stop it first") from None
         except OSError as error:
             self.close()
-            raise self._error(f"cannot be used: {error.strerror} ({error.filename or self.root})") from error
+            raise self._unusable("used", error, ", or choose another directory") from error
 
     def complete(self) -> None:
         """Write FORMAT: the copy is complete and synced."""
+        if not self.declared:
+            self._sync_parents()
         self._format = 0
         self.sign()
+        self.note_version()
         with suppress(FileNotFoundError):
             self.fs.unlink(self._path(UNFINISHED))
         self.fs.sync_dir(self.root)
@@ -114,10 +114,25 @@ class DataDir(DataLayout):
         if self._format != FORMAT_VERSION:
             self._write("FORMAT", b"topics-data %d\n" % FORMAT_VERSION)
             self._format = FORMAT_VERSION
+        if self._written_by:
+            self.note_version()
+
+    def note_version(self) -> None:
+        """Write VERSION. In a new directory, call this after the log has begun: see `was_used`."""
         if self._written_by != __version__:
             with suppress(OSError):  # the text only helps operators: a full disk must not prevent the start
                 self._write("VERSION", b"%b\n" % __version__.encode())
                 self._written_by = __version__
+
+    @property
+    def was_used(self) -> bool:
+        """Whether a server has begun a log here."""
+        return bool(self._written_by)
+
+    @property
+    def keeps_ledger(self) -> bool:
+        """Whether every log in the directory has a ledger. In a directory of format 1 it may lack one."""
+        return self._format > OLDEST_FORMAT
 
     @property
     def is_of_another_version(self) -> bool:
@@ -156,6 +171,20 @@ class DataDir(DataLayout):
             return self.fs.exists(self._path("LOCK"))
         except OSError:
             return True  # unknown: the next write reports the error
+
+    def sweep(self) -> None:
+        """Remove temporary files, and make every existing name durable.
+
+        A process that was killed between a rename and the sync of its directory leaves a name that the next power loss
+        may undo, after later writes depend on it. This takes about 40 µs per directory.
+        """
+        topic_dirs = [self.topic_dir(topic_id) for topic_id in self.topic_ids()]
+        folders = (self.root, self.wal_dir, self.segments_dir, self.snapshots_dir, self.ledger_dir)
+        for path in (*folders, *topic_dirs):
+            for name in self.fs.listdir(path):
+                if name.endswith(TEMP_SUFFIX) and (path != self.root or name in _OURS):
+                    self.fs.unlink(posixpath.join(path, name))
+            self.fs.sync_dir(path)
 
     # Opening
 
@@ -201,6 +230,11 @@ class DataDir(DataLayout):
         """Write FORMAT as the first file. All parent directories are synced before."""
         if self._holds_data():
             raise self._error("holds data and has lost its FORMAT file; restore the directory from a backup")
+        self._sync_parents()
+        self._write("FORMAT", b"topics-data %d\n" % FORMAT_VERSION)
+
+    def _sync_parents(self) -> None:
+        """Make the name of the directory durable, and the names of all directories above it."""
         at = self.root
         while (parent := posixpath.dirname(at)) not in (at, ""):
             with suppress(PermissionError):  # another user made this directory, so its name is durable
@@ -208,7 +242,6 @@ class DataDir(DataLayout):
             at = parent
         if not self.root.startswith("/"):
             self.fs.sync_dir(".")
-        self._write("FORMAT", b"topics-data %d\n" % FORMAT_VERSION)
 
     def _write(self, name: str, text: bytes) -> None:
         """Write a small file, and make it durable."""
@@ -222,22 +255,14 @@ class DataDir(DataLayout):
             file.close()
         self.publish(path)
 
-    def _sweep(self) -> None:
-        """Remove temporary files, and make every existing name durable.
-
-        A process that was killed between a rename and the sync of its directory leaves a name that the next power loss
-        may undo, after later writes depend on it. This takes about 40 µs per directory.
-        """
-        topic_dirs = [self.topic_dir(topic_id) for topic_id in self.topic_ids()]
-        folders = (self.root, self.wal_dir, self.segments_dir, self.snapshots_dir, self.ledger_dir)
-        for path in (*folders, *topic_dirs):
-            for name in self.fs.listdir(path):
-                if name.endswith(TEMP_SUFFIX) and (path != self.root or name in _OURS):
-                    self.fs.unlink(posixpath.join(path, name))
-            self.fs.sync_dir(path)
-
     def _path(self, name: str) -> str:
         return posixpath.join(self.root, name)
+
+    def _unusable(self, verb: str, error: OSError, instead: str = "") -> DataDirError:
+        text = f"cannot be {verb}: {error.strerror} ({error.filename or self.root})"
+        if isinstance(error, FileNotFoundError | NotADirectoryError) and error.filename == self.root:
+            return self._error(text)  # the caller knows where the name came from
+        return self._error(f"{text}; {next_step(error)}{instead}")
 
     def _error(self, text: str) -> DataDirError:
         return DataDirError(f"data directory {self.root} {text}")

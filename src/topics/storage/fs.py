@@ -35,6 +35,14 @@ _UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.E
 # A closed descriptor: the kernel never returns this number, and every call on it fails with EBADF. For -1, some
 # functions raise ValueError.
 _CLOSED = (1 << 31) - 1
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+_KIND_OF_ERROR = {errno.EISDIR: "a directory", errno.ELOOP: "a loop of symbolic links", errno.ENXIO: "a socket"}
 _BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
 
@@ -44,6 +52,33 @@ class LockHeld(Exception):
     def __init__(self, owner: str) -> None:
         super().__init__(f"held by {owner or 'another process'}")
         self.owner = owner
+
+
+class NotAFile(FileNotFoundError):
+    """The name belongs to something else: a directory, a device, a broken link. There is no file of this name."""
+
+    def __init__(self, kind: str, path: str) -> None:
+        super().__init__(errno.EINVAL, f"this is {kind}, not a regular file", path)
+
+
+def absence(error: FileNotFoundError) -> str:
+    """Return why there is no file."""
+    return str(error.strerror) if isinstance(error, NotAFile) else "the file is missing"
+
+
+def next_step(error: OSError) -> str:
+    """Return what an operator can do about a file that cannot be used."""
+    if isinstance(error, NotAFile) or error.errno in _KIND_OF_ERROR:
+        return "move it away, and put the file back from a backup"
+    if isinstance(error, FileNotFoundError):
+        return "put the file back from a backup"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "free space on the disk"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "correct the permissions: the user of this process needs access"
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "raise the limit of open files (`ulimit -n`)"
+    return "check its permissions and the disk"
 
 
 class Lock(Protocol):
@@ -98,12 +133,13 @@ class Fs(Protocol):
     """Open, rename, list and remove files, and make names durable."""
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
-        """Open a regular file. `create` implies `write` and accepts a file that exists."""
+        """Open a regular file. `create` implies `write` and accepts a file that exists. Raise `NotAFile`."""
 
     def rename(self, src: str, dst: str) -> None:
         """Rename `src` to `dst` atomically. Replace a file that has this name."""
 
-    def unlink(self, path: str) -> None: ...
+    def unlink(self, path: str) -> None:
+        """Remove a file. Raise `NotAFile` for a directory."""
 
     def link(self, src: str, dst: str) -> None:
         """Create `dst` as a hard link to `src`. Raise FileExistsError if `dst` exists."""
@@ -153,20 +189,30 @@ class RealFs(Fs):
     def open(self, path: str, *, write: bool = False, create: bool = False) -> "RealFile":
         flags = os.O_RDWR if write or create else os.O_RDONLY
         flags |= os.O_NONBLOCK  # without it, the kernel waits for a program that writes into a named pipe
-        fd = os.open(path, flags | (os.O_CREAT if create else 0) | os.O_CLOEXEC, 0o640)
+        try:
+            fd = os.open(path, flags | (os.O_CREAT if create else 0) | os.O_CLOEXEC, 0o640)
+        except OSError as error:
+            if error.errno in _KIND_OF_ERROR:
+                raise NotAFile(_KIND_OF_ERROR[error.errno], path) from None
+            if error.errno == errno.ENOENT and os.path.islink(path):
+                raise NotAFile("a link to a missing file", path) from None
+            raise
         mode = os.fstat(fd).st_mode
         if not stat.S_ISREG(mode):  # the kernel opens a directory for reading, and a device, without an error
             os.close(fd)
-            if stat.S_ISDIR(mode):
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-            raise OSError(errno.EINVAL, "this is not a regular file", path)
+            raise NotAFile(_KINDS.get(stat.S_IFMT(mode), "something else"), path)
         return RealFile(fd, path, maps=self._maps)
 
     def rename(self, src: str, dst: str) -> None:
         os.rename(src, dst)
 
     def unlink(self, path: str) -> None:
-        os.unlink(path)
+        try:
+            os.unlink(path)
+        except OSError as error:
+            if os.path.isdir(path):  # macOS raises EPERM
+                raise NotAFile("a directory", path) from error
+            raise
 
     def link(self, src: str, dst: str) -> None:
         os.link(src, dst)
@@ -206,7 +252,7 @@ class RealFs(Fs):
         return RealLock(fd)
 
     def lock_shared(self, path: str) -> "RealSharedLock":
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a named pipe must not wait for its writer
         _take_lock(fd, fcntl.LOCK_SH)
         return RealSharedLock(fd)
 

@@ -34,7 +34,7 @@ from topics.storage.worker import INLINE, Worker, rested
 MAGIC = b"TOPICSNP"
 # in `Snapshot.extra`: when this directory was restored from a backup, in ms; the first start of a server removes it
 RESTORED = "restored"
-# in `Snapshot.extra`: that a ledger of the same number was written before the snapshot
+# in `Snapshot.extra`: the number of a ledger that was written before the snapshot, or True for its own number
 LEDGER = "ledger"
 VERSION = 1
 TOPICS_A_PART = 64
@@ -123,6 +123,14 @@ class KeyLists(Struct, gc=False):
         upto = at + KEYS_A_PART
         rows = [(name, *astuple(write)) for name, write in zip(self.names[at:upto], self.writes[at:upto], strict=True)]
         return _encoder.encode(rows)[len(_array_of(len(rows))) :]
+
+
+def ledger_number(snapshot: Snapshot | None) -> int | None:
+    """Return the number of the ledger that must exist beside the snapshot; None if it names none."""
+    if snapshot is None or LEDGER not in snapshot.extra:
+        return None
+    number = msgspec.msgpack.decode(snapshot.extra[LEDGER], type=int | bool)
+    return snapshot.wal_number if number is True else number
 
 
 def encode(snapshot: Snapshot) -> bytes:

@@ -34,14 +34,15 @@ def server(*, data_dir: str | os.PathLike[str] | None = None, **settings: object
     """
     with tempfile.TemporaryDirectory(prefix="topics-") as folder:
         env = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
-        env |= {f"TOPICS_{name.upper()}": str(value) for name, value in settings.items()}
+        env |= {f"TOPICS_{name.upper()}": str(value) for name, value in ({"port": 0} | settings).items()}
         env |= {"TOPICS_DATA_DIR": "" if data_dir is None else os.fspath(data_dir)}
         port_file, log_file = Path(folder, "port"), Path(folder, "log")
         env["TOPICS_PORT_FILE"] = str(port_file)
         with log_file.open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "topics", "serve", "--port", "0"],
+                [sys.executable, "-m", "topics", "serve"],
                 env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,  # Ctrl-C reaches the program, which then stops the server in order
             )  # fmt: skip
         try:
             yield f"http://127.0.0.1:{_port(process, port_file, log_file)}"

@@ -54,8 +54,20 @@ def started(name: str, directory: Path) -> Iterator[Application]:
         application.process.wait(WAIT_S)
 
 
-@pytest.mark.parametrize("run", [RUN, "topics.run()"], ids=["without signals", "by default"])
-@pytest.mark.parametrize("name", ["with_fastapi", "with_starlette", "with_django"])
+LONG = pytest.mark.torture  # the client knows nothing of the framework: one of them is enough for `make test`
+
+
+@pytest.mark.parametrize(
+    ("name", "run"),
+    [
+        ("with_fastapi", RUN),
+        ("with_starlette", RUN),
+        ("with_django", RUN),
+        ("with_fastapi", "topics.run()"),
+        pytest.param("with_starlette", "topics.run()", marks=LONG),
+        pytest.param("with_django", "topics.run()", marks=LONG),
+    ],
+)
 def test_sigterm_ends_the_application_after_its_jobs(
     name: str, run: str, kitchen: Kitchen, topics: Topics, receiver: Receiver
 ) -> None:

@@ -89,3 +89,42 @@ def test_a_delete_survives_in_a_segment_that_was_sealed_twice():
     after = server.crash("tear")
     assert after.data("t") == kept
     assert len(kept) == after.engine.topics["t"].count == 6
+
+
+@pytest.mark.parametrize("jobs", [0, 1, 2], ids=["before the cleaning", "before the write", "before its report"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_segment_of_a_topic_that_is_deleted_while_it_is_sealed(
+    jobs: int, fails: bool, caplog: pytest.LogCaptureFixture
+):
+    worker = DeferredWorker()
+    server = SimServer.start(SimDisk(), store_worker=worker)
+    server.append("t", *"1234")
+    server.append("t", "5")
+    worker.run_all()
+    server.delete("t", before_seq=5)
+    server.checkpoint()
+    worker.run()  # the checkpoint is written, and the folder of the topic is about to be cleaned up
+    server.append("t", *"678")
+    server.append("t", "9")
+    if fails:
+        server.disk.fail(at=len(server.disk.calls), op="pwritev", error=5)
+    for _ in range(jobs):
+        worker.work()
+    server.drop("t")
+    worker.run_all()
+    server.disk.heal()
+    server.checkpoint()
+    worker.run_all()
+    assert server.disk.listdir("/data/segments") == []
+    assert not [record for record in caplog.records if "seal_failed" in record.message]
+    server.append("t", *"123")
+    assert server.crash("keep").data("t") == ["1", "2", "3"]
+
+
+def test_segment_of_a_topic_that_cannot_be_sealed_is_reported(caplog: pytest.LogCaptureFixture):
+    server = SimServer.start(SimDisk())
+    server.append("t", *"123")
+    server.disk.fail(at=len(server.disk.calls), op="pwritev", error=5)
+    server.append("t", "4")
+    assert [record for record in caplog.records if "seal_failed" in record.message]
+    assert server.data("t") == ["1", "2", "3", "4"]

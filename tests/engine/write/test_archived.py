@@ -214,7 +214,7 @@ def play(pair: Pair, history: Any) -> None:
         pair.play(Turn(clock_ms, [step], seal=seal))
 
 
-@pytest.mark.parametrize("examples", [150, pytest.param(amount(600, 5_000), marks=pytest.mark.torture)])
+@pytest.mark.parametrize("examples", [75, pytest.param(amount(600, 5_000), marks=pytest.mark.torture)])
 def test_histories_of_a_holding_topic_match_the_model(examples):
     def in_memory(history: Any, segments: SegmentLimits) -> None:
         play(Pair(segments=segments), history)
@@ -222,7 +222,7 @@ def test_histories_of_a_holding_topic_match_the_model(examples):
     run(examples, in_memory, history=HISTORY, segments=st.sampled_from([SMALL_SEGMENTS, SegmentLimits()]))
 
 
-@pytest.mark.parametrize("examples", [80, pytest.param(amount(600, 5_000), marks=pytest.mark.torture)])
+@pytest.mark.parametrize("examples", [40, pytest.param(amount(600, 5_000), marks=pytest.mark.torture)])
 def test_histories_of_a_holding_topic_in_files_match_the_model(examples):
     def in_files(history: Any, cold: bool) -> None:
         play(Pair(Sealer(SimDisk(cold=cold), columns_bytes=1 << 20 if cold else 400)), history)

@@ -1,9 +1,13 @@
-"""Queues: claims that wait and time out while jobs arrive, failing workers, dead letters, redrive and deletes."""
+"""Queues: claims that wait and time out while jobs arrive, failing workers, dead letters, redrive and deletes.
+
+Answers to different workers arrive in any order, and late. So the ledger has each delivery of a job by its number, with
+the times of the server: lease 2 was granted after lease 1 had ended, whichever answer came first.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -20,6 +24,19 @@ MOVE_S = 5.0  # the counts of a queue without requests are exact after this time
 
 
 @dataclass
+class Lease:
+    """One delivery of a job, in times of the server."""
+
+    node: str
+    granted_ms: int
+    deadline_ms: int
+    released: bool = False  # a nack was sent, and may have ended the lease
+
+    def held(self, at_ms: int) -> bool:
+        return not self.released and at_ms <= self.deadline_ms
+
+
+@dataclass
 class Job:
     """One job as its producer and its workers know it."""
 
@@ -27,14 +44,17 @@ class Job:
     plain: bool  # no delay and no priority: delivered in order
     at: int  # the number of deliveries when it was written
     seq: int = 0  # 0: not known
-    deliveries: int = 0
-    node: str = ""  # the worker that holds it
-    deadline_ms: int = 0
+    leases: dict[int, Lease] = field(default_factory=dict)  # by number of the delivery
+    first: int = 1  # the number of the first delivery that is known for certain
     deleted: bool = False  # a delete was answered, and counted it
     doubt: bool = False  # a request without an answer may have changed it
 
+    @property
+    def deliveries(self) -> int:
+        return max(self.leases, default=0)
+
     def held(self, at_ms: int) -> bool:
-        return bool(self.node) and at_ms <= self.deadline_ms
+        return bool(self.leases) and self.leases[self.deliveries].held(at_ms)
 
 
 class QueuePart(Part):
@@ -49,6 +69,7 @@ class QueuePart(Part):
         }  # fmt: skip
         self.jobs: dict[str, Job] = {}
         self.done: dict[str, str] = {}  # payload -> how it ended: acked, deleted, or without an answer
+        self._acked_as: dict[str, int] = {}  # payload -> number of the delivery that was acked
         self._number = self._served = self._created = 0
         self._over = False
 
@@ -62,7 +83,7 @@ class QueuePart(Part):
         for job in self.jobs.values():
             job.doubt = True
             if not self.durable:
-                job.node, job.deliveries = "", 0
+                job.leases.clear()
 
     # --- load
 
@@ -88,7 +109,7 @@ class QueuePart(Part):
     async def _produce(self, client: Connection) -> None:
         rng = self.rng
         await asyncio.sleep(rng.expovariate(1 / 0.04))
-        if sum(not job.node for job in self.jobs.values()) > BACKLOG:
+        if sum(not job.held(now_ms()) for job in self.jobs.values()) > BACKLOG:
             return
         jobs, records = [], []
         for _ in range(rng.choice((1, 1, 4))):
@@ -114,74 +135,77 @@ class QueuePart(Part):
             answer = await client.must("POST", f"/v0/topics/{self.name}/claim", body)
             self.target.tally["claims"] += 1
             self.target.tally["claims_timed_out"] += not answer["claimed"]
-            jobs = [self._claimed(node, row, gone) for row in answer["claimed"]]
-            first = [job.seq for job in jobs if job.plain and job.deliveries == 1]
+            rows = answer["claimed"]
+            jobs = [self._claimed(node, row, gone, lease_ms=lease_ms) for row in rows]
+            first = [row["$seq"] for job, row in zip(jobs, rows, strict=True) if job.plain and row["deliveries"] == 1]
             require(first == sorted(first), f"{self.name}: {first} were delivered in this order")
-            for job in jobs:
-                await self._deal_with(client, node, job)
+            for job, row in zip(jobs, rows, strict=True):
+                await self._deal_with(client, job, row["deliveries"])
 
         return work
 
-    def _claimed(self, node: str, row: dict[str, Any], gone: set[str]) -> Job:
-        payload = row["data"]
+    def _claimed(self, node: str, row: dict[str, Any], gone: set[str], *, lease_ms: int) -> Job:
+        payload, number = row["data"], row["deliveries"]
+        lease = Lease(node, row["deadline"] - lease_ms, row["deadline"])
         require(payload not in gone, f"{self.name}: {payload} was acked or deleted and is delivered")
         job = self.jobs.get(payload)
         if job is None:
             require(payload in self.done, f"{self.name}: no producer wrote {payload}")
-            return Job(payload, plain=False, at=0, deleted=True, seq=row["$seq"], node=node, doubt=True)
-        now = now_ms()
+            late = number < self._acked_as.get(payload, self.most + 1)
+            require(late, f"{self.name}: {payload} was acked and is delivered again")
+            return Job(payload, plain=False, at=0, deleted=True, seq=row["$seq"], leases={number: lease}, doubt=True)
         require(job.seq in (0, row["$seq"]), f"{self.name}: {payload} was {job.seq} and is {row['$seq']}")
-        held = job.held(now) and not job.doubt
-        require(not held, f"{self.name}: {payload} is held by {job.node} and was given to {node}")
-        exact = row["deliveries"] == job.deliveries + 1 or job.doubt
-        require(exact, f"{self.name}: {payload} was delivered {job.deliveries} times, now {row['deliveries']}")
-        job.seq, job.node, job.deadline_ms = row["$seq"], node, row["deadline"]
-        job.deliveries, job.doubt = row["deliveries"], False
-        require(job.deliveries <= self.most, f"{self.name}: {payload} was delivered {job.deliveries} times")
+        if job.doubt:
+            job.leases, job.first = {}, number
+        require(number not in job.leases, f"{self.name}: {payload} was delivered twice as number {number}")
+        require(number <= self.most, f"{self.name}: {payload} was delivered {number} times")
+        job.seq, job.leases[number], job.doubt = row["$seq"], lease, False
+        self._check_leases(job)
         self._served += 1
         return job
 
-    async def _deal_with(self, client: Connection, node: str, job: Job) -> None:
+    def _check_leases(self, job: Job) -> None:
+        """A lease begins after the one before it has ended."""
+        for number, lease in job.leases.items():
+            after = job.leases.get(number + 1)
+            given = after is not None and lease.held(after.granted_ms)
+            require(not given, f"{self.name}: {job.payload} is held by {lease} and was given to {after}")
+
+    async def _deal_with(self, client: Connection, job: Job, number: int) -> None:
         """Ack the job, nack it, extend its lease before, or forget it."""
-        roll = self.rng.random()
-        body: dict[str, Any] = {"node": node, "seqs": [job.seq]}
+        roll, lease = self.rng.random(), job.leases[number]
+        body: dict[str, Any] = {"node": lease.node, "seqs": [job.seq]}
         if roll < 0.1:
-            job.doubt = True
             answer = await client.must("POST", f"/v0/topics/{self.name}/extend", {**body, "lease_ms": 20_000})
-            job.doubt = False
-            self._check_skipped(node, job, answer)
-            job.deadline_ms = answer["deadlines"].get(str(job.seq), job.deadline_ms)
+            self._check_skipped(job, lease, answer)
+            lease.deadline_ms = answer["deadlines"].get(str(job.seq), lease.deadline_ms)
+            self._check_leases(job)
         if roll < 0.05:
             return
-        before, job.doubt = job.deadline_ms, True
         if roll < 0.65:
             answer = await client.must("POST", f"/v0/topics/{self.name}/ack", body)
-            self._check_skipped(node, job, answer)
+            self._check_skipped(job, lease, answer)
             if not answer["skipped"]:
                 require(not job.deleted, f"{self.name}: {job.payload} was deleted and acked, and both counted it")
+                last = job.deliveries == number
+                require(last, f"{self.name}: {job.payload} was acked as delivery {number} of {job.deliveries}")
                 self.jobs.pop(job.payload, None)
-                self.done[job.payload] = "acked"
+                self.done[job.payload], self._acked_as[job.payload] = "acked", number
                 self.target.tally["acks"] += 1
         else:
-            node_before, job.node = job.node, ""
+            lease.released = True
             wanted = {**body, "delay_ms": self.rng.choice((0, 0, 50))}
             answer = await client.must("POST", f"/v0/topics/{self.name}/nack", wanted)
             if answer["skipped"]:
-                job.node = node_before if now_ms() <= before and not job.deleted else ""
-                self._check_skipped(node, job, answer)
+                lease.released = False
+                self._check_skipped(job, lease, answer)
+                self._check_leases(job)
             self.target.tally["nacks"] += 1
-        job.doubt = False
 
-    def _check_skipped(self, node: str, job: Job, answer: dict[str, Any]) -> None:
+    def _check_skipped(self, job: Job, lease: Lease, answer: dict[str, Any]) -> None:
         """A worker whose lease has not expired holds the job, unless the job is being deleted."""
-        wrong = (
-            answer["skipped"]
-            and job.node == node
-            and job.held(now_ms())
-            and not job.deleted
-            and not self._deleting(job)
-        )
-        require(not wrong, f"{self.name}: {node} holds {job.payload} until {job.deadline_ms}, its request was skipped")
+        wrong = answer["skipped"] and lease.held(now_ms()) and not job.deleted and not self._deleting(job)
+        require(not wrong, f"{self.name}: {job.payload} has the {lease}, and its request was skipped")
 
     # --- deletes
 
@@ -212,12 +236,15 @@ class QueuePart(Part):
     async def check(self) -> None:
         await eventually(self._check_counts, seconds=MOVE_S)
         await self._check_letters()
+        for job in self.jobs.values():
+            missing = set(range(job.first, job.deliveries)) - job.leases.keys()
+            require(job.doubt or not missing, f"{self.name}: {job} was delivered {job.deliveries} times")
         starved = [job for job in self.jobs.values() if job.plain and not job.deliveries and not job.doubt
                    and self._served - job.at > MAX_OVERTAKEN]  # fmt: skip
         require(not starved, f"{self.name}: {starved[:1]} is overtaken by all others")
         if self._number > MAX_JOBS * (self._created + 1):
             self._created += 1
-            self.jobs, self.done = {}, {}
+            self.jobs, self.done, self._acked_as = {}, {}, {}
             self.target.tally["recreated"] += 1
             await self.begin()
 
@@ -279,8 +306,8 @@ class QueuePart(Part):
             return
         for payload in letters.values():
             job = self.jobs[payload]
-            job.doubt, job.node, job.deliveries, job.seq = True, "", 0, 0
-            job.plain = False
+            job.doubt, job.seq, job.plain = True, 0, False
+            job.leases, job.first = {}, 1
         answer = await self.client.must("POST", f"/v0/topics/{self.name}/redrive", {"seqs": list(letters)})
         require(answer["redriven"] == len(letters), f"{self.name}: {answer['redriven']} of {len(letters)} redriven")
         for payload in letters.values():

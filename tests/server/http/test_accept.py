@@ -10,9 +10,8 @@ import pytest
 import uvloop
 
 from tests.server.harness import FakeApp
-from topics.server.http.accept import Acceptor
 from topics.server.http.http_limits import HttpLimits
-from topics.server.http.server import HttpServer
+from topics.server.http.server import Acceptor, HttpServer
 from topics.server.http.tls import Certificate
 from topics.server.run import bind
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.simulated.clock import SimClock
-from topics.server.loop.gc_pauses import FULL, MAX_PAUSE_NS, THRESHOLDS, Garbage
+from topics.server.run import FULL, MAX_PAUSE_NS, THRESHOLDS, Garbage
 
 
 @pytest.fixture(autouse=True)

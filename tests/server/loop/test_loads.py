@@ -10,8 +10,8 @@ from functools import partial
 
 import pytest
 
-from topics.server.loop import cold_loads as module
-from topics.server.loop.cold_loads import NOT_LOADING, Loads
+from topics.server.loop import runtime as module
+from topics.server.loop.runtime import NOT_LOADING, Loads
 from topics.storage.segments.cold import Cold, Need
 
 WAIT_S = 20

@@ -8,9 +8,11 @@ from tests.engine.harness import open_engine, record, write
 from tests.simulated.clock import SimClock
 from topics.engine.queue.verbs import Want
 from topics.model.topic import ConfigPatch
-from topics.server.loop import queue_samples
-from topics.server.loop.queue_samples import CAPACITY, COLUMNS, INTERVAL_MS, MAX_QUEUES, QueueSamples
 from topics.server.loop.runtime import Runtime
+from topics.server.loop.samples import MAX_QUEUES, QueueRing, QueueSamples
+from topics.server.loop.samples import QUEUE_CAPACITY as CAPACITY
+from topics.server.loop.samples import QUEUE_COLUMNS as COLUMNS
+from topics.server.loop.samples import QUEUE_INTERVAL_MS as INTERVAL_MS
 
 
 class Queues:
@@ -96,5 +98,5 @@ def test_ring_of_a_deleted_queue_is_released() -> None:
 
 
 def test_rings_take_less_than_a_mebibyte() -> None:
-    [ring] = [queue_samples._Ring(Queues("mail").engine.topic("mail"))]
-    assert MAX_QUEUES * ring._values.itemsize * len(ring._values) < 1 << 20
+    [ring] = [QueueRing(Queues("mail").engine.topic("mail"))]
+    assert MAX_QUEUES * ring.values.itemsize * len(ring.values) < 1 << 20

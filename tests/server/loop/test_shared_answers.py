@@ -11,9 +11,8 @@ from topics.server.api import metrics
 from topics.server.http.messages import Deferred, Request, Response
 from topics.server.limits.budget import MemoryBudget
 from topics.server.limits.loop_holds import LoopHolds
-from topics.server.loop.cold_loads import Loads
-from topics.server.loop.shared_answers import SharedAnswers
-from topics.server.loop.sliced_work import Slices
+from topics.server.loop.runtime import Loads
+from topics.server.loop.sliced_work import SharedAnswers, Slices
 from topics.storage.segments.cold import Cold
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from topics.cli.pipelines import register
 from topics.spark.pipelines.run.job import JobOptions
 from topics.spark.pipelines.windows import Declaration
 
@@ -32,8 +33,9 @@ def listed() -> dict[str, str]:
 
 def options_of(name: str) -> Iterator[str]:
     parser = argparse.ArgumentParser()
-    commands = parser.add_subparsers()
-    importlib.import_module(f"topics.cli.pipelines.{name}").register(commands)
+    register(parser.add_subparsers())
+    [group] = parser._get_positional_actions()
+    [commands] = group.choices["pipeline"]._get_positional_actions()
     for action in commands.choices[name]._actions:
         yield from (option.removeprefix("--") for option in action.option_strings if option.startswith("--"))
 

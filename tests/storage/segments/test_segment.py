@@ -232,8 +232,20 @@ def test_damaged_data_is_found_with_the_records_it_hits(cold):
     assert (damage.low, damage.high, damage.whole) == (6, 14, False)
     assert damage.low * 10_000 <= codec.CHUNK_BYTES < 2 * codec.CHUNK_BYTES <= damage.high * 10_000
     assert waiting(lambda: sealed.read(14, 30)) == b"".join(big[14:])
-    with pytest.raises(Damaged):
-        sealed.check()
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_new_period_checks_data_again(cold):
+    big = [b"%07d," % at * 1250 for at in range(30)]
+    disk = Disk(memory(big), cold=cold)
+    sealed = disk.reopened()
+    assert waiting(lambda: sealed.read(0, 30)) == b"".join(big)
+    disk.fs.flip(sealed.path, (codec.HEADER_BYTES + codec.CHUNK_BYTES + 5) * 8)
+    disk.shelf.period += 1
+    assert waiting(lambda: sealed.read(0, 6)) == b"".join(big[:6])
+    with pytest.raises(Damaged) as caught:
+        waiting(lambda: sealed.lend(8, 9))
+    assert (caught.value.low, caught.value.high) == (6, 14)
 
 
 @pytest.mark.parametrize("cold", [False, True])
@@ -255,15 +267,6 @@ def test_a_missing_file_takes_the_whole_segment(cold):
     with pytest.raises(Damaged) as caught:
         waiting(lambda: sealed.read(0, 1))
     assert caught.value.whole
-
-
-def test_a_check_reads_everything():
-    disk = Disk(memory())
-    disk.reopened().check()
-    sealed = disk.reopened()
-    disk.fs.flip(sealed.path, sealed.footer.flags_at * 8)
-    with pytest.raises(Damaged):
-        sealed.check()
 
 
 def test_a_file_that_moves_is_found_where_it_went():

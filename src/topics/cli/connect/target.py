@@ -1,20 +1,25 @@
-"""Which server a command talks to, and with which key.
+"""Which server a command talks to, and with which key; and the contexts, which are named servers.
 
 The address is the first of: `--url`, `--context`, `TOPICS_URL`, `TOPICS_CONTEXT`, the current context, the default. The
 key is the first of: `--token`, `--token-file`, the key file of the context if the context gave the address,
 `TOPICS_TOKEN_FILE`. The key of a context is never sent to an address that came from elsewhere.
+
+The contexts of a user are in `$XDG_CONFIG_HOME/topics/contexts.json` (`~/.config/topics/contexts.json`). The file never
+holds a key, only the path of the file that does.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
-from topics.cli.connect import contexts
-from topics.cli.output.failures import EXIT_USAGE, Failure, usage
+from topics.cli.output.failures import EXIT_NOT_FOUND, EXIT_USAGE, Failure, usage
 
 DEFAULT_PORT = 4000
 DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
@@ -86,15 +91,15 @@ def choose(args: argparse.Namespace, env: Mapping[str, str]) -> Choice:
     return Choice(url, source, env.get("TOPICS_TOKEN_FILE") or None, is_key_of_context=False)
 
 
-def _address(args: argparse.Namespace, env: Mapping[str, str]) -> tuple[str, str, contexts.Context | None]:
+def _address(args: argparse.Namespace, env: Mapping[str, str]) -> tuple[str, str, Context | None]:
     if args.url:
         return args.url, "--url", None
     if args.context:
-        found = contexts.load(env).find(args.context)
+        found = load_contexts(env).find(args.context)
         return found.url, f"--context {args.context}", found
     if env.get("TOPICS_URL"):
         return env["TOPICS_URL"], "TOPICS_URL", None
-    known = contexts.load(env)
+    known = load_contexts(env)
     name = env.get("TOPICS_CONTEXT") or known.current
     if name is not None:
         found = known.find(name)
@@ -104,8 +109,6 @@ def _address(args: argparse.Namespace, env: Mapping[str, str]) -> tuple[str, str
 
 def normal(url: str) -> str:
     """Return an address as `http://host:port`. Raise `Failure` if it is not one."""
-    from urllib.parse import urlsplit
-
     whole = url if "//" in url else f"http://{url}"
     try:
         parts = urlsplit(whole)
@@ -119,8 +122,6 @@ def normal(url: str) -> str:
 
 def next_step_of(target: Target) -> str:
     """Return what to do about a server that does not answer: start it, or correct what gave its address."""
-    from urllib.parse import urlsplit
-
     parts = urlsplit(target.url)
     if parts.hostname in LOCAL_HOSTS and parts.scheme == "http":
         port = parts.port or 80
@@ -141,3 +142,65 @@ def _read_token(path: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise Failure(f"the key file {path} cannot be read: {reason}", status=EXIT_USAGE) from None
+
+
+# --- contexts
+
+
+@dataclass(frozen=True)
+class Context:
+    """One named server."""
+
+    url: str
+    token_file: str | None = None
+
+
+@dataclass
+class Contexts:
+    """The contexts of a user. `current` is the one that commands use without `--context`."""
+
+    current: str | None = None
+    by_name: dict[str, Context] = field(default_factory=dict)
+
+    def find(self, name: str) -> Context:
+        """Return a context. Raise `Failure` if there is none of this name."""
+        try:
+            return self.by_name[name]
+        except KeyError:
+            raise Failure(
+                f"there is no context {name!r}",
+                status=EXIT_NOT_FOUND,
+                next_step="`topics context ls` lists the contexts, and `topics context add` adds one",
+            ) from None
+
+
+def _contexts_path(env: Mapping[str, str]) -> Path:
+    base = env.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    return Path(base) / "topics" / "contexts.json"
+
+
+def load_contexts(env: Mapping[str, str]) -> Contexts:
+    """Return the contexts of the user. Raise `Failure` if the file is damaged."""
+    path = _contexts_path(env)
+    try:
+        stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        by_name = {name: Context(**row) for name, row in stored["contexts"].items()}
+        return Contexts(stored.get("current"), by_name)
+    except FileNotFoundError:
+        return Contexts()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Failure(
+            f"{path} cannot be read: {error}", next_step=f"repair or remove {path}, and add the contexts again"
+        ) from None
+
+
+def save_contexts(contexts: Contexts, env: Mapping[str, str]) -> None:
+    """Write the contexts by rename, so that another command never reads half a file."""
+    path = _contexts_path(env)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    rows = {name: {k: v for k, v in asdict(row).items() if v is not None} for name, row in contexts.by_name.items()}
+    text = json.dumps({"current": contexts.current, "contexts": rows}, indent=2) + "\n"
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.chmod(0o600)
+    temporary.replace(path)

@@ -10,20 +10,16 @@ import sys
 
 from msgspec import Raw
 
-from topics.cli.command import Args, Call, Command, Curl, Subparsers, add, topic_argument
-from topics.cli.connect.request import Request
+from topics.cli.command import Args, Call, Command, Curl, registering, topic_argument
 from topics.cli.data.append_request import as_record, defaults, encode, write
-from topics.cli.output import json_text
 from topics.cli.output.failures import EXIT_DONE, usage
+from topics.cli.output.screen import json_text
 from topics.cli.output.units import parse_count, parse_duration, parse_positive
+from topics.client.call import Request
 from topics.plurals import counted
 
 MAX_BATCH = 10_000  # the server's default limit for one write
 PIPE_BATCH = 2000
-
-
-def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
-    add(subparsers, APPEND)
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +73,7 @@ def _is_piped(args: Args) -> bool:
 
 def _record(text: str, args: Args) -> bytes:
     """Return an encoded record. JSON is sent as it was typed: the server keeps `1.0` and the order of members."""
-    encoded = json_text.encode(text) if args.text else _value(text)
+    encoded = json_text(text) if args.text else _value(text)
     return as_record(encoded, defaults(args)) if args.records else encode({"data": Raw(encoded), **defaults(args)})
 
 
@@ -90,7 +86,7 @@ def _value(text: str) -> bytes:
         if text[:1] in ("{", "[", '"'):
             hint = "correct it, or pass --text to append it as a string"
             raise usage(f"{text!r} is not valid JSON: {error}", hint) from None
-        return json_text.encode(text)
+        return json_text(text)
 
 
 def _no_constant(name: str) -> None:
@@ -116,21 +112,15 @@ def _run(call: Call) -> int:
             call.screen.note("type one JSON value per line; Ctrl-D ends the input")
         return pipe_append.run(call)
     answer = call.server.json(_request(call.args))
-    answer.pop("performance", None)
     _note_files(call)
-    if not call.screen.is_human:
-        call.screen.json(answer)
-        return EXIT_DONE
     seqs = f"seq {answer['first_seq']}"
     if answer["count"] > 1:
         seqs = f"seqs {answer['first_seq']} to {answer['last_seq']}"
     notes = [
         text for name, text in (("created", "new topic"), ("deduped", "written before with this key")) if answer[name]
     ]
-    call.screen.line(
-        f"appended {counted(answer['count'], 'record')} to {answer['topic']}: {seqs}"
-        + (f" ({', '.join(notes)})" if notes else "")
-    )
+    text = f"appended {counted(answer['count'], 'record')} to {answer['topic']}: {seqs}"
+    call.screen.result(answer, text + (f" ({', '.join(notes)})" if notes else ""))
     return EXIT_DONE
 
 
@@ -153,7 +143,6 @@ def _curl_notes(args: Args, curl: Curl) -> list[str]:
 
 APPEND = Command(
     name="append",
-    help="append records, from arguments or from a pipe",
     arguments=_arguments,
     request=_request,
     run=_run,
@@ -165,3 +154,4 @@ APPEND = Command(
   topics read orders | topics append orders-copy - --records
 """,
 )
+register = registering(APPEND)

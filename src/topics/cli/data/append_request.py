@@ -9,9 +9,10 @@ import msgspec
 from msgspec import Raw
 
 from topics.cli.command import Args
-from topics.cli.connect.request import Request, given, post, topic_path
-from topics.cli.output import json_text
+from topics.cli.connect.server import post
 from topics.cli.output.failures import usage
+from topics.cli.output.screen import json_text
+from topics.client.call import Request, given, topic_path
 
 WRITTEN = ("data", "tag", "node", "meta", "priority", "delay_ms", "deliver_at")
 
@@ -19,7 +20,7 @@ WRITTEN = ("data", "tag", "node", "meta", "priority", "delay_ms", "deliver_at")
 def write(args: Args, records: bytes, *, key: str | None) -> Request:
     """Return one write of encoded records, separated by commas, with the options that hold for all of them."""
     fields = given(node=args.node, idempotency_key=key or uuid.uuid4().hex, create=False if args.no_create else None)
-    body = b'{"records":[' + records + b"]," + json_text.encode(fields)[1:]
+    body = b'{"records":[' + records + b"]," + json_text(fields)[1:]
     return post(topic_path(args.topic, return_seqs=False), body)
 
 
@@ -47,7 +48,5 @@ def as_record(text: bytes, common: dict[str, Any]) -> bytes:
 
 def encode(fields: dict[str, Any]) -> bytes:
     """Return fields of a record as a JSON object."""
-    texts = (
-        (name, bytes(value) if isinstance(value, Raw) else json_text.encode(value)) for name, value in fields.items()
-    )
+    texts = ((name, bytes(value) if isinstance(value, Raw) else json_text(value)) for name, value in fields.items())
     return b"{%b}" % b",".join(b'"%b":%b' % (name.encode(), text) for name, text in texts)

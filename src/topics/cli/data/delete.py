@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
-from typing import Any
 
-from topics.cli.command import Args, Call, Command, Subparsers, add, topic_argument, yes_argument
-from topics.cli.connect.request import Request, given, post, tag_match, topic_path
-from topics.cli.output.ask import confirm
+from topics.cli.command import Args, Call, Command, registering, topic_argument
+from topics.cli.connect.server import post, tag_match
 from topics.cli.output.failures import EXIT_DONE, usage
+from topics.cli.output.screen import confirm
 from topics.cli.output.units import parse_count, parse_seqs
+from topics.client.call import Request, given, topic_path
 from topics.plurals import counted
-
-
-def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
-    add(subparsers, DELETE)
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,47 +21,38 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--seq", metavar="SEQ", type=parse_seqs, action="append", default=[], help="one record, or a range such as 7-9"
     )
     parser.add_argument("-n", "--dry-run", action="store_true", help="count the records, and delete none")
-    yes_argument(parser)
 
 
-def _request(args: Args) -> Request:
+def _request(args: Args, *, dry_run: bool = False) -> Request:
     seqs = [seq for part in args.seq for seq in part] or None
-    body: dict[str, Any] = given(
-        match=None if args.tag is None else tag_match(args.tag), before_seq=args.before, seqs=seqs
-    )
+    body = given(match=tag_match(args.tag), before_seq=args.before, seqs=seqs)
     if seqs and len(body) > 1:
         raise usage("--seq cannot be combined with --tag or --before", "delete in two commands, one for each condition")
     if not body:
         raise usage("name the records: --tag, --before or --seq", "`topics rm` removes a whole topic")
-    if args.dry_run:
-        body["dry_run"] = True
-    return post(topic_path(args.topic, "delete"), body)
+    dry = {"dry_run": True} if args.dry_run or dry_run else {}
+    return post(topic_path(args.topic, "delete"), body | dry)
 
 
 def _run(call: Call) -> int:
-    request = _request(call.args)
     if not call.args.yes and not call.args.dry_run:
-        found = call.server.json(replace(request, body={**request.body, "dry_run": True}))["deleted"]
+        found = call.server.json(_request(call.args, dry_run=True))["deleted"]
         if not found:
             call.screen.note("no record matches")
             return EXIT_DONE
-        confirm(f"delete {counted(found, 'record')} of {call.args.topic}?", yes=False)
-    answer = call.server.json(request)
-    answer.pop("performance", None)
-    if call.screen.is_human:
-        verb = "would delete" if call.args.dry_run else "deleted"
-        # A dry run deletes nothing, so its answer still counts the records that match.
-        left = answer["count"] - (answer["deleted"] if call.args.dry_run else 0)
-        call.screen.line(f"{verb} {counted(answer['deleted'], 'record')}; {counted(left, 'record')} left")
-    else:
-        call.screen.json(answer)
+        confirm(f"delete {counted(found, 'record')} of {call.args.topic}?")
+    answer = call.server.json(_request(call.args))
+    verb = "would delete" if call.args.dry_run else "deleted"
+    # A dry run deletes nothing, so its answer still counts the records that match.
+    left = answer["count"] - (answer["deleted"] if call.args.dry_run else 0)
+    call.screen.result(answer, f"{verb} {counted(answer['deleted'], 'record')}; {counted(left, 'record')} left")
     return EXIT_DONE
 
 
 DELETE = Command(
     name="delete",
-    help="delete records by tag or seq",
     arguments=_arguments,
+    asks=True,
     request=_request,
     run=_run,
     curl_notes=lambda args, curl: [] if args.dry_run else ["The request does not count the records or ask first."],
@@ -77,3 +63,4 @@ DELETE = Command(
   topics delete orders --seq 7 --seq 20-29
 """,
 )
+register = registering(DELETE)

@@ -8,19 +8,15 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from topics.cli.command import Args, Call, Command, Subparsers, add, topic_argument
-from topics.cli.connect.lags import lags
-from topics.cli.connect.request import Request, get, list_path
+from topics.cli.command import Args, Call, Command, registering, topic_argument
+from topics.cli.connect.server import get
 from topics.cli.output.failures import EXIT_DONE
 from topics.cli.output.screen import Cell, Styled
 from topics.cli.output.units import count, parse_duration, rate, size
+from topics.client.call import Request
 from topics.plurals import counted
 
 Topics = dict[str, dict[str, Any]]
-
-
-def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
-    add(subparsers, LS)
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +33,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _request(args: Args) -> Request:
-    return get(list_path("/v0/topics", prefix=args.pattern.partition("*")[0] or None, details=True))
+    return get("/v0/topics", prefix=args.pattern.partition("*")[0] or None, details=True)
 
 
 def _run(call: Call) -> int:
@@ -61,7 +57,7 @@ def _run(call: Call) -> int:
 
 def _list(call: Call) -> Topics:
     pattern = call.args.pattern
-    rows = call.server.rows(_request(call.args), "topics")
+    rows = call.server.rows(_request(call.args).path, "topics")
     return {row["topic"]: row for row in rows if "*" not in pattern or fnmatchcase(row["topic"], pattern)}
 
 
@@ -73,7 +69,7 @@ def _with_lag(call: Call, found: Topics) -> Topics:
             for topic, number in _by_name(metrics, f"topics_topic_queue_{field}").items():
                 if topic in found:
                     found[topic][field] = number
-    for topic, lag in lags(call.server).items():
+    for topic, lag in call.server.lags().items():
         if topic in found:
             found[topic]["lag"] = lag
     return found
@@ -125,10 +121,10 @@ def _cells(row: Mapping[str, Any], *, losses: bool, rates: bool) -> list[Cell]:
 
 LS = Command(
     name="ls",
-    help="list topics with their sizes, rates, losses and lag",
     arguments=_arguments,
     request=_request,
     run=_run,
     details="The lag is that of the slowest router or named consumer that reads the topic.",
     examples="  topics ls\n  topics ls 'chat-*' --rates 5s --sort rate\n  topics ls | jq -r .topic\n",
 )
+register = registering(LS)

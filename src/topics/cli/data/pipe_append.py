@@ -9,6 +9,7 @@ batches and the same keys.
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import sys
@@ -22,15 +23,17 @@ import msgspec
 from msgspec import Raw, Struct
 
 from topics.cli.command import Args, Call
-from topics.cli.connect.request import Request
 from topics.cli.data.append_request import as_record, defaults, write
 from topics.cli.output.failures import EXIT_DONE, Failure, usage
 from topics.cli.output.units import rate
+from topics.client.call import Request
+from topics.client.connection import Retries
+from topics.client.errors import Unreachable
 from topics.plurals import counted
 
 READ_BYTES = 1 << 20
 BATCH_BYTES = 8 << 20  # of text, well below the server's limit for a body
-PATIENCE_S = 60.0
+PATIENT = Retries(math.inf, for_s=60.0)
 SHOW_EVERY_S = 0.2
 
 _decode_lines = msgspec.json.Decoder(Raw).decode_lines
@@ -89,7 +92,7 @@ class Sender:
     def send(self, request: Request) -> None:
         """Send a batch after the answer to the previous one. If that one failed, raise its error and send nothing."""
         self.finish()
-        self._sent = self._pool.submit(self._server.send, request, patience_s=PATIENCE_S, reconnect=True)
+        self._sent = self._pool.submit(self._server.send, request, PATIENT)
 
     def finish(self) -> None:
         """Wait for the answer to the last batch."""
@@ -107,21 +110,18 @@ def run(call: Call) -> int:
             for request in _requests(call.args, sender.finish):
                 sender.send(request)
             sender.finish()
-    except Failure as failure:
-        raise _with_progress(failure, progress) from failure
+    except (Failure, Unreachable) as failure:
+        failure.args = (f"{failure}; {counted(progress.records, 'record')} of the input were appended before",)
+        raise
     finally:
         progress.clear()
     answer = {
         "topic": call.args.topic, "count": progress.records, "first_seq": progress.first_seq,
         "last_seq": progress.last_seq, "batches": progress.batches,
     }  # fmt: skip
-    if not call.screen.is_human:
-        call.screen.json(answer)
-    elif progress.records:
-        seqs = f"seqs {progress.first_seq} to {progress.last_seq}, {rate(progress.per_second)}"
-        call.screen.line(f"appended {counted(progress.records, 'record')} to {call.args.topic}: {seqs}")
-    else:
-        call.screen.line("the input was empty; nothing was appended")
+    seqs = f"seqs {progress.first_seq} to {progress.last_seq}, {rate(progress.per_second)}"
+    done = f"appended {counted(progress.records, 'record')} to {call.args.topic}: {seqs}"
+    call.screen.result(answer, done if progress.records else "the input was empty; nothing was appended")
     return EXIT_DONE
 
 
@@ -130,12 +130,6 @@ def first_request(args: Args) -> Request:
     for request in _requests(args, lambda: None):
         return request
     raise usage("standard input has no lines to append")
-
-
-def _with_progress(failure: Failure, progress: Progress) -> Failure:
-    done = counted(progress.records, "record")
-    failure.args = (f"{failure}; {done} of the input were appended before",)
-    return failure
 
 
 def _requests(args: Args, before_wait: Callable[[], None]) -> Iterator[Request]:

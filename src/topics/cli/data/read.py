@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+import time
 from collections import deque
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
+from msgspec import Raw
 
-from topics.cli.command import Args, Call, Command, Curl, Subparsers, add, topic_argument
-from topics.cli.connect.request import Request, get, given, tag_match, topic_path
-from topics.cli.data import record_stream
-from topics.cli.data.record_stream import Position
+from topics.cli.command import Args, Call, Command, Curl, registering, topic_argument
+from topics.cli.connect.server import get, post, tag_match
 from topics.cli.output.failures import EXIT_DONE, usage
-from topics.cli.output.records import Gap, print_gap, print_record
+from topics.cli.output.records import Gap, elements, members, print_gap, print_record
 from topics.cli.output.units import parse_count, parse_duration, parse_positive, parse_time
+from topics.client.call import NDJSON, Request, given, topic_path
+from topics.client.errors import TopicsError, Unreachable
+from topics.client.items import Position
+from topics.client.streams import ScanEnd, ScanLines
 from topics.clock import SystemClock
 
+WAIT_MS = 20_000
+PAUSE_S = 0.5
+MAX_ATTEMPTS = 5
+PAGE_RECORDS = 1000
 WIDEN = 4
 
-
-def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
-    add(subparsers, READ)
+Piece = bytes | Raw
+"""Whole lines with a record each, or the text of a tombstone."""
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +57,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 def _fields(args: Args) -> dict[str, Any]:
     """Return the filters, which `scan` and `diff` share."""
-    return given(filter=None if args.tag is None else tag_match(args.tag), node=args.skip_node, include_tags=True)
+    return given(filter=tag_match(args.tag), node=args.skip_node, include_tags=True)
 
 
 def _request(args: Args, start: Position | None = None) -> Request:
@@ -57,26 +66,19 @@ def _request(args: Args, start: Position | None = None) -> Request:
     body = {**_fields(args), **given(from_seq=at.seq, upto_seq=args.last_seq, epoch=at.epoch)}
     if start is None and from_ts is not None:
         body["from_ts"] = from_ts
-    return Request(method="POST", path=topic_path(args.topic, "scan"), body=body, accept="application/x-ndjson")
+    return post(topic_path(args.topic, "scan"), body, accept=NDJSON)
 
 
 def _run(call: Call) -> int:
-    printer = Printer(call)
-    try:
-        waiting = _after_head(call)
-        if waiting is not None:
-            position = waiting
-        elif call.args.last is not None:
-            position = _read_last(call, printer)
-        else:
-            position = record_stream.scan(call, _request(call.args), _again(call), printer)
-        if call.args.follow:
-            call.screen.flush()
-            first, last = call.args.first or 1, call.args.last_seq
-            sink = printer if first <= 1 and last is None else Window(printer, first, last)
-            record_stream.follow(call, call.args.topic, position, _fields(call.args), sink, until_seq=last)
-    except Enough:
-        pass
+    printer, reader = Printer(call), Reader(call)
+    waiting = _after_head(call)
+    if waiting is not None:
+        reader.position = waiting
+    elif not printer.show(reader.scan() if call.args.last is None else _last(call, reader)):
+        return EXIT_DONE
+    if call.args.follow:
+        call.screen.flush()
+        printer.show(within(reader.follow(), call.args.first or 1, call.args.last_seq))
     return EXIT_DONE
 
 
@@ -99,82 +101,122 @@ def _after_head(call: Call) -> Position | None:
     return Position(head, state["epoch"]) if first > head + 1 else None
 
 
-def _again(call: Call) -> Any:
-    return lambda position: _request(call.args, position)
-
-
-def _read_last(call: Call, printer: Printer) -> Position:
-    """Print the last N records. Look further back where records were deleted or do not match."""
+def _last(call: Call, reader: Reader) -> Iterator[Piece]:
+    """Yield the last N records, and the gaps between them. Look further back where records do not match."""
     state = call.server.json(get(topic_path(call.args.topic, touch=False)))
     head, wanted = state["head_seq"], call.args.last
-    if not wanted:
-        return Position(head, state["epoch"])
-    span = wanted
-    while True:
-        start = max(head - span, state["earliest_seq"] - 1, 0)
-        kept: deque[tuple[bytes, bool]] = deque(maxlen=2 * wanted)
-        found = Counted(kept)
-        position = record_stream.scan(call, _request(call.args, Position(start)), _again(call), found)
-        if found.records >= wanted or start <= max(state["earliest_seq"] - 1, 0):
-            break
+    reader.position = Position(head, state["epoch"])
+    lowest, span = max(state["earliest_seq"] - 1, 0), wanted
+    while wanted:
+        start, records = max(head - span, lowest), 0
+        kept: deque[Piece] = deque(maxlen=2 * wanted)
+        for piece in reader.scan(Position(start)):
+            lines: list[Piece] = [piece] if isinstance(piece, Raw) else [*piece.splitlines(keepends=True)]
+            kept += lines
+            records += 0 if isinstance(piece, Raw) else len(lines)
+        if records >= wanted or start <= lowest:
+            skip = sum(isinstance(line, bytes) for line in kept) - wanted
+            for line in kept:
+                if isinstance(line, bytes) and skip > 0:
+                    skip -= 1
+                else:
+                    yield line
+            return
         span *= WIDEN
-    skip = sum(is_record for _, is_record in kept) - wanted
-    for line, is_record in kept:
-        if is_record and skip > 0:
-            skip -= 1
-            continue
-        printer.record(line) if is_record else printer.gap(line)
-    return position
 
 
-class Enough(Exception):
-    """`--limit` records were printed."""
+def within(pieces: Iterable[Piece], first: int, last: int | None) -> Iterator[Piece]:
+    """Yield the records from `first` to `last`, and the gaps that reach into this range.
 
-
-class Counted:
-    """Keeps the last lines of a read."""
-
-    def __init__(self, kept: deque[tuple[bytes, bool]]) -> None:
-        self._kept = kept
-        self.records = 0
-
-    def block(self, lines: bytes) -> bool:
-        return False
-
-    def record(self, line: bytes) -> None:
-        self._kept.append((line, True))
-        self.records += 1
-
-    def gap(self, tombstone: bytes) -> None:
-        self._kept.append((tombstone, False))
-
-    def flush(self) -> None: ...
-
-
-class Window:
-    """Passes on the records from `first` to `last`, and the gaps that reach into this range.
-
-    A topic that was created again starts over at seq 1, so everything of the new epoch is passed on.
+    A topic that was created again starts over at seq 1, so everything of the new epoch is yielded.
     """
+    for piece in pieces:
+        if isinstance(piece, Raw):
+            gap = msgspec.json.decode(piece, type=Gap)
+            first = 0 if gap.reason == "recreated" else first
+            if gap.gap_to >= first:
+                yield piece
+        elif first <= 1 and last is None:
+            yield piece
+        else:
+            for line in piece.splitlines(keepends=True):
+                if first <= (seq := _seq_of(line)) and (last is None or seq <= last):
+                    yield line
 
-    def __init__(self, sink: record_stream.Sink, first: int, last: int | None) -> None:
-        self._sink, self._first, self._last = sink, first, last
-        self.flush = sink.flush
 
-    def block(self, lines: bytes) -> bool:
-        return False
+class Reader:
+    """Reads the topic of a command. `position` is where the last read ended."""
 
-    def record(self, line: bytes) -> None:
-        seq = record_stream.seq_of(line)
-        if seq >= self._first and (self._last is None or seq <= self._last):
-            self._sink.record(line)
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self.position = Position(0)
 
-    def gap(self, tombstone: bytes) -> None:
-        gap = msgspec.json.decode(tombstone, type=Gap)
-        if gap.reason == "recreated":
-            self._first = 0
-        if gap.gap_to >= self._first:
-            self._sink.gap(tombstone)
+    def scan(self, start: Position | None = None) -> Iterator[Piece]:
+        """Yield the pieces of a bulk read, from where the options say or from `start`.
+
+        The read continues after a broken connection.
+        """
+        server, attempts = self._call.server, 0
+        while True:
+            lines, began, last = ScanLines(), False, None
+            try:
+                for chunk in server.stream(_request(self._call.args, start)):
+                    began = True
+                    for piece in lines.feed(chunk):
+                        if isinstance(piece, ScanEnd):
+                            self.position = Position(piece.next_from_seq, piece.epoch)
+                            return
+                        last = piece
+                        yield piece
+                raise server.unreachable("the answer was cut off")
+            except Unreachable:
+                attempts = attempts + 1 if last is None else 0
+                if not began or attempts >= MAX_ATTEMPTS:
+                    raise
+            if last is not None:
+                start = Position(_last_seq(last))
+            time.sleep(PAUSE_S)
+
+    def follow(self) -> Iterator[Piece]:
+        """Yield new records, up to `--to` or until interrupted. Continue after broken connections and restarts."""
+        args, lost_contact = self._call.args, False
+        while args.last_seq is None or self.position.seq < args.last_seq:
+            try:
+                answer = self._call.server.send(_poll(args, self.position))
+            except TopicsError as error:
+                if not error.retryable:
+                    raise
+                if not lost_contact:
+                    self._call.screen.warn(f"{error}; trying again")
+                    lost_contact = True
+                time.sleep(PAUSE_S)
+                continue
+            lost_contact = False
+            page = members(answer)
+            if page.get("tombstone", b"null") != b"null":
+                yield Raw(page["tombstone"])
+            if records := elements(page["records"]):
+                yield b"\n".join(records) + b"\n"
+            self._call.screen.flush()
+            self.position = Position(int(page["next_from_seq"]), int(page["epoch"]))
+
+
+def _poll(args: Args, position: Position) -> Request:
+    """Return the request that waits for records after a position."""
+    at = given(from_seq=position.seq, epoch=position.epoch)
+    body = {**_fields(args), **at, "limit": PAGE_RECORDS, "wait_ms": WAIT_MS}
+    return post(topic_path(args.topic, "diff"), body, wait_ms=WAIT_MS)
+
+
+def _seq_of(line: bytes) -> int:
+    """Return the seq of a record."""
+    return int(json.loads(line)["$seq"])
+
+
+def _last_seq(piece: Piece) -> int:
+    if isinstance(piece, Raw):
+        return int(json.loads(bytes(piece))["gap_to"])
+    return _seq_of(piece.rstrip(b"\n").rpartition(b"\n")[2])
 
 
 class Printer:
@@ -186,33 +228,36 @@ class Printer:
         self._takes_blocks = not call.screen.is_human and not self._data_only and self._left is None
         self._write = sys.stdout.buffer.write
 
-    def block(self, lines: bytes) -> bool:
-        if self._takes_blocks:
-            self._write(lines)
-        return self._takes_blocks
+    def show(self, pieces: Iterable[Piece]) -> bool:
+        """Print pieces. Return False if `--limit` records were printed."""
+        for piece in pieces:
+            if isinstance(piece, Raw):
+                self._gap(bytes(piece))
+            elif self._takes_blocks:
+                self._write(piece)
+            else:
+                for line in piece.splitlines():
+                    self._record(line)
+                    self._left = None if self._left is None else self._left - 1
+                    if self._left == 0:
+                        return False
+        return True
 
-    def record(self, line: bytes) -> None:
+    def _record(self, line: bytes) -> None:
         if self._data_only:
-            self._write(bytes(msgspec.json.decode(line, type=record_stream.OnlyData).data) + b"\n")
+            self._write(members(line)["data"] + b"\n")
         elif self._screen.is_human:
             print_record(self._screen, line)
         else:
             self._write(line + b"\n")
-        if self._left is not None:
-            self._left -= 1
-            if self._left == 0:
-                raise Enough
 
-    def gap(self, tombstone: bytes) -> None:
+    def _gap(self, tombstone: bytes) -> None:
         if self._screen.is_human:
             print_gap(self._screen, tombstone)
         elif self._data_only:
             self._screen.warn(f"records were lost: {tombstone.decode()}")
         else:
             self._write(b'{"tombstone":' + tombstone + b"}\n")
-
-    def flush(self) -> None:
-        self._screen.flush()
 
 
 def _curl_notes(args: Args, curl: Curl) -> list[str]:
@@ -222,7 +267,7 @@ def _curl_notes(args: Args, curl: Curl) -> list[str]:
             f"--last {args.last}: the command first asks for the head, and starts {args.last:,} seqs before it"
         )
     if args.follow:
-        poll = record_stream.poll(args.topic, Position(args.first - 1 if args.first else 0), _fields(args))
+        poll = _poll(args, Position(args.first - 1 if args.first else 0))
         notes += [
             "-f: the command then repeats this request, from the next_from_seq of the answer before it:",
             curl(poll),
@@ -232,7 +277,6 @@ def _curl_notes(args: Args, curl: Curl) -> list[str]:
 
 READ = Command(
     name="read",
-    help="read the records of a topic; -f follows it",
     arguments=_arguments,
     request=_request,
     run=_run,
@@ -245,3 +289,4 @@ READ = Command(
   topics read orders --data > orders.jsonl
 """,
 )
+register = registering(READ)

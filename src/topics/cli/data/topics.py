@@ -6,13 +6,13 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from topics.cli.command import Args, Call, Command, Subparsers, add, topic_argument, yes_argument
-from topics.cli.connect.request import Request, get, topic_path
+from topics.cli.command import Args, Call, Command, registering, topic_argument
+from topics.cli.connect.server import delete, get, put
 from topics.cli.data import config_options
-from topics.cli.output.ask import confirm
 from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND
-from topics.cli.output.screen import Cell, Styled
+from topics.cli.output.screen import Cell, Styled, confirm
 from topics.cli.output.units import count, duration, moment, size
+from topics.client.call import Request, topic_path
 from topics.clock import SystemClock
 from topics.errors import Code, TopicsError
 from topics.plurals import counted
@@ -20,11 +20,6 @@ from topics.plurals import counted
 MAX_RANGES = 2000  # the most that the server returns
 LOST_SHOWN = 3
 KEPT_STATES = ("live", "deleted", "archived", "merged")  # of a range; any other state is the reason of a loss
-
-
-def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
-    for command in (CREATE, CONFIG, STATE, RM):
-        add(subparsers, command)
 
 
 # --- create
@@ -36,13 +31,12 @@ def _create_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _put(args: Args) -> Request:
-    return Request(method="PUT", path=topic_path(args.topic), body=config_options.chosen(args))
+    return put(topic_path(args.topic), config_options.chosen(args))
 
 
 def _run_create(call: Call) -> int:
     before = _config_before(call)
     answer = call.server.json(_put(call.args))
-    answer.pop("performance", None)
     is_same = not answer["created"] and before == answer["config"]
     if call.screen.is_human:
         word = "created" if answer["created"] else "unchanged:" if is_same else "already there; configuration updated:"
@@ -90,7 +84,6 @@ def _warn_of_options(call: Call, config: Mapping[str, Any]) -> None:
 
 CREATE = Command(
     name="create",
-    help="create a topic or a queue",
     arguments=_create_arguments,
     request=_put,
     run=_run_create,
@@ -134,7 +127,6 @@ def _config_rows(config: Mapping[str, Any]) -> Iterator[tuple[str, Cell]]:
 
 CONFIG = Command(
     name="config",
-    help="show or change the configuration of a topic",
     arguments=_config_arguments,
     request=_config,
     run=_run_config,
@@ -169,7 +161,6 @@ def _run_state(call: Call) -> int:
     if call.args.ranges:
         return _print_ranges(call)
     answer = call.server.json(_state(call.args))
-    answer.pop("performance", None)
     timeline = call.server.json(_timeline(call.args.topic))
     ranges = [row for row in timeline["ranges"] if row["state"] not in KEPT_STATES or row.get("lost")]
     answer = {**answer, "lost": timeline["lost"], "lost_ranges": ranges}
@@ -179,22 +170,18 @@ def _run_state(call: Call) -> int:
 
 def _print_ranges(call: Call) -> int:
     found = call.server.json(_timeline(call.args.topic))
-    if not call.screen.is_human:
-        for row in found["ranges"]:
-            call.screen.json(row)
-        return EXIT_DONE
-    rows: list[list[Cell]] = []
-    for row in found["ranges"]:
-        numbers = [f"{row[name]:,} {name}" for name in ("live", "deleted", "lost") if row.get(name)]
-        style = {"live": "green", "deleted": "dim", "archived": "dim", "merged": ""}.get(row["state"], "red")
-        seqs = row["to_seq"] - row["from_seq"] + 1
-        state = f"lost ({row['state']})" if style == "red" else ", ".join(numbers) or row["state"]
-        rows.append([str(row["from_seq"]), str(row["to_seq"]), f"{seqs:,}", Styled(state, style)])
-    if rows:
-        call.screen.table(("from>", "to>", "seqs>", "state"), rows)
-    if found["resolution"] > 1:
+    call.screen.rows(found["ranges"], ("from>", "to>", "seqs>", "state"), _range_cells)
+    if call.screen.is_human and found["resolution"] > 1:
         call.screen.note(f"there are too many ranges: those shorter than {found['resolution']} seqs are merged")
     return EXIT_DONE
+
+
+def _range_cells(row: Mapping[str, Any]) -> list[Cell]:
+    numbers = [f"{row[name]:,} {name}" for name in ("live", "deleted", "lost") if row.get(name)]
+    style = {"live": "green", "deleted": "dim", "archived": "dim", "merged": ""}.get(row["state"], "red")
+    seqs = row["to_seq"] - row["from_seq"] + 1
+    state = f"lost ({row['state']})" if style == "red" else ", ".join(numbers) or row["state"]
+    return [str(row["from_seq"]), str(row["to_seq"]), f"{seqs:,}", Styled(state, style)]
 
 
 def _lost_texts(ranges: list[dict[str, Any]]) -> list[str]:
@@ -235,7 +222,6 @@ _LIMITS = ("ttl", "cap-records", "cap-bytes")
 
 STATE = Command(
     name="state",
-    help="show the state of a topic",
     arguments=_state_arguments,
     request=_state,
     run=_run_state,
@@ -254,12 +240,10 @@ STATE = Command(
 def _rm_arguments(parser: argparse.ArgumentParser) -> None:
     topic_argument(parser, "topics", nargs="+", metavar="TOPIC", help="topics to remove")
     parser.add_argument("--if-empty", action="store_true", help="refuse a topic that has records")
-    yes_argument(parser)
 
 
 def _rm(args: Args, topic: str | None = None) -> Request:
-    path = topic_path(topic or args.topics[0], if_empty=True if args.if_empty else None)
-    return Request(method="DELETE", path=path)
+    return delete(topic_path(topic or args.topics[0], if_empty=args.if_empty or None))
 
 
 def _run_rm(call: Call) -> int:
@@ -269,25 +253,21 @@ def _run_rm(call: Call) -> int:
             held = f"{counted(state['count'], 'record')} ({size(state['bytes'])})"
             call.screen.note(f"{topic}: {held}")
         them = "it" if len(call.args.topics) == 1 else "them"
-        confirm(f"remove {', '.join(call.args.topics)} and everything in {them}?", yes=False)
+        confirm(f"remove {', '.join(call.args.topics)} and everything in {them}?")
     status = EXIT_DONE
     for topic in call.args.topics:
         answer = call.server.json(_rm(call.args, topic))
-        answer.pop("performance", None)
         if not answer["deleted"]:
             status = EXIT_NOT_FOUND
-        if not call.screen.is_human:
-            call.screen.json(answer)
-            continue
         routers = f", with {counted(len(answer['routers_removed']), 'router')}" if answer["routers_removed"] else ""
-        call.screen.line(f"removed {topic}{routers}" if answer["deleted"] else f"{topic} does not exist")
+        call.screen.result(answer, f"removed {topic}{routers}" if answer["deleted"] else f"{topic} does not exist")
     return status
 
 
 RM = Command(
     name="rm",
-    help="remove topics with everything in them",
     arguments=_rm_arguments,
+    asks=True,
     request=_rm,
     run=_run_rm,
     curl_notes=lambda args, curl: [
@@ -297,3 +277,4 @@ RM = Command(
     details="Asks first. To delete only some records, use `topics delete`.",
     examples="  topics rm orders\n  topics rm old-1 old-2 --yes\n",
 )
+register = registering(CREATE, CONFIG, STATE, RM)

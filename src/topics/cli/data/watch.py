@@ -7,32 +7,18 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
 
-import msgspec
-from msgspec import Raw, Struct
-
-from topics.cli.command import Args, Call, Command, Curl, Subparsers, add, topic_argument
-from topics.cli.connect.request import Request, given, post, tag_match
-from topics.cli.output.failures import EXIT_DONE, Failure, Unreachable
-from topics.cli.output.records import print_gap, print_record
+from topics.cli.command import Args, Call, Command, Curl, registering, topic_argument
+from topics.cli.connect.server import events, post, tag_match
+from topics.cli.output.failures import EXIT_DONE, Failure
+from topics.cli.output.records import elements, members, print_gap, print_record
 from topics.cli.output.units import parse_positive
+from topics.client.call import Request, given
+from topics.client.streams import EventParser
 from topics.errors import Code, TopicsError
 
 PAUSE_S = 0.5
 HEARTBEAT_S = 15.0
-
-
-class _Frame(Struct):
-    topic: str
-    records: list[Raw]
-
-
-_decode_frame = msgspec.json.Decoder(_Frame).decode
-
-
-def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
-    add(subparsers, WATCH)
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +36,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _request(args: Args, cursor: str | None = None) -> Request:
-    options = given(tail=None if args.from_start else True, filter=None if args.tag is None else tag_match(args.tag))
+    options = given(tail=None if args.from_start else True, filter=tag_match(args.tag))
     body = {"topics": dict.fromkeys(args.topics, options), "include_tags": True}
     return post("/v0/watch", {**body, **given(cursor=cursor, node=args.skip_node)}, safe=False)
 
@@ -64,9 +50,9 @@ def _run(call: Call) -> int:
                 left = _print(call, name, data, left)
                 if left == 0:
                     return EXIT_DONE
-        except (Unreachable, TopicsError) as error:
+        except TopicsError as error:
             known = cursor is not None or lost_contact
-            passing = isinstance(error, Unreachable) or error.code.retryable or error.code is Code.NOT_FOUND
+            passing = error.retryable or error.code is Code.NOT_FOUND
             if not known or not passing:
                 raise
             if not lost_contact:
@@ -77,11 +63,9 @@ def _run(call: Call) -> int:
 
 def _events(call: Call, request: Request) -> Iterator[tuple[str, bytes, str | None]]:
     """Open a session and yield the name, data and id of its events."""
-    from topics.client.sse import EventParser
-
     session = call.server.json(request)
     parser = EventParser()
-    for chunk in call.server.stream(_stream(session["stream_url"]), timeout_s=3 * HEARTBEAT_S):
+    for chunk in call.server.stream(events(session["stream_url"]), timeout_s=3 * HEARTBEAT_S):
         for event in parser.feed(chunk):
             if event.name:
                 yield event.name, event.data, event.id
@@ -112,8 +96,9 @@ def _print(call: Call, name: str, data: bytes, left: int | None) -> int | None:
 
 
 def _print_records(call: Call, data: bytes, left: int | None) -> int | None:
-    topic, records = _decode(data)
-    start = b'{"topic":' + json.dumps(topic).encode() + b","
+    frame = members(data)
+    topic, records = json.loads(frame["topic"]), elements(frame["records"])
+    start = b'{"topic":' + frame["topic"] + b","
     for record in records[:left]:
         if call.screen.is_human:
             print_record(call.screen, record, topic=topic)
@@ -122,30 +107,15 @@ def _print_records(call: Call, data: bytes, left: int | None) -> int | None:
     return None if left is None else max(left - len(records), 0)
 
 
-def _decode(data: bytes) -> tuple[str, list[bytes]]:
-    """Return the topic and the records of a frame. The decoder refuses half a surrogate pair; `json` keeps it."""
-    try:
-        frame = _decode_frame(data)
-        return frame.topic, [bytes(record) for record in frame.records]
-    except msgspec.DecodeError:
-        fields: dict[str, Any] = json.loads(data)
-        return fields["topic"], [json.dumps(record, separators=(",", ":")).encode() for record in fields["records"]]
-
-
-def _stream(url: str) -> Request:
-    return Request(method="GET", path=url, accept="text/event-stream", stream=True)
-
-
 def _curl_notes(args: Args, curl: Curl) -> list[str]:
     return [
         "This request opens a session and prints its stream_url. The records follow on that address:",
-        curl(_stream("/STREAM_URL")),
+        curl(events("/STREAM_URL")),
     ]
 
 
 WATCH = Command(
     name="watch",
-    help="follow many topics at once",
     arguments=_arguments,
     request=_request,
     run=_run,
@@ -153,3 +123,4 @@ WATCH = Command(
     details="Prints new records of all topics and patterns, and gaps where records were lost, until interrupted.",
     examples="  topics watch 'chat-*' orders\n  topics watch orders --from-start --tag 'eu:*'\n",
 )
+register = registering(WATCH)

@@ -15,28 +15,9 @@ EXIT_REFUSED = 5
 EXIT_RETRY = 6
 EXIT_INTERRUPTED = 130
 
-EXIT_MEANINGS = {
-    EXIT_DONE: "success",
-    EXIT_FAILED: "the command or the request failed",
-    EXIT_USAGE: "the arguments are invalid, or a question was answered with no",
-    EXIT_NOT_FOUND: "the topic, router or context does not exist, or no job is ready",
-    EXIT_UNREACHABLE: "the server did not answer",
-    EXIT_REFUSED: "the API key is missing, unknown, or lacks a scope or prefix",
-    EXIT_RETRY: "the server is busy, starting, read-only or full: the same command can succeed later",
-    EXIT_INTERRUPTED: "interrupted",
-}
+EXIT_OF_STATUS = {401: EXIT_REFUSED, 403: EXIT_REFUSED, 404: EXIT_NOT_FOUND}  # of HTTP, also of a proxy
 
-EXIT_OF_CODE = {
-    Code.INVALID_REQUEST: EXIT_USAGE,
-    Code.NOT_FOUND: EXIT_NOT_FOUND,
-    Code.TOPIC_NOT_FOUND: EXIT_NOT_FOUND,
-    Code.ROUTER_NOT_FOUND: EXIT_NOT_FOUND,
-    Code.CONSUMER_NOT_FOUND: EXIT_NOT_FOUND,
-    Code.UNAUTHORIZED: EXIT_REFUSED,
-    Code.FORBIDDEN: EXIT_REFUSED,
-}
-
-NEXT_STEPS = {
+NEXT_STEPS: dict[str, str] = {
     Code.INVALID_REQUEST: "correct the arguments; --help explains them",
     Code.UNAUTHORIZED: "pass --token-file FILE, set TOPICS_TOKEN_FILE, or add the key to the context with "
     "`topics context add NAME --url URL --token-file FILE`",
@@ -75,26 +56,18 @@ class Failure(Exception):
         self.next_step = next_step
 
 
-class Unreachable(Failure):
-    """The server did not answer."""
-
-    def __init__(self, url: str, cause: object, next_step: str) -> None:
-        super().__init__(f"no answer from {url}: {cause}", status=EXIT_UNREACHABLE, next_step=next_step)
-
-
 def usage(message: str, next_step: str = "") -> Failure:
     return Failure(message, status=EXIT_USAGE, next_step=next_step)
 
 
 def failure_of(error: TopicsError, *, names: Any = ()) -> Failure:
     """Return the failure for an error of the server. `names` are known topics, to suggest a similar one."""
-    message = error.message
+    message, next_step = str(error), NEXT_STEPS.get(error.code, "")
+    status = EXIT_OF_STATUS.get(error.status, EXIT_RETRY if error.retryable else EXIT_FAILED)
     if error.code is Code.ROUTER_CYCLE:
         message = message.partition("; ")[0]  # the rest names the field of the API; the next step names the option
     elif error.code is Code.INVALID_REQUEST:
-        message = _with_options(message)
-    status = EXIT_OF_CODE.get(error.code, EXIT_RETRY if error.code.retryable else EXIT_FAILED)
-    next_step = NEXT_STEPS.get(error.code, "")
+        message, status = _with_options(message), EXIT_USAGE
     wanted = (error.detail or {}).get("topic")
     if error.code is Code.TOPIC_NOT_FOUND and wanted:
         from difflib import get_close_matches

@@ -14,18 +14,6 @@ from topics.clock import SystemClock
 from topics.plurals import counted
 
 
-class Shown(Struct, rename={"seq": "$seq", "ts": "$ts", "node": "$node", "tag": "$tag"}):
-    """The parts of a record that a line shows. `data` stays as it was written."""
-
-    seq: int
-    ts: int
-    data: Raw = Raw(b"null")
-    node: str | None = None
-    tag: str | None = None
-    meta: Raw = Raw(b"")
-    topic: str = ""
-
-
 class Gap(Struct):
     """A lost range as the server reports it, in a tombstone."""
 
@@ -36,36 +24,44 @@ class Gap(Struct):
     topic: str = ""
 
 
-_decode = msgspec.json.Decoder(Shown).decode
+_decode_members = msgspec.json.Decoder(dict[str, Raw]).decode
+_decode_elements = msgspec.json.Decoder(list[Raw]).decode
+
+
+def members(text: bytes) -> dict[str, bytes]:
+    """Return the members of a JSON object as they are. The decoder refuses half a surrogate pair; `json` keeps it."""
+    try:
+        return {name: bytes(value) for name, value in _decode_members(text).items()}
+    except msgspec.DecodeError:
+        return {name: json.dumps(value).encode() for name, value in json.loads(text).items()}
+
+
+def elements(text: bytes) -> list[bytes]:
+    """Return the elements of a JSON array as they are, with half surrogate pairs as `members` does."""
+    try:
+        return [bytes(value) for value in _decode_elements(text)]
+    except msgspec.DecodeError:
+        return [json.dumps(value).encode() for value in json.loads(text)]
 
 
 def print_record(screen: Screen, raw: bytes, *, topic: str = "") -> None:
     """Print a record: seq, time, topic, tag, node, data, meta."""
-    record = _shown(raw)
+    record = members(raw)
+    tag, node = (json.loads(record.get(name, b"null")) for name in ("$tag", "$node"))
     words = [
-        screen.paint(f"{record.seq:>6}", "green"),
-        screen.paint(moment(record.ts, SystemClock().now_ms()), "dim"),
+        screen.paint(f"{int(record['$seq']):>6}", "green"),
+        screen.paint(moment(int(record["$ts"]), SystemClock().now_ms()), "dim"),
     ]
     if topic:
         words.append(screen.paint(topic, "cyan"))
-    if record.tag is not None:
-        words.append(screen.paint(printable(record.tag), "yellow"))
-    if record.node is not None:
-        words.append(screen.paint("@" + printable(record.node), "dim"))
-    words.append(printable(bytes(record.data).decode(errors="replace")))
-    if record.meta:
-        words.append(screen.paint(printable(bytes(record.meta).decode(errors="replace")), "dim"))
+    if tag is not None:
+        words.append(screen.paint(printable(tag), "yellow"))
+    if node is not None:
+        words.append(screen.paint("@" + printable(node), "dim"))
+    words.append(printable(record.get("data", b"null").decode(errors="replace")))
+    if "meta" in record:
+        words.append(screen.paint(printable(record["meta"].decode(errors="replace")), "dim"))
     screen.line("  ".join(words))
-
-
-def _shown(raw: bytes) -> Shown:
-    """Decode a record. The decoder refuses half a surrogate pair; `json` keeps it."""
-    try:
-        return _decode(raw)
-    except msgspec.DecodeError:
-        value = json.loads(raw)
-        data, meta = (Raw(json.dumps(value[name]).encode() if name in value else b"") for name in ("data", "meta"))
-        return Shown(value["$seq"], value["$ts"], data, value.get("$node"), value.get("$tag"), meta)
 
 
 def print_gap(screen: Screen, tombstone: bytes | dict[str, Any], *, topic: str = "") -> None:

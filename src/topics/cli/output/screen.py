@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from topics.cli.output import json_text
+from topics.cli.output.failures import usage
 from topics.cli.output.units import printable
 
 KEPT_CHARS = 32
@@ -39,12 +40,27 @@ class Screen:
     # --- results
 
     def json(self, answer: object) -> None:
-        """Print a value as one line of JSON."""
-        self.raw_line(json_text.encode(answer))
+        """Print a value as one line of JSON. Bytes are JSON already."""
+        sys.stdout.buffer.write((answer if isinstance(answer, bytes) else json_text(answer)) + b"\n")
 
-    def raw_line(self, line: bytes) -> None:
-        """Print a line of encoded JSON."""
-        sys.stdout.buffer.write(line + b"\n")
+    def result(self, answer: object, text: str) -> None:
+        """Print an answer: as text for a person, otherwise as JSON."""
+        if self.is_human:
+            self.line(text)
+        else:
+            self.json(answer)
+
+    def rows(
+        self, rows: Sequence[Any], columns: Sequence[str], cells: Callable[[Any], Sequence[Cell]], *, empty: str = ""
+    ) -> None:
+        """Print a table for a person, or `empty` if it has no rows; otherwise each row as JSON."""
+        if not self.is_human:
+            for row in rows:
+                self.json(row)
+        elif rows:
+            self.table(columns, [cells(row) for row in rows])
+        elif empty:
+            self.note(empty)
 
     def line(self, text: str = "") -> None:
         print(text)
@@ -116,3 +132,27 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Any:
     for row in texts:
         made.add_row(*(Text(printable(cell.text), style=cell.style) for cell in row))
     return made
+
+
+def json_text(value: Any) -> bytes:
+    """Return a value as compact JSON in UTF-8. Half a surrogate pair, which UTF-8 cannot hold, is escaped."""
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, separators=(",", ":")).encode()
+
+
+def pretty_json(value: object) -> str:
+    """Return a report as JSON on many lines."""
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(value)).decode()
+
+
+def confirm(question: str) -> None:
+    """Ask on the terminal before something is destroyed. Raise `Failure` unless the answer is yes."""
+    if not sys.stdin.isatty():
+        raise usage(f"{question.rstrip('?')} needs a confirmation", "pass --yes, since standard input is no terminal")
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise usage("nothing was changed")

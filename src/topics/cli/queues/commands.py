@@ -7,23 +7,23 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from topics.cli.command import Args, Call, Command, Subparsers, add_group, topic_argument
-from topics.cli.connect.request import Request, get, given, list_path, post, topic_path
+from topics.cli.command import Args, Call, Command, add_group, topic_argument
+from topics.cli.connect.server import get, post
 from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND
 from topics.cli.output.records import print_record
 from topics.cli.output.screen import Cell, Styled
 from topics.cli.output.units import count, duration, parse_duration, parse_positive, parse_seqs
 from topics.cli.queues import dead, work
-from topics.cli.queues.jobs import data_of, raw_jobs
-from topics.cli.queues.node import add_node
+from topics.cli.queues.jobs import add_node, data_of, raw_jobs
+from topics.cli.tree import Subparsers
+from topics.client.call import Request, given, topic_path
 from topics.clock import SystemClock
 from topics.plurals import counted
 
 
-def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
-    text = "work with queues: claim, finish, return and inspect jobs"
+def register(subparsers: Subparsers) -> None:
     commands = (LS, CLAIM, ACK, NACK, EXTEND, PEEK, dead.DEAD, dead.REDRIVE, work.WORK)
-    add_group(subparsers, "queue", text, commands, examples=EXAMPLES)
+    add_group(subparsers, "queue", commands, examples=EXAMPLES)
 
 
 EXAMPLES = """\
@@ -38,24 +38,19 @@ EXAMPLES = """\
 
 
 def _list(args: Args) -> Request:
-    return get(list_path("/v0/topics", prefix=args.prefix or None))
+    return get("/v0/topics", prefix=args.prefix or None)
 
 
 def _run_ls(call: Call) -> int:
-    names = [row["topic"] for row in call.server.rows(_list(call.args), "topics") if row["type"] == "queue"]
+    names = [row["topic"] for row in call.server.rows(_list(call.args).path, "topics") if row["type"] == "queue"]
     rows = []
     for name in names:
         state = call.server.json(get(topic_path(name, touch=False)))
         config = state["config"]
         rows.append({"topic": name, **state["queue"], **{key: config[key] for key in _SHOWN}})
-    if not call.screen.is_human:
-        for row in rows:
-            call.screen.json(row)
-    elif rows:
-        columns = ("queue", "ready>", "in flight>", "delayed>", "dead ever>", "lease>", "deliveries>", "dead letters")
-        call.screen.table(columns, [_queue_cells(row) for row in rows])
-    else:
-        call.screen.note("no queues; `topics create NAME --type queue` creates one")
+    columns = ("queue", "ready>", "in flight>", "delayed>", "dead ever>", "lease>", "deliveries>", "dead letters")
+    empty = "no queues; `topics create NAME --type queue` creates one"
+    call.screen.rows(rows, columns, _queue_cells, empty=empty)
     return EXIT_DONE
 
 
@@ -106,14 +101,12 @@ def _claim(args: Args) -> Request:
 
 
 def _run_claim(call: Call) -> int:
-    from topics.cli.queues.jobs import raw_jobs
-
     jobs = raw_jobs(call.server.send(_claim(call.args)), "claimed")
     for job in jobs:
         if call.screen.is_human:
             print_record(call.screen, job)
         else:
-            call.screen.raw_line(job)
+            call.screen.json(job)
     if not jobs:
         call.screen.note("no job is ready")
         return EXIT_NOT_FOUND
@@ -223,14 +216,9 @@ def _peek(args: Args) -> Request:
 
 def _run_peek(call: Call) -> int:
     jobs = _peeked(call)
-    if not call.screen.is_human:
-        for job in jobs:
-            call.screen.raw_line(job)
-        return EXIT_DONE
-    if jobs:
-        columns = ("seq>", "state", "deliveries>", "held by", "until", "tag", "data")
-        call.screen.table(columns, [_job_cells(job) for job in jobs])
-    call.screen.note(f"{counted(len(jobs), 'job')} shown; the queue still has them all")
+    call.screen.rows(jobs, ("seq>", "state", "deliveries>", "held by", "until", "tag", "data"), _job_cells)
+    if call.screen.is_human:
+        call.screen.note(f"{counted(len(jobs), 'job')} shown; the queue still has them all")
     return EXIT_DONE
 
 

@@ -6,14 +6,15 @@ import argparse
 import json
 from typing import Any
 
-from topics.cli.command import Args, Call, Command, topic_argument, yes_argument
-from topics.cli.connect.request import Request, get, given, post, tag_match, topic_path
-from topics.cli.output.ask import confirm
+from topics.cli.command import Args, Call, Command, topic_argument
+from topics.cli.connect.server import get, post, tag_match
 from topics.cli.output.failures import EXIT_DONE, usage
-from topics.cli.output.screen import Styled
+from topics.cli.output.screen import Styled, confirm
 from topics.cli.output.units import moment, parse_positive, parse_seqs
 from topics.cli.queues.jobs import data_of, queue_state, raw_jobs
+from topics.client.call import Request, given, topic_path
 from topics.clock import SystemClock
+from topics.errors import Code, TopicsError
 from topics.plurals import counted
 
 PAGE_LETTERS = 1000
@@ -38,24 +39,15 @@ def _run_dead(call: Call) -> int:
         hint = f"set one: `topics config {call.args.queue} --dead-letter {call.args.queue}.dead --max-deliveries 3`"
         raise usage(f"{call.args.queue} has no dead-letter topic", hint)
     letters = _letters(call, topic)
-    if not call.screen.is_human:
-        for letter in letters:
-            call.screen.raw_line(letter)
-        return EXIT_DONE
-    if letters:
-        call.screen.table(
-            ("seq>", "moved at", "was job>", "deliveries>", "tag", "data"), [_cells(one) for one in letters]
-        )
+    columns = ("seq>", "moved at", "was job>", "deliveries>", "tag", "data")
+    call.screen.rows(letters, columns, _cells, empty=f"{topic} has no dead letters of {call.args.queue}")
+    if call.screen.is_human and letters:
         call.screen.note(f"`topics queue redrive {call.args.queue}` moves them back")
-    else:
-        call.screen.note(f"{topic} has no dead letters of {call.args.queue}")
     return EXIT_DONE
 
 
 def _letters(call: Call, topic: str) -> list[bytes]:
     """Return the first dead letters that come from this queue, as encoded JSON."""
-    from topics.errors import Code, TopicsError
-
     found: list[bytes] = []
     cursor = 0
     while len(found) < call.args.limit:
@@ -105,15 +97,11 @@ def _redrive_arguments(parser: argparse.ArgumentParser) -> None:
         "--seq", metavar="SEQ", type=parse_seqs, action="append", default=[], help="only these seqs of `queue dead`"
     )
     parser.add_argument("-n", "--dry-run", action="store_true", help="count the letters, and move none")
-    yes_argument(parser)
 
 
 def _redrive(args: Args, *, dry_run: bool | None = None, from_seq: int = 0) -> Request:
     body = {
-        **given(
-            match=None if args.tag is None else tag_match(args.tag),
-            seqs=[seq for part in args.seq for seq in part] or None,
-        ),
+        **given(match=tag_match(args.tag), seqs=[seq for part in args.seq for seq in part] or None),
         "from_seq": from_seq,
         "dry_run": args.dry_run if dry_run is None else dry_run,
     }
@@ -125,8 +113,9 @@ def _run_redrive(call: Call) -> int:
     count = _all_pages(call, dry_run=True)
     if call.args.dry_run or not count["redriven"]:
         return _report(call, count)
-    confirm(f"move {counted(count['redriven'], 'dead letter')} of {count['dead_letter']} back to {call.args.queue}?",
-            yes=call.args.yes)  # fmt: skip
+    if not call.args.yes:
+        letters = counted(count["redriven"], "dead letter")
+        confirm(f"move {letters} of {count['dead_letter']} back to {call.args.queue}?")
     return _report(call, _all_pages(call, dry_run=False))
 
 
@@ -144,15 +133,11 @@ def _all_pages(call: Call, *, dry_run: bool) -> dict[str, Any]:
 
 
 def _report(call: Call, answer: dict[str, Any]) -> int:
-    if call.screen.is_human and not answer["redriven"]:
-        call.screen.line(
-            f"no dead letters of {call.args.queue} to move; `topics queue dead {call.args.queue}` lists them"
-        )
-    elif call.screen.is_human:
-        verb = "would move" if answer["dry_run"] else "moved"
-        call.screen.line(f"{verb} {counted(answer['redriven'], 'dead letter')} back to {call.args.queue}")
-    else:
-        call.screen.json(answer)
+    queue, verb = call.args.queue, "would move" if answer["dry_run"] else "moved"
+    text = f"{verb} {counted(answer['redriven'], 'dead letter')} back to {queue}"
+    if not answer["redriven"]:
+        text = f"no dead letters of {queue} to move; `topics queue dead {queue}` lists them"
+    call.screen.result(answer, text)
     return EXIT_DONE
 
 
@@ -160,6 +145,7 @@ REDRIVE = Command(
     name="redrive",
     help="move dead letters back to their queue",
     arguments=_redrive_arguments,
+    asks=True,
     request=_redrive,
     run=_run_redrive,
     details="Counts them first and asks.",

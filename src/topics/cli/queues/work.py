@@ -16,11 +16,11 @@ import msgspec
 from msgspec import Raw, Struct
 
 from topics.cli.command import Args, Call, Command, topic_argument
-from topics.cli.connect.request import Request, get, post, topic_path
-from topics.cli.connect.server import Server
-from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED, Unreachable, usage
+from topics.cli.connect.server import Server, get, post
+from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED, usage
 from topics.cli.output.units import duration, parse_duration, parse_positive
 from topics.cli.queues.jobs import queue_state, raw_jobs
+from topics.client.call import Request, topic_path
 from topics.errors import TopicsError
 from topics.plurals import counted
 
@@ -114,11 +114,9 @@ class Pool:
         summary = {
             "topic": self.call.args.queue, "finished": self.done, "returned": self.returned, "dead": self.dead
         }  # fmt: skip
-        if self.call.screen.is_human:
-            moved = f", moved {self.dead:,} to {self._config['dead_letter']}" if self.dead else ""
-            self.call.screen.line(f"finished {counted(self.done, 'job')}, returned {self.returned:,}{moved}")
-        else:
-            self.call.screen.json(summary)
+        moved = f", moved {self.dead:,} to {self._config['dead_letter']}" if self.dead else ""
+        text = f"finished {counted(self.done, 'job')}, returned {self.returned:,}{moved}"
+        self.call.screen.result(summary, text)
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
         if self.stopping.is_set():
@@ -132,8 +130,8 @@ class Pool:
                 try:
                     if not self._one(server) and self.call.args.until_empty:
                         return
-                except (Unreachable, TopicsError) as error:
-                    if isinstance(error, TopicsError) and not error.code.retryable:
+                except TopicsError as error:
+                    if not error.retryable:
                         self.problem = error
                         self.stopping.set()
                         return
@@ -187,7 +185,7 @@ class Pool:
         """Read the configuration of the queue again. Keep the last one if the server does not answer."""
         try:
             self._config = server.json(get(topic_path(self.call.args.queue, touch=False)))["config"]
-        except (Unreachable, TopicsError):
+        except TopicsError:
             pass
 
     def _execute(self, server: Server, job: Job) -> str | None:
@@ -234,7 +232,7 @@ class Pool:
         body: dict[str, Any] = {"node": self.node, "seqs": [job.seq], "lease_ids": [job.lease_id]}
         try:
             server.json(post(topic_path(self.call.args.queue, "extend"), {**body, "lease_ms": self.call.args.lease}))
-        except (Unreachable, TopicsError) as error:
+        except TopicsError as error:
             self.call.screen.warn(f"job {job.seq}: the lease could not be extended: {error}")
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from topics.cli.command import Subparsers
-from topics.cli.connect import contexts, target
-from topics.cli.connect.contexts import Context, Contexts
+from topics.cli.connect.target import Context, Contexts, load_contexts, normal, save_contexts
 from topics.cli.output.failures import EXIT_DONE, Failure, usage
-from topics.cli.output.screen import Screen, Styled
+from topics.cli.output.screen import Cell, Screen, Styled
+from topics.cli.tree import Subparsers, add_parser
 
 ADD_EXAMPLES = """\
   topics context add dev --url http://127.0.0.1:4000
@@ -19,13 +19,11 @@ ADD_EXAMPLES = """\
 Act = Callable[[argparse.Namespace, Contexts, Screen], bool]
 
 
-def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
-    text = "name servers, and choose the one that commands use"
-    parser = subparsers.add_parser(
-        "context", help=text, description=f"{text.capitalize()}. A context never holds a key, only its file.",
-        epilog="examples:\n  topics context add prod --url https://topics.example --token-file ~/.topics-prod\n"
+def register(subparsers: Subparsers) -> None:
+    parser = add_parser(
+        subparsers, "context", details="A context never holds a key, only its file.",
+        examples="  topics context add prod --url https://topics.example --token-file ~/.topics-prod\n"
         "  topics context use prod\n  topics ls --context dev",
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     added = _add(verbs, "add", _add_context, "add a context, or change it", examples=ADD_EXAMPLES)
@@ -39,13 +37,8 @@ def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
     _add(verbs, "ls", _ls, "list the contexts")
 
 
-def _add(
-    verbs: Subparsers[argparse.ArgumentParser], name: str, act: Act, help: str, *, examples: str = ""
-) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(
-        name, help=help, description=f"{help.capitalize()}.", epilog=f"examples:\n{examples}" if examples else None,
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-    )  # fmt: skip
+def _add(verbs: Subparsers, name: str, act: Act, help: str, *, examples: str = "") -> argparse.ArgumentParser:
+    parser = add_parser(verbs, name, help, examples=examples)
     parser.add_argument("--json", action="store_true", help="print JSON lines, also on a terminal")
     parser.set_defaults(execute=lambda args: _execute(act, args))
     return parser
@@ -55,9 +48,9 @@ def _execute(act: Act, args: argparse.Namespace) -> int:
     """Load the contexts, act on them, and save them if they changed."""
     screen = Screen(as_json=args.json)
     try:
-        known = contexts.load(os.environ)
+        known = load_contexts(os.environ)
         if act(args, known, screen):
-            contexts.save(known, os.environ)
+            save_contexts(known, os.environ)
     except Failure as failure:
         screen.fail(str(failure), failure.next_step)
         return failure.status
@@ -70,18 +63,19 @@ def _add_context(args: argparse.Namespace, known: Contexts, screen: Screen) -> b
     token_file = None if args.token_file is None else os.path.abspath(os.path.expanduser(args.token_file))
     if token_file is not None and not os.path.isfile(token_file):
         raise usage(f"there is no key file {token_file}", "write the key to it first, then add the context")
-    known.by_name[args.name] = Context(target.normal(args.url), token_file)
+    known.by_name[args.name] = Context(normal(args.url), token_file)
     if args.use or known.current is None:
         known.current = args.name
-    current = " and made it the current context" if known.current == args.name else ""
-    _report(screen, f"added {args.name}{current}", name=args.name, current=known.current == args.name)
+    is_current = known.current == args.name
+    text = f"added {args.name}{' and made it the current context' if is_current else ''}"
+    screen.result({"name": args.name, "current": is_current}, text)
     return True
 
 
 def _use(args: argparse.Namespace, known: Contexts, screen: Screen) -> bool:
     url = known.find(args.name).url
     known.current = args.name
-    _report(screen, f"commands now use {args.name} ({url})", name=args.name, current=True)
+    screen.result({"name": args.name, "current": True}, f"commands now use {args.name} ({url})")
     _warn_of_variables(screen)
     return True
 
@@ -90,24 +84,23 @@ def _rm(args: argparse.Namespace, known: Contexts, screen: Screen) -> bool:
     known.find(args.name)
     del known.by_name[args.name]
     known.current = None if known.current == args.name else known.current
-    _report(screen, f"removed {args.name}", name=args.name, removed=True)
+    screen.result({"name": args.name, "removed": True}, f"removed {args.name}")
     return True
 
 
 def _ls(args: argparse.Namespace, known: Contexts, screen: Screen) -> bool:
-    rows = [(name, row, name == known.current) for name, row in sorted(known.by_name.items())]
-    if not screen.is_human:
-        for name, row, current in rows:
-            screen.json({"name": name, "url": row.url, "token_file": row.token_file, "current": current})
-    elif rows:
-        cells = [
-            (Styled("*" if current else "", "green"), Styled(name, "bold"), row.url, row.token_file or "")
-            for name, row, current in rows
-        ]
-        screen.table(("", "context", "url", "key file"), cells)
-    else:
-        screen.note("no contexts; `topics context add NAME --url URL` adds one")
+    rows = [
+        {"name": name, "url": row.url, "token_file": row.token_file, "current": name == known.current}
+        for name, row in sorted(known.by_name.items())
+    ]
+    empty = "no contexts; `topics context add NAME --url URL` adds one"
+    screen.rows(rows, ("", "context", "url", "key file"), _cells, empty=empty)
     return False
+
+
+def _cells(row: Mapping[str, Any]) -> list[Cell]:
+    mark = Styled("*" if row["current"] else "", "green")
+    return [mark, Styled(row["name"], "bold"), row["url"], row["token_file"] or ""]
 
 
 def _warn_of_variables(screen: Screen) -> None:
@@ -116,10 +109,3 @@ def _warn_of_variables(screen: Screen) -> None:
         if os.environ.get(variable):
             screen.warn(f"{variable} is set in this shell and comes before the current context: unset {variable}")
             return
-
-
-def _report(screen: Screen, text: str, **fields: object) -> None:
-    if screen.is_human:
-        screen.line(text)
-    else:
-        screen.json(fields)

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import argparse
+import random
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-from topics.cli.command import Subparsers
-from topics.cli.connect.server import Server
+from topics.cli.connect.server import Server, post, put
 from topics.cli.connect.target import Target
-from topics.cli.output.failures import EXIT_DONE, Failure
+from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED, Failure
 from topics.cli.output.screen import Screen
 from topics.cli.output.units import parse_duration
 from topics.cli.servers import dev
-from topics.cli.servers.shop import Shop
+from topics.cli.tree import Subparsers, add_parser
+from topics.client.call import consumer_path, router_path, topic_path
 from topics.errors import TopicsError
+from topics.testing.server import server
 
-STOP_S = 20.0
 TURN_S = 0.2
+SKUS = ("AEROPRESS-GO", "V60", "FILTERS-350", "SCALE-MINI", "KETTLE-1L")
+CUSTOMERS = ("ada", "bob", "eve", "kim", "leo", "zoe")
+BROKEN = "nobody@invalid"
+CLICKS_KEPT = 200
+CLICKS_A_TURN = 25
+MAIL_NODE = "mailer"
 
 TOUR = (
     ("topics top", "everything at once: rates, lag, jobs, losses"),
@@ -38,14 +44,8 @@ TOUR = (
 )
 
 
-def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
-    text = "start a server with a small shop to look at"
-    parser = subparsers.add_parser(
-        "demo",
-        help=text,
-        description=f"{text.capitalize()}. Ctrl-C stops it and removes everything.",
-        allow_abbrev=False,
-    )
+def register(subparsers: Subparsers) -> None:
+    parser = add_parser(subparsers, "demo", details="Ctrl-C stops it and removes everything.")
     parser.add_argument("--port", metavar="PORT", default="0", help="port of the server [a free one]")
     parser.add_argument("--time", metavar="DURATION", type=parse_duration, help="stop after this time [Ctrl-C]")
     parser.add_argument("--open", action="store_true", help="open the console in a browser")
@@ -57,13 +57,20 @@ def execute(args: argparse.Namespace) -> int:
     screen = Screen(as_json=args.json)
     try:
         with tempfile.TemporaryDirectory(prefix="topics-demo-") as folder, _stoppable():
-            with _server(Path(folder), args.port) as url, Server(Target(url=url, source="demo")) as server:
-                with _stop_quietly():
+            with (
+                server(data_dir=Path(folder, "data"), port=args.port, log_level="warning") as url,
+                Server(Target(url=url, source="demo")) as shop_server,
+            ):
+                try:
                     _introduce(screen, url, opens=args.open)
-                    _play(Shop(server), args.time)
-    except (Failure, TopicsError) as error:
-        screen.fail(str(error), getattr(error, "next_step", ""))
-        return getattr(error, "status", 1)
+                    _play(Shop(shop_server), args.time)
+                except KeyboardInterrupt:
+                    pass
+                except TopicsError as error:
+                    raise shop_server.failure(error) from error
+    except (Failure, RuntimeError) as failure:
+        screen.fail(str(failure), getattr(failure, "next_step", ""))
+        return getattr(failure, "status", EXIT_FAILED)
     screen.note("stopped; nothing was left behind")
     return EXIT_DONE
 
@@ -78,14 +85,6 @@ def _play(shop: Shop, time_ms: int | None) -> None:
 
 
 @contextmanager
-def _stop_quietly() -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        pass
-
-
-@contextmanager
 def _stoppable() -> Iterator[None]:
     """Let SIGTERM stop the demo as Ctrl-C does."""
 
@@ -97,40 +96,6 @@ def _stoppable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _server(folder: Path, port: str) -> Iterator[str]:
-    """Start a server in a process of its own, and stop it at the end."""
-    port_file, log_path = folder / "port", folder / "log"
-    command = [
-        sys.executable, "-m", "topics", "serve", "--port", port, "--port-file", str(port_file),
-        "--data-dir", str(folder / "data"), "--log-level", "warning",
-    ]  # fmt: skip
-    with log_path.open("wb") as log:
-        # A session of its own: Ctrl-C reaches this process, which stops the server in order.
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-    try:
-        url = _wait(process, port_file)
-        if url is None:
-            raise Failure(f"the server did not start: {log_path.read_text(errors='replace').strip()[-500:]}")
-        yield url
-    finally:
-        process.terminate()
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _wait(process: subprocess.Popen[bytes], port_file: Path) -> str | None:
-    deadline = time.monotonic() + dev.READY_S
-    while process.poll() is None and time.monotonic() < deadline:
-        if port_file.exists():
-            return dev.wait_until_ready(port_file)
-        time.sleep(dev.LOOK_S)
-    return None
 
 
 def _introduce(screen: Screen, url: str, *, opens: bool) -> None:
@@ -152,3 +117,66 @@ def _introduce(screen: Screen, url: str, *, opens: bool) -> None:
         import webbrowser
 
         webbrowser.open(console)
+
+
+# --- the shop
+
+
+class Shop:
+    """Plays the shop against a server, a turn at a time. The same seed makes the same shop."""
+
+    def __init__(self, server: Server, *, seed: int = 7) -> None:
+        self._server = server
+        self._random = random.Random(seed)
+        self._orders = 0
+        self._turns = 0
+
+    def open(self) -> None:
+        """Create the topics, the queue, the router and the consumers."""
+        self._put("orders", durability="fsync")
+        self._put("clicks", cap_records=CLICKS_KEPT)
+        self._put("emails", type="queue", discard="reject", max_deliveries=2, dead_letter="emails.dead", lease_ms=5000)
+        router = {"source": "orders", "dest": "orders-eu", "filter": ["tag", "Glob", "eu:*"]}
+        self._server.json(put(router_path("orders->eu"), router))
+        for consumer in ("billing", "search"):
+            self._commit(consumer, 0)
+
+    def turn(self) -> None:
+        """Sell something, click around, send emails, and let the consumers read."""
+        self._turns += 1
+        for _ in range(self._random.randint(1, 3)):
+            self._order()
+        clicks = [{"data": {"page": f"/{self._random.choice(SKUS).lower()}"}} for _ in range(CLICKS_A_TURN)]
+        self._append("clicks", clicks)
+        self._send_emails()
+        self._commit("billing", self._orders)
+        if self._turns % 10 == 0:
+            self._commit("search", self._orders * 2 // 3)
+
+    def _order(self) -> None:
+        customer, region = self._random.choice(CUSTOMERS), self._random.choice(("eu", "us"))
+        self._orders += 1
+        order = {"order": self._orders, "sku": self._random.choice(SKUS), "qty": self._random.randint(1, 3)}
+        self._append("orders", [{"data": order, "tag": f"{region}:{customer}", "node": f"till-{self._orders % 3}"}])
+        to = BROKEN if self._orders % 10 == 3 else f"{customer}@example.org"
+        self._append("emails", [{"data": {"to": to, "order": self._orders}, "tag": "confirmation"}])
+
+    def _send_emails(self) -> None:
+        """Finish the emails that can be sent, and return the others."""
+        claim = post(topic_path("emails", "claim"), {"node": MAIL_NODE, "max": 10}, safe=False)
+        jobs = self._server.json(claim)["claimed"]
+        sent = [job["$seq"] for job in jobs if job["data"]["to"] != BROKEN]
+        failed = [job["$seq"] for job in jobs if job["data"]["to"] == BROKEN]
+        if sent:
+            self._server.json(post(topic_path("emails", "ack"), {"node": MAIL_NODE, "seqs": sent}))
+        if failed:
+            self._server.json(post(topic_path("emails", "nack"), {"node": MAIL_NODE, "seqs": failed, "delay_ms": 500}))
+
+    def _put(self, topic: str, **config: Any) -> None:
+        self._server.json(put(topic_path(topic), config))
+
+    def _append(self, topic: str, records: list[dict[str, Any]]) -> None:
+        self._server.json(post(topic_path(topic, return_seqs=False), {"records": records}, safe=False))
+
+    def _commit(self, consumer: str, seq: int) -> None:
+        self._server.json(put(consumer_path("orders", consumer), {"seq": seq}))

@@ -11,7 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from topics.cli.output.screen import Screen
-from topics.cli.servers.setting_flags import serve_flags
+from topics.cli.servers.settings import serve_flags
+from topics.client.call import Request
+from topics.client.connection import Connection
+from topics.client.errors import TopicsError
 from topics.config import BadSettings
 
 READY_S = 20.0
@@ -62,7 +65,7 @@ def wait_until_ready(port_file: Path, host: str = "127.0.0.1") -> str | None:
     while time.monotonic() < deadline:
         if port_file.exists():
             url = f"http://{host}:{port_file.read_text().strip()}"
-            if status_of(url, "/v0/ready") == 200:
+            if _answers(url, "/v0/ready"):
                 return url
         time.sleep(LOOK_S)
     return None
@@ -70,19 +73,14 @@ def wait_until_ready(port_file: Path, host: str = "127.0.0.1") -> str | None:
 
 def has_console(url: str) -> bool:
     """Return whether the server serves the console."""
-    return status_of(url, "/console") == 200
+    return _answers(url, "/console")
 
 
-def status_of(url: str, path: str) -> int:
-    """Return the status of a GET request; 0 without an answer."""
-    import http.client
-    from urllib.parse import urlsplit
-
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=READY_S)
-    try:
-        connection.request("GET", path, headers={"accept": "text/html, */*"})
-        return connection.getresponse().status
-    except (OSError, http.client.HTTPException):
-        return 0
-    finally:
-        connection.close()
+def _answers(url: str, path: str) -> bool:
+    """Return whether a GET request succeeds."""
+    with Connection(url, timeout_s=READY_S) as connection:
+        try:
+            connection.send_once(Request("GET", path, accept="text/html, */*"))
+        except TopicsError:
+            return False
+    return True

@@ -1,30 +1,32 @@
 """`topics serve`: read the settings and run the server until a signal stops it."""
 
 import argparse
+import ctypes
 import os
-import signal
+import sys
 from typing import TYPE_CHECKING
 
-from topics import logs
-from topics.cli.servers import dev, secrets
-from topics.cli.servers.setting_flags import add_flags, report, serve_flags
-from topics.config import BadSettings, Settings, unknown_variables
+from topics import early_signals, logs
+from topics.cli.servers.settings import DEST, add_flags, report, serve_flags
+from topics.cli.tree import Subparsers, add_parser
+from topics.config import SETTINGS, BadSettings, Setting, Settings, unknown_variables
 
 if TYPE_CHECKING:
     from topics.server.run import Build
 
+HIDDEN = "(hidden)"
+
 log = logs.Log("serve")
 
 
-def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser(
+def register(subparsers: Subparsers) -> None:
+    parser = add_parser(
+        subparsers,
         "serve",
-        help="run the server",
         usage="%(prog)s [-h] [--dev [--open]] [--json] [--SETTING VALUE ...]",
         description="Run the server. Each setting is a flag and a TOPICS_* variable; the flag wins. "
         "On SIGTERM or SIGINT, open requests finish and the server exits with status 0. SIGHUP reads the files of "
         "certificates and API keys again.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--dev", action="store_true", help="for development: in memory, on a free port, with few log lines"
@@ -39,9 +41,11 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def execute(args: argparse.Namespace, *, build: "Build | None" = None) -> int:
     """Run the server and return its exit status. Tests pass `build` to run another application."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it must not end the process before `run` handles it, or after
+    early_signals.handle()
     try:
         if args.dev:
+            from topics.cli.servers import dev
+
             with dev.settings_of(args, os.environ) as (env, flags):
                 return _serve(Settings.load(env, flags), args, build)
         if args.open:
@@ -52,7 +56,7 @@ def execute(args: argparse.Namespace, *, build: "Build | None" = None) -> int:
 
 
 def _serve(settings: Settings, args: argparse.Namespace, build: "Build | None") -> int:
-    secrets.forget(args)
+    forget_secrets(args)
     logs.setup(level=settings.log_level, form=settings.log_format)
     if not args.dev:
         _warn(settings)
@@ -75,3 +79,42 @@ def _warn(settings: Settings) -> None:
             hint="every client of this address has full access; set TOPICS_API_KEYS to require a key",
             host=settings.host,
         )
+
+
+# --- secrets
+
+
+def forget_secrets(args: argparse.Namespace) -> None:
+    """Remove the secrets from the environment, the arguments and the parsed options.
+
+    Child processes do not inherit them, and `/proc/PID/environ` and core dumps do not show the variable. The kernel's
+    copy of the arguments stays visible, so the help of these flags advises against them.
+    """
+    for row in SETTINGS:
+        if row.secret:
+            _forget_variable(row.variable)
+            _forget_flag(row, args)
+
+
+def _forget_variable(name: str) -> None:
+    if name not in os.environ:
+        return
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_void_p
+    where = getenv(name.encode())
+    if where:
+        # `del os.environ[name]` only unlinks the variable; its text stays in the initial stack of the process.
+        ctypes.memset(where, 0, len(ctypes.string_at(where)))
+    del os.environ[name]
+
+
+def _forget_flag(row: Setting, args: argparse.Namespace) -> None:
+    if getattr(args, DEST + row.name, None) is None:
+        return
+    setattr(args, DEST + row.name, HIDDEN)
+    for words in (sys.argv, sys.orig_argv):
+        for at, word in enumerate(words):
+            if word.startswith(row.flag + "="):
+                words[at] = f"{row.flag}={HIDDEN}"
+            elif at and words[at - 1] == row.flag:
+                words[at] = HIDDEN

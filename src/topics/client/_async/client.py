@@ -10,28 +10,19 @@ from uuid import uuid4
 import httpx
 
 from topics.client._async import following
-from topics.client._async.calls.consumer_calls import AsyncConsumerCalls
-from topics.client._async.calls.job import AsyncJob
-from topics.client._async.calls.queue_calls import AsyncQueueCalls
-from topics.client._async.calls.record_calls import PAGE_RECORDS, AsyncRecordCalls
-from topics.client._async.calls.router_calls import AsyncRouterCalls
-from topics.client._async.calls.server_calls import AsyncServerCalls
-from topics.client._async.calls.topic_calls import AsyncTopicCalls
+from topics.client._async.management import AsyncManagementCalls
+from topics.client._async.queues import AsyncJob, AsyncQueueCalls
+from topics.client._async.records import PAGE_RECORDS, AsyncRecordCalls
 from topics.client._async.socket import AsyncSocket
 from topics.client._async.transport import AsyncTransport
-from topics.client._async.work.job_loop import AsyncClaims, AsyncJobLoop, AsyncPushes
-from topics.client._async.work.worker import AsyncWorker, Handler
+from topics.client._async.work import AsyncJobLoop, AsyncPushes, AsyncWorker, Handler
 from topics.client._async.writer import AsyncWriter
-from topics.client.consumers import ServerCursor
-from topics.client.cursors import Cursor
+from topics.client.cursors import Cursor, ServerCursor, Start, WatchCursor
 from topics.client.errors import TopicsError
 from topics.client.items import Gap, Match, Position, Record
-from topics.client.watching import Start, WatchCursor
 
 
-class AsyncTopics(
-    AsyncTopicCalls, AsyncRecordCalls, AsyncConsumerCalls, AsyncQueueCalls, AsyncRouterCalls, AsyncServerCalls
-):
+class AsyncTopics(AsyncManagementCalls, AsyncRecordCalls, AsyncQueueCalls):
     """A server. Every failure is a `TopicsError`, with a class per error code.
 
     async with AsyncTopics("http://127.0.0.1:4000") as topics:
@@ -134,7 +125,7 @@ class AsyncTopics(
         wait_for_topics: bool = False,
         on_retry: Callable[[TopicsError, float], None] | None = None,
     ) -> AsyncIterator[Record | Gap]:
-        """Follow many topics over one stream. A name that ends in `*` stands for every topic that begins so.
+        """Follow many topics over one stream. A name that ends in `*` means every topic that begins so.
 
         With `strong`, records come only once they are on the disk. Without `include_data`, they come without their
         data. With `wait_for_topics`, topics that do not exist are left out instead of raising `TopicNotFound`.
@@ -202,8 +193,8 @@ class AsyncTopics(
         given back, with a delay that grows with its deliveries, when the body raises or leaves the loop. A body can
         also call `job.ack()` or `job.nack()` itself. The loop resumes after broken connections.
         """
-        worker, loop = self._job_loop(topic, node, lease_ms, retry_delay_ms, handle_signals=handle_signals)
-        return loop.run(AsyncClaims(self, topic, node=worker, lease_ms=lease_ms))
+        _, loop = self._job_loop(topic, node, lease_ms, retry_delay_ms, handle_signals=handle_signals)
+        return loop.run()
 
     def pushed_jobs(
         self,

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from contextlib import aclosing, suppress
+from typing import Any
 
 from msgspec import Struct
 
-from topics.client import pushed, tracing
-from topics.client._async import scanning, tools
-from topics.client._async.server_position import AsyncServerPosition
-from topics.client._async.transport import AsyncTransport, fields_of, topic_path, with_query
-from topics.client.consumers import ServerCursor
-from topics.client.cursors import Cursor
-from topics.client.errors import NotFound, TopicNotFound, TopicsError, Unreachable
+from topics.client import tracing
+from topics.client._async import tools
+from topics.client._async.records import AsyncRecordCalls, ScanFields, scan_pieces
+from topics.client._async.transport import UNLIMITED, AsyncTransport
+from topics.client.call import EVENT_STREAM, Backoff, Request, consumer_path, given, topic_path, with_query
+from topics.client.cursors import ConsumerInfo, Cursor, ServerCursor, Session, Start, WatchCursor, WatchPosition
+from topics.client.errors import ConsumerNotFound, EpochMismatch, NotFound, TopicNotFound, TopicsError, Unreachable
 from topics.client.items import Gap, Match, Position, Record
-from topics.client.retry import Backoff
-from topics.client.scan_lines import ScanTombstone
-from topics.client.sse import Event, EventParser
-from topics.client.stream_errors import raise_if_final
-from topics.client.watching import Session, Start, WatchCursor, WatchPosition
+from topics.client.streams import Event, EventParser, ScanTombstone, gap_of, raise_if_final, records_of
 from topics.model import wire
-
-if TYPE_CHECKING:
-    from topics.client._async.calls.record_calls import AsyncRecordCalls
+from topics.model.consumer import ConsumerPut
 
 OnRetry = Callable[[TopicsError, float], None] | None
 OnCaughtUp = Callable[[], object] | None
@@ -60,6 +55,45 @@ class Watching(Struct, kw_only=True, frozen=True):
     heartbeat_ms: int
     wait_for_topics: bool
     on_retry: OnRetry
+
+
+class AsyncServerPosition:
+    """What `follow` makes of a `ServerCursor`: `load` and `save` of one consumer of one topic."""
+
+    def __init__(self, http: AsyncTransport, topic: str, cursor: ServerCursor) -> None:
+        self._http = http
+        self._path = consumer_path(topic, cursor.name)
+        self._settings = cursor.settings()
+        self._expire_s = 0.0
+        self._used_at = time.monotonic()
+
+    async def load(self) -> Position | None:
+        """Return the position of the consumer, or None if it is new."""
+        created = False
+        if self._settings:
+            put = await self._http.call("PUT", self._path, ConsumerPut, body=self._settings, retries=0)
+            created = put.created
+        try:
+            found = await self._http.call("GET", self._path, ConsumerInfo, retries=0)
+        except ConsumerNotFound:
+            return None
+        self._expire_s = found.expire_ms / 1000
+        return None if created else Position(found.seq, found.epoch)
+
+    async def save(self, position: Position) -> None:
+        """Store a position, however long the server is away.
+
+        The consumer ends with its topic. If the topic was deleted or created again, the next read reports that.
+        """
+        body = {"seq": position.seq, "epoch": position.epoch}
+        with suppress(EpochMismatch, TopicNotFound):
+            await self._http.call("PUT", self._path, ConsumerPut, body=body, retries=UNLIMITED)
+        self._used_at = time.monotonic()
+
+    async def keep(self, position: Position) -> None:
+        """Store a position again if the server would soon forget the consumer for not being used."""
+        if self._expire_s and time.monotonic() - self._used_at > self._expire_s / 4:
+            await self.save(position)
 
 
 class _Follower:
@@ -148,8 +182,8 @@ async def _scanned(
 ) -> AsyncGenerator[list[Record] | Gap, None]:
     """Yield what a scan finds up to the head, in lists of at most `page_records`, and move the follower along."""
     at = follower.position
-    left = scanning.ScanFields(from_seq=at.seq, epoch=at.epoch, node=wanted.node, filter=wanted.filter)
-    async with aclosing(scanning.pieces(http, wanted.topic, left)) as pieces:
+    left = ScanFields(from_seq=at.seq, epoch=at.epoch, node=wanted.node, filter=wanted.filter)
+    async with aclosing(scan_pieces(http, wanted.topic, left)) as pieces:
         async for piece in pieces:
             if isinstance(piece, list):
                 for start in range(0, len(piece), wanted.page_records):
@@ -172,7 +206,7 @@ async def _first_position(
         return saved
     if not wanted.tail:
         return Position(wanted.from_seq, wanted.epoch)
-    state = await http.call("GET", with_query(topic_path(wanted.topic), touch=False), wire.TopicState, retries=0)
+    state = await http.call("GET", topic_path(wanted.topic, touch=False), wire.TopicState, retries=0)
     return Position(state.head_seq, state.epoch)
 
 
@@ -185,7 +219,9 @@ async def watch(http: AsyncTransport, wanted: Watching) -> AsyncIterator[Record 
         try:
             session = await _open_session(http, wanted, position)
             epochs = {name: at.epoch for name, at in session.topics.items() if name in wanted.topics}
-            async with http.stream(session.stream_url, silence_s=silence_s) as chunks:
+            async with http.stream(
+                Request("GET", session.stream_url, accept=EVENT_STREAM), silence_s=silence_s
+            ) as chunks:
                 parser = EventParser()
                 async for chunk in chunks:
                     for event in parser.feed(chunk):
@@ -212,7 +248,7 @@ async def _open_session(http: AsyncTransport, wanted: Watching, position: WatchP
         "topics": {name: _topic_options(name, start, position) for name, start in wanted.topics.items()},
         "include_tags": True,
         "heartbeat_ms": wanted.heartbeat_ms,
-        **fields_of(
+        **given(
             node=wanted.node,
             cursor=None if position is None else position.event_id,
             include_data=None if wanted.include_data else False,
@@ -227,17 +263,17 @@ def _topic_options(name: str, start: Start | Position | None, position: WatchPos
     """Return where to begin in one topic. The id of an event says that for all topics, but it holds no epochs."""
     found = Start(from_seq=start.seq, epoch=start.epoch) if isinstance(start, Position) else start or Start()
     if position is not None:
-        return fields_of(filter=found.filter, epoch=position.epochs.get(name))
+        return given(filter=found.filter, epoch=position.epochs.get(name))
     if found.consumer is not None:
-        return fields_of(consumer=found.consumer, epoch=found.epoch, filter=found.filter)
-    return fields_of(from_seq=found.from_seq, tail=found.tail or None, epoch=found.epoch, filter=found.filter)
+        return given(consumer=found.consumer, epoch=found.epoch, filter=found.filter)
+    return given(from_seq=found.from_seq, tail=found.tail or None, epoch=found.epoch, filter=found.filter)
 
 
 def _event_items(event: Event) -> Iterator[Record | Gap]:
     if event.name == "record":
-        yield from pushed.records_of(event.data)
+        yield from records_of(event.data)
     elif event.name == "tombstone":
-        yield pushed.gap_of(event.data)
+        yield gap_of(event.data)
     elif event.name == "error":
         raise_if_final(event.data)
 

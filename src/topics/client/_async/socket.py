@@ -11,12 +11,13 @@ from msgspec import Struct
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
-from topics.client import errors, json_text, pushed
+from topics.client import errors
 from topics.client._async import tools
-from topics.client._async.transport import fields_of
+from topics.client.call import given
+from topics.client.cursors import SessionTopic
 from topics.client.errors import Unreachable
-from topics.client.items import Appended, Config, Gap, Match, NewRecord, Record, RecordFields
-from topics.client.watching import SessionTopic
+from topics.client.items import Appended, Config, Gap, Match, NewRecord, Record, RecordFields, encode
+from topics.client.streams import gap_of, records_of
 
 MAX_MESSAGE_BYTES = 64 << 20
 
@@ -121,7 +122,7 @@ class AsyncSocket:
         """
         command = {
             "topic": topic, "records": records, "return_seqs": False,
-            **fields_of(
+            **given(
                 idempotency_key=key, node=node, create=create, config=config,
                 disable_backpressure=disable_backpressure or None,
             ),
@@ -140,7 +141,7 @@ class AsyncSocket:
         include_data: bool = True,
         consumer: str | None = None,
     ) -> dict[str, SessionTopic]:
-        """Deliver the records of a topic, or of all topics that a name ending in `*` stands for, to this socket.
+        """Deliver the records of a topic, or of all topics that a name ending in `*` matches, to this socket.
 
         `consumer` begins at the position of a named consumer, which `commit` moves.
 
@@ -148,7 +149,7 @@ class AsyncSocket:
         """
         command = {
             "topic": topic, "include_tags": True, "include_data": include_data,
-            **fields_of(
+            **given(
                 from_seq=from_seq or None, tail=tail or None, epoch=epoch, node=node, filter=filter, consumer=consumer
             ),
         }  # fmt: skip
@@ -159,7 +160,7 @@ class AsyncSocket:
 
         await socket.commit("orders", record.seq)
         """
-        await self._ask("commit", {"topic": topic, "seq": seq, **fields_of(consumer=consumer)})
+        await self._ask("commit", {"topic": topic, "seq": seq, **given(consumer=consumer)})
 
     async def unsubscribe(self, topic: str) -> None:
         """Deliver no more records of a topic.
@@ -191,7 +192,7 @@ class AsyncSocket:
         if self._connection is None or self._broken is not None:
             raise self._broken or RuntimeError("use the socket in a `with` block")
         self._number += 1
-        command = json_text.encode({"op": op, "request_id": self._number, **fields})
+        command = encode({"op": op, "request_id": self._number, **fields})
         future: tools.Future[bytes] = tools.new_future()
         self._waiting[self._number] = future
         try:
@@ -220,13 +221,13 @@ class AsyncSocket:
         if future is not None:
             if head.op == "error":
                 failed = _decode_failed(message)
-                wait_s = None if failed.retry_after_ms is None else failed.retry_after_ms / 1000
-                future.set_exception(errors.from_code(failed.code, failed.message, 0, failed.detail, wait_s))
+                error = errors.from_code(failed.code, failed.message, 0, failed.detail, failed.retry_after_ms)
+                future.set_exception(error)
             else:
                 future.set_result(message)
         elif head.op == "record":
-            self._items += pushed.records_of(message)
+            self._items += records_of(message)
             self._arrived.set()
         elif head.op == "tombstone":
-            self._items.append(pushed.gap_of(message))
+            self._items.append(gap_of(message))
             self._arrived.set()

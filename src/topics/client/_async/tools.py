@@ -38,13 +38,7 @@ async def result_of(value: T | Awaitable[T]) -> T:
 
 async def call_within(seconds: float | None, function: Callable[[Any], Any], argument: Any) -> Any:
     """Call a function of the user's. Raise `TimeoutError` if it takes longer than `seconds`."""
-    if seconds is None:
-        return await result_of(function(argument))
-    return await asyncio.wait_for(_awaited(function, argument), seconds)
-
-
-async def _awaited(function: Callable[[Any], Any], argument: Any) -> Any:
-    return await result_of(function(argument))
+    return await asyncio.wait_for(result_of(function(argument)), seconds)
 
 
 def new_future() -> Future[Any]:

@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, TypeVar
-from urllib.parse import quote, urlencode, urlsplit
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import httpx
 import msgspec
 
-from topics.client import errors, json_text
+from topics.client import errors
 from topics.client._async import tools
+from topics.client.call import JSON, PAGE_ROWS, Backoff, ListPage, Request, with_query
 from topics.client.errors import BadUrl, OutcomeUnknown, TimedOut, TopicsError, Unreachable
-from topics.client.items import decode_records
-from topics.client.retry import Backoff
-from topics.errors import BY_WIRE
+from topics.client.items import decode_records, encode
+from topics.errors import Code
 
 Answer = TypeVar("Answer")
-Row = TypeVar("Row", bound="ListPage")
+Row = TypeVar("Row", bound=ListPage)
 
-PAGE_ROWS = 1000
 UNLIMITED = 1 << 30  # retries
 BRIEFLY = -1  # retries: the number of the client, or `FIRST_RETRIES` if it has none
 FIRST_RETRIES = 5  # until the first answer: a wrong address fails within about three seconds
-JSON = "application/json"
-EVENT_STREAM = "text/event-stream"
 CONNECT_TIMEOUT_S = 10.0
-
-
-class ListPage(Protocol):
-    """One page of a list."""
-
-    next_cursor: str | None
-
 
 _decoders: dict[type[Any], msgspec.json.Decoder[Any]] = {}
 
@@ -67,16 +57,11 @@ class AsyncTransport:
         self.retries = retries
         self.retry_for_s = retry_for_s
         self._answered = False  # whether the server has answered yet
-        headers = {"accept": JSON, "accept-encoding": "gzip" if gzip else "identity"}
-        if token is not None:
-            if not (token.isascii() and token.isprintable()):
-                raise ValueError(
-                    "token: a key consists of printable ASCII characters; is there a line break at its end?"
-                )
-            headers["authorization"] = f"Bearer {token}"
+        if token is not None and not (token.isascii() and token.isprintable()):
+            raise ValueError("token: a key consists of printable ASCII characters; is there a line break at its end?")
         self._http = httpx.AsyncClient(
             base_url=self.url,
-            headers=headers,
+            headers={"accept-encoding": "gzip" if gzip else "identity"},
             transport=transport,
             timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
@@ -107,10 +92,11 @@ class AsyncTransport:
         """
         backoff = Backoff()
         answer_lost = False
-        content = body if body is None or isinstance(body, bytes) else json_text.encode(body)
+        content = body if body is None or isinstance(body, bytes) else encode(body)
+        request = Request(method, path, content, JSON, safe, wait_ms)
         while True:
             try:
-                return decode_records(_decoder(answer), await self.send(method, path, body=content, wait_ms=wait_ms))
+                return decode_records(_decoder(answer), await self.send(request))
             except TopicsError as error:
                 lost = isinstance(error, Unreachable)
                 if not error.retryable or (lost and not safe) or backoff.attempts >= self.most_retries(retries):
@@ -145,16 +131,12 @@ class AsyncTransport:
             if cursor is None:
                 return
 
-    async def send(
-        self, method: str, path: str, *, body: bytes | None = None, wait_ms: int = 0, accept: str = JSON
-    ) -> bytes:
+    async def send(self, request: Request) -> bytes:
         """Send a request once, and return the body of its answer."""
-        headers = {"accept": accept}
-        if body is not None:
-            headers["content-type"] = JSON
-        timeout = httpx.Timeout(self.timeout_s + wait_ms / 1000, connect=CONNECT_TIMEOUT_S)
+        timeout = httpx.Timeout(self.timeout_s + request.wait_ms / 1000, connect=CONNECT_TIMEOUT_S)
+        method, path, headers = request.method, request.path, request.headers(self.token)
         try:
-            response = await self._http.request(method, path, content=body, headers=headers, timeout=timeout)
+            response = await self._http.request(method, path, content=request.body, headers=headers, timeout=timeout)
         except httpx.HTTPError as error:
             raise self._no_answer(error) from error
         if response.is_success:
@@ -163,17 +145,14 @@ class AsyncTransport:
         raise self._refusal(response, response.content)
 
     @asynccontextmanager
-    async def stream(
-        self, path: str, *, silence_s: float, method: str = "GET", body: object = None, accept: str = EVENT_STREAM
-    ) -> AsyncIterator[AsyncIterator[bytes]]:
+    async def stream(self, request: Request, *, silence_s: float) -> AsyncIterator[AsyncIterator[bytes]]:
         """Open a long answer, such as an event stream. Reading raises `TimedOut` after a silence of `silence_s`."""
         timeout = httpx.Timeout(silence_s, connect=CONNECT_TIMEOUT_S)
-        content = None if body is None else json_text.encode(body)
-        headers = {"accept": accept, "accept-encoding": "identity"}
-        if content is not None:
-            headers["content-type"] = JSON
+        headers = {**request.headers(self.token), "accept-encoding": "identity"}
         try:
-            async with self._http.stream(method, path, content=content, headers=headers, timeout=timeout) as response:
+            async with self._http.stream(
+                request.method, request.path, content=request.body, headers=headers, timeout=timeout
+            ) as response:
                 if not response.is_success:
                     raise self._refusal(response, await response.aread())
                 self._answered = True
@@ -189,8 +168,8 @@ class AsyncTransport:
             raise self._no_answer(error) from error
 
     def _refusal(self, response: httpx.Response, body: bytes) -> TopicsError:
-        error = errors.from_answer(response.status_code, response.headers, body)
-        if error.code in BY_WIRE:  # a proxy in front of a wrong address answers with other codes
+        error = errors.from_answer(response.status_code, response.headers.get("retry-after"), body)
+        if isinstance(error.code, Code):  # a proxy in front of a wrong address answers with other codes
             self._answered = True
         return error
 
@@ -205,27 +184,3 @@ def _decoder(answer: type[Answer]) -> msgspec.json.Decoder[Answer]:
     if answer not in _decoders:
         _decoders[answer] = msgspec.json.Decoder(answer)
     return _decoders[answer]
-
-
-def topic_path(name: str, rest: str = "") -> str:
-    return f"/v0/topics/{quote(name, safe='')}{rest}"
-
-
-def consumer_path(topic: str, name: str) -> str:
-    return topic_path(topic, f"/consumers/{quote(name, safe='')}")
-
-
-def router_path(name: str, rest: str = "") -> str:
-    return f"/v0/routers/{quote(name, safe='')}{rest}"
-
-
-def with_query(path: str, **fields: object) -> str:
-    """Return a path with a query string of the fields that are not None."""
-    given = {name: str(value).lower() if isinstance(value, bool) else value for name, value in fields.items()}
-    present = {name: value for name, value in given.items() if value is not None}
-    return f"{path}?{urlencode(present)}" if present else path
-
-
-def fields_of(**given: Any) -> Mapping[str, Any]:
-    """Return the fields that were given."""
-    return {name: value for name, value in given.items() if value is not None}

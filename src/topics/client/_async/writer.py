@@ -13,10 +13,10 @@ from msgspec import Struct
 
 from topics.client import tracing
 from topics.client._async import tools
-from topics.client._async.transport import UNLIMITED, AsyncTransport, topic_path, with_query
+from topics.client._async.transport import UNLIMITED, AsyncTransport
+from topics.client.call import topic_path
 from topics.client.errors import BatchTooLarge, PayloadTooLarge
-from topics.client.items import Appended, NewRecord
-from topics.client.json_text import encode
+from topics.client.items import Appended, NewRecord, encode
 from topics.client.seqs import Failures, Seqs
 
 PAUSE_S = 0.005
@@ -62,7 +62,7 @@ class AsyncWriter:
         node: str | None,
     ) -> None:
         self._http = http
-        self._path = with_query(topic_path(topic), return_seqs=False)
+        self._path = topic_path(topic, return_seqs=False)
         self._topic = topic
         self._max_records = max_records
         self._max_bytes = max_bytes

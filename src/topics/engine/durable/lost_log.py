@@ -11,18 +11,18 @@ from typing import NamedTuple
 
 from topics import logs
 from topics.engine import retention
-from topics.engine.durable.log_files import LogFile
 from topics.engine.state.topics import State
 from topics.engine.write import apply
 from topics.storage.datadir import DataDir
 from topics.storage.log import entry as entries
 from topics.storage.log import ledger, walfile
 from topics.storage.log.frame import Head
+from topics.storage.log.log_files import LogFile
 from topics.storage.log.walfile import HEADER_BYTES
 
 log = logs.Log("recovery")
 
-NO_LEDGER = "the ledger is missing: nothing is lost by that, but a log file that is missing or cut short goes unnoticed"
+LOST_PART = "may have been in the part of the log that is not there"
 
 
 class Lost(NamedTuple):
@@ -30,6 +30,7 @@ class Lost(NamedTuple):
 
     path: str
     offset: int
+    what: str
     topic: str
     first: int
     last: int
@@ -47,6 +48,7 @@ class Check:
         account: ledger.LedgerAccount,
         *,
         clean: bool,
+        lost_ledger: int | None,
         damage: list[str],
     ) -> None:
         self._dir = datadir
@@ -57,8 +59,16 @@ class Check:
         for path, at in self._account.damage:
             damage.append(f"{path} at byte {at}: the ledger is damaged here; nothing is lost while the log is whole")
             log.warning("ledger_damaged", file=path, offset=at)
-        self._expected = _adjusted(self._account.files, files)
-        self._clean = clean and set(self._expected) <= {since}  # nothing was written after the last snapshot
+        self._lost_ledger = None if lost_ledger is None else datadir.ledger_path(lost_ledger)
+        if self._lost_ledger is not None:
+            damage.append(f"{self._lost_ledger} at byte 0: {ledger.MISSING}")
+            log.error("ledger_missing", file=self._lost_ledger)
+        self._expected = ledger.without_void(self._account.files, files)
+        if self._lost_ledger is not None and not clean and since:
+            self._expected.setdefault(since, ledger.Expected(HEADER_BYTES))
+        self._clean = (
+            clean and lost_ledger is None and set(self._expected) <= {since}
+        )  # nothing was written after the last snapshot
         if self._clean:
             self._expected = {}
         self._missing = sorted(set(self._expected) - set(datadir.wal_numbers()))
@@ -103,15 +113,12 @@ class Check:
         if expected is None:
             return
         size_bytes = self._dir.fs.size(file.path)
-        if end < expected.end:
-            self._lose(file.number, end, f"the log file ends here, and was written to byte {expected.end} at least")
-        elif size_bytes < expected.size_bytes:
+        if what := expected.lacks(end, size_bytes):
+            self._lose(file.number, end, what)
+        elif size_bytes < expected.size_bytes:  # the file is complete
             what = f"the log file is cut short: {size_bytes} of {expected.size_bytes} bytes"
-            if expected.left:  # the file is complete
-                self._damage.append(f"{file.path} at byte {size_bytes}: {what}; nothing is lost")
-                log.warning("log_cut_short", file=file.path, bytes=size_bytes, expected_bytes=expected.size_bytes)
-            else:
-                self._lose(file.number, end, what)
+            self._damage.append(f"{file.path} at byte {size_bytes}: {what}; nothing is lost")
+            log.warning("log_cut_short", file=file.path, bytes=size_bytes, expected_bytes=expected.size_bytes)
 
     def damaged(self, number: int, found: walfile.Damage) -> None:
         """Note a damaged part of a log file, after it was reported. Its contents are unknown if it is not one frame.
@@ -130,7 +137,10 @@ class Check:
 
     def end(self) -> None:
         """End the replay: make every topic skip the seqs that a missing part of the log may have assigned."""
-        state, account = self._state, self._account
+        state, account, what = self._state, self._account, LOST_PART
+        if self._lost_ledger is not None:  # the last file may be missing, too
+            self._missing_at, what = (self._lost_ledger, 0), ledger.MISSING
+            self._appended.clear()
         state.next_topic_id = max([state.next_topic_id, *(topic_id + 1 for topic_id in account.topics)])
         state.last_epoch = max([state.last_epoch, *(known.epoch for known in account.topics.values())])
         for topic in list(state.by_id.values()):
@@ -144,7 +154,7 @@ class Check:
             first = topic.head + 1
             retention.skip_to(topic, topic.ceiling + 1, "corrupt")
             if topic.head >= first:
-                self.lost.append(Lost(*self._missing_at, topic.name, first, topic.head))
+                self.lost.append(Lost(*self._missing_at, what, topic.name, first, topic.head))
                 log.error("seqs_lost", topic=topic.name, first_seq=first, last_seq=topic.head, file=self._missing_at[0])
 
     def unnoted(self) -> set[int]:
@@ -194,16 +204,3 @@ class Check:
             for item in (found.begun if isinstance(found, walfile.Damage) else (found,))
             if item.frame.head.kind == entries.CREATE
         }
-
-
-def _adjusted(expected: dict[int, ledger.Expected], files: list[LogFile]) -> dict[int, ledger.Expected]:
-    """Return the files that the ledger expects, without those that a later log file declares void."""
-    kept = dict(expected)
-    for file in files:
-        number, offset = file.resume
-        if number:
-            for other in [other for other in kept if number < other < file.number]:
-                del kept[other]
-            if (before := kept.get(number)) is not None:
-                before.end, before.left = min(before.end, offset), True
-    return kept

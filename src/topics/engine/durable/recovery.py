@@ -17,7 +17,6 @@ from topics.engine import retention
 from topics.engine.consumers import consumer_log
 from topics.engine.durable import entry_kinds, lost_log
 from topics.engine.durable.deferred_replay import Backlog
-from topics.engine.durable.log_files import LogFile, read_log
 from topics.engine.durable.snapshot_load import LoadedSnapshot, load_topics
 from topics.engine.routers import replay
 from topics.engine.state.topic import Topic
@@ -29,6 +28,7 @@ from topics.storage.datadir import DataDir
 from topics.storage.log import entry as entries
 from topics.storage.log import ledger, walfile
 from topics.storage.log.frame import Head
+from topics.storage.log.log_files import LogFile, read_log
 from topics.storage.segments.segment_cache import Shelf
 
 log = logs.Log("recovery")
@@ -110,13 +110,15 @@ class _Recovery:
         """Read the log, replay it, and give no seq out twice that an unreadable or missing part may have assigned."""
         since = 0 if self._snapshot is None else self._snapshot.wal_number
         account = ledger.read(self._dir, since)
-        self._check_ledger(since)
-        unsynced_from = None if self._same_boot else account.unsynced_from
+        unsynced_from = ledger.unsynced_from(self._dir, None if self._same_boot else account)
         self._synced_to = None if self._same_boot else account.synced_to
         files = read_log(self._dir, since, self._damage, self._cut, unsynced_from=unsynced_from)
+        lost_ledger = ledger.lost(self._dir, account, files, self._snapshot)
+        ledger.check_known(self._dir, account, files, self._snapshot)
         check = lost_log.Check(
-            self._dir, self._state, files, since, account, clean=self._clean_snapshot, damage=self._damage
-        )
+            self._dir, self._state, files, since, account,
+            clean=self._clean_snapshot, lost_ledger=lost_ledger, damage=self._damage,
+        )  # fmt: skip
         resume = self._replay_files(files, check)
         numbers = self._dir.wal_numbers()
         heads, skipped = self._close(check, after_power_loss=self._is_after_power_loss(files, numbers))
@@ -139,14 +141,6 @@ class _Recovery:
             heads=heads,
         )
 
-    def _check_ledger(self, since: int) -> None:
-        """Report a missing ledger if the snapshot says that there was one."""
-        if self._snapshot is None or snap.LEDGER not in self._snapshot.extra or since in self._dir.ledger_numbers():
-            return
-        path = self._dir.ledger_path(since)
-        self._damage.append(f"{path} at byte 0: {lost_log.NO_LEDGER}")
-        log.error("ledger_missing", file=path)
-
     def _replay_files(self, files: list[LogFile], check: lost_log.Check) -> tuple[int, int]:
         """Replay the log. Return the file number and the offset at which its good part ends."""
         resume = (files[0].number, walfile.HEADER_BYTES) if files else (0, 0)
@@ -167,8 +161,8 @@ class _Recovery:
         state, damage, backlog = self._state, self._damage, self._backlog
         if damage or self._has_gaps:
             backlog.replay_all(state)  # its entries precede the next ones
-        defers, end = self._defer_memory, walfile.HEADER_BYTES
-        for item in walfile.scan(file.data):
+        defers, end = self._defer_memory, file.start
+        for item in walfile.scan(file.data, start=end):
             if (damage or self._has_gaps) and backlog:
                 backlog.replay_all(state)  # the next entry may drop a topic that has deferred entries
             if isinstance(item, walfile.Damage):
@@ -241,13 +235,14 @@ class _Recovery:
         """End the replay. Return the head of each topic in the files, and whether a topic skips seqs after it."""
         state, restored = self._state, self._restored
         # If a durable topic skips seqs, a snapshot must record that before the log gets entries after them.
-        skips = bool(self._damage or after_power_loss or state.risen or replay.loses_copies(state))
+        skips = bool(self._damage or after_power_loss or state.left_ephemeral or replay.loses_copies(state))
         if skips or restored is not None or not self._defer_memory:
             self._backlog.replay_all(state)
         check.end()
         if restored is not None:
             _begin_new_epochs(state, msgspec.msgpack.decode(restored, type=int))
-        self._routers.catch_up()
+        if self._routers.catch_up():
+            self._backlog.replay_all(state)  # so that the start takes a snapshot
         heads = {topic.topic_id: topic.head for topic in state.by_id.values()}
         ends = [(topic.head, topic.earliest) for topic in state.by_id.values()]
         _close_gaps(state, self._backlog, after_power_loss=after_power_loss, restored=restored is not None)
@@ -305,7 +300,7 @@ def _close_gaps(state: State, backlog: Backlog, *, after_power_loss: bool, resto
         if durability == "ephemeral":
             retention.lose_all(topic, "restart")
         # After a power loss the log may hold a change that was refused while the topic continued in memory.
-        unlogged = durability == "ephemeral" or topic.topic_id in state.risen
+        unlogged = durability == "ephemeral" or topic.topic_id in state.left_ephemeral
         if (unlogged and not restored) or (after_power_loss and durability != "fsync"):
             backlog.replay(state, topic)
             retention.skip_to(topic, topic.ceiling + 1, "restart")

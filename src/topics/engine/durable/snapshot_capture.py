@@ -29,7 +29,7 @@ class Capture:
     """The topics of snapshot `number`. It is complete once all steps have run."""
 
     def __init__(self, state: State, number: int) -> None:
-        self.rises: list[tuple[Topic, int]] = []  # topics that wait for this snapshot, see `Topic.needs_snapshot`
+        self.awaited: list[tuple[Topic, int]] = []  # topics that wait for this snapshot, see `Topic.needs_snapshot`
         self._state = state
         self._number = number
         self._ids = tuple(state.by_id)
@@ -84,5 +84,5 @@ class Capture:
     def _capture(self, topic: Topic) -> Captured:
         topic.captured_in = self._number
         if topic.needs_snapshot:
-            self.rises.append((topic, topic.needs_snapshot))
+            self.awaited.append((topic, topic.needs_snapshot))
         return snapshot_parts.capture(self._state, topic)

@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 from topics import logs
 from topics.engine import retention
-from topics.engine.durable.log_files import read_whole
 from topics.engine.state import snapshot_parts
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.errors import Corrupt
 from topics.storage import snapshot as snap
+from topics.storage import snapshot_files
 from topics.storage.data_layout import holds_topics
 from topics.storage.datadir import DataDir, DataDirError
 from topics.storage.fs import File
@@ -34,7 +34,7 @@ class LoadedSnapshot(NamedTuple):
 def load_topics(datadir: DataDir, state: State, shelf: Shelf, *, cold_dir: str | None) -> LoadedSnapshot:
     """Fill `state` from the newest snapshot. Raise `Corrupt` if there are snapshots and none is readable."""
     damage: list[str] = []
-    number, snapshot = load_snapshot(datadir, damage)
+    number, snapshot = snapshot_files.newest(datadir, damage)
     if snapshot is not None:
         snapshot_parts.check_known(snapshot)
         state.next_topic_id, state.last_epoch = snapshot.next_topic_id, snapshot.last_epoch
@@ -44,35 +44,6 @@ def load_topics(datadir: DataDir, state: State, shelf: Shelf, *, cold_dir: str |
         state.names.rebuild(state.by_name)
         snapshot_parts.load_state(state, snapshot.extra)
     return LoadedSnapshot(number, snapshot, damage)
-
-
-def load_snapshot(datadir: DataDir, damage: list[str]) -> tuple[int, snap.Snapshot | None]:
-    """Return the newest readable snapshot and its number. Raise `Corrupt` if snapshots exist and none is readable."""
-    numbers = datadir.snapshot_numbers()
-    for number in reversed(numbers):
-        path = datadir.snapshot_path(number)
-        data = read_whole(datadir, path)
-        try:
-            snapshot = snap.decode(data, path=path, number=number)
-        except Corrupt as error:
-            damage.append(str(error))
-            log.error("snapshot_damaged", file=path, reason=error.what)
-            continue
-        if bad := snap.damaged_copies(data):
-            damage.append(f"{path} at byte {bad[0]}: one copy of the snapshot is damaged, the other was used")
-            log.warning("snapshot_copy_damaged", file=path, offset=bad[0])
-        return number, snapshot
-    log_numbers = datadir.wal_numbers()
-    began_later = log_numbers[:1] > [1]
-    began_later = began_later or datadir.ledger_numbers()[:1] > [1]
-    if not numbers and (began_later or (not log_numbers and (datadir.tails_numbers() or datadir.topic_ids()))):
-        # Without a snapshot the directory would count as empty, and its files as leftovers.
-        raise Corrupt(datadir.snapshots_dir, 0, "the snapshot is missing; restore the data directory from a backup")
-    if numbers:
-        raise Corrupt(
-            datadir.snapshot_path(numbers[-1]), 0, "no snapshot can be read; restore the data directory from a backup"
-        )
-    return 0, None
 
 
 class Tails:

@@ -71,6 +71,7 @@ class Store:
         self.last_checkpoint_ms = clock.now_ms()
         self.bytes_at_checkpoint = 0  # written to the log when the state of the last snapshot was taken
         self._bytes_at_capture = 0
+        self._ledger_number = 0  # of the ledger that the last snapshot names
         self.retries = Retries(clock)
         self._log_replaced = False  # by the last snapshot: nothing was logged after it
         self.commits: Commits | None = None
@@ -110,6 +111,8 @@ class Store:
         if not found.unchanged and not found.backlog:
             self._save_recovered(found)
         self.wal.begin(found.next_number, resume=found.resume)
+        if not self.wal.broken:
+            self.dir.note_version()
         self.state.ledger = self.wal.ledger
         if found.backlog:  # there is no snapshot yet of what was replayed
             for topic_id in found.unnoted:
@@ -128,7 +131,7 @@ class Store:
         worker, self._worker = self._worker, INLINE
         runner, self._runner = self._runner, run_inline
         try:
-            self._snapshot(found.next_number, done, clean=False)
+            self._snapshot(found.next_number, done, clean=False, notes=self.wal.ledger.open(found.next_number))
         finally:
             self._worker, self._runner = worker, runner
 
@@ -167,7 +170,7 @@ class Store:
         self.commits.sync()
         try:
             if clean:
-                number, notes = self.wal.end(), []
+                number, notes = self.wal.end(), []  # the ledger that there is stays: the stop needs few syncs
             else:
                 self.wal.rotate()
                 number, notes = self.wal.number, self.wal.begin_ledger()
@@ -258,8 +261,11 @@ class Store:
                     one.snapshot.segments[at].footer = footer
                     sealed.append((one.snapshot.topic_id, frozen.segment, path, footer))
             atomic_files.write(self.dir, self.dir.tails_path(number), capture.tails(), worker)
-            if notes and self.wal.ledger.write(notes):
-                head.extra[snap.LEDGER] = msgspec.Raw(msgspec.msgpack.encode(True))
+            if not self.wal.ledger.write(notes):
+                raise LogFailed("the ledger cannot be written")
+            self._ledger_number = number if notes else self.wal.ledger.number
+            if self._ledger_number:
+                head.extra[snap.LEDGER] = msgspec.Raw(msgspec.msgpack.encode(self._ledger_number))
             parts = snap.encode_parts(head, ((one.snapshot, one.keys) for one in capture), len(capture), worker)
             try:
                 atomic_files.write(self.dir, self.dir.snapshot_path(number), parts, worker)
@@ -279,8 +285,8 @@ class Store:
             if error is not None:
                 self._failed(error, retired, done)
                 return
-            for topic, rise in capture.rises:
-                if topic.needs_snapshot == rise:
+            for topic, number in capture.awaited:
+                if topic.needs_snapshot == number:
                     topic.needs_snapshot = 0
             self._end_saving(None)
             self._log_replaced = head.clean
@@ -356,13 +362,16 @@ class Store:
         made: list[tuple[str, codec.Footer]] = []
 
         def work() -> None:
-            made.append(self._write_segment(topic_id, epoch, frozen))
+            if not topic.gone:  # the folder of a deleted topic may be removed already
+                made.append(self._write_segment(topic_id, epoch, frozen))
 
         def finished(error: Exception | None) -> None:
-            if error is not None:
-                log.error("seal_failed", topic=topic.name, first_seq=segment.first, reason=str(error))
-            else:
+            if made:
                 self._adopt(topic_id, segment, *made[0])
+            elif topic.gone:
+                self.shelf.retired.append(self.dir.segment_path(topic_id, segment.first))  # its folder goes with it
+            else:
+                log.error("seal_failed", topic=topic.name, first_seq=segment.first, reason=str(error))
 
         self._submit(work, finished)
 
@@ -491,7 +500,7 @@ class Store:
     def _remove_old(self, number: int, keep_tails: set[int], retired: list[str]) -> None:
         old = [self.dir.wal_path(n) for n in self.dir.wal_numbers() if n < number]
         old += [self.dir.snapshot_path(n) for n in self.dir.snapshot_numbers() if n < number]
-        old += [self.dir.ledger_path(n) for n in self.dir.ledger_numbers() if n < number]
+        old += [self.dir.ledger_path(n) for n in self.dir.ledger_numbers() if n < self._ledger_number]
         old += [self.dir.tails_path(n) for n in self.dir.tails_numbers() if n not in keep_tails and n < number]
         for path in rested(self._worker, [*old, *retired]):
             with suppress(FileNotFoundError):
@@ -500,6 +509,7 @@ class Store:
             if int(posixpath.basename(folder)) not in self.state.by_id:
                 with suppress(OSError):  # not empty: a segment of the dropped topic is still on its way out
                     self.fs.rmdir(folder)
+                    self._topic_dirs.discard(int(posixpath.basename(folder)))
 
     def _remove_orphans(self) -> None:
         """Remove segment files that a stopped process wrote and no snapshot refers to."""
@@ -520,7 +530,8 @@ class Store:
                 topic_dir = posixpath.join(folder, name)
                 for path in [posixpath.join(topic_dir, file) for file in self.fs.listdir(topic_dir)]:
                     if path not in named:
-                        self.fs.unlink(path)
+                        with suppress(FileNotFoundError):  # a directory is not ours
+                            self.fs.unlink(path)
                 if int(name) not in self.state.by_id:
                     with suppress(OSError):
                         self.fs.rmdir(topic_dir)

@@ -15,7 +15,6 @@ from msgspec import Struct
 
 from topics.engine import retention
 from topics.engine.durable import recovery, snapshot_load
-from topics.engine.durable.log_files import LogFile, read_log, read_whole
 from topics.engine.offline.seq_account import SeqAccount, account
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
@@ -24,9 +23,10 @@ from topics.storage import snapshot as snap
 from topics.storage.backup import COPIED_BOOT_ID
 from topics.storage.check import Examined, Problem, examine
 from topics.storage.datadir import DataDir, DataDirError, UnknownVersion
-from topics.storage.fs import Fs
+from topics.storage.fs import Fs, absence, next_step
 from topics.storage.log import entry as entries
 from topics.storage.log import ledger, walfile
+from topics.storage.log.log_files import LogFile, read_log, read_whole
 from topics.storage.readonly import ReadOnlyFs
 from topics.storage.segments import codec
 from topics.storage.segments.marks import put_marks
@@ -108,6 +108,8 @@ class _Verifier:
             raise
         except DataDirError as error:
             self._found(posixpath.join(self.dir.root, "FORMAT"), 0, str(error), RESTORE_ALL)
+        except OSError as error:
+            self._unreadable(error)
         if self._has_subdirs():
             self._measure()
             number, snapshot = self._snapshots()
@@ -117,9 +119,8 @@ class _Verifier:
                     for topic in snapshot.topics:
                         self._topic(topic, tails)
             if snapshot is not None or number == 0:
-                since, boot_id = (0, "") if snapshot is None else (snapshot.wal_number, snapshot.boot_id)
-                self._is_copy = boot_id == COPIED_BOOT_ID
-                self._log(since, boot_id)
+                self._is_copy = snapshot is not None and snapshot.boot_id == COPIED_BOOT_ID
+                self._log(snapshot)
                 self._replay()
             self._left_over()
         report.clean = not report.damage
@@ -139,7 +140,13 @@ class _Verifier:
     def _measure(self) -> None:
         paths = list(self._all_files())
         self.report.files = len(paths)
-        self._total = self.report.bytes = sum(self.fs.size(path) for path in paths)
+        self._total = self.report.bytes = sum(map(self._size, paths))
+
+    def _size(self, path: str) -> int:
+        try:
+            return self.fs.size(path)
+        except OSError:
+            return 0  # the check of the file finds out why
 
     def _all_files(self) -> list[str]:
         found = [self.dir.wal_path(number) for number in self.dir.wal_numbers()]
@@ -158,7 +165,7 @@ class _Verifier:
             text = f"{path}: nothing refers to this file; a server does not read it"
             if path.endswith(".seg"):
                 examined = self._examine_file(path, None)
-                if examined is not None and examined.problems:
+                if examined.problems:
                     text += f" (damaged: {examined.problems[0].what})"
             self.report.notes.append(text)
         folders = [self.dir.root, self.dir.wal_dir, self.dir.snapshots_dir, self.dir.segments_dir]
@@ -179,10 +186,13 @@ class _Verifier:
         for number in reversed(numbers):
             path = self.dir.snapshot_path(number)
             self._named.add(path)
-            data = read_whole(self.dir, path)
-            self._step(len(data))
             try:
+                data = read_whole(self.dir, path)
+                self._step(len(data))
                 snapshot = snap.decode(data, path=path, number=number)
+            except OSError as error:
+                self._unreadable(error)
+                continue
             except Corrupt as error:
                 older = (
                     "restore from a backup: a server started as it is falls back to an older snapshot, if there is one"
@@ -224,9 +234,6 @@ class _Verifier:
             return
         footer = codec.Footer(*ref.footer)
         examined = self._examine_file(path, footer)
-        if examined is None:
-            problem = Problem(0, "the file is missing", 0, ref.count, whole=True)
-            examined = Examined(footer, None, b"", [problem])
         if (footer.topic_id, footer.first, footer.count) != (found.topic_id, ref.first, ref.count):
             self._found(path, 0, "the snapshot's own entries about this segment differ", REPORT, topic=found.name)
         self._problems[found.topic_id, ref.first] = examined.problems
@@ -248,8 +255,8 @@ class _Verifier:
         first = max([one.first + one.count for one in found.segments] + [found.earliest])
         try:
             data = tails.read(ref)
-        except FileNotFoundError:
-            self._damaged_seqs(path, 0, "the file is missing", found.name, first, found.head)
+        except OSError as error:
+            self._damaged_seqs(path, 0, _why(error), found.name, first, found.head)
             return
         self._step(len(data))
         examined = examine(lambda size, at: data[at : at + size], ref.size, path=path, taken=lambda at, data: None)
@@ -269,27 +276,39 @@ class _Verifier:
         ):
             self._found(path, ref.offset, "the last records do not end at the topic's head", REPORT, topic=found.name)
 
-    def _examine_file(self, path: str, known: codec.Footer | None) -> Examined | None:
-        """Return the content of the file, or None if it does not exist."""
+    def _examine_file(self, path: str, known: codec.Footer | None) -> Examined:
+        """Return the content of the file, or the problem that it cannot be read."""
         try:
             file = self.fs.open(path)
-        except FileNotFoundError:
-            return None
-        try:
-            return examine(
-                file.pread, file.size(), path=path, known=known, taken=lambda at, data: self._step(len(data))
-            )
-        finally:
-            file.close()
+            try:
+                return examine(
+                    file.pread, file.size(), path=path, known=known, taken=lambda at, data: self._step(len(data))
+                )
+            finally:
+                file.close()
+        except OSError as error:
+            count = 0 if known is None else known.count
+            return Examined(known, None, b"", [Problem(0, _why(error), 0, count, whole=True)])
 
     # --- the log
 
-    def _log(self, since: int, boot_id: str) -> None:
-        account = None if boot_id == self.fs.boot_id() != "" else ledger.read(self.dir, since)
-        unsynced_from, synced_to = (None, None) if account is None else (account.unsynced_from, account.synced_to)
-        files = read_log(self.dir, since, [], self.report.notes, unsynced_from=unsynced_from)
+    def _log(self, snapshot: snap.Snapshot | None) -> None:
+        since, boot_id = (0, "") if snapshot is None else (snapshot.wal_number, snapshot.boot_id)
+        oldest = min(since, snap.ledger_number(snapshot) or since)
+        account, unreadable = None, list[OSError]()
+        try:
+            account = None if boot_id == self.fs.boot_id() != "" else ledger.read(self.dir, since)
+        except OSError as error:
+            unreadable.append(error)
+        synced_to = None if account is None else account.synced_to
+        unsynced_from = ledger.unsynced_from(self.dir, account)
+        files = read_log(
+            self.dir, since, [], self.report.notes, unsynced_from=unsynced_from, unreadable=unreadable.append
+        )
+        for found in unreadable:
+            self._unreadable(found)
         self._named.update(self.dir.wal_path(number) for number in self.dir.wal_numbers() if number >= since)
-        self._named.update(self.dir.ledger_path(number) for number in self.dir.ledger_numbers() if number >= since)
+        self._named.update(self.dir.ledger_path(number) for number in self.dir.ledger_numbers() if number >= oldest)
         self.report.log_files = len(files)
         for file in files:
             self._log_header(file)
@@ -357,13 +376,15 @@ class _Verifier:
             found = recovery.recover(self.dir, state, shelf, cold_dir=self.cold_dir, progress=lambda share: None)
         except DataDirError:  # a start would fail, and nothing is damaged
             raise
+        except OSError as error:
+            self._unreadable(error)
+            return
         except Exception as error:  # a start would raise the same error
             what = f"a start would fail: {error or type(error).__name__}"
             self._found(self.dir.root, 0, what, RESTORE_ALL)
             return
         for lost in found.lost:
-            what = "may have been in the part of the log that is not there"
-            self._damaged_seqs(lost.path, lost.offset, what, lost.topic, lost.first, lost.last)
+            self._damaged_seqs(lost.path, lost.offset, lost.what, lost.topic, lost.first, lost.last)
         reported = {finding.file for finding in self.report.damage}
         for text in found.damage:
             if not any(text.startswith(path) for path in reported):
@@ -421,6 +442,12 @@ class _Verifier:
         else:
             self._found(path, offset, what, RESTORE, topic=topic, first_seq=first, last_seq=last)
 
+    def _unreadable(self, error: OSError) -> None:
+        """Report a file without which a server does not start, once."""
+        path = error.filename or self.dir.root
+        if all(finding.file != path for finding in self.report.damage):
+            self._found(path, 0, f"{_why(error)}; a server does not start on it", next_step(error))
+
     def _found(
         self, file: str, offset: int, what: str, next_step: str, *,
         topic: str | None = None, first_seq: int | None = None, last_seq: int | None = None,
@@ -434,6 +461,11 @@ class _Verifier:
     def _step(self, size_bytes: int) -> None:
         self._done += size_bytes
         self._progress(min(self._done, self._total), self._total)
+
+
+def _why(error: OSError) -> str:
+    """Return why a file cannot be read."""
+    return absence(error) if isinstance(error, FileNotFoundError) else f"the file cannot be read: {error.strerror}"
 
 
 def _live(marks: bytearray, examined: Examined, earliest: int) -> tuple[int, int]:

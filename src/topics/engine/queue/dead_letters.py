@@ -9,6 +9,7 @@ from __future__ import annotations
 from msgspec import UNSET, Struct
 
 from topics import logs
+from topics.engine import retention
 from topics.engine.queue import letter_records, pick
 from topics.engine.queue.job_moves import Copy, Moved, Moves, undo_also
 from topics.engine.state.jobs.job import Job
@@ -126,7 +127,8 @@ class DeadLetters:
         found = letter_records.find(
             source, topic.name, match=match, seqs=seqs, from_seq=from_seq, limit=limit, now_ms=now
         )
-        rows = found.letters
+        expiring_before = retention.expiring_before(source, now)
+        rows = [row for row in found.letters if row.seq >= expiring_before]
         result = Redriven(topic, name, [row.seq for row in rows], found.upto, found.caught_up)
         if dry_run or not rows:
             return Ticket.of(result)

@@ -84,6 +84,7 @@ class Moves:
         frame = self._frame(source, dest.config.durability, move)
         ticket = Ticket(dest, frame, take_effect, append, append.first, len(copies), len(append.blob), also=[source])
         ticket.gated = frame is not None and "fsync" in (source.config.durability, dest.config.durability)
+        ticket.at_ms = now_ms
         staging.take_seqs(dest, ticket)
         staging.commits.stage(ticket)
         return _hold(source, ticket, move)
@@ -125,6 +126,7 @@ class Moves:
             size_bytes=size_bytes,
             ceiling=append.last + FIRST_CEILING,
             also=[source],
+            at_ms=move.at_ms,
         )
         return _hold(source, ticket, move)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import repeat
+from operator import attrgetter
 from typing import NamedTuple
 
 from topics.engine.state.jobs.job import PRIORITIES, Job
@@ -31,12 +32,18 @@ EXAMINE_MAX = 20_000  # seqs that the cursor passes in one step; more would dela
 AHEAD = 256  # seqs of one priority whose segments are fetched together
 LOAD_AHEAD = 8  # segments that are fetched together if the next one is not in memory
 
+_seqs_of = attrgetter("seqs")
+
 
 class Pass:
     """One search for up to `want` jobs, and for up to `moves` others that were delivered too often."""
 
-    def __init__(self, topic: Topic, want: int, *, bury_after: int, moves: int = MOVES_MAX) -> None:
+    def __init__(
+        self, topic: Topic, want: int, *, bury_after: int, moves: int = MOVES_MAX, expiring_before: int = 0
+    ) -> None:
+        """Pass over returned jobs below `expiring_before`: they are about to expire."""
         self.topic = topic
+        self._expiring_before = expiring_before
         self.queue = queue = leases_of(topic)
         self.jobs: list[Job] = []
         self.dead: list[Job] = []  # delivered `bury_after` times already, if that is not 0
@@ -52,7 +59,7 @@ class Pass:
         try:
             if queue.reclaim:
                 self._take_reclaimed(want, bury_after, moves)
-            if any(queue.by_priority):
+            if any(map(_seqs_of, queue.by_priority)):  # `trim` empties them
                 self._ats = [waiting.at for waiting in queue.by_priority]
                 self._take_by_priority(want)
             elif len(self.jobs) < want:
@@ -85,7 +92,7 @@ class Pass:
         for job in reclaim.values():
             if len(self.jobs) >= want or len(self.dead) >= moves:
                 break
-            if deletes is not None and deletes.taking(job.seq) is not None:
+            if job.seq < self._expiring_before or (deletes is not None and deletes.taking(job.seq) is not None):
                 continue
             self._reclaimed.append(job)
             self._taken.add(job.seq)

@@ -16,7 +16,7 @@ from topics.engine.queue.dead_letters import DeadLetters
 from topics.engine.queue.lease_log import Extended, Released, leased
 from topics.engine.state.jobs.job import Holder, Job
 from topics.engine.state.jobs.leases import Leases
-from topics.engine.state.staged_deletes import is_leaving
+from topics.engine.state.staged_deletes import StagedDeletes
 from topics.engine.state.topic import Topic, leases_of
 from topics.engine.write import apply, removal
 from topics.engine.write.commit import Ticket
@@ -71,6 +71,8 @@ class Queues:
         self.dead_letters = DeadLetters(staging)
         self.claimed_total = 0  # jobs leased since the process started
         self.acked_total = 0  # jobs completed
+        # Jobs that returned undelivered, and the lease that the log may still have of each.
+        self._unlogged: list[tuple[Topic, Job, int]] = []
 
     def get(self, name: str) -> Topic:
         """Return the topic, once no change of it is under way. Raises `topic_not_found` and `not_a_queue`."""
@@ -93,7 +95,7 @@ class Queues:
         config = topic.config
         most = min(sum(want.max for want in wants), PASS_MAX_JOBS)
         queue.refill(most + pick.MOVES_MAX)
-        taken, rendered, leaving = _take(topic, most)
+        taken, rendered, leaving = _take(topic, most, retention.expiring_before(topic, now))
         self.claimed_total += len(taken.jobs)
         shares = divide(taken.jobs, [want.max for want in wants])
         claims, entries = [], []
@@ -115,7 +117,17 @@ class Queues:
         if not entries or not self._writes_leases(topic):
             return claims, None if moved is None else _whatever_happens(moved)
         granted = [job for done in claims for job in done.jobs]
-        return claims, self._staging.stage(topic, entries, lambda _: None, undo=lambda: _free(queue, granted))
+
+        def take_effect(_: Ticket) -> None:
+            if self._unlogged:  # in the log, the new lease of a job replaces the old one
+                new = {job.seq for job in granted}
+                self._unlogged = [
+                    (one, job, lease)
+                    for one, job, lease in self._unlogged
+                    if one is not topic or job.seq not in new or lease >= entries[0].first_lease
+                ]
+
+        return claims, self._staging.stage(topic, entries, take_effect, undo=lambda: _free(queue, granted))
 
     def ack(self, topic: Topic, node: str, seqs: list[int], lease_ids: list[str] | None) -> Ticket:
         """Delete jobs that are done, as durably as the topic keeps anything. Ends with `Outcome`."""
@@ -124,17 +136,20 @@ class Queues:
         jobs, skipped = _held(topic, node, seqs, lease_ids)
         if not jobs:
             return Ticket.of(_outcome(topic, 0, skipped))
-        done = sorted(job.seq for job in jobs)
+        done = sorted([job.seq for job in jobs])
         found = removal.by_seq(topic, done)
         queue.take_out(jobs)
         entry = log.Delete(topic.topic_id, 0, None, "", now, done)
 
         def take_effect(_: Ticket) -> Outcome:
+            if topic.config.ttl_ms:
+                retention.expire(topic, now)
+            evicted = [seq for seq in done if seq not in queue.leaving]  # or expired before the ack was staged
             apply.delete(topic, entry, found.chosen)
-            self.acked_total += len(done)
-            return _outcome(topic, len(done), skipped)
+            self.acked_total += len(done) - len(evicted)
+            return _outcome(topic, len(done) - len(evicted), skipped + evicted)
 
-        return self._staging.stage(topic, [entry], take_effect, undo=lambda: queue.put_back(jobs))
+        return self._staging.stage(topic, [entry], take_effect, undo=lambda: queue.put_back(jobs), at_ms=now)
 
     def nack(self, topic: Topic, node: str, seqs: list[int], lease_ids: list[str] | None, *, delay_ms: int) -> Ticket:
         """Return jobs to the queue after `delay_ms`. Ends with `Outcome`."""
@@ -176,12 +191,44 @@ class Queues:
         return self._release(topic, jobs, [], due_ms=0, now_ms=self._staging.clock.now_ms())
 
     def undo_claim(self, topic: Topic, jobs: list[Job]) -> Ticket:
-        """Return claimed jobs to the queue as if they had not been delivered: their client left before the answer."""
+        """Return claimed jobs to the queue as if they had not been delivered: their client left before the answer.
+
+        They return at once. If the log refuses the entry, `log_returns` tries again.
+        """
         queue = self._of_client_that_left(topic)
         if queue is None:
             return Ticket.of(None)
         held = [job for job in jobs if queue.held(job.seq) is job]
-        return self._release(topic, held, [], due_ms=0, now_ms=self._staging.clock.now_ms(), undelivered=True)
+        _free(queue, held)
+        return self._log_return(topic, held)
+
+    def log_returns(self) -> None:
+        """Log the return of undelivered jobs that the log has refused before, of those that are still unclaimed.
+
+        Else a restart would count a delivery that never happened. The caller calls this while the log works.
+        """
+        unlogged, self._unlogged = self._unlogged, []
+        returned: dict[Topic, list[Job]] = {}
+        for topic, job, lease in unlogged:
+            queue = topic.queue
+            if queue is not None and queue.reclaim.get(job.seq) is job and not topic.changing:
+                returned.setdefault(topic, []).append(job)
+            elif queue is not None and queue.find(job.seq) is job:
+                self._unlogged.append((topic, job, lease))  # the log may still refuse its new lease
+        for topic, jobs in returned.items():
+            self._log_return(topic, jobs)
+
+    def _log_return(self, topic: Topic, jobs: list[Job]) -> Ticket:
+        if not jobs or not self._writes_leases(topic):
+            return Ticket.of(None)
+
+        unlogged = [(topic, job, job.lease) for job in jobs]
+
+        def undo() -> None:
+            self._unlogged += unlogged
+
+        entry = Released(topic.topic_id, [job.seq for job in jobs], 0, self._staging.clock.now_ms(), True)
+        return self._staging.stage(topic, [entry], lambda _: None, undo=undo)
 
     def _of_client_that_left(self, topic: Topic) -> Leases | None:
         """Return the queue, None if it was deleted. Waits for the disk: there is no client that could retry."""
@@ -197,19 +244,18 @@ class Queues:
         *,
         due_ms: int,
         now_ms: int,
-        undelivered: bool = False,
     ) -> Ticket:
         queue = leases_of(topic)
 
         def take_effect(_: Ticket) -> Outcome:
-            queue.release(jobs, due_ms=due_ms, now_ms=now_ms, undelivered=undelivered)
+            queue.release(jobs, due_ms=due_ms, now_ms=now_ms)
             _notify(queue)
             return _outcome(topic, len(jobs), skipped)
 
         if not jobs or not self._writes_leases(topic):
             return Ticket.of(take_effect(Ticket()))
         queue.take_out(jobs)
-        entry = Released(topic.topic_id, [job.seq for job in jobs], due_ms, now_ms, undelivered)
+        entry = Released(topic.topic_id, [job.seq for job in jobs], due_ms, now_ms)
         return self._staging.stage(topic, [entry], take_effect, undo=lambda: queue.put_back(jobs))
 
     def _writes_leases(self, topic: Topic) -> bool:
@@ -230,15 +276,15 @@ def expire(topic: Topic, now_ms: int) -> Leases:
 # --- claim
 
 
-def _take(topic: Topic, want: int) -> Taken:
+def _take(topic: Topic, want: int, expiring_before: int) -> Taken:
     """Take jobs with their records. If this raises `Cold`, no job was taken."""
     try:
-        return _take_fitting(topic, want)
+        return _take_fitting(topic, want, expiring_before)
     except Damaged as damage:
-        return retention.read_past(topic, damage, lambda: _take_fitting(topic, want))
+        return retention.read_past(topic, damage, lambda: _take_fitting(topic, want, expiring_before))
 
 
-def _take_fitting(topic: Topic, want: int) -> Taken:
+def _take_fitting(topic: Topic, want: int, expiring_before: int) -> Taken:
     """Take as many jobs as fit into one answer, and as many dead jobs as fit into one move; at least one of each.
 
     Take fewer if their records are not in memory and one load cannot fetch them all.
@@ -248,7 +294,7 @@ def _take_fitting(topic: Topic, want: int) -> Taken:
     moves = pick.MOVES_MAX
     # Bound: every round but the last lowers `want` or `moves`, and neither below 1.
     while True:
-        taken = pick.Pass(topic, want, bury_after=bury_after, moves=moves)
+        taken = pick.Pass(topic, want, bury_after=bury_after, moves=moves, expiring_before=expiring_before)
         try:
             rendered = _rendered(topic, taken.jobs)
             if taken.dead:
@@ -307,7 +353,7 @@ def _row(job: Job, stored: pick.StoredRecord) -> bytes:
 
 
 def _free(queue: Leases, jobs: list[Job]) -> None:
-    """Undo a grant: the log did not take the leases."""
+    """Undo a grant: the log did not take the leases, or their worker did not get them."""
     held = [job for job in jobs if queue.leases.get(job.seq) is job]
     queue.release(held, due_ms=0, now_ms=0, undelivered=True)
     _notify(queue)
@@ -331,6 +377,7 @@ def _whatever_happens(moved: Ticket) -> Ticket:
 def _held(topic: Topic, node: str, seqs: list[int], lease_ids: list[str] | None) -> tuple[list[Job], list[int]]:
     """Return the jobs among `seqs` that the worker holds, and the seqs that it does not hold or a delete takes."""
     queue = leases_of(topic)
+    deletes: StagedDeletes | None = topic.staged_deletes
     jobs: dict[int, Job] = {}
     skipped = []
     for at, seq in enumerate(seqs):
@@ -340,7 +387,7 @@ def _held(topic: Topic, node: str, seqs: list[int], lease_ids: list[str] | None)
             or job.node != node
             or seq in jobs
             or (lease_ids is not None and lease_ids[at] != job.lease_id)
-            or is_leaving(topic, seq)
+            or (deletes is not None and deletes.taking(seq) is not None)
         ):
             skipped.append(seq)
         else:

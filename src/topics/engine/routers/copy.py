@@ -12,7 +12,9 @@ moves them to exactly there first. A plain append to a source needs no mark, bec
 records: the common case costs no byte. If an append evicts records (cap, TTL) that a router has not forwarded yet, a
 `Trim` before it says what the router gives up, and readers of the destination get a tombstone with reason
 `source_trim`. A replay forwards records before it evicts them, unless a `Trim` or a `Mark` says otherwise, because the
-live server had forwarded them by then.
+live server had forwarded them by then. An entry behind a `Mark` can evict records, too (a configuration, a delete); the
+`Trim` for these follows it. After the last entry nothing is known, so a replay makes no copy that would evict records
+which a router has not forwarded.
 
 A copy that is larger than the `cap_bytes` of its destination can never be stored there. A destination that rejects
 stops its routers at this record; in any other destination the copy gets its seq and is lost with reason `cap`, and the

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from topics.engine import retention
+from topics.engine.delays import STARVED_NS
 from topics.engine.routers import replay
 from topics.engine.routers.copy import (
     Copier,
@@ -19,7 +20,7 @@ from topics.engine.routers.copy import (
 )
 from topics.engine.routers.graph import Edge, Router, Table, linked, links_of
 from topics.engine.routers.replay import room
-from topics.engine.routers.router_log import LiveRouters
+from topics.engine.routers.router_log import LiveRouters, survives_power_loss
 from topics.engine.routers.schedule import DueEdges
 from topics.engine.routers.source_records import Gathered, Piece, gather
 from topics.engine.state.topic import Topic
@@ -30,8 +31,6 @@ from topics.storage.log import entry as log
 from topics.storage.log.router_entry import Copies, Resume, Trim
 from topics.storage.segments.cold import Cold, waiting
 from topics.storage.segments.segment import Damaged
-
-STARVED_NS = 20_000_000  # an edge that waits for the log for longer than this has it synced
 
 
 class Forwarder:
@@ -349,6 +348,7 @@ class Forwarder:
         ticket = Ticket(topic=edge.dest, apply=take_effect, entry=entry, undo=undo)
         if self._staging.logged:
             ticket.frame = log.encode(entry)
+            ticket.gated = survives_power_loss(edge)
         self._staging.commits.stage(ticket)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from topics.engine.state.name_index import NameIndex
 from topics.engine.state.topic import Topic
-from topics.model.router import RouterConfig
+from topics.model.router import MAX_HOPS, RouterConfig
 
 if TYPE_CHECKING:
     from topics.engine.routers.stamps import Stamps
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Router:
     """One router. It has examined all records of its source up to `cursor`."""
 
-    __slots__ = ("config", "cursor", "edge", "forwarded_total", "name", "present", "router_id", "under_way")
+    __slots__ = ("config", "cursor", "edge", "forwarded_total", "name", "owed", "present", "router_id", "under_way")
 
     def __init__(self, name: str, *, router_id: int, edge: Edge, config: RouterConfig, cursor: int) -> None:
         self.name = name
@@ -32,6 +32,7 @@ class Router:
         self.config = config
         self.cursor = cursor
         self.under_way = 0  # where the cursor will be once all staged steps have landed
+        self.owed = 0  # in a replay: records up to `under_way` that it gave up, and that have no seqs yet
         self.forwarded_total = 0
         self.present: Stamps | None = None  # the stamps in the destination, once they are needed
 
@@ -154,7 +155,7 @@ class Links:
 
     def deleting(self) -> None:
         """In a replay, forward records before they are deleted. Live, the delete came later, or had a mark."""
-        if self.outgoing and self.table.live is None:
+        if self.outgoing and self.table.live is None and self.table.pinned is not self.topic:
             self.table.replay_losing(self, self.topic.head + 1)
 
 
@@ -186,6 +187,7 @@ class Table:
         self.live: Live | None = None
         self.twins = 0  # routers that share an edge with an older one
         self.pinned: Topic | None = None  # in a replay: a mark spoke of the next entry, so nothing is forwarded for it
+        self.before_stops: set[Topic] = set()  # at the end of a replay: see `replay.before_stops`
         self.stamps: dict[int, dict[str, int]] = {}  # by destination: `stamp_space` → highest seq with a stamp
 
     def replay_losing(self, links: Links, upto: int) -> None:
@@ -282,26 +284,50 @@ def copies_of_one(
 ) -> int:
     """Return how many copies one record could have with one more router, or any number above `most`.
 
-    `without` is the router that the new one replaces. Filters count as if the tag of the record suited them best.
+    `without` is the router that the new one replaces. Filters count as if the tag of the record suited them best. The
+    record with the most copies is written to the topic where the line of sources begins. A cycle has no beginning, so
+    a record of each of its topics counts; it stops after `MAX_HOPS` copies.
     """
-    start = None if source is None else upstream(source, without=without)[-1]
-    copies, seen, left = 0, {start}, [(start, 1)]
-    # Bound: the number of topics. Each of them is added to `left` once.
-    while left and copies <= most:
-        topic, times = left.pop()
+
+    ring: set[Topic] = set()
+
+    def routers_of(topic: Topic | None) -> dict[Topic | None, list[RouterConfig]]:
+        found: dict[Topic | None, list[RouterConfig]] = {}
         links = None if topic is None else links_of(topic)
-        edges: dict[Topic | None, list[RouterConfig]] = {}
         for edge in () if links is None else links.outgoing.values():
-            edges[edge.dest] = [router.config for router in edge.routers if router is not without]
+            found[edge.dest] = [router.config for router in edge.routers if router is not without]
         if topic is source:
-            edges[dest] = [*edges.get(dest, ()), config]
-        for to, configs in edges.items():
-            made = times * _most_matching(configs)
-            copies += made
-            if to is not None and to not in seen:
-                seen.add(to)
-                left.append((to, made))
-    return copies
+            found[dest] = [*found.get(dest, ()), config]
+        return found
+
+    def copies_from(start: Topic | None) -> int:
+        copies, seen, left = 0, {start}, [(start, 1, 0)]
+        # Bound: the number of topics. Each of them is added to `left` once.
+        while left and copies <= most:
+            topic, times, hops = left.pop()
+            for to, configs in routers_of(topic).items() if hops < MAX_HOPS else ():
+                made = 0 if to in seen else times * _most_matching(configs)
+                copies += made
+                if made and to is not None:
+                    seen.add(to)
+                    left.append((to, made, hops + 1 if hops or to in ring else 0))
+        return copies
+
+    if source is None:
+        return copies_from(None)
+    line = upstream(source, without=without)
+    ring = _ring(line, dest, without)
+    return max(map(copies_from, ring or line[-1:]))
+
+
+def _ring(line: list[Topic], dest: Topic | None, without: Router | None) -> set[Topic]:
+    """Return the cycle at the end of a line of sources, once the first topic of the line is the source of `dest`."""
+    if dest in line:
+        return set(line[: line.index(dest) + 1])
+    links = links_of(line[-1])
+    if links is None or links.incoming is None or links.incoming.routers == [without]:
+        return set()
+    return set(line[line.index(links.incoming.source) :])
 
 
 def _most_matching(configs: list[RouterConfig]) -> int:

@@ -2,7 +2,8 @@
 
 During a replay, routers move only when an entry requires it: a `Mark` or a `Trim` that says where they were, a direct
 write that begins above the head of its topic, a record that is about to be evicted. At the end all routers go as far as
-they can, except those on a cycle: each of their steps is in the log, and they take the next one when the server runs.
+full topics let them, except those on a cycle: each of their steps is in the log, and they take the next one when the
+server runs.
 
 An ephemeral topic has no records in a replay, so nothing is copied into it or out of it. The log has the copies of its
 records, and a `Mark` says where the routers around it were. At the end, records that its routers had not forwarded are
@@ -11,25 +12,22 @@ lost with it.
 
 from __future__ import annotations
 
-import sys
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
 import msgspec
-from msgspec import Struct
 
 from topics.engine import retention
-from topics.engine.routers import copy
-from topics.engine.routers.graph import Edge, Links, Router, Table, links_of
+from topics.engine.routers import copy, saved_routers
+from topics.engine.routers.graph import Edge, Links, Router, Table, links_of, upstream
 from topics.engine.routers.source_records import Piece, gather
 from topics.engine.state import snapshot_parts
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.engine.write import apply
+from topics.model.nesting import allow_depth, limit_restored
 from topics.model.router import RouterConfig
-from topics.storage import snapshot as snap
 from topics.storage.log.entry import Append
 from topics.storage.log.router_entry import Copies, Mark, Resume, RouterDrop, RouterPut, Trim
 from topics.storage.segments.cold import waiting
@@ -39,7 +37,6 @@ BASE_DEPTH = 1000
 DEPTH_PER_ROUTER = 16  # nested calls: 7 on the way down a chain and one on the way up, and as many to spare
 
 T = TypeVar("T")
-_encode = msgspec.msgpack.encode
 
 
 class ReplayTable(Table):
@@ -50,12 +47,20 @@ class ReplayTable(Table):
     ) -> Router:
         router = super().put(name, router_id=router_id, source=source, dest=dest, config=config, cursor=cursor)
         if self.live is None:
-            sys.setrecursionlimit(max(sys.getrecursionlimit(), BASE_DEPTH + DEPTH_PER_ROUTER * len(self.by_id)))
+            allow_depth(BASE_DEPTH + DEPTH_PER_ROUTER * len(self.by_id))
         return router
 
     def replay_losing(self, links: Links, upto: int) -> None:
-        """Forward records below `upto` before they are lost, as the live server did, unless a mark says otherwise."""
+        """Forward records below `upto` before they are lost, as the live server did.
+
+        After a mark the live server gave them up. Their seqs in the destination follow from a `Trim` behind the entry
+        that takes them; if the log ends before it, no seq after them was given out.
+        """
         if self.pinned is links.topic:
+            for router in links.routers():
+                if router.reached < upto - 1 and not _is_ephemeral(router.edge.dest):
+                    router.owed += copy.count_lost(router, upto - 1)
+                    router.under_way = upto - 1
             return
         for edge in list(links.outgoing.values()):
             if not edge.busy and derives(edge):
@@ -108,7 +113,7 @@ def bring(
         # Bound: each round moves a cursor towards its target, drops a target, or loses a damaged range of the source.
         while (turn := edge.next(targets)) is not None:
             router, upto = turn
-            _grow(state, edge.source, router.cursor)
+            _grow(state, edge.source, router.cursor, obeys_caps=obeys_caps)
             upto = min(upto, edge.source.head)
             if upto <= router.cursor:
                 targets = {key: value for key, value in targets.items() if key != router.router_id}
@@ -118,7 +123,7 @@ def bring(
         edge.busy -= 1
 
 
-def _grow(state: State, source: Topic, cursor: int) -> None:
+def _grow(state: State, source: Topic, cursor: int, *, obeys_caps: bool = False) -> None:
     """Copy records into `source` until one lies behind `cursor`, if there is none yet.
 
     One at a time: the next may evict what a router out of the source has to forward first. A router that passed losses
@@ -127,10 +132,10 @@ def _grow(state: State, source: Topic, cursor: int) -> None:
     before = -1
     while before < source.head <= cursor:
         before = source.head
-        fill(state, source, before + 1)
+        fill(state, source, before + 1, obeys_caps=obeys_caps)
 
 
-def fill(state: State, topic: Topic, head: int) -> None:
+def fill(state: State, topic: Topic, head: int, *, obeys_caps: bool = False) -> None:
     """Copy records into a topic until it reaches `head`, if its edge can."""
     links = links_of(topic)
     edge = None if links is None else links.incoming
@@ -140,14 +145,14 @@ def fill(state: State, topic: Topic, head: int) -> None:
         before = topic.head, [router.cursor for router in edge.routers]
         turn = edge.next()
         if turn is None:
-            _grow(state, edge.source, min(router.cursor for router in edge.routers))
+            _grow(state, edge.source, min(router.cursor for router in edge.routers), obeys_caps=obeys_caps)
             turn = edge.next()
             if turn is None:
                 return
         router, upto = turn
         edge.busy += 1
         try:
-            _advance(state, router, upto, head, False, stops=True)
+            _advance(state, router, upto, head, obeys_caps, stops=True)
         finally:
             edge.busy -= 1
         if before == (topic.head, [router.cursor for router in edge.routers]):
@@ -159,6 +164,9 @@ def _advance(
 ) -> bool:
     """Copy one batch. Return False if the destination is full. `stops` ends right after the copy at `max_head`."""
     edge, source, dest = router.edge, router.edge.source, router.edge.dest
+    if router.under_way:
+        _skip_owed(router, max_head)
+        return True
     upto = min(upto, source.head)
     start = router.cursor + 1
     if (run := source.losses.covering(start)) is not None:
@@ -181,7 +189,7 @@ def _advance(
     for entry, piece in entries:
         fits = len(entry.sizes)
         if obeys_caps:
-            fits = room(dest, entry.sizes)
+            fits = _keeps(state, dest, entry, room(dest, entry.sizes))
         if max_head is not None:
             fits = min(fits, max_head - dest.head)
         if fits < len(entry.sizes):
@@ -189,7 +197,7 @@ def _advance(
                 _land(state, copier, *copier.part(piece, 0, fits, dest.head + 1))
             if max_head is None or stops:
                 router.cursor = max(piece.seqs[max(fits, 0)] - 1, router.cursor)
-                return stops
+                return stops or fits > 0
             continue  # no more copies were made: these had been there before
         _land(state, copier, entry, piece)
     router.cursor = gathered.upto
@@ -211,6 +219,48 @@ def _land(state: State, copier: copy.Copier, entry: Append, piece: Piece) -> Non
             lost = copy.too_large(dest, sizes[at:])
             retention.lose_next(dest, lost)
             at += lost
+
+
+def _keeps(state: State, dest: Topic, entry: Append, fits: int) -> int:
+    """Return how many of `fits` copies may land so that none is evicted from `dest` before it was forwarded further.
+
+    The routers out of `dest` go first, as far as they can. If that is not enough, the live server decides what they
+    give up, because only its decisions are logged.
+    """
+    links = links_of(dest)
+    if links is None or dest not in table_of(state).before_stops:
+        return fits  # none of the routers further on stops
+    behind = [edge for edge in links.outgoing.values() if not _is_ephemeral(edge.dest)]
+    has_asked = False
+    # Bound: each round but one halves `fits`.
+    while fits > 0:
+        upto = retention.reach(dest, first=entry.first, sizes=entry.sizes[:fits], ts=entry.ts)
+        if upto <= dest.earliest or all(router.cursor >= upto - 1 for edge in behind for router in edge.routers):
+            break
+        if has_asked:
+            fits //= 2
+            continue
+        has_asked = True
+        for edge in behind:
+            if derives(edge) and not edge.busy:
+                bring(state, edge, {router.router_id: dest.head for router in edge.routers}, obeys_caps=True)
+    return fits
+
+
+def before_stops(edges: list[Edge]) -> set[Topic]:
+    """Return the topics with a router, or a line of routers, into a topic that may be full or onto a cycle."""
+    found: set[Topic] = set()
+    for edge in edges:
+        if edge.cyclic or edge.dest.config.discard == "reject":
+            found.update(upstream(edge.source))
+    return found
+
+
+def _skip_owed(router: Router, max_head: int | None = None) -> None:
+    """Give seqs to the records that the router gave up."""
+    _skip(router.edge.dest, router.owed, max_head)
+    router.cursor = max(router.cursor, router.under_way)
+    router.owed = router.under_way = 0
 
 
 def _skip(dest: Topic, n: int, max_head: int | None) -> None:
@@ -273,10 +323,17 @@ class Recovering:
         self._table = table_of(state)
         self._live, self._table.live = self._table.live, None
 
-    def catch_up(self) -> None:
-        """Let all routers go as far as they can, after the last entry of the log."""
+    def catch_up(self) -> bool:
+        """Let all routers go as far as they can, after the last entry of the log. Return whether some gave up records.
+
+        The log does not have these losses: only a snapshot keeps them.
+        """
         table = self._table
         table.pinned = None
+        owing = [router for router in table.by_id.values() if router.under_way]
+        for router in owing:
+            _skip_owed(router)
+        table.before_stops = before_stops(table.edges())
         # Bound: each round but the last moves a cursor or a head, and cursors end at the heads of their sources.
         while True:
             before = [(router.cursor, router.edge.dest.head) for router in table.by_id.values()]
@@ -284,7 +341,7 @@ class Recovering:
                 targets = {router.router_id: edge.source.head for router in edge.routers}
                 bring(self._state, edge, targets, obeys_caps=True)
             if before == [(router.cursor, router.edge.dest.head) for router in table.by_id.values()]:
-                return
+                return bool(owing)
 
     def end(self) -> None:
         """Let routers pass losses that were found after the end of the log. Then the engine takes over."""
@@ -305,11 +362,8 @@ def recovering(state: State) -> Iterator[Recovering]:
     copies evict what they have not read. Both nest once per router of a chain; `ReplayTable.put` raises the limit as
     routers appear. Only Python functions call each other on the way, so the depth takes no space on the C stack.
     """
-    limit = sys.getrecursionlimit()
-    try:
+    with limit_restored():
         yield Recovering(state)
-    finally:
-        sys.setrecursionlimit(limit)
 
 
 # --- entries
@@ -382,6 +436,11 @@ def replay_trim(state: State, entry: Trim) -> None:
         fill(state, dest, entry.first - 1)
         retention.skip_to(dest, entry.first, "corrupt")
     trim(state, entry)
+    router = table_of(state).by_id.get(entry.router_id)
+    if router is not None and router.under_way:
+        router.owed = max(router.owed - entry.lost, 0)
+        if router.cursor >= router.under_way:
+            router.owed = router.under_way = 0
 
 
 def copies(state: State, entry: Copies) -> None:
@@ -415,67 +474,12 @@ def resume(state: State, entry: Resume) -> None:
         retention.expire(dest, entry.at_ms)
 
 
-# --- snapshot
-
-
-class SavedRouter(Struct, array_like=True, gc=False):
-    router_id: int
-    name: str
-    source_id: int
-    dest_id: int
-    config: RouterConfig
-    cursor: int
-    forwarded_total: int
-    floor_ms: int
-
-
-class SavedRouters(Struct, array_like=True):
-    next_id: int
-    routers: list[SavedRouter]
-    stamps: dict[int, dict[str, int]]
-
-
 def _save(state: State) -> snapshot_parts.Encode | None:
-    """Note where all routers are, and return what encodes them: 10,000 routers take 1 ms and 30 ms."""
-    table = table_of(state)
-    if table.next_id == 1:
-        return None
-    routers = tuple(table.by_id.values())
-    # Tuples of values that are not tracked: the first garbage collection forgets them, and would visit a list again.
-    configs = tuple([router.config for router in routers])
-    cursors = tuple([router.cursor for router in routers])
-    totals = tuple([router.forwarded_total for router in routers])
-    floors = tuple([router.edge.floor_ms for router in routers])
-    head, stamps = b"\x93" + _encode(table.next_id), _encode(table.stamps)  # an array of three: see `SavedRouters`
-
-    def saved(at: int) -> SavedRouter:
-        router = routers[at]
-        source_id, dest_id = router.edge.source.topic_id, router.edge.dest.topic_id
-        return SavedRouter(
-            router.router_id, router.name, source_id, dest_id, configs[at], cursors[at], totals[at], floors[at]
-        )
-
-    def encode() -> Iterator[bytes]:
-        order = array("q", sorted(range(len(routers)), key=lambda at: routers[at].router_id))
-        yield head
-        yield from snap.encode_array(map(saved, order), len(order))
-        yield stamps
-
-    return encode
+    return saved_routers.save(table_of(state))
 
 
 def _load(state: State, raw: msgspec.Raw) -> None:
-    table = table_of(state)
-    saved = msgspec.msgpack.decode(raw, type=SavedRouters)
-    for one in saved.routers:
-        source, dest = state.by_id[one.source_id], state.by_id[one.dest_id]
-        router = table.put(
-            one.name, router_id=one.router_id, source=source, dest=dest, config=one.config, cursor=one.cursor
-        )
-        router.forwarded_total = one.forwarded_total
-        router.edge.floor_ms = one.floor_ms
-    table.next_id = max(table.next_id, saved.next_id)
-    table.stamps = saved.stamps
+    saved_routers.load(table_of(state), raw)
 
 
 snapshot_parts.STATE_PARTS.append(snapshot_parts.StatePart("routers", _save, _load))

@@ -9,7 +9,7 @@ from topics.engine import retention
 from topics.engine.consumers.batch import ConsumerBatch
 from topics.engine.routers import replay
 from topics.engine.routers.copy import count_lost, mark
-from topics.engine.routers.graph import Links, Router, linked, links_of
+from topics.engine.routers.graph import Edge, Links, Router, linked, links_of, upstream
 from topics.engine.routers.schedule import DueEdges
 from topics.engine.state.topic import Topic
 from topics.engine.write.commit import Ticket
@@ -143,6 +143,7 @@ class LiveRouters:
         ticket = self._trim_step(router, entry)
         if self._staging.logged:
             ticket.frame = log.encode(entry)
+            ticket.gated = survives_power_loss(router.edge)
             if dest.config.durability == "ephemeral":
                 self._staging.ceilings.guard(dest, ticket, dest.next_seq + entry.lost)
         self._staging.commits.stage(ticket)
@@ -188,6 +189,11 @@ class LiveRouters:
         """Notify the readers of `dest`, and the edges out of it: copies have landed there."""
         self._staging.grew(dest)
         self._due.source_grew(dest)
+
+
+def survives_power_loss(edge: Edge) -> bool:
+    """Return whether copies follow from synced records. A step that decides their seqs or times must be synced, too."""
+    return any(topic.config.durability == "fsync" for topic in upstream(edge.source))
 
 
 def _copies_are_logged(links: Links) -> bool:

@@ -111,7 +111,7 @@ class Topic:
         "staged_count",
         "staged_deletes",
         "staged_keys",
-        "synced",
+        "staged_times",
         "topic_id",
         "totals",
         "trimmed",
@@ -142,7 +142,6 @@ class Topic:
         # No seq above the ceiling is acknowledged before a higher ceiling is durable: no seq is ever given out twice.
         self.ceiling = self.ceiling_staged = FIRST_CEILING
         self.ceiling_step = UNKNOWN_STEP
-        self.synced = 0  # highest seq that is known to be durable
         self.last_write_ts: int | None = None
         self.last_read_ts: int | None = None
         self.keys: OrderedDict[str, Remembered] = OrderedDict()  # oldest first; only `idempotency` changes it
@@ -154,6 +153,7 @@ class Topic:
         self.staged_deletes: Any = (
             None  # `staged_deletes.StagedDeletes`, while a delete or a move out waits for the log
         )
+        self.staged_times: list[int] = []  # of deletes, moves and changes that wait: see `retention.cutoff_ms`
         self.pending = 0  # entries that wait for the log
         self.waiting = 0  # of these, the entries that take effect only once synced
         self.changing = False  # whether one of these changes the topic itself

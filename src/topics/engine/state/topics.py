@@ -61,8 +61,8 @@ class State:
         self.dropped: Callable[[Topic, Segment], None] = lambda topic, segment: None
         self.routers: RouterTable | None = None  # see `routers.replay.table_of`
         self.ledger: Ledger | None = None  # of a running server: has the topics and their ceilings
-        self.risen: set[int] = set()  # topics whose class left `ephemeral` in the log that was replayed
-        self.rises = 0  # how many changes of class promised more than the log has, see `apply.promises_more`
+        self.left_ephemeral: set[int] = set()  # topics whose class left `ephemeral` in the log that was replayed
+        self.needed_snapshots = 0  # how many changes of class promised more than the log has, see `apply.promises_more`
 
     def add(self, topic: Topic, *, index: bool = True) -> None:
         """Add a topic. Without `index` the caller rebuilds `names` once it has added all."""

@@ -18,6 +18,7 @@ from topics.model.names import check_topic
 from topics.model.records import MAX_IDEMPOTENCY_KEY_CHARS, WriteRequest
 from topics.model.topic import ConfigPatch, TopicConfig, configure
 from topics.storage.log import entry as log
+from topics.storage.log.frame import Frames
 
 NO_PATCH = ConfigPatch()
 LARGE_TRIES = 3  # to render a large write while others move its first seq past a power of ten
@@ -110,15 +111,14 @@ class Appends:
             if (behind := _follow(leader, entry)) is not None:
                 return behind
         count, size_bytes = len(entry.sizes), len(entry.blob)
-        ticket = Ticket(topic, None, self._take_effect, entry, first, count, size_bytes, entry.plain)
-        durability = config.durability
-        if staging.logged:
-            if durability != "ephemeral":
-                ticket.frame = log.encode(entry) if blob is None else log.encode_large(entry)
-            if durability == "fsync":
-                ticket.gated = True
-            if first + count > topic.ceiling - topic.ceiling_step // 2:
-                staging.ceilings.guard(topic, ticket, first + count)
+        logged, durability = staging.logged, config.durability
+        frame: Frames | None = None
+        if logged and durability != "ephemeral":
+            frame = log.encode(entry) if blob is None else log.encode_large(entry)
+        gated = logged and durability == "fsync"
+        ticket = Ticket(topic, frame, self._take_effect, entry, first, count, size_bytes, entry.plain, None, gated)
+        if logged and first + count > topic.ceiling - topic.ceiling_step // 2:
+            staging.ceilings.guard(topic, ticket, first + count)
         # `Staging.take_seqs`, without a call.
         topic.next_seq = first + count
         topic.staged_count += count

@@ -62,8 +62,8 @@ def configure(state: State, topic: Topic, entry: log.Configure) -> None:
     if config.durability == "ephemeral":
         topic.needs_snapshot = 0
     elif entry.head is not None and promises_more(topic.config, config):
-        state.rises += 1
-        topic.needs_snapshot = state.rises
+        state.needed_snapshots += 1
+        topic.needs_snapshot = state.needed_snapshots
     if not (topic.config.idempotency_window_ms and config.idempotency_window_ms):
         idempotency.forget_all(state, topic)
     topic.config = config
@@ -316,7 +316,7 @@ def replay_configure(state: State, entry: log.Configure) -> None:
         # The topic was in memory alone. The snapshot that has its records was written later, and is lost.
         retention.lose_all(topic, "restart")
         retention.skip_to(topic, entry.head + 1, "restart")
-        state.risen.add(topic.topic_id)
+        state.left_ephemeral.add(topic.topic_id)
         topic.consumers = None
         state.note_consumers(topic)
     if topic.queue is not None and topic.config.leases_durable > entry.config.leases_durable:

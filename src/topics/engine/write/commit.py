@@ -150,6 +150,7 @@ class Ticket(Struct, eq=False):
     sync_ns: int = 0
     also: list[Topic] | None = None  # other topics that it changes
     number: int = -1  # of its frame in the log
+    at_ms: int | None = None  # no record of its topics expires after this time before the ticket takes effect
 
     @classmethod
     def of(cls, result: Any) -> Ticket:
@@ -221,9 +222,7 @@ class Commits:
         self._landing: deque[Ticket] = deque()  # in the log for good, about to take effect
         self._sync_began_ns = 0
         self._generation = 0
-        # How many turns the next sync waits after one has ended, even if tickets wait for it. Clients that were just
-        # answered write again in these turns and share it: with 32 writers a sync serves 26 of them instead of 16.
-        self.gather_turns = 0
+        self.gather_turns = 0  # how many turns the next sync waits after one has ended: see `engine/delays.py`
         self._gathering = 0  # how many of these turns are left
         self.halted: Exception | None = None  # why the state differs from the log
         self.on_halt: Callable[[Exception], object] = lambda error: None  # ends the process of a server
@@ -256,6 +255,8 @@ class Commits:
         if topic is not None:
             topic.leader = ticket if ticket.plain and topic.links is None else None
             topic.pending += 1
+            if ticket.at_ms is not None:
+                topic.staged_times.append(ticket.at_ms)
             if ticket.gated:
                 topic.waiting += 1
             elif topic.waiting:
@@ -266,6 +267,8 @@ class Commits:
         self.will_change(topic)
         topic.pending += 1
         topic.waiting += ticket.gated
+        if ticket.at_ms is not None:
+            topic.staged_times.append(ticket.at_ms)
         if ticket.also is None:
             ticket.also = []
         ticket.also.append(topic)
@@ -286,38 +289,35 @@ class Commits:
         self.turn_ms = 0
         if self._writing is not None:
             return
-        try:
-            self._write(batch)
-        except Exception as failure:  # what the log has of this batch is unknown
-            self._halt(failure)
-
-    def _write(self, batch: list[Ticket]) -> None:
         self._staged = []
         self.turn += 1
         frames: list[Frames] = []
         self.batch_writes = len(batch)
-        for ticket in batch:
-            if ticket.topic is not None:
-                ticket.topic.leader = None  # the batch is closed: later appends must not join this leader
-            if ticket.followers is not None:
-                self.batch_writes += len(ticket.followers)
-                self._join(ticket, ticket.followers)
-            if ticket.frame is not None:
-                frames.append(ticket.frame)
-        began = self.tick_ns()
-        if self.has_large:
-            self.has_large = False
-            if frames:
-                self._writing = batch
-                self.log.write_large(frames, lambda failure: self._large_written(batch, began, failure))
-                return
-        elif frames:
-            try:
-                self.log.write(frames)
-            except LogFailed as failure:
-                self.refuse(_needing_log(batch), failure)
-                batch = [ticket for ticket in batch if not ticket.done]
-        self._logged(batch, self.tick_ns() - began)
+        try:
+            for ticket in batch:
+                if ticket.topic is not None:
+                    ticket.topic.leader = None  # the batch is closed: later appends must not join this leader
+                if ticket.followers is not None:
+                    self.batch_writes += len(ticket.followers)
+                    self._join(ticket, ticket.followers)
+                if ticket.frame is not None:
+                    frames.append(ticket.frame)
+            began = self.tick_ns()
+            if self.has_large:
+                self.has_large = False
+                if frames:
+                    self._writing = batch
+                    self.log.write_large(frames, lambda failure: self._large_written(batch, began, failure))
+                    return
+            elif frames:
+                try:
+                    self.log.write(frames)
+                except LogFailed as failure:
+                    self.refuse(_needing_log(batch), failure)
+                    batch = [ticket for ticket in batch if not ticket.done]
+            self._logged(batch, self.tick_ns() - began)
+        except Exception as failure:  # what the log has of this batch is unknown
+            self._halt(failure)
 
     def _large_written(self, batch: list[Ticket], began_ns: int, failure: LogFailed | None) -> None:
         if self._writing is not batch:
@@ -332,15 +332,16 @@ class Commits:
 
     def _logged(self, batch: list[Ticket], took_ns: int) -> None:
         """Apply the tickets of the batch that was just written, except for those that wait for a sync."""
-        _number(batch, self.log.written())
         for ticket in batch:
             ticket.wal_ns = took_ns
             if ticket.gated or (ticket.behind and self._is_behind(ticket.topic)):
                 self._written.append(ticket)
             else:
                 self._landing.append(ticket)
+        if self._written:
+            _number(batch, self.log.written())
         self._land()
-        if not self._gathering:
+        if self._written and not self._gathering:
             self._gather()
 
     def _is_behind(self, topic: Topic | None) -> bool:
@@ -427,8 +428,9 @@ class Commits:
         waiting, self._syncing = self._syncing, []
         if failure is None:
             self._synced(waiting, self.tick_ns() - self._sync_began_ns)
-            self._gathering = self.gather_turns
-            self._gather()
+            if self._written:
+                self._gathering = self.gather_turns
+                self._gather()
         else:
             waiting += self._written
             self._written = []
@@ -440,7 +442,8 @@ class Commits:
             if ticket.topic is None or ticket.topic.config.durability == "fsync":
                 ticket.sync_ns = took_ns
         self._landing.extend(waiting)
-        self._release()
+        if self._written:
+            self._release()
         self._land()
 
     def _release(self) -> None:
@@ -499,18 +502,15 @@ class Commits:
                 if ticket.count or not isinstance(failure, OSError):
                     self._halt(failure, ticket)
                 ticket.error = _not_applied(ticket, failure)
-            ticket.done = True
-            if ticket.then is not None:
-                try:
-                    ticket.then(ticket)
-                except Exception as failure:
-                    _callback_failed(ticket, failure)
-            if followers is None:
-                continue
-            wal_ns, sync_ns = ticket.wal_ns, ticket.sync_ns
-            for follower in followers:
-                follower.wal_ns, follower.sync_ns = wal_ns, sync_ns
-                follower.resolve(follower.result, ticket.error)
+            for one in (ticket,) if followers is None else (ticket, *followers):
+                if one is not ticket:
+                    one.error, one.wal_ns, one.sync_ns = ticket.error, ticket.wal_ns, ticket.sync_ns
+                one.done = True
+                if one.then is not None:  # as in `Ticket.resolve`, without a call
+                    try:
+                        one.then(one)
+                    except Exception as failure:
+                        _callback_failed(one, failure)
 
     def _leave(self, ticket: Ticket) -> None:
         self.pending_bytes -= ticket.size_bytes
@@ -520,10 +520,14 @@ class Commits:
             topic.waiting -= ticket.gated
             topic.staged_count -= ticket.count
             topic.staged_bytes -= ticket.size_bytes
+            if ticket.at_ms is not None:
+                topic.staged_times.remove(ticket.at_ms)
         if ticket.also is not None:
             for topic in ticket.also:
                 topic.pending -= 1
                 topic.waiting -= ticket.gated
+                if ticket.at_ms is not None:
+                    topic.staged_times.remove(ticket.at_ms)
 
     def _halt(self, failure: Exception, ticket: Ticket | None = None) -> NoReturn:
         """Refuse all further work, because the state differs from the log. A server ends its process here."""

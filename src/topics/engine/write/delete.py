@@ -87,7 +87,7 @@ class Deletes:
             staged.end()
             return _deleted(topic, apply.delete(topic, entry, found.chosen))
 
-        return self._staging.stage(topic, [entry], take_effect, undo=staged.refuse)
+        return self._staging.stage(topic, [entry], take_effect, undo=staged.refuse, at_ms=entry.at_ms)
 
 
 def _count(topic: Topic, before_seq: int, match: TagMatch | None, found: Removal, now_ms: int) -> int:

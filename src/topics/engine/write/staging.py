@@ -96,9 +96,13 @@ class Staging:
         take_effect: Callable[[Ticket], Any],
         *,
         undo: Callable[[], object] | None = None,
+        at_ms: int | None = None,
     ) -> Ticket:
-        """Stage entries about records of the topic: they are as durable as the topic."""
-        ticket = Ticket(topic, None, take_effect, undo=undo)
+        """Stage entries about records of the topic: they are as durable as the topic.
+
+        `at_ms` is the time of a delete: its records must not expire before it takes effect.
+        """
+        ticket = Ticket(topic, None, take_effect, undo=undo, at_ms=at_ms)
         if self.logged and topic.config.durability != "ephemeral":
             ticket.frame = log.encode_all(entries)
             ticket.gated = topic.config.durability == "fsync"
@@ -114,7 +118,9 @@ class Staging:
         self.commits.stage(ticket)
         return ticket
 
-    def stage_change(self, topic: Topic, entry: log.Entry, take_effect: Callable[[Ticket], Any]) -> Ticket:
+    def stage_change(
+        self, topic: Topic, entry: log.Configure | log.Drop, take_effect: Callable[[Ticket], Any]
+    ) -> Ticket:
         """Stage a change of the topic itself: verbs that come meanwhile wait until it has taken effect."""
 
         def undo() -> None:
@@ -124,7 +130,7 @@ class Staging:
             topic.changing = False
             return take_effect(ticket)
 
-        ticket = Ticket(topic, None, end, undo=undo)
+        ticket = Ticket(topic, None, end, undo=undo, at_ms=entry.at_ms if isinstance(entry, log.Configure) else None)
         if self.logged:
             ticket.frame = log.encode(entry)
             ticket.gated = True
@@ -142,14 +148,15 @@ class Staging:
         size_bytes: int = 0,
         ceiling: int = FIRST_CEILING,
         also: list[Topic] | None = None,
+        at_ms: int | None = None,
     ) -> Ticket:
         """Stage the creation of a topic.
 
         `frame` holds the creation and a first write of `size_bytes`: both take effect, or neither. `also` are existing
-        topics that the ticket changes.
+        topics that the ticket changes, at `at_ms` if records leave them.
         """
         creating = self.commits.creating
-        ticket = Ticket(size_bytes=size_bytes, also=also)
+        ticket = Ticket(size_bytes=size_bytes, also=also, at_ms=at_ms)
         ticket.gated = gated and self.logged
         if self.logged:
             ticket.frame = frame or log.encode(create)

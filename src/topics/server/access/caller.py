@@ -1,14 +1,29 @@
-"""Callers and their rights. `authorise` decides for every transport, by the table in `operations.py`."""
+"""Callers: their rights, their keys, and quotas on what they have open.
+
+`authorise` decides for every transport, by the table in `operations.py`. A slot of a quota is taken before anything is
+created, and returned by a `release` that may be called twice: its holder calls it on every path to the end, whichever
+comes first.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from hashlib import sha256
+from hmac import compare_digest
+from itertools import repeat
+from operator import mul
 from typing import TYPE_CHECKING, Any
 
 from topics.errors import Code, TopicsError
+from topics.keys import KeyRule
 from topics.server.access.operations import OPERATIONS, Operation, Scope
+from topics.server.limits.budget import check_room, throttled
 
 if TYPE_CHECKING:
+    from topics.config import Settings
     from topics.engine.engine import Engine
+    from topics.server.limits.budget import MemoryBudget
+
 
 ALL = Scope.READ | Scope.WRITE | Scope.DELETE | Scope.ADMIN
 
@@ -83,3 +98,97 @@ def _check_name(caller: Caller, name: str, *, secret: bool = False) -> None:
 def scope_words(scope: Scope) -> list[str]:
     """Return the names of scopes, as the configuration spells them."""
     return [one.name.lower() for one in Scope if one in scope and one.name]
+
+
+class KeyRing:
+    """The callers of a server by the digests of their secrets."""
+
+    __slots__ = ("_digests", "_numbers", "_rules", "callers")
+
+    def __init__(self, rules: tuple[KeyRule, ...]) -> None:
+        self.callers: list[Caller] = []
+        self._rules: tuple[KeyRule, ...] = ()
+        self.replace(rules)
+
+    def replace(self, rules: tuple[KeyRule, ...]) -> None:
+        """Use other rules from now on.
+
+        A key whose rule is unchanged keeps its caller, and with it its counts and watch sessions. Every other caller
+        loses its rights, because the WebSockets that it has opened still refer to it.
+        """
+        kept: dict[KeyRule, Caller | None] = dict(zip(self._rules, self.callers, strict=True))
+        self.callers = [kept.pop(rule, None) or _caller(rule) for rule in rules]
+        for number, caller in enumerate(self.callers, start=1):
+            # The position in the configuration: it appears in logs, and must reveal nothing of the secret.
+            caller.name = f"key{number}"
+        for dropped in filter(None, kept.values()):
+            dropped.operations = frozenset()
+        self._rules = rules
+        self._digests = [rule.digest for rule in rules]
+        self._numbers = range(1, len(rules) + 1)
+
+    def find(self, secret: bytes) -> Caller | None:
+        """Return the caller with this secret, or None.
+
+        The digest of the secret is compared with that of every key, each comparison in constant time and none skipped
+        after a match. The number of the match is a sum. The time taken therefore reveals neither which key matched nor
+        how much of one.
+        """
+        presented = sha256(secret).digest()
+        matches = map(compare_digest, self._digests, repeat(presented))
+        number = sum(map(mul, matches, self._numbers))
+        return self.callers[number - 1] if number else None
+
+
+def _caller(rule: KeyRule) -> Caller:
+    scopes = Scope.NONE
+    for word in rule.scopes:
+        scopes |= Scope[word.upper()]
+    return Caller("", scopes, rule.prefixes, counted=True)
+
+
+Release = Callable[[], None]
+
+
+class Quotas:
+    """The counts of one server. The counts of a key are on its `Caller`; without keys only the server is counted."""
+
+    __slots__ = ("_budget", "_inflight_per_key", "_sessions", "_streams", "_streams_per_key", "streams")
+
+    def __init__(self, settings: Settings, budget: MemoryBudget) -> None:
+        self.streams = 0  # open event streams and WebSockets
+        self._budget = budget
+        self._streams = settings.max_sse_connections
+        self._streams_per_key = settings.max_sse_connections_per_key
+        self._inflight_per_key = settings.max_inflight_per_key
+        self._sessions = settings.max_watch_sessions
+
+    def open_stream(self, caller: Caller) -> Release:
+        """Take a slot for a long-lived connection, and return its release. Raise `throttled` if there is none."""
+        self._budget.check(0)
+        check_room("max_sse_connections", self.streams, self._streams)
+        if caller.counted:
+            check_room("max_sse_connections_per_key", caller.streams, self._streams_per_key)
+            caller.streams += 1
+        self.streams += 1
+        held = True
+
+        def release() -> None:
+            nonlocal held
+            if held:
+                held = False
+                self.streams -= 1
+                if caller.counted:
+                    caller.streams -= 1
+
+        return release
+
+    def check_session(self, open_sessions: int) -> None:
+        """Raise `throttled` if there is no room for another watch session."""
+        check_room("max_watch_sessions", open_sessions, self._sessions)
+
+    def begin_request(self, caller: Caller) -> None:
+        """Count a request of a key, or raise `throttled`. `Caller.end_request` must follow however it ends."""
+        if self._inflight_per_key and caller.inflight >= self._inflight_per_key:
+            raise throttled("max_inflight_per_key", self._inflight_per_key)
+        caller.inflight += 1

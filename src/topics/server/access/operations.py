@@ -7,7 +7,7 @@ A row of this table has:
     scope    scopes that the key must have, all of them
     names    names besides the target (the topic or router in the path, the topic of a command) that the prefixes of
              the key must cover, by their source: a field of the request, or the state of the server
-    effects  whether a GET changes anything, by its query string; `api/cross_site.py` protects those
+    effects  whether a GET changes anything, by its query string; `api/guard.py` protects those
 
 Names are looked up in the state with all writes in progress applied, as the handler will find it.
 """
@@ -56,7 +56,10 @@ def _always(_: Mapping[str, str]) -> bool:
     return True
 
 
-class Operation(Struct, frozen=True, kw_only=True, eq=False):
+OPERATIONS: list[Operation] = []
+
+
+class Operation(Struct, frozen=True, eq=False):
     """One row."""
 
     name: str
@@ -65,21 +68,8 @@ class Operation(Struct, frozen=True, kw_only=True, eq=False):
     effects: Effects = no_effects
     secret_names: bool = False  # `names` come from the state and may be unknown to the caller: errors leave them out
 
-
-OPERATIONS: list[Operation] = []
-
-
-def _row(
-    name: str,
-    scope: Scope = Scope.NONE,
-    *,
-    names: Mapping[str, NamesIn] | None = None,
-    effects: Effects = no_effects,
-    secret_names: bool = False,
-) -> Operation:
-    row = Operation(name=name, scope=scope, names=names or {}, effects=effects, secret_names=secret_names)
-    OPERATIONS.append(row)
-    return row
+    def __post_init__(self) -> None:
+        OPERATIONS.append(self)
 
 
 # --- where names come from
@@ -149,66 +139,66 @@ def _touches(*, default: bool) -> Effects:
 
 # --- the rows
 
-CONFIGURE_TOPIC = _row("configure topic", Scope.ADMIN, names={"dead_letter": _dead_letter})
-READ_STATE = _row("read state", Scope.READ, effects=_touches(default=True))
-LIST_TOPICS = _row("list topics", Scope.READ, effects=_touches(default=False))
-DROP_TOPIC = _row("drop topic", Scope.DELETE)
-APPEND = _row("append", Scope.WRITE, names={"config.dead_letter": _inline_dead_letter})
+CONFIGURE_TOPIC = Operation("configure topic", Scope.ADMIN, names={"dead_letter": _dead_letter})
+READ_STATE = Operation("read state", Scope.READ, effects=_touches(default=True))
+LIST_TOPICS = Operation("list topics", Scope.READ, effects=_touches(default=False))
+DROP_TOPIC = Operation("drop topic", Scope.DELETE)
+APPEND = Operation("append", Scope.WRITE, names={"config.dead_letter": _inline_dead_letter})
 # The contract requires more over a WebSocket (section 7) than over HTTP (section 0.2), where `write` is enough.
-PUBLISH_CONFIGURED = _row(
+PUBLISH_CONFIGURED = Operation(
     "publish with config", Scope.WRITE | Scope.ADMIN, names={"config.dead_letter": _inline_dead_letter}
 )
-READ_TIMELINE = _row("read timeline", Scope.READ)
-DIFF = _row("diff", Scope.READ)
+READ_TIMELINE = Operation("read timeline", Scope.READ)
+DIFF = Operation("diff", Scope.READ)
 # Reading by name begins and moves a consumer, so it needs what storing one needs.
-DIFF_AS_CONSUMER = _row("diff as consumer", Scope.READ | Scope.WRITE)
-SCAN = _row("scan", Scope.READ)
-DELETE_RECORDS = _row("delete records", Scope.DELETE)
+DIFF_AS_CONSUMER = Operation("diff as consumer", Scope.READ | Scope.WRITE)
+SCAN = Operation("scan", Scope.READ)
+DELETE_RECORDS = Operation("delete records", Scope.DELETE)
 # A report ends the hold of the records up to its seq, and a PUT of the topic began it: it needs what configuring needs.
-REPORT_ARCHIVED = _row("report archived", Scope.ADMIN)
+REPORT_ARCHIVED = Operation("report archived", Scope.ADMIN)
 
-WATCH = _row("watch", Scope.READ, names={"topics": _watched})
-WATCH_AS_CONSUMER = _row("watch as consumer", Scope.READ | Scope.WRITE, names={"topics": _watched})
-COMMIT = _row("commit", Scope.READ | Scope.WRITE)
+WATCH = Operation("watch", Scope.READ, names={"topics": _watched})
+WATCH_AS_CONSUMER = Operation("watch as consumer", Scope.READ | Scope.WRITE, names={"topics": _watched})
+COMMIT = Operation("commit", Scope.READ | Scope.WRITE)
 # The session was authorised when it was created, and `Sessions.find` returns it only to the key that created it.
-OPEN_SESSION = _row("open session", effects=_always)
+OPEN_SESSION = Operation("open session", effects=_always)
 # Every command is authorised by itself. The handshake refuses pages of other sites.
-CONNECT_SOCKET = _row("connect socket")
-UNSUBSCRIBE = _row("unsubscribe")
-PING = _row("ping")
+CONNECT_SOCKET = Operation("connect socket")
+UNSUBSCRIBE = Operation("unsubscribe")
+PING = Operation("ping")
 
-CLAIM = _row("claim", Scope.READ | Scope.WRITE)
-WORK = _row("work", Scope.READ | Scope.WRITE, effects=_always)
-ACK = _row("ack", Scope.WRITE)
-NACK = _row("nack", Scope.WRITE)
-EXTEND = _row("extend", Scope.WRITE)
-LIST_JOBS = _row("list jobs", Scope.READ)
-REDRIVE = _row("redrive", Scope.READ | Scope.WRITE | Scope.DELETE, names={"dead_letter": _redriven})
+CLAIM = Operation("claim", Scope.READ | Scope.WRITE)
+WORK = Operation("work", Scope.READ | Scope.WRITE, effects=_always)
+ACK = Operation("ack", Scope.WRITE)
+NACK = Operation("nack", Scope.WRITE)
+EXTEND = Operation("extend", Scope.WRITE)
+LIST_JOBS = Operation("list jobs", Scope.READ)
+REDRIVE = Operation("redrive", Scope.READ | Scope.WRITE | Scope.DELETE, names={"dead_letter": _redriven})
 
-PUT_CONSUMER = _row("put consumer", Scope.READ | Scope.WRITE)
+PUT_CONSUMER = Operation("put consumer", Scope.READ | Scope.WRITE)
 # A hold keeps records past the caps that the topic was configured with, so it needs what configuring needs; and so does
 # its end.
-HOLD_FOR_CONSUMER = _row("hold for consumer", Scope.READ | Scope.WRITE | Scope.ADMIN)
-COMMIT_MANY = _row("commit many", Scope.READ | Scope.WRITE, names={"commits": _committed})
-READ_CONSUMER = _row("read consumer", Scope.READ)
-LIST_CONSUMERS = _row("list consumers", Scope.READ)
-DROP_CONSUMER = _row("drop consumer", Scope.DELETE)
+HOLD_FOR_CONSUMER = Operation("hold for consumer", Scope.READ | Scope.WRITE | Scope.ADMIN)
+COMMIT_MANY = Operation("commit many", Scope.READ | Scope.WRITE, names={"commits": _committed})
+READ_CONSUMER = Operation("read consumer", Scope.READ)
+LIST_CONSUMERS = Operation("list consumers", Scope.READ)
+DROP_CONSUMER = Operation("drop consumer", Scope.DELETE)
 
-PUT_ROUTER = _row("put router", Scope.ADMIN, names={"source": _source, "dest": _dest})
-READ_ROUTER = _row(
+PUT_ROUTER = Operation("put router", Scope.ADMIN, names={"source": _source, "dest": _dest})
+READ_ROUTER = Operation(
     "read router", Scope.READ, names={"source and dest of the router": _router_topics}, secret_names=True
 )
-LIST_ROUTERS = _row("list routers", Scope.READ)
-DROP_ROUTER = _row("drop router", Scope.DELETE)
-PREVIEW_ROUTER = _row(
+LIST_ROUTERS = Operation("list routers", Scope.READ)
+DROP_ROUTER = Operation("drop router", Scope.DELETE)
+PREVIEW_ROUTER = Operation(
     "preview router", Scope.READ, names={"source, or those of the router": _previewed}, secret_names=True
 )
 
-PROBE = _row("probe")
-READ_METRICS = _row("read metrics", Scope.READ)
-READ_SAMPLES = _row("read samples", Scope.READ)
-READ_OWN_RIGHTS = _row("read own rights")
-READ_DOCUMENT = _row("read document")
+PROBE = Operation("probe")
+READ_METRICS = Operation("read metrics", Scope.READ)
+READ_SAMPLES = Operation("read samples", Scope.READ)
+READ_OWN_RIGHTS = Operation("read own rights")
+READ_DOCUMENT = Operation("read document")
 
 
 # --- requests whose body asks for more than the operation of their route

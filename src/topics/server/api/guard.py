@@ -1,8 +1,11 @@
-"""Access to a server with keys: authentication, authorisation, and the count of requests in progress per key.
+"""Access: authentication, authorisation, the count of requests in progress per key, and protection from other sites.
 
-`admit` checks the head of a request against the operation of its route: the scopes, and the names in the path.
-`authorise` checks the names that only the body or the state has, before the handler runs. Without a key, a path that
-does not exist is refused like any other: a stranger does not learn which paths exist.
+`Guard.admit` checks the head of a request against the operation of its route: the scopes, and the names in the path.
+`Guard.authorise` checks the names that only the body or the state has, before the handler runs. Without a key, a path
+that does not exist is refused like any other: a stranger does not learn which paths exist.
+
+A server without keys has no guard, but `protected` routes: a browser sends a GET for an image or a link on any page,
+without asking the server first. Such a request is refused where the operation changes something.
 """
 
 from __future__ import annotations
@@ -11,16 +14,23 @@ from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
+from msgspec import structs
+
 from topics.errors import Code, TopicsError
-from topics.server.access.caller import ANYONE, Caller, admit, authorise
-from topics.server.access.keyring import KeyRing
-from topics.server.access.quotas import Quotas
+from topics.server.access.caller import ANYONE, Caller, KeyRing, Quotas, admit, authorise
+from topics.server.access.operations import no_effects
 from topics.server.api.route import TOKEN, Call, Route, RouteTable
 from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
+from topics.server.http.request import query_string
 from topics.server.limits.budget import SMALL_BYTES
 
 if TYPE_CHECKING:
     from topics.engine.engine import Engine
+    from topics.server.api.route import Call, Route
+    from topics.server.api.services import Services
+    from topics.server.http.browser_origin import Pages
+    from topics.server.http.messages import Answer
+
 
 BEARER = b"bearer "
 NAME_PARTS = ("topic", "router")  # path parameters that the prefixes of a key must cover
@@ -125,3 +135,30 @@ def _secret(request: Request, route: Route | None) -> bytes | None:
     except ValueError:
         return None
     return next((value.encode() for name, value in pairs if name == TOKEN), None)
+
+
+def protected(routes: list[Route], pages: Pages | None) -> list[Route]:
+    """Return the routes; GET routes with effects refuse pages of other origins."""
+    if pages is None:
+        return routes
+    return [_protected(route, pages) if route.method == "GET" else route for route in routes]
+
+
+def _protected(route: Route, pages: Pages) -> Route:
+    handler, effects = route.handler, route.operation.effects
+    if effects is no_effects:
+        return route
+
+    def handle(services: Services, call: Call) -> Answer:
+        headers = call.request.headers
+        if route.stream and b"sec-fetch-site" not in headers:
+            return handler(services, call)  # the handler answers an `Accept` that only a page sends with 406
+        if pages.is_foreign(headers) and effects(query_string.parse(call.request.query)):
+            raise TopicsError(
+                Code.FORBIDDEN,
+                "this GET changes state, and a page of another site sent it; add its origin to TOPICS_CORS_ORIGINS, "
+                "or set TOPICS_API_KEYS",
+            )
+        return handler(services, call)
+
+    return structs.replace(route, handler=handle)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -21,12 +22,13 @@ from topics.storage.log.stats import WalStats
 
 if TYPE_CHECKING:
     from topics.engine.routers.graph import Router
-    from topics.server.api.services import Services
-    from topics.server.startup import Startup
+    from topics.server.api.services import Services, Startup
 
 # Suffix of the name, labels and their values, each separated by spaces (empty for none), value. Not a dictionary: there
 # are thousands of samples, and every long-lived container makes the pauses of the garbage collector longer.
 Sample = tuple[str, str, str, float]
+Row = TypeVar("Row")
+ColumnOf = tuple[str, str, str, Callable[[Row], float | None]]  # name, kind, help, and the value of a row
 
 TOPICS_PER_STEP = 250  # one takes about 2 µs
 CONSUMERS_PER_STEP = 200
@@ -114,9 +116,9 @@ def _pages(names: NameIndex, prefixes: tuple[str, ...], limit: int) -> Iterator[
         yield page
 
 
-def _batches(topics: Iterable[Topic]) -> Iterator[list[Topic]]:
-    """Return the present topics in batches. The caller must handle topics that are deleted between two batches."""
-    now = list(topics)
+def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Return the present rows in batches. The caller must handle topics that are deleted between two batches."""
+    now = list(rows)
     for at in range(0, len(now), TOPICS_PER_STEP):
         yield now[at : at + TOPICS_PER_STEP]
 
@@ -206,8 +208,20 @@ def _wal(wal: WalStats, *, read_only: bool) -> Iterator[Metric]:
     )  # fmt: skip
 
 
+def _columns(
+    label: str, rows: list[Row], columns: list[ColumnOf[Row]], name: Callable[[Row], str] = attrgetter("name")
+) -> Iterator[Metric | None]:
+    """Yield a metric per column, with a sample per row. A value of None is left out: its row may have changed since."""
+    for metric, kind, help, value in columns:
+        samples: list[Sample] = []
+        for some in _batches(rows):
+            samples += [("", label, name(row), found) for row in some if (found := value(row)) is not None]
+            yield None
+        yield Metric(metric, kind, help, samples)
+
+
 def _topics(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | None]:
-    engine, limit = services.engine, _max_named(services)
+    engine, limit, now_ms = services.engine, _max_named(services), services.runtime.clock.now_ms()
     found: list[Topic] = []
     for names in _pages(engine.state.names, prefixes, limit + 1):
         some = [engine.topics[name] for name in names]
@@ -215,35 +229,22 @@ def _topics(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | 
             engine.expire_in_memory(topic)
         found += some
         yield None
-    shown = found[:limit]
-    columns: list[tuple[str, str, Callable[[Topic], int]]] = [
-        ("head_seq", "Highest assigned seq per topic.", lambda topic: topic.head),
-        ("earliest_seq", "Seq of the first live record per topic.", lambda topic: topic.earliest),
-        ("records_live", "Live records per topic.", lambda topic: topic.count),
-        ("bytes_live", "Bytes of the live records per topic.", lambda topic: topic.bytes),
-        ("lost", "Seqs per topic that a cap, a TTL, a restart or damage removed.", lambda topic: topic.losses.count()),
-    ]
-    for name, help, value in columns:
-        samples: list[Sample] = []
-        for some in _batches(shown):
-            samples += [("", "topic", topic.name, value(topic)) for topic in some]
-            yield None
-        yield Metric(f"topics_topic_{name}", "gauge", help, samples)
-    for name, help in (("queue_ready", "Claimable jobs per queue."), ("queue_in_flight", "Leased jobs per queue.")):
-        field = name.removeprefix("queue_")
-        samples = []
-        for some in _batches(shown):
-            # Tested again for each metric: a topic may be deleted between two steps.
-            samples += [("", "topic", one.name, getattr(one.queue, field)) for one in some if one.queue is not None]
-            yield None
-        yield Metric(f"topics_topic_{name}", "gauge", help, samples)
-    samples, now_ms = [], services.runtime.clock.now_ms()
-    for some in _batches(shown):
-        ages = [(one.name, rough_age_ms(one, now_ms)) for one in some if one.queue is not None]
-        samples += [("", "topic", name, age_ms / 1000) for name, age_ms in ages]
-        yield None
-    help = "Age of the oldest job per queue that is not done."
-    yield Metric("topics_topic_queue_oldest_seconds", "gauge", help, samples)
+    columns: list[ColumnOf[Topic]] = [
+        ("topics_topic_head_seq", "gauge", "Highest assigned seq per topic.", lambda topic: topic.head),
+        ("topics_topic_earliest_seq", "gauge", "Seq of the first live record per topic.",
+         lambda topic: topic.earliest),
+        ("topics_topic_records_live", "gauge", "Live records per topic.", lambda topic: topic.count),
+        ("topics_topic_bytes_live", "gauge", "Bytes of the live records per topic.", lambda topic: topic.bytes),
+        ("topics_topic_lost", "gauge", "Seqs per topic that a cap, a TTL, a restart or damage removed.",
+         lambda topic: topic.losses.count()),
+        ("topics_topic_queue_ready", "gauge", "Claimable jobs per queue.",
+         lambda topic: None if topic.queue is None else topic.queue.ready),
+        ("topics_topic_queue_in_flight", "gauge", "Leased jobs per queue.",
+         lambda topic: None if topic.queue is None else topic.queue.in_flight),
+        ("topics_topic_queue_oldest_seconds", "gauge", "Age of the oldest job per queue that is not done.",
+         lambda topic: None if topic.queue is None else rough_age_ms(topic, now_ms) / 1000),
+    ]  # fmt: skip
+    yield from _columns("topic", found[:limit], columns)
     yield _gauge(
         "topics_topic_metrics_truncated", "1 if there are more topics than are named here.", int(len(found) > limit)
     )
@@ -252,31 +253,29 @@ def _topics(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | 
 def _archives(services: Services, topics: list[Topic]) -> Iterator[Metric | None]:
     """Return the metrics of topics with an archive."""
     now_ms = services.runtime.clock.now_ms()
-    shown: list[Topic] = []
-    standings = []
+    standings: dict[Topic, archived.Standing | None] = {}
     for some in _batches(topics):
-        left = [topic for topic in some if not topic.gone]
-        standings += [(topic, archived.standing(topic, now_ms, exact=False)) for topic in left]
-        shown += left
+        left = (topic for topic in some if not topic.gone)
+        standings |= {topic: archived.standing(topic, now_ms, exact=False) for topic in left}
         yield None
-    for part, name, kind, help in (
-        ("unarchived", "topics_topic_archive_unarchived", "gauge", "Live records that the archive does not have yet."),
-        ("overdue", "topics_topic_archive_overdue", "gauge",
-         "Records past their TTL that are there only because the topic holds them."),
-        ("evicted", "topics_topic_archive_evicted_total", "counter",
-         "Records that a cap evicted before they were archived, though the topic holds."),
-    ):  # fmt: skip
-        samples: list[Sample] = [
-            ("", "topic", topic.name, getattr(standing, part)) for topic, standing in standings if standing
-        ]
-        yield Metric(name, kind, help, samples)
-    yield Metric(
-        "topics_topic_archived_seq", "gauge", "Seq up to which an archive was reported to have everything.",
-        [("", "topic", topic.name, topic.archived) for topic in shown],
-    )  # fmt: skip
+
+    def part(name: str) -> Callable[[Topic], float | None]:
+        return lambda topic: getattr(standings[topic], name, None)
+
+    columns: list[ColumnOf[Topic]] = [
+        ("topics_topic_archive_unarchived", "gauge", "Live records that the archive does not have yet.",
+         part("unarchived")),
+        ("topics_topic_archive_overdue", "gauge",
+         "Records past their TTL that are there only because the topic holds them.", part("overdue")),
+        ("topics_topic_archive_evicted_total", "counter",
+         "Records that a cap evicted before they were archived, though the topic holds.", part("evicted")),
+        ("topics_topic_archived_seq", "gauge", "Seq up to which an archive was reported to have everything.",
+         lambda topic: topic.archived),
+    ]  # fmt: skip
+    yield from _columns("topic", list(standings), columns)
 
 
-def _consumers(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metric]]:
+def _consumers(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metric | None]]:
     """Return the lag of the consumers of topics that the prefixes cover.
 
     There are at most as many series as named topics, in the order of topics and names: the same ones every time.
@@ -289,21 +288,17 @@ def _consumers(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metr
             yield None
         if not topic.gone:
             lags.append((f"{topic.name} {consumer.name}", rough_lag_of(topic, consumer, now_ms)))
-    label = "topic consumer"
-    return [
-        Metric(
-            "topics_consumer_lag_records", "gauge", "Live records that a consumer has not read yet.",
-            [("", label, name, lag.records) for name, lag in lags],
-        ),
-        Metric(
-            "topics_consumer_lag_seconds", "gauge", "Age of the oldest record that a consumer has not read yet.",
-            [("", label, name, lag.age_ms / 1000) for name, lag in lags],
-        ),
-        _gauge(
-            "topics_consumer_metrics_truncated", "1 if there are more consumers than are named here.",
-            int(len(found) > limit),
-        ),
+    columns: list[ColumnOf[tuple[str, Lag]]] = [
+        ("topics_consumer_lag_records", "gauge", "Live records that a consumer has not read yet.",
+         lambda row: row[1].records),
+        ("topics_consumer_lag_seconds", "gauge", "Age of the oldest record that a consumer has not read yet.",
+         lambda row: row[1].age_ms / 1000),
     ]  # fmt: skip
+    truncated = _gauge(
+        "topics_consumer_metrics_truncated", "1 if there are more consumers than are named here.",
+        int(len(found) > limit),
+    )  # fmt: skip
+    return [*_columns("topic consumer", lags, columns, lambda row: row[0]), truncated]
 
 
 def _routers(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | None]:
@@ -316,19 +311,16 @@ def _routers(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric |
         some = map(table.by_name.__getitem__, names)
         seen += [one for one in some if not prefixes or all(name.startswith(prefixes) for name in router_names(one))]
         yield None
-    shown = seen[:most]
-    columns: list[tuple[str, str, str, Callable[[Router], int]]] = [
-        ("forwarded_total", "counter", "Copies made per router.", lambda router: router.forwarded_total),
-        ("cursor", "gauge", "Seq of the source up to which a router has come.", lambda router: router.cursor),
-        ("lag", "gauge", "Records of the source that a router has not processed yet.", lambda router: router.lag),
-        ("held", "gauge", "1 while it has a last_error.", lambda router: int(bool(router.edge.last_error))),
+    columns: list[ColumnOf[Router]] = [
+        ("topics_router_forwarded_total", "counter", "Copies made per router.", lambda router: router.forwarded_total),
+        ("topics_router_cursor", "gauge", "Seq of the source up to which a router has come.",
+         lambda router: router.cursor),
+        ("topics_router_lag", "gauge", "Records of the source that a router has not processed yet.",
+         lambda router: router.lag),
+        ("topics_router_held", "gauge", "1 while it has a last_error.",
+         lambda router: int(bool(router.edge.last_error))),
     ]  # fmt: skip
-    for name, kind, help, value in columns:
-        samples: list[Sample] = []
-        for at in range(0, len(shown), TOPICS_PER_STEP):
-            samples += [("", "router", router.name, value(router)) for router in shown[at : at + TOPICS_PER_STEP]]
-            yield None
-        yield Metric(f"topics_router_{name}", kind, help, samples)
+    yield from _columns("router", seen[:most], columns)
 
 
 def _gauge(name: str, help: str, value: float) -> Metric:

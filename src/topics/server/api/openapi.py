@@ -1,13 +1,19 @@
-"""The OpenAPI 3.1 document, generated from the route table, with the descriptions and examples of the operations."""
+"""The OpenAPI 3.1 document, generated from the route table, with the descriptions and examples of the operations.
+
+`openapi_operations.json` has one entry per operation: what it does, a request, and the answer that a server gave to it.
+The entries are in an order in which a new server can answer all requests; `tests/contract/test_openapi.py` sends them.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 
 from topics import __version__
 from topics.engine.steps import Steps, run_all
@@ -19,9 +25,46 @@ from topics.model.topic import DEFAULT_CONFIG, ArchiveConfig, ConfigPatch, Topic
 from topics.model.wire import ErrorAnswer
 from topics.server.access.operations import Scope
 from topics.server.api.openapi_fields import meaning
-from topics.server.api.openapi_operations import PATH_PARAMETERS, TAGS, Described, described
 from topics.server.api.route import Parameter, Route
-from topics.server.push.scan import formats
+from topics.server.push import scan_formats as formats
+
+FILE = Path(__file__).with_name("openapi_operations.json")
+
+TAGS = {
+    "topics": "Streams of records: create and configure them, and list them.",
+    "records": "Append, read and delete records.",
+    "consumers": "Positions of readers, by name, with their lag.",
+    "watch": "New records as they arrive, over event streams and WebSockets.",
+    "queues": "Topics whose records are jobs: workers lease them, and ack them when they are done.",
+    "routers": "Copies of records from topic to topic.",
+    "server": "Probes, metrics, this document, the console and the JavaScript client.",
+}
+
+PATH_PARAMETERS = {
+    "topic": "the name of a topic",
+    "router": "the name of a router",
+    "consumer": "the name of a consumer",
+    "wid": "`wid` of the watch session",
+    "file": "the name of a file",
+}
+
+
+class Described(Struct, forbid_unknown_fields=True):
+    """One operation. `answer` is the body of the answer with `status`; text for an answer that is no JSON."""
+
+    description: str
+    path: dict[str, str] = {}
+    query: dict[str, str] = {}
+    body: Any = UNSET
+    status: int = 200
+    answer: Any = UNSET
+
+
+@lru_cache(maxsize=1)
+def described() -> dict[str, Described]:
+    """Return the operations by name."""
+    return msgspec.json.decode(FILE.read_bytes(), type=dict[str, Described])
+
 
 # Errors that any route can return.
 _EVERYWHERE = (Code.INVALID_REQUEST, Code.REQUEST_TIMEOUT, Code.HEADERS_TOO_LARGE)
@@ -29,14 +72,6 @@ _WITH_BODY = (Code.PAYLOAD_TOO_LARGE, Code.UNSUPPORTED_MEDIA_TYPE)
 _WITH_SCOPE = (Code.UNAUTHORIZED, Code.FORBIDDEN, Code.THROTTLED)
 _WHILE_STARTING = (Code.NOT_READY, Code.SHUTTING_DOWN)
 _PATTERNS = {"topic": names.TOPIC_PATTERN, "router": names.ROUTER_PATTERN, "consumer": names.CONSUMER_PATTERN}
-# Names of operations where the name of the handler alone says too little.
-_NAMES = {
-    "create": "create_watch", "stream": "open_watch", "socket": "open_socket", "delete": "delete_records",
-    "report": "report_archived", "jobs": "list_jobs", "preview": "preview_router", "health": "get_health",
-    "ready": "get_ready", "work": "open_work_stream", "client_js": "get_client_js", "timeline": "get_timeline",
-    "samples": "list_samples", "index": "get_index", "console": "get_console", "console_file": "get_console_file",
-    "commit": "commit_consumers", "console_part": "get_console_part", "console_page": "get_console_page",
-}  # fmt: skip
 _TAGS = {
     "/consumers": "consumers",
     "/routers": "routers", "/watch": "watch", "/ws": "watch", "/claim": "queues", "/ack": "queues", "/nack": "queues",
@@ -245,8 +280,7 @@ def _needs_body(kind: Any) -> bool:
 
 def operation_name(route: Route) -> str:
     """Return the name of the operation. Two paths to the same operation share it."""
-    name = route.handler.__name__
-    return _NAMES.get(name, name)
+    return route.handler.__name__
 
 
 def _operation_id(route: Route) -> str:

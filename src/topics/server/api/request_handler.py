@@ -11,18 +11,16 @@ from topics.model.wire import MAX_PLAIN_BODY_BYTES, body_too_large
 from topics.server.access.caller import ANYONE
 from topics.server.access.operations import Scope
 from topics.server.api.guard import Guard
-from topics.server.api.request_warnings import note_parameters, with_warnings
-from topics.server.api.route import Call, Route, RouteTable
+from topics.server.api.route import Call, Route, RouteTable, note_parameters, with_warnings
 from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
 from topics.server.http.request.write_request import LARGE_BYTES
 from topics.server.limits.budget import SMALL_BYTES, MemoryBudget
 from topics.server.loop.answer import error_answer, forward
-from topics.server.loop.cold_loads import unreadable
+from topics.server.loop.runtime import unreadable
 from topics.storage.segments.cold import Cold
 
 if TYPE_CHECKING:
-    from topics.server.api.services import Services
-    from topics.server.startup import Startup
+    from topics.server.api.services import Services, Startup
 
 log = logs.Log("app")
 

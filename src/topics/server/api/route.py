@@ -1,8 +1,19 @@
-"""Routes: one row per method and path, read by dispatch, permissions and the OpenAPI document."""
+"""Routes: one row per method and path, read by dispatch, permissions and the OpenAPI document.
+
+An answer has warnings about what the request has and the server ignores:
+
+    object    `"warnings": ["unknown field \\"from\\" ignored; did you mean \\"from_seq\\"?"]` is its last member
+    the rest  streams, text and documents have the same list as the header `topics-warnings`, JSON in ASCII
+
+Error answers have no warnings. A warning is added to a copy: an answer may be cached or shared.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
@@ -11,17 +22,20 @@ from msgspec import Struct
 from topics.engine.steps import Steps
 from topics.errors import Code, TopicsError, invalid
 from topics.model.records import Limits
-from topics.model.unknown_fields import Noted
+from topics.model.unknown_fields import Noted, note, warning_of
+from topics.model.wire import UnknownField
 from topics.server.access.operations import Operation, Scope
-from topics.server.http.messages import Answer, Request
+from topics.server.http.cors import WARNINGS
+from topics.server.http.messages import Answer, Deferred, Request, Response, Stream
+from topics.server.http.request import query_string
 
 if TYPE_CHECKING:
-    from topics.server.api.services import Services
-    from topics.server.startup import Startup
+    from topics.server.api.services import Services, Startup
 
 
 # Cached paths. The longest name of a topic has 255 characters, three bytes each if percent-encoded.
 KNOWN_PATHS, KNOWN_PATH_BYTES = 32_768, 1024
+_PARAMETER = re.compile(r"\\{(\w+)\\}")  # in an escaped path
 TOKEN = "token"  # the query parameter with the key of a caller
 
 
@@ -73,6 +87,16 @@ class Route(Struct, frozen=True, kw_only=True, eq=False):
         return [*(row.name for row in self.query), *([TOKEN] if self.query_token else [])]
 
 
+def at_any_time(answer: Callable[[Startup, Call], Answer]) -> dict[str, Any]:
+    """Return the fields of a route that needs no recovered data: both handlers are `answer`."""
+
+    @wraps(answer)
+    def handler(services: Services, call: Call) -> Answer:
+        return answer(services.startup, call)
+
+    return {"handler": handler, "while_recovering": answer}
+
+
 class Call(Struct, gc=False):
     """A request and its route."""
 
@@ -92,55 +116,31 @@ class Call(Struct, gc=False):
         return self.route.decode(self.request.body, self)
 
 
-class _Node:
-    __slots__ = ("children", "name", "param", "routes")
-
-    def __init__(self) -> None:
-        self.children: dict[bytes, _Node] = {}
-        self.param: _Node | None = None
-        self.name = ""
-        self.routes: dict[str, Route] = {}
-
-
 class RouteTable:
     """Finds the route of a method and a path."""
 
     def __init__(self, routes: list[Route]) -> None:
         self.routes = routes
-        self._root = _Node()
         self.known: dict[bytes, tuple[dict[str, Route], dict[str, str]]] = {}  # by path: a cache
+        by_path: dict[str, dict[str, Route]] = {}
         for route in routes:
-            self._add(route)
-
-    def _add(self, route: Route) -> None:
-        node = self._root
-        for part in route.path.split("/")[1:]:
-            if part.startswith("{"):
-                if node.param is None:
-                    node.param = _Node()
-                    node.param.name = part[1:-1]
-                assert node.param.name == part[1:-1], f"two names for one segment: {route.path}"
-                node = node.param
-            else:
-                node = node.children.setdefault(part.encode(), _Node())
-        assert route.method not in node.routes, f"two rows for {route.method} {route.path}"
-        node.routes[route.method] = route
+            assert route.method not in by_path.setdefault(route.path, {}), f"two rows for {route.method} {route.path}"
+            by_path[route.path][route.method] = route
+        self._patterns = [
+            (re.compile(_PARAMETER.sub(r"(?P<\1>[^/]+)", re.escape(path)).encode()), methods)
+            for path, methods in by_path.items()
+        ]
 
     def find(self, request: Request) -> Call:
         """Return the call. Raise 404 for an unknown path, 405 for a known path with another method."""
         known = self.known.get(request.path)
         if known is not None and (route := known[0].get(request.method)) is not None:
             return Call(request, route, known[1])
-        node, params = self._root, {}
-        for part in request.path.split(b"/")[1:]:
-            child = node.children.get(part)
-            if child is None:
-                child = node.param
-                if child is None or not part:
-                    raise TopicsError(Code.NOT_FOUND, "this path does not exist; see /v0/openapi.json")
-                params[child.name] = _decode(part)
-            node = child
-        routes = node.routes
+        found = ((pattern.fullmatch(request.path), routes) for pattern, routes in self._patterns)
+        match, routes = next((one for one in found if one[0] is not None), (None, {}))
+        if match is None:
+            raise TopicsError(Code.NOT_FOUND, "this path does not exist; see /v0/openapi.json")
+        params = {name: _decode(part) for name, part in match.groupdict().items()}
         method = request.method
         route = routes.get(method)
         if route is None:
@@ -163,11 +163,64 @@ def _decode(part: bytes) -> str:
 
 
 def _wrong_method(method: str, routes: dict[str, Route]) -> TopicsError:
-    if not routes:
-        return TopicsError(Code.NOT_FOUND, "this path does not exist; see /v0/openapi.json")
     allowed = sorted({*routes, *({"HEAD"} if "GET" in routes else ())})
     return TopicsError(
         Code.METHOD_NOT_ALLOWED,
         f"this path does not take {method[:32]}; it takes {', '.join(allowed)}",
         detail={"allow": allowed},
     )
+
+
+_END = b"}\n"
+
+
+def note_parameters(call: Call) -> bool:
+    """Note the query parameters that the route does not have. Return whether there are none.
+
+    Raise `UnknownField` where the request deletes, configures or moves. A query string that is not valid has no
+    parameters: the handler refuses it if it has any.
+    """
+    route = call.route
+    known = route.parameter_names()
+    try:
+        unknown = [name for name in query_string.parse(call.request.query) if name not in known]
+    except TopicsError:
+        return False
+    if unknown and route.is_strict:
+        raise UnknownField(unknown[0], "", known, kind="query parameter")
+    note(call, [warning_of(name, known, kind="query parameter") for name in unknown])
+    return not unknown
+
+
+def with_warnings(call: Call, answer: Answer) -> Answer:
+    """Return the answer with the warnings of its request. The call forgets them, so that they are added once."""
+    if call.warnings is None:
+        return answer
+    if isinstance(answer, Deferred):
+        return answer.mapped(partial(_marked, call))
+    if isinstance(answer, Stream):
+        answer.head = _with_header(answer.head, call.warnings)
+        return answer
+    return _marked(call, answer)
+
+
+def _marked(call: Call, response: Response) -> Response:
+    """Return the response with the warnings that were not added yet. An error is returned as it is."""
+    warnings, call.warnings = call.warnings, None
+    if warnings is None or response.status >= 400:
+        return response
+    kind = call.route.answers.get(response.status)
+    if not (isinstance(kind, type) and issubclass(kind, Struct)):
+        return _with_header(response, warnings)
+    body = response.body
+    parts: list[bytes | memoryview] = [body] if isinstance(body, bytes) else list(body)
+    last = bytes(parts.pop())
+    assert last.endswith(_END), "every JSON answer ends with a newline"
+    parts.append(b'%b,"warnings":%b}\n' % (last[: -len(_END)], json.dumps(warnings).encode()))
+    whole = parts if len(parts) > 1 else bytes(parts[0])
+    return Response(response.status, whole, response.content_type, response.headers, response.sent)
+
+
+def _with_header(response: Response, warnings: list[str]) -> Response:
+    headers = (*response.headers, (WARNINGS, json.dumps(warnings).encode()))
+    return Response(response.status, response.body, response.content_type, headers, response.sent)

@@ -7,19 +7,17 @@ from topics.model.topic import ConfigPatch
 from topics.model.watch import WatchCreated, WatchRequest
 from topics.server.access import operations
 from topics.server.api.handlers import (
-    archives,
     assets,
     consumers,
-    health,
+    diff,
     queues,
     records,
     routers,
-    scan,
     topics,
     watch,
 )
 from topics.server.api.handlers import inspection as looks
-from topics.server.api.route import Parameter, Route
+from topics.server.api.route import Parameter, Route, at_any_time
 from topics.server.http.request import write_request
 
 _TOUCH = "whether this request counts as a read of the topic (auto-priority)"
@@ -54,7 +52,7 @@ ROUTES = [
         ),
     ),
     Route(
-        method="GET", path="/v0/topics/{topic}/timeline", handler=looks.timeline,
+        method="GET", path="/v0/topics/{topic}/timeline", handler=looks.get_timeline,
         operation=operations.READ_TIMELINE,
         summary="Get what has become of each seq: live, deleted, archived, or lost and why",
         answers={200: inspection.TimelineAnswer}, errors=(Code.TOPIC_NOT_FOUND,),
@@ -82,7 +80,7 @@ ROUTES = [
         query=(Parameter("return_seqs", bool, "whether the answer lists every seq", True),),
     ),
     Route(
-        method="POST", path="/v0/topics/{topic}/diff", handler=records.diff, operation=operations.DIFF,
+        method="POST", path="/v0/topics/{topic}/diff", handler=diff.diff, operation=operations.DIFF,
         summary="Read the records after a cursor, with a tombstone if some were lost",
         body=DiffRequest, answers={200: wire.Diff},
         errors=(
@@ -91,19 +89,20 @@ ROUTES = [
         ),
     ),
     Route(
-        method="POST", path="/v0/topics/{topic}/scan", handler=scan.scan, operation=operations.SCAN,
+        method="POST", path="/v0/topics/{topic}/scan", handler=records.scan, operation=operations.SCAN,
         summary="Read a range of records as one stream: JSON lines, segments or Arrow, by `Accept`",
         body=ScanRequest, answers={200: "application/x-ndjson"},
         errors=(Code.TOPIC_NOT_FOUND, Code.NOT_ACCEPTABLE, Code.THROTTLED, Code.STORAGE_UNAVAILABLE),
     ),
     Route(
-        method="POST", path="/v0/topics/{topic}/delete", handler=records.delete, operation=operations.DELETE_RECORDS,
+        method="POST", path="/v0/topics/{topic}/delete", handler=records.delete_records,
+        operation=operations.DELETE_RECORDS,
         summary="Delete records by seq, by tag, or both; readers get no tombstone",
         body=DeleteRequest, answers={200: wire.RecordsDeleted},
         errors=(Code.TOPIC_NOT_FOUND, Code.BATCH_TOO_LARGE, Code.EPOCH_MISMATCH, Code.READ_ONLY),
     ),
     Route(
-        method="POST", path="/v0/topics/{topic}/archived", handler=archives.report,
+        method="POST", path="/v0/topics/{topic}/archived", handler=topics.report_archived,
         operation=operations.REPORT_ARCHIVED,
         summary="Report up to which seq an archive has every record: a topic that holds them may expire them",
         body=wire.ArchivedRequest, answers={200: wire.ArchivedAnswer},
@@ -137,7 +136,7 @@ ROUTES = [
         answers={200: consumer.ConsumerList}, errors=(Code.TOPIC_NOT_FOUND,), query=_PAGE,
     ),
     Route(
-        method="POST", path="/v0/consumers", handler=consumers.commit, operation=operations.COMMIT_MANY,
+        method="POST", path="/v0/consumers", handler=consumers.commit_consumers, operation=operations.COMMIT_MANY,
         summary="Acknowledge for many consumers of any topics at once, each by itself",
         body=consumer.CommitRequest, decode=consumers.decode_commits, answers={200: consumer.CommitAnswer},
         errors=(Code.BATCH_TOO_LARGE,),
@@ -149,21 +148,21 @@ ROUTES = [
         query=(Parameter("prefix", str, "only topics with this prefix"), *_PAGE),
     ),
     Route(
-        method="POST", path="/v0/watch", handler=watch.create, operation=operations.WATCH,
+        method="POST", path="/v0/watch", handler=watch.create_watch, operation=operations.WATCH,
         summary="Create a watch session over any number of topics",
         body=WatchRequest, decode=watch.decode_watch,
         answers={200: WatchCreated}, errors=(Code.TOPIC_NOT_FOUND, Code.THROTTLED),
         query=(Parameter("lenient", bool, "skip topics that do not exist instead of failing", False),),
     ),
     Route(
-        method="GET", path="/v0/watch/{wid}", handler=watch.stream,
+        method="GET", path="/v0/watch/{wid}", handler=watch.open_watch,
         operation=operations.OPEN_SESSION, stream=True, query_token=True,
         summary="Open the event stream of a watch session; a new one replaces the one before",
         answers={200: "text/event-stream"},
         errors=(Code.FORBIDDEN, Code.NOT_FOUND, Code.NOT_ACCEPTABLE, Code.THROTTLED),
     ),
     Route(
-        method="GET", path="/v0/ws", handler=watch.socket, operation=operations.CONNECT_SOCKET, stream=True,
+        method="GET", path="/v0/ws", handler=watch.open_socket, operation=operations.CONNECT_SOCKET, stream=True,
         summary="Open a WebSocket: subscribe and publish as JSON messages",
         answers={101: "application/json"}, errors=(Code.FORBIDDEN, Code.THROTTLED),
     ),
@@ -188,8 +187,8 @@ ROUTES = [
         body=queue.ExtendRequest, answers={200: queue.ExtendAnswer}, errors=(*_QUEUE_ERRORS, Code.BATCH_TOO_LARGE),
     ),
     Route(
-        method="GET", path="/v0/topics/{topic}/work", handler=queues.work, operation=operations.WORK, stream=True,
-        query_token=True,
+        method="GET", path="/v0/topics/{topic}/work", handler=queues.open_work_stream, operation=operations.WORK,
+        stream=True, query_token=True,
         summary="Open a stream that pushes jobs to a worker as it has room for them",
         answers={200: "text/event-stream"}, errors=(*_QUEUE_ERRORS, Code.NOT_ACCEPTABLE, Code.THROTTLED),
         query=(
@@ -199,7 +198,7 @@ ROUTES = [
         ),
     ),
     Route(
-        method="GET", path="/v0/topics/{topic}/jobs", handler=queues.jobs, operation=operations.LIST_JOBS,
+        method="GET", path="/v0/topics/{topic}/jobs", handler=queues.list_jobs, operation=operations.LIST_JOBS,
         summary="List jobs with their states, in the order of the log",
         answers={200: queue.JobList}, errors=_QUEUE_ERRORS,
         query=(Parameter("state", str, "`ready`, `in_flight` or `delayed`; all by default"), *_PAGE),
@@ -241,7 +240,7 @@ ROUTES = [
         answers={200: router.RouterDropped}, errors=(Code.READ_ONLY,),
     ),
     Route(
-        method="POST", path="/v0/routers/{router}/preview", handler=routers.preview,
+        method="POST", path="/v0/routers/{router}/preview", handler=routers.preview_router,
         operation=operations.PREVIEW_ROUTER,
         summary="Count the retained records that a filter would forward, without forwarding any",
         body=router.PreviewRequest, decode=routers.decode_preview, answers={200: router.PreviewAnswer},
@@ -249,15 +248,15 @@ ROUTES = [
     ),
     *(
         Route(
-            method="GET", path=path, handler=health.health,
+            method="GET", path=path, **at_any_time(looks.get_health),
             operation=operations.PROBE, summary="Report whether the process is alive",
-            answers={200: wire.Health}, while_recovering=health.health_while_recovering, probe=True,
+            answers={200: wire.Health}, probe=True,
         )
         for path in ("/v0/health", "/healthz")
     ),
     *(
         Route(
-            method="GET", path=path, handler=health.ready,
+            method="GET", path=path, handler=looks.get_ready,
             operation=operations.PROBE, summary="Report whether the server can serve",
             answers={200: wire.Ready}, errors=(Code.NOT_READY, Code.READ_ONLY), probe=True,
         )
@@ -265,16 +264,16 @@ ROUTES = [
     ),
     *(
         Route(
-            method="GET", path=path, handler=health.get_metrics, operation=operations.READ_METRICS,
-            while_recovering=health.get_metrics_while_recovering,
+            method="GET", path=path, handler=looks.get_metrics, operation=operations.READ_METRICS,
+            while_recovering=looks.get_metrics_while_recovering,
             summary="Get the metrics: Prometheus text, or JSON if `Accept` asks for it",
             answers={200: "text/plain"},
         )
         for path in ("/v0/metrics", "/metrics")
     ),
     Route(
-        method="GET", path="/v0/openapi.json", handler=health.get_openapi, operation=operations.READ_DOCUMENT,
-        while_recovering=health.get_openapi_while_recovering, probe=True,
+        method="GET", path="/v0/openapi.json", handler=looks.get_openapi, operation=operations.READ_DOCUMENT,
+        while_recovering=looks.get_openapi_while_recovering, probe=True,
         summary="Get this document", answers={200: dict},
     ),
     Route(
@@ -283,7 +282,7 @@ ROUTES = [
         answers={200: inspection.Whoami}, errors=(Code.UNAUTHORIZED, Code.THROTTLED),
     ),
     Route(
-        method="GET", path="/v0/samples", handler=looks.samples, operation=operations.READ_SAMPLES, console=True,
+        method="GET", path="/v0/samples", handler=looks.list_samples, operation=operations.READ_SAMPLES, console=True,
         summary="Get figures of the last hour, a row every five seconds",
         answers={200: inspection.Samples}, errors=(Code.TOPIC_NOT_FOUND, Code.NOT_A_QUEUE),
         query=(
@@ -292,30 +291,27 @@ ROUTES = [
         ),
     ),
     Route(
-        method="GET", path="/", handler=assets.index, operation=operations.READ_DOCUMENT,
-        while_recovering=assets.index_while_recovering, probe=True,
+        method="GET", path="/", **at_any_time(assets.get_index), operation=operations.READ_DOCUMENT, probe=True,
         summary="Get the addresses of this server; a browser is sent to the console",
         answers={200: inspection.Index, 302: "text/html"},
     ),
     *(
         Route(
-            method="GET", path=path, handler=handler, operation=operations.READ_DOCUMENT, console=True, probe=True,
-            while_recovering=while_recovering, summary=summary,
+            method="GET", path=path, **at_any_time(answer), operation=operations.READ_DOCUMENT, console=True,
+            probe=True, summary=summary,
             answers={200: kind, 304: kind}, errors=() if path == "/console" else (Code.NOT_FOUND,),
         )
-        for path, handler, while_recovering, summary, kind in (
-            ("/console", assets.console, assets.console_while_recovering, "The web console", "text/html"),
-            ("/console/{file}", assets.console_file, assets.console_file_while_recovering,
-             "A file of the console", "text/javascript"),
-            ("/console/parts/{file}", assets.console_part, assets.console_part_while_recovering,
-             "A file that the pages of the console share", "text/javascript"),
-            ("/console/pages/{file}", assets.console_page, assets.console_page_while_recovering,
-             "A page of the console", "text/javascript"),
+        for path, answer, summary, kind in (
+            ("/console", assets.get_console, "The web console", "text/html"),
+            ("/console/{file}", assets.get_console_file, "A file of the console", "text/javascript"),
+            ("/console/parts/{file}", assets.get_console_part, "A file that the pages of the console share",
+             "text/javascript"),
+            ("/console/pages/{file}", assets.get_console_page, "A page of the console", "text/javascript"),
         )
     ),
     Route(
-        method="GET", path="/client.js", handler=assets.client_js, operation=operations.READ_DOCUMENT,
-        while_recovering=assets.client_js_while_recovering, summary="The JavaScript client: one ES module",
+        method="GET", path="/client.js", **at_any_time(assets.get_client_js), operation=operations.READ_DOCUMENT,
+        summary="The JavaScript client: one ES module",
         answers={200: "text/javascript", 304: "text/javascript"}, probe=True,
     ),
 ]  # fmt: skip

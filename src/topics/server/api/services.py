@@ -1,28 +1,136 @@
-"""The services of a running server that route handlers use."""
+"""The services of a running server that route handlers use, and what they may read before the data is recovered."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from msgspec import Struct
 
+from topics.clock import Clock
 from topics.engine.engine import Engine
+from topics.engine.state.topic import Topic
+from topics.engine.steps import Steps
 from topics.errors import Code, TopicsError
-from topics.server.access.quotas import Quotas
+from topics.server.access.caller import Quotas
 from topics.server.limits.budget import MemoryBudget
-from topics.server.loop.poll_cache import PollCache
-from topics.server.loop.queue_samples import QueueSamples
 from topics.server.loop.runtime import Runtime
-from topics.server.loop.samples import Samples
-from topics.server.loop.shared_answers import SharedAnswers
-from topics.server.loop.sliced_work import Slices
+from topics.server.loop.samples import QueueSamples, Samples, Traffic
+from topics.server.loop.sliced_work import SharedAnswers, Slices
 from topics.server.loop.storage import Storage
 from topics.server.loop.throttle import Throttle
-from topics.server.loop.traffic import Traffic
 from topics.server.push.dispatcher import Dispatcher
-from topics.server.push.jobs.waiters import JobWaiters
+from topics.server.push.jobs import JobWaiters
 from topics.server.push.sessions import Sessions
 from topics.server.push.websocket.commands import SocketServices
-from topics.server.startup import Startup
 from topics.storage.log.stats import WalStats
+
+if TYPE_CHECKING:
+    from topics.server.http.server import HttpServer
+
+
+RETRY_AFTER_MS = 1000
+
+
+class Startup:
+    """What requests may read while the log is replayed. Nothing here belongs to the engine.
+
+    Only the thread that recovers the data writes `progress`. It assigns a new float, so any thread may read it.
+    """
+
+    __slots__ = ("_clock", "_document", "_render", "_started_ns", "console", "http", "progress")
+
+    def __init__(self, clock: Clock, render: Callable[[], Steps[bytes]], *, console: bool = True) -> None:
+        self._render = render  # renders the OpenAPI document
+        self._document: bytes | None = None
+        self.console = console  # whether the console is served
+        self._clock = clock
+        self._started_ns = clock.monotonic_ns()
+        self.progress = 0.0  # share of the log that has been replayed, 0 to 1
+        self.http: HttpServer | None = None  # the transport whose connections and requests metrics count
+
+    def document(self) -> Steps[bytes]:
+        """Return the OpenAPI document, which the first request renders."""
+        if self._document is None:
+            self._document = yield from self._render()
+        return self._document
+
+    def note_progress(self, share: float) -> None:
+        """Note how much of the log has been replayed, 0 to 1."""
+        self.progress = share
+
+    def requests_total(self) -> int:
+        """Return how many requests the transport has received."""
+        return 0 if self.http is None else self.http.requests_total
+
+    def uptime_ms(self) -> int:
+        """Return the milliseconds since the process started."""
+        return (self._clock.monotonic_ns() - self._started_ns) // 1_000_000
+
+    def not_ready(self) -> TopicsError:
+        """Return the 503 for a request that needs the recovered data, with the replay progress."""
+        return TopicsError(
+            Code.NOT_READY,
+            "the log is being replayed",
+            detail={"replay_progress": self.progress},
+            retry_after_ms=RETRY_AFTER_MS,
+        )
+
+
+MAX_ANSWERS = 1024
+MAX_REQUEST_BYTES = 256
+MAX_ANSWER_BYTES = 1024
+
+Marks = tuple[int, int, int, int, object]
+
+
+class CachedAnswer(Struct, gc=False, frozen=True):
+    """The rendered answer to a plain `diff`, in two halves: the time taken goes between them."""
+
+    topic: Topic
+    marks: Marks
+    before: bytes
+    after: bytes
+
+
+def marks_of(topic: Topic) -> Marks:
+    """Return values that change with everything a plain read depends on, except the time (see `PollCache.keep`)."""
+    return topic.head, topic.count, topic.earliest, topic.evict_floor, topic.config
+
+
+class PollCache:
+    """Answers to polls: readers that wait at the head of a topic send the same request again and again.
+
+    The key is the topic's name and the bytes of the request. An answer stays valid while the topic has the same marks
+    as when it was read: then nothing was written, evicted or deleted since, and only the time taken differs. The cache
+    is cleared when it is full.
+    """
+
+    __slots__ = ("_answers",)
+
+    def __init__(self) -> None:
+        self._answers: dict[tuple[str, bytes], CachedAnswer] = {}
+
+    def find(self, name: str, body: bytes) -> CachedAnswer | None:
+        """Return the answer to this request if it is still valid."""
+        if len(body) > MAX_REQUEST_BYTES:  # hashing 64 MiB takes 50 ms
+            return None
+        cached = self._answers.get((name, body))
+        if cached is None:
+            return None
+        topic = cached.topic
+        if topic.changing or topic.gone or cached.marks != marks_of(topic):
+            del self._answers[name, body]
+            return None
+        return cached
+
+    def keep(self, topic: Topic, body: bytes, before: bytes, after: bytes) -> None:
+        """Keep a small answer. Records with a TTL expire without a change of the marks, so such a topic is skipped."""
+        if len(body) > MAX_REQUEST_BYTES or len(before) > MAX_ANSWER_BYTES or topic.config.ttl_ms:
+            return
+        if len(self._answers) >= MAX_ANSWERS:
+            self._answers.clear()
+        self._answers[topic.name, body] = CachedAnswer(topic, marks_of(topic), before, after)
 
 
 class Services(Struct, frozen=True, kw_only=True, eq=False):

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from topics.server.http.request.browser_origin import Pages
+from topics.server.http.browser_origin import Pages
 from topics.server.limits import os_limits
 from topics.server.limits.budget import CONNECTION_BYTES, TLS_CONNECTION_BYTES, MemoryBudget, budget_bytes_of
 

@@ -91,6 +91,12 @@ class Deferred(msgspec.Struct, eq=False):
         if not self.cancelled:
             self._callback = callback
 
+    def mapped(self, change: Callable[[Response], Response]) -> "Deferred":
+        """Return the same answer as `change` returns it. It takes the place of this one."""
+        later = Deferred(on_cancel=self.cancel, on_hurry=self.hurry)
+        self.then(lambda response: later.resolve(change(response)))
+        return later
+
     def hurry(self) -> None:
         """Ask for an answer at once: the client has shut its side and may have left for good."""
         hook, self.on_hurry = self.on_hurry, None

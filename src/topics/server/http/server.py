@@ -1,10 +1,12 @@
-"""The HTTP server: its connections, the sweep that enforces their deadlines, and the drain at the end.
+"""The HTTP server: accepts connections as long as it has room, enforces their deadlines, and drains them at the end.
 
     bytes -> http1/connection.py: a head that was seen before -> App -> bytes                            (fast path)
-    bytes -> http1/connection.py -> pipeline.py -> intake.py -> request/parser.py -> App -> answer_output.py -> bytes
-    bytes -> http1/connection.py -> preface.py -> http2/ -> App -> http2/ -> bytes                         (HTTP/2)
+    bytes -> http1/connection.py -> pipeline.py -> intake.py -> request/parser.py -> App -> pipeline.py -> bytes
+    bytes -> http1/connection.py -> http2/ -> App -> http2/ -> bytes                                       (HTTP/2)
 
-`accept.py` calls `HttpServer.accept` for each new socket. A connection counts, and is charged, from then on.
+The event loop's own server accepts every connection of the backlog in one turn, and reports one with TLS only after its
+handshake. Until then such connections would be in no limit, and a flood of them could take the descriptors of files. So
+an `Acceptor` accepts, and a connection counts, and is charged, from then on.
 """
 
 import asyncio
@@ -19,21 +21,21 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from topics import logs
-from topics.server.http.answer.head import AnswerHeads
+from topics.server.http.answers import AnswerHeads
 from topics.server.http.http1.connection import Connection
 from topics.server.http.http_limits import HttpLimits
 from topics.server.http.messages import App, answer_of
 from topics.server.http.request.gunzip import WorkSlots
 from topics.server.http.request.head import HeadCache
 from topics.server.http.request_log import RequestLog
-from topics.server.http.service import BlockedSink, ConnectionService, OpeningConnection, ServedConnection
-from topics.server.http.tls_transport import TlsTransport
-from topics.server.limits.budget import CONNECTIONS, MemoryBudget
-from topics.server.limits.caps import throttled
+from topics.server.http.service import BlockedSink, OpeningConnection, ServedConnection, Service
+from topics.server.http.tls import Certificate, TlsTransport
+from topics.server.limits.budget import CONNECTIONS, MemoryBudget, throttled
 from topics.server.limits.loop_holds import Cause, LoopHolds
 
 if TYPE_CHECKING:
     from topics.server.http.http2.connection import Http2Connection
+
 
 log = logs.Log("http")
 
@@ -46,7 +48,7 @@ _LOOK_AGAIN_S = 0.25  # pause after a search that found no idle connection
 _SWEPT_AT_ONCE = 500  # connections whose deadlines are checked in one turn; each takes about 2 µs
 CUT_OFF_S = 5  # how long a drain waits for aborted connections to be reported as lost
 
-MakeHttp2 = Callable[[ConnectionService, asyncio.Transport, str], "Http2Connection"]
+MakeHttp2 = Callable[[Service, asyncio.Transport, str], "Http2Connection"]
 
 
 def _import_http2() -> MakeHttp2:
@@ -92,7 +94,7 @@ class HttpServer:
         self.draining = False
         self._closed_requests = 0
         self._pool: ThreadPoolExecutor | None = None
-        self._http2: asyncio.Future[MakeHttp2] | None = None  # set by the first connection that speaks it
+        self._http2: asyncio.Future[MakeHttp2] | None = None  # set by the first connection with HTTP/2
         self.unpacking_slots = WorkSlots(_GZIP_THREADS)
         self._sweeping: asyncio.TimerHandle | None = None
         self._emptied: asyncio.Event | None = None
@@ -179,14 +181,14 @@ class HttpServer:
         transport = connection.transport
         if connection not in self.connections or transport.is_closing():
             return
-        speaks = make(self, transport, connection.peer)
+        http2 = make(self, transport, connection.peer)
         self.connections.discard(connection)
-        self.connections.add(speaks)
-        transport.set_protocol(speaks)
+        self.connections.add(http2)
+        transport.set_protocol(http2)
         transport.resume_reading()
-        speaks.data_received(connection.opening or b"")
+        http2.data_received(connection.opening or b"")
         if self.draining:
-            speaks.drain()
+            http2.drain()
 
     def _shed_idle(self) -> bool:
         """Close the connections that have been idle longest; return whether there were any."""
@@ -266,7 +268,7 @@ class HttpServer:
     async def drain(self, timeout_ms: int) -> int:
         """Let every connection finish what it has begun. Return how many had not by the deadline and were aborted.
 
-        The caller has stopped listening, and its application has answered the requests that would wait for ever.
+        The caller has stopped listening, and its application has answered the requests that would wait without limit.
         """
         self.draining = True
         self._emptied = asyncio.Event()
@@ -298,3 +300,46 @@ class HttpServer:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._emptied.wait(), CUT_OFF_S)
         return left
+
+
+_ACCEPTED_AT_ONCE = 32  # connections that are accepted in one turn of the loop
+_TRY_AGAIN_S = 0.02  # pause when there is no room, or when the system cannot accept
+
+
+class Acceptor:
+    """Passes new connections to an `HttpServer`. The clients that it has no room for wait in the backlog."""
+
+    def __init__(self, http: HttpServer, sock: socket.socket, certificate: Certificate | None) -> None:
+        self._http = http
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._waiting: asyncio.TimerHandle | None = None
+        self._tls = None if certificate is None else certificate.context
+        self._begin()
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+        self._loop.remove_reader(self._sock)
+        self._sock.close()
+
+    def _begin(self) -> None:
+        self._loop.add_reader(self._sock, self._accept)
+
+    def _accept(self) -> None:
+        try:
+            for _ in range(_ACCEPTED_AT_ONCE):
+                if not self._http.has_room():
+                    if not self._http.make_room():
+                        self._pause()
+                    return
+                self._http.accept(self._sock.accept()[0], self._tls)
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return  # the backlog is empty, or a client has left it
+        except OSError:
+            self._pause()  # the system lacks descriptors or memory
+
+    def _pause(self) -> None:
+        self._loop.remove_reader(self._sock)
+        self._waiting = self._loop.call_later(_TRY_AGAIN_S, self._begin)

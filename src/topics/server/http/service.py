@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from topics.errors import TopicsError
-from topics.server.http.answer.head import AnswerHeads
+from topics.server.http.answers import AnswerHeads
 from topics.server.http.http_limits import HttpLimits
 from topics.server.http.messages import Answer, Request, Response
 from topics.server.http.request.gunzip import WorkSlots
@@ -13,25 +13,7 @@ from topics.server.http.request.head import HeadCache
 from topics.server.http.request_log import RequestLog
 from topics.server.limits.budget import MemoryBudget
 
-
-class IntakeService(Protocol):
-    """What the parsing of requests uses."""
-
-    limits: HttpLimits
-    budget: MemoryBudget
-    heads: HeadCache
-
-    def admit(self, request: Request, content_length: int | None) -> Response | None: ...
-    def abandon(self, request: Request) -> None: ...
-
-
-class ExchangeService(IntakeService, Protocol):
-    """What a protocol without I/O uses: an HTTP/1.1 pipeline, or an HTTP/2 session."""
-
-    answers: AnswerHeads
-    request_log: RequestLog
-
-    def clock_ns(self) -> int: ...
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # the first bytes of a client of HTTP/2 (RFC 9113 section 3.4)
 
 
 class BlockedSink(Protocol):
@@ -54,19 +36,27 @@ class ServedConnection(Protocol):
 
 
 class OpeningConnection(ServedConnection, Protocol):
-    """A new connection, whose client may speak HTTP/2."""
+    """A new connection, whose client may use HTTP/2."""
 
     transport: asyncio.Transport
     peer: str
     opening: bytes | None  # what may be a preface; None once it is HTTP/1.1
 
 
-class ConnectionService(ExchangeService, Protocol):
-    """What a connection with a socket uses."""
+class Service(Protocol):
+    """The server, as its connections use it."""
 
+    limits: HttpLimits
+    budget: MemoryBudget
+    heads: HeadCache
+    answers: AnswerHeads
+    request_log: RequestLog
     unpacking_slots: WorkSlots
     draining: bool
 
+    def clock_ns(self) -> int: ...
+    def admit(self, request: Request, content_length: int | None) -> Response | None: ...
+    def abandon(self, request: Request) -> None: ...
     def handle(self, request: Request) -> Answer: ...
     def answer(self, request: Request, /) -> Answer: ...
     @property

@@ -14,6 +14,7 @@ from topics.model.wire import Performance
 from topics.server.http.messages import Answer, Deferred, Request, Response, error_response
 
 _encode = msgspec.json.encode
+_MILLIS = [f"{us / 1000:.3f}" for us in range(10_000)]
 
 
 def json_answer(status: int, answer: Any) -> Response:
@@ -24,6 +25,12 @@ def json_answer(status: int, answer: Any) -> Response:
 def elapsed_ms(request: Request) -> float:
     """Return the milliseconds since the request arrived."""
     return round((time.perf_counter_ns() - request.started_ns) / 1e6, 3)
+
+
+def shown_ms(ns: int) -> str:
+    """Return milliseconds with three decimals, from a table: formatting floats took a tenth of an append."""
+    us = ns // 1000
+    return _MILLIS[us] if us < len(_MILLIS) else f"{us / 1000:.3f}"
 
 
 def performance(request: Request, ticket: Ticket | None = None) -> Performance:

@@ -1,8 +1,7 @@
 """Routers on the event loop: when forwarding gets its turns.
 
 A write to a source is answered before its copies are made. While many requests arrive, or while there is much to
-forward, forwarding runs for one slice and then rests for several times as long. A few copies of a few writes are made
-at once: a rest after each of them would make the next copy late, and save nothing.
+forward, forwarding runs for one slice and then rests for several times as long (`engine/delays.py`).
 """
 
 from __future__ import annotations
@@ -12,8 +11,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from topics import logs
+from topics.engine.delays import FEW_STEPS, FEW_WRITES, REST, SLICE_NS
 from topics.server.limits.loop_holds import Cause
-from topics.server.loop.cold_loads import NOT_LOADING, unreadable
+from topics.server.loop.runtime import NOT_LOADING, unreadable
 from topics.storage.segments.cold import Cold
 
 if TYPE_CHECKING:
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 
 log = logs.Log("routers")
 
-SLICE_NS = 300_000
-REST = 8  # under load, forwarding rests for this many times the length of its last slice
-FEW_STEPS = 8  # of the forwarder in a slice: those of four routers. More delay the next write of the same client.
-FEW_WRITES = 4  # in one turn of the loop
 RETRY_MS = 1000  # after an unexpected failure
 
 

@@ -11,6 +11,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from topics import logs
+from topics.engine.delays import GATHER_TURNS
 from topics.engine.durable.deferred_replay import Backlog
 from topics.engine.durable.store import Store
 from topics.engine.state.topics import State
@@ -44,9 +45,11 @@ REST_S = 0.00005
 # How often an idle server looks whether its directory is still there. Any write ends this: see `Wal.woke`.
 IDLE_TICK_MS = 1000
 
-OVERDUE = 1.25  # times `checkpoint_wal_bytes`, from which on a checkpoint does not wait for a file
+# How long the server trusts that data of a segment matches its checksum. Comparing at every read would double the time
+# of a small read, and of a read from the disk too, because it takes whole chunks.
+CHECKED_FOR_NS = 3_600_000_000_000
 
-GATHER_TURNS = 2  # see `Commits.gather_turns`; one is too short for answers to leave and the next writes to arrive
+OVERDUE = 1.25  # times `checkpoint_wal_bytes`, from which on a checkpoint does not wait for a file
 
 
 class RecoveryCancelled(Exception):
@@ -253,6 +256,9 @@ class Storage:
         assert self._slices is not None
         began_ns, due = self._clock.monotonic_ns(), self._due()
         self.wal.tick()
+        if self._engine is not None and self.wal.read_only is None:
+            self._engine.queues.log_returns()
+        self.store.shelf.period = began_ns // CHECKED_FOR_NS
         if due and (self.wal.prepare() or self._is_overdue()):
             self.store.checkpoint()
         self.store.save()

@@ -3,19 +3,35 @@
 Nothing is queued here but what the transport holds. Once a connection holds all it may, `send` returns False and `full`
 is set: the sender stops, and continues from its own position when `resume` is called. A slow client therefore costs its
 lag and no memory. A connection that stays full for too long is closed.
+
+What an `EventStream`, the base of everything that answers with `text/event-stream`, does by itself:
+
+    open          sends `retry: 2000` and a first heartbeat, then calls `begin`
+    heartbeat     sends `: hb <epoch ms>` whenever nothing else was sent for `heartbeat_ms`
+    slow client   a connection that stays full for `slow_consumer_timeout_ms` gets a last `error` frame and is closed
+    end           the slot of the connection is released, and `ended` is called, exactly once whatever the reason
+
+A subclass overrides `begin`, `resume` and `ended`, and calls `send`, `fail` and `finish`. Everything with effects
+belongs in `begin`, not in the handler: a HEAD request makes a stream that never opens.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from topics.errors import Code
-from topics.server.http.messages import Response, Sink, Stream
+import msgspec
+
+from topics.errors import Code, TopicsError
+from topics.model.watch import DEFAULT_HEARTBEAT_MS
+from topics.server.http.browser_origin import EVENT_STREAM as NAMED
+from topics.server.http.browser_origin import PAGE_MEDIA, PART_MEDIA, names_any
+from topics.server.http.messages import Request, Response, Sink, Stream
 
 if TYPE_CHECKING:
     from topics.server.loop.runtime import Runtime
+
 
 HIGH_WATER_BYTES = 64 << 10  # of one connection; one frame may exceed it
 
@@ -146,3 +162,71 @@ class LiveConnection(Stream):
             if timer is not None:
                 timer.cancel()
         self._heartbeat_timer = self._slow_timer = None
+
+
+RETRY_MS = 2000
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
+HEADERS = ((b"cache-control", b"no-store"), (b"connection", b"keep-alive"), (b"x-accel-buffering", b"no"))
+
+_encode = msgspec.json.encode
+
+
+def event_frame(event: bytes, data: bytes, *, id: bytes | None = None) -> bytes:
+    """Return one event. `data` must be one line: JSON as the server renders it never has a raw line break."""
+    if id is None:
+        return b"event: %b\ndata: %b\n\n" % (event, data)
+    return b"id: %b\nevent: %b\ndata: %b\n\n" % (id, event, data)
+
+
+def error_frame(code: int, message: str, **more: Any) -> bytes:
+    """Return an `error` event with an HTTP status code. It has no id, because it is no progress."""
+    return event_frame(b"error", _encode({"code": code, "error": message, **more}))
+
+
+def heartbeat(now_ms: int) -> bytes:
+    """Return a comment line with the time."""
+    return b": hb %d\n\n" % now_ms
+
+
+def check_accept(request: Request) -> None:
+    """Raise 406 unless the client accepts an event stream. A missing or empty `Accept` accepts anything.
+
+    Programs send `*/*`. Browsers send it beside the media types of pages and their parts, for an address or an image:
+    those requests do not want an event stream.
+    """
+    accept = (request.headers.get(b"accept") or b"*/*").lower()
+    takes = any(_takes_events(part) for part in accept.split(b","))
+    if not takes or (names_any(accept, (*PAGE_MEDIA, *PART_MEDIA)) and not names_any(accept, (NAMED, b"text/*"))):
+        raise TopicsError(Code.NOT_ACCEPTABLE, "this answer is an event stream: send accept: text/event-stream")
+
+
+def _takes_events(part: bytes) -> bool:
+    media, *parameters = (piece.strip() for piece in part.split(b";"))
+    if media not in (b"text/event-stream", b"text/*", b"*/*"):
+        return False
+    return not any(name in (b"q=0", b"q=0.0", b"q=0.00", b"q=0.000") for name in parameters)
+
+
+class EventStream(LiveConnection):
+    """One event stream; see the docstring of the module."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, runtime: Runtime, *, release: Callable[[], None], heartbeat_ms: int = DEFAULT_HEARTBEAT_MS
+    ) -> None:
+        head = Response(200, b"", EVENT_STREAM, HEADERS)
+        super().__init__(runtime, head, release=release, heartbeat_ms=heartbeat_ms)
+
+    def opened(self, sink: Any) -> None:
+        sink.write(b"retry: %d\n\n%b" % (RETRY_MS, heartbeat(self.runtime.clock.now_ms())))
+        super().opened(sink)
+
+    def beat(self) -> None:
+        self.send(heartbeat(self.runtime.clock.now_ms()))
+
+    def fail(self, code: int, message: str, **more: Any) -> None:
+        """Send a last `error` frame, then close."""
+        if self.open:
+            self.send(error_frame(code, message, **more))
+            self.finish()

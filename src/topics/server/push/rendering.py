@@ -144,7 +144,7 @@ class RenderedFrame:
     def single(self) -> bytes:
         """Return the event for a watcher of this topic alone: even the event id is the same for all of them."""
         if self._single is None:
-            # `sse.event_frame`, in one copy of the records.
+            # `live_stream.event_frame`, in one copy of the records.
             start = b"id: %b\nevent: %b\ndata: %b" % (self.cursor(), Event.RECORD.event, self._start)
             self._single = b"".join((start, self._records, self._end, b"\n\n"))
         return self._single

@@ -18,15 +18,13 @@ from topics.errors import Code, TopicsError, invalid
 from topics.model.watch import TopicOptions, WatchedTopic, WatchRequest, heartbeat_ms, is_pattern
 from topics.server.limits.budget import MemoryBudget
 from topics.server.push import cursors
-from topics.server.push.pattern_waiters import PatternWaiters
+from topics.server.push.live_stream import EventStream, error_frame, event_frame
 from topics.server.push.rendering import Event, RenderedFrame, deleted_data
-from topics.server.push.sse import EventStream, error_frame, event_frame
 from topics.server.push.subscription import Subscription
-from topics.server.push.subscription_set import SESSION_BYTES, Pattern, SubscriptionSet, resolve
+from topics.server.push.subscription_set import SESSION_BYTES, Pattern, PatternWaiters, SubscriptionSet, resolve
 
 if TYPE_CHECKING:
-    from topics.server.access.caller import Caller
-    from topics.server.access.quotas import Quotas
+    from topics.server.access.caller import Caller, Quotas
     from topics.server.loop.runtime import Runtime
     from topics.server.push.dispatcher import Dispatcher
 

@@ -6,18 +6,24 @@ and filters of the requests, which their subscriptions share.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from sys import getsizeof
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
+from topics.engine.engine import Engine
 from topics.engine.state.topic import Topic
+from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError, invalid, topic_not_found
 from topics.model.watch import (
     TopicOptions,
     View,
     ViewOptions,
     WatchedTopic,
+    check_by_name,
     check_watched,
     is_pattern,
     make_view,
@@ -31,6 +37,7 @@ from topics.server.push.subscription import Subscription
 if TYPE_CHECKING:
     from topics.server.access.caller import Caller
     from topics.server.loop.runtime import Runtime
+
 
 # Measured with 1, 16 and 256 topics, and rounded up for what an open stream adds to each.
 SESSION_BYTES = 1024
@@ -229,3 +236,92 @@ class SubscriptionSet:
                 one.seq = seq if seq > one.topic.head else min(one.seq, seq)
             else:
                 one.seq = min(one.seq, seq)
+
+
+Match = Callable[[Topic], object]
+
+
+class PatternWaiters:
+    """Finds the watchers of a new topic with at most as many look-ups as its name has characters."""
+
+    def __init__(self) -> None:
+        self._watchers: dict[object, tuple[str, ...]] = {}  # the prefixes of each
+        self._by_prefix: dict[str, dict[object, Match]] = {}
+        self._lengths: Counter[int] = Counter()  # of the prefixes
+
+    def put(self, watcher: object, prefixes: Iterable[str], match: Match) -> None:
+        """Call `match` for every new topic with one of these prefixes, which replace earlier ones of the watcher."""
+        self.remove(watcher)
+        wanted = tuple(prefixes)
+        if not wanted:
+            return
+        self._watchers[watcher] = wanted
+        for prefix in wanted:
+            if prefix not in self._by_prefix:
+                self._by_prefix[prefix] = {}
+                self._lengths[len(prefix)] += 1
+            self._by_prefix[prefix][watcher] = match
+
+    def remove(self, watcher: object) -> None:
+        """Remove the watcher with all its prefixes."""
+        for prefix in self._watchers.pop(watcher, ()):
+            watchers = self._by_prefix[prefix]
+            del watchers[watcher]
+            if not watchers:
+                del self._by_prefix[prefix]
+                self._lengths[len(prefix)] -= 1
+                if not self._lengths[len(prefix)]:
+                    del self._lengths[len(prefix)]
+
+    def created(self, topic: Topic) -> None:
+        """Call `match` of every watcher with a prefix of the new topic's name, once each."""
+        if not self._watchers:
+            return
+        name, found = topic.name, dict[object, Match]()
+        for length in self._lengths:
+            if length <= len(name) and (watchers := self._by_prefix.get(name[:length])) is not None:
+                found |= watchers
+        for match in found.values():
+            match(topic)
+
+
+def open_positions(engine: Engine, topics: dict[str, TopicOptions], *, max_topics: int, lenient: bool) -> Ticket:
+    """Commit what the options say, then look up the positions of their consumers.
+
+    Ends with the options of all topics, in which a consumer has its position as `from_seq`, once the commits are in the
+    log. Raises errors of the request before anything is changed, except an `epoch_mismatch` or a seq beyond the head.
+    """
+    check_watched(topics, max_topics=max_topics)
+    consumed = {name: options for name, options in topics.items() if options.by_name}
+    for name, options in consumed.items():
+        check_by_name(name, options)
+    if lenient:
+        topics = {name: options for name, options in topics.items() if name not in consumed or engine.find(name)}
+        consumed = {name: options for name, options in consumed.items() if name in topics}
+    for name in consumed:
+        engine.topic(name)
+    tickets = {name: _open(engine, name, options) for name, options in consumed.items()}
+    opened, waiting = Ticket(), len(tickets)
+
+    def done(_: Ticket) -> None:
+        nonlocal waiting
+        waiting -= 1
+        if waiting <= 0:
+            error = next((ticket.error for ticket in tickets.values() if ticket.error is not None), None)
+            found = {} if error else {name: _at(options, tickets[name]) for name, options in consumed.items()}
+            opened.resolve(topics | found, error)
+
+    if not tickets:
+        done(opened)
+    for ticket in list(tickets.values()):
+        ticket.on_done(done)
+    return opened
+
+
+def _open(engine: Engine, name: str, options: TopicOptions) -> Ticket:
+    assert options.consumer is not None
+    return engine.consumers.open(name, options.consumer, commit=options.commit, epoch=options.epoch)
+
+
+def _at(options: TopicOptions, ticket: Ticket) -> TopicOptions:
+    return structs.replace(options, from_seq=ticket.result.seq, commit=False, epoch=None)

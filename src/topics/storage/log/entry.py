@@ -155,7 +155,8 @@ def encode_begun(entries: Sequence[Entry]) -> bytes:
 
 def encode_all(entries: Sequence[Entry]) -> bytes:
     """Return the entries as the frames of one write: they take effect together, or not at all."""
-    return encode(entries[-1], after=encode_begun(entries[:-1]))
+    *begun, last = entries
+    return encode(last, after=encode_begun(begun) if begun else b"")
 
 
 def encode_large(entry: Append, *, after: bytes = b"") -> frame.Frames:

@@ -12,7 +12,8 @@ own. The file is a row of frames (see `frame.py`) without a header, and is only 
 
 It is written by the thread that syncs the log, right after the log itself, and only when there is something new: a
 topic or a ceiling, a log file, or once a second the place that was reached. So it never claims more than the log has
-after a power loss. If it cannot be written, the log goes on without.
+after a power loss. If it cannot be written, the log goes on without. A snapshot says whether it has a ledger: that one
+was written before the snapshot, with one note at least, so its absence is damage.
 """
 
 from __future__ import annotations
@@ -26,13 +27,17 @@ from msgspec import Struct
 from topics import logs
 from topics.errors import Corrupt, UnknownFormat
 from topics.model.topic import TopicConfig
+from topics.storage.data_layout import TEMP_SUFFIX
 from topics.storage.datadir import DataDir
 from topics.storage.fs import File
 from topics.storage.log import frame, walfile
+from topics.storage.log.log_files import LogFile
+from topics.storage.snapshot import Snapshot, ledger_number
 
 log = logs.Log("ledger")
 
 FILE, REACHED, TOPIC, GONE = 1, 2, 3, 4
+MISSING = "the ledger is missing, or nothing in it can be read: whether the log is complete is unknown"
 
 _encode = msgspec.msgpack.encode
 _decode_topic = msgspec.msgpack.Decoder(tuple[str, int, TopicConfig]).decode
@@ -56,6 +61,14 @@ class Expected(Struct):
     size_bytes: int = 0
     left: bool = False  # a later file continues where this one ends
 
+    def lacks(self, end: int, size_bytes: int) -> str:
+        """Return what is wrong with a file of this size whose last entry ends at `end`; empty if nothing is lost."""
+        if end < self.end:
+            return f"the log file ends here, and was written to byte {self.end} at least"
+        if size_bytes < self.size_bytes and not self.left:
+            return f"the log file is cut short: {size_bytes} of {self.size_bytes} bytes"
+        return ""
+
 
 class LedgerAccount(Struct):
     """The content of all ledger files together."""
@@ -63,6 +76,8 @@ class LedgerAccount(Struct):
     files: dict[int, Expected] = {}
     topics: dict[int, Known] = {}
     gone: set[int] = set()
+    numbers: set[int] = set()  # of the ledger files that have a note
+    unreadable: set[int] = set()  # of those that have none
     damage: list[tuple[str, int]] = []  # file and offset
     last_number: int = 0
     unsynced_from: int = 0  # the files before this one are known to be synced to their ends
@@ -82,11 +97,18 @@ class Ledger:
         self._lock = Lock()  # guards the notes; not held during file calls
         self._file_lock = Lock()  # guards the file
         self._notes: list[bytes] = []
-        self._path = ""
+        self._number = 0  # of the file that notes go to; 0 before there is one
+        self.number = 0  # of the last file that has a note
         self._file: File | None = None
         self._at = 0
         self._failed = False
         self.reached = (0, 0)  # the last noted position
+
+    def open(self, number: int) -> list[bytes]:
+        """Continue in the file of snapshot `number`. Return the note that shows that it exists, and claims nothing."""
+        with self._lock:
+            self._number = number
+        return [frame.encode(REACHED, 0, number, 0, _encode([0]))]
 
     def begin(self, number: int, size_bytes: int, *, previous: tuple[int, int] = (0, 0)) -> bytes:
         """Continue in the file of snapshot `number`. Notes that could not be written before go there.
@@ -94,8 +116,7 @@ class Ledger:
         Return the note that the file begins with. The caller writes it before that snapshot counts, so that a ledger
         belongs to every snapshot. It claims only that log file `number` exists, which no sync has to make true.
         """
-        with self._lock:
-            self._path = self._dir.ledger_path(number)
+        self.open(number)
         return frame.encode(FILE, 0, number, 0, _encode([*previous, size_bytes]))
 
     def note_file(self, number: int, *, previous: tuple[int, int], size_bytes: int) -> None:
@@ -134,7 +155,8 @@ class Ledger:
         """Write and sync the notes. Return False if that fails: they are tried again with the next sync."""
         if not notes:
             return True
-        path = self._path
+        number = self._number
+        path = self._dir.ledger_path(number)
         try:
             with self._file_lock:
                 self._append(path, b"".join(notes))
@@ -144,7 +166,7 @@ class Ledger:
                 self._failed = True
                 log.error("ledger_failed", file=path, reason=error.strerror or str(error))
             return False
-        self._failed = False
+        self._failed, self.number = False, number
         return True
 
     def close(self, *, replaced: bool = False) -> None:
@@ -158,38 +180,52 @@ class Ledger:
 
     def _note(self, entry: bytes) -> None:
         with self._lock:
-            if self._path:
+            if self._number:
                 self._notes.append(entry)
 
     def _append(self, path: str, data: bytes) -> None:
         file = self._file
         if file is None or file.path != path:
-            new = self._dir.fs.open(path, create=True)
-            try:
-                at = walfile.written_end(new.pread(new.size(), 0))
-                self._dir.fs.sync_dir(self._dir.ledger_dir)
-            except OSError:  # the next write tries to make the name durable again
-                with suppress(OSError):
-                    new.close()
-                raise
+            new = self._create(path, data)
             if file is not None:
                 with suppress(OSError):
                     file.close()
-            self._file, self._at = new, at
-            file = new
+            self._file, self._at = new, walfile.written_end(new.pread(new.size(), 0))
+            return
         file.pwrite(data, self._at)
         file.datasync()
         self._at += len(data)
 
+    def _create(self, path: str, data: bytes) -> File:
+        """Return a durable file with the notes of `data` at its end. It has its name once it has a note."""
+        exists = self._dir.fs.exists(path)  # after an earlier start, or if its name could not be synced
+        new = self._dir.fs.open(path if exists else path + TEMP_SUFFIX, write=True, create=not exists)
+        try:
+            if not exists:
+                new.truncate(0)
+            new.pwrite(data, walfile.written_end(new.pread(new.size(), 0)))
+            new.datasync()
+            if exists:
+                self._dir.fs.sync_dir(self._dir.ledger_dir)
+            else:
+                self._dir.publish(path)
+        except OSError:
+            with suppress(OSError):
+                new.close()
+            raise
+        new.path = path
+        return new
+
 
 def read(datadir: DataDir, since: int) -> LedgerAccount:
-    """Return what the ledger files from number `since` on say together."""
+    """Return what the ledger files from number `since` on say together. Of earlier files, only note that they exist."""
     account = LedgerAccount()
     for number in datadir.ledger_numbers():
-        if number < since:
-            continue
         path = datadir.ledger_path(number)
-        for item in walfile.scan(_read_whole(datadir, path), start=0):
+        items = list(walfile.scan(_read_whole(datadir, path), start=0))
+        has_notes = any(isinstance(item, walfile.FoundFrame) for item in items)
+        (account.numbers if has_notes else account.unreadable).add(number)
+        for item in items if number >= since else ():
             if isinstance(item, walfile.FoundFrame):
                 _take(account, item.frame, since)
             elif not item.torn:
@@ -197,28 +233,117 @@ def read(datadir: DataDir, since: int) -> LedgerAccount:
     return account
 
 
-def copied(datadir: DataDir, since: int, files: list[tuple[int, bytes]]) -> bytes:
-    """Return a ledger for copies of log files, by number and content, that end with their last whole frame.
+def lost(datadir: DataDir, account: LedgerAccount, files: list[LogFile], snapshot: Snapshot | None) -> int | None:
+    """Return the number of a ledger that is missing, empty or unreadable; None if there is none.
 
-    What the ledger of `datadir` says of topics is true of the copies, too. What it says of files is not: those are
-    longer.
+    A snapshot names its ledger. Without a name, a log with entries needs one.
     """
-    notes: list[bytes] = []
+    since = 0 if snapshot is None else snapshot.wal_number
+    named = ledger_number(snapshot)
+    if named is not None and named not in account.numbers:
+        return named
+    if unreadable := [number for number in account.unreadable if number >= since]:
+        return unreadable[0]
+    if named is None and datadir.keeps_ledger and not account.numbers and _has_entries(files):
+        return since
+    return None
+
+
+def unsynced_from(datadir: DataDir, account: LedgerAccount | None) -> int | None:
+    """Return the first log file whose end a power loss may have cost; None without a power loss (no account).
+
+    Also None if the ledger is lost: then nothing shows that a missing end was not synced.
+    """
+    if account is None or (datadir.keeps_ledger and not account.numbers):
+        return None
+    return account.unsynced_from
+
+
+def without_void(expected: dict[int, Expected], files: list[LogFile]) -> dict[int, Expected]:
+    """Return the files that a ledger expects, without those that a later log file declares void."""
+    kept = dict(expected)
+    for file in files:
+        number, offset = file.resume
+        if number:
+            for other in [other for other in kept if number < other < file.number]:
+                del kept[other]
+            if (before := kept.get(number)) is not None:
+                before.end, before.left = min(before.end, offset), True
+    return kept
+
+
+def _unexplained_gap(files: list[LogFile], since: int, account: LedgerAccount) -> tuple[int, int] | None:
+    """Return the file number and the offset from which on the log lacks a part that the ledger does not know.
+
+    A log file says where the log before it ends. What such a part held, and which topics it created, is unknown.
+    """
+    known = {file.number: file for file in files}
+    for file in files:
+        place = file.resume if file.resume[0] else walfile.follows(file.data)
+        if place is None or place[0] < since or place[0] in account.files:
+            continue
+        number, offset = place
+        if number not in known:
+            if offset > walfile.FIRST_BYTES:
+                return number, 0
+        elif (end := known[number].end) < offset:
+            return number, end
+    return None
+
+
+def check_known(datadir: DataDir, account: LedgerAccount, files: list[LogFile], snapshot: Snapshot | None) -> None:
+    """Raise `Corrupt` if a part of the log is missing and no file says what it held.
+
+    A start would begin without the topics that the rest of the log belongs to, and delete that rest.
+    """
+    since = 0 if snapshot is None else snapshot.wal_number
+    if (gap := _unexplained_gap(files, since, account)) is not None:
+        raise Corrupt(
+            datadir.wal_path(gap[0]),
+            gap[1],
+            "the rest of the log file is missing, and no ledger says what it held; "
+            "put the file back, or restore the data directory from a backup",
+        )
+    if snapshot is None:
+        is_lost = datadir.was_used and not account.numbers and not datadir.wal_numbers()
+    else:
+        is_lost = (
+            lost(datadir, account, files, snapshot) is not None and not snapshot.topics and not _has_entries(files)
+        )
+    if is_lost:
+        raise Corrupt(
+            datadir.wal_dir, 0, "the log and its ledger are missing; restore the data directory from a backup"
+        )
+
+
+def _has_entries(files: list[LogFile]) -> bool:
+    return any(walfile.has_begun(file.data) for file in files)
+
+
+def copied(datadir: DataDir, since: int, files: list[LogFile], lacking: dict[int, Expected]) -> bytes:
+    """Return a ledger for copies of log files that end with their last whole frame.
+
+    What the ledger of `datadir` says of topics is true of the copies, too. What it says of files is true only of those
+    that the original lacks, or lacks a part of: the copy reports that loss like the original. Without files, the ledger
+    claims nothing of the log.
+    """
+    notes = [frame.encode(REACHED, 0, since, 0, _encode([0]))]
     for number in datadir.ledger_numbers():
         if number >= since:
             data = _read_whole(datadir, datadir.ledger_path(number))
             items = [item for item in walfile.scan(data, start=0) if isinstance(item, walfile.FoundFrame)]
             notes += [data[item.at : item.end] for item in items if item.frame.head.kind in (TOPIC, GONE)]
+    found = {file.number: file for file in files}
     previous = (0, 0)
-    for number, data in files:
-        with suppress(Corrupt):  # the copy reports a damaged header
-            header = walfile.decode_header(data, path=datadir.wal_path(number), number=number)
-            if header.resume_number:
-                is_copied = any(header.resume_number == other for other, _ in files)  # a file without entries is not
-                previous = (header.resume_number, header.resume_offset) if is_copied else (0, 0)
-        notes.append(frame.encode(FILE, 0, number, 0, _encode([*previous, len(data)])))
-        previous = number, walfile.whole_end(data)
-        notes.append(frame.encode(REACHED, 0, number, 0, _encode([previous[1]])))
+    for number in sorted({*found, *lacking}):
+        file, known = found.get(number), lacking.get(number)
+        if file is not None and file.resume[0]:
+            previous = file.resume if file.resume[0] in found or file.resume[0] in lacking else (0, 0)
+        end = known.end if known is not None else len(found[number].data)
+        size_bytes = known.size_bytes if known is not None else end
+        notes.append(frame.encode(FILE, 0, number, 0, _encode([*previous, size_bytes])))
+        notes.append(frame.encode(REACHED, 0, number, 0, _encode([end])))
+        previous = number, end
     return b"".join(notes)
 
 

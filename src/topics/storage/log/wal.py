@@ -5,7 +5,8 @@ writes. Files are reserved in full before they are used, and the next one is pre
 a write finds its space waiting.
 
 When a write or a sync fails, the log takes nothing more. It heals by beginning a new file that says where the good part
-of the old one ends and repeats what was accepted since the last good sync; when that works, it goes on.
+of the old one ends and repeats what was accepted since the last good sync, with the first frames of files; when that
+works, it goes on.
 
 Until then the old files are all there is, and a killed process leaves them as they are. So what was refused is taken
 back in them, with the last byte of its frame, before its writer gets an answer: a start that replays them passes it
@@ -93,6 +94,7 @@ class Wal:
             self._file = self._create(walfile.Header(number, *resume))
         except OSError as error:
             self.number, self._synced_to = number, resume
+            self.ledger.open(number)  # for the notes of the file that the log heals with
             self.read_only = reason_of(error)
             log.error("log_failed", reason=self.read_only, file=number, offset=0)
             return
@@ -257,7 +259,10 @@ class Wal:
         self._file, self.number, self.tail = file, number, walfile.HEADER_BYTES + len(first)
         self._first_at = self.tail
         self._reserve_bytes = 0
-        self._starts.append((self.written(), file, self.tail))
+        self._starts.append((self.written(), file, walfile.HEADER_BYTES))
+        if not self._unsynced:
+            self.woke()
+        self._unsynced.append(first)
         self.stats.rotations_total += 1
 
     def sync(self, done: Callable[[LogFailed | None], None]) -> None:

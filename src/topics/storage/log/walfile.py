@@ -17,7 +17,8 @@ been synced when the power failed. The end of the earlier one can then be missin
 
 A file that resumes says where the log before it ends: everything behind `resume offset` in file `resume number`, and
 every file between that one and this, is void. So a tail that was torn, or refused after a failed sync, can never come
-back; that is why one copy of the header is not enough.
+back; that is why one copy of the header is not enough. The file repeats the good frames of the void part, frames of
+kind 7 included: these show which of the repeated entries a snapshot has that was taken at the beginning of a void file.
 """
 
 import struct
@@ -103,9 +104,12 @@ def encode_follows(number: int, offset: int) -> bytes:
     return frame.encode(FOLLOWS, 0, offset, 0, number.to_bytes(8, "little"))
 
 
+FIRST_BYTES = HEADER_BYTES + len(encode_follows(0, 0))  # the part of a file that can be written before any log entry
+
+
 def has_begun(data: bytes) -> bool:
     """Return whether log entries may be in the file: not if the write of its first frame was cut short."""
-    return written_end(data) >= HEADER_BYTES + len(encode_follows(0, 0))
+    return written_end(data) >= FIRST_BYTES
 
 
 def follows(data: bytes) -> tuple[int, int] | None:
@@ -160,11 +164,29 @@ def scan(data: bytes, *, start: int = HEADER_BYTES) -> Iterator[FoundFrame | Dam
 def after_refused(data: bytes, at: int) -> int:
     """Return the offset after the frames at `at` that are no log entries; `at` itself where there are none."""
     view = memoryview(data)
-    if at == HEADER_BYTES and follows(data) is not None and (first := frame.decode(view, at)) is not None:
-        at = first[1]
-    while (end := frame.end_of_refused(view, at)) is not None:
+    # Bound: the frames in the file.
+    while True:
+        end = frame.end_of_refused(view, at)
+        if end is None:
+            found = frame.decode(view, at)
+            if found is None or found[0].head.kind != FOLLOWS:
+                return at
+            end = found[1]
         at = end
-    return at
+
+
+def entries_from(data: bytes, number: int) -> int:
+    """Return the offset after the repeated entries that were first written to a file before log file `number`."""
+    view, start, at = memoryview(data), HEADER_BYTES, HEADER_BYTES
+    while at >= 0:
+        found = frame.decode(view, at)
+        if found is None:
+            at = frame.end_of_refused(view, at) or frame.find(data, at + 1)
+            continue
+        at = found[1]
+        if found[0].head.kind == FOLLOWS and int.from_bytes(found[0].body, "little") < number:
+            start = at
+    return start
 
 
 def written_end(data: bytes) -> int:

@@ -9,7 +9,7 @@ read again while the hold exists. So the second run finds the bytes even if the 
         try:
             return work()
         except Cold as cold:
-            hold.load(cold)         # blocks: on a pool thread in a server, see `topics.server.loop.cold_loads`
+            hold.load(cold)         # blocks: on a pool thread in a server, see `topics.server.loop.runtime`
 
 Bounds: one `Cold` asks for `LOAD_BYTES` and one need more, and work that needs more than that in total must get on with
 part of it. A hold that has grown past `HOLD_BYTES` gives up what it fetched first. Work that asks again for what was

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from topics import logs
 from topics.errors import Corrupt
 from topics.storage.data_layout import holds_topics
-from topics.storage.fs import File
+from topics.storage.fs import File, absence
 from topics.storage.segments import codec
 from topics.storage.segments.cold import Cold, Need
 from topics.storage.segments.columns import Columns, runs
@@ -278,24 +278,12 @@ class SealedSegment(Segment):
         if loaded is not None and self._damage is None:
             offsets = loaded.columns.offsets
             start, stop = offsets[low], offsets[high]
-            if loaded.has_verified(start, stop):
+            if loaded.has_verified(start, stop, self._shelf.period):
                 with suppress(OSError):  # `read` finds out what it means
                     lent = self._open().lend(stop - start, codec.HEADER_BYTES + start)
                     if lent is not None:
                         return lent
         return self.read(low, high)
-
-    def check(self) -> None:
-        """Read everything once and compare every checksum. Raise `Corrupt` or `Damaged`."""
-        loaded = self._load(wait=True)
-        flags = bytes(self._read(self.count, self.footer.flags_at, wait=True) or b"")
-        if bad := codec.damaged_flags(flags):
-            raise Damaged(
-                self, bad[0], bad[-1] + 1, Corrupt(self.path, self.footer.flags_at + bad[0], "a flag byte is damaged")
-            )
-        for chunk in range(len(loaded.sums)):
-            start = chunk * codec.CHUNK_BYTES
-            self._data(loaded, start, min(start + codec.CHUNK_BYTES, self.footer.data_bytes), wait=True)
 
     def unload(self) -> None:
         self._loaded = None
@@ -442,9 +430,9 @@ class SealedSegment(Segment):
             file = self._open()
             return file.pread(size, at) if wait else file.try_pread(size, at)
         except OSError as error:
-            missing = isinstance(error, FileNotFoundError)
-            if missing and (not self.cold or (wait and self._cold_folder_is_there())):
-                cause = Corrupt(self.path, 0, "the file is missing")
+            lost = not self.cold or (wait and self._cold_folder_is_there())
+            if isinstance(error, FileNotFoundError) and lost:
+                cause = Corrupt(self.path, 0, absence(error))
                 raise Damaged(self, 0, self.count, cause, whole=True) from error
             if wait:
                 raise
@@ -455,8 +443,8 @@ class SealedSegment(Segment):
         return holds_topics(self._shelf.fs, posixpath.dirname(posixpath.dirname(self.path)))
 
     def _data(self, loaded: Loaded, start: int, stop: int, *, wait: bool) -> Rendered | None:
-        """Return the data bytes [start, stop), or None if that would wait. Check each chunk at its first read."""
-        if loaded.has_verified(start, stop):
+        """Return the data bytes [start, stop), or None if that would wait. Check each chunk once per period."""
+        if loaded.has_verified(start, stop, self._shelf.period):
             found = self._read(stop - start, codec.HEADER_BYTES + start, wait=wait)
             if found is None or len(found) == stop - start:
                 return found

@@ -17,7 +17,7 @@ OPEN_FILES = 512  # of sealed segments, kept open
 class Loaded:
     """The part of a sealed segment that takes memory while it is in use."""
 
-    __slots__ = ("__weakref__", "_all_verified", "columns", "damaged", "size_bytes", "sums", "verified")
+    __slots__ = ("__weakref__", "_all_verified", "_period", "columns", "damaged", "size_bytes", "sums", "verified")
 
     def __init__(self, sums: memoryview, columns: Columns, size_bytes: int) -> None:
         self.sums = sums
@@ -25,10 +25,15 @@ class Loaded:
         self.verified = bytearray(len(sums))  # one byte per chunk
         self.damaged: set[int] = set()  # chunks that did not match their checksum
         self._all_verified = False
+        self._period = 0  # of the shelf, in which these comparisons were made
         self.size_bytes = size_bytes
 
-    def has_verified(self, start: int, stop: int) -> bool:
-        """Return whether all chunks of the data bytes [start, stop) were compared with their checksums."""
+    def has_verified(self, start: int, stop: int, period: int) -> bool:
+        """Return whether all chunks of the data bytes [start, stop) were compared with their checksums in `period`."""
+        if period != self._period:
+            self._all_verified = False
+            self.verified[:] = bytes(len(self.verified))
+            self._period = period  # last: another thread must not see the new period with the old comparisons
         if self._all_verified:
             return True
         if self.verified.find(0, start // codec.CHUNK_BYTES, max(start, stop - 1) // codec.CHUNK_BYTES + 1) >= 0:
@@ -67,6 +72,7 @@ class Shelf:
         self._held_bytes = 0
         self.marks_lock = Lock()  # held while a segment takes its marks from its file
         self.retired: list[str] = []  # files that no topic needs
+        self.period = 0  # a new number makes every segment check its data again
 
     def open(self, segment: CachedSegment) -> File:
         """Open the file of the segment, which keeps it until the cache calls `close_file`.

@@ -3,8 +3,8 @@
 from typing import Any
 
 from tests.server.harness import request
-from topics.server.http.answer.head import AnswerHeads
-from topics.server.http.http1.exchange import Exchange
+from topics.server.http.answers import AnswerHeads
+from topics.server.http.exchange import Exchange
 from topics.server.http.http1.pipeline import Pipeline
 from topics.server.http.http1.pipeline_state import (
     ConnectionState,

@@ -108,10 +108,10 @@ def test_known_request_takes_the_fast_path_and_one_write(loop):
     async def scenario() -> None:
         world = World()
         world.learn(request("/hello"))
-        served = world.connection.pipeline.served
+        served = world.connection.pipeline.intake.share.heads
         world.connection.data_received(request("/hello"))
         assert len(world.transport.writes) == 1
-        assert (world.connection.pipeline.served, world.connection.served) == (served, served + 1)
+        assert (world.connection.pipeline.intake.share.heads, world.connection.served) == (served, served + 1)
 
     loop.run(scenario())
 
@@ -183,7 +183,7 @@ def test_handler_that_resolves_an_earlier_answer_does_not_reorder_them(loop):
             first.resolve(Response(200, b"one"))
             return Response(200, b"two")
 
-        world.http.handle = world.connection._handle = handle
+        world.http.handle = handle
         world.connection.data_received(request("/first") + request("/second"))
         [written] = world.transport.writes
         assert written.index(b"one") < written.index(b"two")

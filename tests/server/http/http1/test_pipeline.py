@@ -140,7 +140,7 @@ def test_long_gzip_body_is_left_for_a_thread():
     assert bodies(driver.exchange(request("/a", *fields, method="POST", body=short))) == [b"short"]
     assert driver.feed(request("/b", *fields, method="POST", body=long)) == []
     assert driver.feed(request("/c")) == []
-    [(exchange, gunzip)] = driver.pipeline.queue.packed
+    [(exchange, gunzip)] = driver.pipeline.packed
     assert not driver.pipeline.wants_input  # what comes behind the parked request has to wait
     body = None
     while body is None:

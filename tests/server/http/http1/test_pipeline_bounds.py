@@ -5,11 +5,11 @@ from itertools import pairwise
 from tests.server.harness import request
 from tests.server.http.http1.pipeline_driver import CHUNKED, UPGRADE, Driver, SilentUpgrade, bodies
 from topics.errors import Code, TopicsError
+from topics.server.http.http1.intake import MAX_PIECES, TURN_NS
 from topics.server.http.http1.pipeline_state import (
     FINISHING,
     LINGERING,
 )
-from topics.server.http.http1.turn_share import MAX_PIECES, TURN_NS
 from topics.server.http.messages import Response
 
 # --- requests and answers
@@ -23,7 +23,7 @@ def test_parked_requests_stop_the_input():
     assert not driver.pipeline.wants_input
     for number, begun in ((0, [b"/a"]), (1, [b"/b"])):
         driver.answer(number)
-        driver.pipeline.begin_turn()
+        driver.pipeline.intake.begin_turn()
         assert driver.begin() == begun
     assert driver.pipeline.wants_input
 
@@ -39,7 +39,7 @@ def test_one_turn_begins_no_more_than_its_share_of_requests():
             handled += 1
         turns.append(handled)
         assert driver.pipeline.needs_turn
-        driver.pipeline.begin_turn()
+        driver.pipeline.intake.begin_turn()
     assert turns == [4, 4, 2]
     assert len(bodies(driver.output())) == 10
 
@@ -51,7 +51,7 @@ def test_one_turn_begins_no_request_after_its_time():
     driver.service.now_ns += TURN_NS + 1
     assert driver.pipeline.next_request() is None
     assert driver.pipeline.needs_turn
-    driver.pipeline.begin_turn()
+    driver.pipeline.intake.begin_turn()
     assert driver.pipeline.next_request() is not None
 
 
@@ -64,7 +64,7 @@ def test_one_turn_parses_no_more_than_its_share_of_chunks():
     while not (begun := driver.begin()):
         assert driver.pipeline.needs_turn
         assert not driver.pipeline.wants_input
-        driver.pipeline.begin_turn()
+        driver.pipeline.intake.begin_turn()
         turns += 1
     assert begun == [b"/echo?a=1"]
     assert turns in (2, 3)
@@ -76,7 +76,7 @@ def test_refused_requests_share_turns_too():
     driver.pipeline.receive(request("/refuse") * 400)
     turns = 1
     while driver.begin() == [] and driver.pipeline.needs_turn:
-        driver.pipeline.begin_turn()
+        driver.pipeline.intake.begin_turn()
         turns += 1
     assert turns > 2
     assert len(bodies(driver.output())) == 400
@@ -131,7 +131,7 @@ def test_input_given_up_is_answered_with_the_error_and_dropped():
     first, second = bodies(driver.output())
     assert (first, b"throttled" in second) == (b"one", True)
     assert driver.state is LINGERING
-    assert driver.pipeline.intake_bytes == 0
+    assert driver.pipeline.intake.held_bytes == 0
 
 
 def test_upgrade_whose_input_is_given_up_is_refused():
@@ -143,7 +143,7 @@ def test_upgrade_whose_input_is_given_up_is_refused():
     assert second is not None
     driver.pipeline.grant(second, upgrade)
     assert driver.begin() == []
-    assert driver.pipeline.intake_bytes == 50_000
+    assert driver.pipeline.intake.held_bytes == 50_000
     driver.pipeline.give_up_input(TopicsError(Code.THROTTLED, "full"))
     assert upgrade.ended == 1
     driver.pipeline.answer(first, Response(200, b"one"))
@@ -155,15 +155,15 @@ def test_unparsed_input_is_counted_and_what_was_parsed_is_freed():
     driver = Driver(max_pipelined=1)
     one = request("/a")
     driver.feed(one * 300)
-    sizes = [driver.pipeline.intake_bytes]
+    sizes = [driver.pipeline.intake.held_bytes]
     while driver.begun:
         for exchange in driver.begun:
             driver.pipeline.answer(exchange, Response(200, b"{}"))
         driver.begun.clear()
         driver.output()
-        driver.pipeline.begin_turn()
+        driver.pipeline.intake.begin_turn()
         driver.begin()
-        sizes.append(driver.pipeline.intake_bytes)
+        sizes.append(driver.pipeline.intake.held_bytes)
     assert sizes[0] > 0
     assert sizes[-1] == 0
     assert all(before >= after for before, after in pairwise(sizes))

@@ -63,7 +63,7 @@ def test_upgrade_keeps_the_input_behind_its_request():
     driver.pipeline.answer(first, Response(200, b"one"))
     assert b"101 Switching Protocols" in driver.output()
     assert driver.state is STREAMING
-    assert driver.pipeline.take_rest() == b"early bytes"
+    assert driver.pipeline.intake.take_rest() == b"early bytes"
     assert driver.pipeline.wants_input
 
 

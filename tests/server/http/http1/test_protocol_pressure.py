@@ -12,7 +12,7 @@ import pytest
 
 from tests.server.harness import Client, request
 from topics.server.http.messages import Response
-from topics.server.http.request.accept_encoding import accepts_gzip
+from topics.server.http.request.head import accepts_gzip
 
 PAGE_BYTES = 4096
 

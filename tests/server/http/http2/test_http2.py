@@ -18,8 +18,7 @@ from tests.server.conftest import Serve
 from tests.server.harness import FakeApp, Harness, request
 from tests.server.http2_client import GOAWAY, PREFACE, SETTINGS, Http2Client, frame
 from topics.server.http.http2.connection import Http2Connection
-from topics.server.http.http2.frame_meter import TOKENS
-from topics.server.http.http2.frames import MAX_STREAMS, Frames
+from topics.server.http.http2.input import MAX_STREAMS, TOKENS, Frames
 from topics.server.http.http2.session import Http2Session
 from topics.server.http.http2.stream import Http2Stream
 from topics.server.http.messages import Response
@@ -288,8 +287,20 @@ def test_client_that_leaves_cancels_what_it_waits_for(server: Harness, app: Fake
         assert client.ask("/hello").status == 200
 
 
+def test_client_that_leaves_in_the_middle_of_a_body_is_forgotten_by_the_budget(server: Harness):
+    with Http2Client(server.port) as client:
+        number = client.open("/count")
+        for _ in range(3):
+            client.h2.send_data(number, b"x" * 16_000)
+        client.flush()
+        eventually(lambda: len(server.http.budget._receivers), 1)
+    eventually(lambda: server.http.open_connections, 0)
+    assert len(server.http.budget._receivers) == 0
+
+
 def test_connection_leaves_nothing_for_the_garbage_collector(server: Harness, app: FakeApp):
     gc.collect()
+    gc.freeze()  # so that `get_objects` lists only what comes now
     gc.disable()
     try:
         for _ in range(3):
@@ -306,6 +317,7 @@ def test_connection_leaves_nothing_for_the_garbage_collector(server: Harness, ap
         eventually(lambda: [type(one).__name__ for one in gc.get_objects() if isinstance(one, kinds)], [])
     finally:
         gc.enable()
+        gc.unfreeze()
 
 
 # --- the preface

@@ -1,4 +1,4 @@
-"""Handlers of static files: the index, the web console, and the JavaScript client."""
+"""Handlers of static files: the index, the web console, and the JavaScript client. They answer at any time."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ import topics
 from topics import __version__
 from topics.errors import Code, TopicsError
 from topics.model.inspection import Index
+from topics.server.http.browser_origin import PAGE_MEDIA, names_any
 from topics.server.http.messages import Answer, Response
-from topics.server.http.request.browser_origin import PAGE_MEDIA, names_any
 from topics.server.loop.answer import json_answer, performance
 
 if TYPE_CHECKING:
     from topics.server.api.route import Call
-    from topics.server.api.services import Services
+    from topics.server.api.services import Startup
     from topics.server.http.messages import Header
-    from topics.server.startup import Startup
 
 JAVASCRIPT = b"text/javascript; charset=utf-8"
 FOUND, NOT_MODIFIED = 302, 304
@@ -51,13 +50,8 @@ _PROTECTION: tuple[Header, ...] = (
 # --- the index
 
 
-def index(services: Services, call: Call) -> Answer:
+def get_index(startup: Startup, call: Call) -> Answer:
     """Return the addresses of the server, or send a browser to the console."""
-    return index_while_recovering(services.startup, call)
-
-
-def index_while_recovering(startup: Startup, call: Call) -> Answer:
-    """Return the addresses of the server, before the data is recovered."""
     console = "/console" if startup.console else None
     if console is not None and names_any(call.request.headers.get(b"accept", b"").lower(), PAGE_MEDIA):
         headers = ((b"location", console.encode()), (b"vary", b"accept"), (b"cache-control", b"no-store"))
@@ -69,43 +63,23 @@ def index_while_recovering(startup: Startup, call: Call) -> Answer:
 # --- the console
 
 
-def console(services: Services, call: Call) -> Answer:
+def get_console(startup: Startup, call: Call) -> Answer:
     """Return the page of the console."""
-    return console_while_recovering(services.startup, call)
-
-
-def console_while_recovering(startup: Startup, call: Call) -> Answer:
-    """Return the page of the console, before the data is recovered."""
     return _console_file("", "index.html", call)
 
 
-def console_file(services: Services, call: Call) -> Answer:
+def get_console_file(startup: Startup, call: Call) -> Answer:
     """Return a file of the console."""
-    return console_file_while_recovering(services.startup, call)
-
-
-def console_file_while_recovering(startup: Startup, call: Call) -> Answer:
-    """Return a file of the console, before the data is recovered."""
     return _console_file("", call.params["file"], call)
 
 
-def console_part(services: Services, call: Call) -> Answer:
+def get_console_part(startup: Startup, call: Call) -> Answer:
     """Return a file that the pages of the console share."""
-    return console_part_while_recovering(services.startup, call)
-
-
-def console_part_while_recovering(startup: Startup, call: Call) -> Answer:
-    """Return a file that the pages of the console share, before the data is recovered."""
     return _console_file("parts/", call.params["file"], call)
 
 
-def console_page(services: Services, call: Call) -> Answer:
+def get_console_page(startup: Startup, call: Call) -> Answer:
     """Return the script of a page of the console."""
-    return console_page_while_recovering(services.startup, call)
-
-
-def console_page_while_recovering(startup: Startup, call: Call) -> Answer:
-    """Return the script of a page of the console, before the data is recovered."""
     return _console_file("pages/", call.params["file"], call)
 
 
@@ -132,13 +106,8 @@ def _console_files() -> dict[str, tuple[bytes, bytes, bytes]]:
 # --- the client
 
 
-def client_js(services: Services, call: Call) -> Answer:
-    """Return the JavaScript client."""
-    return client_js_while_recovering(services.startup, call)
-
-
-def client_js_while_recovering(startup: Startup, call: Call) -> Answer:
-    """Return the JavaScript client, before the data is recovered. A page of any origin may import it."""
+def get_client_js(startup: Startup, call: Call) -> Answer:
+    """Return the JavaScript client. A page of any origin may import it."""
     body, etag = _client()
     headers = ((b"cache-control", b"public, max-age=300"), (b"access-control-allow-origin", b"*"))
     return _asset(call, body, etag, JAVASCRIPT, headers)

@@ -26,7 +26,7 @@ from topics.model.consumer import (
     RefusedCommit,
     check_request,
 )
-from topics.model.wire import decode_body
+from topics.model.unknown_fields import RequestDecoder
 from topics.server.access.caller import authorise
 from topics.server.access.operations import more_than_route
 from topics.server.http.messages import Answer, Deferred
@@ -40,20 +40,19 @@ if TYPE_CHECKING:
     from topics.engine.state.consumers import Consumer
     from topics.engine.state.topic import Topic
     from topics.engine.steps import Steps
-    from topics.model.unknown_fields import Noted
     from topics.server.api.route import Call
     from topics.server.api.services import Services
     from topics.server.http.messages import Request, Response
 
 COMMITS_PER_STEP = 100
 
-_decode = msgspec.json.Decoder(ConsumerRequest)
-_decode_commits = msgspec.json.Decoder(CommitRequest)
+_decode = RequestDecoder[ConsumerRequest](ConsumerRequest).decode
+decode_commits = RequestDecoder[CommitRequest](CommitRequest).decode
 
 
 def put_consumer(services: Services, call: Call) -> Answer:
     """Store a consumer, or change it."""
-    wanted = check_request(decode_body(_decode, call.request.body))
+    wanted = check_request(_decode(call.request.body, call))
     topic, name = call.params["topic"], call.params["consumer"]
     if (more := more_than_route(wanted)) is not None:
         authorise(services.engine, call.caller, more, topic)
@@ -69,13 +68,7 @@ def put_consumer(services: Services, call: Call) -> Answer:
     return when_done(services.engine.consumers.put(topic, name, wanted), call.request, encode)
 
 
-def decode_commits(body: bytes, _: Noted) -> CommitRequest:
-    """Return the decoded body of `POST /v0/consumers`."""
-    wanted: CommitRequest = decode_body(_decode_commits, body)
-    return wanted
-
-
-def commit(services: Services, call: Call) -> Answer:
+def commit_consumers(services: Services, call: Call) -> Answer:
     """Move many consumers with one request. Answers when all commits are in the log, or were refused."""
     request, wanted = call.request, call.body()
     limit = services.engine.limits.max_batch_records

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -32,26 +33,26 @@ from topics.model.queue import (
 )
 from topics.model.records import MAX_WAIT_MS, parse_match
 from topics.model.topic import LEASE_MS_RANGE, clamp
-from topics.model.unknown_fields import Noted, RequestDecoder
-from topics.model.wire import check_u64, decode_body
+from topics.model.unknown_fields import RequestDecoder
+from topics.model.wire import check_u64
 from topics.server.http.messages import Answer, Deferred, Request, Response
 from topics.server.http.request import query_string
 from topics.server.loop.answer import error_answer, json_answer, performance, when_done
-from topics.server.push.jobs.stream import WorkStream
-from topics.server.push.sse import check_accept
+from topics.server.push.jobs import WorkStream
+from topics.server.push.live_stream import check_accept
 
 if TYPE_CHECKING:
     from topics.engine.state.topic import Topic
     from topics.engine.write.commit import Ticket
     from topics.server.api.route import Call
     from topics.server.api.services import Services
-    from topics.server.push.jobs.waiters import QueueWaiters
+    from topics.server.push.jobs import QueueWaiters
 
 _decode_claim = RequestDecoder[ClaimRequest](ClaimRequest).decode
 _decode_ack = RequestDecoder[AckRequest](AckRequest).decode
 _decode_nack = RequestDecoder[NackRequest](NackRequest).decode
 _decode_extend = RequestDecoder[ExtendRequest](ExtendRequest).decode
-_decode_redrive = msgspec.json.Decoder(RedriveRequest)
+decode_redrive = RequestDecoder[RedriveRequest](RedriveRequest).decode
 _encode = msgspec.json.encode
 _now_ns = time.perf_counter_ns
 
@@ -218,12 +219,8 @@ def ack(services: Services, call: Call) -> Answer:
     check_held(wanted.node, wanted.seqs, wanted.lease_ids, services.engine.limits)
     topic = services.engine.queues.get(call.params["topic"])
     return when_done(
-        services.engine.queues.ack(topic, wanted.node, wanted.seqs, wanted.lease_ids), call.request, _acked
+        services.engine.queues.ack(topic, wanted.node, wanted.seqs, wanted.lease_ids), call.request, _ACKED
     )
-
-
-def _acked(ticket: Ticket, request: Request) -> Response:
-    return _acknowledged(b"acked", ticket, request)
 
 
 def nack(services: Services, call: Call) -> Answer:
@@ -233,11 +230,7 @@ def nack(services: Services, call: Call) -> Answer:
     delay_ms = clamp(check_u64(wanted.delay_ms, "delay_ms"), 0, MAX_DELAY_MS)
     topic = services.engine.queues.get(call.params["topic"])
     ticket = services.engine.queues.nack(topic, wanted.node, wanted.seqs, wanted.lease_ids, delay_ms=delay_ms)
-    return when_done(ticket, call.request, _nacked)
-
-
-def _nacked(ticket: Ticket, request: Request) -> Response:
-    return _acknowledged(b"nacked", ticket, request)
+    return when_done(ticket, call.request, _NACKED)
 
 
 def _acknowledged(what: bytes, ticket: Ticket, request: Request) -> Response:
@@ -250,6 +243,9 @@ def _acknowledged(what: bytes, ticket: Ticket, request: Request) -> Response:
         )
     )  # fmt: skip
     return Response(200, body)
+
+
+_ACKED, _NACKED = partial(_acknowledged, b"acked"), partial(_acknowledged, b"nacked")
 
 
 def extend(services: Services, call: Call) -> Answer:
@@ -271,7 +267,7 @@ def extend(services: Services, call: Call) -> Answer:
 # --- the stream
 
 
-def work(services: Services, call: Call) -> Answer:
+def open_work_stream(services: Services, call: Call) -> Answer:
     """Open a stream that pushes jobs to a worker."""
     check_accept(call.request)
     found = query_string.parse(call.request.query)
@@ -295,7 +291,7 @@ def work(services: Services, call: Call) -> Answer:
 # --- lists and dead letters
 
 
-def jobs(services: Services, call: Call) -> Answer:
+def list_jobs(services: Services, call: Call) -> Answer:
     """Return a page of jobs with their states."""
     found = query_string.parse(call.request.query)
     topic = services.engine.queues.get(call.params["topic"])
@@ -325,12 +321,6 @@ def _state(given: str | None) -> JobState | None:
         if given == state:
             return state
     raise invalid(f"state must be one of {', '.join(JOB_STATES)}", field="state")
-
-
-def decode_redrive(body: bytes, _: Noted) -> RedriveRequest:
-    """Return the decoded body of a redrive."""
-    wanted: RedriveRequest = decode_body(_decode_redrive, body)
-    return wanted
 
 
 def redrive(services: Services, call: Call) -> Answer:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from topics.engine.routers.verbs import ROUTERS_PER_STEP, DroppedRouter, PutRouter
 from topics.errors import Code, TopicsError
 from topics.model.names import check_router, check_topic
@@ -22,8 +20,8 @@ from topics.model.router import (
     parse_filter,
     router_cycle,
 )
-from topics.model.unknown_fields import Noted, RequestDecoder
-from topics.model.wire import check_u64, decode_body
+from topics.model.unknown_fields import RequestDecoder
+from topics.model.wire import check_u64
 from topics.server.access.operations import router_names
 from topics.server.http.messages import Answer
 from topics.server.http.request import query_string
@@ -39,17 +37,10 @@ if TYPE_CHECKING:
     from topics.server.api.services import Services
     from topics.server.http.messages import Request, Response
 
-_decode_router = msgspec.json.Decoder(RouterRequest)
-
+decode_router = RequestDecoder[RouterRequest](RouterRequest).decode
 decode_preview = RequestDecoder[PreviewRequest](PreviewRequest).decode
 
 HIDDEN = "…"  # replaces a name that the prefixes of a key do not cover
-
-
-def decode_router(body: bytes, _: Noted) -> RouterRequest:
-    """Return the decoded body of `PUT /v0/routers/{router}`."""
-    request: RouterRequest = decode_body(_decode_router, body)
-    return request
 
 
 def put_router(services: Services, call: Call) -> Answer:
@@ -122,7 +113,7 @@ def drop_router(services: Services, call: Call) -> Answer:
     return when_done(services.engine.routers.drop(call.params["router"]), call.request, encode)
 
 
-def preview(services: Services, call: Call) -> Answer:
+def preview_router(services: Services, call: Call) -> Answer:
     """Count what a router would forward. Runs in slices: a preview looks at all records of its source."""
     return services.slices.answer(call.request, _preview(services, call, call.body()))
 

@@ -1,16 +1,25 @@
-"""Handlers of topics: create and configure, get, list, delete."""
+"""Handlers of topics: create and configure, get, list, delete, and the reports of their archives."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from topics.engine.engine import Configured, Dropped
+from topics.engine.write import archived
 from topics.model.topic import ConfigPatch
-from topics.model.unknown_fields import Noted
-from topics.model.wire import QueueCounts, TopicDropped, TopicList, TopicPut, TopicState, TopicSummary, decode_body
-from topics.server.api.handlers import archives
+from topics.model.unknown_fields import RequestDecoder
+from topics.model.wire import (
+    ArchivedAnswer,
+    ArchivedRequest,
+    ArchiveStanding,
+    QueueCounts,
+    TopicDropped,
+    TopicList,
+    TopicPut,
+    TopicState,
+    TopicSummary,
+    check_u64,
+)
 from topics.server.http.messages import Answer
 from topics.server.http.request import query_string
 from topics.server.limits.loop_holds import Cause
@@ -24,15 +33,10 @@ if TYPE_CHECKING:
     from topics.server.api.services import Services
     from topics.server.http.messages import Request, Response
 
+
 TOPICS_PER_STEP = 100  # of a list; one takes about 4 µs
 
-_decode_config = msgspec.json.Decoder(ConfigPatch)
-
-
-def decode_config(body: bytes, _: Noted) -> ConfigPatch:
-    """Return the decoded body of `PUT /v0/topics/{topic}`."""
-    patch: ConfigPatch = decode_body(_decode_config, body)
-    return patch
+decode_config = RequestDecoder[ConfigPatch](ConfigPatch).decode
 
 
 def put_topic(services: Services, call: Call) -> Answer:
@@ -69,7 +73,7 @@ def get_topic(services: Services, call: Call) -> Answer:
         queue=_queue_counts(topic),
         archived_seq=topic.archived if topic.archived or topic.config.archive is not None else None,
         trimmed_seq=topic.trimmed or None,
-        archive=archives.standing(topic, services.runtime.clock.now_ms()),
+        archive=standing(topic, services.runtime.clock.now_ms()),
     )
     return json_answer(200, answer)
 
@@ -140,3 +144,31 @@ def drop_topic(services: Services, call: Call) -> Answer:
         return json_answer(200, TopicDropped(done.name, done.deleted, shown, performance(request, ticket)))
 
     return when_done(services.engine.drop_topic(call.params["topic"], if_empty=if_empty), call.request, encode)
+
+
+_decode = RequestDecoder[ArchivedRequest](ArchivedRequest).decode
+
+
+def report_archived(services: Services, call: Call) -> Answer:
+    """Record how far an archive has copied a topic."""
+    body = _decode(call.request.body, call)
+    seq, epoch = check_u64(body.seq, "seq"), check_u64(body.epoch, "epoch")
+    trimmed = check_u64(body.trimmed_seq, "trimmed_seq")
+
+    def encode(ticket: Ticket, request: Request) -> Response:
+        done: archived.Reported = ticket.result
+        return json_answer(
+            200,
+            ArchivedAnswer(
+                done.topic.name, done.topic.epoch, done.archived, done.head, done.moved, performance(request, ticket)
+            ),
+        )
+
+    ticket = services.engine.archives.report(call.params["topic"], seq=seq, epoch=epoch, trimmed=trimmed)
+    return when_done(ticket, call.request, encode)
+
+
+def standing(topic: Topic, now_ms: int) -> ArchiveStanding | None:
+    """Return the archive field of the topic's state; None without an archive."""
+    found = archived.standing(topic, now_ms)
+    return None if found is None else ArchiveStanding(found.unarchived, found.overdue, found.evicted)

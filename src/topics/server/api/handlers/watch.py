@@ -14,12 +14,12 @@ from topics.server.access.operations import more_than_route
 from topics.server.http.messages import Answer, Deferred, Response
 from topics.server.http.request import query_string
 from topics.server.loop.answer import error_answer, json_answer, performance
-from topics.server.loop.cold_loads import unreadable
+from topics.server.loop.runtime import unreadable
 from topics.server.push import cursors
-from topics.server.push.consumer_positions import open_positions
+from topics.server.push.live_stream import check_accept
 from topics.server.push.sessions import WatchStream
-from topics.server.push.sse import check_accept
-from topics.server.push.websocket.handshake import accept
+from topics.server.push.subscription_set import open_positions
+from topics.server.push.websocket.connection import accept
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 decode_watch = RequestDecoder[WatchRequest](WatchRequest).decode  # the body of `POST /v0/watch`
 
 
-def create(services: Services, call: Call) -> Answer:
+def create_watch(services: Services, call: Call) -> Answer:
     """Create a watch session."""
     wanted: WatchRequest = call.body()
     lenient = query_string.flag(query_string.parse(call.request.query), "lenient", default=False)
@@ -76,7 +76,7 @@ def _created(services: Services, call: Call, wanted: WatchRequest, *, lenient: b
     return json_answer(200, answer)
 
 
-def stream(services: Services, call: Call) -> Answer:
+def open_watch(services: Services, call: Call) -> Answer:
     """Open the event stream of a session."""
     request = call.request
     check_accept(request)
@@ -90,7 +90,7 @@ def stream(services: Services, call: Call) -> Answer:
     )  # fmt: skip
 
 
-def socket(services: Services, call: Call) -> Answer:
+def open_socket(services: Services, call: Call) -> Answer:
     """Open a WebSocket."""
     services.check_ready()
     return accept(services.sockets, call.request, call.caller, services.quotas.open_stream)

@@ -1,21 +1,20 @@
-"""One socket: the asyncio protocol that drives a `Pipeline`.
+"""One socket: the asyncio protocol that drives a `Pipeline`, and what a stream writes to.
 
 The common case is one whole request in one read, with a head that was seen before, answered at once: `data_received`
 does that by itself, in a few calls (the fast path). The pipeline does everything else.
 """
 
+from __future__ import annotations
+
 import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from topics.errors import TopicsError
-from topics.server.http.answer.compression import MIN_GZIP_BYTES, compressible, gzip
-from topics.server.http.answer.failure import failure
-from topics.server.http.answer.head import VARY
-from topics.server.http.http1.exchange import Exchange
-from topics.server.http.http1.gzip_threads import Unpacking
+from topics.server.http.answers import MIN_GZIP_BYTES, VARY, compressible, failure
+from topics.server.http.exchange import Exchange, ExchangeConnection
 from topics.server.http.http1.pipeline import Pipeline, Wait
 from topics.server.http.http1.pipeline_state import (
     ABORTED,
@@ -30,37 +29,33 @@ from topics.server.http.http1.pipeline_state import (
     STREAMING,
     WORK,
 )
-from topics.server.http.http1.stream_sink import StreamSink
-from topics.server.http.messages import JSON, Answer, Deferred, Request, Response, Upgrade
-from topics.server.http.preface import take_opening
-from topics.server.http.service import ConnectionService
-from topics.server.limits.budget import SMALL_BYTES
+from topics.server.http.messages import JSON, Deferred, Request, Response, Upgrade
+from topics.server.http.service import PREFACE, Service
+from topics.server.limits.budget import BODIES, SMALL_BYTES
 
 # Below it one joined write is cheaper than passing two buffers; above it the copy costs more. Measured on uvloop,
 # µs an answer, joined and in two buffers: 8 KiB 6.4, 6.8; 32 KiB 7.9, 6.7; 100 kB 12.8, 11.2. Two writes always lose.
 JOIN_BYTES = 16 * 1024
 _perf_counter_ns = time.perf_counter_ns
-T = TypeVar("T")
 
 
-class Connection(asyncio.Protocol):
+class Connection(ExchangeConnection[Exchange]):
     """The protocol object of one socket."""
 
     __slots__ = (
-        "_answer", "_answers", "_entered", "_fast_served", "_handle", "_known", "_late", "_log", "_noted_ns",
-        "_prefixes", "_pumping", "_seen", "_seen_at", "_server", "_sink", "_turn", "_usual", "opening", "peer",
-        "pipeline", "transport",
+        "_answer", "_answers", "_entered", "_fast_served", "_known", "_late", "_prefixes", "_pumping", "_seen",
+        "_seen_at", "_sink", "_turn", "_usual", "_written_bytes", "opening", "peer", "pipeline", "transport",
     )  # fmt: skip
 
     transport: asyncio.Transport
     pipeline: Pipeline
 
-    def __init__(self, server: ConnectionService) -> None:
-        self._server = server
-        self._handle, self._answer = server.handle, server.answer
+    def __init__(self, server: Service) -> None:
+        super().__init__(server)
+        self._answer = server.answer
         self._prefixes, self._usual = server.answers.prefixes, server.answers.usual
         self._answers, self._known = server.answers, server.heads.known
-        self._log, self._noted_ns = server.request_log, server.request_log.noted_ns
+        self._written_bytes = 0  # written while the transport was above its high-water mark
         self.opening: bytes | None = b""  # what may be a preface of HTTP/2; None once it is HTTP/1.1
         self.peer, self._fast_served = "", 0  # requests of the fast path
         # The deferred answer to a request of the fast path, the request, and whether the answer may be gzipped; set
@@ -75,7 +70,7 @@ class Connection(asyncio.Protocol):
     @property
     def served(self) -> int:
         """Requests whose head was understood."""
-        return self._fast_served + self.pipeline.served
+        return self._fast_served + self.pipeline.intake.share.heads
 
     # --- the transport
 
@@ -83,7 +78,7 @@ class Connection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         address = transport.get_extra_info("peername")
         self.peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else ""
-        self.pipeline = Pipeline(self._server, self.peer)
+        self.pipeline = self.exchanges = Pipeline(self._server, self.peer)
         self.transport.set_write_buffer_limits(self._server.limits.high_water_bytes)
         self._seen_at = asyncio.get_running_loop().time()
         self._server.opened(self)
@@ -94,7 +89,7 @@ class Connection(asyncio.Protocol):
         self._adopt_late()
         self.pipeline.lose()
         self._sink = None
-        self.pipeline.queue.charges.note_drained()
+        self._written_bytes = 0
         self.note_memory()
         self._server.closed(self)
 
@@ -118,10 +113,10 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         pipeline = self.pipeline
         pipeline.paused = False
-        pipeline.queue.charges.note_drained()
+        self._written_bytes = 0
         self._report_sent()
         if pipeline.stream is None:
-            self.pump()
+            self.proceed()
             return
         self.note_output()
         self.stream_drained()
@@ -163,8 +158,8 @@ class Connection(asyncio.Protocol):
                 self._adopt_late()  # the queue charges its body to the memory budget
                 self.note_memory()
             return
-        self._take(pipeline.adopt(request, may_gzip=may_gzip), answer)
-        self.pump()
+        self.take(pipeline.adopt(request, may_gzip=may_gzip), answer)
+        self.proceed()
 
     def _late_answered(self, response: Response) -> None:
         """Write the answer to the one request that is in progress."""
@@ -174,8 +169,8 @@ class Connection(asyncio.Protocol):
         pipeline.state = IDLE  # as the table has it for ANSWER, without the call
         request = late[1]
         if not self._write_plain(response, late[2]):
-            self._take(pipeline.adopt(request, may_gzip=late[2]), response)
-            self.pump()
+            self.take(pipeline.adopt(request, may_gzip=late[2]), response)
+            self.proceed()
         elif self._noted_ns and _perf_counter_ns() - request.started_ns > self._noted_ns:
             self._log.note(request, response)
 
@@ -217,7 +212,7 @@ class Connection(asyncio.Protocol):
         if late is not None:
             deferred, request, may_gzip = late
             exchange = self.pipeline.adopt(request, may_gzip=may_gzip, deferred=deferred)
-            deferred.then_instead(partial(self._resolved, exchange))
+            deferred.then_instead(partial(self.resolved, exchange))
 
     # --- the pipeline
 
@@ -227,13 +222,24 @@ class Connection(asyncio.Protocol):
             self._adopt_late()
         stream = self.pipeline.stream
         if stream is None:
-            if self.opening is None or (data := take_opening(self, self._server, data)):
+            if self.opening is None or (data := self._take_opening(data)):
                 self.pipeline.receive(data)
-                self.pump()
+                self.proceed()
         elif isinstance(stream, Upgrade) and self.pipeline.state is STREAMING:
             self._guard(stream.received, data)
 
-    def pump(self) -> None:
+    def _take_opening(self, data: bytes) -> bytes:
+        """Return the first input if it is HTTP/1.1. Otherwise keep it, and hand over after the preface of HTTP/2."""
+        before, data = self.opening or b"", (self.opening or b"") + data
+        if self.served or not PREFACE.startswith(data[: len(PREFACE)]):
+            self.opening = None
+            return data
+        self.opening = data
+        if len(data) >= len(PREFACE) > len(before):
+            self._server.begin_http2(self)
+        return b""
+
+    def proceed(self) -> None:
         """Handle the requests that the pipeline has, write its output, and do what its state asks for."""
         if self._pumping or self.pipeline.state is CLOSED:
             return
@@ -244,14 +250,7 @@ class Connection(asyncio.Protocol):
             while True:
                 exchange = pipeline.next_request()
                 if exchange is not None:
-                    request = exchange.head.request
-                    if self._noted_ns:
-                        self._log.begin(request)
-                    try:
-                        answer = self._handle(request)
-                    except Exception as error:
-                        answer = failure(request, error)
-                    self._take(exchange, answer)
+                    self.handle(exchange)
                 else:
                     was_full = pipeline.output.size_bytes > full_bytes
                     self._flush()
@@ -260,35 +259,6 @@ class Connection(asyncio.Protocol):
         finally:
             self._pumping = False
         self._follow()
-
-    def _take(self, exchange: Exchange, answer: Answer) -> None:
-        """Pass the application's answer to the pipeline, now or when it is there."""
-        if self._noted_ns and not isinstance(answer, Deferred):
-            self._log.note(exchange.head.request, answer)
-        if isinstance(answer, Response):
-            if not self.pipeline.answer(exchange, answer):
-                self.run_in_thread(partial(gzip, answer.body), partial(self._compressed, exchange, answer))
-        elif isinstance(answer, Deferred):
-            self.pipeline.defer(exchange, answer)
-            answer.then(partial(self._resolved, exchange))
-        else:
-            self.pipeline.grant(exchange, answer)
-
-    def _resolved(self, exchange: Exchange, response: Response) -> None:
-        if exchange.dropped:
-            self.pipeline.never_sent(response)
-            self._abort_if_failed()
-            return
-        self._take(exchange, response)
-        self.pump()
-
-    def _compressed(self, exchange: Exchange, response: Response, done: "asyncio.Future[bytes]") -> None:
-        if done.cancelled() or exchange.dropped:
-            self.pipeline.never_sent(response)
-            self._abort_if_failed()
-            return
-        self.pipeline.answer_compressed(exchange, response, done.result())
-        self.pump()
 
     def _flush(self) -> None:
         """Write the pipeline's output at once."""
@@ -328,36 +298,27 @@ class Connection(asyncio.Protocol):
                 self._linger()
             elif state is ABORTED:
                 self.transport.abort()
-        if pipeline.queue.packed:
-            self._unpack()
+        if pipeline.packed:
+            self.unpack_in_threads()
         if self._turn is None and pipeline.needs_turn:
             self._turn = asyncio.get_running_loop().call_soon(self._next_turn)
         if state is not IDLE or not self.transport.is_reading():
             self.pace_reading()
-        charges = pipeline.queue.charges
+        charged = pipeline.charges.charged
         # An idle connection holds no input, so there is nothing to note if it did not before.
-        if state is not IDLE or charges.input_bytes or charges.output_bytes or self.transport.get_write_buffer_size():
+        if state is not IDLE or charged[BODIES] or charged[pipeline.account] or self.transport.get_write_buffer_size():
             self.note_memory()
-
-    def _unpack(self) -> None:
-        """Have threads unpack the bodies that take too long here."""
-        server, packed = self._server, self.pipeline.queue.packed
-        # Bound: each round takes one body out of the list.
-        while packed:
-            exchange, gunzip = packed.pop(0)
-            unpacking = Unpacking(self, exchange, gunzip, budget=server.budget, slots=server.unpacking_slots)
-            server.unpacking_slots.begin(unpacking.begin)
 
     def _next_turn(self) -> None:
         self._turn = None
-        self.pipeline.begin_turn()
+        self.pipeline.intake.begin_turn()
         if self.pipeline.state is not IDLE and self.pipeline.has_work:
-            self.pump()
+            self.proceed()
 
     def _open_stream(self) -> None:
         stream = self.pipeline.stream
         assert stream is not None
-        self._sink = StreamSink(self, self._server.budget)
+        self._sink = StreamSink(self, self._server)
         if stream.high_water_bytes is not None:
             self.transport.set_write_buffer_limits(stream.high_water_bytes)
         self._guard(stream.opened, self._sink)
@@ -369,13 +330,13 @@ class Connection(asyncio.Protocol):
     def _hand_over(self) -> None:
         """Pass the input that came right behind the request for an upgrade to its protocol."""
         pipeline = self.pipeline
-        data = pipeline.take_rest()
+        data = pipeline.intake.take_rest()
         if data and isinstance(pipeline.stream, Upgrade):
             self._guard(pipeline.stream.received, data)
         self.pace_reading()
         self.note_memory()
 
-    # --- for streams and unpacking
+    # --- for streams
 
     def pace_reading(self) -> None:
         """Read from the client only while there is room for what it sends."""
@@ -396,13 +357,6 @@ class Connection(asyncio.Protocol):
         """Let the stream write again."""
         if self.pipeline.stream is not None:
             self._guard(self.pipeline.stream.drained)
-
-    def block(self, sink: StreamSink) -> None:
-        """Have `sink.unblock` called when the memory budget may have room again."""
-        self._server.block(sink)
-
-    def run_in_thread(self, work: Callable[[], T], then: "Callable[[asyncio.Future[T]], None]") -> None:
-        asyncio.get_running_loop().run_in_executor(self._server.pool, work).add_done_callback(then)
 
     def _guard(self, hook: Callable[..., None], *arguments: Any) -> None:
         """Call into the application where no client waits for an answer. Abort the connection if that raises."""
@@ -425,28 +379,24 @@ class Connection(asyncio.Protocol):
         return 0 if self.pipeline.state is CLOSED else self.transport.get_write_buffer_size()
 
     def note_memory(self) -> None:
-        """Charge the memory budget with what this connection holds now. May end the connection's input."""
         self.note_output()
-        self.pipeline.queue.charges.note_input(self, self.pipeline.intake_bytes)
+        self.pipeline.charges.note_input(self, self.pipeline.intake.held_bytes)
 
     def note_output(self) -> None:
-        queue = self.pipeline.queue
-        queue.charges.note_output(queue.held_bytes, self.unsent_bytes())
+        """Charge for answers that the client has not taken: those still queued, and those in the transport."""
+        pipeline = self.pipeline
+        held_bytes = pipeline.queue.held_bytes + max(self._written_bytes, self.unsent_bytes())
+        pipeline.charges.note_output(pipeline.account, held_bytes if held_bytes > SMALL_BYTES else 0)
 
     def note_written(self, size_bytes: int) -> None:
-        """Count bytes that were written while the transport was above its high-water mark."""
-        self.pipeline.queue.charges.note_written(size_bytes)
+        """Count bytes that the transport could not pass on at once. It keeps a write until its last byte has left."""
+        self._written_bytes += size_bytes
         self.note_output()
-
-    def note_unpacked(self, exchange: Exchange, size_bytes: int) -> None:
-        """Count the bytes that a body of a parked request was unpacked to so far."""
-        self.pipeline.queue.charges.park(exchange, len(exchange.head.request.body) + size_bytes)
-        self.note_memory()
 
     def give_up_input(self, error: TopicsError) -> None:
         """Drop requests that were not begun, whole or not; answer the first of them with `error`, and end."""
         self.pipeline.give_up_input(error)
-        self.pump()
+        self.proceed()
 
     # --- for the server
 
@@ -454,7 +404,7 @@ class Connection(asyncio.Protocol):
         """End the connection if its client has not done in time what it had to."""
         pipeline = self.pipeline
         unsent_bytes = self.transport.get_write_buffer_size()
-        if unsent_bytes or pipeline.queue.charges.output_bytes:
+        if unsent_bytes or pipeline.charges.charged[pipeline.account]:
             self.note_output()
         deadline = pipeline.deadline(unsent_bytes)
         if deadline is None:
@@ -467,7 +417,7 @@ class Connection(asyncio.Protocol):
         elif (now - self._seen_at) * 1000 > limit_ms:
             self._adopt_late()
             pipeline.time_out(wait)
-            self.pump()
+            self.proceed()
 
     def idle_since(self) -> float | None:
         """Return when the connection was found idle after its last request; None while it is not idle."""
@@ -478,7 +428,7 @@ class Connection(asyncio.Protocol):
     def refuse(self, error: TopicsError) -> None:
         """Answer a new connection that has no room with `error`, and end it."""
         self.pipeline.refuse(error)
-        self.pump()
+        self.proceed()
 
     def drain(self) -> None:
         """Finish what has begun, then close."""
@@ -497,3 +447,54 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         """Reset the connection."""
         self.transport.abort()
+
+
+class StreamSink:
+    """The `Sink` of one connection, while a stream, or the protocol of an upgrade, owns it."""
+
+    __slots__ = ("_connection", "_pipeline", "_server", "_transport", "held")
+
+    def __init__(self, connection: Connection, server: Service) -> None:
+        self._connection = connection
+        self._pipeline = connection.pipeline
+        self._transport = connection.transport
+        self._server = server
+        self.held = False
+
+    def write(self, data: bytes) -> bool:
+        pipeline = self._pipeline
+        if pipeline.state is not STREAMING:
+            return False
+        # The client has not taken what it was sent, while the budget is full: `unblock` follows.
+        short = self._server.budget.full and not pipeline.paused and self._connection.unsent_bytes() > 0
+        if short:
+            self._server.block(self)
+        self._transport.write(data)
+        if pipeline.paused:
+            self._connection.note_written(len(data))
+            return False
+        return not short
+
+    def close(self) -> None:
+        if self._pipeline.state is STREAMING:
+            self._connection.close()
+
+    def give_up(self) -> None:
+        self._pipeline.give_up()
+
+    def buffered(self) -> int:
+        return self._connection.unsent_bytes()
+
+    def hold(self, held: bool, /) -> None:
+        self.held = held
+        self._connection.pace_reading()
+
+    def unblock(self) -> bool:
+        """Let a stream go on that was short of memory; return False if it still is."""
+        pipeline = self._pipeline
+        if pipeline.state is not STREAMING or pipeline.paused:
+            return True  # it has ended, or the connection calls `drained` when it may write again
+        if self._server.budget.full and self._connection.unsent_bytes():
+            return False
+        self._connection.stream_drained()
+        return True

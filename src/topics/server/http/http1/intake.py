@@ -1,18 +1,118 @@
-"""The input of one connection: bytes become parked requests, a bounded piece at a time. Pure."""
+"""The input of one connection: bytes become parked requests, a bounded piece at a time. Pure.
+
+A single read can hold thousands of requests, or of chunks. A connection parses and begins a bounded number of them in
+one turn of the event loop (`TurnShare`), and begins none after `TURN_NS`. The rest waits until the other connections
+have had their turn.
+
+`ExchangeQueue` has the requests in the order in which they came, until their answers have gone out:
+
+    parked   the request is whole but not begun: too much is in progress, or the client does not read its answers
+    running  the application has the request and will answer later, or a thread compresses its answer
+    ready    the answer is there, and goes out when the answers before it have
+"""
 
 from collections.abc import Callable
-from typing import Any
 
 from topics.errors import TopicsError
-from topics.server.http.answer.failure import failure
-from topics.server.http.http1.exchange import Exchange
-from topics.server.http.http1.exchange_queue import ExchangeQueue
-from topics.server.http.http1.turn_share import TurnShare
-from topics.server.http.messages import Request, error_response
-from topics.server.http.request.gunzip import Gunzip
+from topics.server.http.answers import failure
+from topics.server.http.exchange import Charges, Exchange, Exchanges
+from topics.server.http.messages import Request, Response, error_response
 from topics.server.http.request.head import RequestHead
 from topics.server.http.request.parser import BETWEEN, IN_BODY, RequestReader
-from topics.server.http.service import IntakeService
+from topics.server.http.service import Service
+
+
+class ExchangeQueue:
+    """Exchanges in order. The first `begun` of them are running or ready, the others are parked."""
+
+    __slots__ = ("_charges", "begun", "exchanges", "held_bytes")
+
+    def __init__(self, charges: Charges) -> None:
+        self.exchanges: list[Exchange] = []
+        self.begun = 0
+        self.held_bytes = 0  # of answers that wait for the answers before them
+        self._charges = charges
+
+    def park(self, exchange: Exchange) -> None:
+        """Add a request that is not begun."""
+        self.exchanges.append(exchange)
+        self._charges.park(exchange, len(exchange.head.request.body))
+
+    def begin(self, exchange: Exchange) -> None:
+        """Begin the first parked exchange, which is `exchange`."""
+        self.begun += 1
+        self._charges.begin(exchange)
+
+    def remove_first(self, exchange: Exchange) -> None:
+        """Remove the first exchange, which is `exchange` and ready."""
+        del self.exchanges[0]
+        self.begun -= 1
+        if exchange.held_bytes:
+            self.hold(exchange, 0)
+        if exchange.input_bytes:
+            self._charges.finish(exchange)
+
+    def make_ready(self, exchange: Exchange, answer: Response, size_bytes: int) -> None:
+        """Take an answer whose body has `size_bytes`."""
+        exchange.answer = answer
+        if self.exchanges and self.exchanges[0] is not exchange:
+            self.hold(exchange, size_bytes)
+        elif exchange.held_bytes:
+            self.hold(exchange, 0)
+
+    def hold(self, exchange: Exchange, size_bytes: int) -> None:
+        """Count an answer that cannot be written yet."""
+        self.held_bytes += size_bytes - exchange.held_bytes
+        exchange.held_bytes = size_bytes
+
+    def drop_from(self, at: int) -> list[Exchange]:
+        """Remove and return the exchanges from position `at` on. They are dropped."""
+        dropped = self.exchanges[at:]
+        del self.exchanges[at:]
+        self.begun = min(self.begun, at)
+        for exchange in dropped:
+            exchange.dropped = True
+            self.hold(exchange, 0)
+            self._charges.release(exchange)
+        return dropped
+
+
+MAX_PIECES = 2048  # pieces of chunked bodies that are parsed in one turn
+TURN_NS = 2_000_000  # work on the requests of one connection in one turn
+
+
+class TurnShare:
+    """What a connection may still do in this turn."""
+
+    __slots__ = ("_clock_ns", "_heads_end", "_max_requests", "_pieces_end", "_requests_left", "ends_ns", "heads")
+
+    def __init__(self, max_requests: int, clock_ns: Callable[[], int]) -> None:
+        self._max_requests = max_requests
+        self._clock_ns = clock_ns
+        self.ends_ns = 0  # when the share is used up; 0 in a new turn, while no request was begun in it
+        self._requests_left = 0
+        self.heads = 0  # parsed since the connection was opened
+        self._heads_end = self._pieces_end = 0
+
+    def take_request(self) -> bool:
+        """Count a request that is begun; return False if the share is used up."""
+        if not self.ends_ns:
+            self.ends_ns = self._clock_ns() + TURN_NS
+            self._requests_left = self._max_requests
+        elif self._requests_left <= 0 or self._clock_ns() > self.ends_ns:
+            return False
+        self._requests_left -= 1
+        return True
+
+    def allow_parsing(self, pieces: int) -> None:
+        """Allow a turn's share of heads and pieces after the `pieces` that were parsed before."""
+        self._heads_end = self.heads + self._max_requests
+        self._pieces_end = pieces + MAX_PIECES
+
+    def may_parse(self, pieces: int) -> bool:
+        """Return whether more may be parsed after the `pieces` that were parsed before."""
+        return self.heads < self._heads_end and pieces < self._pieces_end
+
 
 # Input is parsed in pieces of this size: the parser cannot be paused, so a piece bounds how many requests it finds.
 PIECE_BYTES = 16 * 1024
@@ -23,39 +123,42 @@ _MANY_READS = -2  # in place of a count of requests: the input did not come in o
 
 
 class Intake:
-    """Parses input into the queue. `ended` is set after the last request of the connection, or after an error."""
+    """Parses input into the queue. `ended` is set after the last request of the connection, or after an error.
+
+    There is a parser from the first read on that the fast path cannot take.
+    """
 
     __slots__ = (
-        "_at",
-        "_call",
-        "_peer",
-        "_queue",
-        "_read_at_head",
-        "_service",
-        "_share",
-        "data",
-        "ended",
-        "reader",
-    )
+        "_at", "_exchanges", "_peer", "_queue", "_read_at_head", "_service", "data", "ended", "reader", "share",
+    )  # fmt: skip
 
-    def __init__(
-        self, service: IntakeService, queue: ExchangeQueue, share: TurnShare, call: Callable[..., Any], peer: str
-    ) -> None:
+    def __init__(self, service: Service, queue: ExchangeQueue, exchanges: Exchanges[Exchange], peer: str) -> None:
         self._service = service
         self._queue = queue
-        self._share = share
-        self._call = call  # calls a hook of the application, which may fail
+        self._exchanges = exchanges
         self._peer = peer
-        self.reader = RequestReader(self, service.limits, peer)
+        self.share = TurnShare(service.limits.max_pipelined, service.clock_ns)
+        self.reader: RequestReader | None = None
         self.data: bytes | None = None  # input that is not parsed, from `_at` on; None: all is parsed
         self._at = 0
         self._read_at_head = _MANY_READS  # how many heads had been parsed when `data` came
         self.ended = False
 
     @property
+    def phase(self) -> int:
+        """The part of a request that comes next."""
+        return BETWEEN if self.reader is None else self.reader.phase
+
+    @property
     def is_whole(self) -> bool:
         """Whether nothing but whole requests has come."""
-        return self.data is None and self.reader.phase == BETWEEN
+        return self.data is None and self.phase == BETWEEN
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of input that are not a whole request yet."""
+        in_reader_bytes = 0 if self.reader is None else self.reader.held_bytes
+        return in_reader_bytes + (0 if self.data is None else len(self.data))
 
     # --- bytes in
 
@@ -64,22 +167,32 @@ class Intake:
         if self.data is not None:
             self.data += data
             return
+        if self.reader is None:
+            self.reader = RequestReader(self, self._service.limits, self._peer)
         self.data, self._at = data, 0
-        self._read_at_head = self._share.heads if self.reader.phase == BETWEEN else _MANY_READS
-        self._share.allow_parsing(self.reader.pieces)
+        self._read_at_head = self.share.heads if self.reader.phase == BETWEEN else _MANY_READS
+        self.share.allow_parsing(self.reader.pieces)
 
-    def parse_piece(self) -> None:
-        """Parse a piece of the input. There is some."""
+    def begin_turn(self) -> None:
+        """Begin a new turn of the event loop: the connection has its whole share again."""
+        self.share.ends_ns = 0
+        if self.data is not None and self.reader is not None:
+            self.share.allow_parsing(self.reader.pieces)
+
+    def parse_piece(self) -> bool:
+        """Parse a piece of the input. Return False if there is none, or it has to wait for the next turn."""
         data, reader = self.data, self.reader
-        assert data is not None
+        if data is None or reader is None or not self.share.may_parse(reader.pieces):
+            return False
         size_bytes = max(self._piece_bytes(), reader.body_left_bytes)
         # `feed` uses all that it gets, or ends behind the head of an upgrade: it never uses nothing.
         at = self._at = self._at + reader.feed(memoryview(data)[self._at : self._at + size_bytes])
         if at < len(data):
-            return
+            return True
         self.data = None
-        if reader.head is not None and reader.phase == BETWEEN and self._share.heads == self._read_at_head + 1:
+        if reader.head is not None and reader.phase == BETWEEN and self.share.heads == self._read_at_head + 1:
             self._service.heads.learn(data, reader.head, fields=reader.fields)
+        return True
 
     def trim(self) -> None:
         """Free the input that is parsed, because the rest has to wait."""
@@ -93,15 +206,15 @@ class Intake:
         return data
 
     def _piece_bytes(self) -> int:
-        if self.reader.phase == IN_BODY:
+        if self.phase == IN_BODY:
             return PIECE_BYTES
         return FULL_PIECE_BYTES if self._service.budget.full else HEAD_PIECE_BYTES
 
     def take_continue(self) -> bool:
         """Return, once for each request whose body is being read, whether the client waits for 100 Continue."""
         reader = self.reader
-        head = reader.head
-        if head is None or not head.expects or not reader.wanted:
+        head = None if reader is None or reader.phase != IN_BODY else reader.head
+        if reader is None or head is None or not head.expects or not reader.wanted:
             return False
         head.expects = False
         return not reader.body_bytes
@@ -111,7 +224,8 @@ class Intake:
     def stop(self) -> None:
         """Read no further request."""
         self.ended = True
-        self.reader.stop()
+        if self.reader is not None:
+            self.reader.stop()
 
     def fail(self, error: TopicsError) -> None:
         """Give up the input: park `error` as the last answer, and free what has come."""
@@ -126,21 +240,23 @@ class Intake:
     def abandon_body(self) -> None:
         """Report a request to the application that was admitted and whose body does not come to its end."""
         reader = self.reader
-        if reader.phase == IN_BODY and reader.wanted and reader.head is not None:
+        if reader is not None and reader.phase == IN_BODY and reader.wanted and reader.head is not None:
             reader.wanted = False
-            self._call(self._service.abandon, reader.head.request)
+            self._exchanges.call(self._service.abandon, reader.head.request)
 
     def release(self) -> None:
         """Free everything when the connection has ended."""
         self.data = None
         self.abandon_body()
-        self.reader.release()
-        del self.reader  # they refer to each other
+        if self.reader is not None:
+            self.reader.release()
+            self.reader = None  # they refer to each other
+        del self._exchanges  # the pipeline refers to this object
 
     # --- what the reader finds
 
     def take_head(self, head: RequestHead) -> bool:
-        self._share.heads += 1
+        self.share.heads += 1
         request = head.request
         length = None if head.chunked else head.content_length
         try:
@@ -165,39 +281,10 @@ class Intake:
         if not head.keep_alive:
             self.stop()
         if head.packed and body:
-            self._unpack(exchange)
+            self._exchanges.unpack(exchange)
 
     def take_error(self, error: TopicsError) -> None:
         self.abandon_body()
         request = Request("", b"", b"", {}, b"", self._peer, 0)
         self._queue.park(Exchange(RequestHead(request, keep_alive=False), error_response(error)))
         self.stop()
-
-    # --- gzip bodies
-
-    def _unpack(self, exchange: Exchange) -> None:
-        """Unpack a short body at once. Put a long one into the queue's `packed`, and leave its request parked."""
-        gunzip = Gunzip(exchange.head.request.body, self._service.limits.max_body_bytes)
-        try:
-            body = gunzip.step()
-        except TopicsError as error:
-            self.unpack_failed(exchange, error)
-            return
-        if body is not None:
-            self.unpacked(exchange, body)
-        else:
-            exchange.unpacking = True
-            self._queue.packed.append((exchange, gunzip))
-
-    def unpacked(self, exchange: Exchange, body: bytes) -> None:
-        """Take the unpacked body of a parked request."""
-        exchange.unpacking = False
-        exchange.head.request.body = body
-        self._queue.charges.park(exchange, len(body))
-
-    def unpack_failed(self, exchange: Exchange, error: BaseException) -> None:
-        """Answer a parked request whose body cannot be unpacked with `error`."""
-        request = exchange.head.request
-        self._call(self._service.abandon, request)
-        exchange.answer = failure(request, error)
-        self.unpacked(exchange, b"")

@@ -10,16 +10,11 @@ does not read its answers can send no new requests.
 
 from collections.abc import Callable
 from enum import Enum
-from typing import Any
 
 from topics.errors import Code, TopicsError
-from topics.server.http.answer.compression import INLINE_BYTES, MIN_GZIP_BYTES, gzip, may_compress
-from topics.server.http.answer.failure import failure, log
-from topics.server.http.answer.head import GZIPPED, VARY
-from topics.server.http.http1.answer_output import AnswerOutput
-from topics.server.http.http1.exchange import Exchange
-from topics.server.http.http1.exchange_queue import ExchangeQueue
-from topics.server.http.http1.intake import Intake
+from topics.server.http.answers import BODILESS, CONNECTION_CLOSE, CONTINUE, KEEP_ALIVE, AnswerHeads, failure
+from topics.server.http.exchange import Exchange, Exchanges
+from topics.server.http.http1.intake import ExchangeQueue, Intake
 from topics.server.http.http1.pipeline_state import (
     ABORT,
     ABORTED,
@@ -46,13 +41,12 @@ from topics.server.http.http1.pipeline_state import (
     UPGRADING,
     WORK,
     ConnectionEvent,
-    Ending,
 )
-from topics.server.http.http1.turn_share import TurnShare
-from topics.server.http.messages import Deferred, Request, Response, Stream, Upgrade, body_bytes, error_response
+from topics.server.http.messages import Body, Deferred, Request, Response, Stream, Upgrade, body_bytes, error_response
 from topics.server.http.request.head import RequestHead
-from topics.server.http.request.parser import BETWEEN, IN_BODY, IN_HEAD
-from topics.server.http.service import ExchangeService
+from topics.server.http.request.parser import BETWEEN, IN_HEAD
+from topics.server.http.service import Service
+from topics.server.limits.budget import ANSWERS, STREAMS
 
 
 class Wait(Enum):
@@ -65,34 +59,23 @@ class Wait(Enum):
     END_BODY = "send the rest of a body"
 
 
-class Pipeline:
+class Pipeline(Exchanges[Exchange]):
     """The requests and answers of one connection."""
 
     __slots__ = (
-        "_close_timeout_ms",
-        "_ending",
-        "_intake",
-        "_peer",
-        "_service",
-        "_share",
-        "output",
-        "paused",
-        "queue",
-        "state",
-        "stream",
-    )
+        "_close_timeout_ms", "account", "ending", "intake", "output", "paused", "queue", "state", "stream",
+    )  # fmt: skip
 
-    def __init__(self, service: ExchangeService, peer: str) -> None:
-        self._service = service
-        self._peer = peer
+    def __init__(self, service: Service, peer: str) -> None:
+        super().__init__(service)
         self.state = IDLE
-        self._ending = NOT_ENDING
+        self.ending = NOT_ENDING  # why the connection ends after the requests that have begun
         self.paused = False  # the transport holds more than the high-water mark
-        self.queue = ExchangeQueue(service.budget)
+        self.queue = ExchangeQueue(self.charges)
+        self.account = ANSWERS  # what the output is charged to
         self.output = AnswerOutput(service.answers)
         self.stream: Stream | None = None  # the stream that owns the connection
-        self._intake: Intake | None = None  # made when the fast path cannot take a read
-        self._share = TurnShare(service.limits.max_pipelined, service.clock_ns)
+        self.intake = Intake(service, self.queue, self, peer)
         self._close_timeout_ms = service.limits.write_timeout_ms
 
     def change(self, event: ConnectionEvent) -> None:
@@ -108,13 +91,11 @@ class Pipeline:
             self.change(WORK)
         elif state in DISCARDING:
             return
-        if self._intake is None:
-            self._intake = Intake(self._service, self.queue, self._share, self.call, self._peer)
-        self._intake.add(data)
+        self.intake.add(data)
 
     def receive_eof(self) -> bool:
         """Take the end of the client's input. Return whether the connection stays open for the answers still due."""
-        self._ending = EOF
+        self.ending = EOF
         if self.state is IDLE:
             self.change(WORK)
         if self.stream is not None or self.state is LINGERING:
@@ -123,42 +104,17 @@ class Pipeline:
             if exchange.deferred is not None:
                 # It may wait for minutes, and a client that has left for good looks no different from here.
                 self.call(exchange.deferred.hurry)
-        return len(self.queue.exchanges) > 0 or self._has_input()
-
-    def take_rest(self) -> bytes | None:
-        """Return and forget the input that came behind the request for a stream; an upgrade's protocol wants it."""
-        return None if self._intake is None else self._intake.take_rest()
+        return len(self.queue.exchanges) > 0 or self.intake.data is not None
 
     @property
     def wants_input(self) -> bool:
         """Whether to read from the client: all that was read is parsed, or input is discarded anyway."""
-        return self._intake is None or self._intake.data is None or self.state in DISCARDING
-
-    @property
-    def ending(self) -> Ending:
-        """Why the connection ends after the requests that have begun."""
-        return self._ending
+        return self.intake.data is None or self.state in DISCARDING
 
     @property
     def has_work(self) -> bool:
         """Whether requests are parked, or input is not parsed."""
-        return self.queue.begun < len(self.queue.exchanges) or self._has_input()
-
-    @property
-    def served(self) -> int:
-        """Requests that came through the pipeline and whose head was understood."""
-        return self._share.heads
-
-    @property
-    def intake_bytes(self) -> int:
-        """Bytes of input that are not a whole request yet."""
-        intake = self._intake
-        if intake is None:
-            return 0
-        return intake.reader.held_bytes + (0 if intake.data is None else len(intake.data))
-
-    def _has_input(self) -> bool:
-        return self._intake is not None and self._intake.data is not None
+        return self.queue.begun < len(self.queue.exchanges) or self.intake.data is not None
 
     # --- requests out
 
@@ -189,27 +145,19 @@ class Pipeline:
                     continue
             if not self._parse_piece():
                 break
-        intake = self._intake
-        if intake is not None:
-            if intake.data is not None:
-                intake.trim()
-            if intake.reader.phase == IN_BODY and not exchanges and self.state is ACTIVE and intake.take_continue():
-                self.output.add_continue()
+        intake = self.intake
+        intake.trim()
+        if not exchanges and self.state is ACTIVE and intake.take_continue():
+            self.output.add_continue()
         return None
-
-    def begin_turn(self) -> None:
-        """Begin a new turn of the event loop: the connection has its whole share again."""
-        self._share.ends_ns = 0
-        if self._intake is not None and self._intake.data is not None:
-            self._share.allow_parsing(self._intake.reader.pieces)
 
     @property
     def needs_turn(self) -> bool:
-        """Whether `begin_turn` and `next_request` must be called in the next turn of the event loop."""
-        if self._share.ends_ns:
+        """Whether `intake.begin_turn` and `next_request` must be called in the next turn of the event loop."""
+        if self.intake.share.ends_ns:
             return True
         queue = self.queue
-        if self.state is not ACTIVE or not self._has_input() or self.paused or queue.begun < len(queue.exchanges):
+        if self.state is not ACTIVE or self.intake.data is None or self.paused or queue.begun < len(queue.exchanges):
             return False
         return queue.held_bytes <= self._service.limits.high_water_bytes
 
@@ -221,38 +169,34 @@ class Pipeline:
             return False
         if self.output.size_bytes > limits.high_water_bytes:  # it must be written first: the client may not read it
             return False
-        return exchange.answer is not None or self._share.take_request()
+        return exchange.answer is not None or self.intake.share.take_request()
 
     def _parse_piece(self) -> bool:
         """Parse a piece of the input; return False if there is none, or it has to wait. No request is parked."""
-        intake = self._intake
-        if intake is None or intake.data is None:
-            return False
         if self.state is not ACTIVE or self.paused or self.queue.held_bytes > self._service.limits.high_water_bytes:
             return False
-        if not self._share.may_parse(intake.reader.pieces):
+        if not self.intake.parse_piece():
             return False
-        intake.parse_piece()
-        if intake.ended:
+        if self.intake.ended:
             self._stop_reading()
         return True
 
     def _stop_reading(self) -> None:
         """Read no request after those in the queue."""
         self.change(LAST)
-        if self._intake is not None:
-            self._intake.stop()
-            self._intake.discard()
+        self.intake.stop()
+        self.intake.discard()
 
     def unpacked(self, exchange: Exchange, body: bytes) -> None:
-        """Take the unpacked body of a parked request."""
-        assert self._intake is not None
-        self._intake.unpacked(exchange, body)
+        exchange.unpacking = False
+        exchange.head.request.body = body
+        self.charges.park(exchange, len(body))
 
     def unpack_failed(self, exchange: Exchange, error: BaseException) -> None:
-        """Answer a parked request whose body cannot be unpacked with `error`."""
-        assert self._intake is not None
-        self._intake.unpack_failed(exchange, error)
+        request = exchange.head.request
+        self.call(self._service.abandon, request)
+        exchange.answer = failure(request, error)
+        self.unpacked(exchange, b"")
 
     # --- answers in
 
@@ -264,42 +208,22 @@ class Pipeline:
         self.queue.begin(exchange)
         return exchange
 
-    def answer(self, exchange: Exchange, response: Response) -> bool:
-        """Take the answer to a request. Return False if compressing its body takes too long here: then
-        `answer_compressed` must follow."""
-        exchange.deferred = None
-        self.queue.charges.finish(exchange)
-        size_bytes = body_bytes(response.body)
-        if size_bytes >= MIN_GZIP_BYTES and may_compress(response):
-            exchange.vary = VARY
-            if exchange.head.gzip:
-                if size_bytes > INLINE_BYTES:
-                    self.queue.hold(exchange, size_bytes)
-                    return False
-                self.answer_compressed(exchange, response, gzip(response.body))
-                return True
+    def _make_ready(self, exchange: Exchange, response: Response, size_bytes: int) -> None:
         self.queue.make_ready(exchange, response, size_bytes)
-        return True
 
-    def answer_compressed(self, exchange: Exchange, response: Response, packed: bytes) -> None:
-        """Take the answer to a request with its compressed body."""
-        exchange.vary = VARY + GZIPPED
-        answer = Response(response.status, packed, response.content_type, response.headers, response.sent)
-        self.queue.make_ready(exchange, answer, len(packed))
+    def hold(self, exchange: Exchange, size_bytes: int) -> None:
+        self.queue.hold(exchange, size_bytes)
 
     def defer(self, exchange: Exchange, deferred: Deferred) -> None:
-        """Note that the answer to a request comes later, as `deferred`."""
-        exchange.deferred = deferred
-        if not deferred.keeps_request:
-            self.queue.charges.finish(exchange)
-        if self._ending is EOF:
+        super().defer(exchange, deferred)
+        if self.ending is EOF:
             self.call(deferred.hurry)
 
     def grant(self, exchange: Exchange, stream: Stream) -> None:
         """Take a stream as the answer to a request. No request after it is handled."""
         exchange.answer = stream
-        self.queue.charges.finish(exchange)
-        self._abandon(self.queue.drop_parked())
+        self.charges.finish(exchange)
+        self._abandon(self.queue.drop_from(self.queue.begun))
         if isinstance(stream, Upgrade):
             self.change(GRANT)
         else:
@@ -312,7 +236,7 @@ class Pipeline:
         if isinstance(answer, Stream):
             self._open_stream(exchange, answer)
             return
-        last = not exchange.head.keep_alive or (self._ending is not NOT_ENDING and self._is_last())
+        last = not exchange.head.keep_alive or (self.ending is not NOT_ENDING and self._is_last())
         if self.output.add(exchange, answer, last=last):
             self._finish()
 
@@ -326,24 +250,22 @@ class Pipeline:
             self.output.add_last(failure(exchange.head.request, error))
             self._finish()
             return
-        if exchange.head.head_only or self._ending is EOF:
+        if exchange.head.head_only or self.ending is EOF:
             self.call(stream.closed)
             self._finish()
             return
         if not isinstance(stream, Upgrade):
-            self.take_rest()  # there is no protocol that wants it
-        self.queue.charges.become_stream()
+            self.intake.take_rest()  # there is no protocol that wants it
+        self.charges.note_output(self.account, 0)
+        self.account = STREAMS
         self.stream = stream
         self.change(OPEN)
 
     def _is_last(self) -> bool:
         """Whether no answer follows on a connection that is to end."""
-        if self.queue.exchanges or self._has_input():
+        if self.queue.exchanges or self.intake.data is not None:
             return False
-        return self._ending is EOF or self._phase() == BETWEEN
-
-    def _phase(self) -> int:
-        return BETWEEN if self._intake is None else self._intake.reader.phase
+        return self.ending is EOF or self.intake.phase == BETWEEN
 
     def _finish(self) -> None:
         """End the connection after its last answer so that the client can still read it.
@@ -352,12 +274,10 @@ class Pipeline:
         follow, only our side is shut, and input is discarded until the client closes too, or for a while.
         """
         self._drop_queue()
-        intake = self._intake
-        whole = intake is None or intake.is_whole
-        if intake is not None:
-            intake.stop()
-            intake.discard()
-        self.change(CLOSE if whole or self._ending is EOF else SHUT)
+        whole = self.intake.is_whole
+        self.intake.stop()
+        self.intake.discard()
+        self.change(CLOSE if whole or self.ending is EOF else SHUT)
 
     def refuse(self, error: TopicsError) -> None:
         """Answer a new connection that has no room with `error`, before it asks anything, and end it."""
@@ -380,9 +300,9 @@ class Pipeline:
             return Wait.CLOSE, limits.linger_timeout_ms
         if state is CLOSING:
             return Wait.CLOSE, self._close_timeout_ms
-        if state is AWAITING or self.queue.exchanges or self._has_input():
+        if state is AWAITING or self.queue.exchanges or self.intake.data is not None:
             return None
-        phase = self._phase()
+        phase = self.intake.phase
         if phase == BETWEEN:
             return Wait.BEGIN, limits.idle_timeout_ms
         if phase == IN_HEAD:
@@ -391,14 +311,14 @@ class Pipeline:
 
     def time_out(self, wait: Wait) -> None:
         """End the connection, because its client did not do in time what it had to."""
-        intake = self._intake
+        reader = self.intake.reader
         if wait is Wait.BEGIN:
             self.change(CLOSE)
-        elif wait in (Wait.READ, Wait.CLOSE) or intake is None or not intake.reader.wanted:
+        elif wait in (Wait.READ, Wait.CLOSE) or reader is None or not reader.wanted:
             self.change(ABORT)
         else:
             self.change(LAST)
-            intake.fail(TopicsError(Code.REQUEST_TIMEOUT, "the request did not arrive completely in time"))
+            self.intake.fail(TopicsError(Code.REQUEST_TIMEOUT, "the request did not arrive completely in time"))
 
     def give_up(self) -> None:
         """Shorten the time that the client has for reading the last bytes: it was slow for long enough."""
@@ -408,33 +328,33 @@ class Pipeline:
 
     def rest(self) -> None:
         """After the output is written: become idle if everything is done, or close if the connection is to end."""
-        intake = self._intake
-        if self.state is not ACTIVE or self.queue.exchanges or (intake is not None and intake.data is not None):
+        intake = self.intake
+        if self.state is not ACTIVE or self.queue.exchanges or intake.data is not None:
             return
-        between = intake is None or intake.reader.phase == BETWEEN
-        if between and intake is not None:
+        between = intake.phase == BETWEEN
+        if between and intake.reader is not None:
             intake.reader.rest()
-        if self._ending is EOF or (self._ending is DRAIN and between):
+        if self.ending is EOF or (self.ending is DRAIN and between):
             self.change(CLOSE)
         elif between and not self.paused:
             self.change(REST)
 
     def drain(self) -> None:
         """Finish what has begun, then end: `rest` closes."""
-        self._ending = max(self._ending, DRAIN)
+        self.ending = max(self.ending, DRAIN)
         if self.state is IDLE:
             self.change(WORK)
 
     def give_up_input(self, error: TopicsError) -> None:
         """Drop requests that were not begun, whole or not; answer the first of them with `error`, and end."""
-        intake = self._intake
-        if intake is None or self.state not in (ACTIVE, UPGRADING, FINISHING):
+        if self.intake.reader is None or self.state not in (ACTIVE, UPGRADING, FINISHING):
             return
-        self._abandon(self.queue.drop_parked())
+        queue = self.queue
+        self._abandon(queue.drop_from(queue.begun))
         if self.state is UPGRADING:  # the new protocol would miss the input that is dropped here
-            self._drop_begun([self.queue.drop_last()])
+            self._drop_begun(queue.drop_from(len(queue.exchanges) - 1))
         self.change(LAST)
-        intake.fail(error)
+        self.intake.fail(error)
 
     def lose(self) -> None:
         """Drop everything: the transport has ended."""
@@ -443,28 +363,16 @@ class Pipeline:
         stream, self.stream = self.stream, None
         if stream is not None:
             self.call(stream.closed)
-        if self._intake is not None:
-            self._intake.release()
-            self._intake = None
+        self.intake.release()
         for hook in self.output.take_sent_hooks():
             self.call(hook)
 
-    def call(self, hook: Callable[..., Any], *arguments: Any) -> None:
-        """Call into the application where no client waits for an answer. Abort the connection if that raises."""
-        try:
-            hook(*arguments)
-        except Exception as error:
-            log.failure("hook_failed", error, hook=getattr(hook, "__qualname__", ""))
-            self.change(ABORT)
-
-    def never_sent(self, response: Response) -> None:
-        """Report an answer that no client waits for as delivered: nothing of it is held."""
-        if response.sent is not None:
-            self.call(response.sent)
+    def _hook_failed(self) -> None:
+        self.change(ABORT)
 
     def _drop_queue(self) -> None:
-        self._abandon(self.queue.drop_parked())
-        self._drop_begun(self.queue.drop_begun())
+        self._abandon(self.queue.drop_from(self.queue.begun))
+        self._drop_begun(self.queue.drop_from(0))
 
     def _abandon(self, parked: list[Exchange]) -> None:
         for exchange in parked:
@@ -481,3 +389,69 @@ class Pipeline:
                 self.call(exchange.answer.closed)
             elif exchange.answer is not None:
                 self.never_sent(exchange.answer)
+
+
+class AnswerOutput:
+    """Answers as bytes, in order, gathered for one write, and the hooks of the answers among them.
+
+    A caller that writes `parts` replaces them with an empty list, and sets `size_bytes` to 0.
+    """
+
+    __slots__ = ("_heads", "parts", "sent_hooks", "size_bytes")
+
+    def __init__(self, heads: AnswerHeads) -> None:
+        self._heads = heads
+        self.parts: list[bytes | memoryview] = []
+        self.size_bytes = 0  # of all parts
+        self.sent_hooks: list[Callable[[], None]] = []  # of answers that the system has not taken yet
+
+    def add(self, exchange: Exchange, answer: Response, *, last: bool) -> bool:
+        """Add an answer. Return whether the connection ends after it: if it is the `last`, or cannot be sent as it is.
+
+        Without its body if the request was a HEAD or the status has none.
+        """
+        if answer.sent is not None:
+            self.sent_hooks.append(answer.sent)
+        head = exchange.head
+        after = CONNECTION_CLOSE if last else KEEP_ALIVE if head.old else b""
+        try:
+            start = self._heads.whole(answer, body_bytes(answer.body), after)
+        except Exception as error:
+            # The application set a header field that cannot be sent. The error answer has no fields of its own.
+            self.add_last(failure(head.request, error), head_only=head.head_only)
+            return True
+        bodiless = head.head_only or answer.status in BODILESS
+        self._append(start, b"" if bodiless else answer.body)
+        return last
+
+    def add_last(self, answer: Response, *, head_only: bool = False) -> None:
+        """Add an answer after which the connection ends."""
+        start = self._heads.whole(answer, body_bytes(answer.body), CONNECTION_CLOSE)
+        self._append(start, b"" if head_only else answer.body)
+
+    def add_stream(self, exchange: Exchange, stream: Stream) -> None:
+        """Add the head of a stream. Raise ValueError for a header field that cannot be sent."""
+        heads = self._heads
+        start = heads.switching(stream.head) if isinstance(stream, Upgrade) else heads.endless(stream.head)
+        if exchange.head.head_only:  # nothing follows and the connection ends: the client must not keep it
+            start = start.replace(KEEP_ALIVE, CONNECTION_CLOSE)
+        self._append(start, b"")
+
+    def add_continue(self) -> None:
+        """Add 100 Continue."""
+        self._append(CONTINUE, b"")
+
+    def take_sent_hooks(self) -> list[Callable[[], None]]:
+        """Return the hooks of the answers that were added, and forget them."""
+        hooks, self.sent_hooks = self.sent_hooks, []
+        return hooks
+
+    def _append(self, start: bytes, body: Body) -> None:
+        self.parts.append(start)
+        if isinstance(body, bytes):
+            if body:
+                self.parts.append(body)
+            self.size_bytes += len(start) + len(body)
+        else:
+            self.parts += body
+            self.size_bytes += len(start) + body_bytes(body)

@@ -1,4 +1,4 @@
-"""One socket that speaks HTTP/2: the asyncio protocol that drives a `Http2Session`.
+"""One socket with HTTP/2: the asyncio protocol that drives a `Http2Session`.
 
 `http/server.py` hands the transport over after the preface. Everything that a turn of the event loop has
 for the client goes out with one write.
@@ -7,37 +7,28 @@ for the client goes out with one write.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
 
 from h2.errors import ErrorCodes
 
 from topics.errors import TopicsError
-from topics.server.http.answer.compression import gzip
-from topics.server.http.answer.failure import failure
-from topics.server.http.http2.deadlines import time_out
+from topics.server.http.exchange import ExchangeConnection
 from topics.server.http.http2.session import Http2Session
-from topics.server.http.http2.stream import Http2Stream
-from topics.server.http.messages import Answer, Deferred, Response
-from topics.server.http.request.gunzip import Gunzip
-
-if TYPE_CHECKING:
-    from topics.server.http.service import ConnectionService
+from topics.server.http.http2.stream import Http2Stream, Input
+from topics.server.http.messages import Stream
+from topics.server.http.service import Service
+from topics.server.limits.budget import ANSWERS, STREAMS
 
 WRITE_BYTES = 256 << 10  # of answers that are written at once; the transport may pause after them
-T = TypeVar("T")
 
 
-class Http2Connection(asyncio.Protocol):
+class Http2Connection(ExchangeConnection[Http2Stream]):
     """The protocol object of one socket, after the preface."""
 
-    def __init__(self, server: ConnectionService, transport: asyncio.Transport, peer: str) -> None:
-        self._server = server
-        self._log = server.request_log
+    def __init__(self, server: Service, transport: asyncio.Transport, peer: str) -> None:
+        super().__init__(server)
         self._transport = transport
         self._loop = asyncio.get_running_loop()
-        self.session = Http2Session(server, peer, self._loop.time())
+        self.session = self.exchanges = Http2Session(server, peer, self._loop.time())
         self.high_water_bytes = server.limits.high_water_bytes
         self._turn: asyncio.Handle | None = None  # reads, answers and writes more
         self._pumping = False
@@ -69,6 +60,7 @@ class Http2Connection(asyncio.Protocol):
         if self._turn is not None:
             self._turn.cancel()
         self.session.lose()
+        self.note_memory()
         self._server.closed(self)
 
     def pause_writing(self) -> None:
@@ -77,11 +69,11 @@ class Http2Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.session.paused = False
-        self.wake()
+        self.proceed()
 
     # --- work
 
-    def wake(self) -> None:
+    def proceed(self) -> None:
         """Read, answer and write more in the next turn of the event loop."""
         if self._turn is None and not self._closed:
             self._turn = self._loop.call_soon(self._next_turn)
@@ -100,54 +92,20 @@ class Http2Connection(asyncio.Protocol):
         try:
             # Bound: the share of the connection in one turn, see `Http2Session.next_request`.
             while (stream := session.next_request()) is not None:
-                self._handle(stream)
+                self.handle(stream)
             self._open_streams()
             self._write()
         finally:
             self._pumping = False
         self._follow()
 
-    def _handle(self, stream: Http2Stream) -> None:
-        request = stream.head.request
-        if self._log.noted_ns:
-            self._log.begin(request)
-        try:
-            answer: Answer = self._server.handle(request)
-        except Exception as error:
-            answer = failure(request, error)
-        self._take(stream, answer)
-
-    def _take(self, stream: Http2Stream, answer: Answer) -> None:
-        """Pass the application's answer to the session, now or when it is there."""
-        if self._log.noted_ns and not isinstance(answer, Deferred):
-            self._log.note(stream.head.request, answer)
-        if isinstance(answer, Response):
-            if not self.session.answer(stream, answer):
-                self._run_in_thread(partial(gzip, answer.body), partial(self._compressed, stream, answer))
-        elif isinstance(answer, Deferred):
-            self.session.defer(stream, answer)
-            answer.then(partial(self._resolved, stream))
-        else:
-            self.session.grant(stream, answer)
-
-    def _resolved(self, stream: Http2Stream, response: Response) -> None:
-        self._take(stream, response)
-        self.wake()
-
-    def _compressed(self, stream: Http2Stream, response: Response, done: asyncio.Future[bytes]) -> None:
-        if done.cancelled() or stream.over:
-            self.session.never_sent(response)
-        else:
-            self.session.answer_compressed(stream, response, done.result())
-        self.wake()
-
     def _open_streams(self) -> None:
         session = self.session
         # Bound: each round opens an answer that was granted.
         while session.opened:
             stream = session.opened.pop(0)
-            if stream.answer is not None and not stream.over:
-                session.call(stream.answer.opened, Http2Sink(self, stream))
+            if isinstance(stream.answer, Stream):
+                session.call(stream.answer.opened, Http2Sink(self, self._server, stream))
                 if session.draining:
                     session.end_stream(stream)
 
@@ -165,13 +123,12 @@ class Http2Connection(asyncio.Protocol):
         if session.ended or (session.is_drained and not session.has_output):
             self.close()
             return
-        for stream, gunzip in session.packed:
-            self._server.unpacking_slots.begin(partial(self._unpack, stream, gunzip))
-        session.packed.clear()
+        if session.packed:
+            self.unpack_in_threads()
         if session.needs_turn or (session.has_output and not session.paused) or session.opened:
-            self.wake()
+            self.proceed()
         self._pace_reading()
-        self._note_memory()
+        self.note_memory()
 
     def _pace_reading(self) -> None:
         """Read from the client only while there is room for what it sends."""
@@ -183,61 +140,27 @@ class Http2Connection(asyncio.Protocol):
         else:
             transport.pause_reading()
 
-    # --- gzip bodies, as in `gzip_threads.py`
-
-    def _unpack(self, stream: Http2Stream, gunzip: Gunzip) -> bool:
-        """Begin to unpack a body in a thread; return False if the request was dropped, or has to be refused."""
-        if stream.over or not stream.unpacking:
-            return False
-        if self._server.budget.full:
-            self.session.unpack_failed(stream, self._server.budget.error())
-            self.wake()
-            return False
-        self._run_in_thread(gunzip.advance, partial(self._advanced, stream, gunzip))
-        return True
-
-    def _advanced(self, stream: Http2Stream, gunzip: Gunzip, done: asyncio.Future[bytes | None]) -> None:
-        error = None if done.cancelled() else done.exception()
-        body = None if done.cancelled() or error is not None else done.result()
-        if body is None and error is None and not stream.over and stream.unpacking and not done.cancelled():
-            self.session.charges.unpacking(stream, gunzip.size_bytes)
-            self._note_memory()
-            self._run_in_thread(gunzip.advance, partial(self._advanced, stream, gunzip))
-            return
-        self._server.unpacking_slots.end()
-        if not stream.over and stream.unpacking:
-            if body is not None:
-                self.session.unpacked(stream, body)
-            elif error is not None:
-                self.session.unpack_failed(stream, error)
-            self.wake()
-
-    def _run_in_thread(self, work: Callable[[], T], then: Callable[[asyncio.Future[T]], None]) -> None:
-        self._loop.run_in_executor(self._server.pool, work).add_done_callback(then)
-
     # --- memory
 
     def unsent_bytes(self) -> int:
         """Return the bytes that were written and that the operating system has not taken."""
         return 0 if self._closed else self._transport.get_write_buffer_size()
 
-    def _note_memory(self) -> None:
-        if not self._closed:
-            self.session.charges.note(self, self.session.input.unparsed_bytes, self.unsent_bytes())
+    def note_memory(self) -> None:
+        session, charges = self.session, self.session.charges
+        charges.note_input(self, session.input.unparsed_bytes)
+        charges.note_output(ANSWERS, session.output.unsent[ANSWERS] + self.unsent_bytes())
+        charges.note_output(STREAMS, session.output.unsent[STREAMS])
 
     def give_up_input(self, error: TopicsError) -> None:
         """Refuse the requests that are still being received: the memory budget is exhausted."""
         self.session.give_up_input(error)
-        self._note_memory()
-        self.wake()
+        self.note_memory()
+        self.proceed()
 
     def is_short_of_memory(self, stream: Http2Stream) -> bool:
         """Return whether the client has not taken what it was sent, while the budget is full."""
         return self._server.budget.full and bool(stream.unsent_bytes or self.unsent_bytes())
-
-    def block(self, sink: Http2Sink) -> None:
-        """Have `sink.unblock` called when the memory budget may have room again."""
-        self._server.block(sink)
 
     # --- for the server
 
@@ -255,8 +178,37 @@ class Http2Connection(asyncio.Protocol):
             return
         if not session.streams and quiet_ms > limits.idle_timeout_ms:
             session.drain()
-        if time_out(session, limits, now) or session.draining:
-            self.wake()
+        if self._time_out(now) or session.draining:
+            self.proceed()
+
+    def _time_out(self, now: float) -> bool:
+        """End what the client has not done in time: send the rest of a frame or of a body, or take an answer.
+
+        Return whether anything was ended. A stream that is open and has nothing to send waits for nothing. One that is
+        full has a deadline of its own.
+        """
+        session, limits, ended = self.session, self._server.limits, False
+        since = session.input.waits_since(now)
+        if since is not None and not session.paused and (now - since) * 1000 > limits.header_timeout_ms:
+            session.fail(ErrorCodes.PROTOCOL_ERROR)
+            ended = True
+        for number, answered_at in list(session.unwanted.items()):
+            if (now - answered_at) * 1000 > limits.linger_timeout_ms:
+                session.stop_body(number)
+                ended = True
+        for stream in list(session.streams.values()):
+            if stream.input is Input.COMING:
+                if (now - stream.begun_at) * 1000 > limits.body_timeout_ms:
+                    session.refuse_late(stream)
+                    ended = True
+            elif stream.unsent_bytes != stream.seen or not stream.ends:
+                stream.seen, stream.seen_at = stream.unsent_bytes, now
+            else:
+                timeout_ms = limits.linger_timeout_ms if stream.given_up else limits.write_timeout_ms
+                if (now - stream.seen_at) * 1000 > timeout_ms:
+                    session.reset(stream, ErrorCodes.CANCEL)
+                    ended = True
+        return ended
 
     def idle_since(self) -> float | None:
         """Return when the connection was found idle after its last request; None while it is not idle."""
@@ -276,7 +228,7 @@ class Http2Connection(asyncio.Protocol):
         for stream in list(self.session.streams.values()):
             if stream.is_live:
                 self.session.end_stream(stream)
-        self.wake()
+        self.proceed()
 
     def close(self) -> None:
         """Close once everything written has left."""
@@ -294,29 +246,29 @@ class Http2Connection(asyncio.Protocol):
 class Http2Sink:
     """The `Sink` of one stream of a connection."""
 
-    __slots__ = ("_connection", "_high_water_bytes", "_stream", "held")
+    __slots__ = ("_connection", "_high_water_bytes", "_server", "_stream", "held")
 
-    def __init__(self, connection: Http2Connection, stream: Http2Stream) -> None:
+    def __init__(self, connection: Http2Connection, server: Service, stream: Http2Stream) -> None:
         self._connection = connection
+        self._server = server
         self._stream = stream
-        answer = stream.answer
-        default_bytes = connection.high_water_bytes
-        self._high_water_bytes = (answer.high_water_bytes if answer is not None else None) or default_bytes
+        own_bytes = stream.answer.high_water_bytes if isinstance(stream.answer, Stream) else None
+        self._high_water_bytes = own_bytes or connection.high_water_bytes
         self.held = False
 
     def write(self, data: bytes) -> bool:
         connection = self._connection
         short = connection.is_short_of_memory(self._stream)
         room = connection.session.write(self._stream, data, self._high_water_bytes)
-        connection.wake()
+        connection.proceed()
         if room and short:
-            connection.block(self)
+            self._server.block(self)
             return False
         return room
 
     def close(self) -> None:
         self._connection.session.end_stream(self._stream)
-        self._connection.wake()
+        self._connection.proceed()
 
     def give_up(self) -> None:
         self._stream.given_up = True
@@ -331,7 +283,7 @@ class Http2Sink:
     def unblock(self) -> bool:
         """Let an answer go on that was short of memory; return False if it still is."""
         stream, connection = self._stream, self._connection
-        if stream.over or stream.ends or stream.full or stream.answer is None:
+        if stream.ends or stream.full or not isinstance(stream.answer, Stream):
             return True
         if connection.is_short_of_memory(stream):
             return False

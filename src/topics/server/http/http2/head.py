@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from topics.errors import Code, TopicsError, invalid
-from topics.server.http.answer.head import BODILESS
+from topics.errors import invalid
+from topics.server.http.answers import BODILESS
+from topics.server.http.http_limits import HttpLimits
 from topics.server.http.messages import JSON, Header, Response
-from topics.server.http.request.head import SINGLE, RequestHead, check
-from topics.server.http.request.parser import Bounds
+from topics.server.http.request.head import SINGLE, RequestHead, check, check_fields
 
 _TARGET = re.compile(rb"[!-~]+")
 _METHOD = re.compile(rb"[A-Z]{1,16}")
@@ -17,11 +17,9 @@ _METHOD = re.compile(rb"[A-Z]{1,16}")
 _TRANSPORT_FIELDS = frozenset(
     (b"connection", b"content-length", b"transfer-encoding", b"date", b"keep-alive", b"upgrade", b"proxy-connection")
 )
-VARY: Header = (b"vary", b"accept-encoding")
-GZIPPED: Header = (b"content-encoding", b"gzip")
 
 
-def read_head(fields: Iterable[tuple[bytes, bytes]], bounds: Bounds, peer: str) -> RequestHead:
+def read_head(fields: Iterable[tuple[bytes, bytes]], limits: HttpLimits, peer: str) -> RequestHead:
     """Return the checked head of a request. Raise `TopicsError` for what this server does not accept."""
     special: dict[bytes, bytes] = {}
     headers: dict[bytes, bytes] = {}
@@ -38,23 +36,18 @@ def read_head(fields: Iterable[tuple[bytes, bytes]], bounds: Bounds, peer: str) 
             repeated = repeated or name in SINGLE
             value = b"%b, %b" % (headers[name], value)
         headers[name] = value
-    if count > bounds.max_headers or size_bytes > bounds.max_header_bytes:
-        raise TopicsError(Code.HEADERS_TOO_LARGE, "the request has too many or too large header fields")
-    if repeated:
-        raise invalid("a header field that may occur only once is repeated")
     if (authority := special.get(b":authority")) is not None:
         headers[b"host"] = authority
+    check_fields(headers, limits, count, size_bytes, repeated=repeated)
     method, target = special.get(b":method", b""), special.get(b":path", b"")
     if method == b"CONNECT":
         raise invalid("CONNECT is not supported: this server is not a proxy")
     if _METHOD.fullmatch(method) is None or _TARGET.fullmatch(target) is None:
         raise invalid("the method or the request target is malformed")
-    if bounds.pages is not None:
-        bounds.pages.check(headers)
     return check(method=method.decode(), version="1.1", url=target, headers=headers, peer=peer, keep_alive=True)
 
 
-def answer_head(response: Response, date: bytes, length: int | None, vary: tuple[Header, ...] = ()) -> list[Header]:
+def answer_head(response: Response, date: bytes, length: int | None) -> list[Header]:
     """Return the head of an answer; `length` is None for one without end. Raise ValueError for a bad field."""
     head: list[Header] = [(b":status", b"%d" % response.status), (b"date", date)]
     if response.status not in BODILESS:
@@ -71,5 +64,4 @@ def answer_head(response: Response, date: bytes, length: int | None, vary: tuple
         if b"\r" in value or b"\n" in value:
             raise ValueError("a header field is one line")
         head.append((name, value))
-    head.extend(vary)
     return head

@@ -1,17 +1,92 @@
 """Input of one HTTP/2 connection: cut into frames, metered, and in bounded parts per turn of the event loop. Pure.
 
-`h2` would take any number of frames at once, and looks at the length of a frame only once it has all of it.
+The package `h2` would take any number of frames at once, and looks at the length of a frame only once it has all of it.
+
+Frames that make the server work and ask nothing of it are free for an attacker: pings, settings, resets of streams that
+were just opened, empty pieces of bodies. Each takes a token. A connection gets `TOKENS` at its start, `TOKENS_PER_S`
+from then on, and more with every answer and every piece of an answer that the server sends, so that a client which uses
+the server never runs out of them. A header block is limited as a whole: its CONTINUATION frames may come without end
+(RFC 9113 section 6.10).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from h2.config import H2Configuration
+from h2.connection import H2Connection
 from h2.errors import ErrorCodes
+from h2.settings import SettingCodes, Settings
 
-from topics.server.http.http2.frame_meter import HEAD_BYTES, FrameMeter
-from topics.server.http.http2.frames import MAX_FRAME_BYTES
-from topics.server.http.preface import PREFACE
+from topics.server.http.service import PREFACE
+
+MAX_STREAMS = 256  # open at a time on one connection
+MAX_FRAME_BYTES = 1 << 14  # the smallest maximum that the RFC allows, and what every client expects
+WINDOW_BYTES = 1 << 20  # of request bodies that a client may send before it hears of the server
+CLOSED_STREAMS = 512  # streams that have ended and that `h2` remembers, for frames that come late
+
+
+class Frames(H2Connection):
+    """The state machine of one connection. It gets one frame at a time."""
+
+    MAX_CLOSED_STREAMS = CLOSED_STREAMS
+
+    def __init__(self, max_header_bytes: int) -> None:
+        super().__init__(H2Configuration(client_side=False, header_encoding=None))
+        self.local_settings = Settings(
+            client=False,
+            initial_values={
+                SettingCodes.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
+                SettingCodes.MAX_HEADER_LIST_SIZE: max_header_bytes,
+                SettingCodes.MAX_FRAME_SIZE: MAX_FRAME_BYTES,
+            },
+        )
+        self.initiate_connection()
+        # A head that is a little too large is answered with 431, and a much larger one ends the connection.
+        self.decoder.max_header_list_size = 2 * max_header_bytes
+        self.increment_flow_control_window(WINDOW_BYTES)
+
+
+HEAD_BYTES = 9  # of a frame
+DATA, HEADERS, CONTINUATION = 0, 1, 9
+END_STREAM, END_HEADERS = 0x1, 0x4  # flags
+
+TOKENS = 1000
+TOKENS_PER_S = 100
+
+
+class FrameMeter:
+    """Counts the frames of one connection."""
+
+    __slots__ = ("_at", "_block_bytes", "_max_block_bytes", "_tokens", "in_block")
+
+    def __init__(self, *, max_block_bytes: int, now: float) -> None:
+        self._max_block_bytes = max_block_bytes
+        self._block_bytes = 0
+        self.in_block = False  # a header block has begun and not ended
+        self._tokens = float(TOKENS)
+        self._at = now
+
+    def earn(self, frames: int) -> None:
+        """Allow as many more frames: the server has sent something that was asked for."""
+        self._tokens = min(self._tokens + frames, TOKENS)
+
+    def take(self, kind: int, flags: int, length: int, now: float) -> bool:
+        """Count a frame. Return False if the client sends too many, or too long a header block."""
+        if kind in (HEADERS, CONTINUATION):
+            self._block_bytes = length if kind == HEADERS else self._block_bytes + length
+            self.in_block = not flags & END_HEADERS
+            if self._block_bytes > self._max_block_bytes:
+                return False
+            if kind == HEADERS or length:
+                return True
+        elif kind == DATA and (length or flags & END_STREAM):
+            return True
+        self._tokens = min(self._tokens + (now - self._at) * TOKENS_PER_S, TOKENS)
+        self._at = now
+        self._tokens -= 1
+        return self._tokens >= 0
+
 
 FRAMES_PER_TURN = 256
 TURN_NS = 2_000_000  # of work on the input of one connection, after which the others come first

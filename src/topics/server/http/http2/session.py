@@ -12,8 +12,6 @@ the others.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Any
 
 from h2.errors import ErrorCodes
 from h2.events import (
@@ -30,46 +28,39 @@ from h2.exceptions import ProtocolError
 from hyperframe.frame import GoAwayFrame
 
 from topics.errors import Code, TopicsError
-from topics.server.http.answer.compression import INLINE_BYTES, MIN_GZIP_BYTES, gzip, may_compress
-from topics.server.http.answer.failure import failure, log
-from topics.server.http.answer.head import BODILESS
-from topics.server.http.http2.charges import SessionCharges
-from topics.server.http.http2.frames import Frames
-from topics.server.http.http2.head import GZIPPED, VARY, answer_head, read_head
-from topics.server.http.http2.input import SessionInput
-from topics.server.http.http2.output import SessionOutput
-from topics.server.http.http2.stream import Http2Stream, Input
-from topics.server.http.messages import Deferred, Request, Response, Stream, Upgrade, body_bytes, error_response
-from topics.server.http.request.gunzip import Gunzip
+from topics.server.http.answers import BODILESS, failure, log
+from topics.server.http.exchange import Exchanges
+from topics.server.http.http2.head import answer_head, read_head
+from topics.server.http.http2.input import Frames, SessionInput
+from topics.server.http.http2.stream import Http2Stream, Input, SessionOutput
+from topics.server.http.messages import Request, Response, Stream, Upgrade, body_bytes, error_response
 from topics.server.http.request.head import RequestHead
-from topics.server.http.service import ExchangeService
+from topics.server.http.service import Service
 
 FRAMES_PER_ANSWER = 3  # that a client may send for each answer, and for each frame of one, without being a flood
 MAX_TABLE_BYTES = 4096  # RFC 7541 section 4.2, the default
 
 
-class Http2Session:
+class Http2Session(Exchanges[Http2Stream]):
     """The streams of one connection."""
 
-    def __init__(self, service: ExchangeService, peer: str, now: float) -> None:
+    def __init__(self, service: Service, peer: str, now: float) -> None:
+        super().__init__(service)
         limits = service.limits
-        self._service = service
         self._peer = peer
         self.streams: dict[int, Http2Stream] = {}
         self.served = 0  # requests whose head was understood
         self.ended = False  # nothing more is read or answered: close the transport once the output is written
         self.draining = False  # no further stream is accepted
         self.paused = False  # the transport holds more than the high-water mark
-        self.packed: list[tuple[Http2Stream, Gunzip]] = []  # whole requests whose bodies take too long to unpack here
         self.opened: list[Http2Stream] = []  # streams whose answer is to be opened
-        self.charges = SessionCharges(service.budget)
         self._ready: deque[Http2Stream] = deque()  # whole requests that were not begun
         self._last_number = 0  # of the streams that were accepted
         self.unwanted: dict[int, float] = {}  # streams whose request was answered while its body came, and when
         self.input = SessionInput(service.clock_ns, max_block_bytes=limits.max_header_bytes, now=now)
         self._goaway = b""
         self._h2 = Frames(limits.max_header_bytes)
-        self._output = SessionOutput(self._h2, self.charges)
+        self.output = SessionOutput(self._h2)
 
     # --- bytes in
 
@@ -95,6 +86,7 @@ class Http2Session:
             if self._ready:
                 stream = self._ready.popleft()
                 stream.admitted = False  # the application gets it now
+                self.charges.begin(stream)
                 return stream
             frame = self.input.next_frame()
             if frame is None:
@@ -137,12 +129,12 @@ class Http2Session:
         elif isinstance(event, WindowUpdated):
             number = event.stream_id
             if not number or number in self.streams:
-                self._output.unblock(self.streams[number] if number else None)
+                self.output.unblock(self.streams[number] if number else None)
         elif isinstance(event, RemoteSettingsChanged):
             # The client decides how much both sides must remember to pack heads. This server remembers no more than
             # the default, whatever the client allows.
             self._h2.encoder.header_table_size = min(self._h2.encoder.header_table_size, MAX_TABLE_BYTES)
-            self._output.unblock(None)  # the windows of all streams may have grown
+            self.output.unblock(None)  # the windows of all streams may have grown
         elif isinstance(event, ConnectionTerminated):
             self.draining = True  # the client opens no further stream
 
@@ -182,8 +174,9 @@ class Http2Session:
             self._h2.send_headers(number, [(b":status", b"100")])
 
     def _add(self, number: int, head: RequestHead) -> Http2Stream:
-        stream = self.streams[number] = Http2Stream(number, head, self.input.now)
-        self.charges.request(stream)
+        now = self.input.now
+        stream = self.streams[number] = Http2Stream(head, number=number, begun_at=now, seen_at=now)
+        self.charges.park(stream, 0)
         return stream
 
     def _refuse(self, stream: Http2Stream, response: Response) -> None:
@@ -191,6 +184,7 @@ class Http2Session:
         self._abandon(stream)
         if stream.input is Input.COMING:
             stream.input = Input.UNWANTED
+        stream.body = bytearray()
         if self._service.request_log.noted_ns:
             self._service.request_log.note(stream.head.request, response)
         self._send(stream, response)
@@ -205,7 +199,7 @@ class Http2Session:
         if len(stream.body) > self._service.limits.max_body_bytes:
             self._refuse(stream, error_response(self._too_large()))
         else:
-            self.charges.request(stream)
+            self.charges.park(stream, len(stream.body))
 
     def _take_end(self, stream: Http2Stream) -> None:
         wanted, stream.input = stream.input is Input.COMING, Input.WHOLE
@@ -214,36 +208,20 @@ class Http2Session:
         request = stream.head.request
         request.body, stream.body = bytes(stream.body), bytearray()
         if stream.head.packed and request.body:
-            self._unpack(stream)
+            self.unpack(stream)
         else:
             self._ready.append(stream)
 
-    def _unpack(self, stream: Http2Stream) -> None:
-        """Unpack a short body at once. Put a long one into `packed`."""
-        gunzip = Gunzip(stream.head.request.body, self._service.limits.max_body_bytes)
-        try:
-            body = gunzip.step()
-        except TopicsError as error:
-            self.unpack_failed(stream, error)
-            return
-        if body is not None:
-            self.unpacked(stream, body)
-        else:
-            stream.unpacking = True
-            self.packed.append((stream, gunzip))
+    def unpacked(self, exchange: Http2Stream, body: bytes) -> None:
+        exchange.unpacking = False
+        exchange.head.request.body = body
+        self.charges.park(exchange, len(body))
+        self._ready.append(exchange)
 
-    def unpacked(self, stream: Http2Stream, body: bytes) -> None:
-        """Take the unpacked body of a request."""
-        stream.unpacking = False
-        stream.head.request.body = body
-        self.charges.request(stream)
-        self._ready.append(stream)
-
-    def unpack_failed(self, stream: Http2Stream, error: BaseException) -> None:
-        """Answer a request whose body cannot be unpacked with `error`."""
-        stream.unpacking = False
-        self._abandon(stream)
-        self._send(stream, failure(stream.head.request, error))
+    def unpack_failed(self, exchange: Http2Stream, error: BaseException) -> None:
+        exchange.unpacking = False
+        self._abandon(exchange)
+        self._send(exchange, failure(exchange.head.request, error))
 
     def _too_large(self) -> TopicsError:
         most = self._service.limits.max_body_bytes
@@ -257,73 +235,46 @@ class Http2Session:
 
     # --- answers
 
-    def answer(self, stream: Http2Stream, response: Response) -> bool:
-        """Take the answer to a request. Return False if compressing its body takes too long here: then
-        `answer_compressed` must follow."""
-        stream.deferred = None
-        if stream.over:
-            self.never_sent(response)
-            return True
-        size_bytes = body_bytes(response.body)
-        if size_bytes >= MIN_GZIP_BYTES and may_compress(response):
-            stream.vary = (VARY,)
-            if stream.head.gzip:
-                if size_bytes > INLINE_BYTES:
-                    return False
-                self.answer_compressed(stream, response, gzip(response.body))
-                return True
-        self._send(stream, response)
-        return True
+    def _make_ready(self, exchange: Http2Stream, response: Response, size_bytes: int) -> None:
+        self._send(exchange, response)
 
-    def answer_compressed(self, stream: Http2Stream, response: Response, packed: bytes) -> None:
-        """Take the answer to a request with its compressed body."""
-        stream.vary = (VARY, GZIPPED)
-        self._send(stream, Response(response.status, packed, response.content_type, response.headers, response.sent))
-
-    def defer(self, stream: Http2Stream, deferred: Deferred) -> None:
-        """Note that the answer to a request comes later, as `deferred`."""
-        stream.deferred = deferred
-        if not deferred.keeps_request:
-            self.charges.finish(stream)
-
-    def grant(self, stream: Http2Stream, answer: Stream) -> None:
-        """Take an answer without end."""
-        if isinstance(answer, Upgrade):
-            self.call(answer.closed)
+    def grant(self, exchange: Http2Stream, stream: Stream) -> None:
+        if isinstance(stream, Upgrade):
+            self.call(stream.closed)
             error = TopicsError(Code.INVALID_REQUEST, "a WebSocket needs a connection of its own, with HTTP/1.1")
-            self._send(stream, error_response(error))
+            self._send(exchange, error_response(error))
             return
-        self.charges.finish(stream)
+        self.charges.finish(exchange)
         try:
-            head = answer_head(answer.head, self._service.answers.date, None)
+            head = answer_head(stream.head, self._service.answers.date, None)
         except ValueError as error:
-            self.call(answer.closed)
-            self._send(stream, failure(stream.head.request, error))
+            self.call(stream.closed)
+            self._send(exchange, failure(exchange.head.request, error))
             return
-        stream.answer = answer
-        if stream.head.head_only:
-            stream.ends = True
-        if self._send_head(stream, head, ends=stream.ends) and not stream.ends:
-            stream.is_live = True
-            self.opened.append(stream)
+        exchange.answer = stream
+        exchange.ends = exchange.head.head_only
+        if self._send_head(exchange, head, ends=exchange.ends) and not exchange.ends:
+            exchange.is_live = True
+            self.opened.append(exchange)
 
     def _send(self, stream: Http2Stream, response: Response) -> None:
         """Send an answer, as far as the client takes it."""
         self.charges.finish(stream)
-        if stream.over:
+        if stream.dropped:
             self.never_sent(response)
             return
+        date = self._service.answers.date
         try:
-            head = answer_head(response, self._service.answers.date, body_bytes(response.body), stream.vary)
+            head = answer_head(response, date, body_bytes(response.body))
         except Exception as error:
             self.never_sent(response)
             response = failure(stream.head.request, error)
-            head = answer_head(response, self._service.answers.date, body_bytes(response.body))
-        stream.response = response
+            head = answer_head(response, date, body_bytes(response.body))
+        stream.answer = response
         stream.ends = True
         bodiless = stream.head.head_only or response.status in BODILESS or not body_bytes(response.body)
         if self._send_head(stream, head, ends=bodiless) and not bodiless:
-            self._output.queue(stream, response.body)
+            self.output.queue(stream, response.body)
 
     def _send_head(self, stream: Http2Stream, head: list[tuple[bytes, bytes]], *, ends: bool) -> bool:
         """Send the head of an answer. Return False if the stream has ended."""
@@ -340,28 +291,28 @@ class Http2Session:
 
     def write(self, stream: Http2Stream, data: bytes, high_water_bytes: int) -> bool:
         """Send a piece of an answer without end. Return False if the client must read first, or has left."""
-        if stream.over or stream.ends:
+        if stream.dropped or stream.ends:
             return False
-        self._output.queue(stream, data)
+        self.output.queue(stream, data)
         if stream.unsent_bytes > high_water_bytes:
             stream.full = True
         return not stream.full
 
     def end_stream(self, stream: Http2Stream) -> None:
         """End an answer without end, after what was written."""
-        if not stream.over and not stream.ends:
-            self._output.end(stream)
+        if not stream.dropped and not stream.ends:
+            self.output.end(stream)
 
     # --- bytes out
 
     @property
     def has_output(self) -> bool:
         """Whether `fill` would return more."""
-        return bool(self._output) or bool(self._goaway)
+        return bool(self.output) or bool(self._goaway)
 
     def fill(self, most_bytes: int) -> bytes:
         """Return bytes to write: frames of the protocol, and about `most_bytes` of answers, a frame of each in turn."""
-        output = self._output
+        output = self.output
         if not self.ended:
             self.input.earn(FRAMES_PER_ANSWER * output.send(most_bytes))
             finished, output.finished = output.finished, []
@@ -372,7 +323,7 @@ class Http2Session:
                 self._drop(stream)
             drained, output.drained = output.drained, []
             for stream in drained:
-                if stream.answer is not None and not stream.over:
+                if isinstance(stream.answer, Stream):
                     self.call(stream.answer.drained)
         # What is ready goes first: the Python library `h2`, in clients, takes nothing behind a GOAWAY.
         sent = self._h2.data_to_send() + self._goaway
@@ -423,7 +374,6 @@ class Http2Session:
     def lose(self) -> None:
         """Drop everything: the transport has ended."""
         self._end()
-        self.charges.note(self, 0, 0)
         # Break the cycles of references in `h2`, whose tables hold bound methods, so that the connection is freed now
         # and not by a full garbage collection.
         vars(self._h2).clear()
@@ -437,13 +387,13 @@ class Http2Session:
 
     def reset(self, stream: Http2Stream, code: ErrorCodes) -> None:
         """End one stream at once."""
-        if not stream.over:
+        if not stream.dropped:
             self._h2.reset_stream(stream.number, code)
             self._drop(stream)
 
     def _drop(self, stream: Http2Stream) -> None:
         """Forget a stream that the client or the server has reset."""
-        if stream.over:
+        if stream.dropped:
             return
         self._abandon(stream)
         self._forget(stream)
@@ -451,15 +401,15 @@ class Http2Session:
             self.call(stream.deferred.cancel)
 
     def _forget(self, stream: Http2Stream) -> None:
-        stream.over = True
+        stream.dropped = True
         self.charges.finish(stream)
-        self._output.remove(stream)
+        self.output.remove(stream)
         self.streams.pop(stream.number, None)
         answer, stream.answer = stream.answer, None  # the answer may refer to its sink, and that to the stream
-        if answer is not None:
+        if isinstance(answer, Stream):
             self.call(answer.closed)
-        if stream.response is not None:
-            self.never_sent(stream.response)
+        elif answer is not None:
+            self.never_sent(answer)
         if stream in self._ready:
             self._ready.remove(stream)
 
@@ -470,15 +420,5 @@ class Http2Session:
                 stream.unpacking = False
                 self._refuse(stream, error_response(error))
 
-    def never_sent(self, response: Response) -> None:
-        """Report an answer as delivered: all of it was sent, or nothing of it is held any more."""
-        if response.sent is not None:
-            self.call(response.sent)
-
-    def call(self, hook: Callable[..., Any], *arguments: Any) -> None:
-        """Call into the application where no client waits for an answer. End the connection if that raises."""
-        try:
-            hook(*arguments)
-        except Exception as error:
-            log.failure("hook_failed", error, hook=getattr(hook, "__qualname__", ""))
-            self.fail(ErrorCodes.INTERNAL_ERROR)
+    def _hook_failed(self) -> None:
+        self.fail(ErrorCodes.INTERNAL_ERROR)

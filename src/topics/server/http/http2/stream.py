@@ -1,12 +1,20 @@
-"""One stream of an HTTP/2 connection: a request, its answer, and the bytes of it that still have to go out. Pure."""
+"""The streams of an HTTP/2 connection: a request, its answer, and the bytes of it that still have to go out. Pure.
+
+`SessionOutput` sends answers as frames, in turn for all streams, as far as the client's windows allow.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from enum import Enum
 
-from topics.server.http.messages import Body, Deferred, Response, Stream, body_bytes
-from topics.server.http.request.head import RequestHead
+from h2.connection import H2Connection
+from h2.exceptions import ProtocolError
+from msgspec import field
+
+from topics.server.http.exchange import Exchange
+from topics.server.http.messages import Body, Stream, body_bytes
+from topics.server.limits.budget import ANSWERS, STREAMS
 
 
 class Input(Enum):
@@ -17,56 +25,41 @@ class Input(Enum):
     WHOLE = 2  # the client has sent all of it
 
 
-class Http2Stream:
-    """A request and its answer."""
+class Http2Stream(Exchange, kw_only=True, eq=False):
+    """A request and its answer. It is `dropped` once the answer was sent, too: nothing more goes out or comes in."""
 
-    __slots__ = (
-        "_parts", "admitted", "answer", "begun_at", "body", "charged_bytes", "deferred", "ends", "full", "given_up",
-        "head", "input", "is_live", "number", "over", "response", "seen", "seen_at", "unpacking",
-        "unsent_bytes", "vary",
-    )  # fmt: skip
-
-    def __init__(self, number: int, head: RequestHead, now: float) -> None:
-        self.number = number
-        self.head = head
-        self.begun_at = now
-        self.input = Input.COMING
-        self.admitted = False  # the application has admitted the request, and was not asked to handle it
-        self.body = bytearray()
-        self.unpacking = False  # a thread unpacks the body
-        self.charged_bytes = 0  # of the request, to the memory budget
-        self.deferred: Deferred | None = None
-        self.answer: Stream | None = None  # an answer without end
-        self.response: Response | None = None
-        self.vary: tuple[tuple[bytes, bytes], ...] = ()
-        self.is_live = False  # `answer` is open
-        self._parts: deque[bytes | memoryview] = deque()
-        self.unsent_bytes = 0  # in `_parts`
-        self.ends = False  # nothing follows what is in `_parts`
-        self.full = False  # `answer` waits for `drained`
-        self.given_up = False  # the client was slow for long enough: it gets a short time for the rest
-        self.over = False  # nothing more goes out, and nothing that comes in is looked at
-        # For the deadline of an answer: how much was unsent when it last changed, and when that was.
-        self.seen = 0
-        self.seen_at = now
+    number: int
+    begun_at: float
+    input: Input = Input.COMING
+    admitted: bool = False  # the application has admitted the request, and was not asked to handle it
+    body: bytearray = field(default_factory=bytearray)
+    is_live: bool = False  # `answer` has no end, and is open
+    parts: deque[bytes | memoryview] = field(default_factory=deque)
+    unsent_bytes: int = 0  # in `parts`
+    ends: bool = False  # nothing follows what is in `parts`
+    full: bool = False  # `answer` waits for `drained`
+    given_up: bool = False  # the client was slow for long enough: it gets a short time for the rest
+    # For the deadline of an answer: how much was unsent when it last changed, and when that was.
+    seen: int = 0
+    seen_at: float
 
     def add(self, body: Body) -> None:
         """Add bytes to what has to go out."""
         if isinstance(body, bytes):
             if body:
-                self._parts.append(body)
+                self.parts.append(body)
         else:
-            self._parts.extend(part for part in body if len(part))
+            self.parts.extend(part for part in body if len(part))
         self.unsent_bytes += body_bytes(body)
 
     def take(self, most_bytes: int) -> bytes:
         """Return and forget the next bytes that have to go out: from one part, and at most `most_bytes`."""
-        part = self._parts.popleft()
+        part = self.parts.popleft()
         if len(part) > most_bytes:
             rest = memoryview(part)[most_bytes:]
-            self._parts.appendleft(rest)
+            self.parts.appendleft(rest)
             part = part[:most_bytes]
-        elif len(part) < most_bytes and self._parts:
+        elif len(part) < most_bytes and self.parts:
             part = self._joined(part, most_bytes)
         self.unsent_bytes -= len(part)
         return bytes(part)
@@ -74,13 +67,98 @@ class Http2Stream:
     def _joined(self, part: bytes | memoryview, most_bytes: int) -> bytes:
         """Return a small part with those after it that fit whole: many small writes go out as one frame."""
         pieces, size_bytes = [part], len(part)
-        while self._parts and size_bytes + len(self._parts[0]) <= most_bytes:
-            piece = self._parts.popleft()
+        while self.parts and size_bytes + len(self.parts[0]) <= most_bytes:
+            piece = self.parts.popleft()
             pieces.append(piece)
             size_bytes += len(piece)
         return b"".join(pieces)
 
     def drop(self) -> None:
         """Forget everything that has to go out."""
-        self._parts.clear()
+        self.parts.clear()
         self.unsent_bytes = 0
+
+
+FRAME_BYTES = 1 << 14  # of one stream, before the next stream has its turn
+
+
+class SessionOutput:
+    """The streams that have something to send."""
+
+    __slots__ = ("_frames", "_waiting", "_writable", "drained", "finished", "lost", "unsent")
+
+    def __init__(self, frames: H2Connection) -> None:
+        self._frames = frames
+        self.unsent = {ANSWERS: 0, STREAMS: 0}  # bytes of answers that wait to go out, by account
+        self._writable: dict[Http2Stream, None] = {}  # in turn; they have bytes to send, or their end
+        self._waiting: dict[Http2Stream, None] = {}  # the same, but the client allows no bytes now
+        self.finished: list[Http2Stream] = []  # streams whose end was sent
+        self.drained: list[Http2Stream] = []  # streams that were full, and have sent everything
+        self.lost: list[Http2Stream] = []  # streams that took no more bytes
+
+    def __bool__(self) -> bool:
+        return bool(self._writable)
+
+    def queue(self, stream: Http2Stream, body: Body) -> None:
+        """Send bytes of an answer, as far as the client allows."""
+        before_bytes = stream.unsent_bytes
+        stream.add(body)
+        self._count(stream, stream.unsent_bytes - before_bytes)
+        self._writable[stream] = None
+
+    def end(self, stream: Http2Stream) -> None:
+        """End a stream after what was queued."""
+        stream.ends = True
+        self._writable[stream] = None
+
+    def remove(self, stream: Http2Stream) -> None:
+        """Send nothing more of a stream."""
+        self._count(stream, -stream.unsent_bytes)
+        stream.drop()
+        self._writable.pop(stream, None)
+        self._waiting.pop(stream, None)
+
+    def _count(self, stream: Http2Stream, delta_bytes: int) -> None:
+        self.unsent[STREAMS if isinstance(stream.answer, Stream) else ANSWERS] += delta_bytes
+
+    def unblock(self, stream: Http2Stream | None) -> None:
+        """Let one stream go on, or all if it is None: the client allows more bytes."""
+        if stream is None:
+            self._writable |= self._waiting
+            self._waiting.clear()
+        elif stream in self._waiting:
+            del self._waiting[stream]
+            self._writable[stream] = None
+
+    def send(self, most_bytes: int) -> int:
+        """Send about `most_bytes`, a frame of each stream in turn. Return the number of frames."""
+        frames, writable, count = self._frames, self._writable, 0
+        # Bound: each round sends a part of `most_bytes`, ends a stream, or removes it from `writable`.
+        while most_bytes > 0 and writable:
+            stream = next(iter(writable))
+            del writable[stream]
+            data = b""
+            if stream.unsent_bytes:
+                window_bytes = frames.local_flow_control_window(stream.number)
+                if window_bytes <= 0:
+                    self._waiting[stream] = None
+                    continue
+                data = stream.take(min(window_bytes, frames.max_outbound_frame_size, FRAME_BYTES))
+                self._count(stream, -len(data))
+            ends = stream.ends and not stream.unsent_bytes
+            if data or ends:
+                try:
+                    frames.send_data(stream.number, data, end_stream=ends)
+                except ProtocolError:  # the stream has ended
+                    self.lost.append(stream)
+                    continue
+                most_bytes -= len(data)
+                count += 1
+            if ends:
+                self.finished.append(stream)
+            elif stream.unsent_bytes:
+                writable[stream] = None
+            elif stream.full:
+                stream.full = False
+                self.drained.append(stream)
+        return count

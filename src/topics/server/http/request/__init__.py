@@ -1,4 +1,4 @@
-"""Requests on their way in: heads, bodies, query strings, and the checks on the pages of browsers. Pure.
+"""Requests on their way in: heads, bodies, and query strings. Pure.
 
 The parser and the caches of heads serve both HTTP/1.1 and HTTP/2. Handlers of `api` decode queries and writes with it.
 """

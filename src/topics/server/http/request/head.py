@@ -19,8 +19,35 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from topics.errors import Code, TopicsError, invalid
+from topics.server.http.http_limits import HttpLimits
 from topics.server.http.messages import Request
-from topics.server.http.request.accept_encoding import accepts_gzip
+
+
+def accepts_gzip(accept_encoding: bytes | None) -> bool:
+    """Return whether an Accept-Encoding value allows gzip: by name, or by `*`, with a weight above 0."""
+    if not accept_encoding:
+        return False
+    wildcard = False
+    for member in accept_encoding.lower().split(b","):
+        coding, *parameters = (part.strip() for part in member.split(b";"))
+        if coding in (b"gzip", b"x-gzip"):
+            return _weight(parameters) > 0
+        if coding == b"*":
+            wildcard = _weight(parameters) > 0
+    return wildcard
+
+
+def _weight(parameters: list[bytes]) -> float:
+    """Return the q value. A malformed one counts as 0: the client may have excluded the coding."""
+    for parameter in parameters:
+        name, _, value = parameter.partition(b"=")
+        if name.strip() == b"q":
+            try:
+                return float(value)
+            except ValueError:
+                return 0.0
+    return 1.0
+
 
 Block = tuple[dict[bytes, bytes], int, bool]  # headers, content-length, whether the answer may be gzipped
 Known = tuple[str, bytes, bytes, dict[bytes, bytes], int, bool]  # method, path, query, and its block
@@ -53,6 +80,19 @@ class RequestHead(msgspec.Struct, eq=False):
     packed: bool = False  # the body is gzipped
     expects: bool = False  # the client waits for 100 Continue before it sends the body
     upgrade: bool = False  # the client asks for another protocol
+
+
+def check_fields(
+    headers: dict[bytes, bytes], limits: HttpLimits, fields: int, size_bytes: int, *, repeated: bool
+) -> None:
+    """Raise `TopicsError` for too many, too large or `repeated` fields, and for a browser that may not send them."""
+    if fields > limits.max_headers or size_bytes > limits.max_header_bytes:
+        raise TopicsError(Code.HEADERS_TOO_LARGE, "the request has too many or too large header fields")
+    if repeated:
+        raise invalid("a header field that may occur only once is repeated")
+    if limits.pages is not None:
+        # Checked here and not in the application: a head that was seen before has passed already.
+        limits.pages.check(headers)
 
 
 def check(

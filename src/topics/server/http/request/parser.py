@@ -11,8 +11,8 @@ from typing import Protocol
 import httptools
 
 from topics.errors import Code, TopicsError, invalid
-from topics.server.http.request.browser_origin import Pages
-from topics.server.http.request.head import SINGLE, RequestHead, check
+from topics.server.http.http_limits import HttpLimits
+from topics.server.http.request.head import SINGLE, RequestHead, check, check_fields
 
 BETWEEN, IN_HEAD, IN_BODY = range(3)
 
@@ -30,46 +30,17 @@ class RequestListener(Protocol):
         """Take an error: the input is no request, or over a limit. The reader has stopped."""
 
 
-class Bounds(Protocol):
-    """Limits on a request, and which browsers may send one."""
-
-    @property
-    def max_header_bytes(self) -> int: ...
-    @property
-    def max_headers(self) -> int: ...
-    @property
-    def max_body_bytes(self) -> int: ...
-    @property
-    def pages(self) -> Pages | None: ...
-
-
 class RequestReader:
     """Parses the input of one connection."""
 
     __slots__ = (
-        "_body",
-        "_bounds",
-        "_broken",
-        "_fields",
-        "_head_bytes",
-        "_headers",
-        "_listener",
-        "_parser",
-        "_peer",
-        "_quiet_bytes",
-        "_repeated",
-        "_replay",
-        "_url",
-        "body_bytes",
-        "head",
-        "phase",
-        "pieces",
-        "wanted",
-    )
+        "_body", "_broken", "_fields", "_head_bytes", "_headers", "_limits", "_listener", "_parser", "_peer",
+        "_quiet_bytes", "_repeated", "_replay", "_url", "body_bytes", "head", "phase", "pieces", "wanted",
+    )  # fmt: skip
 
-    def __init__(self, listener: RequestListener, bounds: Bounds, peer: str) -> None:
+    def __init__(self, listener: RequestListener, limits: HttpLimits, peer: str) -> None:
         self._listener = listener
-        self._bounds = bounds
+        self._limits = limits
         self._peer = peer
         self._parser = httptools.HttpRequestParser(self)
         self._broken = False
@@ -131,7 +102,7 @@ class RequestReader:
             self._fail(invalid(f"malformed HTTP: {error}"))
             return len(data)
         # llhttp reports nothing while a head, a chunk extension or a trailer goes on without end.
-        if self.phase != BETWEEN and self._quiet_bytes > self._bounds.max_header_bytes:
+        if self.phase != BETWEEN and self._quiet_bytes > self._limits.max_header_bytes:
             self._fail(TopicsError(Code.HEADERS_TOO_LARGE, "the request's head or trailer is too large"))
         return len(data)
 
@@ -181,7 +152,7 @@ class RequestReader:
         if self.phase != IN_HEAD:
             return  # a trailer field: it is dropped
         self._fields += 1
-        if self._fields > self._bounds.max_headers:
+        if self._fields > self._limits.max_headers:
             return
         self._head_bytes += len(name) + len(value)
         name = name.lower()
@@ -194,10 +165,6 @@ class RequestReader:
 
     def on_headers_complete(self) -> None:
         if self._broken:
-            return
-        bounds = self._bounds
-        if self._fields > bounds.max_headers or self._head_bytes + len(self._url) > bounds.max_header_bytes:
-            self._fail(TopicsError(Code.HEADERS_TOO_LARGE, "the request has too many or too large header fields"))
             return
         try:
             head = self._checked()
@@ -215,7 +182,7 @@ class RequestReader:
         self.head = head
         self._quiet_bytes = 0
         self.phase = IN_BODY
-        if head.content_length > bounds.max_body_bytes:
+        if head.content_length > self._limits.max_body_bytes:
             self.wanted = False
             self._fail(self._too_large())
             return
@@ -223,13 +190,8 @@ class RequestReader:
 
     def _checked(self) -> RequestHead:
         """Return the head. Raise `TopicsError` if it is not valid or a browser may not send it."""
-        if self._repeated:
-            raise invalid("a header field that may occur only once is repeated")
-        pages = self._bounds.pages
-        if pages is not None:
-            # Checked here and not in the application: a head that was seen before has passed already.
-            pages.check(self._headers)
-        parser = self._parser
+        size_bytes, parser = self._head_bytes + len(self._url), self._parser
+        check_fields(self._headers, self._limits, self._fields, size_bytes, repeated=self._repeated)
         return check(
             method=parser.get_method().decode(),
             version=parser.get_http_version(),
@@ -240,7 +202,7 @@ class RequestReader:
         )
 
     def _too_large(self) -> TopicsError:
-        return TopicsError(Code.PAYLOAD_TOO_LARGE, f"the body is larger than {self._bounds.max_body_bytes} bytes")
+        return TopicsError(Code.PAYLOAD_TOO_LARGE, f"the body is larger than {self._limits.max_body_bytes} bytes")
 
     def on_body(self, piece: bytes) -> None:
         if self._broken:
@@ -248,7 +210,7 @@ class RequestReader:
         self._quiet_bytes = 0
         self.pieces += 1
         self.body_bytes += len(piece)
-        if self.body_bytes > self._bounds.max_body_bytes:
+        if self.body_bytes > self._limits.max_body_bytes:
             self._body = b""
             self._fail(self._too_large())
         elif self.wanted:

@@ -91,7 +91,7 @@ def decode_steps(
             del refused  # breaks a cycle of references: the error refers to this frame
     yield
     write = _decode_or_fail(decoder.lenient, body)
-    note(noted, warnings_about(refused, body, decoder.lenient.type))
+    note(noted, warnings_about(refused, body, write))
     return _checked(write, limits)
 
 
@@ -143,7 +143,7 @@ def _decode_or_rescue(decoder: RequestDecoder[Any], text: bytes, noted: Noted) -
     except UnknownField as unknown:
         refused = unknown.with_traceback(None)  # it would refer to this frame, and the frame to it
     found = yield from _rescue(decoder.lenient, text)
-    note(noted, warnings_about(refused, text, decoder.lenient.type))
+    note(noted, warnings_about(refused, text, found))
     return found
 
 

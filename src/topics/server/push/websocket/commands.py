@@ -32,18 +32,17 @@ from topics.model.wire import check_u64
 from topics.server.access.caller import authorise
 from topics.server.access.operations import operation_of
 from topics.server.limits.budget import MemoryBudget
-from topics.server.loop.cold_loads import NOT_LOADING, unreadable
-from topics.server.loop.runtime import Runtime
+from topics.server.loop.runtime import NOT_LOADING, Runtime, unreadable
 from topics.server.loop.sliced_work import Slices
 from topics.server.loop.throttle import Throttle
-from topics.server.push.consumer_positions import open_positions
 from topics.server.push.dispatcher import Dispatcher
-from topics.server.push.pattern_waiters import PatternWaiters
 from topics.server.push.subscription import Subscription, Watcher
-from topics.server.push.subscription_set import SubscriptionSet, resolve
+from topics.server.push.subscription_set import PatternWaiters, SubscriptionSet, open_positions, resolve
 from topics.storage.segments.cold import Cold
 
 if TYPE_CHECKING:
+    from wsproto import events
+
     from topics.engine.write.commit import Ticket
     from topics.server.access.caller import Caller
 
@@ -62,10 +61,22 @@ class SocketServices(Struct, frozen=True):
     budget: MemoryBudget
 
 
-class CommandClient(Watcher, Protocol):
-    """The connection that sends commands and watches topics."""
+class SocketClient(Watcher, Protocol):
+    """The connection, as its input and its commands use it."""
 
     open: bool
+
+    def is_blocked(self) -> bool:
+        """Return whether the client does not read its answers, or has as much in progress as it may."""
+
+    def hold(self, *, held: bool) -> None:
+        """Stop or continue reading from the client."""
+
+    def control(self, event: events.Event) -> None:
+        """Handle any event that is not text."""
+
+    def command(self, command: Command, size_bytes: int, warnings: list[str] | None) -> None:
+        """Carry out a command. Its answer has the warnings."""
 
     def answer(self, answer: dict[str, Any], request_id: RequestId, warnings: list[str] | None = None) -> None:
         """Send the answer to a command, with warnings about its unknown fields."""
@@ -79,6 +90,9 @@ class CommandClient(Watcher, Protocol):
     def unblock(self) -> None:
         """Read on if nothing else blocks the connection."""
 
+    def close(self, code: int, reason: str) -> None:
+        """Close the connection."""
+
 
 class SocketCommands:
     """Carries out the commands of one connection. Holds its subscriptions and its unacknowledged publishes."""
@@ -87,7 +101,7 @@ class SocketCommands:
         "_caller", "_client", "_loading", "_services", "_unfinished", "subscriptions", "unacked", "unacked_bytes",
     )  # fmt: skip
 
-    def __init__(self, services: SocketServices, caller: Caller, client: CommandClient) -> None:
+    def __init__(self, services: SocketServices, caller: Caller, client: SocketClient) -> None:
         self._services = services
         self._caller = caller
         self._client = client

@@ -13,7 +13,7 @@ MASKED = 0x80  # of the second byte
 FIN, RESERVED, OPCODE, LENGTH = 0x80, 0x70, 0x0F, 0x7F
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 OPCODES = frozenset((CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG))
-TWO_BYTES, EIGHT_BYTES = 126, 127  # lengths that stand for a longer field
+TWO_BYTES, EIGHT_BYTES = 126, 127  # lengths that announce a longer field
 KEY_BYTES = 4
 
 

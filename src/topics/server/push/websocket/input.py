@@ -7,23 +7,61 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+import msgspec
 from wsproto import events
 from wsproto.connection import Connection
 from wsproto.frame_protocol import CloseReason
 
 from topics import logs
-from topics.errors import TopicsError
-from topics.model.unknown_fields import Notes
-from topics.model.watch import Command, RequestId
-from topics.server.http.request.write_request import LARGE_BYTES
+from topics.errors import Code, TopicsError
+from topics.model import surrogates
+from topics.model.records import Limits
+from topics.model.unknown_fields import Noted, Notes, RequestDecoder
+from topics.model.watch import Addressed, Command, Publish, RequestId
+from topics.model.wire import MAX_PLAIN_BODY_BYTES
+from topics.server.http.request.write_request import LARGE_BYTES, decode_steps
 from topics.server.limits.budget import MESSAGES, SMALL_BYTES
-from topics.server.push.websocket.decode import address_of, decode_long, decode_short
 from topics.server.push.websocket.frame_cutter import FrameCutter
 
 if TYPE_CHECKING:
-    from topics.server.push.websocket.commands import SocketServices
+    from topics.server.push.websocket.commands import SocketClient, SocketServices
+
+
+_command_decoder: RequestDecoder[Command] = RequestDecoder(Command, surrogates.decode)
+_publish_decoder: RequestDecoder[Publish] = RequestDecoder(Publish)
+_decode_address = msgspec.json.Decoder(Addressed)
+
+
+def decode_short(text: bytes, noted: Noted) -> Command:
+    """Return the command in a message, and note its unknown fields. Raise `invalid_request` if it is none."""
+    return _command_decoder.decode(text, noted)
+
+
+def decode_long(text: bytes, limits: Limits, noted: Noted) -> Generator[None, None, Command]:
+    """Decode a long message in steps. Only a publish may be longer than the body of a request that is no write."""
+    if len(text) <= MAX_PLAIN_BODY_BYTES and not text.startswith(b'{"op":"publish"'):
+        return decode_short(text, noted)
+    try:
+        publish: Publish = yield from decode_steps(_publish_decoder, text, limits, noted)
+    except TopicsError as error:
+        if error.detail is not None and error.detail.get("field") == "op":
+            what = f"a message of more than {MAX_PLAIN_BODY_BYTES} bytes can only be a publish"
+            raise TopicsError(Code.PAYLOAD_TOO_LARGE, what, detail={"max": MAX_PLAIN_BODY_BYTES}) from None
+        raise
+    return publish
+
+
+def address_of(text: bytes) -> RequestId:
+    """Return the `request_id` of an invalid command, or None if it has none or the message is long."""
+    if len(text) > MAX_PLAIN_BODY_BYTES:
+        return None
+    try:
+        return _decode_address.decode(text).request_id
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+
 
 log = logs.Log("websocket")
 
@@ -43,30 +81,6 @@ class InputState(Enum):
     BLOCKED = 3  # frames may be left, and wait for `SocketInput.unblock`
 
 
-class InputClient(Protocol):
-    """The connection whose input is handled."""
-
-    open: bool
-
-    def is_blocked(self) -> bool:
-        """Return whether the client does not read its answers, or has as much in progress as it may."""
-
-    def hold(self, *, held: bool) -> None:
-        """Stop or continue reading from the client."""
-
-    def control(self, event: events.Event) -> None:
-        """Handle any event that is not text."""
-
-    def command(self, command: Command, size_bytes: int, warnings: list[str] | None) -> None:
-        """Carry out a command. Its answer has the warnings."""
-
-    def refuse(self, error: TopicsError, request_id: RequestId) -> None:
-        """Send an error."""
-
-    def close(self, code: int, reason: str) -> None:
-        """Close the connection."""
-
-
 class SocketInput:
     """Unhandled input, the message that is being assembled, and the long message that is being decoded."""
 
@@ -75,7 +89,7 @@ class SocketInput:
         "_fragments", "_frames_left", "_services", "_state", "_unfed", "_ws", "message",
     )  # fmt: skip
 
-    def __init__(self, services: SocketServices, ws: Connection, client: InputClient, *, deflated: bool) -> None:
+    def __init__(self, services: SocketServices, ws: Connection, client: SocketClient, *, deflated: bool) -> None:
         self._services = services
         self._ws = ws
         self._client = client

@@ -107,7 +107,7 @@ class ArchiveState:
         except TopicsError as error:
             if error.code in (Code.UNAUTHORIZED, Code.FORBIDDEN):
                 self.job.warn(f"the last archived seq could not be reported to the server: {error.message}")
-            elif error.code.status not in (404, 405, 409):  # deleted, recreated, or a server without this call
+            elif error.status not in (404, 405, 409):  # deleted, recreated, or a server without this call
                 raise
             return False
 

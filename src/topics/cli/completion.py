@@ -1,0 +1,217 @@
+"""Shell completion: `topics completion SHELL` prints the script that a shell loads.
+
+The scripts are short: they pass the line up to the cursor to `topics complete-line`, which prints the candidates:
+commands, options, choices, and names that the server knows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from topics.cli import tree
+from topics.cli.connect import target
+from topics.cli.connect.server import Server, get
+from topics.cli.output.failures import Failure
+from topics.cli.output.screen import Screen
+from topics.cli.tree import Subparsers, add_parser
+from topics.errors import TopicsError
+
+BASH = """\
+# Completion of `topics` for bash. Load it with: source <(topics completion bash)
+_topics_complete() {
+  local line
+  COMPREPLY=()
+  while IFS= read -r line; do
+    COMPREPLY+=("$line")
+  done < <("${COMP_WORDS[0]}" complete-line bash "${COMP_LINE:0:COMP_POINT}" 2>/dev/null)
+}
+complete -o default -o bashdefault -F _topics_complete topics
+"""
+
+ZSH = """\
+#compdef topics
+# Completion of `topics` for zsh. Load it with: source <(topics completion zsh)
+_topics_complete() {
+  local -a found
+  local line="${(j: :)words[1,CURRENT-1]} $QIPREFIX$PREFIX"
+  found=("${(@f)$(topics complete-line zsh "$line" 2>/dev/null)}")
+  if [[ -n "${found[*]}" ]]; then
+    compadd -- "${found[@]}"
+  else
+    _files
+  fi
+}
+compdef _topics_complete topics
+"""
+
+FISH = """\
+# Completion of `topics` for fish. Load it with: topics completion fish | source
+function __topics_complete
+    set --local line (commandline --current-process --cut-at-cursor | string collect)
+    set --local found (topics complete-line fish $line 2>/dev/null)
+    if set --query found[1]
+        printf '%s\\n' $found
+    else
+        __fish_complete_path (commandline --current-token --cut-at-cursor)
+    end
+end
+complete --command topics --no-files --arguments '(__topics_complete)'
+"""
+
+SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
+
+
+def register(subparsers: Subparsers) -> None:
+    parser = add_parser(
+        subparsers, "completion", details="It completes commands, options and topic names.",
+        epilog="load it now, or in the start file of the shell:\n"
+        "  source <(topics completion bash)        # ~/.bashrc\n"
+        "  source <(topics completion zsh)         # ~/.zshrc, after compinit\n"
+        "  topics completion fish | source         # ~/.config/fish/config.fish",
+    )  # fmt: skip
+    parser.add_argument("shell", choices=SCRIPTS, metavar="SHELL", help="bash, zsh or fish")
+    parser.add_argument("--json", action="store_true", help="print the script as a member of one JSON object")
+    parser.set_defaults(execute=_print)
+
+
+def _print(args: argparse.Namespace) -> int:
+    if args.json:
+        Screen(as_json=True).json({"shell": args.shell, "script": SCRIPTS[args.shell]})
+    else:
+        sys.stdout.write(SCRIPTS[args.shell])
+    return 0
+
+
+# --- candidates
+
+
+BREAKS = ":="  # bash replaces only what follows the last of these in a word
+MAX_NAMES = 1000
+TIMEOUT_S = 2.0
+
+BuildParser = Callable[[list[str]], argparse.ArgumentParser]
+
+
+def print_candidates(shell: str, line: str, build_parser: BuildParser) -> int:
+    """Print the words that can complete a line. Print nothing if anything is wrong: a shell waits.
+
+    `build_parser` returns the parser of a command line that begins with the given words.
+    """
+    words = _split(line)
+    if len(words) < 2:
+        return 0
+    current = words[-1]
+    found = sorted({one for one in _candidates(words[1:], build_parser) if one.startswith(current)})
+    cut = max(current.rfind(sign) for sign in BREAKS) + 1 if shell == "bash" else 0
+    # One candidate is complete: bash then adds a space by itself.
+    sys.stdout.write("".join(f"{one[cut:]}\n" for one in found))
+    return 0
+
+
+def _split(line: str) -> list[str]:
+    """Split a line as a shell would. The last word is the one to complete; it may be empty or have an open quote."""
+    for closing in ("", '"', "'"):
+        try:
+            words = shlex.split(line + closing)
+        except ValueError:
+            continue
+        if not closing and (not line or line[-1].isspace()):
+            words.append("")
+        return words
+    return []
+
+
+def _candidates(words: Sequence[str], build_parser: BuildParser) -> Iterator[str]:
+    """Yield what can replace the last word."""
+    *before, current = words
+    if not before:
+        yield from (["--help", "--version"] if current.startswith("-") else tree.ROWS)
+        return
+    if before[0] not in tree.ROWS:
+        return
+    parser, rest = build_parser([before[0]]), list(before)
+    while (group := _group(parser)) is not None:
+        if not rest:
+            yield from group.choices
+            return
+        if rest[0] not in group.choices:
+            return
+        parser = group.choices[rest.pop(0)]
+    yield from _arguments(parser, rest, current)
+
+
+def _group(parser: argparse.ArgumentParser) -> argparse._SubParsersAction[argparse.ArgumentParser] | None:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return action
+    return None
+
+
+def _arguments(parser: argparse.ArgumentParser, before: list[str], current: str) -> Iterator[str]:
+    """Yield options, or the values of the option or argument that comes next."""
+    waiting, positionals = _place(parser, before)
+    if waiting is None and current.startswith("-"):
+        yield from (flag for flag in parser._option_string_actions if len(flag) > 2 or len(current) < 2)
+        return
+    action = waiting if waiting is not None else _positional(parser, positionals)
+    if action is None:
+        return
+    if action.choices is not None:
+        yield from map(str, action.choices)
+    kind = getattr(action, "completes", None)
+    if kind is not None:
+        yield from _names(kind, _options(parser, before))
+
+
+def _place(parser: argparse.ArgumentParser, before: list[str]) -> tuple[argparse.Action | None, int]:
+    """Return the option that waits for a value, if one does, and the number of arguments so far."""
+    waiting, positionals = None, 0
+    for word in before:
+        if waiting is not None:
+            waiting = None
+        elif word.startswith("-") and len(word) > 1:
+            action = parser._option_string_actions.get(word)
+            waiting = action if action is not None and action.nargs != 0 else None
+        else:
+            positionals += 1
+    return waiting, positionals
+
+
+def _positional(parser: argparse.ArgumentParser, number: int) -> argparse.Action | None:
+    """Return the argument at a place. The last one may repeat."""
+    actions = parser._get_positional_actions()
+    if number < len(actions):
+        return actions[number]
+    return actions[-1] if actions and actions[-1].nargs in ("+", "*") else None
+
+
+def _options(parser: argparse.ArgumentParser, before: list[str]) -> dict[str, str]:
+    """Return the values of the options on the line so far, by their names in the parser."""
+    found: dict[str, str] = {}
+    for at, word in enumerate(before):
+        flag, sign, value = word.partition("=")
+        action = parser._option_string_actions.get(flag)
+        if action is not None and action.nargs != 0:
+            text = value if sign else before[at + 1] if at + 1 < len(before) else None
+            if text is not None:
+                found[action.dest] = text
+    return found
+
+
+def _names(kind: str, options: Mapping[str, str]) -> list[str]:
+    """Return the topics, queues, routers or contexts. Empty if the server does not answer: a shell shows no errors."""
+    try:
+        if kind == "contexts":
+            return list(target.load_contexts(os.environ).by_name)
+        args = argparse.Namespace(**{name: options.get(name) for name in ("url", "context", "token", "token_file")})
+        with Server(target.resolve(args, os.environ), timeout_s=TIMEOUT_S) as server:
+            if kind == "routers":
+                return [row["router"] for row in server.json(get("/v0/routers", page_size=MAX_NAMES))["routers"]]
+            rows = server.json(get("/v0/topics", page_size=MAX_NAMES))["topics"]
+    except (Failure, TopicsError, OSError):
+        return []
+    return [row["topic"] for row in rows if kind != "queues" or row["type"] == "queue"]

@@ -1,0 +1,148 @@
+"""`topics ping`: how long an append and its delivery take."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from math import ceil
+from typing import Any
+
+from topics.cli.command import Args, Call, Command, registering
+from topics.cli.connect.server import Server, delete, events, post, put
+from topics.cli.output.failures import EXIT_DONE, Failure
+from topics.cli.output.units import duration, parse_duration, parse_positive
+from topics.client.call import Request, topic_path
+from topics.client.streams import EventParser
+from topics.errors import TopicsError
+
+WAIT_S = 10.0
+SHOWN = (("p50_ms", 0.5), ("p90_ms", 0.9), ("p99_ms", 0.99))
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-n", "--count", metavar="N", type=parse_positive, default=10, help="records to send [10]")
+    parser.add_argument(
+        "--every", metavar="DURATION", type=parse_duration, default=100, help="time between two [100ms]"
+    )
+    parser.add_argument(
+        "--durability", choices=("ephemeral", "memory", "disk", "fsync"), default="disk", help="of the topic [disk]"
+    )
+    parser.add_argument("--topic", metavar="TOPIC", help="a topic to use [a new one, which is removed afterwards]")
+
+
+def _request(args: Args, topic: str | None = None, number: int = 0) -> Request:
+    name = topic or args.topic or "ping-example"
+    config = None if args.topic else {"durability": args.durability}
+    body: dict[str, Any] = {"records": [{"data": {"ping": number}, "tag": "ping"}], "idempotency_key": uuid.uuid4().hex}
+    return post(topic_path(name), body | ({"config": config} if config else {}))
+
+
+class Listener(threading.Thread):
+    """Watches a topic and notes when each ping arrives."""
+
+    def __init__(self, server: Server, topic: str) -> None:
+        super().__init__(daemon=True)
+        self._server, self._topic = server, topic
+        self.ready, self._arrived = threading.Event(), threading.Condition()
+        self._times: dict[int, float] = {}
+        self.problem: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            body = {"topics": {self._topic: {"tail": True}}}
+            session = self._server.json(post("/v0/watch", body, safe=False))
+            parser = EventParser()
+            for chunk in self._server.stream(events(session["stream_url"]), timeout_s=WAIT_S + 60):
+                now = time.perf_counter()
+                self.ready.set()
+                for event in parser.feed(chunk):
+                    if event.name == "record":
+                        self._note(event.data, now)
+        except TopicsError as error:
+            self.problem = error
+        finally:
+            self.ready.set()
+
+    def _note(self, data: bytes, now: float) -> None:
+        with self._arrived:
+            self._times.update({record["$seq"]: now for record in json.loads(data)["records"]})
+            self._arrived.notify_all()
+
+    def arrival(self, seq: int) -> float:
+        """Return when a record arrived. Raise `Failure` if it does not."""
+        with self._arrived:
+            if not self._arrived.wait_for(lambda: seq in self._times or self.problem is not None, WAIT_S):
+                raise Failure(f"record {seq} was acknowledged but not delivered within {WAIT_S:.0f} s")
+            if seq not in self._times:
+                raise self.problem or Failure("the stream ended")
+            return self._times[seq]
+
+
+def _run(call: Call) -> int:
+    topic = call.args.topic or f"ping-{uuid.uuid4().hex[:8]}"
+    made = call.args.topic is None
+    if made:
+        call.server.json(put(topic_path(topic), {"durability": call.args.durability}))
+    try:
+        listener = Listener(call.server.again(), topic)
+        listener.start()
+        listener.ready.wait(WAIT_S)
+        if listener.problem is not None:
+            raise listener.problem
+        acks, deliveries = _measure(call, topic, listener)
+    finally:
+        if made:
+            call.server.send(delete(topic_path(topic)))
+    return _report(call, acks, deliveries)
+
+
+def _measure(call: Call, topic: str, listener: Listener) -> tuple[list[float], list[float]]:
+    acks: list[float] = []
+    deliveries: list[float] = []
+    for number in range(call.args.count):
+        if number:
+            time.sleep(call.args.every / 1000)
+        began = time.perf_counter()
+        seq = call.server.json(_request(call.args, topic, number))["last_seq"]
+        acks.append((time.perf_counter() - began) * 1000)
+        deliveries.append((listener.arrival(seq) - began) * 1000)
+        if call.screen.is_human:
+            call.screen.line(
+                f"seq {seq}: acknowledged in {duration(acks[-1])}, delivered in {duration(deliveries[-1])}"
+            )
+    return acks, deliveries
+
+
+def _report(call: Call, acks: list[float], deliveries: list[float]) -> int:
+    ack, delivery = percentiles(acks), percentiles(deliveries)
+    answer = {"url": call.server.target.url, "count": len(acks), "ack": ack, "delivery": delivery}
+    if not call.screen.is_human:
+        call.screen.json(answer)
+        return EXIT_DONE
+    for name, found in (("acknowledged", ack), ("delivered", delivery)):
+        parts = [f"{key.removesuffix('_ms')} {duration(value)}" for key, value in found.items()]
+        call.screen.line(f"{call.screen.paint(name.ljust(12), 'bold')} {', '.join(parts)}")
+    return EXIT_DONE
+
+
+def percentiles(times_ms: Sequence[float]) -> dict[str, float]:
+    """Return p50, p90, p99 and the maximum of a sample; empty for an empty one."""
+    if not times_ms:
+        return {}
+    ordered = sorted(times_ms)
+    found = {name: round(ordered[ceil(len(ordered) * share) - 1], 3) for name, share in SHOWN}
+    return found | {"max_ms": round(ordered[-1], 3)}
+
+
+PING = Command(
+    name="ping",
+    arguments=_arguments,
+    request=_request,
+    run=_run,
+    examples="  topics ping\n  topics ping --count 100 --every 10ms --durability fsync\n",
+)
+register = registering(PING)

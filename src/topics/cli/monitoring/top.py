@@ -1,0 +1,329 @@
+"""`topics top`: one live screen of a server: what changed between two samples of its metrics."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from topics.cli.command import Args, Call, Command, registering
+from topics.cli.connect.server import get
+from topics.cli.output.failures import EXIT_DONE
+from topics.cli.output.screen import Cell, Styled, table
+from topics.cli.output.units import count, duration, parse_duration, parse_positive, rate, size
+from topics.client.call import Request
+from topics.errors import TopicsError
+
+FIRST_INTERVAL_S = 0.5
+SORTS = ("rate", "topic", "records", "bytes", "lag", "ready", "lost")
+HEADER_LINES = 7
+Metrics = Mapping[str, Any]
+TopicRow = Mapping[str, Any]  # one topic between two samples
+Overview = Mapping[str, Any]  # the server between two samples
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--every", metavar="DURATION", type=parse_duration, default=1000, help="time between two looks [1s]"
+    )
+    parser.add_argument("--sort", choices=SORTS, default="rate", help="order of the topics [rate]")
+    parser.add_argument("--filter", metavar="TEXT", default="", help="only topics whose name contains this")
+    parser.add_argument("-n", "--count", metavar="N", type=parse_positive, help="stop after N looks")
+
+
+def _request(args: Args) -> Request:
+    return get("/v0/metrics")
+
+
+def _look(call: Call) -> Sample:
+    metrics = call.server.json(_request(call.args))
+    return Sample(at_s=time.monotonic(), metrics=metrics, lags=call.server.lags())
+
+
+def _run(call: Call) -> int:
+    before = _look(call)
+    return _run_live(call, before) if call.screen.is_human else _run_lines(call, before)
+
+
+def _run_lines(call: Call, before: Sample) -> int:
+    """Print a line of JSON for each look."""
+    left = call.args.count
+    while left is None or left > 0:
+        time.sleep(call.args.every / 1000)
+        now = _look(call)
+        found = rows(before, now)
+        shown = sort_rows(found, call.args.sort, call.args.filter)
+        call.screen.json({**overview(before, now, found), "by_topic": shown})
+        call.screen.flush()
+        before = now
+        left = None if left is None else left - 1
+    return EXIT_DONE
+
+
+def _run_live(call: Call, before: Sample) -> int:
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(file=sys.stdout)
+    view = View(call)
+    if call.args.count is not None:
+        return _run_counted(call, view, console, before)
+    with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
+        wait_s = min(FIRST_INTERVAL_S, call.args.every / 1000)
+        while not view.ended:
+            deadline = time.monotonic() + wait_s
+            while (left_s := deadline - time.monotonic()) > 0 and not view.ended:
+                if view.press(pressed(left_s)) and view.known:
+                    live.update(view.draw(console.size.height), refresh=True)
+            wait_s = call.args.every / 1000
+            before = view.look(before)
+            live.update(view.draw(console.size.height), refresh=True)
+    return EXIT_DONE
+
+
+def _run_counted(call: Call, view: View, console: Any, before: Sample) -> int:
+    """Print some looks one below the other, and leave them on the terminal."""
+    for _ in range(call.args.count):
+        time.sleep(call.args.every / 1000)
+        before = view.look(before)
+        console.print(view.draw(console.size.height))
+    return EXIT_DONE
+
+
+class View:
+    """What the screen shows now: the last look, the order, and the filter."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._order, self._filter, self._typing = call.args.sort, call.args.filter, False
+        self._total: Overview | None = None
+        self._rows: list[TopicRow] = []
+        self._problem = ""
+        self.ended = False
+
+    @property
+    def known(self) -> bool:
+        return self._total is not None
+
+    def look(self, before: Sample) -> Sample:
+        """Look at the server. If it does not answer, keep the last look and show why."""
+        try:
+            now = _look(self._call)
+        except TopicsError as error:
+            self._problem = str(error)
+            return before
+        self._problem = ""
+        self._rows = rows(before, now)
+        self._total = overview(before, now, self._rows)
+        return now
+
+    def draw(self, height: int) -> Any:
+        """Return the screen for a terminal of `height` lines: totals above, topics below."""
+        from rich.console import Group
+        from rich.text import Text
+
+        total = self._total
+        if total is None:
+            return self._problem
+        room, url = max(height - HEADER_LINES - 2, 3), self._call.server.target.url
+        read_only = "   READ-ONLY" if total["read_only"] else ""
+        lines = [
+            Text.assemble(("topics top  ", "bold"), (url, "cyan"), f"  up {duration(total['uptime_ms'])}"),
+            Text.assemble(
+                ("writes ", "dim"), rate(total["rate"]), ("   requests ", "dim"), rate(total["requests"]),
+                ("   records ", "dim"), f"{count(total['records'])} ({size(total['bytes'])})",
+                ("   topics ", "dim"), count(total["topics"]),
+            ),
+            Text.assemble(
+                ("connections ", "dim"), count(total["connections"]), ("   streams ", "dim"), count(total["streams"]),
+                ("   client memory ", "dim"), size(total["memory_bytes"]),
+                f" of {size(total['budget_bytes'])}" if total["budget_bytes"] else "",
+                ("   lost ", "dim"), (count(total["lost"]), "red" if total["lost"] else ""),
+            ),
+            Text.assemble(("log sync ", "dim"), _syncs(total), (read_only, "bold red")),
+            Text(self._problem, style="red"),
+        ]  # fmt: skip
+        shown = sort_rows(self._rows, self._order, self._filter)
+        columns = ("topic", "rate>", "head>", "records>", "size>", "lag>", "ready>", "in flight>", "lost>")
+        more = len(shown) - room
+        keys = f"filter: {self._filter}█  (Enter keeps it, Esc clears it)" if self._typing else (
+            f"q quit   s sort ({self._order})   / filter{f' ({self._filter})' if self._filter else ''}"
+        )  # fmt: skip
+        if more > 0:
+            keys += f"   {more:,} more topics"
+        return Group(*lines, table(columns, [_cells(row) for row in shown[:room]]), Text(""), Text(keys, style="dim"))
+
+    def press(self, keys: str) -> bool:
+        """Handle keys. Return whether the screen must be drawn again."""
+        for key in keys:
+            if self._typing:
+                self._type(key)
+            elif key in ("q", "\x03", "\x04"):
+                self.ended = True
+            elif key == "s":
+                at = SORTS.index(self._order)
+                self._order = SORTS[(at + 1) % len(SORTS)]
+            elif key == "/":
+                self._typing = True
+        return bool(keys)
+
+    def _type(self, key: str) -> None:
+        if key in ("\r", "\n"):
+            self._typing = False
+        elif key == "\x1b":
+            self._filter, self._typing = "", False
+        elif key in ("\x7f", "\b"):
+            self._filter = self._filter[:-1]
+        elif key.isprintable():
+            self._filter += key
+
+
+@contextmanager
+def _keys() -> Iterator[Any]:
+    """Yield a function that waits for keys for some seconds and returns them; without a terminal, it only waits."""
+    descriptor = sys.stdin.fileno()
+    if not os.isatty(descriptor):
+        yield _no_keys
+        return
+    import termios
+    import tty
+
+    before = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)
+
+    def pressed(seconds: float) -> str:
+        ready = select.select([descriptor], [], [], seconds)[0]
+        return os.read(descriptor, 64).decode(errors="replace") if ready else ""
+
+    try:
+        yield pressed
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _no_keys(seconds: float) -> str:
+    time.sleep(seconds)
+    return ""
+
+
+def _syncs(total: Overview) -> str:
+    if total["fsync_p50_us"] is None or total["fsync_p99_us"] is None:
+        return "none in this interval"
+    return f"p50 ≤ {_bound(total['fsync_p50_us'])}, p99 ≤ {_bound(total['fsync_p99_us'])}"
+
+
+def _bound(us: float) -> str:
+    return "more" if us == float("inf") else duration(us / 1000)
+
+
+def _cells(row: TopicRow) -> list[Cell]:
+    return [
+        Styled(row["topic"], "bold"),
+        Styled(rate(row["rate"]), "green" if row["rate"] else "dim"),
+        count(row["head"]),
+        count(row["records"]),
+        size(row["bytes"]),
+        "" if row["lag"] is None else Styled(count(row["lag"]), "yellow" if row["lag"] else "dim"),
+        "" if row["ready"] is None else count(row["ready"]),
+        "" if row["in_flight"] is None else count(row["in_flight"]),
+        "" if not row["lost"] else Styled(count(row["lost"]), "red" if row["losing"] else "yellow"),
+    ]
+
+
+# --- figures; no I/O
+
+
+class Sample(NamedTuple):
+    """The metrics and the routers of a server at one moment."""
+
+    at_s: float
+    metrics: Metrics
+    lags: Mapping[str, int]  # by topic: that of its slowest reader
+
+
+def rows(before: Sample, now: Sample) -> list[TopicRow]:
+    """Return the topics of a sample. `losing` is the number of records lost per second."""
+    took_s = max(now.at_s - before.at_s, 1e-3)
+    heads, old_heads = _named(now.metrics, "head_seq"), _named(before.metrics, "head_seq")
+    live, sizes = _named(now.metrics, "records_live"), _named(now.metrics, "bytes_live")
+    ready, in_flight = _named(now.metrics, "queue_ready"), _named(now.metrics, "queue_in_flight")
+    lost, old_lost = _named(now.metrics, "lost"), _named(before.metrics, "lost")
+    return [
+        {
+            "topic": topic, "head": head, "records": live.get(topic, 0), "bytes": sizes.get(topic, 0),
+            "rate": max(head - old_heads.get(topic, head), 0) / took_s, "lag": now.lags.get(topic),
+            "ready": ready.get(topic), "in_flight": in_flight.get(topic), "lost": lost.get(topic, 0),
+            "losing": max(lost.get(topic, 0) - old_lost.get(topic, lost.get(topic, 0)), 0) / took_s,
+        }
+        for topic, head in heads.items()
+    ]  # fmt: skip
+
+
+def overview(before: Sample, now: Sample, found: Iterable[TopicRow]) -> Overview:
+    """Return the totals of a sample."""
+    took_s = max(now.at_s - before.at_s, 1e-3)
+    metrics, topics = now.metrics, list(found)
+    fsync, old_fsync = _buckets(metrics), _buckets(before.metrics)
+    requests = metrics.get("topics_http_requests_total", 0) - before.metrics.get("topics_http_requests_total", 0)
+    gauges = {
+        "records": "records_live", "bytes": "bytes_live", "topics": "topics", "connections": "http_connections",
+        "streams": "sse_connections", "budget_bytes": "memory_budget_bytes", "uptime_ms": "uptime_ms",
+    }  # fmt: skip
+    return {
+        "rate": sum(row["rate"] for row in topics),
+        "requests": max(requests, 0) / took_s,
+        **{name: int(metrics.get(f"topics_{gauge}", 0)) for name, gauge in gauges.items()},
+        "memory_bytes": int(sum((metrics.get("topics_memory_charged_bytes") or {}).values())),
+        "fsync_p50_us": _of_buckets(old_fsync, fsync, 0.5),
+        "fsync_p99_us": _of_buckets(old_fsync, fsync, 0.99),
+        "read_only": bool(metrics.get("topics_wal_read_only", 0)),
+        "lost": sum(row["lost"] for row in topics),
+        "truncated": bool(metrics.get("topics_topic_metrics_truncated", 0)),
+    }
+
+
+def _named(metrics: Metrics, name: str) -> dict[str, int]:
+    found = metrics.get(f"topics_topic_{name}")
+    return found if isinstance(found, dict) else {}
+
+
+def _buckets(metrics: Metrics) -> dict[str, float]:
+    histogram = metrics.get("topics_wal_fsync_latency_us")
+    return histogram["buckets"] if isinstance(histogram, dict) else {}
+
+
+def _of_buckets(before: Mapping[str, float], now: Mapping[str, float], share: float) -> float | None:
+    """Return the upper bound of the bucket that a share of the new values lies in; None if there are none.
+
+    The buckets are cumulative counts by upper bound, with `+Inf` last.
+    """
+    counts = [(float("inf") if name == "+Inf" else float(name), now[name] - before.get(name, 0)) for name in now]
+    counts.sort()
+    total = counts[-1][1] if counts else 0
+    if total <= 0:
+        return None
+    return next(bound for bound, count in counts if count >= total * share)
+
+
+def sort_rows(found: list[TopicRow], order: str, needle: str) -> list[TopicRow]:
+    """Return the topics whose names contain the filter, in an order of `SORTS`."""
+    kept = [row for row in found if needle in row["topic"]]
+    if order == "topic":
+        return sorted(kept, key=lambda row: row["topic"])
+    return sorted(kept, key=lambda row: (-(row[order] or 0), row["topic"]))
+
+
+TOP = Command(
+    name="top",
+    arguments=_arguments,
+    request=_request,
+    run=_run,
+    details="Keys: q quits, s sorts, / filters. In a pipe, each look is a line of JSON.",
+    examples="  topics top\n  topics top --sort lag --filter orders\n  topics top --count 1 | jq .rate\n",
+)
+register = registering(TOP)

@@ -1,0 +1,228 @@
+"""`topics verify`, `topics backup`, `topics restore`: work on a data directory without a server."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import os
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from topics.cli.output.meter import Meter
+from topics.cli.output.screen import Screen, pretty_json
+from topics.cli.output.units import size
+from topics.cli.tree import Subparsers, add_parser
+from topics.clock import SystemClock
+from topics.plurals import counted
+
+if TYPE_CHECKING:
+    from topics.engine.offline.verify import Report
+    from topics.storage.backup import Copied
+
+EXIT_CLEAN, EXIT_DAMAGED, EXIT_USAGE = 0, 1, 2
+TOPICS_SHOWN = 100
+NOTES_SHOWN = 20
+NAME_DIRECTORY = "name the directory that the server has as --data-dir or TOPICS_DATA_DIR, or a backup of it"
+
+Execute = Callable[[argparse.Namespace], int]
+
+
+def register(subparsers: Subparsers) -> None:
+    verify = _add(
+        subparsers, "verify", run_verify,
+        examples="  topics verify /var/lib/topics\n  topics verify /backup/topics --json\n",
+    )  # fmt: skip
+    verify.add_argument("directory", metavar="DIR", help="data directory of a stopped server, or a backup")
+    _add_cold_dir(verify)
+    backup = _add(
+        subparsers, "backup", run_backup,
+        examples="  topics backup /var/lib/topics /backup/topics       the same again updates it\n",
+    )  # fmt: skip
+    backup.add_argument("directory", metavar="DIR", help="data directory to copy")
+    backup.add_argument("target", metavar="TARGET", help="new directory, or an earlier backup to update")
+    _add_cold_dir(backup)
+    restore = _add(
+        subparsers, "restore", run_restore,
+        examples="  topics restore /backup/topics /var/lib/topics --force      the server must be stopped\n",
+    )  # fmt: skip
+    restore.add_argument("source", metavar="SOURCE", help="the backup")
+    restore.add_argument("directory", metavar="DIR", help="new data directory; must be empty or absent")
+    restore.add_argument("--force", action="store_true", help="move an existing data directory aside")
+
+
+def _add(subparsers: Subparsers, name: str, execute: Execute, *, examples: str) -> argparse.ArgumentParser:
+    parser = add_parser(subparsers, name, examples=examples)
+    parser.add_argument(
+        "--json", action="store_true", help="print the result as one JSON object; without it, text, also in a pipe"
+    )
+    parser.set_defaults(execute=lambda args: _guarded(execute, args))
+    return parser
+
+
+def _add_cold_dir(parser: argparse.ArgumentParser) -> None:
+    default = os.environ.get("TOPICS_COLD_DIR") or None
+    parser.add_argument(
+        "--cold-dir", metavar="DIRECTORY", default=default,
+        help="directory of the server's cold segments [TOPICS_COLD_DIR]",
+    )  # fmt: skip
+
+
+def _guarded(execute: Execute, args: argparse.Namespace) -> int:
+    """Run a command. Print an expected failure in one line and return its exit status."""
+    from topics.storage.backup_target import CopyError
+    from topics.storage.datadir import DataDirError
+    from topics.storage.fs import next_step
+
+    logging.getLogger("topics").addHandler(logging.NullHandler())  # the report has all findings
+    try:
+        return execute(args)
+    except DataDirError as error:
+        return _fail(str(error), EXIT_USAGE)
+    except CopyError as error:
+        advice = str(error).partition("; ")[2]
+        about_arguments = any(words in advice for words in ("--", "choose another"))
+        return _fail(str(error), EXIT_USAGE if about_arguments else EXIT_DAMAGED)
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
+        return _fail(f"{error.strerror or error}{where}; {next_step(error)}", EXIT_DAMAGED)
+
+
+def _fail(text: str, status: int) -> int:
+    """Print an error and return the status. The part after `; ` is the next step."""
+    message, _, advice = text.partition("; ")
+    Screen().fail(message, advice or NAME_DIRECTORY)
+    return status
+
+
+# --- verify
+
+
+def run_verify(args: argparse.Namespace) -> int:
+    from topics.engine.offline.verify import verify
+    from topics.storage.fs import RealFs
+
+    began = time.monotonic()
+    with Meter("checked") as meter:
+        gc.disable()  # nothing that a check makes is garbage before its end, and there may be millions of objects
+        report = verify(RealFs(), args.directory, cold_dir=args.cold_dir, progress=meter.show)
+    if args.json:
+        print(pretty_json(report))
+    else:
+        _print_report(report, time.monotonic() - began)
+    return EXIT_CLEAN if report.clean else EXIT_DAMAGED
+
+
+def _print_report(report: Report, seconds: float) -> None:
+    screen = Screen()
+    snapshot = "no snapshot" if report.snapshot is None else f"snapshot {report.snapshot}"
+    entries = "1 entry" if report.log_entries == 1 else f"{report.log_entries:,} entries"
+    log = f"{entries} in {counted(report.log_files, 'log file')}"
+    files = f"{counted(report.files, 'file')}, {size(report.bytes)}"
+    print(f"{report.directory}: {files}, {snapshot}, {log}, {seconds:.1f} s")
+    _print_topics(report, screen)
+    for note in report.notes[:NOTES_SHOWN]:
+        print(f"{screen.paint('note:', 'dim')} {note}")
+    if len(report.notes) > NOTES_SHOWN:
+        print(f"note: {len(report.notes) - NOTES_SHOWN} more notes; --json has them all")
+    for found in report.damage:
+        print(f"{screen.paint('damaged:', 'red')} {found.file} at byte {found.offset}: {found.what}")
+        if found.topic is not None:
+            seqs = "" if found.first_seq is None else f", seqs {found.first_seq} to {found.last_seq}"
+            print(f"  topic {found.topic}{seqs}")
+        print(f"  {screen.paint('next:', 'cyan')} {found.next}")
+    print(screen.paint("clean", "green") if report.clean else screen.paint(f"{len(report.damage)} damaged", "red"))
+
+
+def _print_topics(report: Report, screen: Screen) -> None:
+    if not report.topics:
+        return
+    rows = [("topic", "head", "live", "bytes", "deleted", "lost")]
+    for one in report.topics[:TOPICS_SHOWN]:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(one.lost.items()))
+        lost = f"{sum(one.lost.values())}" + (f" ({reasons})" if reasons else "")
+        rows.append((one.topic, str(one.head_seq), str(one.live), size(one.bytes), str(one.deleted), lost))
+    widths = [max(len(row[at]) for row in rows) for at in range(5)]
+    for at, row in enumerate(rows):
+        figures = "  ".join(cell.rjust(width) for cell, width in zip(row[1:5], widths[1:], strict=True))
+        lost = screen.paint(row[5], "yellow" if at and row[5] != "0" else "")
+        print(screen.paint(f"  {row[0].ljust(widths[0])}  {figures}  ", "" if at else "bold") + lost)
+    if len(report.topics) > TOPICS_SHOWN:
+        print(f"  {len(report.topics) - TOPICS_SHOWN} more topics; --json has them all")
+
+
+# --- backup and restore
+
+
+def run_backup(args: argparse.Namespace) -> int:
+    from topics.storage.backup import copy
+    from topics.storage.fs import RealFs
+
+    if (problem := _overlap(args.directory, args.target)) is not None:
+        return _fail(problem, EXIT_USAGE)
+    try:
+        os.listdir(args.directory)
+    except OSError as error:
+        return _fail(f"{args.directory} cannot be read: {error.strerror}", EXIT_USAGE)
+    began = time.monotonic()
+    with Meter("copied") as meter:
+        done = copy(RealFs(), args.directory, args.target, cold_dir=args.cold_dir, progress=meter.show)
+    return _print_copied(done, time.monotonic() - began, args, args.target, verb="backed up")
+
+
+def run_restore(args: argparse.Namespace) -> int:
+    from topics.storage.backup import restore
+    from topics.storage.fs import RealFs
+
+    if (problem := _overlap(args.source, args.directory)) is not None:
+        return _fail(problem, EXIT_USAGE)
+    aside, directory = None, os.path.normpath(args.directory)
+    if os.path.islink(directory):  # the link remains: systemd makes one to the state directory of a dynamic user
+        directory = os.path.realpath(directory)
+    if args.force and os.path.isdir(directory):
+        aside = f"{directory}.before-restore-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    began = time.monotonic()
+    with Meter("copied") as meter:
+        now_ms = SystemClock().now_ms()
+        done = restore(RealFs(), args.source, directory, now_ms=now_ms, set_aside=aside, progress=meter.show)
+    status = _print_copied(done, time.monotonic() - began, args, args.directory, verb="restored")
+    if not args.json:
+        if aside is not None and os.path.isdir(aside):
+            print(f"moved the earlier {args.directory} to {aside}")
+        print(f"next: topics serve --data-dir {args.directory}")
+    return status
+
+
+def _overlap(one: str, other: str) -> str | None:
+    first, second = os.path.realpath(one), os.path.realpath(other)
+    if first == second or first.startswith(second + os.sep) or second.startswith(first + os.sep):
+        return f"{one} and {other} overlap; choose two separate directories"
+    return None
+
+
+def _print_copied(done: Copied, seconds: float, args: argparse.Namespace, target: str, *, verb: str) -> int:
+    """Print what the copy holds, its log included. A copy that cannot be counted has only what its snapshot names."""
+    from topics.engine.offline.coverage import coverage
+    from topics.storage.fs import RealFs
+
+    held = coverage(RealFs(), target)
+    if held is not None:
+        done.topics, done.records = held.topics, held.records
+    if args.json:
+        print(pretty_json(done))
+        return EXIT_DAMAGED if done.problems else EXIT_CLEAN
+    screen = Screen()
+    where = f"snapshot {done.snapshot} and {counted(done.log_files, 'log file')}"
+    held_in = "" if held is not None else " in the snapshot"
+    print(f"{verb} {counted(done.topics, 'topic')}, {counted(done.records, 'record')}{held_in} to {target}")
+    print(
+        f"{where}; copied {counted(done.segments_copied, 'segment')} ({size(done.bytes_copied)} in all), "
+        f"reused {done.segments_reused:,} ({size(done.bytes_reused)}), {seconds:.1f} s"
+    )
+    for problem in done.problems:
+        print(f"{screen.paint('damaged:', 'red')} {problem}")
+    if done.problems:
+        print("the copy contains this damage, except where it had a good file; `topics verify` lists what it lacks")
+    return EXIT_DAMAGED if done.problems else EXIT_CLEAN

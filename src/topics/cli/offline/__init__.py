@@ -1,1 +1,0 @@
-"""Commands that work on a data directory without a server: backup, restore, verify."""

@@ -1,0 +1,298 @@
+"""Calls for topics, named consumers and routers, and for the server itself."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Literal, Unpack, overload
+
+import msgspec
+
+from topics.client._async.transport import AsyncCalls
+from topics.client.call import Request, consumer_path, given, router_path, topic_path, with_query
+from topics.client.cursors import ConsumerInfo, ConsumerPage
+from topics.client.errors import Unavailable, Unreachable
+from topics.client.items import Config, Match
+from topics.model import consumer as consuming
+from topics.model import inspection, wire
+from topics.model import router as routing
+
+Metrics = dict[str, float | dict[str, Any]]
+"""A number by the name of the metric, or numbers by label."""
+
+
+class AsyncManagementCalls(AsyncCalls):
+    """Create, inspect, list and delete topics, consumers and routers, and ask the server how it is."""
+
+    # --- topics
+
+    async def put_topic(self, topic: str, **config: Unpack[Config]) -> wire.TopicPut:
+        """Create a topic, or change its configuration. Raises `TopicExistsIncompatible` if its type would change.
+
+        await topics.put_topic("orders", durability="fsync", cap_records=1_000_000)
+        """
+        return await self._http.call("PUT", topic_path(topic), wire.TopicPut, body=config)
+
+    async def topic(self, topic: str, *, touch: bool = False) -> wire.TopicState:
+        """Return the state of a topic: head, count, bytes, configuration. Raises `TopicNotFound`.
+
+        With `touch`, the request counts as a read of the topic, which raises its automatic priority.
+
+        state = await topics.topic("orders")
+        print(state.count, state.head_seq, state.config.durability)
+        """
+        return await self._http.call("GET", topic_path(topic, touch=touch), wire.TopicState)
+
+    async def topics(self, prefix: str = "") -> AsyncIterator[wire.TopicSummary]:
+        """Yield the topics whose names begin with `prefix`, by name.
+
+        async for row in topics.topics("orders."):
+            print(row.topic, row.count)
+        """
+        async for page in self._http.pages("/v0/topics", wire.TopicList, prefix=prefix or None):
+            for row in page.topics:
+                yield row
+
+    async def drop_topic(self, topic: str, *, if_empty: bool = False) -> bool:
+        """Remove a topic and everything in it. Return False if it did not exist.
+
+        With `if_empty`, raise `TopicNotEmpty` if the topic holds records.
+
+        await topics.drop_topic("orders.old", if_empty=True)
+        """
+        path = topic_path(topic, if_empty=True if if_empty else None)
+        return (await self._http.call("DELETE", path, wire.TopicDropped)).deleted
+
+    async def timeline(
+        self, topic: str, *, from_seq: int = 1, to_seq: int | None = None, ranges: int = inspection.RANGES
+    ) -> inspection.TimelineAnswer:
+        """Return what has become of each seq from `from_seq` to `to_seq`: live, deleted, archived, or lost and why.
+
+        There are about as many `ranges` as asked for; shorter ranges are merged.
+
+        for part in (await topics.timeline("orders")).ranges:
+            print(part.from_seq, part.to_seq, part.state)
+        """
+        path = topic_path(topic, "timeline", from_seq=from_seq, to_seq=to_seq, ranges=ranges)
+        return await self._http.call("GET", path, inspection.TimelineAnswer)
+
+    async def report_archived(self, topic: str, *, seq: int, epoch: int, trimmed_seq: int = 0) -> wire.ArchivedAnswer:
+        """Report that an archive has every record of this epoch of the topic up to `seq`.
+
+        An archive that deletes archived records from the topic reports the last one first, as `trimmed_seq`. Raises
+        `EpochMismatch` if the topic was created again.
+
+        state = await topics.topic("orders")
+        await topics.report_archived("orders", seq=state.head_seq, epoch=state.epoch)
+        """
+        body = {"seq": seq, "epoch": epoch, "trimmed_seq": trimmed_seq}
+        return await self._http.call("POST", topic_path(topic, "archived"), wire.ArchivedAnswer, body=body)
+
+    # --- named consumers, whose positions the server keeps
+
+    async def put_consumer(
+        self,
+        topic: str,
+        name: str,
+        *,
+        seq: int | None = None,
+        epoch: int | None = None,
+        if_seq: int | None = None,
+        if_new: bool = False,
+        meta: Mapping[str, Any] | None = None,
+        expire_ms: int | None = None,
+        hold: bool | None = None,
+        max_hold_bytes: int | None = None,
+    ) -> consuming.ConsumerPut:
+        """Store the position of a consumer, or change its settings. What is not given keeps its value.
+
+        `seq` is the last record that it has processed. Raise `ConsumerMoved` if `if_seq` is given and is not its
+        position, or if `if_new` is set and it exists. Raise `EpochMismatch` if `epoch` is given and the topic was
+        created again. With `hold`, the server keeps unread records, up to `max_hold_bytes`.
+
+        await topics.put_consumer("orders", "billing", seq=480, if_seq=420)
+        """
+        body = {
+            **given(
+                seq=seq, epoch=epoch, if_seq=if_seq, meta=meta, expire_ms=expire_ms, hold=hold,
+                max_hold_bytes=max_hold_bytes,
+            ),
+            **({"if_seq": None} if if_new else {}),
+        }  # fmt: skip
+        safe = if_seq is None and not if_new
+        return await self._http.call("PUT", consumer_path(topic, name), consuming.ConsumerPut, body=body, safe=safe)
+
+    async def commit(self, commits: Sequence[tuple[str, str, int]]) -> consuming.CommitAnswer:
+        """Move consumers of any topics: a topic, the name of a consumer and a seq each. They never move back.
+
+        A commit that cannot take effect is listed in `refused`, and the others take effect.
+
+        await topics.commit([("orders", "billing", 480), ("chat", "billing", 12)])
+        """
+        rows = [consuming.Commit(topic, name, seq) for topic, name, seq in commits]
+        return await self._http.call("POST", "/v0/consumers", consuming.CommitAnswer, body={"commits": rows})
+
+    async def consumer(self, topic: str, name: str) -> ConsumerInfo:
+        """Return a consumer: its position, its lag, and what it has lost. Raises `ConsumerNotFound`.
+
+        print((await topics.consumer("orders", "billing")).lag_records)
+        """
+        return await self._http.call("GET", consumer_path(topic, name), ConsumerInfo)
+
+    async def consumers(self, topic: str | None = None, *, prefix: str | None = None) -> AsyncIterator[ConsumerInfo]:
+        """Yield the consumers of a topic by name, or those of all topics whose names begin with `prefix`.
+
+        async for row in topics.consumers("orders"):
+            print(row.consumer, row.lag_records, row.lag_ms)
+        """
+        path = "/v0/consumers" if topic is None else topic_path(topic, "consumers")
+        async for page in self._http.pages(path, ConsumerPage, prefix=prefix):
+            for row in page.consumers:
+                yield row
+
+    async def drop_consumer(self, topic: str, name: str) -> bool:
+        """Forget a consumer, and end its hold. Return False if it did not exist.
+
+        await topics.drop_consumer("orders", "billing")
+        """
+        return (await self._http.call("DELETE", consumer_path(topic, name), consuming.ConsumerDropped)).deleted
+
+    # --- routers, which copy the records of one topic to another
+
+    async def put_router(
+        self,
+        name: str,
+        *,
+        source: str,
+        dest: str,
+        filter: Match | None = None,
+        preserve_node: bool = True,
+        preserve_tag: bool = True,
+        create_dest: bool = True,
+        allow_cycle: bool = False,
+        guarantee: routing.Guarantee = "at_least_once",
+        from_seq: int | None = None,
+        from_ts: int | None = None,
+    ) -> routing.RouterPutAnswer:
+        """Create a router, or change it: every record of `source` is copied to `dest`.
+
+        A new router starts at the head of its source, or after `from_seq`, or with the first record from `from_ts` on.
+        Raises `RouterCycle` if the router would close a cycle and `allow_cycle` is not set.
+
+        await topics.put_router("orders->audit", source="orders", dest="audit", filter=("tag", "Glob", "eu-*"))
+        """
+        body = {
+            "source": source, "dest": dest, "preserve_node": preserve_node, "preserve_tag": preserve_tag,
+            "create_dest": create_dest, "allow_cycle": allow_cycle, "guarantee": guarantee,
+            **given(filter=filter, from_seq=from_seq, from_ts=from_ts),
+        }  # fmt: skip
+        return await self._http.call("PUT", router_path(name), routing.RouterPutAnswer, body=body)
+
+    async def router(self, name: str) -> routing.RouterAnswer:
+        """Return a router: its position, its lag and its last error. Raises `RouterNotFound`.
+
+        print((await topics.router("orders->audit")).lag)
+        """
+        return await self._http.call("GET", router_path(name), routing.RouterAnswer)
+
+    async def routers(
+        self, *, prefix: str | None = None, source: str | None = None, dest: str | None = None
+    ) -> AsyncIterator[routing.RouterSummary]:
+        """Yield routers by name.
+
+        async for row in topics.routers(source="orders"):
+            print(row.router, row.dest)
+        """
+        async for page in self._http.pages("/v0/routers", routing.RouterList, prefix=prefix, source=source, dest=dest):
+            for row in page.routers:
+                yield row
+
+    async def drop_router(self, name: str) -> bool:
+        """Remove a router. Records that it has copied stay. Return False if it did not exist.
+
+        await topics.drop_router("orders->audit")
+        """
+        return (await self._http.call("DELETE", router_path(name), routing.RouterDropped)).deleted
+
+    async def preview_router(
+        self,
+        name: str,
+        *,
+        source: str | None = None,
+        filter: Match | None = None,
+        from_seq: int = 0,
+        from_ts: int | None = None,
+    ) -> routing.PreviewAnswer:
+        """Count the records that a filter would copy, without copying any.
+
+        `source` and `filter` default to those of the router; with a `source`, the router need not exist.
+
+        print((await topics.preview_router("orders->audit", filter="eu-1")).matched)
+        """
+        body = {"from_seq": from_seq, **given(source=source, filter=filter, from_ts=from_ts)}
+        return await self._http.call("POST", router_path(name, "preview"), routing.PreviewAnswer, body=body)
+
+    # --- the server
+
+    async def health(self) -> wire.Health:
+        """Return the version and the uptime of the server.
+
+        print((await topics.health()).version)
+        """
+        return await self._http.call("GET", "/v0/health", wire.Health)
+
+    async def ready(self) -> wire.Ready:
+        """Return the readiness of the server. Raises `NotReady`, `ShuttingDown` or `ReadOnly` if it cannot serve.
+
+        print((await topics.ready()).topics)
+        """
+        return await self._http.call("GET", "/v0/ready", wire.Ready, retries=0)
+
+    async def is_ready(self) -> bool:
+        """Return whether the server answers and can serve.
+
+        while not await topics.is_ready(): await asyncio.sleep(0.1)
+        """
+        try:
+            await self.ready()
+        except (Unavailable, Unreachable):
+            return False
+        return True
+
+    @overload
+    async def metrics(self, format: Literal["json"] = "json") -> Metrics: ...
+
+    @overload
+    async def metrics(self, format: Literal["prometheus"]) -> str: ...
+
+    async def metrics(self, format: Literal["json", "prometheus"] = "json") -> Metrics | str:
+        """Return gauges and counters: as a dictionary, or as Prometheus text.
+
+        print((await topics.metrics())["topics_topics"])
+        """
+        if format == "prometheus":
+            return (await self._http.send(Request("GET", "/v0/metrics", accept="text/plain"))).decode()
+        return msgspec.json.decode(await self._http.send(Request("GET", "/v0/metrics")), type=Metrics)
+
+    async def samples(self, *, after: int = 0, queue: str | None = None) -> inspection.Samples:
+        """Return figures of the last hour, a row every few seconds, from after a time in ms since 1970.
+
+        With `queue`, they are those of a queue; otherwise of the server.
+
+        found = await topics.samples()
+        print(found.columns, found.rows[-1])
+        """
+        return await self._http.call("GET", with_query("/v0/samples", after=after, queue=queue), inspection.Samples)
+
+    async def whoami(self) -> inspection.Whoami:
+        """Return the scopes and prefixes of the API key. Raises `Unauthorized` if the server does not know it.
+
+        print((await topics.whoami()).scopes)
+        """
+        return await self._http.call("GET", "/v0/whoami", inspection.Whoami)
+
+    async def openapi(self) -> dict[str, Any]:
+        """Return the OpenAPI document of the server.
+
+        print(sorted((await topics.openapi())["paths"]))
+        """
+        return msgspec.json.decode(await self._http.send(Request("GET", "/v0/openapi.json")), type=dict[str, Any])

@@ -1,0 +1,289 @@
+"""Calls for records: append, read and delete them, and read a range in one streamed answer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
+from typing import Any, Literal
+from uuid import uuid4
+
+from msgspec import Struct, structs
+
+from topics.client import tracing
+from topics.client._async import tools
+from topics.client._async.transport import AsyncCalls, AsyncTransport
+from topics.client.call import NDJSON, SEGMENTS, Backoff, Request, given, topic_path
+from topics.client.errors import TopicsError, Unreachable
+from topics.client.items import Appended, Config, Gap, Match, NewRecord, Page, Record, RecordFields, encode, items_of
+from topics.client.streams import Piece, ScanEnd, ScanLines, ScanTombstone, decoded
+from topics.model import wire
+
+PAGE_RECORDS = 1000  # the most that a server returns unless it is configured otherwise
+SCAN_FORMATS = {
+    "ndjson": NDJSON,
+    "arrow": "application/vnd.apache.arrow.stream",
+    "segments": SEGMENTS,
+}
+SILENCE_S = 60.0
+
+
+class AsyncRecordCalls(AsyncCalls):
+    """Append, read and delete records."""
+
+    async def append(
+        self,
+        topic: str,
+        data: object,
+        *,
+        tag: str | None = None,
+        node: str | None = None,
+        meta: Mapping[str, Any] | None = None,
+        priority: int | None = None,
+        delay_ms: int | None = None,
+        deliver_at: int | None = None,
+        key: str | None = None,
+        create: bool | None = None,
+        config: Config | None = None,
+        disable_backpressure: bool = False,
+    ) -> Appended:
+        """Append one record. `key` is its idempotency key; without one the client makes one up for its retries.
+
+        With `create=False`, raise `TopicNotFound` instead of creating the topic; `config` is for a topic that the
+        request creates. `priority`, `delay_ms` and `deliver_at` are for jobs of a queue. With `disable_backpressure`, a
+        busy server lets the request wait instead of raising `Throttled`.
+
+        done = await topics.append("orders", {"sku": "V60"}, tag="order-7")
+        print(done.seq)
+        """
+        record = NewRecord(
+            data=data, tag=tag, node=node, meta=None if meta is None else dict(meta),
+            priority=priority, delay_ms=delay_ms, deliver_at=deliver_at,
+        )  # fmt: skip
+        return await self.append_many(
+            topic, [record], key=key, create=create, config=config, disable_backpressure=disable_backpressure
+        )
+
+    async def append_many(
+        self,
+        topic: str,
+        records: Sequence[NewRecord | RecordFields],
+        *,
+        node: str | None = None,
+        key: str | None = None,
+        create: bool | None = None,
+        config: Config | None = None,
+        disable_backpressure: bool = False,
+    ) -> Appended:
+        """Append records: all of them or none. `node` is for records that have none of their own.
+
+        await topics.append_many("orders", [NewRecord(data=1), {"data": 2, "tag": "b"}])
+        """
+        with tracing.sending(topic, records) as traced:
+            body = {
+                "records": traced, "idempotency_key": key or uuid4().hex,
+                **given(
+                    node=node, create=create, config=config, disable_backpressure=disable_backpressure or None
+                ),
+            }  # fmt: skip
+            path = topic_path(topic, return_seqs=False)
+            return await self._http.call("POST", path, Appended, body=body, keyed=True)
+
+    async def diff(
+        self,
+        topic: str,
+        *,
+        from_seq: int = 0,
+        epoch: int | None = None,
+        limit: int = PAGE_RECORDS,
+        max_batch_bytes: int | None = None,
+        wait_ms: int = 0,
+        node: str | Sequence[str] | None = None,
+        filter: Match | None = None,
+        include_tags: bool = True,
+        include_meta: bool = True,
+        from_ts: int | None = None,
+        consumer: str | None = None,
+        commit: bool | int = False,
+        retries: int | None = None,
+    ) -> Page:
+        """Return one page of records after `from_seq`. With `wait_ms`, wait for a record at the head of the topic.
+
+        `epoch` is the epoch that `from_seq` belongs to; `node` leaves out the records of these writers; `from_ts` skips
+        records from before this time (ms since 1970). `consumer` reads from the position of a named consumer instead of
+        `from_seq`, and `commit` first moves it: to a seq, or with True behind all that it was sent.
+
+        page = await topics.diff("orders", from_seq=0)
+        if page.gap: print("lost", page.gap.first_seq, page.gap.last_seq, page.gap.reason)
+        """
+        body = {
+            "limit": limit, "include_tags": include_tags,
+            **given(
+                from_seq=from_seq if consumer is None else None, consumer=consumer,
+                commit=None if commit is False else commit, epoch=epoch, wait_ms=wait_ms or None, node=node,
+                filter=filter, from_ts=from_ts,
+                max_batch_bytes=max_batch_bytes, include_meta=None if include_meta else False,
+            ),
+        }  # fmt: skip
+        page = await self._http.call(
+            "POST", topic_path(topic, "diff"), Page, body=body, wait_ms=wait_ms, retries=retries
+        )
+        for record in page.records:
+            record.topic = topic
+        return page
+
+    async def read(
+        self,
+        topic: str,
+        *,
+        from_seq: int = 0,
+        epoch: int | None = None,
+        node: str | Sequence[str] | None = None,
+        filter: Match | None = None,
+        from_ts: int | None = None,
+    ) -> AsyncIterator[Record | Gap]:
+        """Yield records and gaps from `from_seq` up to the head of the topic, and end there.
+
+        async for item in topics.read("orders"):
+            print(item)
+        """
+        while True:
+            page = await self.diff(topic, from_seq=from_seq, epoch=epoch, node=node, filter=filter, from_ts=from_ts)
+            for item in items_of(page):
+                yield item
+            if page.caught_up:
+                return
+            from_seq, epoch, from_ts = page.next_from_seq, page.epoch, None
+
+    def scan(
+        self,
+        topic: str,
+        *,
+        from_seq: int = 0,
+        upto_seq: int | None = None,
+        epoch: int | None = None,
+        node: str | Sequence[str] | None = None,
+        filter: Match | None = None,
+        from_ts: int | None = None,
+    ) -> AsyncIterator[Record | Gap]:
+        """Yield records and gaps of a range in one streamed answer: faster than `read` for many records.
+
+        The scan ends at `upto_seq`, or at the head at the time it began. After a broken connection it continues where
+        it was, so that no record is repeated or left out.
+
+        async for item in topics.scan("orders", upto_seq=1_000_000):
+            print(item)
+        """
+        wanted = ScanFields(
+            from_seq=from_seq, upto_seq=upto_seq, epoch=epoch, node=node, filter=filter, from_ts=from_ts
+        )
+        return scan(self._http, topic, wanted)
+
+    async def scan_bytes(
+        self,
+        topic: str,
+        format: Literal["ndjson", "arrow", "segments"],
+        *,
+        from_seq: int = 0,
+        upto_seq: int | None = None,
+        epoch: int | None = None,
+    ) -> AsyncIterator[bytes]:
+        """Yield the bytes of a scan as the server sends them: JSON lines, an Arrow stream, or segments.
+
+        An answer that does not end with its `end` was cut off; see docs/bulk.md.
+
+        with open("orders.arrows", "wb") as file:
+            async for chunk in topics.scan_bytes("orders", "arrow"): file.write(chunk)
+        """
+        wanted = ScanFields(from_seq=from_seq, upto_seq=upto_seq, epoch=epoch)
+        async with opened(self._http, topic, wanted, SCAN_FORMATS[format]) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def delete(
+        self,
+        topic: str,
+        *,
+        before_seq: int | None = None,
+        match: Match | None = None,
+        seqs: Sequence[int] | None = None,
+        epoch: int | None = None,
+        dry_run: bool = False,
+    ) -> wire.RecordsDeleted:
+        """Delete records by seq, by tag, or both; or a list of `seqs`. Readers see no gap where records were deleted.
+
+        With `dry_run`, count the records only. With `epoch`, raise `EpochMismatch` if the topic was created again.
+
+        await topics.delete("orders", match=("tag", "Glob", "customer-7:*"))
+        """
+        body = given(before_seq=before_seq, match=match, seqs=seqs, epoch=epoch, dry_run=dry_run or None)
+        return await self._http.call("POST", topic_path(topic, "delete"), wire.RecordsDeleted, body=body)
+
+
+# --- scans
+
+
+class ScanFields(Struct, kw_only=True):
+    """The range of a scan, and the records of it that are wanted."""
+
+    from_seq: int = 0
+    upto_seq: int | None = None
+    epoch: int | None = None
+    node: str | Sequence[str] | None = None
+    filter: Match | None = None
+    from_ts: int | None = None
+
+    def after(self, piece: Piece) -> ScanFields:
+        """Return what is left to scan after a piece."""
+        if isinstance(piece, list):
+            return structs.replace(self, from_seq=piece[-1].seq, from_ts=None)
+        if isinstance(piece, ScanTombstone):
+            return structs.replace(self, from_seq=piece.resume_seq, epoch=piece.epoch, from_ts=None)
+        return structs.replace(self, from_seq=piece.next_from_seq, epoch=piece.epoch, from_ts=None)
+
+
+def opened(
+    http: AsyncTransport, topic: str, wanted: ScanFields, accept: str
+) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+    """Open a scan, and return its bytes."""
+    body = encode({"include_tags": True, **given(**structs.asdict(wanted))})
+    return http.stream(Request("POST", topic_path(topic, "scan"), body, accept), silence_s=SILENCE_S)
+
+
+async def scan_pieces(http: AsyncTransport, topic: str, wanted: ScanFields) -> AsyncGenerator[Piece, None]:
+    """Yield the pieces of one attempt up to the `ScanEnd`. Raise `Unreachable` if the answer was cut off."""
+    async with opened(http, topic, wanted, NDJSON) as chunks:
+        lines = ScanLines()
+        async for chunk in chunks:
+            for piece in map(decoded, lines.feed(chunk)):
+                if isinstance(piece, list):
+                    for record in piece:
+                        record.topic = topic
+                yield piece
+                if isinstance(piece, ScanEnd):
+                    return
+    raise Unreachable("the scan was cut off", code="stream_ended")
+
+
+async def scan(http: AsyncTransport, topic: str, wanted: ScanFields) -> AsyncIterator[Record | Gap]:
+    """See `AsyncTopics.scan`."""
+    backoff = Backoff()
+    while True:
+        try:
+            async with aclosing(scan_pieces(http, topic, wanted)) as found:
+                async for piece in found:
+                    backoff.reset()
+                    if isinstance(piece, list):
+                        for record in piece:
+                            yield record
+                    elif isinstance(piece, ScanTombstone):
+                        yield piece.gap(topic)
+                    else:
+                        return
+                    wanted = wanted.after(piece)
+        except TopicsError as error:
+            if not error.retryable or backoff.attempts >= http.most_retries():
+                raise
+            wait_s = backoff.next_s(error)
+            if http.retries is None and backoff.passed_s + wait_s > http.retry_for_s:
+                raise
+            await tools.sleep(wait_s)

@@ -1,1 +1,0 @@
-"""Work on jobs: workers, loops over jobs, and the extension of their leases."""

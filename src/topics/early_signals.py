@@ -1,0 +1,31 @@
+"""Signals before and after the event loop of a server. Imports little: it is the first module of a start."""
+
+import signal
+import sys
+from types import FrameType
+
+SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+hangups = 0  # SIGHUPs so far: files may have changed after the start has read them
+
+
+def handle() -> None:
+    """Count SIGHUP instead of ending the process, and let SIGINT and SIGTERM end it as they end a running server."""
+    signal.signal(signal.SIGHUP, _count)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _end)
+
+
+def ignore() -> None:
+    """Ignore all of them: the exit status is known. An ending interpreter removes handlers, and keeps this."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _count(number: int, frame: FrameType | None) -> None:
+    global hangups
+    hangups += 1
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    ignore()
+    sys.exit(0)

@@ -1,0 +1,304 @@
+"""Handler of `diff`: reads and long polls. A hot path: answers are sliced as bytes."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from topics.engine.consumers.verbs import StoredConsumer
+from topics.engine.read.read import Query, Reading, Tombstone
+from topics.engine.state.topic import Topic
+from topics.errors import TopicsError, invalid
+from topics.model.records import (
+    DEFAULT_BATCH_BYTES,
+    DEFAULT_LIMIT,
+    MAX_BATCH_BYTES,
+    MAX_WAIT_MS,
+    STORED_FORM,
+    DiffRequest,
+    Projection,
+    node_set,
+    parse_match,
+)
+from topics.model.unknown_fields import RequestDecoder
+from topics.model.wire import check_u64
+from topics.server.access.caller import authorise
+from topics.server.access.operations import more_than_route
+from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
+from topics.server.loop.answer import error_answer, shown_ms
+from topics.server.loop.runtime import NOT_LOADING, unreadable
+
+if TYPE_CHECKING:
+    from asyncio import TimerHandle
+    from collections.abc import Callable
+
+    from topics.engine.write.commit import Ticket
+    from topics.server.api.route import Call
+    from topics.server.api.services import Services
+
+_decode_diff = RequestDecoder[DiffRequest](DiffRequest).decode
+_now_ns = time.perf_counter_ns
+SMALL_BYTES = 16 << 10  # of an answer that is joined here
+
+
+def diff(services: Services, call: Call) -> Answer:
+    """Return the records after a position, or wait for some."""
+    request = call.request
+    name = call.params["topic"]
+    if services.throttle.pressed:
+        services.throttle.check(name)
+    cached = services.poll_cache.find(name, request.body)
+    if cached is not None:
+        cached.topic.last_read_ts = services.runtime.clock.now_ms()
+        services.traffic.reads += 1
+        took = shown_ms(_now_ns() - request.started_ns).encode()
+        return Response(200, b"".join((cached.before, took, cached.after)))
+    wanted = _decode_diff(request.body, call)
+    if wanted.consumer is not None or wanted.commit is not False:
+        return _diff_as_consumer(services, call, wanted)
+    query = _query(services, wanted)
+    if query.projection is STORED_FORM:  # lend the stored bytes to the socket, unless the answer may be compressed
+        query.lend = request.headers.get(b"accept-encoding", b"identity") == b"identity"
+    topic, reading = services.engine.read(name, query)
+    if wanted.wait_ms and _nothing(topic, reading) and not services.runtime.draining:
+        return LongPoll(services, name, query, request).start(topic, reading, min(wanted.wait_ms, MAX_WAIT_MS))
+    traffic = services.traffic
+    traffic.reads += 1
+    traffic.records_read += reading.count
+    before, after = _diff_answer(topic, reading)
+    if query.plain and len(before) == 1 and call.warnings is None:
+        services.poll_cache.keep(topic, request.body, bytes(before[0]), after)
+    return _timed(before, after, request)
+
+
+def _diff_as_consumer(services: Services, call: Call, wanted: DiffRequest) -> Answer:
+    """Commit if the request says so, then return the records behind the position of the consumer."""
+    name, reader = call.params["topic"], wanted.consumer
+    if reader is None:
+        raise invalid("commit needs consumer: whose position to move", field="commit")
+    if wanted.from_seq or wanted.from_ts is not None:
+        what = "consumer goes without from_seq and from_ts: its position says where to begin"
+        raise invalid(what, field="consumer")
+    more = more_than_route(wanted)
+    assert more is not None
+    authorise(services.engine, call.caller, more, name)
+    query = _query(services, wanted)
+    query.epoch = None  # `open` has compared it
+    commit = check_u64(wanted.commit, "commit") if type(wanted.commit) is int else wanted.commit
+    ticket = services.engine.consumers.open(name, reader, commit=commit, epoch=wanted.epoch)
+    return ConsumerPoll(services, name, query, call.request, reader).begin(ticket, min(wanted.wait_ms, MAX_WAIT_MS))
+
+
+def _query(services: Services, wanted: DiffRequest) -> Query:
+    limit, max_limit = wanted.limit or DEFAULT_LIMIT, services.engine.limits.max_limit
+    max_bytes = wanted.max_batch_bytes or DEFAULT_BATCH_BYTES
+    query = Query(
+        from_seq=wanted.from_seq,
+        limit=limit if limit < max_limit else max_limit,
+        max_bytes=max_bytes if max_bytes < MAX_BATCH_BYTES else MAX_BATCH_BYTES,
+    )
+    if (wanted.from_seq | wanted.limit | wanted.wait_ms | wanted.max_batch_bytes) >> 63:
+        for field in ("from_seq", "limit", "wait_ms", "max_batch_bytes"):
+            check_u64(getattr(wanted, field), field)
+    bare = wanted.node is None and wanted.filter is None and wanted.from_ts is None and wanted.epoch is None
+    if bare and wanted.include_meta and not wanted.include_tags:
+        query.plain = True
+        return query
+    if wanted.node is not None:
+        query.nodes = node_set(wanted.node)
+    if wanted.include_tags or not wanted.include_meta:
+        query.projection = Projection(tags=wanted.include_tags, meta=wanted.include_meta)
+    if wanted.filter is not None:
+        query.match = parse_match(wanted.filter, field="filter")
+    if wanted.from_ts is not None:
+        query.from_ts = check_u64(wanted.from_ts, "from_ts")
+    if wanted.epoch is not None:
+        query.epoch = check_u64(wanted.epoch, "epoch")
+    return query
+
+
+def _nothing(topic: Topic, reading: Reading) -> bool:
+    return not reading.count and reading.tombstone is None and reading.next_from_seq >= topic.head
+
+
+def _timed(before: list[bytes | memoryview], after: bytes, request: Request) -> Response:
+    took = shown_ms(_now_ns() - request.started_ns).encode()
+    if len(before) == 1:
+        return Response(200, b"".join((before[0], took, after)))  # one write, on the fast path of the transport
+    return Response(200, [*before, took + after])
+
+
+def _diff_answer(topic: Topic, reading: Reading, more: str = "") -> tuple[list[bytes | memoryview], bytes]:
+    """Return the answer without the time it took: the parts before the time, and the bytes after it.
+
+    `more` has further fields as JSON text, each with a comma behind it.
+    """
+    head, next_from = topic.head, reading.next_from_seq
+    tombstone = "null" if reading.tombstone is None else _tombstone(reading.tombstone)
+    end = (
+        f'],"next_from_seq":{next_from},"head_seq":{head},"earliest_seq":{topic.earliest},'
+        f'"caught_up":{"true" if next_from == head else "false"},"tombstone":{tombstone},"lag":{head - next_from},'
+        f'{more}"performance":{{"server_total_ms":'
+    ).encode()
+    after = f',"records_scanned":{reading.scanned}}}}}\n'.encode()
+    start, parts = topic.diff_start, reading.parts
+    if not parts:
+        return [start + end], after
+    if len(parts) == 1 and len(parts[0]) < SMALL_BYTES:
+        return [b"".join((start, parts[0][:-1], end))], after
+    return [start, *reading.body(), end], after
+
+
+def _tombstone(gap: Tombstone) -> str:
+    return (
+        f'{{"gap_from":{gap.gap_from},"gap_to":{gap.gap_to},"reason":"{gap.reason}",'
+        f'"missed_estimate":{gap.missed_estimate},"earliest_seq":{gap.earliest_seq},"head_seq":{gap.head_seq}}}'
+    )
+
+
+class LongPoll:
+    """A diff that found nothing. It waits until the topic grows, its time runs out, or its client leaves."""
+
+    __slots__ = (
+        "_cancel_wait", "_deferred", "_loading", "_name", "_over", "_query", "_request", "_scanned", "_services",
+        "_timer", "_waits_since_ns",
+    )  # fmt: skip
+
+    def __init__(self, services: Services, name: str, query: Query, request: Request) -> None:
+        self._services = services
+        self._name = name
+        self._query = query
+        self._request = request
+        self._scanned = 0
+        self._loading = NOT_LOADING
+        self._over = False  # whether to answer even if nothing was found
+        self._timer: TimerHandle | None = None
+        self._cancel_wait: Callable[[], None] = _no_wait
+
+    def start(self, topic: Topic, reading: Reading, wait_ms: int) -> Deferred:
+        self._deferred = Deferred(self._stop, on_hurry=self.end)
+        self._timer = self._services.runtime.call_later(wait_ms, self._answer)
+        self._services.runtime.open_ended.add(self)
+        self._wait(topic, reading)
+        return self._deferred
+
+    def end(self) -> None:
+        """Answer now: the server stops, or the client shut its side."""
+        self._answer()
+
+    def _wait(self, topic: Topic, reading: Reading) -> None:
+        # Skipped records need not be scanned again.
+        self._scanned += reading.scanned
+        self._query.from_seq, self._query.from_ts = reading.next_from_seq, None
+        self._waits_since_ns = _now_ns()
+        self._cancel_wait = self._services.engine.wait(topic, self._woken)
+
+    def _woken(self) -> None:
+        self._request.waited_ns += _now_ns() - self._waits_since_ns
+        self._loading = self._services.runtime.attempt(self._read, self._cannot_read)
+
+    def _cannot_read(self, failure: BaseException) -> None:
+        self._finish(error_answer(unreadable(failure), self._request))
+
+    def _answer(self) -> None:
+        self._cancel_wait()
+        self._over = True
+        if not self._loading.waiting:
+            self._woken()
+
+    def _read(self) -> None:
+        """Answer, or continue to wait if there is nothing new. Raise `Cold` if records must be loaded."""
+        try:
+            topic, reading = self._services.engine.read(self._name, self._query)
+        except TopicsError as error:
+            self._finish(error_answer(error, self._request))
+            return
+        if _nothing(topic, reading) and not self._over:
+            self._wait(topic, reading)
+        else:
+            self._finish_with(topic, reading)
+
+    def _finish_with(self, topic: Topic, reading: Reading) -> None:
+        reading.scanned += self._scanned
+        traffic = self._services.traffic
+        traffic.reads += 1
+        traffic.records_read += reading.count
+        response = _timed(*_diff_answer(topic, reading, self._more()), self._request)
+        try:
+            self._services.budget.check_answer(body_bytes(response.body))
+        except TopicsError as error:
+            response = error_answer(error, self._request)
+        else:
+            self._delivered(topic, reading.next_from_seq)
+        self._finish(response)
+
+    def _more(self) -> str:
+        """Return further fields of the answer, as JSON text with a comma behind each."""
+        return ""
+
+    def _delivered(self, topic: Topic, seq: int) -> None:
+        """Note that the answer has all records up to `seq`."""
+
+    def _finish(self, response: Response) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._services.runtime.open_ended.discard(self)
+        self._deferred.resolve(response)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._services.runtime.open_ended.discard(self)
+        self._cancel_wait()
+        self._loading.cancel()
+
+
+class ConsumerPoll(LongPoll):
+    """A diff from the position of a consumer: it reads once the commit is in the log, and may wait for records."""
+
+    __slots__ = ("_opened", "_reader", "_seq")
+
+    def __init__(self, services: Services, name: str, query: Query, request: Request, reader: str) -> None:
+        super().__init__(services, name, query, request)
+        self._reader = reader
+        self._seq = 0
+        self._opened = False
+
+    def begin(self, ticket: Ticket, wait_ms: int) -> Deferred:
+        """Read when the ticket of `Consumers.open` is resolved, and wait `wait_ms` for records if there are none."""
+        self._deferred = Deferred(self._stop, on_hurry=self.end)
+        runtime = self._services.runtime
+        if wait_ms and not runtime.draining:
+            self._timer = runtime.call_later(wait_ms, self._answer)
+            runtime.open_ended.add(self)
+        else:
+            self._over = True
+        ticket.on_done(self._begin_reading)
+        return self._deferred
+
+    def _begin_reading(self, ticket: Ticket) -> None:
+        if self._deferred.cancelled:
+            return
+        if ticket.error is not None:
+            self._finish(error_answer(ticket.error, self._request))
+            return
+        stored: StoredConsumer = ticket.result
+        self._opened = True
+        self._seq = self._query.from_seq = stored.seq
+        self._loading = self._services.runtime.attempt(self._read, self._cannot_read)
+
+    def _answer(self) -> None:
+        if self._opened:
+            super()._answer()
+        else:
+            self._over = True  # it answers as soon as the commit is in the log
+
+    def _more(self) -> str:
+        return f'"consumer":"{self._reader}","committed_seq":{self._seq},'
+
+    def _delivered(self, topic: Topic, seq: int) -> None:
+        self._services.engine.consumers.note_delivered(topic, self._reader, seq)
+
+
+def _no_wait() -> None:
+    """Cancel nothing: the poll does not wait yet."""

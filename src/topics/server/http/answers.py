@@ -1,0 +1,148 @@
+"""Heads, compression and errors of answers, for both protocols. The server refreshes the date once a second."""
+
+import functools
+import http
+import zlib
+from collections.abc import Callable, Iterable
+from email.utils import formatdate
+
+from topics import logs
+from topics.errors import Code, TopicsError, storage_unavailable
+from topics.server.http.messages import JSON, Body, Request, Response, error_response
+
+STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in http.HTTPStatus}
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+BODILESS = frozenset((204, 304))
+
+CONNECTION_CLOSE = b"connection: close\r\n"
+KEEP_ALIVE = b"connection: keep-alive\r\n"
+UPGRADE = b"connection: upgrade\r\n"
+VARY = b"vary: accept-encoding\r\n"
+GZIPPED = b"content-encoding: gzip\r\n"
+NOSNIFF = b"x-content-type-options: nosniff\r\n"
+NO_STORE = b"cache-control: no-store\r\n"
+
+# Fields that the transport sets. Those of an application are dropped, because they could contradict them.
+_TRANSPORT_FIELDS = frozenset((b"connection", b"content-length", b"transfer-encoding", b"date", b"keep-alive"))
+
+
+class AnswerHeads:
+    """Makes heads of answers. `prefixes` holds all before the digits of the length, by status and content type."""
+
+    __slots__ = ("_clock", "_date", "date", "prefixes", "usual")
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.prefixes: dict[tuple[int, bytes], bytes] = {}
+        self.usual: dict[int, bytes] = {}  # whole heads of JSON answers with status 200, by the size of the body
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read the clock, and drop the heads that hold the old date."""
+        self.date = formatdate(self._clock(), usegmt=True).encode()
+        self._date = b"date: %b\r\n" % self.date
+        self.prefixes.clear()
+        self.usual.clear()
+
+    def usual_head(self, size: int) -> bytes:
+        """Return the whole head of a JSON answer with status 200 and a body of `size` bytes, and keep it."""
+        prefix = self.prefixes.get((200, JSON)) or self.prefix(200, JSON)
+        self.usual[size] = head = b"%b%d\r\n\r\n" % (prefix, size)
+        return head
+
+    def prefix(self, status: int, content_type: bytes) -> bytes:
+        """Return a head up to `content-length: `. The caller adds the number, further lines and the empty line."""
+        prefix = b"%b%bcontent-type: %b\r\n%bcontent-length: " % (
+            _status_line(status), self._date, content_type, _safety(content_type),
+        )  # fmt: skip
+        self.prefixes[status, content_type] = prefix
+        return prefix
+
+    def whole(self, response: Response, length: int, extra: bytes) -> bytes:
+        """Return a whole head. `extra` is further lines, each with its CRLF. Raise ValueError for a bad field."""
+        status = response.status
+        if status in BODILESS:
+            return b"%b%b%b%b\r\n" % (_status_line(status), self._date, _fields(response), extra)
+        key = (status, response.content_type)
+        prefix = self.prefixes.get(key) or self.prefix(*key)
+        if response.headers:
+            extra = _fields(response) + extra
+        return b"%b%d\r\n%b\r\n" % (prefix, length, extra)
+
+    def endless(self, response: Response) -> bytes:
+        """Return the head of a body that ends with the connection. Raise ValueError for a bad field."""
+        line = _status_line(response.status)
+        # Closing ends the body either way. A proxy passes an answer on sooner if the head does not announce the close.
+        after = KEEP_ALIVE if (b"connection", b"keep-alive") in response.headers else CONNECTION_CLOSE
+        return b"%b%bcontent-type: %b\r\n%b%b\r\n" % (line, self._date, response.content_type, _fields(response), after)
+
+    def switching(self, response: Response) -> bytes:
+        """Return the head of an upgrade. Raise ValueError for a bad field."""
+        return b"%b%b%b%b\r\n" % (_status_line(response.status), self._date, _fields(response), UPGRADE)
+
+
+def _safety(content_type: bytes) -> bytes:
+    """Return the fields that keep browsers from running an answer, and caches from storing a JSON one.
+
+    Answers of other types may be stored: the application sets `cache-control` for them.
+    """
+    return NOSNIFF + NO_STORE if content_type == JSON else NOSNIFF
+
+
+def _status_line(status: int) -> bytes:
+    return STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+
+
+def _fields(response: Response) -> bytes:
+    lines = [b"%b: %b\r\n" % field for field in response.headers if field[0].lower() not in _TRANSPORT_FIELDS]
+    for line in lines:
+        if line.find(b"\r") != len(line) - 2 or line.count(b"\n") != 1:
+            raise ValueError("a header field is one line")
+    return b"".join(lines)
+
+
+MIN_GZIP_BYTES = 1024  # below it the header and the work of the client cost more than is saved
+INLINE_BYTES = 16 * 1024  # about 0.2 ms of the event loop; longer bodies go to a thread (zlib releases the interpreter)
+
+_GZIP_WINDOW = 31  # zlib's code for a 32 KiB window in a gzip wrapper
+_LEVEL = 1  # JSON shrinks to a fifth at level 1 already; level 6 takes three times as long for a tenth less
+
+
+def may_compress(response: Response) -> bool:
+    """Return whether gzip may be applied to an answer: its type shrinks, and it is not encoded already."""
+    if response.status in BODILESS or not compressible(response.content_type):
+        return False
+    return not response.headers or all(name.lower() != b"content-encoding" for name, _ in response.headers)
+
+
+@functools.lru_cache(maxsize=64)
+def compressible(content_type: bytes) -> bool:
+    """Return whether bodies of this type shrink."""
+    return content_type.startswith(b"text/") or any(
+        word in content_type for word in (b"json", b"javascript", b"xml", b"wasm")
+    )
+
+
+def gzip(body: Body) -> bytes:
+    """Return the compressed body."""
+    packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP_WINDOW)
+    parts: Iterable[bytes | memoryview] = (body,) if isinstance(body, bytes) else body
+    return b"".join([*(packer.compress(part) for part in parts), packer.flush()])
+
+
+log = logs.Log("http")
+
+
+def failure(request: Request, error: BaseException) -> Response:
+    """Return the answer to a request whose handling raised `error`: 500 and a log line unless it is a `TopicsError`.
+
+    An OSError is a file that cannot be read now: 503.
+    """
+    if isinstance(error, TopicsError):
+        return error_response(error, started_ns=request.started_ns)
+    log.failure("request_failed", error, method=request.method)
+    if isinstance(error, OSError):
+        known = storage_unavailable(error)
+    else:
+        known = TopicsError(Code.INTERNAL, "the server made a mistake; its log says where")
+    return error_response(known, started_ns=request.started_ns)

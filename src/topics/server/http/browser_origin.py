@@ -1,0 +1,115 @@
+"""Checks on the requests of browsers, for a server without keys. Pure.
+
+Such a server trusts every client that can connect, and a browser on the same machine connects for every page it shows.
+Some header fields that a page cannot forge show where a request comes from:
+
+    Host            the host name in the URL. A name that is not the server's own belongs to a page whose own name was
+                    made to point here (DNS rebinding). The browser does not see a foreign origin in that case.
+    Origin          the page behind a request to another site. The browser hides the answer from the page, but the
+                    request has been carried out by then, and the data of a WebSocket is not hidden at all.
+    Sec-Fetch-Site  where a request comes from that has no `Origin`: images, scripts, frames, links. It is checked for
+                    GETs with effects (`api/guard.py`). `same-site` is refused like `cross-site`: it means
+                    another origin on this host, for instance a development server on localhost, and only origins
+                    are trusted. Browsers send the field to loopback addresses and over TLS. Elsewhere, and for old
+                    browsers, the `Accept` of an image, a script or a medium shows what the request is for.
+
+A server with keys needs no such checks: a page does not know the key, and browsers do not send it by themselves.
+"""
+
+import ipaddress
+import re
+from typing import TYPE_CHECKING
+
+from topics.errors import Code, TopicsError
+
+if TYPE_CHECKING:
+    from topics.config import Settings
+
+EVENT_STREAM = b"text/event-stream"
+PAGE_MEDIA = (b"text/html", b"application/xhtml+xml")
+PART_MEDIA = (  # parts of pages, which browsers request for an element
+    b"image/", b"video/", b"audio/", b"font/", b"text/css", b"text/javascript", b"application/javascript",
+)  # fmt: skip
+
+_AUTHORITY = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(?::[0-9]*)?")
+
+
+class Pages:
+    """Decides which requests of browsers are accepted."""
+
+    __slots__ = ("_any_origin", "_hosts", "_origins")
+
+    def __init__(self, *, hosts: frozenset[str] | None, origins: tuple[str, ...]) -> None:
+        self._hosts = hosts  # names of the server besides loopback addresses; None: not known
+        self._any_origin = "*" in origins
+        self._origins = frozenset(origin.lower() for origin in origins)
+
+    @classmethod
+    def of(cls, settings: "Settings") -> "Pages | None":
+        """Return the checks that the settings ask for; None if every request needs a key.
+
+        The names of a server that other machines can reach are not known, so its `Host` is not checked.
+        """
+        if settings.key_rules():
+            return None
+        hosts = frozenset(("localhost", settings.host.lower().strip("[]"))) if settings.is_loopback() else None
+        return cls(hosts=hosts, origins=settings.cors_origins)
+
+    def check(self, headers: dict[bytes, bytes]) -> None:
+        """Raise `forbidden` for a request of a page that may not call this server."""
+        host = headers.get(b"host")
+        if host is not None and self._hosts is not None and not self._is_ours(host.decode("latin-1")):
+            raise TopicsError(
+                Code.FORBIDDEN,
+                "the Host header names another server; without API keys this one answers to loopback names only; "
+                "call it by localhost, or set TOPICS_API_KEYS to serve it under other names",
+                detail={"host": host[:256].decode("latin-1")},
+            )
+        origin = headers.get(b"origin")
+        if origin is not None and not self._any_origin and not may_call(origin.decode("latin-1"), host, self._origins):
+            raise TopicsError(
+                Code.FORBIDDEN,
+                "pages of this origin may not call a server without API keys; add the origin to TOPICS_CORS_ORIGINS, "
+                "or set TOPICS_API_KEYS",
+                detail={"origin": origin[:256].decode("latin-1")},
+            )
+
+    def is_foreign(self, headers: dict[bytes, bytes]) -> bool:
+        """Return whether an element of a page of another origin made the browser send this.
+
+        A request with an `Origin` is not from an element: `check` has allowed or refused it.
+        """
+        if self._any_origin or b"origin" in headers:
+            return False
+        site = headers.get(b"sec-fetch-site")
+        if site is None:
+            accept = headers.get(b"accept", b"").lower()
+            return names_any(accept, PART_MEDIA) and not names_any(accept, (*PAGE_MEDIA, EVENT_STREAM))
+        return site.strip().lower() not in (b"same-origin", b"none")
+
+    def _is_ours(self, authority: str) -> bool:
+        match = _AUTHORITY.fullmatch(authority)
+        if match is None or self._hosts is None:
+            return False
+        name = match[1].lower().strip("[]").removesuffix(".")
+        if name in self._hosts:
+            return True
+        try:
+            return ipaddress.ip_address(name).is_loopback
+        except ValueError:
+            return False
+
+
+def names_any(accept: bytes, media: tuple[bytes, ...]) -> bool:
+    """Return whether an `Accept` field (lower case) names a media type that begins with one of `media`."""
+    return any(part.strip().startswith(media) for part in accept.split(b","))
+
+
+def may_call(origin: str, host: bytes | None, allowed: frozenset[str]) -> bool:
+    """Return whether pages of `origin` may call the server: its own pages, and those of `allowed` origins (lower case).
+
+    A page that this server has served has the `Host` of its requests in its origin.
+    """
+    origin = origin.lower()
+    own = "" if host is None else host.decode("latin-1").lower()
+    return origin in allowed or bool(own and origin in (f"http://{own}", f"https://{own}"))

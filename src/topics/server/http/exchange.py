@@ -1,0 +1,303 @@
+"""What HTTP/1.1 and HTTP/2 have in common: a request and its answer, their charges, and the way between application
+and connection.
+
+`Exchange` is one request with its answer. `Exchanges`, without I/O, has the exchanges of a connection: a `Pipeline` or
+an `Http2Session`. `ExchangeConnection` has the socket: it passes requests to the application, and answers to its
+`exchanges`, now or when they are there. Threads pack and unpack bodies that take too long on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from topics.errors import TopicsError
+from topics.server.http.answers import INLINE_BYTES, MIN_GZIP_BYTES, failure, gzip, log, may_compress
+from topics.server.http.messages import Answer, Deferred, Header, Response, Stream, body_bytes
+from topics.server.http.request.gunzip import Gunzip
+from topics.server.http.request.head import RequestHead
+from topics.server.http.service import Service
+from topics.server.limits.budget import ANSWERS, BODIES, EXCHANGE_BYTES, STREAMS, MemoryBudget, Receiver
+
+VARY: Header = (b"vary", b"accept-encoding")
+GZIPPED: Header = (b"content-encoding", b"gzip")
+T = TypeVar("T")
+
+
+class Exchange(msgspec.Struct, eq=False):
+    """A request and its answer, until the answer has gone out."""
+
+    head: RequestHead
+    answer: Response | Stream | None = None
+    deferred: Deferred | None = None
+    held_bytes: int = 0  # size of an answer that waits for the answers before it
+    input_bytes: int = 0  # size of the request, charged to the memory budget until the answer is there
+    begun: bool = False  # the application has the request
+    unpacking: bool = False  # a thread unpacks the body
+    dropped: bool = False  # no client waits for the answer
+
+
+E = TypeVar("E", bound=Exchange)
+
+
+class Charges:
+    """The bytes that one connection holds, as charged to the memory budget. Pure.
+
+    A request that comes whole and small, and whose answer the operating system takes at once, is covered by the flat
+    charge of the connection: nothing here is called for it.
+    """
+
+    __slots__ = ("_budget", "_held_bytes", "_parked_bytes", "charged")
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        self._budget = budget
+        self.charged = {BODIES: 0, ANSWERS: 0, STREAMS: 0}
+        self._held_bytes = self._parked_bytes = 0  # of all requests, and of those that are not begun
+
+    def park(self, exchange: Exchange, size_bytes: int) -> None:
+        """Count a request that is not begun; count it again with its new size when more of its body is there."""
+        delta_bytes = EXCHANGE_BYTES + size_bytes - exchange.input_bytes
+        exchange.input_bytes += delta_bytes
+        self._held_bytes += delta_bytes
+        self._parked_bytes += delta_bytes
+
+    def begin(self, exchange: Exchange) -> None:
+        """Count a request as begun."""
+        exchange.begun = True
+        self._parked_bytes -= exchange.input_bytes
+
+    def release(self, exchange: Exchange) -> None:
+        """Count a request no longer."""
+        self._held_bytes -= exchange.input_bytes
+        if not exchange.begun:
+            self._parked_bytes -= exchange.input_bytes
+        exchange.input_bytes = 0
+
+    def finish(self, exchange: Exchange) -> None:
+        """Free the body of a request: its answer does not need it any more."""
+        self.release(exchange)
+        exchange.head.request.body = b""
+
+    def note_input(self, receiver: Receiver, unparsed_bytes: int) -> None:
+        """Charge for requests, and bytes of requests that are not whole. `receiver` is the connection."""
+        if self._note(BODIES, self._held_bytes + unparsed_bytes):
+            self._budget.receive(receiver, self._parked_bytes + unparsed_bytes)
+
+    def note_output(self, account: str, held_bytes: int) -> None:
+        """Charge for answers that the client has not taken."""
+        self._note(account, held_bytes)
+
+    def _note(self, account: str, held_bytes: int) -> bool:
+        delta_bytes = held_bytes - self.charged[account]
+        if delta_bytes:
+            self.charged[account] = held_bytes
+            self._budget.charge(account, delta_bytes)
+        return delta_bytes != 0
+
+
+class Exchanges(Generic[E]):
+    """The exchanges of one connection, without I/O. Subclasses override the hooks below."""
+
+    __slots__ = ("_service", "charges", "packed")
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self.charges = Charges(service.budget)
+        self.packed: list[tuple[E, Gunzip]] = []  # whole requests whose bodies take too long to unpack here
+
+    # --- hooks of subclasses
+
+    def _make_ready(self, exchange: E, response: Response, size_bytes: int) -> None:
+        """Send an answer whose body has `size_bytes` when it is its turn."""
+
+    def hold(self, exchange: E, size_bytes: int) -> None:
+        """Count an answer that cannot be sent yet."""
+
+    def grant(self, exchange: E, stream: Stream) -> None:
+        """Take an answer without end."""
+
+    def unpacked(self, exchange: E, body: bytes) -> None:
+        """Take the unpacked body of a request."""
+
+    def unpack_failed(self, exchange: E, error: BaseException) -> None:
+        """Answer a request whose body cannot be unpacked with `error`."""
+
+    def _hook_failed(self) -> None:
+        """End the connection at once: a hook of the application has raised."""
+
+    # --- answers in
+
+    def answer(self, exchange: E, response: Response) -> bool:
+        """Take the answer to a request. Return False if compressing its body takes too long here: then
+        `answer_compressed` must follow."""
+        exchange.deferred = None
+        if exchange.dropped:
+            self.never_sent(response)
+            return True
+        self.charges.finish(exchange)
+        size_bytes = body_bytes(response.body)
+        if size_bytes >= MIN_GZIP_BYTES and may_compress(response):
+            if exchange.head.gzip:
+                if size_bytes > INLINE_BYTES:
+                    self.hold(exchange, size_bytes)
+                    return False
+                self.answer_compressed(exchange, response, gzip(response.body))
+                return True
+            response = _with_fields(response, response.body, VARY)
+        self._make_ready(exchange, response, size_bytes)
+        return True
+
+    def answer_compressed(self, exchange: E, response: Response, packed: bytes) -> None:
+        """Take the answer to a request with its compressed body."""
+        self._make_ready(exchange, _with_fields(response, packed, VARY, GZIPPED), len(packed))
+
+    def defer(self, exchange: E, deferred: Deferred) -> None:
+        """Note that the answer to a request comes later, as `deferred`."""
+        exchange.deferred = deferred
+        if not deferred.keeps_request:
+            self.charges.finish(exchange)
+
+    def unpack(self, exchange: E) -> None:
+        """Unpack a short body at once. Put a long one into `packed`."""
+        gunzip = Gunzip(exchange.head.request.body, self._service.limits.max_body_bytes)
+        try:
+            body = gunzip.step()
+        except TopicsError as error:
+            self.unpack_failed(exchange, error)
+            return
+        if body is not None:
+            self.unpacked(exchange, body)
+        else:
+            exchange.unpacking = True
+            self.packed.append((exchange, gunzip))
+
+    # --- hooks of the application
+
+    def call(self, hook: Callable[..., Any], *arguments: Any) -> None:
+        """Call into the application where no client waits for an answer. End the connection if that raises."""
+        try:
+            hook(*arguments)
+        except Exception as error:
+            log.failure("hook_failed", error, hook=getattr(hook, "__qualname__", ""))
+            self._hook_failed()
+
+    def never_sent(self, response: Response) -> None:
+        """Report an answer as delivered: all of it was sent, or nothing of it is held any more."""
+        if response.sent is not None:
+            self.call(response.sent)
+
+
+def _with_fields(response: Response, body: Any, *fields: Header) -> Response:
+    """Return a copy with more header fields. The application may keep the answer and return it again."""
+    headers = (*response.headers, *fields)
+    return Response(response.status, body, response.content_type, headers, response.sent)
+
+
+class ExchangeConnection(asyncio.Protocol, Generic[E]):
+    """The protocol object of one socket."""
+
+    __slots__ = ("_log", "_noted_ns", "_server", "exchanges")
+
+    exchanges: Exchanges[E]
+
+    def __init__(self, server: Service) -> None:
+        self._server = server
+        self._log, self._noted_ns = server.request_log, server.request_log.noted_ns
+
+    # --- hooks of subclasses
+
+    def proceed(self) -> None:
+        """Write what there is for the client, and handle further requests: an answer or a body has come."""
+
+    def note_memory(self) -> None:
+        """Charge the memory budget with what this connection holds now. May end the connection's input."""
+
+    # --- requests to the application, and its answers
+
+    def handle(self, exchange: E) -> None:
+        """Have the application answer a request."""
+        request = exchange.head.request
+        if self._noted_ns:
+            self._log.begin(request)
+        try:
+            answer = self._server.handle(request)
+        except Exception as error:
+            answer = failure(request, error)
+        self.take(exchange, answer)
+
+    def take(self, exchange: E, answer: Answer) -> None:
+        """Take the application's answer, now or when it is there."""
+        if self._noted_ns and not isinstance(answer, Deferred):
+            self._log.note(exchange.head.request, answer)
+        if isinstance(answer, Response):
+            if not self.exchanges.answer(exchange, answer):
+                self._run_in_thread(partial(gzip, answer.body), partial(self._compressed, exchange, answer))
+        elif isinstance(answer, Deferred):
+            self.exchanges.defer(exchange, answer)
+            answer.then(partial(self.resolved, exchange))
+        else:
+            self.exchanges.grant(exchange, answer)
+
+    def resolved(self, exchange: E, response: Response) -> None:
+        """Take an answer that came later."""
+        if exchange.dropped:
+            self.exchanges.never_sent(response)
+        else:
+            self.take(exchange, response)
+        self.proceed()
+
+    def _compressed(self, exchange: E, response: Response, done: asyncio.Future[bytes]) -> None:
+        if done.cancelled() or exchange.dropped:
+            self.exchanges.never_sent(response)
+        else:
+            self.exchanges.answer_compressed(exchange, response, done.result())
+        self.proceed()
+
+    # --- gzip bodies of requests that take too long to unpack on the event loop
+
+    def unpack_in_threads(self) -> None:
+        """Have threads unpack the bodies in `packed`, some megabytes at a time."""
+        packed = self.exchanges.packed
+        # Bound: each round takes one body out of the list.
+        while packed:
+            self._server.unpacking_slots.begin(partial(self._begin_unpacking, *packed.pop(0)))
+
+    def _begin_unpacking(self, exchange: E, gunzip: Gunzip) -> bool:
+        """Begin to unpack; return False if there is nothing to do: the request was dropped, or has to be refused.
+
+        While the memory budget is full every body is refused, because it may grow a thousandfold.
+        """
+        if exchange.dropped or not exchange.unpacking:
+            return False
+        if self._server.budget.full:
+            self.exchanges.unpack_failed(exchange, self._server.budget.error())
+            # The connection may be in the middle of its work, which leads here when another body is done.
+            asyncio.get_running_loop().call_soon(self.proceed)
+            return False
+        self._run_in_thread(gunzip.advance, partial(self._advanced, exchange, gunzip))
+        return True
+
+    def _advanced(self, exchange: E, gunzip: Gunzip, done: asyncio.Future[bytes | None]) -> None:
+        """Take what a thread has unpacked, and continue if that is not all and the budget has room for it."""
+        error = None if done.cancelled() else done.exception()
+        body = None if done.cancelled() or error is not None else done.result()
+        if error is None and body is None and not done.cancelled() and exchange.unpacking and not exchange.dropped:
+            self.exchanges.charges.park(exchange, len(exchange.head.request.body) + gunzip.size_bytes)
+            self.note_memory()
+            if exchange.unpacking and not exchange.dropped:
+                self._run_in_thread(gunzip.advance, partial(self._advanced, exchange, gunzip))
+                return
+        self._server.unpacking_slots.end()
+        if exchange.unpacking and not exchange.dropped:
+            if body is not None:
+                self.exchanges.unpacked(exchange, body)
+            elif error is not None:
+                self.exchanges.unpack_failed(exchange, error)
+            self.proceed()
+
+    def _run_in_thread(self, work: Callable[[], T], then: Callable[[asyncio.Future[T]], None]) -> None:
+        asyncio.get_running_loop().run_in_executor(self._server.pool, work).add_done_callback(then)

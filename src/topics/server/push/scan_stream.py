@@ -1,0 +1,190 @@
+"""A bulk read as a stream: one slice per turn of the loop, and nothing more while the client does not read.
+
+A slice is read on the loop, where the state is, and encoded on a pool thread. While the client has not read what it was
+sent, nothing more is read. A scan of any size therefore delays other clients no more than a diff does, and a client
+that stops reading costs the memory of two slices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from topics import logs
+from topics.engine.read.scan import SLICE_BYTES, Scan, ScanStep
+from topics.errors import Code, TopicsError
+from topics.server.http.messages import Response, Sink, Stream
+from topics.server.limits.budget import STREAMS
+from topics.server.loop.runtime import NOT_LOADING, unreadable
+from topics.server.push import scan_formats as formats
+from topics.storage.segments.cold import Cold
+
+if TYPE_CHECKING:
+    from topics.server.limits.budget import MemoryBudget
+    from topics.server.loop.runtime import Runtime
+    from topics.server.loop.throttle import Throttle
+
+log = logs.Log("scan")
+
+T = TypeVar("T")
+
+PROGRESS_SEQS = 100_000  # looked at and skipped before the progress is reported
+PRESSED_PAUSE_MS = 5  # between two slices while the server runs late
+ENCODING_BYTES = 2 * SLICE_BYTES  # a slice, and its encoding
+
+
+class ScanStream(Stream):
+    """One answer. It either reads, waits for the pool, or waits for the client: never two at a time."""
+
+    high_water_bytes = SLICE_BYTES
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        throttle: Throttle,
+        budget: MemoryBudget,
+        scan: Scan,
+        topic: str,
+        form: formats.ScanFormat,
+        *,
+        release: Callable[[], None],
+    ) -> None:
+        super().__init__(Response(200, b"", form.content_type, ((b"cache-control", b"no-store"),)))
+        self._runtime = runtime
+        self._throttle = throttle
+        self._budget = budget
+        self._topic = topic
+        self._scan = scan
+        self._form = form
+        self._release = release
+        self._sink: Sink | None = None
+        self._reported_seq = scan.query.from_seq
+        self._loading = NOT_LOADING
+        self._full = False
+        self._slow: asyncio.TimerHandle | None = None
+        self._on_thread = False
+        self._ends_with: TopicsError | None = None
+
+    # --- for the transport and the server
+
+    def opened(self, sink: Sink) -> None:
+        self._sink = sink
+        self._runtime.open_ended.add(self)
+        self._next()
+
+    def drained(self) -> None:
+        if self._full:
+            self._full = False
+            if self._slow is not None:
+                self._slow.cancel()
+                self._slow = None
+            self._next()
+
+    def closed(self) -> None:
+        self._release()
+        self._sink = None
+        self._runtime.open_ended.discard(self)
+        self._loading.cancel()
+        if self._slow is not None:
+            self._slow.cancel()
+
+    def end(self) -> None:
+        """End the answer with an error: the server stops, and the client continues later."""
+        self._fail(TopicsError(Code.SHUTTING_DOWN, "the server is stopping", retry_after_ms=1000))
+
+    # --- slices
+
+    def _next(self) -> None:
+        self._loading = self._runtime.attempt(self._step, self._cannot_read)
+
+    def _cannot_read(self, failure: BaseException) -> None:
+        self._fail(unreadable(failure))
+
+    def _step(self) -> None:
+        """Read one slice. Raise `Cold`, without any effect, if it must be loaded first."""
+        if self._sink is None:
+            return
+        try:
+            step = self._scan.step(lambda query: self._runtime.engine.read(self._topic, query))
+        except Cold:
+            raise
+        except TopicsError as error:
+            self._fail(error)
+            return
+        except OSError as error:
+            self._cannot_read(error)
+            return
+        except Exception as error:  # a stream has no caller that would report this
+            log.failure("scan_failed", error, topic=self._topic)
+            self._fail(TopicsError(Code.INTERNAL, "internal error"))
+            return
+        if step.slices or step.tombstone is not None or step.done:
+            self._on_pool(lambda: self._encode(step), lambda data: self._encoded(step, data))
+        elif step.next_from_seq - self._reported_seq >= PROGRESS_SEQS:
+            self._encoded(step, b"".join(self._form.progress(step.next_from_seq)))
+        else:
+            self._continue()
+
+    def _encode(self, step: ScanStep) -> bytes:
+        """Return the bytes of a slice, or nothing if the client has left meanwhile. Runs on a pool thread."""
+        return b"" if self._sink is None else formats.encode(self._form, step)
+
+    def _encoded(self, step: ScanStep, data: bytes) -> None:
+        sink = self._sink
+        if sink is None:
+            return
+        self._reported_seq = step.next_from_seq
+        room = sink.write(data) if data else True
+        if step.done:
+            self._close()
+        elif room:
+            self._continue()
+        else:
+            self._full = True
+            timeout_ms = self._runtime.settings.slow_consumer_timeout_ms
+            self._slow = self._runtime.call_later(timeout_ms, self._too_slow)
+
+    def _continue(self) -> None:
+        """Read the next slice in a later turn: other requests come first."""
+        if self._throttle.pressed:
+            self._runtime.call_later(PRESSED_PAUSE_MS, self._next)
+        else:
+            self._runtime.loop.call_soon(self._next)
+
+    def _on_pool(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
+        """Run `work` on a pool thread, then `then` on the loop with its result."""
+
+        def done(found: asyncio.Future[T]) -> None:
+            self._on_thread = False
+            self._budget.charge(STREAMS, -ENCODING_BYTES)
+            failure = found.exception()
+            if failure is not None:
+                self._fail(unreadable(failure))
+                return
+            then(found.result())
+            if self._ends_with is not None:
+                self._fail(self._ends_with)
+
+        self._on_thread = True
+        self._budget.charge(STREAMS, ENCODING_BYTES)
+        self._runtime.in_pool(work).add_done_callback(done)
+
+    def _fail(self, error: TopicsError) -> None:
+        if self._on_thread:
+            self._ends_with = error  # after the slice that is being encoded: the form is in use
+        elif self._sink is not None:
+            self._sink.write(b"".join(self._form.error(error)))
+            self._close()
+
+    def _too_slow(self) -> None:
+        if self._sink is not None:
+            self._runtime.note_slow_reader("scan")
+            self._sink.give_up()
+            self._close()
+
+    def _close(self) -> None:
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            self._release()  # sending the rest may take a while, but costs no more than the connection
+            sink.close()
