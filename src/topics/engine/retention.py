@@ -258,7 +258,7 @@ def evict(topic: Topic, upto: int, reason: str, *, reads: bool = True) -> None:
     if not _all_readable(topic, upto):
         return
     if topic.links is not None:
-        topic.links.losing(upto)
+        topic.links.table.hooks.losing(topic.links, upto)
     start = topic.earliest
     for segment, low, high in list(topic.spans(start, upto)):
         if not segment.live:

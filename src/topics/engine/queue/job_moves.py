@@ -155,13 +155,13 @@ def _hold(source: Topic, ticket: Ticket, move: Moved) -> Ticket:
     ticket.apply = end
     undo_also(ticket, staged.refuse)
     if source.links is not None:
-        source.links.freeze(ticket)
+        source.links.table.hooks.freeze(source.links, ticket)
     return ticket
 
 
 def _pinned(source: Topic, frame: bytes) -> bytes:
     """Return the frame behind a mark that says how far the routers out of `source` are."""
-    pin: bytes = b"" if source.links is None else source.links.pin()
+    pin: bytes = b"" if source.links is None else source.links.table.hooks.pin(source.links)
     return pin + frame
 
 

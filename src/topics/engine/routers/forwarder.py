@@ -11,17 +11,9 @@ from typing import Any
 from topics.engine import retention
 from topics.engine.delays import STARVED_NS
 from topics.engine.routers import replay
-from topics.engine.routers.copy import (
-    Copier,
-    comes_back,
-    skippable,
-    storable,
-    too_large,
-)
-from topics.engine.routers.graph import Edge, Router, Table, linked, links_of
-from topics.engine.routers.replay import room
-from topics.engine.routers.router_log import LiveRouters, survives_power_loss
-from topics.engine.routers.schedule import DueEdges
+from topics.engine.routers.copy import Copier, next_part, room, storable, too_large
+from topics.engine.routers.graph import Edge, Router, Table, out_of
+from topics.engine.routers.router_log import DueEdges, LiveRouters, survives_power_loss
 from topics.engine.routers.source_records import Gathered, Piece, gather
 from topics.engine.state.topic import Topic
 from topics.engine.write import apply
@@ -113,18 +105,13 @@ class Forwarder:
         # A snapshot that is being taken has the cursors from before this step, and needs both topics from then.
         self._staging.commits.will_change(edge.source)
         self._staging.commits.will_change(edge.dest)
-        router, upto = turn
-        source, start = edge.source, router.cursor + 1
-        if (run := source.losses.covering(start)) is not None:
-            if comes_back(edge, run[2]):
-                self._pass(router, min(run[1], upto))
-            else:
-                self._live.trim(router, min(run[1], upto))
+        router, source = turn[0], edge.source
+        upto, passed = next_part(*turn)
+        if passed == "" or (passed == "source_trim" and edge.cyclic):  # the echo of a loss would go round for ever
+            self._pass(router, upto)
             return True
-        lost = source.losses.next_from(start)
-        upto = upto if lost is None else min(upto, lost - 1)
-        if (passed := skippable(source, router, upto)) > router.cursor:
-            self._pass(router, passed)
+        if passed is not None:
+            self._live.trim(router, upto)
             return True
         try:
             return self._copy(edge, router, self._gather(source, router, upto), now)
@@ -138,7 +125,7 @@ class Forwarder:
         for attempt in (None, commits.flush, commits.sync):
             if attempt is not None:
                 attempt()
-            dest, links = edge.dest, links_of(edge.source)
+            dest, links = edge.dest, edge.source.links
             if not (edge.busy or links is None or links.frozen or dest.pending) and (dest.next_seq == dest.head + 1):
                 edge.starved_ns = 0
                 return True
@@ -164,7 +151,7 @@ class Forwarder:
 
     def _copy(self, edge: Edge, router: Router, gathered: Gathered, now: int) -> bool:
         dest = edge.dest
-        copier = Copier(self._table, edge, router)
+        copier = Copier(self._table, router)
         made = list(copier.entries(gathered, dest.next_seq))
         logs = self._logs(edge)
         for entry, piece in made:
@@ -188,7 +175,7 @@ class Forwarder:
             partly = fits < len(entry.sizes)
             if partly:
                 entry, piece = copier.part(piece, 0, fits, entry.first)
-            if linked(dest).outgoing and not self._make_way(edge, entry):
+            if out_of(dest) and not self._make_way(edge, entry):
                 return False
             whole = not partly and piece is made[-1][1]
             self._land(copier, router, entry, piece, gathered.upto if whole else piece.seqs[-1])
@@ -219,7 +206,7 @@ class Forwarder:
 
     def _keeps(self, dest: Topic, entry: log.Append, fits: int) -> int:
         """Return how many copies may land together so that none is evicted before it was forwarded further."""
-        if linked(dest).outgoing:
+        if out_of(dest):
             while (
                 fits > 1
                 and retention.reach(
@@ -235,7 +222,7 @@ class Forwarder:
 
         Routers that are held give these records up, and so do all on a cycle, where each would wait for the other.
         """
-        links = linked(edge.dest)
+        links = edge.dest.links
         upto = self._live.pushes_out(links, entry, before_bytes=edge.dest.staged_bytes)
         if upto is None:
             return True

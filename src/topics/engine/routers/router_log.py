@@ -1,16 +1,17 @@
-"""Routers beside live writes: which entries are logged for them, and what they give up. See `copy`."""
+"""Routers beside live writes: which are due, which entries are logged for them, and what they give up. See `copy`."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from topics.clock import Clock
 from topics.engine import retention
 from topics.engine.consumers.batch import ConsumerBatch
 from topics.engine.routers import replay
 from topics.engine.routers.copy import count_lost, mark
-from topics.engine.routers.graph import Edge, Links, Router, linked, links_of, upstream
-from topics.engine.routers.schedule import DueEdges
+from topics.engine.routers.graph import Edge, Links, Router, out_of, upstream
 from topics.engine.state.topic import Topic
 from topics.engine.write.commit import Ticket
 from topics.engine.write.staging import Staging
@@ -21,9 +22,99 @@ from topics.storage.log.router_entry import Copies, Resume, Trim
 # Entries about a destination that leave the routers out of it alone.
 PARTIES = (Trim, Resume, Copies, ConsumerBatch)
 
+FIRST_BACKOFF_MS = 20
+MAX_BACKOFF_MS = 1000
+SOON_MS = 1  # when entries of a topic wait for the log
+
+
+class DueEdges:
+    """The edges of one engine that are due, in the order in which they became due. Waits are in elapsed time."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.wake: Callable[[], None] = lambda: None  # called when an edge becomes due
+        self._due: deque[Edge] = deque()
+        self._queued: set[Edge] = set()  # the edges in `_due`
+        self._grown: dict[Topic, None] = {}  # sources whose edges are not in `_due` yet
+        self._waiting: dict[Edge, None] = {}  # held, or behind entries that wait for the log
+
+    def __bool__(self) -> bool:
+        return bool(self._due)
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether sources grew since `collect`."""
+        return bool(self._grown)
+
+    def add(self, edge: Edge) -> None:
+        """Make the edge due, unless one of its topics was dropped."""
+        if edge not in self._queued and not edge.source.gone and not edge.dest.gone:
+            self._waiting.pop(edge, None)
+            self._queued.add(edge)
+            self._due.append(edge)
+            self.wake()
+
+    def pop(self) -> Edge:
+        """Take out the edge that has been due for longest."""
+        edge = self._due.popleft()
+        self._queued.discard(edge)
+        return edge
+
+    def put_first(self, edge: Edge) -> None:
+        """Move the edge to the front, if it is due."""
+        if edge in self._queued:
+            self._due.remove(edge)
+            self._due.appendleft(edge)
+
+    def source_grew(self, topic: Topic) -> None:
+        """Make the edges out of the topic due with the next `collect`."""
+        if out_of(topic):
+            self._grown[topic] = None
+            self.wake()
+
+    def wait(self, edge: Edge) -> None:
+        """Make the edge due again once its `held_until_ms` has passed."""
+        self._waiting[edge] = None
+
+    def waits(self, edge: Edge) -> bool:
+        return edge in self._waiting
+
+    def elapsed_ms(self) -> int:
+        """Return the time that `held_until_ms` is measured in."""
+        return self._clock.monotonic_ns() // 1_000_000
+
+    def is_held(self, edge: Edge) -> bool:
+        return edge.held_until_ms > self.elapsed_ms()
+
+    def back_off(self, edge: Edge) -> None:
+        """Hold the edge, for twice as long as the last time."""
+        edge.backoff_ms = min(max(edge.backoff_ms * 2, FIRST_BACKOFF_MS), MAX_BACKOFF_MS)
+        edge.held_until_ms = self.elapsed_ms() + edge.backoff_ms
+        self.wait(edge)
+
+    def collect(self) -> None:
+        """Make the edges due whose sources grew, and those that need not wait any longer."""
+        grown, self._grown = self._grown, {}
+        for topic in grown:
+            for edge in out_of(topic):
+                self.add(edge)
+        now_ms = self.elapsed_ms()
+        for edge in list(self._waiting):
+            if edge.held_until_ms <= now_ms:
+                del self._waiting[edge]
+                self.add(edge)
+
+    def next_ms(self) -> int | None:
+        """Return in how many ms an edge is due; None if no edge waits."""
+        if self._due or self._grown:
+            return 0
+        if not self._waiting:
+            return None
+        return max(min(edge.held_until_ms for edge in self._waiting) - self.elapsed_ms(), SOON_MS)
+
 
 class LiveRouters:
-    """Stages the log entries from which recovery restores the position of each router. Implements `graph.Live`."""
+    """Stages the log entries from which recovery restores the position of each router."""
 
     def __init__(self, staging: Staging, due: DueEdges) -> None:
         self._staging = staging
@@ -86,6 +177,9 @@ class LiveRouters:
                 if router.reached < upto - 1:
                     self.trim(router, upto - 1, coming)
 
+    def deleting(self, links: Links) -> None:
+        """Do nothing: a delete comes with a mark, see `staging`."""
+
     def _lose_with(self, links: Links, upto: int, ticket: Ticket) -> list[log.Entry]:
         """Do the same as a part of the write that evicts the records: routers lose them if the write takes effect.
 
@@ -97,9 +191,8 @@ class LiveRouters:
             if router.reached >= upto - 1:
                 continue
             dest = router.edge.dest
-            into = linked(dest)
-            if not _copies_are_logged(into):
-                entries.append(mark(into, head=dest.next_seq - 1, out=False, holds=True))
+            if not _copies_are_logged(dest.links):
+                entries.append(mark(dest.links, head=dest.next_seq - 1, out=False, holds=True))
             entry = self._trim_entry(router, upto - 1, ticket.entry)
             entries.append(entry)
             steps.append(self._trim_step(router, entry))
@@ -178,7 +271,7 @@ class LiveRouters:
         def undo() -> None:
             edge.busy -= 1
             router.under_way = was
-            if (links := links_of(edge.source)) is not None:
+            if (links := edge.source.links) is not None:
                 links.low = 0  # it included this step
             self._due.back_off(edge)  # the log refused the step
 

@@ -12,10 +12,8 @@ from topics.engine import retention
 from topics.engine.routers import replay
 from topics.engine.routers.copy import mark
 from topics.engine.routers.forwarder import Forwarder
-from topics.engine.routers.graph import Edge, Router, copies_of_one, links_of, upstream
-from topics.engine.routers.replay import table_of
-from topics.engine.routers.router_log import LiveRouters
-from topics.engine.routers.schedule import DueEdges
+from topics.engine.routers.graph import Edge, Router, copies_of_one, into, table_of, upstream
+from topics.engine.routers.router_log import DueEdges, LiveRouters
 from topics.engine.routers.source_records import Eligible, look_for
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps, each_loaded, once_loaded
@@ -78,7 +76,7 @@ class Routers:
         self._staging = staging
         self.table = table_of(staging.state)
         self.due = DueEdges(staging.clock)
-        self.table.live = live = LiveRouters(staging, self.due)
+        self.table.hooks = live = LiveRouters(staging, self.due)
         self.forwarder = Forwarder(staging, self.table, self.due, live)
         self._listener = self.due.source_grew  # kept, because `Growth` distinguishes listeners by identity
 
@@ -247,11 +245,9 @@ class Routers:
         self, router: Router | None, request: RouterRequest, source: Topic | None, dest: Topic | None
     ) -> None:
         """Raise if the destination would have two sources, or if the router closes a cycle without `allow_cycle`."""
-        links = None if dest is None else links_of(dest)
-        if dest is not None and links is not None and links.incoming is not None:
-            edge = links.incoming
-            if edge.source is not source and edge.routers != [router]:
-                raise fan_in(dest.name, edge.source.name)
+        edge = None if dest is None else into(dest)
+        if edge is not None and edge.source is not source and edge.routers != [router]:
+            raise fan_in(edge.dest.name, edge.source.name)
         if source is not None and not request.allow_cycle:
             line = upstream(source, without=router)
             if dest in line:
@@ -263,8 +259,7 @@ class Routers:
     ) -> None:
         """Raise if one record could have too many copies. Only routers that share an edge multiply them."""
         table, limit = self.table, self._staging.limits.max_copies
-        links = None if dest is None else links_of(dest)
-        if limit and (table.twins or (links is not None and links.incoming is not None)):
+        if limit and (table.twins or (dest is not None and into(dest) is not None)):
             most = max(limit, len(table.by_name) + (router is None))
             if copies_of_one(source, dest, config, without=router, most=most) > most:
                 raise too_many_copies(limit)
@@ -293,9 +288,7 @@ class Routers:
     def _marks(self, topics: set[Topic]) -> list[Mark]:
         ordered = sorted(topics, key=lambda topic: topic.topic_id)
         return [
-            mark(links, head=topic.head, out=True, holds=False)
-            for topic in ordered
-            if (links := links_of(topic)) is not None
+            mark(topic.links, head=topic.head, out=True, holds=False) for topic in ordered if topic.links is not None
         ]
 
 

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import Struct
 
@@ -35,20 +35,6 @@ class Remembered(Struct, frozen=True, array_like=True, gc=False):
     first: int
     last: int
     at_ms: int
-
-
-class RouterLinks(Protocol):
-    """What the engine asks of the routers around a topic. See `routers.graph.Links`, which lies above this module."""
-
-    def staging(self, ticket: Any) -> None: ...
-
-    def pin(self) -> bytes: ...
-
-    def freeze(self, ticket: Any) -> None: ...
-
-    def losing(self, upto: int) -> None: ...
-
-    def deleting(self) -> None: ...
 
 
 class Totals:
@@ -166,7 +152,7 @@ class Topic:
         self.captured_in = 0  # number of the last snapshot that was taken of the topic
         self.saved_tail: Any = None  # the tail in the last snapshot that was written, see `snapshot_parts.SavedTail`
         self.gone = False  # whether the topic was dropped
-        self.links: RouterLinks | None = None  # the routers around the topic, see `routers.graph.Links`
+        self.links: Any = None  # the routers around the topic: `routers.graph.Links`, None without routers
         self.queue = Leases(self) if config.type == "queue" else None
         self.consumers: TopicConsumers | None = None  # None until one is stored; only `consumer_log` changes them
 
