@@ -1,37 +1,11 @@
 """The single files of a backup: read and write one, the marks of a segment, and the parts of a tails file."""
 
-from contextlib import suppress
-
 from topics.errors import Corrupt
 from topics.storage.check import examine
-from topics.storage.data_layout import TEMP_SUFFIX
-from topics.storage.fs import File, Fs
+from topics.storage.fs import File, Fs, read_whole
 from topics.storage.segments import codec
 from topics.storage.segments.marks import DELETED, LIVE, LOST
 from topics.storage.snapshot import TopicSnapshot
-
-
-class TemporaryFile:
-    """The temporary file of `path`: synced at the end, or removed after an error."""
-
-    def __init__(self, fs: Fs, path: str) -> None:
-        self._fs = fs
-        self._path = path + TEMP_SUFFIX
-
-    def __enter__(self) -> File:
-        self._file = self._fs.open(self._path, create=True)
-        self._file.truncate(0)
-        return self._file
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        try:
-            if error is None:
-                self._file.sync()
-        finally:
-            self._file.close()
-            if error is not None:
-                with suppress(OSError):
-                    self._fs.unlink(self._path)
 
 
 def read_marks(file: File, footer: codec.Footer) -> bytearray:
@@ -66,14 +40,6 @@ def read_footer(fs: Fs, path: str) -> codec.Footer | None:
         return codec.decode_footer(tail, path=path, file_bytes=size)
     except Corrupt:
         return None
-    finally:
-        file.close()
-
-
-def read_whole(fs: Fs, path: str) -> bytes:
-    file = fs.open(path)
-    try:
-        return file.pread(file.size(), 0)
     finally:
         file.close()
 

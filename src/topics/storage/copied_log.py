@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from topics.errors import Corrupt
 from topics.storage.backup_target import CopyError
-from topics.storage.copied_files import read_whole
 from topics.storage.datadir import DataDir
+from topics.storage.fs import read_whole
 from topics.storage.log import ledger, log_files, walfile
 from topics.storage.log.log_files import LogFile
 from topics.storage.snapshot import Snapshot

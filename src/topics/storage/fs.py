@@ -180,6 +180,18 @@ class Fs(Protocol):
         """Return the space that this process may still use on the file system of `path`."""
 
 
+def read_whole(fs: Fs, path: str) -> bytes:
+    """Return all bytes of a file. An error names it."""
+    file = fs.open(path)
+    try:
+        return file.pread(file.size(), 0)
+    except OSError as error:
+        error.filename = path
+        raise
+    finally:
+        file.close()
+
+
 class RealFs(Fs):
     """The operating system's files. Without `maps`, `File.lend` returns None: TLS reads the bytes in the process."""
 

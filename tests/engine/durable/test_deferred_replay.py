@@ -280,7 +280,6 @@ def test_records_written_after_a_topic_left_ephemeral_come_back() -> None:
 def test_only_recovery_and_storage_read_the_raw_map_of_topics() -> None:
     """Everything else goes through `Engine.topics`, which returns whole topics."""
     allowed = {
-        "coverage",
         "deferred_replay",
         "directory",
         "engine",

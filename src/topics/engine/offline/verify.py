@@ -23,10 +23,10 @@ from topics.storage import snapshot as snap
 from topics.storage.backup import COPIED_BOOT_ID
 from topics.storage.check import Examined, Problem, examine
 from topics.storage.datadir import DataDir, DataDirError, UnknownVersion
-from topics.storage.fs import Fs, absence, next_step
+from topics.storage.fs import Fs, absence, next_step, read_whole
 from topics.storage.log import entry as entries
 from topics.storage.log import ledger, walfile
-from topics.storage.log.log_files import LogFile, read_log, read_whole
+from topics.storage.log.log_files import LogFile, read_log
 from topics.storage.readonly import ReadOnlyFs
 from topics.storage.segments import codec
 from topics.storage.segments.marks import put_marks
@@ -187,7 +187,7 @@ class _Verifier:
             path = self.dir.snapshot_path(number)
             self._named.add(path)
             try:
-                data = read_whole(self.dir, path)
+                data = read_whole(self.fs, path)
                 self._step(len(data))
                 snapshot = snap.decode(data, path=path, number=number)
             except OSError as error:
