@@ -32,6 +32,8 @@ from topics.storage.segments.segment import Damaged
 BASE_DEPTH = 1000
 DEPTH_PER_ROUTER = 16  # nested calls: 7 on the way down a chain and one on the way up, and as many to spare
 
+NO_END = 1 << 62  # a target that no cursor reaches
+
 T = TypeVar("T")
 
 
@@ -52,11 +54,18 @@ def _is_ephemeral(topic: Topic) -> bool:
 
 
 def bring(
-    state: State, edge: Edge, targets: dict[int, int], *, max_head: int | None = None, obeys_caps: bool = False
+    state: State,
+    edge: Edge,
+    targets: dict[int, int],
+    *,
+    max_head: int | None = None,
+    obeys_caps: bool = False,
+    stops: bool = False,
 ) -> None:
     """Move routers of an edge to the cursors in `targets`. Copying ends when the head of the destination is `max_head`.
 
-    With `obeys_caps` a full destination stops them; otherwise it is known that it did not.
+    With `stops` the routers end there, too. With `obeys_caps` a full destination stops them; otherwise it is known that
+    it did not.
     """
     if edge.cyclic:
         return
@@ -69,12 +78,14 @@ def bring(
     try:
         # Bound: each round moves a cursor towards its target, drops a target, or loses a damaged range of the source.
         while (turn := edge.next(targets)) is not None:
+            if stops and max_head is not None and edge.dest.head >= max_head:
+                return
             router, upto = turn
             _grow(state, edge.source, router.cursor, obeys_caps=obeys_caps)
             upto = min(upto, edge.source.head)
             if upto <= router.cursor:
                 targets = {key: value for key, value in targets.items() if key != router.router_id}
-            elif not _advance(state, router, upto, max_head, obeys_caps):
+            elif not _advance(state, router, upto, max_head, obeys_caps, stops=stops):
                 return  # full: no other router may overtake, even if its copies are smaller
     finally:
         edge.busy -= 1
@@ -95,29 +106,12 @@ def _grow(state: State, source: Topic, cursor: int, *, obeys_caps: bool = False)
 def fill(state: State, topic: Topic, head: int, *, obeys_caps: bool = False) -> None:
     """Copy records into a topic until it reaches `head`, if its edge can."""
     edge = into(topic)
-    if edge is None or edge.busy or not derives(edge):
-        return
-    while topic.head < head:
-        before = topic.head, [router.cursor for router in edge.routers]
-        turn = edge.next()
-        if turn is None:
-            _grow(state, edge.source, min(router.cursor for router in edge.routers), obeys_caps=obeys_caps)
-            turn = edge.next()
-            if turn is None:
-                return
-        router, upto = turn
-        edge.busy += 1
-        try:
-            _advance(state, router, upto, head, obeys_caps, stops=True)
-        finally:
-            edge.busy -= 1
-        if before == (topic.head, [router.cursor for router in edge.routers]):
-            return
+    if edge is not None and not edge.busy and derives(edge):
+        targets = {router.router_id: NO_END for router in edge.routers}
+        bring(state, edge, targets, max_head=head, obeys_caps=obeys_caps, stops=True)
 
 
-def _advance(
-    state: State, router: Router, upto: int, max_head: int | None, obeys_caps: bool, *, stops: bool = False
-) -> bool:
+def _advance(state: State, router: Router, upto: int, max_head: int | None, obeys_caps: bool, *, stops: bool) -> bool:
     """Copy one batch. Return False if the destination is full. `stops` ends right after the copy at `max_head`."""
     source, dest = router.edge.source, router.edge.dest
     if router.under_way:
@@ -147,7 +141,7 @@ def _advance(
                 _land(state, copier, *copier.part(piece, 0, fits, dest.head + 1))
             if max_head is None or stops:
                 router.cursor = max(piece.seqs[max(fits, 0)] - 1, router.cursor)
-                return stops or fits > 0
+                return fits > 0
             continue  # no more copies were made: these had been there before
         _land(state, copier, entry, piece)
     router.cursor = gathered.upto

@@ -51,14 +51,23 @@ class Piece(Struct):
         return Piece(self.ts, seqs, rows, tags, nodes, metas, extras, None)
 
 
-class Eligible(Struct, gc=False):
-    """What a filter finds in a part of a segment: how many records, their bytes, and the first and last position."""
+class Preview(Struct, gc=False):
+    """What a filter finds: how many live records it was tried on, how many match, their bytes, and their seqs."""
 
-    live: int  # including records that do not match
-    count: int
-    size_bytes: int
-    first: int
-    last: int
+    scanned: int = 0
+    matched: int = 0
+    bytes: int = 0
+    first: int | None = None
+    last: int | None = None
+
+    def add(self, part: Preview) -> None:
+        """Add what was found in another part of the source."""
+        self.scanned += part.scanned
+        self.matched += part.matched
+        self.bytes += part.bytes
+        if part.first is not None and part.last is not None:
+            self.first = min(part.first, self.first or part.first)
+            self.last = max(part.last, self.last or 0)
 
 
 class Gathered(Struct):
@@ -90,18 +99,19 @@ def eligible(segment: Segment, match: TagMatch | None, low: int, high: int) -> n
     return positions if marks is None else positions[np.frombuffer(marks, np.uint8)[positions] == 0]
 
 
-def look_for(segment: Segment, match: TagMatch | None, low: int, high: int, *, from_ts: int | None = None) -> Eligible:
+def look_for(segment: Segment, match: TagMatch | None, low: int, high: int, *, from_ts: int | None = None) -> Preview:
     """Return what a filter finds in [low, high) among records from `from_ts` on. Keeps no columns in memory."""
 
-    def look(columns: Columns, marks: bytearray | None) -> Eligible:
+    def look(columns: Columns, marks: bytearray | None) -> Preview:
         start = low if from_ts is None else bisect_left(columns.ts, from_ts, low, high)
         live = high - start if marks is None else marks.count(0, start, high)
         positions = np.arange(start, high) if match is None else columns.matching(match, start, high)
         if marks is not None:
             positions = positions[np.frombuffer(marks, np.uint8)[positions] == 0]
         if not len(positions):
-            return Eligible(live, 0, 0, 0, 0)
-        return Eligible(live, len(positions), columns.size_of(positions), int(positions[0]), int(positions[-1]))
+            return Preview(live)
+        first, last = segment.first + int(positions[0]), segment.first + int(positions[-1])
+        return Preview(live, len(positions), columns.size_of(positions), first, last)
 
     key = None if match is None else (match.op, match.text)
     return segment.look(("eligible", key, low, high, from_ts), look)

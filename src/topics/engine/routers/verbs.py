@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 
@@ -14,7 +14,8 @@ from topics.engine.routers.copy import mark
 from topics.engine.routers.forwarder import Forwarder
 from topics.engine.routers.graph import Edge, Router, copies_of_one, into, table_of, upstream
 from topics.engine.routers.router_log import DueEdges, LiveRouters
-from topics.engine.routers.source_records import Eligible, look_for
+from topics.engine.routers.source_records import Preview, look_for
+from topics.engine.state.name_index import NameIndex
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps, each_loaded, once_loaded
 from topics.engine.write import apply
@@ -49,24 +50,6 @@ class PutRouter(Struct):
 class DroppedRouter(Struct):
     name: str
     deleted: bool
-
-
-class Preview(Struct):
-    source: Topic
-    matched: int
-    bytes: int
-    scanned: int
-    first: int | None
-    last: int | None
-
-    def add(self, part: Eligible, first: int) -> None:
-        """Add what was found in the segment that begins at seq `first`."""
-        self.scanned += part.live
-        self.matched += part.count
-        self.bytes += part.size_bytes
-        if part.count:
-            self.last = max(first + part.last, self.last or 0)
-            self.first = first + part.first if self.first is None else min(first + part.first, self.first)
 
 
 class Routers:
@@ -176,12 +159,20 @@ class Routers:
         Looks at the routers of the page, and at those that a filter leaves out, `ROUTERS_PER_STEP` in a step. Routers
         that are created or deleted between two steps may be on the page or not.
         """
+        table, around = self.table, dest if source is None else source
+        index = table.names
+        if around is not None:  # only the routers of this topic can be on the page
+            topic = self._staging.topics.get(around)
+            index = NameIndex([] if topic is None else [router.name for router in table.around(topic)])
         page: list[Router] = []
-        for some in self._candidates(source, dest, prefix=prefix, after=after, prefixes=prefixes):
+        # Bound: each round looks at names behind those of the round before.
+        while names := list(islice(index.visible(prefixes, prefix=prefix, after=after), ROUTERS_PER_STEP)):
+            after = names[-1]
             page += [
                 router
-                for router in some
-                if (source is None or router.edge.source.name == source)
+                for name in names
+                if (router := table.by_name.get(name)) is not None
+                and (source is None or router.edge.source.name == source)
                 and (dest is None or router.edge.dest.name == dest)
                 and allowed(router)
             ]
@@ -189,29 +180,6 @@ class Routers:
                 break
             yield None
         return page[:limit], len(page) > limit
-
-    def _candidates(
-        self, source: str | None, dest: str | None, *, prefix: str, after: str, prefixes: tuple[str, ...]
-    ) -> Iterator[list[Router]]:
-        """Yield routers by name that may be on a page, some at a time: only those of one topic if one is asked for."""
-        around, table = dest if source is None else source, self.table
-        if around is None:
-            # Bound: each round yields names behind those of the round before.
-            while names := list(islice(table.names.visible(prefixes, prefix=prefix, after=after), ROUTERS_PER_STEP)):
-                after = names[-1]
-                yield [table.by_name[name] for name in names]
-        elif (topic := self._staging.topics.get(around)) is not None:
-            left = iter(table.around(topic))
-            # Bound: the routers around the topic. Each round takes some of them.
-            while some := list(islice(left, ROUTERS_PER_STEP)):
-                yield [
-                    router
-                    for router in some
-                    if (name := router.name) > after
-                    and name.startswith(prefix)
-                    and (not prefixes or name.startswith(prefixes))
-                    and table.by_name.get(name) is router
-                ]
 
     def expire_and_preview(
         self, source: Topic, match: TagMatch | None, *, from_seq: int, from_ts: int | None
@@ -222,9 +190,9 @@ class Routers:
         evicted or deleted between two steps may be counted or not.
         """
         yield from once_loaded(partial(self._expire, source))
-        found = Preview(source, 0, 0, 0, None, None)
+        found = Preview()
         yield from each_loaded(
-            partial(_preview_segment, found, segment, match, low, high, from_ts)
+            partial(_preview_segment, found, source, segment, match, low, high, from_ts)
             for segment, low, high in source.walk(max(from_seq + 1, source.earliest), source.head + 1)
             if segment.live and (from_ts is None or segment.max_ts >= from_ts)
         )
@@ -293,15 +261,13 @@ class Routers:
 
 
 def _preview_segment(
-    found: Preview, segment: Segment, match: TagMatch | None, low: int, high: int, from_ts: int | None
+    found: Preview, source: Topic, segment: Segment, match: TagMatch | None, low: int, high: int, from_ts: int | None
 ) -> None:
     """Add what a filter finds in a part of a segment, unless the segment has left the topic in between."""
-    low = max(low, found.source.earliest - segment.first)  # records below `earliest` are not live, and have no mark
-    if segment not in found.source.segments or low >= high:
+    low = max(low, source.earliest - segment.first)  # records below `earliest` are not live, and have no mark
+    if segment not in source.segments or low >= high:
         return
     try:
-        part = look_for(segment, match, low, high, from_ts=from_ts)
+        found.add(look_for(segment, match, low, high, from_ts=from_ts))
     except Damaged as damage:
-        retention.lose_range(found.source, damage)
-    else:
-        found.add(part, segment.first)
+        retention.lose_range(source, damage)
