@@ -118,6 +118,18 @@ def mask_steps(text: bytes) -> Generator[None, None, Masked | None]:
     return Masked(whole, text, free[0], _address(whole))
 
 
+def escape_starts(slashes: Positions, *, escaped_at: int | None) -> Positions:
+    """Return the backslashes that start an escape: every second one of a run. One at `escaped_at` is itself escaped."""
+    begins = np.ones(len(slashes), np.bool_)
+    begins[1:] = np.diff(slashes) != 1
+    first_of_run = np.maximum.accumulate(np.where(begins, np.arange(len(slashes)), 0))
+    within = np.arange(len(slashes)) - first_of_run
+    if len(slashes) and slashes[0] == escaped_at:  # its run started in the previous piece
+        within[first_of_run == 0] += 1
+    starts: Positions = slashes[within % 2 == 0]
+    return starts
+
+
 class _Finder:
     """Finder of escapes in a text, piece by piece."""
 
@@ -152,19 +164,10 @@ class _Finder:
         return np.concatenate((firsts[~has_second], seconds[~is_taken[seconds - low]]))
 
     def _escapes(self, low: int, high: int) -> Positions:
-        """Return the backslashes that start an escape: every second one of a run, from the start of the run."""
+        """Return the backslashes that start an escape."""
         slashes = np.flatnonzero(self.raw[low:high] == _BACKSLASH) + low
-        if not len(slashes):
-            self._odd = False
-            return slashes
-        begins = np.ones(len(slashes), np.bool_)
-        begins[1:] = np.diff(slashes) != 1
-        first_of_run = np.maximum.accumulate(np.where(begins, np.arange(len(slashes)), 0))
-        within = np.arange(len(slashes)) - first_of_run
-        if self._odd and slashes[0] == low:  # the run started in the previous piece, and this backslash is escaped
-            within[first_of_run == 0] += 1
-        starts: Positions = slashes[within % 2 == 0]
-        self._odd = bool(slashes[-1] == high - 1 and within[-1] % 2 == 0)
+        starts = escape_starts(slashes, escaped_at=low if self._odd else None)
+        self._odd = bool(len(starts) and starts[-1] == high - 1)
         return starts
 
     def _is_second(self, at: Positions) -> npt.NDArray[np.bool_]:
