@@ -66,68 +66,50 @@ class Moves:
     ) -> Ticket:
         """Stage that the seqs of `move` leave `source` and enter the topic `name` as `copies`. Raise if they cannot.
 
-        `leaving` is what a delete of the seqs has found beforehand. Ends with `result`.
+        A topic that does not exist is created. `leaving` is what a delete of the seqs has found beforehand. Ends with
+        `result`.
         """
-        staging = self._staging
-        dest = staging.topics.get(name)
-        if dest is None:
-            return self._stage_creating(source, name, move, copies, leaving, result=result)
-        now_ms = move.at_ms
-        move.append = append = _render(copies, dest.topic_id, dest.next_seq, max(now_ms, dest.last_ts))
-        staging.check_room(dest.config, dest, append, now_ms)
-
-        def take_effect(_: Ticket) -> Any:
-            _leave(source, move, leaving)
-            staging.land(dest, append)
-            return result
-
-        frame = self._frame(source, dest.config.durability, move)
-        ticket = Ticket(dest, frame, take_effect, append, append.first, len(copies), len(append.blob), also=[source])
-        ticket.gated = frame is not None and "fsync" in (source.config.durability, dest.config.durability)
-        ticket.at_ms = now_ms
-        staging.take_seqs(dest, ticket)
-        staging.commits.stage(ticket)
-        return _hold(source, ticket, move)
-
-    def _stage_creating(
-        self,
-        source: Topic,
-        name: str,
-        move: Moved,
-        copies: list[Copy],
-        leaving: Removal,
-        *,
-        result: Any,
-    ) -> Ticket:
-        """Do the same if the other topic has to be created first: with its first records, in one entry."""
-        staging = self._staging
-        if not source.config.auto_create:
+        staging, now_ms = self._staging, move.at_ms
+        dest, create = staging.topics.get(name), None
+        if dest is not None:
+            config = dest.config
+            move.append = append = _render(copies, dest.topic_id, dest.next_seq, max(now_ms, dest.last_ts))
+            staging.check_room(config, dest, append, now_ms)
+        elif source.config.auto_create:
+            config = configure(name, ConfigPatch())
+            move.append = append = _render(copies, 0, 1, now_ms)
+            staging.check_room(config, None, append, now_ms)
+            create = staging.new_topic(name, config)  # with its first records, in one entry
+            append.topic_id = create.topic_id
+        else:
             raise topic_not_found(name)
-        config = configure(name, ConfigPatch())
-        move.append = append = _render(copies, 0, 1, move.at_ms)
-        staging.check_room(config, None, append, move.at_ms)
-        create = staging.new_topic(name, config)
-        append.topic_id = create.topic_id
 
         def take_effect(_: Ticket) -> Any:
             _leave(source, move, leaving)
-            staging.land(apply.create(staging.state, create), append)
+            staging.land(apply.create(staging.state, create) if dest is None else dest, append)  # type: ignore[arg-type]
             return result
 
         frame = self._frame(source, config.durability, move)
-        above = append.last > FIRST_CEILING  # the ceiling that the creation implies
-        gated = frame is not None and (above or "fsync" in (source.config.durability, config.durability))
+        gated = frame is not None and "fsync" in (source.config.durability, config.durability)
         size_bytes = len(append.blob)
-        ticket = staging.stage_create(
-            create,
-            take_effect,
-            gated=gated,
-            frame=log.encode(create) if frame is None else log.encode_begun([create]) + frame,
-            size_bytes=size_bytes,
-            ceiling=append.last + FIRST_CEILING,
-            also=[source],
-            at_ms=move.at_ms,
-        )
+        if create is not None:
+            above = frame is not None and append.last > FIRST_CEILING  # the ceiling that the creation implies
+            ticket = staging.stage_create(
+                create,
+                take_effect,
+                gated=gated or above,
+                frame=log.encode(create) if frame is None else log.encode_begun([create]) + frame,
+                size_bytes=size_bytes,
+                ceiling=append.last + FIRST_CEILING,
+                also=[source],
+                at_ms=now_ms,
+            )
+        else:
+            assert dest is not None
+            ticket = Ticket(dest, frame, take_effect, append, append.first, len(copies), size_bytes, also=[source])
+            ticket.gated, ticket.at_ms = gated, now_ms
+            staging.take_seqs(dest, ticket)
+            staging.commits.stage(ticket)
         return _hold(source, ticket, move)
 
     def _frame(self, source: Topic, durability: str, move: Moved) -> bytes | None:
