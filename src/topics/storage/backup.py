@@ -45,13 +45,13 @@ from topics.storage.backup_target import (
 )
 from topics.storage.check import Problem, examine
 from topics.storage.copied_files import (
+    CopiedLog,
     has_tails,
     read_footer,
     read_marks,
     save_marks,
     tail_problems,
 )
-from topics.storage.copied_log import CopiedLog
 from topics.storage.data_layout import TEMP_SUFFIX, TemporaryFile
 from topics.storage.datadir import UNFINISHED, DataDir
 from topics.storage.fs import File, Fs, NotAFile, absence, next_step, read_whole
