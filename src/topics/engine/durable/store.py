@@ -274,14 +274,18 @@ class Store:
                     if not self.fs.exists(self.dir.snapshot_path(number)):
                         self.fs.unlink(self.dir.tails_path(number))
                 raise
-            self._note_written(capture, tails, pending)
 
         def written(error: Exception | None) -> None:
             # Also when the rest failed: a snapshot whose sync failed may be there all the same, and a file that it
             # names must not be written again with marks that it does not know.
-            self._run(self._adopt_all(sealed), lambda failure: adopted(error or failure))
+            self._run(note(whole=error is None), lambda failure: noted(error or failure))
 
-        def adopted(error: Exception | None) -> None:
+        def note(*, whole: bool) -> Steps[None]:
+            yield from self._adopt_all(sealed)
+            if whole:
+                yield from self._note_written(capture, tails, pending)
+
+        def noted(error: Exception | None) -> None:
             if error is not None:
                 self._failed(error, retired, done)
                 return
@@ -302,12 +306,9 @@ class Store:
         done(error)
         self._end_saving(error)
 
-    def _note_written(self, capture: Capture, tails: set[int], pending: dict[int, dict[int, bytes]]) -> None:
-        """Note what has to be known of a snapshot that was written, and free the rest.
-
-        Runs on the worker. Until the snapshot is complete, no other code uses the tails that are noted here.
-        """
-        for one in rested(self._worker, capture.drain()):
+    def _note_written(self, capture: Capture, tails: set[int], pending: dict[int, dict[int, bytes]]) -> Steps[None]:
+        """Note what has to be known of a snapshot that was written, and free the rest."""
+        for one in capture.drain():
             topic_id, tail = one.snapshot.topic_id, one.snapshot.tail
             if tail is not None:
                 tails.add(tail.tails)
@@ -315,6 +316,7 @@ class Store:
                 topic.saved_tail = None if tail is None else SavedTail(tail, one.looks)
             if marks := {ref.first: ref.pending for ref in one.snapshot.segments if ref.pending}:
                 pending[topic_id] = marks
+            yield None
 
     def _adopt_all(self, sealed: list[Sealed]) -> Steps[None]:
         for one in sealed:
