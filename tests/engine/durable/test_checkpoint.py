@@ -157,3 +157,19 @@ def fields(server: SimServer) -> dict[str, list[object]]:
         name: [getattr(topic, slot) for slot in Topic.__slots__] + [id(segment) for segment in topic.segments]
         for name, topic in server.engine.topics.items()
     }
+
+
+def test_marks_of_a_snapshot_that_was_not_written_are_in_no_segment():
+    """Otherwise the next start counts a record as live that its segment has as deleted."""
+    server = SimServer.start(SimDisk(seed=1))
+    server.append("t", *"123", durability="fsync")
+    server.append("t", "4")  # seals the first three records
+    for seq in (2, 3):
+        server.done(server.engine.delete_seqs("t", [seq]))
+        if seq == 3:
+            failing = server.disk.fail(op="rename", path="*.snap*")
+        server.checkpoint()
+    assert failing.times == 0
+    after = server.crash("keep")
+    assert after.data("t") == ["1", "4"]
+    assert after.engine.topics["t"].count == 2
