@@ -18,7 +18,7 @@ from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.engine.write.commit import Ticket
 from topics.engine.write.staging import Staging
-from topics.storage.log import entry as log
+from topics.storage.log import entry as entries
 
 
 class BatchPart(Struct, eq=False, gc=False):
@@ -75,7 +75,7 @@ class ConsumerBatch:
                 entry.gone += (topic_id, number)
         self.ticket.entry = entry
         if isinstance(self.ticket.frame, bytes):
-            self.ticket.frame = log.encode(entry, after=self.ticket.frame)
+            self.ticket.frame = entries.encode(entry, after=self.ticket.frame)
 
     def take_effect(self, ticket: Ticket) -> None:
         self.leave()

@@ -34,7 +34,7 @@ from topics.storage.log.wal import Wal
 from topics.storage.segments import codec
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import MemorySegment, Segment
-from topics.storage.segments.segment_cache import OPEN_FILES, Shelf
+from topics.storage.segments.segment_caches import OPEN_FILES, SegmentCaches
 from topics.storage.worker import INLINE, Worker, rested
 
 log = logs.Log("store")
@@ -66,7 +66,7 @@ class Store:
         self.fs = datadir.fs
         self.state = state
         self.wal = wal
-        self.shelf = Shelf(self.fs, open_files=open_files)
+        self.caches = SegmentCaches(self.fs, open_files=open_files)
         self.snapshot_number = 0
         self.last_checkpoint_ms = clock.now_ms()
         self.bytes_at_checkpoint = 0  # written to the log when the state of the last snapshot was taken
@@ -101,7 +101,7 @@ class Store:
         )  # the owner's thread has no part in this yet: the snapshot seals
         try:
             found = recovery.recover(
-                self.dir, self.state, self.shelf, cold_dir=self._cold_dir, progress=progress, defer_memory=defer_memory
+                self.dir, self.state, self.caches, cold_dir=self._cold_dir, progress=progress, defer_memory=defer_memory
             )
         finally:
             self.state.rolled = self._seal
@@ -229,7 +229,7 @@ class Store:
             topics=[],
         )
         extra = snapshot_parts.save_state(self.state)
-        retired, self.shelf.retired = self.shelf.retired, []
+        retired, self.caches.retired = self.caches.retired, []
         if self.commits is not None:
             self.commits.before_change = capture.before_change
 
@@ -301,7 +301,7 @@ class Store:
 
     def _failed(self, error: Exception, retired: list[str], done: Done, *, rotated: bool = True) -> None:
         self._snapshotting = False
-        self.shelf.retired += retired
+        self.caches.retired += retired
         self.retries.failed(error, rotated=rotated)
         done(error)
         self._end_saving(error)
@@ -371,7 +371,7 @@ class Store:
             if made:
                 self._adopt(topic_id, segment, *made[0])
             elif topic.gone:
-                self.shelf.retired.append(self.dir.segment_path(topic_id, segment.first))  # its folder goes with it
+                self.caches.retired.append(self.dir.segment_path(topic_id, segment.first))  # its folder goes with it
             else:
                 log.error("seal_failed", topic=topic.name, first_seq=segment.first, reason=str(error))
 
@@ -383,12 +383,12 @@ class Store:
         if topic is not None:
             for at, known in enumerate(topic.segments):
                 if known is segment:
-                    topic.segments[at] = SealedSegment.adopt(self.shelf, path, footer, segment)
+                    topic.segments[at] = SealedSegment.adopt(self.caches, path, footer, segment)
                     return
                 if isinstance(known, SealedSegment) and known.path == path:
-                    self.shelf.forget(known)  # sealed twice, by itself and by a checkpoint: its file was replaced
+                    self.caches.forget(known)  # sealed twice, by itself and by a checkpoint: its file was replaced
                     return
-        self.shelf.retired.append(path)
+        self.caches.retired.append(path)
 
     def _forget(self, topic: Topic, segment: Segment) -> None:
         if isinstance(segment, SealedSegment):
@@ -478,11 +478,11 @@ class Store:
                 return
             for topic, segment, target in moves:
                 if any(known is segment for known in topic.segments):
-                    self.shelf.retired.append(segment.path)
+                    self.caches.retired.append(segment.path)
                     segment.moved(target)
                     segment.cold = True
                 else:
-                    self.shelf.retired.append(target)  # the topic dropped the segment meanwhile
+                    self.caches.retired.append(target)  # the topic dropped the segment meanwhile
 
         self._run(find(), found)
 
@@ -521,7 +521,7 @@ class Store:
             for segment in topic.segments
             if isinstance(segment, SealedSegment)
         }
-        named |= {*self.shelf.retired}  # the snapshot still names the files of segments that have moved since
+        named |= {*self.caches.retired}  # the snapshot still names the files of segments that have moved since
         folders = [self.dir.segments_dir]
         if self._cold_dir is not None and self.fs.exists(self._cold_dir):
             folders.append(self._cold_dir)

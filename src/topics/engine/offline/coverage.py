@@ -10,7 +10,7 @@ from topics.errors import Corrupt
 from topics.storage.datadir import DataDir
 from topics.storage.fs import Fs
 from topics.storage.readonly import ReadOnlyFs
-from topics.storage.segments.segment_cache import Shelf
+from topics.storage.segments.segment_caches import SegmentCaches
 
 COLUMNS_BYTES = 64 << 20
 
@@ -31,8 +31,8 @@ def coverage(fs: Fs, root: str) -> Coverage | None:
     datadir.inspect()
     state = State()
     try:
-        shelf = Shelf(datadir.fs, columns_bytes=COLUMNS_BYTES)
-        recovery.recover(datadir, state, shelf, cold_dir=None, progress=lambda share: None)
+        caches = SegmentCaches(datadir.fs, columns_bytes=COLUMNS_BYTES)
+        recovery.recover(datadir, state, caches, cold_dir=None, progress=lambda share: None)
     except Corrupt:
         return None
     finally:

@@ -36,7 +36,7 @@ from topics.model.router import (
     too_many_copies,
 )
 from topics.model.topic import TopicConfig
-from topics.storage.log import entry as log
+from topics.storage.log import entry as entries
 from topics.storage.log.router_entry import Mark, RouterDrop, RouterPut
 from topics.storage.segments.segment import Damaged, Segment
 
@@ -281,7 +281,7 @@ class Routers:
             return min(max(request.from_seq, source.earliest - 1), source.head)
         return source.head
 
-    def _put_applied(self, creates: list[log.Create], entry: RouterPut, created: bool) -> PutRouter:
+    def _put_applied(self, creates: list[entries.Create], entry: RouterPut, created: bool) -> PutRouter:
         state = self._staging.state
         for create in creates:
             apply.create(state, create)

@@ -26,7 +26,7 @@ from topics.storage.segments.cold import Cold, Need
 from topics.storage.segments.columns import Columns, runs
 from topics.storage.segments.marks import FEW, LIVE, Positions, marked_positions, pack_marks, put_marks
 from topics.storage.segments.segment import Damaged, HeldRange, MemorySegment, Rendered, Segment
-from topics.storage.segments.segment_cache import Loaded, Shelf
+from topics.storage.segments.segment_caches import Loaded, SegmentCaches
 
 LARGE_INDEX_BYTES = 4 << 20  # a larger index is decoded on a thread even if the page cache has it
 SMALL_INDEX_BYTES = 64 << 10  # the same limit for `look`, which visits many segments
@@ -68,13 +68,13 @@ class SealedSegment(Segment):
     """A run of records in a file. The store writes new marks to the file, see `save_marks`."""
 
     __slots__ = (
-        "_damage", "_fetched", "_file", "_held", "_loaded", "_marks_known", "_pending", "_shelf", "_unsaved",
+        "_caches", "_damage", "_fetched", "_file", "_held", "_loaded", "_marks_known", "_pending", "_unsaved",
         "cold", "file_in_use", "footer", "gone", "path",
     )  # fmt: skip
 
     def __init__(
         self,
-        shelf: Shelf,
+        caches: SegmentCaches,
         path: str,
         footer: codec.Footer,
         *,
@@ -90,13 +90,13 @@ class SealedSegment(Segment):
         self.max_ts = footer.max_ts
         self.path = path
         self.footer = footer
-        self._shelf = shelf
+        self._caches = caches
         self._loaded: Loaded | None = None
         self._held: ref[Loaded] | None = None  # the columns, also while only a `Hold` keeps them in memory
         self._fetched: dict[Hashable, ref[Fetched]] = {}  # results of fetches that holds keep in memory
         self.gone = False  # whether `release` was called: the file may be removed at any time
         self._file: File | None = None
-        self.file_in_use = False  # whether a read used the file since the shelf last checked
+        self.file_in_use = False  # whether a read used the file since the caches were last checked
         self.cold = False  # whether the file is in the cold folder
         self._marks_known = live == footer.count and not pending
         self._pending = pending  # packed marks that a snapshot has and the file may lack
@@ -106,9 +106,9 @@ class SealedSegment(Segment):
         self._damage: Damaged | None = None  # found by a load on another thread; the next read raises it
 
     @classmethod
-    def adopt(cls, shelf: Shelf, path: str, footer: codec.Footer, was: MemorySegment) -> SealedSegment:
+    def adopt(cls, caches: SegmentCaches, path: str, footer: codec.Footer, was: MemorySegment) -> SealedSegment:
         """Return the sealed segment for a memory segment that was just written to a file, with the marks made since."""
-        sealed = cls(shelf, path, footer, live=was.live, live_bytes=was.live_bytes)
+        sealed = cls(caches, path, footer, live=was.live, live_bytes=was.live_bytes)
         sealed._marks = was._marks
         sealed._marks_known = True
         if was._marks is not None:
@@ -271,14 +271,14 @@ class SealedSegment(Segment):
                     raise
             return None  # the next read raises the damage, or the segment no longer exists
 
-        return Need((self, key), size_bytes, load=load_safely, trim=self._shelf.trim)
+        return Need((self, key), size_bytes, load=load_safely, trim=self._caches.trim)
 
     def lend(self, low: int, high: int) -> Rendered:
         loaded = self._loaded
         if loaded is not None and self._damage is None:
             offsets = loaded.columns.offsets
             start, stop = offsets[low], offsets[high]
-            if loaded.has_verified(start, stop, self._shelf.period):
+            if loaded.has_verified(start, stop, self._caches.period):
                 with suppress(OSError):  # `read` finds out what it means
                     lent = self._open().lend(stop - start, codec.HEADER_BYTES + start)
                     if lent is not None:
@@ -297,20 +297,20 @@ class SealedSegment(Segment):
     def _open(self) -> File:
         file = self._file
         if file is None:
-            return self._shelf.open(self)
+            return self._caches.open(self)
         self.file_in_use = True
         return file
 
     def moved(self, path: str) -> None:
         """Note that the file was moved to `path`."""
-        self._shelf.forget(self, moved_to=path)
+        self._caches.forget(self, moved_to=path)
 
     def release(self) -> None:
         """Free the memory of the segment, and let its file be removed."""
         self.gone = True
-        self._shelf.drop(self)
-        self._shelf.forget(self)
-        self._shelf.retired.append(self.path)
+        self._caches.drop(self)
+        self._caches.forget(self)
+        self._caches.retired.append(self.path)
 
     # --- results of fetches
 
@@ -376,9 +376,9 @@ class SealedSegment(Segment):
         loaded = Loaded(sums, columns, len(block))
         self._held = ref(loaded)
         self._loaded = loaded
-        self._shelf.keep(self, len(block))
+        self._caches.keep(self, len(block))
         if not wait:
-            self._shelf.trim()
+            self._caches.trim()
         return loaded
 
     def _load_marks(self, *, wait: bool) -> object:
@@ -395,7 +395,7 @@ class SealedSegment(Segment):
 
     def _learn_marks(self, flags: bytes) -> None:
         """Take the marks from the flags of the file, once: after that the marks in memory are newer."""
-        with self._shelf.marks_lock:
+        with self._caches.marks_lock:
             if self._marks_known:
                 return
             marks = codec.decode_flags(flags)
@@ -440,11 +440,11 @@ class SealedSegment(Segment):
 
     def _cold_folder_is_there(self) -> bool:
         """Return whether the cold folder is mounted. If it is not, nothing in it is lost."""
-        return holds_topics(self._shelf.fs, posixpath.dirname(posixpath.dirname(self.path)))
+        return holds_topics(self._caches.fs, posixpath.dirname(posixpath.dirname(self.path)))
 
     def _data(self, loaded: Loaded, start: int, stop: int, *, wait: bool) -> Rendered | None:
         """Return the data bytes [start, stop), or None if that would wait. Check each chunk once per period."""
-        if loaded.has_verified(start, stop, self._shelf.period):
+        if loaded.has_verified(start, stop, self._caches.period):
             found = self._read(stop - start, codec.HEADER_BYTES + start, wait=wait)
             if found is None or len(found) == stop - start:
                 return found

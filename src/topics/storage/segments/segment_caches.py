@@ -25,7 +25,7 @@ class Loaded:
         self.verified = bytearray(len(sums))  # one byte per chunk
         self.damaged: set[int] = set()  # chunks that did not match their checksum
         self._all_verified = False
-        self._period = 0  # of the shelf, in which these comparisons were made
+        self._period = 0  # of the caches in which these comparisons were made
         self.size_bytes = size_bytes
 
     def has_verified(self, start: int, stop: int, period: int) -> bool:
@@ -54,7 +54,7 @@ class CachedSegment(Protocol):
     def unload(self) -> None: ...
 
 
-class Shelf:
+class SegmentCaches:
     """The caches that all sealed segments share.
 
     Pool threads add to them, so there are locks. Only `trim` drops columns, on the thread that reads: the columns of a
