@@ -136,7 +136,7 @@ class Store:
             self._worker, self._runner = worker, runner
 
     def checkpoint(self, done: Callable[[Exception | None], None] = lambda error: None, *, clean: bool = False) -> bool:
-        """Begin a snapshot and the removal of what it replaces. Return False if one is under way or cannot begin.
+        """Begin a snapshot and the removal of what it replaces. Return False if one is in progress or cannot begin.
 
         If the disk may lack the room, reserve it first.
         """
@@ -182,7 +182,7 @@ class Store:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits for a snapshot, and none is under way."""
+        """Whether nothing waits for a snapshot, and none is in progress."""
         return not self._savers and not self._snapshotting
 
     @property
@@ -196,7 +196,7 @@ class Store:
         self.save()
 
     def save(self) -> None:
-        """Begin the snapshot that a change of class waits for, if none is under way and the state is complete."""
+        """Begin the snapshot that a change of class waits for, if none is in progress and the state is complete."""
         if not self._savers or self._snapshotting or self._backlog:
             return  # the end of the snapshot, or the next tick, comes back here
         if not (self.retries.may_begin and self.checkpoint()) and not self._snapshotting:
@@ -324,7 +324,7 @@ class Store:
             yield None
 
     def when_idle(self, then: Callable[[], None]) -> None:
-        """Call `then` once no work of the store is under way."""
+        """Call `then` once no work of the store is in progress."""
         if self._jobs:
             self._waiting.append(then)
         else:

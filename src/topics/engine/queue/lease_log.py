@@ -76,7 +76,7 @@ def _existing(queue: Leases, seqs: list[int]) -> list[Job]:
 def _is_there(topic: Topic, seq: int) -> bool:
     """Return whether the job of a lease is still there: a delete or damage may have taken it. Waits for the disk.
 
-    The lease of a job that is gone would count for ever as one that is out.
+    The lease of a job that is gone would count as held without end.
     """
     try:
         return waiting(lambda: topic.is_live(seq))

@@ -75,7 +75,7 @@ class Queues:
         self._unlogged: list[tuple[Topic, Job, int]] = []
 
     def get(self, name: str) -> Topic:
-        """Return the topic, once no change of it is under way. Raises `topic_not_found` and `not_a_queue`."""
+        """Return the topic, once no change of it is pending. Raises `topic_not_found` and `not_a_queue`."""
         topic = self._staging.topics.get(name)
         if topic is None or topic.changing:
             topic = self._staging.resolve(name) or self._staging.topic(name)

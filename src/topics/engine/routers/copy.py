@@ -60,7 +60,7 @@ _decode_path = msgspec.msgpack.Decoder(list[int]).decode
 
 
 def comes_back(edge: Edge, reason: str) -> bool:
-    """Return whether a loss is the echo of a loss, which would be reported around a cycle for ever."""
+    """Return whether a loss is the echo of a loss, which routers would report around a cycle without end."""
     return reason == "source_trim" and edge.cyclic
 
 

@@ -42,7 +42,7 @@ class Router:
 
     @property
     def reached(self) -> int:
-        """The cursor with everything that is under way."""
+        """The cursor after all staged steps."""
         return max(self.cursor, self.under_way)
 
 
@@ -137,7 +137,7 @@ class Links:
             self.table.live.staging(self, ticket)
 
     def pin(self) -> bytes:
-        """Return the frame that has to stand before an entry about another topic that takes records out of this one."""
+        """Return the frame that has to precede an entry about another topic that takes records out of this one."""
         return b"" if self.table.live is None else self.table.live.pin(self)
 
     def freeze(self, ticket: Ticket) -> None:
@@ -176,7 +176,7 @@ def linked(topic: Topic) -> Links:
 class Table:
     """All routers."""
 
-    MARK: ClassVar[int] = 18  # the kind of entry that speaks of the one after it
+    MARK: ClassVar[int] = 18  # the kind of entry that applies to the one after it
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -186,7 +186,7 @@ class Table:
         self.next_id = 1
         self.live: Live | None = None
         self.twins = 0  # routers that share an edge with an older one
-        self.pinned: Topic | None = None  # in a replay: a mark spoke of the next entry, so nothing is forwarded for it
+        self.pinned: Topic | None = None  # in a replay: a mark applies to the next entry: nothing is forwarded for it
         self.before_stops: set[Topic] = set()  # at the end of a replay: see `replay.before_stops`
         self.stamps: dict[int, dict[str, int]] = {}  # by destination: `stamp_space` → highest seq with a stamp
 
