@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from topics.engine.state.name_index import NameIndex
 from topics.engine.state.topic import Topic
@@ -175,8 +175,6 @@ def linked(topic: Topic) -> Links:
 
 class Table:
     """All routers."""
-
-    MARK: ClassVar[int] = 18  # the kind of entry that applies to the one after it
 
     def __init__(self, state: State) -> None:
         self.state = state

@@ -80,7 +80,6 @@ class Routers:
         self.due = DueEdges(staging.clock)
         self.table.live = live = LiveRouters(staging, self.due)
         self.forwarder = Forwarder(staging, self.table, self.due, live)
-        self._listener = self.due.source_grew  # kept, because `Growth` distinguishes listeners by identity
 
     def attach(self) -> None:
         """Make all edges due, once the state of the engine is recovered."""
@@ -89,7 +88,8 @@ class Routers:
 
     def _follow(self, edge: Edge) -> None:
         """Make the edge due, now and whenever its source grows."""
-        self._staging.growth.listen(edge.source, self._listener)
+        if self.due.source_grew not in edge.source.listeners.values():
+            self._staging.growth.listen(edge.source, self.due.source_grew)
         self.due.add(edge)
 
     # --- verbs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -25,7 +25,6 @@ class SegmentLimits(Struct, frozen=True, kw_only=True):
 class RouterTable(Protocol):
     """What `apply` asks of the routers, whose modules lie above this one. See `routers.replay.ReplayTable`."""
 
-    MARK: ClassVar[int]  # the kind of log entry that applies to the entry after it
     pinned: Topic | None  # while replaying: the topic for whose next entry nothing is forwarded
 
     def drop_topic(self, topic: Topic) -> None:
