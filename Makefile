@@ -10,6 +10,11 @@ SECONDS ?= 3600
 STATE ?= .kills
 RESTART ?= 0
 export CHROMIUM
+# The tests of daily work: no Spark, no browser, no Node, no long histories.
+CORE := tests/engine tests/storage tests/model tests/simulated tests/server tests/faults/test_torn_writes.py \
+	tests/queues/test_verbs.py tests/queues/test_staged.py tests/routers/test_forwarding.py \
+	tests/consumers/test_verbs.py tests/consumers/test_batches.py tests/docs/test_pages.py tests/docs/test_invariants.py \
+	$(addprefix tests/client/,test_read.py test_retries.py test_jobs.py test_surface.py)
 # The tests start hundreds of interpreters. Each would compile the package again without the bytecode files.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -26,7 +31,7 @@ SYNC := $(VENV)/.sync
 INSTALL := $(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check format torture kills soak bench demo-pipeline docs site dist pythons screenshots clean
+.PHONY: help install run test test-core check format torture kills soak bench demo-pipeline docs site dist pythons screenshots clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +66,9 @@ test: $(READY_DEV) $(SYNC) ## run all tests except the long ones
 		command -v $$b >/dev/null && break; \
 		test $$b != none || echo "no Chromium found: the browser tests are skipped; set CHROMIUM=/path/to/chromium to run them"; done
 	$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --timeout $(TEST_TIMEOUT_S)
+
+test-core: $(READY_DEV) $(SYNC) ## run the tests of the engine, the storage and the server: under two minutes, no JVM, no browser
+	$(PYTHON) -m pytest -q -n $(WORKERS) --dist loadgroup --timeout $(TEST_TIMEOUT_S) $(CORE)
 
 check: $(READY_DEV) $(SYNC) site ## check format, lint, types, import contracts and the links of the site, and run the tests
 	$(VENV)/bin/ruff format --check .
