@@ -223,7 +223,7 @@ def live_between(topic: Topic, low_seq: int, high_seq: int, *, exact: bool = Tru
 def reach(topic: Topic, *, first: int, sizes: Sequence[int], ts: int, before_bytes: int = 0) -> int:
     """Return the seq below which all records are evicted once records of these sizes are appended at `ts`.
 
-    This may include some of the appended records. Records that are under way before them have `before_bytes`, and
+    This may include some of the appended records. Pending records before them have `before_bytes`, and
     are evicted first.
     """
     config, upto = topic.config, topic.earliest
@@ -337,7 +337,7 @@ def _first_live(topic: Topic) -> int | None:
     except Damaged as damage:
         _remove_damaged(topic, segment, damage)
         return None
-    except OSError as error:  # deleted records at its beginning are passed over later
+    except OSError as error:  # deleted records at its beginning are skipped later
         log.error("columns_unreadable", topic=topic.name, reason=str(error))
         return segment.first + low
 

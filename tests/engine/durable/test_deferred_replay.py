@@ -107,6 +107,14 @@ def test_a_kill_while_records_wait_loses_and_repeats_none() -> None:
     assert not any(view.losses for view in after.view().values())
 
 
+def test_checkpoint_does_not_begin_while_records_wait() -> None:
+    """It would remove the log, which alone has these records."""
+    server = started()
+    assert not server.store.checkpoint()
+    server.engine.replay_all()
+    assert server.store.checkpoint()
+
+
 def test_an_append_goes_on_behind_the_records_that_waited() -> None:
     server = started()
     again = server.append("a", "3", key="k")

@@ -49,7 +49,7 @@ def cold_of(segment: SealedSegment, low: int, high: int) -> Cold:
     return caught.value
 
 
-def test_hold_keeps_columns_that_the_shelf_has_given_up():
+def test_hold_keeps_columns_that_the_cache_has_given_up():
     disk = Disk(memory(), cold=True, columns_bytes=1)
     first, second, hold = disk.reopened(), disk.reopened(), Hold()
     hold.load(cold_of(first, 0, 1))

@@ -32,7 +32,7 @@ from topics.storage.segments import codec
 from topics.storage.segments.marks import put_marks
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import Damaged
-from topics.storage.segments.segment_cache import Shelf
+from topics.storage.segments.segment_caches import SegmentCaches
 
 RESTORE = (
     "if these records matter, restore them from a backup; "
@@ -371,9 +371,9 @@ class _Verifier:
                 "the log is not replayed, because that needs the cold folder; name it with --cold-dir"
             )
             return
-        state, shelf = State(), Shelf(self.fs, columns_bytes=64 << 20)
+        state, caches = State(), SegmentCaches(self.fs, columns_bytes=64 << 20)
         try:
-            found = recovery.recover(self.dir, state, shelf, cold_dir=self.cold_dir, progress=lambda share: None)
+            found = recovery.recover(self.dir, state, caches, cold_dir=self.cold_dir, progress=lambda share: None)
         except DataDirError:  # a start would fail, and nothing is damaged
             raise
         except OSError as error:

@@ -19,10 +19,10 @@ from topics.errors import topic_not_found
 from topics.model import record_bytes
 from topics.model.record_bytes import meta_part, node_part
 from topics.model.topic import ConfigPatch, configure
-from topics.storage.log import entry as log
+from topics.storage.log import entry as entries
 
 
-@log.known
+@entries.known
 class Moved(Struct, array_like=True):
     """Records leave one topic and enter another. `append` is None if the other one keeps nothing on disk."""
 
@@ -31,7 +31,7 @@ class Moved(Struct, array_like=True):
     seqs: list[int]
     at_ms: int
     dead: bool  # whether they count as dead letters of the queue that they leave
-    append: log.Append | None = None
+    append: entries.Append | None = None
 
     def topic_ids(self) -> set[int]:
         """Return the ids of both topics."""
@@ -98,7 +98,7 @@ class Moves:
                 create,
                 take_effect,
                 gated=gated or above,
-                frame=log.encode(create) if frame is None else log.encode_begun([create]) + frame,
+                frame=entries.encode(create) if frame is None else entries.encode_begun([create]) + frame,
                 size_bytes=size_bytes,
                 ceiling=append.last + FIRST_CEILING,
                 also=[source],
@@ -117,11 +117,11 @@ class Moves:
         if not self._staging.logged or (source.config.durability == durability == "ephemeral"):
             return None
         if durability == "ephemeral":
-            return _pinned(source, log.encode(Moved(move.topic_id, move.seqs, move.at_ms, move.dead)))
+            return _pinned(source, entries.encode(Moved(move.topic_id, move.seqs, move.at_ms, move.dead)))
         if source.config.durability == "ephemeral":
             assert move.append is not None
-            return log.encode(move.append)
-        return _pinned(source, log.encode(move))
+            return entries.encode(move.append)
+        return _pinned(source, entries.encode(move))
 
 
 def _hold(source: Topic, ticket: Ticket, move: Moved) -> Ticket:
@@ -147,14 +147,14 @@ def _pinned(source: Topic, frame: bytes) -> bytes:
     return pin + frame
 
 
-def _render(copies: list[Copy], topic_id: int, first: int, ts: int) -> log.Append:
+def _render(copies: list[Copy], topic_id: int, first: int, ts: int) -> entries.Append:
     rows, metas = [], []
     extras = {at: pack_terms(Terms(copy.priority)) for at, copy in enumerate(copies) if copy.priority}
     for seq, copy in enumerate(copies, first):
         meta = meta_part(copy.meta)
         rows.append(record_bytes.write(seq, ts, node_part(copy.node), copy.data, meta))
         metas.append(len(meta))
-    return log.Append(
+    return entries.Append(
         topic_id, first, ts, [len(row) for row in rows], b"".join(rows),
         tags=[copy.tag for copy in copies] if any(copy.tag is not None for copy in copies) else None,
         nodes=[copy.node for copy in copies] if any(copy.node is not None for copy in copies) else None,
@@ -163,8 +163,8 @@ def _render(copies: list[Copy], topic_id: int, first: int, ts: int) -> log.Appen
     )  # fmt: skip
 
 
-def _delete(move: Moved) -> log.Delete:
-    return log.Delete(move.topic_id, 0, None, "", move.at_ms, sorted(move.seqs))
+def _delete(move: Moved) -> entries.Delete:
+    return entries.Delete(move.topic_id, 0, None, "", move.at_ms, sorted(move.seqs))
 
 
 def _leave(source: Topic, move: Moved, leaving: Removal) -> None:

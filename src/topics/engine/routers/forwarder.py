@@ -19,7 +19,7 @@ from topics.engine.state.topic import Topic
 from topics.engine.write import apply
 from topics.engine.write.commit import Ticket
 from topics.engine.write.staging import Staging
-from topics.storage.log import entry as log
+from topics.storage.log import entry as entries
 from topics.storage.log.router_entry import Copies, Resume, Trim
 from topics.storage.segments.cold import Cold, waiting
 from topics.storage.segments.segment import Damaged
@@ -107,7 +107,7 @@ class Forwarder:
         self._staging.commits.will_change(edge.dest)
         router, source = turn[0], edge.source
         upto, passed = next_part(*turn)
-        if passed == "" or (passed == "source_trim" and edge.cyclic):  # the echo of a loss would go round for ever
+        if passed == "" or (passed == "source_trim" and edge.cyclic):  # else the loss would go round without end
             self._pass(router, upto)
             return True
         if passed is not None:
@@ -191,7 +191,7 @@ class Forwarder:
             router.cursor = max(router.cursor, upto)
         elif upto > router.reached:
             entry = Copies(edge.dest.topic_id, router.router_id, upto)
-            ticket = Ticket(topic=edge.dest, entry=entry, frame=log.encode(entry))
+            ticket = Ticket(topic=edge.dest, entry=entry, frame=entries.encode(entry))
             self._live.stage_step(ticket, router, upto, lambda: replay.copies(self._staging.state, entry))
 
     def _lose(self, router: Router, upto: int, lost: int) -> None:
@@ -204,7 +204,7 @@ class Forwarder:
             router.cursor = max(router.cursor, upto)
             self._live.landed(dest)
 
-    def _keeps(self, dest: Topic, entry: log.Append, fits: int) -> int:
+    def _keeps(self, dest: Topic, entry: entries.Append, fits: int) -> int:
         """Return how many copies may land together so that none is evicted before it was forwarded further."""
         if out_of(dest):
             while (
@@ -217,7 +217,7 @@ class Forwarder:
                 fits //= 2
         return fits
 
-    def _make_way(self, edge: Edge, entry: log.Append) -> bool:
+    def _make_way(self, edge: Edge, entry: entries.Append) -> bool:
         """Let routers out of the destination go first if copies would evict records that they have not forwarded.
 
         Routers that are held give these records up, and so do all on a cycle, where each would wait for the other.
@@ -247,7 +247,7 @@ class Forwarder:
             self._due.wait(edge)
         return False
 
-    def _land(self, copier: Copier, router: Router, entry: log.Append, piece: Piece, upto: int) -> None:
+    def _land(self, copier: Copier, router: Router, entry: entries.Append, piece: Piece, upto: int) -> None:
         dest = router.edge.dest
         if self._logs(router.edge):
             self._log_copies(router, entry, upto)
@@ -275,7 +275,7 @@ class Forwarder:
             return False
         return edge.cyclic or (not replay.derives(edge) and edge.dest.config.durability != "ephemeral")
 
-    def _log_copies(self, router: Router, entry: log.Append, upto: int) -> None:
+    def _log_copies(self, router: Router, entry: entries.Append, upto: int) -> None:
         dest = router.edge.dest
         count, size_bytes = len(entry.sizes), len(entry.blob)
         step = Copies.of(router.router_id, upto, entry)
@@ -283,14 +283,14 @@ class Forwarder:
         ticket = Ticket(topic=dest, entry=entry, first=entry.first, count=count, size_bytes=size_bytes)
         durability = dest.config.durability
         kept = durability != "ephemeral"
-        ticket.frame = log.encode(step if kept else Copies(dest.topic_id, router.router_id, upto))
+        ticket.frame = entries.encode(step if kept else Copies(dest.topic_id, router.router_id, upto))
         ticket.gated = durability == "fsync"
         self._staging.take_seqs(dest, ticket)
         self._live.stage_step(ticket, router, upto, lambda: replay.copies(self._staging.state, step))
 
     # --- a full destination
 
-    def _fits(self, edge: Edge, entry: log.Append, now: int) -> int:
+    def _fits(self, edge: Edge, entry: entries.Append, now: int) -> int:
         """Return how many of the copies the destination takes now; 0 holds the edge."""
         dest, quota = edge.dest, self._staging.limits.max_total_bytes
         if quota and self._staging.state.totals.bytes + self._staging.commits.pending_bytes + len(entry.blob) > quota:
@@ -334,7 +334,7 @@ class Forwarder:
 
         ticket = Ticket(topic=edge.dest, apply=take_effect, entry=entry, undo=undo)
         if self._staging.logged:
-            ticket.frame = log.encode(entry)
+            ticket.frame = entries.encode(entry)
             ticket.gated = survives_power_loss(edge)
         self._staging.commits.stage(ticket)
 

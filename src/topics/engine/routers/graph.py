@@ -49,7 +49,7 @@ class Router:
 
     @property
     def reached(self) -> int:
-        """The cursor with everything that is under way."""
+        """The cursor after all staged steps."""
         return max(self.cursor, self.under_way)
 
 
@@ -150,7 +150,7 @@ class Table:
         self.next_id = 1
         self.hooks: Any = None  # follows changes of linked topics: `replay.Recovering`, or `router_log.LiveRouters`
         self.twins = 0  # routers that share an edge with an older one
-        self.pinned: Topic | None = None  # in a replay: a mark spoke of the next entry, so nothing is forwarded for it
+        self.pinned: Topic | None = None  # in a replay: a mark applies to the next entry: nothing is forwarded for it
         self.before_stops: set[Topic] = set()  # at the end of a replay: see `replay.before_stops`
         self.stamps: dict[int, dict[str, int]] = {}  # by destination: `stamp_space` → highest seq with a stamp
 

@@ -16,7 +16,7 @@ from topics.engine.state.topic import Topic
 from topics.engine.write.commit import Ticket
 from topics.engine.write.staging import Staging
 from topics.model.records import TagMatch
-from topics.storage.log import entry as log
+from topics.storage.log import entry as entries
 from topics.storage.log.router_entry import Copies, Resume, Trim
 
 # Entries about a destination that leave the routers out of it alone.
@@ -123,9 +123,9 @@ class LiveRouters:
     def staging(self, links: Links, ticket: Ticket) -> None:
         """Put a mark before an entry whose replay must find the routers where they are now."""
         topic, entry = links.topic, ticket.entry
-        if type(entry) is log.Ceiling:
+        if type(entry) is entries.Ceiling:
             return  # no router depends on it
-        before: list[log.Entry] = []
+        before: list[entries.Entry] = []
         if ticket.count and links.outgoing:
             upto = self.pushes_out(links, entry, before_bytes=topic.staged_bytes - ticket.size_bytes)
             if upto is not None:
@@ -136,13 +136,13 @@ class LiveRouters:
             before.append(mark(links, head=head, out=not leaves_sources, holds=True))
         if before and self._staging.logged:
             begun = ticket.frame is not None  # not if the topic is ephemeral: the marks and trims are all there is
-            ticket.frame = log.encode_begun(before) + ticket.frame if begun else log.encode_all(before)  # type: ignore[operator]
+            ticket.frame = entries.encode_begun(before) + ticket.frame if begun else entries.encode_all(before)  # type: ignore[operator]
         if not leaves_sources:
             self.freeze(links, ticket)
 
     def pin(self, links: Links) -> bytes:
         """Return a mark for an entry about another topic that takes records out of this one."""
-        return log.encode_begun([mark(links, head=links.topic.next_seq - 1, out=True, holds=True)])
+        return entries.encode_begun([mark(links, head=links.topic.next_seq - 1, out=True, holds=True)])
 
     def freeze(self, links: Links, ticket: Ticket) -> None:
         """Keep routers out of the topic from moving until the ticket is resolved."""
@@ -170,7 +170,7 @@ class LiveRouters:
 
         ticket.apply, ticket.undo = take_effect, refused
 
-    def losing(self, links: Links, upto: int, coming: log.Append | None = None) -> None:
+    def losing(self, links: Links, upto: int, coming: entries.Append | None = None) -> None:
         """Let routers give up the records below `upto` that they have not forwarded: these are lost now."""
         if links.low < upto - 1 and links.slowest() < upto - 1:
             for router in list(links.routers()):
@@ -180,30 +180,30 @@ class LiveRouters:
     def deleting(self, links: Links) -> None:
         """Do nothing: a delete comes with a mark, see `staging`."""
 
-    def _lose_with(self, links: Links, upto: int, ticket: Ticket) -> list[log.Entry]:
+    def _lose_with(self, links: Links, upto: int, ticket: Ticket) -> list[entries.Entry]:
         """Do the same as a part of the write that evicts the records: routers lose them if the write takes effect.
 
         Return the entries that precede the write in its frames.
         """
         steps: list[Ticket] = []
-        entries: list[log.Entry] = []
+        before: list[entries.Entry] = []
         for router in list(links.routers()):
             if router.reached >= upto - 1:
                 continue
             dest = router.edge.dest
             if not _copies_are_logged(dest.links):
-                entries.append(mark(dest.links, head=dest.next_seq - 1, out=False, holds=True))
+                before.append(mark(dest.links, head=dest.next_seq - 1, out=False, holds=True))
             entry = self._trim_entry(router, upto - 1, ticket.entry)
-            entries.append(entry)
+            before.append(entry)
             steps.append(self._trim_step(router, entry))
             if dest.config.durability == "ephemeral" and self._staging.logged:
                 self._staging.ceilings.guard(dest, ticket, dest.next_seq + entry.lost)
             self._begin_step(router, entry.upto)
             dest.next_seq += entry.lost
         _attach(ticket, steps)
-        return entries
+        return before
 
-    def pushes_out(self, links: Links, entry: log.Append, *, before_bytes: int = 0) -> int | None:
+    def pushes_out(self, links: Links, entry: entries.Append, *, before_bytes: int = 0) -> int | None:
         """Return the seq below which the entry evicts all records, if a router has not forwarded all of these."""
         config = links.topic.config
         if not (config.cap_records or config.cap_bytes or config.ttl_ms):
@@ -213,11 +213,11 @@ class LiveRouters:
         )
         return upto if links.low < upto - 1 and links.slowest() < upto - 1 else None
 
-    def trim(self, router: Router, upto: int, coming: log.Append | None = None) -> None:
+    def trim(self, router: Router, upto: int, coming: entries.Append | None = None) -> None:
         """Stage that the router gives up all records up to `upto`."""
         self.stage_trim(router, self._trim_entry(router, upto, coming))
 
-    def _trim_entry(self, router: Router, upto: int, coming: log.Append | None) -> Trim:
+    def _trim_entry(self, router: Router, upto: int, coming: entries.Append | None) -> Trim:
         """Some records may not have landed yet: the first ones of a write that is larger than its topic."""
         edge, dest = router.edge, router.edge.dest
         source = edge.source
@@ -235,7 +235,7 @@ class LiveRouters:
         dest = router.edge.dest
         ticket = self._trim_step(router, entry)
         if self._staging.logged:
-            ticket.frame = log.encode(entry)
+            ticket.frame = entries.encode(entry)
             ticket.gated = survives_power_loss(router.edge)
             if dest.config.durability == "ephemeral":
                 self._staging.ceilings.guard(dest, ticket, dest.next_seq + entry.lost)
@@ -316,7 +316,7 @@ def _attach(ticket: Ticket, steps: list[Ticket]) -> None:
     ticket.also = [*(ticket.also or ()), *dests]
 
 
-def _matches(match: TagMatch, coming: log.Append | None, seq: int) -> bool:
+def _matches(match: TagMatch, coming: entries.Append | None, seq: int) -> bool:
     """Return whether a record that has not landed yet would be forwarded. Records of other writes count."""
     if coming is None or not coming.first <= seq <= coming.last:
         return True

@@ -35,7 +35,7 @@ from topics.model.router import (
     too_many_copies,
 )
 from topics.model.topic import TopicConfig
-from topics.storage.log import entry as log
+from topics.storage.log import entry as entries
 from topics.storage.log.router_entry import Mark, RouterDrop, RouterPut
 from topics.storage.segments.segment import Damaged, Segment
 
@@ -61,7 +61,6 @@ class Routers:
         self.due = DueEdges(staging.clock)
         self.table.hooks = live = LiveRouters(staging, self.due)
         self.forwarder = Forwarder(staging, self.table, self.due, live)
-        self._listener = self.due.source_grew  # kept, because `Growth` distinguishes listeners by identity
 
     def attach(self) -> None:
         """Make all edges due, once the state of the engine is recovered."""
@@ -70,7 +69,8 @@ class Routers:
 
     def _follow(self, edge: Edge) -> None:
         """Make the edge due, now and whenever its source grows."""
-        self._staging.growth.listen(edge.source, self._listener)
+        if self.due.source_grew not in edge.source.listeners.values():
+            self._staging.growth.listen(edge.source, self.due.source_grew)
         self.due.add(edge)
 
     # --- verbs
@@ -244,7 +244,7 @@ class Routers:
             return min(max(request.from_seq, source.earliest - 1), source.head)
         return source.head
 
-    def _put_applied(self, creates: list[log.Create], entry: RouterPut, created: bool) -> PutRouter:
+    def _put_applied(self, creates: list[entries.Create], entry: RouterPut, created: bool) -> PutRouter:
         state = self._staging.state
         for create in creates:
             apply.create(state, create)

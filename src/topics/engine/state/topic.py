@@ -3,7 +3,7 @@
 Some of it a restart must find again: records, losses, configuration, archive marks, consumers (`KEPT` in the tests of
 the module). It changes in `apply`, `retention`, `archived`, `consumer_log` and `idempotency` only, by the same
 functions for a live write and for a replayed entry; `snapshot_parts` and `offline` build it from files. The rest
-belongs to the running process: what is under way (`staging`, `append`, `commit`, `ceilings`), and which readers wait
+belongs to the running process: pending entries (`staging`, `append`, `commit`, `ceilings`), and which readers wait
 (`growth`, the server's push).
 """
 
@@ -132,7 +132,7 @@ class Topic:
         self.last_read_ts: int | None = None
         self.keys: OrderedDict[str, Remembered] = OrderedDict()  # oldest first; only `idempotency` changes it
         self.key_bytes = 0
-        self.staged_keys: dict[str, Any] = {}  # key → the ticket under way
+        self.staged_keys: dict[str, Any] = {}  # key → the pending ticket
         self.leader: Any = None  # the ticket of this turn that a plain append may follow
         self.staged_count = 0
         self.staged_bytes = 0

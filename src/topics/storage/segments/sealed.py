@@ -23,7 +23,7 @@ from topics.storage.segments.cold import Cold, Need
 from topics.storage.segments.columns import Columns, runs
 from topics.storage.segments.marks import FEW, LIVE, Positions, marked_positions, pack_marks, put_marks
 from topics.storage.segments.segment import Damaged, HeldRange, MemorySegment, Rendered
-from topics.storage.segments.segment_cache import Loaded, SegmentFile, Shelf, part_of
+from topics.storage.segments.segment_caches import Loaded, SegmentCaches, SegmentFile, part_of
 
 SMALL_INDEX_BYTES = 64 << 10  # the same limit for `look`, which visits many segments
 
@@ -61,7 +61,7 @@ class SealedSegment(SegmentFile):
 
     def __init__(
         self,
-        shelf: Shelf,
+        caches: SegmentCaches,
         path: str,
         footer: codec.Footer,
         *,
@@ -69,7 +69,7 @@ class SealedSegment(SegmentFile):
         live_bytes: int,
         pending: bytes = b"",
     ) -> None:
-        super().__init__(shelf, path, footer)
+        super().__init__(caches, path, footer)
         self.live = live
         self.live_bytes = live_bytes
         self._held: ref[Loaded] | None = None  # the columns, also while only a `Hold` keeps them in memory
@@ -82,9 +82,9 @@ class SealedSegment(SegmentFile):
         self._damage: Damaged | None = None  # found by a load on another thread; the next read raises it
 
     @classmethod
-    def adopt(cls, shelf: Shelf, path: str, footer: codec.Footer, was: MemorySegment) -> SealedSegment:
+    def adopt(cls, caches: SegmentCaches, path: str, footer: codec.Footer, was: MemorySegment) -> SealedSegment:
         """Return the sealed segment for a memory segment that was just written to a file, with the marks made since."""
-        sealed = cls(shelf, path, footer, live=was.live, live_bytes=was.live_bytes)
+        sealed = cls(caches, path, footer, live=was.live, live_bytes=was.live_bytes)
         sealed._marks = was._marks
         sealed._marks_known = True
         if was._marks is not None:
@@ -247,14 +247,14 @@ class SealedSegment(SegmentFile):
                     raise
             return None  # the next read raises the damage, or the segment no longer exists
 
-        return Need((self, key), size_bytes, load=load_safely, trim=self._shelf.trim)
+        return Need((self, key), size_bytes, load=load_safely, trim=self._caches.trim)
 
     def lend(self, low: int, high: int) -> Rendered:
         loaded = self.loaded
         if loaded is not None and self._damage is None:
             offsets = loaded.columns.offsets
             start, stop = offsets[low], offsets[high]
-            if loaded.has_verified(start, stop, self._shelf.period):
+            if loaded.has_verified(start, stop, self._caches.period):
                 with suppress(OSError):  # `read` finds out what it means
                     lent = self._open().lend(stop - start, codec.HEADER_BYTES + start)
                     if lent is not None:
@@ -325,9 +325,9 @@ class SealedSegment(SegmentFile):
         loaded = Loaded(sums, columns, len(block))
         self._held = ref(loaded)
         self.loaded = loaded
-        self._shelf.keep(self, len(block))
+        self._caches.keep(self, len(block))
         if not wait:
-            self._shelf.trim()
+            self._caches.trim()
         return loaded
 
     def _load_marks(self, *, wait: bool) -> object:
@@ -344,7 +344,7 @@ class SealedSegment(SegmentFile):
 
     def _learn_marks(self, flags: bytes) -> None:
         """Take the marks from the flags of the file, once: after that the marks in memory are newer."""
-        with self._shelf.marks_lock:
+        with self._caches.marks_lock:
             if self._marks_known:
                 return
             marks = codec.decode_flags(flags)

@@ -35,7 +35,7 @@ class Loaded:
         self.verified = bytearray(len(sums))  # one byte per chunk
         self.damaged: set[int] = set()  # chunks that did not match their checksum
         self._all_verified = False
-        self._period = 0  # of the shelf, in which these comparisons were made
+        self._period = 0  # of the caches in which these comparisons were made
         self.size_bytes = size_bytes
 
     def has_verified(self, start: int, stop: int, period: int) -> bool:
@@ -53,39 +53,39 @@ class Loaded:
 
 
 class SegmentFile(Segment):
-    """The file of a sealed segment. The shelf decides how long `file` stays open and `loaded` stays in memory."""
+    """The file of a sealed segment. The caches decides how long `file` stays open and `loaded` stays in memory."""
 
-    __slots__ = ("_shelf", "cold", "file", "file_in_use", "footer", "gone", "loaded", "path")
+    __slots__ = ("_caches", "cold", "file", "file_in_use", "footer", "gone", "loaded", "path")
 
-    def __init__(self, shelf: Shelf, path: str, footer: codec.Footer) -> None:
+    def __init__(self, caches: SegmentCaches, path: str, footer: codec.Footer) -> None:
         super().__init__(footer.first)
         self.count, self.min_ts, self.max_ts = footer.count, footer.min_ts, footer.max_ts
         self.path = path
         self.footer = footer
-        self._shelf = shelf
+        self._caches = caches
         self.loaded: Loaded | None = None
         self.gone = False  # whether `release` was called: the file may be removed at any time
         self.file: File | None = None  # the last reader closes it
-        self.file_in_use = False  # whether a read used the file since the shelf last checked
+        self.file_in_use = False  # whether a read used the file since the caches last checked
         self.cold = False  # whether the file is in the cold folder
 
     def _open(self) -> File:
         file = self.file
         if file is None:
-            return self._shelf.open(self)
+            return self._caches.open(self)
         self.file_in_use = True
         return file
 
     def moved(self, path: str) -> None:
         """Note that the file was moved to `path`."""
-        self._shelf.forget(self, moved_to=path)
+        self._caches.forget(self, moved_to=path)
 
     def release(self) -> None:
         """Free the memory of the segment, and let its file be removed."""
         self.gone = True
-        self._shelf.drop(self)
-        self._shelf.forget(self)
-        self._shelf.retired.append(self.path)
+        self._caches.drop(self)
+        self._caches.forget(self)
+        self._caches.retired.append(self.path)
 
     @property
     def _index_bytes(self) -> int:
@@ -118,11 +118,11 @@ class SegmentFile(Segment):
 
     def _cold_folder_is_there(self) -> bool:
         """Return whether the cold folder is mounted. If it is not, nothing in it is lost."""
-        return holds_topics(self._shelf.fs, posixpath.dirname(posixpath.dirname(self.path)))
+        return holds_topics(self._caches.fs, posixpath.dirname(posixpath.dirname(self.path)))
 
     def _data(self, loaded: Loaded, start: int, stop: int, *, wait: bool) -> Rendered | None:
         """Return the data bytes [start, stop), or None if that would wait. Check each chunk once per period."""
-        if loaded.has_verified(start, stop, self._shelf.period):
+        if loaded.has_verified(start, stop, self._caches.period):
             found = self._read(stop - start, codec.HEADER_BYTES + start, wait=wait)
             if found is None or len(found) == stop - start:
                 return found
@@ -162,7 +162,7 @@ def part_of(block: Rendered, low: int, high: int) -> Rendered:
     return memoryview(block)[low:high]
 
 
-class Shelf:
+class SegmentCaches:
     """The caches that all sealed segments share.
 
     Pool threads add to them, so there are locks. Only `trim` drops columns, on the thread that reads: the columns of a
