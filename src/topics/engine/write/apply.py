@@ -190,7 +190,7 @@ def delete(topic: Topic, entry: log.Delete, chosen: Mapping[int, Chosen] = NOTHI
     segment for which there is nothing is looked at now, and the disk waited for if its columns are not in memory.
     """
     if topic.links is not None:
-        topic.links.deleting()
+        topic.links.table.hooks.deleting(topic.links)
     if topic.config.ttl_ms:
         retention.expire(topic, entry.at_ms)
     before = topic.count
@@ -283,8 +283,8 @@ def replay_create(state: State, entry: log.Create) -> None:
 
 def skip_to(state: State, topic: Topic, next_seq: int, reason: str) -> None:
     """Record the seqs before `next_seq` that the log lacks as lost, except for copies that a router can make again."""
-    if topic.links is not None and state.routers is not None:
-        state.routers.fill(topic, next_seq - 1)
+    if topic.links is not None:
+        topic.links.table.hooks.fill(topic, next_seq - 1)
     retention.skip_to(topic, next_seq, reason)
 
 

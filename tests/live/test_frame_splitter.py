@@ -1,4 +1,4 @@
-"""The cutter of WebSocket input: whatever it does by itself, `wsproto` would have done too."""
+"""The splitter of WebSocket input: whatever it does by itself, `wsproto` would have done too."""
 
 import random
 from typing import Any
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from wsproto import events
 from wsproto.connection import Connection, ConnectionType
 
-from topics.server.push.websocket.frame_cutter import FrameCutter
+from topics.server.push.websocket.frame_splitter import FrameSplitter
 
 TEXT, BINARY, CONTINUATION, CLOSE, PING, PONG = 0x1, 0x2, 0x0, 0x8, 0x9, 0xA
 FIN = 0x80
@@ -88,13 +88,13 @@ def by_wsproto(data: bytes) -> list[list[Any]]:
     return joined([seen(event) for event in ws.events()])
 
 
-def by_cutter(data: bytes, cuts: list[int], piece_bytes: int) -> list[list[Any]]:
-    ws, cutter, found, waiting = Connection(ConnectionType.SERVER), FrameCutter(passes_all=False), [], b""
+def by_splitter(data: bytes, cuts: list[int], piece_bytes: int) -> list[list[Any]]:
+    ws, splitter, found, waiting = Connection(ConnectionType.SERVER), FrameSplitter(passes_all=False), [], b""
     for begin, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
         waiting += data[begin:end]
         at = 0
         while True:
-            text, after = cutter.next(waiting, at, piece_bytes)
+            text, after = splitter.next(waiting, at, piece_bytes)
             if after == at:
                 break
             if text is not None:
@@ -111,23 +111,23 @@ def by_cutter(data: bytes, cuts: list[int], piece_bytes: int) -> list[list[Any]]
 
 
 @given(st.lists(frames, max_size=8), st.integers(0, 1 << 30), st.sampled_from((7, 1024, 1 << 16)))
-def test_cutter_and_wsproto_find_the_same_messages(sent: list[bytes], seed: int, piece_bytes: int):
+def test_splitter_and_wsproto_find_the_same_messages(sent: list[bytes], seed: int, piece_bytes: int):
     data = b"".join(sent)
     chance = random.Random(seed)
     cuts = sorted(chance.randrange(len(data) + 1) for _ in range(chance.randrange(6)))
-    assert by_cutter(data, cuts, piece_bytes) == by_wsproto(data)
+    assert by_splitter(data, cuts, piece_bytes) == by_wsproto(data)
 
 
 @pytest.mark.parametrize("size", [0, 1, 125, 126, 65_535])
 def test_short_text_does_not_need_wsproto(size: int):
     whole = frame(FIN | TEXT, b"x" * size)
-    cutter = FrameCutter(passes_all=False)
-    assert cutter.next(whole[:-1] if size else whole[:5], 0, 1 << 16) == (None, 0)
-    assert cutter.next(whole + b"\x81", 0, 1 << 16) == (b"x" * size, len(whole))
+    splitter = FrameSplitter(passes_all=False)
+    assert splitter.next(whole[:-1] if size else whole[:5], 0, 1 << 16) == (None, 0)
+    assert splitter.next(whole + b"\x81", 0, 1 << 16) == (b"x" * size, len(whole))
 
 
 def test_text_between_fragments_goes_to_wsproto():
-    cutter = FrameCutter(passes_all=False)
+    splitter = FrameSplitter(passes_all=False)
     data = frame(TEXT, b"a") + frame(FIN | TEXT, b"b")
-    _, at = cutter.next(data, 0, 1 << 16)
-    assert cutter.next(data, at, 1 << 16) == (None, len(data))
+    _, at = splitter.next(data, 0, 1 << 16)
+    assert splitter.next(data, at, 1 << 16) == (None, len(data))

@@ -1,8 +1,8 @@
-"""Input of a WebSocket cut into frames (RFC 6455 section 5.2): short text messages, and bytes for `wsproto`. Pure.
+"""Input of a WebSocket split into frames (RFC 6455 section 5.2): short text messages, and bytes for `wsproto`. Pure.
 
 Nearly all input of a client is text messages of a few hundred bytes in one frame each. These are unmasked here: that
 takes 1 µs, where `wsproto` takes 15. Everything else goes to `wsproto` as it came: control frames, fragments, binary
-messages, long frames, whatever is invalid. It is cut at the ends of frames, so that `wsproto` never holds a part of a
+messages, long frames, whatever is invalid. It is split at the ends of frames, so that `wsproto` never holds a part of a
 frame when a short text message follows.
 """
 
@@ -17,7 +17,7 @@ TWO_BYTES, EIGHT_BYTES = 126, 127  # lengths that announce a longer field
 KEY_BYTES = 4
 
 
-class FrameCutter:
+class FrameSplitter:
     """Where the input of one connection is: at a frame, or in the middle of one that `wsproto` gets."""
 
     __slots__ = ("_in_message", "_left_bytes", "_passes_all")
