@@ -103,9 +103,9 @@ class Engine:
         """All topics by name. A topic whose records still wait to be replayed is replayed when it is asked for."""
         return self.staging.topics
 
-    def attach(self, log: Log, backlog: Backlog | None = None) -> None:
+    def attach(self, wal: Log, backlog: Backlog | None = None) -> None:
         """Log all changes from now on: for an engine whose state was recovered after it was made."""
-        self.staging.attach(log)
+        self.staging.attach(wal)
         if backlog:
             self.await_replay(backlog)
         self.routers.attach()

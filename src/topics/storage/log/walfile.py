@@ -1,4 +1,4 @@
-"""WAL files: what precedes the frames, and how to read frames back past any damage. Pure: no files, no clock.
+"""WAL files: what stands before the frames, and how to read frames back past any damage. Pure: no files, no clock.
 
 A file begins with this header, twice; frames follow without a gap, and zeros (reserved space) end them.
 
