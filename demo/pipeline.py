@@ -152,8 +152,8 @@ def started() -> Any:
     """Start a Spark session for all pipelines of this run, because the start takes longer than all of them."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from topics.spark import session
+    from topics.spark.jvm import quiet_start
     from topics.spark.pipelines.run.job import SESSION
-    from topics.spark.pipelines.run.quiet_jvm import quiet_start
 
     with quiet_start():
         config = {**SESSION, "spark.sql.shuffle.partitions": "1", "spark.log.level": "OFF"}
@@ -164,7 +164,7 @@ def started() -> Any:
 def run_demo(url: str, lake: str, spark: Any, out: Path, *, records: int = RECORDS) -> bool:
     """Run the demo, with a quarter of the records as the cap of each topic. Return whether the audit was ok."""
     from topics.spark.pipelines.archive.driver import archive
-    from topics.spark.pipelines.audit.driver import audit, describe
+    from topics.spark.pipelines.audit import audit, describe
 
     topics, cap = list(RULES), records // 4
     with Client(url) as client:

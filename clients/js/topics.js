@@ -76,7 +76,7 @@ export class TopicNotFound extends TopicsError {}
 export class RouterNotFound extends TopicsError {}
 /** The topic has no consumer of this name. */
 export class ConsumerNotFound extends TopicsError {}
-/** The consumer does not stand where `ifSeq` says: `detail.seq` is where it stands. */
+/** The consumer is not where `ifSeq` says: it is at `detail.seq`. */
 export class ConsumerMoved extends TopicsError {}
 /** The router would close a cycle: see `detail.cycle`. */
 export class RouterCycle extends TopicsError {}
@@ -1322,7 +1322,7 @@ export class Topics {
    *
    *     await topics.putConsumer("orders", "billing", { seq: 480, ifSeq: 420 })
    *
-   * Throws `ConsumerMoved` if the consumer does not stand at `ifSeq`; null means that it must not exist.
+   * Throws `ConsumerMoved` if the consumer is not at `ifSeq`; null means that it must not exist.
    *
    * @param {string} topic
    * @param {string} name

@@ -186,7 +186,7 @@ class Settings:
     allow_insecure_no_auth: bool = _row(FLAG, False, "Allow a non-loopback address without API keys.", group=SECURITY)
     probe_auth: bool = _row(FLAG, False, "Require an API key for the health and readiness probes too.", group=SECURITY)
     tls_cert: Path | None = _row(
-        INPUT_FILE, None, "Certificate chain in PEM form. The server then speaks HTTPS only.", group=SECURITY
+        INPUT_FILE, None, "Certificate chain in PEM form. The server then serves HTTPS only.", group=SECURITY
     )
     tls_key: Path | None = _row(
         INPUT_FILE, None, "Private key of the certificate, if it is not in the same file.", group=SECURITY

@@ -75,7 +75,7 @@ def test_refused_options_have_a_report(line: str, capsys: pytest.CaptureFixture[
 
 
 def test_only_the_jvm_ignores_sigterm() -> None:
-    from topics.spark.pipelines.run.quiet_jvm import quiet_start
+    from topics.spark.jvm import quiet_start
 
     show = [sys.executable, "-c", "import signal; print(signal.getsignal(signal.SIGTERM).name)"]
 
@@ -90,7 +90,7 @@ def test_only_the_jvm_ignores_sigterm() -> None:
 def test_interrupted_start_ends_the_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
     from pyspark import SparkContext
 
-    from topics.spark.pipelines.run.quiet_jvm import quiet_start
+    from topics.spark.jvm import quiet_start
 
     monkeypatch.setattr(SparkContext, "_gateway", None)
     sleep = [sys.executable, "-c", "import time; time.sleep(600)"]

@@ -99,7 +99,7 @@ def test_refused_batch_leaves_no_trace_in_any_topic():
     assert staged.error is None
     assert seqs(engine) == {"a": 3, "b": 0}
     for topic in engine.topics.values():
-        assert (topic.pending, topic.waiting, topic.consumers.under_way) == (0, 0, [])  # type: ignore[union-attr]
+        assert (topic.pending, topic.waiting, topic.consumers.pending) == (0, 0, [])  # type: ignore[union-attr]
     again = engine.consumers.open("b", "c", commit=1)
     engine.flush()
     log.finish()
@@ -326,7 +326,7 @@ def test_request_is_answered_when_the_last_of_its_batches_has_ended():
     engine = opened(log, CLASSES, *CLASSES)
     answers: list[Any] = []
     commit(engine, *((name, "c", 2) for name in CLASSES), ("disk", "none", 1)).then(answers.append)
-    assert Counter(len(batch.ticket.followers) for batch in under_way(engine)) == {1: 4}
+    assert Counter(len(batch.ticket.followers) for batch in pending(engine)) == {1: 4}
     engine.flush()
     assert not answers
     log.finish()
@@ -334,8 +334,8 @@ def test_request_is_answered_when_the_last_of_its_batches_has_ended():
     assert (answer["committed"], [row["consumer"] for row in answer["refused"]]) == (4, ["none"])
 
 
-def under_way(engine: Engine) -> set[Any]:
-    return {part.batch for topic in engine.topics.values() for part in topic.consumers.under_way}  # type: ignore[union-attr]
+def pending(engine: Engine) -> set[Any]:
+    return {part.batch for topic in engine.topics.values() for part in topic.consumers.pending}  # type: ignore[union-attr]
 
 
 def test_commits_that_the_log_refuses_are_named_one_by_one():

@@ -22,7 +22,7 @@ from topics.storage.segments import codec
 from topics.storage.segments.cold import Cold, Hold
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import MemorySegment
-from topics.storage.segments.segment_cache import Shelf
+from topics.storage.segments.segment_caches import SegmentCaches
 
 T = TypeVar("T")
 SMALL_SEGMENTS = SegmentLimits(max_events=4, max_bytes=300, max_age_ms=500)
@@ -151,7 +151,7 @@ class Sealer:
 
     def __init__(self, fs: Fs | None = None, *, columns_bytes: int = 1 << 20) -> None:
         self.fs = fs or SimDisk()
-        self.shelf = Shelf(self.fs, columns_bytes=columns_bytes)
+        self.caches = SegmentCaches(self.fs, columns_bytes=columns_bytes)
         self.fs.mkdir("/seg")
         self._files = 0
 
@@ -166,7 +166,7 @@ class Sealer:
         path = f"/seg/{self._files}"
         parts = codec.encode(was.columns, was.rendered, was.marks, topic_id=topic.topic_id, epoch=topic.epoch)
         self.fs.open(path, create=True).pwritev(parts, 0)
-        return SealedSegment.adopt(self.shelf, path, self._footer(path), was)
+        return SealedSegment.adopt(self.caches, path, self._footer(path), was)
 
     def reopen(self, topic: Topic) -> None:
         """Save the marks and open every sealed segment again, as a restart does."""
@@ -174,9 +174,9 @@ class Sealer:
             if isinstance(was, SealedSegment):
                 if unsaved := was.unsaved_marks():
                     was.save_marks(unsaved)()
-                self.shelf.drop(was)
+                self.caches.drop(was)
                 topic.segments[at] = SealedSegment(
-                    self.shelf, was.path, self._footer(was.path), live=was.live, live_bytes=was.live_bytes
+                    self.caches, was.path, self._footer(was.path), live=was.live, live_bytes=was.live_bytes
                 )
 
     def _footer(self, path: str) -> codec.Footer:

@@ -26,7 +26,7 @@ from typing import Any
 from tests.lake import output_rounds
 from tests.lake.making import EPOCH, archive, archived_epoch_of, check_content, erase, known, seen_by_others
 from topics.lake import Change, Lake
-from topics.lake.delta import commits
+from topics.lake import delta_folder as commits
 
 TOPICS = ("a", "b")
 

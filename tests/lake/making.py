@@ -11,8 +11,8 @@ import pytest
 from deltalake import DeltaTable
 
 from topics.lake import ArchivedEpoch, Change, File, Gap, Lake, TopicState, TypedColumns, write_files
-from topics.lake.delta.commits import Actions, DeltaFolder
-from topics.lake.write import NO_COLUMNS
+from topics.lake.delta_folder import Actions, DeltaFolder
+from topics.lake.files import NO_COLUMNS
 
 NOON_US = 1_709_208_000_000_000  # 2024-02-29T12:00:00Z
 STEP_US = 1_000_000

@@ -7,9 +7,10 @@ import os
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from topics.lake.delta import commits, output
-from topics.lake.delta.output import OutputTable
-from topics.lake.delta.rows import RowsWriter, read_rows
+from topics.lake import delta_folder as commits
+from topics.lake import output
+from topics.lake.files import RowsWriter, read_rows
+from topics.lake.output import OutputTable
 
 SCHEMA = pa.schema([("seq", pa.int64()), ("text", pa.string())])
 STEP, LAST = 2, 16  # seqs

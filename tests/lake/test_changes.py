@@ -25,11 +25,10 @@ from tests.lake.making import (
 )
 from tests.sampling import amount
 from topics.clock import SystemClock
-from topics.lake import Change, Conflict, Damaged, Gap, Lake, LakeError, NoLake, TopicState, merge_files
-from topics.lake.delta.commits import CHECKPOINT_EVERY
+from topics.lake import Change, Conflict, Damaged, Gap, Lake, LakeError, NoLake, TopicState, merge_files, write_files
+from topics.lake.delta_folder import CHECKPOINT_EVERY
+from topics.lake.files import FilesWriter
 from topics.lake.table import KEPT_HOURS
-from topics.lake.vacuum import remove_dead_files
-from topics.lake.write import FilesWriter
 
 
 def data_files(lake: Lake, topic: str) -> set[str]:
@@ -154,10 +153,18 @@ def test_archive_whose_files_a_quicker_run_removed_conflicts(lake: Lake):
     base = archive(lake, "a", 1, 10)
     late = written(lake, "a", 11, 20)
     archive(lake, "a", 11, 30, base=base)
-    assert remove_dead_files(lake.table("a"), lake.table("a").state()) == 1
+    assert lake.table("a").remove_dead_files() == 1
     with pytest.raises(Conflict, match="up to 30 by another run"):
         lake.commit(base, [Change(op="archive", topic="a", epoch=EPOCH, adds=late, covered=(11, 20))])
     assert known(lake) == [("a", seq) for seq in range(1, 31)]
+
+
+def test_records_out_of_order_are_not_written(lake: Lake):
+    lake.create()
+    batches = [records(1, 10), records(5, 6)]
+    with pytest.raises(Damaged, match="topic a: seq 5 was read after seq 10"):
+        write_files(lake.storage, "a", EPOCH, batches)
+    assert lake.storage.files_in("a") == [], "the unfinished file is removed"
 
 
 def test_file_that_a_quicker_run_removes_while_it_is_written_conflicts(lake: Lake):
@@ -165,7 +172,7 @@ def test_file_that_a_quicker_run_removes_while_it_is_written_conflicts(lake: Lak
     with FilesWriter(lake.storage, "a", EPOCH) as writer:
         writer.write(records(11, 20))
         archive(lake, "a", 11, 30, base=base)
-        assert remove_dead_files(lake.table("a"), lake.table("a").state()) == 1
+        assert lake.table("a").remove_dead_files() == 1
         late = writer.finish()
     with pytest.raises(Conflict, match="up to 30 by another run"):
         lake.commit(base, [Change(op="archive", topic="a", epoch=EPOCH, adds=late, covered=(11, 20))])
@@ -179,7 +186,7 @@ def test_commit_of_a_truncated_file_is_refused(lake: Lake):
 
 
 def test_log_stays_short_and_keeps_every_fact(lake: Lake, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("topics.lake.delta.commits.CHECKPOINT_EVERY", 6)
+    monkeypatch.setattr("topics.lake.delta_folder.CHECKPOINT_EVERY", 6)
     rounds = 2 * 6 + 3
     reader = Lake(lake.path)
     for at in range(rounds):
@@ -218,7 +225,7 @@ def test_table_archived_every_minute_stays_small(lake: Lake, rounds: int, monkey
             for path in log.parent.rglob("*.parquet"):
                 if path.stat().st_mtime > now_s:
                     os.utime(path, (now_s, now_s))
-            lake.vacuum("a")
+            lake.table("a").vacuum()
     last_checkpoint = json.loads((log / "_last_checkpoint").read_text())["version"]
     after_it = [path for path in log.glob("*.json") if int(path.stem) > last_checkpoint]
     assert len(after_it) <= CHECKPOINT_EVERY, "a reader reads one checkpoint and few versions"
@@ -227,7 +234,7 @@ def test_table_archived_every_minute_stays_small(lake: Lake, rounds: int, monkey
     assert len(found.files) < 8 * (rounds / DAY + 2), "a day has fewer files than a merge needs"
     assert len(list(log.iterdir())) < 2 * DAY * 9 / 8, "the log goes back a day, to a checkpoint"
     assert len(data_files(lake, "a")) < (RETENTION_DAYS + 2) * DAY * 9 / 8, "replaced files stay for a week"
-    lake.vacuum("a", retention_hours=0)
+    lake.table("a").vacuum(retention_hours=0)
     assert len(data_files(lake, "a")) == len(found.files)
 
 
@@ -314,7 +321,7 @@ def test_erase_removes_the_log_of_earlier_versions(lake: Lake):
 def test_killed_purge_is_repeated_by_the_next_erase(lake: Lake, monkeypatch: pytest.MonkeyPatch):
     archive(lake, "a", 1, 10)
     before = data_files(lake, "a")
-    monkeypatch.setattr("topics.lake.vacuum.purge", lambda *rest: None)
+    monkeypatch.setattr("topics.lake.table.TopicTable.purge", lambda *rest: None)
     assert erase(lake, "t1") == 4
     assert before <= data_files(lake, "a")
     monkeypatch.undo()
@@ -369,10 +376,10 @@ def test_vacuum_keeps_replaced_files_for_a_week_by_default(lake: Lake):
     for at in range(4):
         archive(lake, "a", 1 + 10 * at, 10 + 10 * at)
     lake.merge("a", EPOCH, min_files=2)
-    assert lake.vacuum("a").files == 0
+    assert lake.table("a").vacuum().files == 0
     assert len(data_files(lake, "a")) == 5
-    assert lake.vacuum("a", retention_hours=0, dry_run=True).files == 4
-    found = lake.vacuum("a", retention_hours=0)
+    assert lake.table("a").vacuum(retention_hours=0, dry_run=True).files == 4
+    found = lake.table("a").vacuum(retention_hours=0)
     assert (found.files, found.bytes > 1000) == (4, True)
     assert len(data_files(lake, "a")) == 1
     check_content(Lake(lake.path), "a")

@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 
 from tests.lake.making import EPOCH, archive, records, seqs_of
 from topics.lake import BadColumns, Change, Lake, TypedColumns, write_files
-from topics.lake.write import FILE_SCHEMA
+from topics.lake.files import FILE_SCHEMA
 
 
 def typed(kind: str, *texts: str) -> list[Any]:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.lake.making import EPOCH, archive, archived_epoch_of, erase, known, seqs_of
 from topics.lake import Damaged, Lake, LakeError
-from topics.lake.delta.commits import CHECKPOINT_EVERY
+from topics.lake.delta_folder import CHECKPOINT_EVERY
 
 ROUNDS = 5
 

@@ -115,7 +115,7 @@ def play(location: str, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
         archive(Lake(lake.path), "a", 41, 50, base=base)
     assert lake.merge("a", EPOCH, min_files=2) == 5
     assert erase(lake, "t1", topics=["a"]) > 0
-    lake.vacuum("a", retention_hours=0)
+    lake.table("a").vacuum(retention_hours=0)
     left = [seq for seq in range(1, 51) if (seq > 40 or seq % 10 not in (1, 2)) and seq % 3 != 1]
     fresh = Lake(lake.path)
     assert known(fresh) == [("a", seq) for seq in left]

@@ -16,11 +16,11 @@ from deltalake import DeltaTable
 
 from tests.lake.object_store import BUCKET, object_store, settings
 from tests.lake.output_rounds import LAST, SCHEMA, STEP, one_round, opened, rows, run_to_the_end, seen_by_others
-from topics.lake.delta import commits, output
-from topics.lake.delta.output import OutputTable
-from topics.lake.delta.rows import RowsWriter, read_rows
-from topics.lake.delta.statistics import Statistics
+from topics.lake import delta_folder as commits
+from topics.lake import output
 from topics.lake.errors import Conflict, Damaged, LakeError, Moved, NoLake, NoTable
+from topics.lake.files import RowsWriter, Statistics, read_rows
+from topics.lake.output import OutputTable
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,8 @@ from deltalake import DeltaTable
 
 from tests.lake.making import EPOCH, archive, archived_epoch_of, check_content, erase, records, seqs_of
 from topics.lake import Gap, Lake, TypedColumns, write_files
+from topics.lake.files import FILE_SCHEMA
 from topics.lake.layout import parse_path, topic_folder, topic_of
-from topics.lake.write import FILE_SCHEMA
 
 DAY_US = 86_400_000_000
 # The most difficult topic names: none of them may turn into another topic or another type.

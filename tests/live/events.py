@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from topics.model.pushed import EVENTS
+from tools.docs.pushed import EVENTS
 
 WAIT_S = 10.0
 

@@ -66,7 +66,7 @@ class World:
         topic.front_ts = 0
         for segment in topic.segments:
             if isinstance(segment, SealedSegment):
-                storage.store.shelf.drop(segment)
+                storage.store.caches.drop(segment)
 
     def while_it_waits(self, call: Callable[[], Any]) -> Any:
         """Return the result of `call`, which needs the disk. Other requests are answered before."""

@@ -14,7 +14,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from tests.live.events import as_documented, wait_for
-from topics.model.pushed import ANSWERS, DELIVERIES
+from tools.docs.pushed import ANSWERS, DELIVERIES
 
 WAIT_S = 10
 

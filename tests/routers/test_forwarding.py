@@ -563,3 +563,11 @@ def test_clock_that_is_set_back_does_not_delay_a_retry() -> None:
     server.engine.flush()
     server.engine.routers.forwarder.run(0)
     assert server.engine.topic("full").count == 2
+
+
+def test_source_has_one_listener_however_often_its_routers_change() -> None:
+    server = SimServer.start()
+    for tag in ("a", "b", "c"):
+        route(server, "source", "dest", filter=["tag", "Eq", tag])
+        route(server, "source", f"other-{tag}")
+    assert len(server.engine.topic("source").listeners) == 1

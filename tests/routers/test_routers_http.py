@@ -393,8 +393,9 @@ def test_wide_fan_out_gets_every_record_in_order(api: Api, names: Callable[[str]
         caught_up(api, names(f"r{dests}-{number}"))
     for number in range(0, dests, 37):
         assert data(api.diff(names(f"d{dests}-{number}"))) == list(range(20))
-    assert written <= 20
-    assert metric(api, "topics_wal_frames_total") - before <= 20, "copies cost no write"
+    most = 20 + 1  # the appends, and a ceiling of the source, which slow syncs raise
+    assert written <= most
+    assert metric(api, "topics_wal_frames_total") - before <= most, "copies cost no write"
     api.drop(source)
 
 

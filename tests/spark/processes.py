@@ -15,7 +15,7 @@ from typing import Any
 from tests.spark.conftest import QUICK_JAVA
 from topics.client import Client
 from topics.errors import TopicsError
-from topics.spark import quick_start
+from topics.spark import jvm
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 400  # a crowded machine is no failure
@@ -111,7 +111,7 @@ def running(pid: int, words: str) -> list[int]:
 
 def slim_home() -> str:
     """Return the Spark home of local starts, for processes that start Spark in another way."""
-    home = quick_start.slim_home(quick_start.cache_folder())
+    home = jvm.slim_home(jvm.cache_folder("spark"))
     assert home is not None
     return home
 

@@ -13,11 +13,13 @@ from typing import Any, get_args
 
 import msgspec
 
-from topics.model import pushed
+from tools.docs import pushed
 from topics.model.watch import Command, PublishTimes
 from topics.server.api.openapi import document
-from topics.server.api.openapi_fields import meaning
+from topics.server.api.openapi_fields import TYPES, meaning, types_in
 from topics.server.api.route_table import ROUTES
+
+TYPES.update(types_in(pushed))  # the events that the server sends are not in the OpenAPI document
 
 LINE_WIDTH = 110  # of JSON in examples
 TYPES_PAGE = "types.md"

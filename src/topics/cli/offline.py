@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -204,18 +205,20 @@ def _overlap(one: str, other: str) -> str | None:
 
 def _print_copied(done: Copied, seconds: float, args: argparse.Namespace, target: str, *, verb: str) -> int:
     """Print what the copy holds, its log included. A copy that cannot be counted has only what its snapshot names."""
-    from topics.engine.offline.coverage import coverage
+    from topics.engine.offline.directory import Directory
+    from topics.errors import Corrupt
     from topics.storage.fs import RealFs
 
-    held = coverage(RealFs(), target)
-    if held is not None:
-        done.topics, done.records = held.topics, held.records
+    counted_log = False
+    with suppress(Corrupt), Directory(RealFs(), target, now_ms=0) as held:
+        done.topics, done.records = len(held.topics), sum(topic.count for topic in held.topics.values())
+        counted_log = True
     if args.json:
         print(pretty_json(done))
         return EXIT_DAMAGED if done.problems else EXIT_CLEAN
     screen = Screen()
     where = f"snapshot {done.snapshot} and {counted(done.log_files, 'log file')}"
-    held_in = "" if held is not None else " in the snapshot"
+    held_in = "" if counted_log else " in the snapshot"
     print(f"{verb} {counted(done.topics, 'topic')}, {counted(done.records, 'record')}{held_in} to {target}")
     print(
         f"{where}; copied {counted(done.segments_copied, 'segment')} ({size(done.bytes_copied)} in all), "

@@ -1,7 +1,7 @@
 """What the commands of `topics pipeline …` share: their options, their run, and the output of their reports.
 
 `topics.cli.pipelines` declares each command with `add` below. A pipeline is the function of its name in
-`topics.spark.pipelines.NAME.driver`, and is imported, with Arrow and Spark if it needs them, only when it runs.
+`topics.spark.pipelines.NAME`, and is imported, with Arrow and Spark if it needs them, only when it runs.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def own(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _driver(name: str) -> Any:
-    return importlib.import_module(f"topics.spark.pipelines.{name}.driver")
+    return importlib.import_module(f"topics.spark.pipelines.{name}")
 
 
 def run(name: str, execute: Execute, args: argparse.Namespace, show: Show) -> int:
@@ -201,7 +201,7 @@ def _failed(name: str, error: BaseException, args: argparse.Namespace) -> int:
     if isinstance(error, KeyboardInterrupt) and "report" not in error.__dict__:
         return _not_started(name, args, "interrupted", "interrupted", pipeline_start.AGAIN)
     from topics.spark.failures import explain, kind_of
-    from topics.spark.pipelines.run.failure_reports import report_of
+    from topics.spark.pipelines.run.job import report_of
 
     report = report_of(error, pipeline=name, dry_run=args.dry_run)
     if args.json:

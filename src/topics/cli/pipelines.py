@@ -330,7 +330,7 @@ def _rollup_arguments(args: Args) -> dict[str, Any]:
     import msgspec
 
     from topics.spark.failures import BadUsage
-    from topics.spark.pipelines.rollup.declaration import Declaration
+    from topics.spark.pipelines.windows import Declaration
 
     options = pipeline.own(args)
     given = {name: value for name in DECLARED if (value := options.pop(name)) is not None}

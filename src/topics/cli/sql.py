@@ -281,8 +281,8 @@ def _session(master: str | None) -> Iterator[SparkSession]:
     """Yield the active Spark session, or a new one that writes nothing to the working directory."""
     from pyspark.sql import SparkSession
 
+    from topics.spark.jvm import quiet_start
     from topics.spark.pipelines.run.job import SESSION
-    from topics.spark.pipelines.run.quiet_jvm import quiet_start
     from topics.spark.spark_session import register as known_to
     from topics.spark.spark_session import session
 

@@ -72,12 +72,12 @@ def _page(page: Diff, from_seq: int, healer: Healer, form: RecordForm) -> Iterat
         yield lost
         at = 1
     elif lost is not None:
-        yield from form.items(healer.passed_over(at, lost.gap_from - 1))
+        yield from form.items(healer.skipped(at, lost.gap_from - 1))
         yield from form.items(healer.lost(lost.gap_from, lost.gap_to, lost.reason))
         at = lost.gap_to + 1
     # A trim deletes everything up to a seq. So a seq that is missing after a live record was deleted on request.
     first = page.records[0].seq if page.records else page.next_from_seq + 1
-    yield from form.items(healer.passed_over(at, min(first, page.earliest_seq) - 1))
+    yield from form.items(healer.skipped(at, min(first, page.earliest_seq) - 1))
     yield from page.records
 
 
@@ -92,7 +92,7 @@ def _only_archived(
     if archived is None:
         raise missing
     healer = Healer(source.lake, source.topic, archived.epoch, wanted)
-    yield from _form(asked, archived).items(healer.lost(from_seq + 1, heal.last_seq(archived), DROPPED))
+    yield from _form(asked, archived).items(healer.lost(from_seq + 1, archived.archived_to, DROPPED))
 
 
 def _before(source: HealedTopic, from_ts: int, asked: Mapping[str, Any]) -> int:
@@ -132,8 +132,8 @@ def _listed(match: Any) -> Any:
 
 def _form(asked: Mapping[str, Any], known: Diff | ArchivedEpoch) -> RecordForm:
     if isinstance(known, ArchivedEpoch):
-        head = heal.last_seq(known)
-        ends = (heal.first_record(known) or head + 1, head, known.epoch)
+        head = known.archived_to
+        ends = (known.earliest, head, known.epoch)
     else:
         ends = (known.earliest_seq, known.head_seq, known.epoch)
     return RecordForm(bool(asked.get("include_tags")), asked.get("include_meta") is not False, *ends)

@@ -42,7 +42,7 @@ from topics.errors import Code, TopicsError
 from topics.model.names import check_topic
 from topics.model.records import Limits
 from topics.model.topic import ConfigPatch, configure
-from topics.storage.log import entry as log
+from topics.storage.log import entry as entries
 
 
 class Configured(Struct):
@@ -103,9 +103,9 @@ class Engine:
         """All topics by name. A topic whose records still wait to be replayed is replayed when it is asked for."""
         return self.staging.topics
 
-    def attach(self, log: Log, backlog: Backlog | None = None) -> None:
+    def attach(self, wal: Log, backlog: Backlog | None = None) -> None:
         """Log all changes from now on: for an engine whose state was recovered after it was made."""
-        self.staging.attach(log)
+        self.staging.attach(wal)
         if backlog:
             self.await_replay(backlog)
         self.routers.attach()
@@ -170,7 +170,7 @@ class Engine:
         if config == topic.config:
             unchanged = Ticket.of(Configured(topic, False))
             return when_saved(self.saver, topic, unchanged) if topic.needs_snapshot else unchanged
-        entry = log.Configure(topic.topic_id, config, self.clock.now_ms(), topic.next_seq - 1)
+        entry = entries.Configure(topic.topic_id, config, self.clock.now_ms(), topic.next_seq - 1)
 
         def take_effect(_: Ticket) -> Configured:
             apply.configure(self.state, topic, entry)
@@ -180,7 +180,7 @@ class Engine:
         ticket = staging.stage_change(topic, entry, take_effect)
         return when_saved(self.saver, topic, ticket) if waits else ticket
 
-    def _create_topic(self, create: log.Create) -> Ticket:
+    def _create_topic(self, create: entries.Create) -> Ticket:
         ceiling, frame = self.staging.ceilings.of_creation(create)
 
         def take_effect(_: Ticket) -> Configured:
@@ -210,7 +210,7 @@ class Engine:
             self.staging.grew(topic)
             return Dropped(name, True, routers)
 
-        return self.staging.stage_change(topic, log.Drop(topic.topic_id), take_effect)
+        return self.staging.stage_change(topic, entries.Drop(topic.topic_id), take_effect)
 
     def expire_and_get(self, name: str, *, touch: bool) -> Topic:
         """Expire the topic's records and leases up to now, then return it; `touch` counts as interest in it.

@@ -26,19 +26,12 @@ T = TypeVar("T")
 
 def ready(topic: Topic, segment: Segment) -> bool:
     """Load the segment's columns, waiting for the disk. Return False if they are damaged: then the records are lost."""
-    damage = _load(segment)
-    if damage is not None:
-        lose_segment(topic, segment, damage)
-    return damage is None
-
-
-def _load(segment: Segment) -> Damaged | None:
-    """Load the segment's columns, waiting for the disk. Return the damage if they cannot be read."""
     try:
         waiting(lambda: (segment.columns, segment.marks))
     except Damaged as damage:
-        return damage
-    return None
+        lose_segment(topic, segment, damage)
+        return False
+    return True
 
 
 def cutoff_ms(topic: Topic, now_ms: int) -> int:
@@ -153,7 +146,8 @@ def enforce_caps(topic: Topic) -> None:
             if (upto := released(topic, after_oldest(topic, topic.count - config.cap_records))) > topic.earliest:
                 take(topic, upto, "cap")
         if config.cap_bytes and topic.bytes > config.cap_bytes:
-            if (upto := released(topic, _after_bytes(topic, topic.bytes - config.cap_bytes))) > topic.earliest:
+            past = after_oldest(topic, topic.bytes - config.cap_bytes, in_bytes=True)
+            if (upto := released(topic, past)) > topic.earliest:
                 take(topic, upto, "cap")
     except OSError as error:  # the write that came before must not fail
         _put_off(topic, error)
@@ -171,7 +165,7 @@ def released(topic: Topic, upto: int) -> int:
     for consumer in own.holders:
         if consumer.seq + 1 < upto:
             excess = topic.bytes - consumer.max_hold_bytes
-            past = _after_bytes(topic, excess) if excess > 0 and topic.config.discard == "old" else 0
+            past = after_oldest(topic, excess, in_bytes=True) if excess > 0 and topic.config.discard == "old" else 0
             upto = min(upto, max(consumer.seq + 1, past))
     return max(upto, topic.earliest)
 
@@ -223,7 +217,7 @@ def live_between(topic: Topic, low_seq: int, high_seq: int, *, exact: bool = Tru
 def reach(topic: Topic, *, first: int, sizes: Sequence[int], ts: int, before_bytes: int = 0) -> int:
     """Return the seq below which all records are evicted once records of these sizes are appended at `ts`.
 
-    This may include some of the appended records. Records that are under way before them have `before_bytes`, and
+    This may include some of the appended records. Pending records before them have `before_bytes`, and
     are evicted first.
     """
     config, upto = topic.config, topic.earliest
@@ -240,7 +234,7 @@ def _reach_of_caps(topic: Topic, *, first: int, sizes: Sequence[int], before_byt
         upto = max(upto, after_oldest(topic, excess) if excess <= topic.count else end - config.cap_records)
     if config.cap_bytes and (excess := topic.bytes + before_bytes + sum(sizes) - config.cap_bytes) > 0:
         if excess <= topic.bytes:
-            upto = max(upto, _after_bytes(topic, excess))
+            upto = max(upto, after_oldest(topic, excess, in_bytes=True))
         else:
             rest, at = excess - topic.bytes - before_bytes, 0
             while rest > 0 and at < len(sizes):
@@ -258,7 +252,7 @@ def evict(topic: Topic, upto: int, reason: str, *, reads: bool = True) -> None:
     if not _all_readable(topic, upto):
         return
     if topic.links is not None:
-        topic.links.losing(upto)
+        topic.links.table.hooks.losing(topic.links, upto)
     start = topic.earliest
     for segment, low, high in list(topic.spans(start, upto)):
         if not segment.live:
@@ -337,7 +331,7 @@ def _first_live(topic: Topic) -> int | None:
     except Damaged as damage:
         _remove_damaged(topic, segment, damage)
         return None
-    except OSError as error:  # deleted records at its beginning are passed over later
+    except OSError as error:  # deleted records at its beginning are skipped later
         log.error("columns_unreadable", topic=topic.name, reason=str(error))
         return segment.first + low
 
@@ -491,39 +485,25 @@ def _live_runs(segment: Segment, low: int, high: int) -> list[tuple[int, int]]:
     return runs(segment.live_positions(low, high))
 
 
-def after_oldest(topic: Topic, n: int) -> int:
-    """Return the seq after the n-th oldest live record."""
+def after_oldest(topic: Topic, n: int, *, in_bytes: bool = False) -> int:
+    """Return the seq after the shortest run of oldest live records that has `n` records, or at least `n` bytes."""
     for segment in list(topic.segments):
-        if n >= segment.live:
-            n -= segment.live
+        held = segment.live_bytes if in_bytes else segment.live
+        if n >= held:
+            n -= held
             if not n:
                 return segment.end
             continue
         if not ready(topic, segment):
             continue
-        low = max(topic.earliest - segment.first, 0)
+        low, offsets = max(topic.earliest - segment.first, 0), segment.columns.offsets
         if segment.marks is None:
-            return segment.first + low + n
-        return segment.first + int(segment.live_positions(low, segment.count)[n - 1]) + 1
-    return topic.head + 1
-
-
-def _after_bytes(topic: Topic, excess: int) -> int:
-    """Return the seq after the shortest run of oldest live records that has at least `excess` bytes."""
-    for segment in list(topic.segments):
-        if excess >= segment.live_bytes:
-            excess -= segment.live_bytes
-            if not excess:
-                return segment.end
-            continue
-        if not ready(topic, segment):
-            continue
-        low = max(topic.earliest - segment.first, 0)
-        offsets = segment.columns.offsets
-        if segment.marks is None:
-            return segment.first + bisect_left(offsets, offsets[low] + excess, lo=low)
-        for at in segment.live_positions(low, segment.count):
-            excess -= offsets[at + 1] - offsets[at]
-            if excess <= 0:
+            return segment.first + (bisect_left(offsets, offsets[low] + n, lo=low) if in_bytes else low + n)
+        positions = segment.live_positions(low, segment.count)
+        if not in_bytes:
+            return segment.first + int(positions[n - 1]) + 1
+        for at in positions:
+            n -= offsets[at + 1] - offsets[at]
+            if n <= 0:
                 return segment.first + int(at) + 1
     return topic.head + 1

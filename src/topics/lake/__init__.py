@@ -9,10 +9,10 @@ progress and gaps are stored, and `table` how a change is committed.
 from topics.lake.archived import ArchivedEpoch, Change, File, Gap, TopicState, joined
 from topics.lake.columns import BadColumns, TypedColumns
 from topics.lake.errors import Conflict, Damaged, LakeError, NoLake
+from topics.lake.files import write_files
 from topics.lake.lake import Lake, Snapshot
 from topics.lake.layout import GAP_SCHEMA, SCHEMA
 from topics.lake.rewrite import Rewritten, merge_files, plan_merges, rewrite_file
-from topics.lake.write import write_files
 
 __all__ = [
     "GAP_SCHEMA",

@@ -61,6 +61,11 @@ class ArchivedEpoch(Struct, frozen=True, kw_only=True):
     gaps: tuple[Gap, ...] = ()
     trimmed_to: int = 0
 
+    @property
+    def earliest(self) -> int:
+        """The first seq in a file; without files, the one after the archived seqs."""
+        return self.files[0].first if self.files else self.archived_to + 1
+
     def files_in(self, first: int, last: int) -> list[File]:
         """Return the files that may hold records of the range, sorted by their first seq."""
         return [file for file in self.files if file.last >= first and file.first <= last]
@@ -93,7 +98,7 @@ class TopicState(Struct, frozen=True, kw_only=True):
         return self.epochs.get(epoch) or ArchivedEpoch(topic=self.topic, epoch=epoch)
 
 
-def merged(ranges: Iterable[Range]) -> tuple[Range, ...]:
+def merged(ranges: Iterable[Range]) -> list[Range]:
     """Return the same seqs in the smallest number of ranges."""
     found: list[Range] = []
     for low, high in sorted(ranges):
@@ -101,7 +106,7 @@ def merged(ranges: Iterable[Range]) -> tuple[Range, ...]:
             found[-1] = (found[-1][0], max(found[-1][1], high))
         else:
             found.append((low, high))
-    return tuple(found)
+    return found
 
 
 def outside(ranges: Iterable[Range], first: int, last: int) -> list[Range]:

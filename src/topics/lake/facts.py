@@ -16,10 +16,17 @@ refuses the second one unless it was made from the result of the first.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pyarrow.parquet as pq
 from msgspec import Struct
 
 from topics.lake.archived import Change, Gap, TopicState
-from topics.lake.delta.log_facts import Facts
+from topics.lake.errors import Damaged, LakeError
+from topics.lake.layout import LOG
+from topics.lake.storage import Storage
 
 ERASED, REMOVED, PURGED = "topics/erased", "topics/removed", "topics/purged"
 
@@ -42,8 +49,7 @@ def of_change(change: Change, base: TopicState) -> dict[str, int]:
     if change.covered is not None:
         facts[f"topics/archived/{change.epoch}"] = change.covered[1]
         facts[ERASED] = base.erasures
-    for gap in change.gaps:
-        facts.update(of_gap(change.epoch, gap))
+    facts.update(of_gap(change.epoch, gap) for gap in change.gaps)
     if change.trimmed_to is not None:
         known = base.epoch(change.epoch).trimmed_to
         facts[f"topics/trimmed/{change.epoch}"] = max(known, change.trimmed_to)
@@ -56,9 +62,9 @@ def of_change(change: Change, base: TopicState) -> dict[str, int]:
     return facts
 
 
-def of_gap(epoch: int, gap: Gap) -> dict[str, int]:
+def of_gap(epoch: int, gap: Gap) -> tuple[str, int]:
     """Return the fact of a gap."""
-    return {f"topics/gap/{epoch}/{gap.first}/{gap.met_at}/{gap.reason}": gap.last}
+    return f"topics/gap/{epoch}/{gap.first}/{gap.met_at}/{gap.reason}", gap.last
 
 
 def by_epoch(facts: Facts) -> dict[int, EpochFacts]:
@@ -81,3 +87,66 @@ def by_epoch(facts: Facts) -> dict[int, EpochFacts]:
     for of in found.values():
         of.gaps.sort(key=lambda gap: gap.first)
     return found
+
+
+# --- the facts in the log of a table
+
+Facts = Mapping[str, int]
+
+
+class FactsReader:
+    """Reads the facts of one table from its log. Reads only the versions that are new since the last call.
+
+    `deltalake` returns a fact by its name; this class lists all of them.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        """`storage` is the place of the table."""
+        self._storage = storage
+        self._version = -1
+        self._facts: dict[str, int] = {}
+        self.checkpoint = -1  # the version of the newest known checkpoint
+
+    def at(self, version: int) -> Facts:
+        """Return the facts as of a version of the table, which must not be older than at the last call."""
+        if version > self._version:
+            facts, at = self._start(version)
+            for number in range(at + 1, version + 1):
+                facts.update(self._commit(number))
+            self._facts, self._version = facts, version
+        return self._facts
+
+    def _start(self, version: int) -> tuple[dict[str, int], int]:
+        """Return facts to continue from, and their version: the known ones, or those of a later checkpoint."""
+        text = self._storage.read(f"{LOG}/_last_checkpoint")
+        checkpoint = None if text is None else msgspec.json.decode(text)
+        at = -1 if checkpoint is None else int(checkpoint["version"])
+        self.checkpoint = max(self.checkpoint, at)
+        if checkpoint is None or not self._version < at <= version:
+            return dict(self._facts), self._version
+        if "v2Checkpoint" in checkpoint:
+            raise LakeError(f"{self._storage.uri(LOG)}: this version of topics cannot read checkpoints of kind v2")
+        parts = int(checkpoint.get("parts") or 0)
+        names = [f"{at:020d}.checkpoint.{part:010d}.{parts:010d}.parquet" for part in range(1, parts + 1)]
+        facts: dict[str, int] = {}
+        for name in names or [f"{at:020d}.checkpoint.parquet"]:
+            facts.update(self._checkpoint(name))
+        return facts, at
+
+    def _checkpoint(self, name: str) -> dict[str, int]:
+        path = f"{LOG}/{name}"
+        try:
+            with self._storage.open(path) as file:
+                column = pq.ParquetFile(file).read(columns=["txn.appId", "txn.version"]).column("txn").combine_chunks()
+        except FileNotFoundError:
+            raise Damaged(f"{self._storage.uri(path)} is missing: bring it back from a copy of the lake") from None
+        rows = column.drop_null()
+        return dict(zip(rows.field("appId").to_pylist(), rows.field("version").to_pylist(), strict=True))
+
+    def _commit(self, version: int) -> dict[str, int]:
+        path = f"{LOG}/{version:020d}.json"
+        text = self._storage.read(path)
+        if text is None:
+            raise Damaged(f"{self._storage.uri(path)} is missing: bring it back from a copy of the lake")
+        actions: list[dict[str, Any]] = [msgspec.json.decode(line) for line in text.splitlines() if b'"txn"' in line]
+        return {one["txn"]["appId"]: one["txn"]["version"] for one in actions if "txn" in one}

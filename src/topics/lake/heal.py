@@ -79,15 +79,13 @@ class Healer:
         if archived is None:
             yield Gap(first, last, reason, 0)
             return
-        at = first
-        for low, high in [*archived.uncovered(first, last), (last + 1, last)]:
-            if at < low:
-                yield from self._history(at, low - 1)
-            if low <= high:
-                yield Gap(low, high, reason, 0)
-            at = high + 1
+        end = min(archived.archived_to, last)
+        if first <= end:
+            yield from self._history(first, end)
+        if end < last:
+            yield Gap(max(first, end + 1), last, reason, 0)
 
-    def passed_over(self, first: int, last: int) -> Iterator[Piece]:
+    def skipped(self, first: int, last: int) -> Iterator[Piece]:
         """Yield the archived records of a range that the server skipped silently, up to the last trimmed seq."""
         if first > last:
             return
@@ -109,16 +107,6 @@ def newest_epoch(lake: Lake, topic: str) -> ArchivedEpoch | None:
     """Return the newest archived epoch of a topic, or None."""
     epochs = lake.snapshot().epochs(topic)
     return epochs[-1] if epochs else None
-
-
-def last_seq(archived: ArchivedEpoch) -> int:
-    """Return the last seq that the archive covers."""
-    return archived.archived_to
-
-
-def first_record(archived: ArchivedEpoch | None) -> int | None:
-    """Return the lowest seq in a file, or None if there is no file."""
-    return None if archived is None or not archived.files else archived.files[0].first
 
 
 def first_at(lake: Lake, archived: ArchivedEpoch, ts_ms: int) -> int:

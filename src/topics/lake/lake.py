@@ -20,7 +20,6 @@ from topics.lake.storage import Storage, with_remedies
 
 if TYPE_CHECKING:
     from topics.lake.table import TopicTable
-    from topics.lake.vacuum import Vacuumed
 
 LAST = (1 << 63) - 1
 LOADED_AT_ONCE = 8  # tables
@@ -291,8 +290,6 @@ class Lake:
     def _erase_topic(
         self, topic: str, keep: KeepOf, columns: Sequence[str], note: Mapping[str, Any] | None, *, dry_run: bool
     ) -> list[Rewritten]:
-        from topics.lake.vacuum import purge
-
         table = self.table(topic)
         while True:
             base = table.state()
@@ -319,7 +316,7 @@ class Lake:
                 if not dry_run:
                     state = self.commit(base, _erasures(topic, done), note=note)
                     if state.removed > state.purged:
-                        purge(table, state, [one.old for one in done])
+                        table.purge([one.old for one in done])
                 return done
             except Conflict:
                 self.discard([one.new for one in done if one.new is not None])
@@ -327,12 +324,6 @@ class Lake:
                 self.discard([one.new for one in done if one.new is not None])
                 if table.state().version == base.version:
                     raise
-
-    def vacuum(self, topic: str, *, retention_hours: int | None = None, dry_run: bool = False) -> Vacuumed:
-        """Remove the files of a topic that no version needs any more; see `topics.lake.vacuum`."""
-        from topics.lake.vacuum import vacuum
-
-        return vacuum(self.table(topic), retention_hours=retention_hours, dry_run=dry_run)
 
     def strays(self, topics: Iterable[str]) -> list[str]:
         """Return the files, relative to the lake, in the folders of these topics that no version of a table has."""

@@ -17,9 +17,9 @@ from msgspec import Struct
 from topics.lake.archived import ArchivedEpoch, File
 from topics.lake.columns import TypedColumns
 from topics.lake.errors import Damaged
+from topics.lake.files import NO_COLUMNS, FilesWriter
 from topics.lake.layout import parse_path
 from topics.lake.storage import Storage
-from topics.lake.write import NO_COLUMNS, FilesWriter
 from topics.plurals import counted
 
 MERGE_MIN = 8  # files
@@ -153,9 +153,8 @@ def merge_files(
     """Merge neighbouring files of one date into one file."""
     batches = (batch for file in files for batch in rows_of(storage, file))
     merged = _written(storage, topic, epoch, batches, last=files[-1].last, typed=typed)
-    assert merged is not None, "files are not empty"
-    found = (merged.first, merged.last, merged.rows)
-    if found != (files[0].first, files[-1].last, sum(file.rows for file in files)):
+    found = None if merged is None else (merged.first, merged.last, merged.rows)
+    if merged is None or found != (files[0].first, files[-1].last, sum(file.rows for file in files)):
         raise Damaged(f"{files[0].path} to {files[-1].path}: the merged file does not have all of their records")
     return merged
 
@@ -168,7 +167,8 @@ def _written(
         for batch in batches:
             writer.write(batch)
         done = writer.finish()
-    assert len(done) <= 1, "records of one date make one file"
+    if len(done) > 1:
+        raise Damaged(f"{done[1].path}: a file of topic {topic} has records of several dates")
     return done[0] if done else None
 
 

@@ -2,11 +2,21 @@
 
 A commit adds and removes files and sets facts, at once. It is made from a base state: if the newest version does not
 fit to the base any more, the commit raises `Conflict`, and the caller builds the change again.
+
+Three kinds of files are not part of the newest version: replaced files, which readers of older versions may still need;
+files of a run that was killed before its commit; and files of a run that is about to commit them. The first kind is
+known from the log. The second is distinguished from the third as follows:
+
+- A file of an archive run begins at a seq. Once the table has archived that seq, no run can commit the file any more,
+  because its commit would conflict.
+- A file that replaces others, with seqs of a file that an erasure has removed, and that was written before the commit
+  of the erasure, was made from the removed file. Its commit would conflict as well.
+- Any other file is removed when it is older than the retention.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Any
@@ -14,22 +24,29 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
-from msgspec import structs
+from msgspec import Struct, structs
 
 from topics.clock import SystemClock
 from topics.lake import facts
 from topics.lake.archived import ArchivedEpoch, Change, File, TopicState
 from topics.lake.columns import BadColumns, TypedColumns
-from topics.lake.delta.commits import Actions, DeltaFolder, delta_errors
+from topics.lake.delta_folder import Actions, DeltaFolder, delta_errors
 from topics.lake.errors import Conflict, Damaged, LakeError
-from topics.lake.layout import LOG, PARTITIONS, SCHEMA, topic_folder
+from topics.lake.files import NO_COLUMNS
+from topics.lake.layout import LOG, PARTITIONS, SCHEMA, parse_path, topic_folder
 from topics.lake.storage import Storage, StoredFile, with_remedies
-from topics.lake.write import NO_COLUMNS
 
 KEPT_HOURS = 168  # how long replaced files stay for readers of older versions
 
 PROPERTIES = {"delta.deletedFileRetentionDuration": f"interval {KEPT_HOURS} hours"}
 TABLE_SCHEMA = pa.schema([*SCHEMA, ("date", pa.date32())])
+
+
+class Vacuumed(Struct, kw_only=True):
+    """The result of a vacuum."""
+
+    files: int = 0
+    bytes: int = 0
 
 
 class TopicTable:
@@ -124,21 +141,51 @@ class TopicTable:
     def strays(self) -> list[str]:
         return sorted(one.path for one in self.stray_files())
 
-    def remove(self, path: str) -> None:
-        """Remove a file by its path below the table."""
-        self._storage.remove(f"{self._folder}/{path}")
+    def remove_dead_files(self) -> int:
+        """Remove the files of killed archive runs. Return how many there were."""
+        state = self.state()
+        dead = [path for path in self.strays() if _is_dead(path, state)]
+        for path in dead:
+            self._storage.remove(f"{self._folder}/{path}")
+        return len(dead)
 
-    def log_time_ns(self, version: int) -> int:
-        """Return when the storage received a version."""
-        name = f"{self._folder}/{LOG}/{version:020d}.json"
-        return next((one.modified_ns for one in self._storage.files_in(f"{self._folder}/{LOG}") if one.path == name), 0)
+    def vacuum(self, *, retention_hours: int = KEPT_HOURS, dry_run: bool = False) -> Vacuumed:
+        """Remove all files that no version needs that is younger than the retention."""
+        if self.delta() is None:
+            return Vacuumed()
+        sizes = {one.path: one.size_bytes for one in self.files()}
+        with self.errors():
+            found = self._delta.vacuum(retention_hours, dry_run=dry_run)
+        return Vacuumed(files=len(found), bytes=sum(sizes.get(path, 0) for path in found))
 
-    def forget_log(self) -> None:
-        """Remove the log before the newest checkpoint: its statistics may contain values of erased records."""
-        for one in self._storage.files_in(f"{self._folder}/{LOG}"):
+    def purge(self, removed: Iterable[File]) -> None:
+        """Remove the files that an erasure has replaced, with the log of the versions before it.
+
+        The newest version that this object knows must be the commit of the erasure, or a later one. A purge that was
+        killed is repeated by the next one.
+        """
+        log, state = f"{self._folder}/{LOG}", self._state
+        self._delta.checkpoint()
+        with self.errors():
+            self._delta.vacuum(0, full=False)
+        ranges = [(file.first, file.last) for file in removed]
+        versions = {one.path: one.modified_ns for one in self._storage.files_in(log)}
+        committed_ns = versions.get(f"{log}/{state.version:020d}.json", 0)  # when the storage received the erasure
+        for stray in self.stray_files():
+            named = parse_path(stray.path)
+            if named is None or named.last is None:
+                is_dead = _is_dead(stray.path, state)
+            else:
+                touches = any(named.first <= last and named.last >= first for first, last in ranges)
+                is_dead = touches and stray.modified_ns < committed_ns
+            if is_dead:
+                self._storage.remove(f"{self._folder}/{stray.path}")
+        self._delta.checkpoint()
+        for one in self._storage.files_in(log):  # statistics in the log may contain values of erased records
             number = one.path.rpartition("/")[2].partition(".")[0]
             if number.isdigit() and int(number) < self._delta.newest_checkpoint:
                 self._storage.remove(one.path)
+        self.commit(self.state(), [Change(op="purge", topic=self.topic, epoch=0)])
 
     # --- commits
 
@@ -182,16 +229,6 @@ class TopicTable:
 
             self._delta.commit(build)
             return self._opened_state()
-
-    def checkpoint(self) -> None:
-        """Write a checkpoint of the newest version, and remove the log before it that is older than a day."""
-        self._delta.checkpoint()
-
-    def vacuum(self, retention_hours: int, *, dry_run: bool = False, full: bool = True) -> list[str]:
-        """Remove files that no version needs that is younger than the retention. Return their paths."""
-        self.state()
-        with self.errors():
-            return self._delta.vacuum(retention_hours, dry_run=dry_run, full=full)
 
     def _actions(self, newest: TopicState, changes: Sequence[Change], note: Mapping[str, Any] | None) -> Actions:
         set_facts: dict[str, int] = {}
@@ -242,6 +279,12 @@ def _check(newest: TopicState, base: TopicState, change: Change) -> None:
     for file in change.removes:
         if file.path not in there:
             raise Conflict(f"{file.path} was replaced meanwhile")
+
+
+def _is_dead(path: str, state: TopicState) -> bool:
+    """Return whether a file of an archive run can never be committed."""
+    named = parse_path(path)
+    return named is not None and named.last is None and named.first <= state.epoch(named.epoch).archived_to
 
 
 def _add_action(folder: str, change: Change, file: File, now_ms: int) -> AddAction:

@@ -163,8 +163,8 @@ def consumer_not_found(topic: str, name: str) -> TopicsError:
 
 
 def consumer_moved(topic: str, name: str, seq: int | None) -> TopicsError:
-    """Return the error of a compare-and-set: the consumer stands at `seq`; None if it does not exist."""
-    where = "does not exist" if seq is None else f"stands at {seq}"
+    """Return the error of a compare-and-set: the consumer is at `seq`; None if it does not exist."""
+    where = "does not exist" if seq is None else f"is at {seq}"
     return TopicsError(
         Code.CONSUMER_MOVED,
         f'consumer "{name}" of topic "{topic}" is not where if_seq says: it {where}; read on from there',

@@ -21,7 +21,7 @@ MEANINGS = {
     Code.TOPIC_NOT_EMPTY: "The topic has records, and the request has `if_empty`.",
     Code.NOT_A_QUEUE: "The operation needs a topic of type `queue`.",
     Code.EPOCH_MISMATCH: "The topic has another epoch: it was deleted and created again, or restored.",
-    Code.CONSUMER_MOVED: "The consumer does not stand at `if_seq`, but at `detail.seq`: another instance has moved it. "
+    Code.CONSUMER_MOVED: "The consumer is not at `if_seq`, but at `detail.seq`: another instance has moved it. "
     "Continue from there.",
     Code.SESSION_GONE: "The watch session ended while its stream was open. Create a new session.",
     Code.PAYLOAD_TOO_LARGE: (

@@ -1,10 +1,10 @@
 """Escapes of lone surrogates, such as `"\\ud83d"`: valid JSON text that is not valid Unicode text.
 
 JavaScript writes them for strings that were cut inside an emoji. The decoder refuses them, but records keep `data`
-token for token. Such a text is decoded with stand-ins of the same length, and the originals are restored in the raw
+token for token. Such a text is decoded with placeholders of the same length, and the originals are restored in the raw
 parts.
 
-The stand-in of surrogate 0xD800 + n is the n-th character of a block of 2048 characters that the text does not use. A
+The placeholder of surrogate 0xD800 + n is character n of a block of 2048 characters that the text does not use. A
 body can be 64 MiB of such escapes, so they are found and replaced with numpy, piece by piece.
 """
 
@@ -54,15 +54,15 @@ class Writes(Protocol):
 
 
 class Masked(Struct, frozen=True):
-    """A text with stand-ins, the original text, and the block of the stand-ins."""
+    """A text with placeholders, the original text, and the block of the placeholders."""
 
     text: bytes
     original: bytes
     block: int
     address: int  # of the text
 
-    def has_stand_in(self, text: str) -> bool:
-        """Return whether a decoded string contains a stand-in."""
+    def has_placeholder(self, text: str) -> bool:
+        """Return whether a decoded string contains a placeholder."""
         low = self.block << _BLOCK_BITS
         return any(low <= ord(char) < low + (1 << _BLOCK_BITS) for char in text)
 
@@ -90,7 +90,7 @@ def _address(buffer: Raw | bytes) -> int:
 
 
 def mask(text: bytes) -> Masked | None:
-    """Return the text with stand-ins, or None if it has no lone surrogates."""
+    """Return the text with placeholders, or None if it has no lone surrogates."""
     return _finish(mask_steps(text))
 
 
@@ -112,10 +112,22 @@ def mask_steps(text: bytes) -> Generator[None, None, Masked | None]:
         )
     masked = bytearray(text)
     for some in found:
-        _write_stand_ins(masked, some, free[0])
+        _write_placeholders(masked, some, free[0])
         yield
     whole = bytes(masked)
     return Masked(whole, text, free[0], _address(whole))
+
+
+def escape_starts(slashes: Positions, *, escaped_at: int | None) -> Positions:
+    """Return the backslashes that start an escape: every second one of a run. One at `escaped_at` is itself escaped."""
+    begins = np.ones(len(slashes), np.bool_)
+    begins[1:] = np.diff(slashes) != 1
+    first_of_run = np.maximum.accumulate(np.where(begins, np.arange(len(slashes)), 0))
+    within = np.arange(len(slashes)) - first_of_run
+    if len(slashes) and slashes[0] == escaped_at:  # its run started in the previous piece
+        within[first_of_run == 0] += 1
+    starts: Positions = slashes[within % 2 == 0]
+    return starts
 
 
 class _Finder:
@@ -152,19 +164,10 @@ class _Finder:
         return np.concatenate((firsts[~has_second], seconds[~is_taken[seconds - low]]))
 
     def _escapes(self, low: int, high: int) -> Positions:
-        """Return the backslashes that start an escape: every second one of a run, from the start of the run."""
+        """Return the backslashes that start an escape."""
         slashes = np.flatnonzero(self.raw[low:high] == _BACKSLASH) + low
-        if not len(slashes):
-            self._odd = False
-            return slashes
-        begins = np.ones(len(slashes), np.bool_)
-        begins[1:] = np.diff(slashes) != 1
-        first_of_run = np.maximum.accumulate(np.where(begins, np.arange(len(slashes)), 0))
-        within = np.arange(len(slashes)) - first_of_run
-        if self._odd and slashes[0] == low:  # the run started in the previous piece, and this backslash is escaped
-            within[first_of_run == 0] += 1
-        starts: Positions = slashes[within % 2 == 0]
-        self._odd = bool(slashes[-1] == high - 1 and within[-1] % 2 == 0)
+        starts = escape_starts(slashes, escaped_at=low if self._odd else None)
+        self._odd = bool(len(starts) and starts[-1] == high - 1)
         return starts
 
     def _is_second(self, at: Positions) -> npt.NDArray[np.bool_]:
@@ -178,8 +181,8 @@ class _Finder:
         return result
 
 
-def _write_stand_ins(text: bytearray, at: Positions, block: int) -> None:
-    """Replace the surrogate escapes with the escapes of their stand-ins, in place."""
+def _write_placeholders(text: bytearray, at: Positions, block: int) -> None:
+    """Replace the surrogate escapes with the escapes of their placeholders, in place."""
     raw = np.frombuffer(text, np.uint8)
     hexadecimal = np.frombuffer(b"0123456789abcdef", np.uint8)
     second = _DIGITS[raw[at + 3]]
@@ -214,7 +217,7 @@ def decode_steps(decoder: msgspec.json.Decoder[Any], body: bytes) -> Generator[N
         return None
     names = [getattr(request, field, None) for field in _NAMES]
     names += [text for record in request.records for text in (record.tag, record.node)]
-    if any(masked.has_stand_in(name) for name in names if isinstance(name, str)):
+    if any(masked.has_placeholder(name) for name in names if isinstance(name, str)):
         raise invalid(f"a tag, {', '.join(_NAMES[:-1])} or {_NAMES[-1]} must be Unicode text, without lone surrogates")
     for at, record in enumerate(request.records):
         record.data = masked.restore(record.data)

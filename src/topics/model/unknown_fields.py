@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class Noted(Protocol):
-    """A request in progress, which collects warnings. None stands for an empty list."""
+    """A request in progress, which collects warnings. None means an empty list."""
 
     warnings: list[str] | None
 

@@ -31,21 +31,25 @@ HEARTBEAT_MS_RANGE = (1000, 60_000)
 Consistency = Literal["eventual", "strong"]
 RequestId = str | int | None
 
+_Filter = Annotated[
+    MatchWire,
+    'deliver only records whose tag matches: a tag, or `["tag", "Eq", tag]`, or `["tag", "Glob", prefix + "*"]`',
+]
+_Epoch = Annotated[
+    U64 | None,
+    "the epoch that `from_seq` belongs to; if it is another one, the stream starts with a `recreated` tombstone",
+]
+_Consumer = Annotated[str | None, "begin at the position of this consumer, instead of `from_seq`"]
+
 
 class TopicOptions(Struct, gc=False):
     """Start and filter of one watched topic."""
 
     from_seq: Annotated[U64, "deliver records after this seq; 0 starts at the earliest record"] = 0
     tail: bool = False
-    filter: Annotated[
-        MatchWire,
-        'deliver only records whose tag matches: a tag, or `["tag", "Eq", tag]`, or `["tag", "Glob", prefix + "*"]`',
-    ] = None
-    epoch: Annotated[
-        U64 | None,
-        "the epoch that `from_seq` belongs to; if it is another one, the stream starts with a `recreated` tombstone",
-    ] = None
-    consumer: Annotated[str | None, "begin at the position of this consumer, instead of `from_seq`"] = None
+    filter: _Filter = None
+    epoch: _Epoch = None
+    consumer: _Consumer = None
     commit: CommitWire = False
 
     @property
@@ -175,15 +179,9 @@ class Subscribe(ViewOptions, kw_only=True, tag_field="op", tag="subscribe"):
     topic: Annotated[str | None, "one topic, or a pattern, with the options beside it"] = None
     from_seq: Annotated[U64, "deliver records after this seq; 0 starts at the earliest record"] = 0
     tail: bool = False
-    filter: Annotated[
-        MatchWire,
-        'deliver only records whose tag matches: a tag, or `["tag", "Eq", tag]`, or `["tag", "Glob", prefix + "*"]`',
-    ] = None
-    epoch: Annotated[
-        U64 | None,
-        "the epoch that `from_seq` belongs to; if it is another one, the stream starts with a `recreated` tombstone",
-    ] = None
-    consumer: Annotated[str | None, "begin at the position of this consumer, instead of `from_seq`"] = None
+    filter: _Filter = None
+    epoch: _Epoch = None
+    consumer: _Consumer = None
     commit: CommitWire = False
     topics: Annotated[
         dict[str, TopicOptions] | None, "several topics and patterns, each with its options; instead of `topic`"

@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from topics.errors import invalid
 from topics.model.records import Limits, record_too_large, too_many_records
+from topics.model.surrogates import escape_starts
 
 PIECE_BYTES = 64 << 10  # text per step, about a millisecond
 PART_BYTES = 512 << 10  # records decoded per step
@@ -160,19 +161,10 @@ class _Walk:
 
     def _escaped(self, piece: npt.NDArray[np.uint8]) -> Positions:
         """Return the positions of escaped characters in the piece."""
-        slashes = np.flatnonzero(piece == _BACKSLASH)
-        carried, self._escaping = self._escaping, False
-        found = [np.zeros(1, np.intp)] if carried else []
-        if len(slashes):
-            begins = np.ones(len(slashes), np.bool_)
-            begins[1:] = np.diff(slashes) != 1
-            first_of_run = np.maximum.accumulate(np.where(begins, np.arange(len(slashes)), 0))
-            within = np.arange(len(slashes)) - first_of_run
-            if carried and slashes[0] == 0:
-                within[first_of_run == 0] += 1
-            found.append(slashes[within % 2 == 0] + 1)
-            self._escaping = bool(len(found[-1]) and found[-1][-1] == len(piece))
-        return np.concatenate(found) if found else slashes
+        carried = self._escaping
+        starts = escape_starts(np.flatnonzero(piece == _BACKSLASH), escaped_at=0 if carried else None)
+        self._escaping = bool(len(starts) and starts[-1] == len(piece) - 1)
+        return np.concatenate((np.zeros(1, np.intp), starts + 1)) if carried else starts + 1
 
     def _is_records(self, value_at: int) -> bool:
         """Return whether the value at this position belongs to the member `records`, also with escapes in its name."""

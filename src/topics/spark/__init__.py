@@ -12,15 +12,15 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from topics.spark.source.offsets import lag
     from topics.spark.spark_session import register, session
-    from topics.spark.stream_lag import lag
     from topics.spark.typed_tables import infer_schema, table
 
 __all__ = ["infer_schema", "lag", "register", "session", "table"]
 
 _HOMES = {
     "infer_schema": "topics.spark.typed_tables",
-    "lag": "topics.spark.stream_lag",
+    "lag": "topics.spark.source.offsets",
     "register": "topics.spark.spark_session",
     "session": "topics.spark.spark_session",
     "table": "topics.spark.typed_tables",

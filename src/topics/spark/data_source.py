@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
-
 from msgspec import structs
 from pyspark.sql.datasource import (
     DataSource,
@@ -21,17 +19,11 @@ from topics.spark.sink.writers import BatchWriter, StreamWriter
 from topics.spark.source import table_options
 from topics.spark.source.batch import TopicsReader
 from topics.spark.source.schema_layout import plain_schema
-from topics.spark.source.stream import TopicsStreamReader
-from topics.spark.source.unlimited_stream import UnlimitedStreamReader
-from topics.spark.worker_memory import freeze_imports
+from topics.spark.source.stream import TopicsStreamReader, UnlimitedStreamReader
 
 
 class TopicsSource(DataSource):
     """`format("topics")` for read, readStream, write and writeStream."""
-
-    def __init__(self, options: MutableMapping[str, str]) -> None:
-        super().__init__(options)
-        freeze_imports()
 
     @classmethod
     def name(cls) -> str:
@@ -43,7 +35,6 @@ class TopicsSource(DataSource):
         return schema if table is None else table_options.with_options(schema, table)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        freeze_imports()
         return TopicsReader(read_options(table_options.for_reading(self.options, schema)), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:

@@ -410,6 +410,11 @@ def _offsets(found: Mapping[str, str], name: str, *, otherwise: Edge) -> Offsets
     )
 
 
+def offset_option(topic: str, seq: int) -> str:
+    """Return a seq of one topic as a value of `startingOffsets` or `endingOffsets`."""
+    return msgspec.json.encode({topic: seq}).decode()
+
+
 def _offset(value: Any, wrong: BadOption) -> Offset | EpochSeq:
     if isinstance(value, dict) and set(value) == EPOCH_SEQ:
         epoch, seq = value["epoch"], _offset(value["seq"], wrong)

@@ -1,4 +1,4 @@
-"""Names of PySpark that not every supported version has (4.0 to 4.3), and what stands in for them.
+"""Names of PySpark that not every supported version has (4.0 to 4.3), and their replacements.
 
 Spark 4.0 has no filters for Python sources, no Arrow writer for streams and no type TIME. Spark 4.0 and 4.1 have no
 limits of a micro-batch, and so no `maxOffsetsPerTrigger` and no latest offset in progress reports.

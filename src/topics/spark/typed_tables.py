@@ -12,7 +12,7 @@ from pyspark.sql import types as t
 
 from topics.plurals import counted
 from topics.spark.options import BadOption, read_options, with_absolute_paths
-from topics.spark.source.schema import shape_of
+from topics.spark.source.layout import shape_of
 from topics.spark.source.schema_layout import MALFORMED, SPARK_TYPES
 
 SAMPLE = 1000
@@ -77,9 +77,7 @@ def infer_schema(spark: SparkSession, topic: str, *, sample: int = SAMPLE, **opt
     # One literal array of all samples: Spark merges its elements into one type. This works over Connect as well.
     [(ddl,)] = spark.range(1).select(F.schema_of_json(F.lit(f"[{','.join(objects)}]"))).collect()
     found = t.ArrayType.fromDDL(ddl)
-    assert isinstance(found, t.ArrayType)
-    assert isinstance(found.elementType, t.StructType)
-    return found.elementType
+    return _struct(found.elementType if isinstance(found, t.ArrayType) else found)
 
 
 def distinct(schema: t.StructType) -> t.StructType:
@@ -127,7 +125,8 @@ def _given(topic: str, options: dict[str, Any]) -> dict[str, str]:
     return with_absolute_paths(given)
 
 
-def _struct(schema: t.StructType | str) -> t.StructType:
+def _struct(schema: t.DataType | str) -> t.StructType:
     found = t.StructType.fromDDL(schema) if isinstance(schema, str) else schema
-    assert isinstance(found, t.StructType)
+    if not isinstance(found, t.StructType):
+        raise BadOption(f"schema: {schema} is not a list of columns, such as sku STRING, qty INT")
     return found

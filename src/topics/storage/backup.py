@@ -45,18 +45,16 @@ from topics.storage.backup_target import (
 )
 from topics.storage.check import Problem, examine
 from topics.storage.copied_files import (
-    TemporaryFile,
+    CopiedLog,
     has_tails,
     read_footer,
     read_marks,
-    read_whole,
     save_marks,
     tail_problems,
 )
-from topics.storage.copied_log import CopiedLog
-from topics.storage.data_layout import TEMP_SUFFIX
+from topics.storage.data_layout import TEMP_SUFFIX, TemporaryFile
 from topics.storage.datadir import UNFINISHED, DataDir
-from topics.storage.fs import File, Fs, NotAFile, absence, next_step
+from topics.storage.fs import File, Fs, NotAFile, absence, next_step, read_whole
 from topics.storage.log import ledger
 from topics.storage.log.log_files import LogFile
 from topics.storage.readonly import ReadOnlyFs
@@ -287,7 +285,7 @@ class _Copier:
         for log_number in self.target.wal_numbers():
             if log_number < since:
                 continue
-            old, new = self._read(self.target.wal_path(log_number)), staged.get(log_number, b"")
+            old, new = read_whole(self.fs, self.target.wal_path(log_number)), staged.get(log_number, b"")
             if new.startswith(old):
                 continue
             if new and old.startswith(new):
@@ -480,9 +478,6 @@ class _Copier:
         with TemporaryFile(self.fs, path) as file:
             file.pwrite(data, 0)
         self._moved += len(data)
-
-    def _read(self, path: str) -> bytes:
-        return read_whole(self.fs, path)
 
 
 def _vacant(fs: Fs, path: str) -> bool:

@@ -7,8 +7,8 @@ from typing import NoReturn
 from topics.errors import Corrupt
 from topics.storage import snapshot as snap
 from topics.storage import snapshot_files
-from topics.storage.copied_files import read_whole
 from topics.storage.datadir import DataDir
+from topics.storage.fs import read_whole
 from topics.storage.log import walfile
 from topics.storage.log.entry import APPEND
 

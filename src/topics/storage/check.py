@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +15,6 @@ from topics.storage.segments import codec
 from topics.storage.segments.columns import Columns, runs
 
 PIECE_BYTES = 16 * codec.CHUNK_BYTES
-SMALL_RECORDS = 16  # up to this count a loop is faster than numpy: servers with many topics have many small tails
 
 Read = Callable[[int, int], bytes]  # size, offset
 Offsets = np.ndarray[tuple[int], np.dtype[np.uint32]]
@@ -98,10 +96,6 @@ def _data(
         taken(codec.HEADER_BYTES + at, piece)
         if sums is None or columns is None:
             continue
-        if footer.count <= SMALL_RECORDS and size <= codec.CHUNK_BYTES and codec.sum64(piece) == sums[0]:
-            if not _begin_and_end_small(piece, columns.offsets.tolist()):
-                problems.append(Problem(codec.HEADER_BYTES, "a record does not begin or end where the index says"))
-            continue
         offsets = np.frombuffer(columns.offsets, np.uint32)
         good = True
         for start in range(0, size, codec.CHUNK_BYTES):
@@ -121,11 +115,6 @@ def _touched(offsets: Offsets, start: int, stop: int, count: int) -> tuple[int, 
     return low, min(int(np.searchsorted(offsets, stop, "left")), count)
 
 
-def _begin_and_end_small(data: bytes, offsets: list[int]) -> bool:
-    """Return whether every record begins with a brace and ends with a comma."""
-    return all(data[a : a + 1] == b"{" and data[b - 1 : b] == b"," for a, b in pairwise(offsets))
-
-
 def _begins_and_ends(piece: bytes, offsets: Offsets, at: int) -> bool:
     """Return whether every record that begins in this piece begins with a brace and follows a comma."""
     low, high = np.searchsorted(offsets[:-1], [at, at + len(piece)], "left")
@@ -137,9 +126,9 @@ def _begins_and_ends(piece: bytes, offsets: Offsets, at: int) -> bool:
 def _columns_problems(columns: Columns, footer: codec.Footer) -> list[Problem]:
     """Return the contradictions in columns whose checksum is right."""
     problems = []
-    if not (_cut_data_small if footer.count <= SMALL_RECORDS else _cut_data)(columns, footer.data_bytes):
+    if not _cut_data(columns, footer.data_bytes):
         problems.append(Problem(footer.sums_at, "the offsets in the index do not cut the data into records"))
-    if not (_times_ascend_small if footer.count <= SMALL_RECORDS else _times_ascend)(columns, footer):
+    if not _times_ascend(columns, footer):
         problems.append(Problem(footer.sums_at, "the times in the index go backwards or differ from the footer"))
     for column, names in ((columns.tags, columns.tag_names), (columns.nodes, columns.node_names)):
         if column is not None and int(np.frombuffer(column, np.uint32).max()) > len(names):
@@ -152,19 +141,9 @@ def _cut_data(columns: Columns, data_bytes: int) -> bool:
     return not (offsets[0] or offsets[-1] != data_bytes or np.any(np.diff(offsets) <= 0))
 
 
-def _cut_data_small(columns: Columns, data_bytes: int) -> bool:
-    offsets = columns.offsets.tolist()
-    return offsets[0] == 0 and offsets[-1] == data_bytes and all(a < b for a, b in pairwise(offsets))
-
-
 def _times_ascend(columns: Columns, footer: codec.Footer) -> bool:
     ts = np.frombuffer(columns.ts, np.uint64)
     return not (np.any(ts[1:] < ts[:-1]) or int(ts[0]) != footer.min_ts or int(ts[-1]) != footer.max_ts)
-
-
-def _times_ascend_small(columns: Columns, footer: codec.Footer) -> bool:
-    ts = columns.ts.tolist()
-    return ts[0] == footer.min_ts and ts[-1] == footer.max_ts and all(a <= b for a, b in pairwise(ts))
 
 
 def _flag_problems(flags: bytes, footer: codec.Footer) -> list[Problem]:

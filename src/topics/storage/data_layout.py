@@ -18,14 +18,38 @@ a topic never becomes a path. A file has the suffix `.tmp` until it is complete 
 
 import posixpath
 import re
+from contextlib import suppress
 
-from topics.storage.fs import Fs
+from topics.storage.fs import File, Fs
 
 TEMP_SUFFIX = ".tmp"
 
 _U64_MAX = (1 << 64) - 1
 _NUMBER = re.compile(r"[0-9]{20}")
 _TOPIC_ID = re.compile(r"0|[1-9][0-9]{0,19}")
+
+
+class TemporaryFile:
+    """The temporary file of `path`: synced at the end, or removed after an error."""
+
+    def __init__(self, fs: Fs, path: str) -> None:
+        self._fs = fs
+        self._path = path + TEMP_SUFFIX
+
+    def __enter__(self) -> File:
+        self._file = self._fs.open(self._path, create=True)
+        self._file.truncate(0)
+        return self._file
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            if error is None:
+                self._file.sync()
+        finally:
+            self._file.close()
+            if error is not None:
+                with suppress(OSError):
+                    self._fs.unlink(self._path)
 
 
 class DataLayout:

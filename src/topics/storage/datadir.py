@@ -5,8 +5,8 @@ import re
 from contextlib import suppress
 
 from topics import __version__
-from topics.storage.data_layout import TEMP_SUFFIX, DataLayout
-from topics.storage.fs import Fs, Lock, LockHeld, next_step
+from topics.storage.data_layout import TEMP_SUFFIX, DataLayout, TemporaryFile
+from topics.storage.fs import Fs, Lock, LockHeld, next_step, read_whole
 
 FORMAT_VERSION = 2  # raise it with every change of what is stored: see CONTRIBUTING.md, "Data formats"
 OLDEST_FORMAT = 1  # all formats from this one on are read
@@ -220,17 +220,10 @@ class DataDir(DataLayout):
             self._create_format()
         self._read_format(path)
 
-    def _read(self, path: str) -> bytes:
-        file = self.fs.open(path)
-        try:
-            return file.pread(256, 0)
-        finally:
-            file.close()
-
     def _read_format(self, path: str) -> None:
         if self.fs.exists(self._path("VERSION")):
-            self._written_by = self._read(self._path("VERSION")).decode("utf-8", "replace").strip()
-        text = self._read(path)
+            self._written_by = read_whole(self.fs, self._path("VERSION")).decode("utf-8", "replace").strip()
+        text = read_whole(self.fs, path)
         found = _FORMAT.fullmatch(text)
         if found is None:
             raise self._error(f"has a damaged FORMAT file ({text[:40]!r}); restore the directory from a backup")
@@ -262,13 +255,8 @@ class DataDir(DataLayout):
     def _write(self, name: str, text: bytes) -> None:
         """Write a small file, and make it durable."""
         path = self._path(name)
-        file = self.fs.open(path + TEMP_SUFFIX, create=True)
-        try:
-            file.truncate(0)
+        with TemporaryFile(self.fs, path) as file:
             file.pwrite(text, 0)
-            file.sync()
-        finally:
-            file.close()
         self.publish(path)
 
     def _path(self, name: str) -> str:

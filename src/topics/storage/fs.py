@@ -181,6 +181,18 @@ class Fs(Protocol):
         """Return the space that this process may still use on the file system of `path`."""
 
 
+def read_whole(fs: Fs, path: str) -> bytes:
+    """Return all bytes of a file. An error names it."""
+    file = fs.open(path)
+    try:
+        return file.pread(file.size(), 0)
+    except OSError as error:
+        error.filename = path
+        raise
+    finally:
+        file.close()
+
+
 class RealFs(Fs):
     """The operating system's files. Without `maps`, `File.lend` returns None: TLS reads the bytes in the process."""
 
@@ -252,10 +264,10 @@ class RealFs(Fs):
             os.pwrite(fd, owner.encode(), 0)
         return RealLock(fd)
 
-    def lock_shared(self, path: str) -> "RealSharedLock":
+    def lock_shared(self, path: str) -> "RealLock":
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a named pipe must not wait for its writer
         _take_lock(fd, fcntl.LOCK_SH)
-        return RealSharedLock(fd)
+        return RealLock(fd, shared=True)
 
     def boot_id(self) -> str:
         try:
@@ -270,34 +282,22 @@ class RealFs(Fs):
 
 
 class RealLock(Lock):
-    """A held flock. `close` keeps the file: after a removal two processes could lock two files of one name."""
+    """A held flock, which readers may share. `close` keeps the file: else two processes could lock two files."""
 
-    __slots__ = ("_fd",)
+    __slots__ = ("_fd", "_shared")
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, *, shared: bool = False) -> None:
         self._fd = fd
+        self._shared = shared
 
     def close(self) -> None:
         if self._fd == _CLOSED:
             return
         fd, self._fd = self._fd, _CLOSED
-        with suppress(OSError):
-            os.ftruncate(fd, 0)  # the next owner must not show the description of this process
+        if not self._shared:
+            with suppress(OSError):
+                os.ftruncate(fd, 0)  # the next owner must not show the description of this process
         os.close(fd)
-
-
-class RealSharedLock(Lock):
-    """A flock that other readers may share."""
-
-    __slots__ = ("_fd",)
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def close(self) -> None:
-        if self._fd != _CLOSED:
-            fd, self._fd = self._fd, _CLOSED
-            os.close(fd)
 
 
 class RealFile(File):

@@ -6,7 +6,7 @@ from topics import logs
 from topics.errors import Corrupt
 from topics.storage import snapshot as snap
 from topics.storage.datadir import DataDir
-from topics.storage.log.log_files import read_whole
+from topics.storage.fs import read_whole
 
 log = logs.Log("recovery")
 
@@ -19,7 +19,7 @@ def newest(datadir: DataDir, damage: list[str]) -> tuple[int, snap.Snapshot | No
     numbers = datadir.snapshot_numbers()
     for number in reversed(numbers):
         path = datadir.snapshot_path(number)
-        data = read_whole(datadir, path)
+        data = read_whole(datadir.fs, path)
         try:
             snapshot = snap.decode(data, path=path, number=number)
         except Corrupt as error:

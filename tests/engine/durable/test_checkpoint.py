@@ -9,6 +9,7 @@ import pytest
 from tests.simulated.disk import SimDisk
 from tests.simulated.harness import DeferredWorker, SimServer
 from topics.engine.state.snapshot_parts import Frozen, freeze
+from topics.engine.state.topic import Topic
 from topics.model.topic import ConfigPatch
 from topics.storage.segments.columns import extend
 from topics.storage.segments.segment import MemorySegment
@@ -149,3 +150,47 @@ def test_checkpoint_that_ends_a_change_of_class_begins_no_second_one(jobs: int):
     store.run_all()
     assert change.done
     assert server.wal.number == number + 1
+
+
+def test_the_thread_of_the_store_changes_no_topic():
+    """It may write files only: what it found out is noted on the thread that owns the state."""
+    worker = DeferredWorker()
+    server = SimServer.start(SimDisk(seed=1), store_worker=worker)
+    for name in ("a", "b"):
+        server.append(name, *"12345", durability="fsync")
+    server.delete("a", before_seq=2)
+    assert server.store.checkpoint()
+    server.append("a", "6")
+    jobs = 0
+    while len(worker):
+        before = fields(server)
+        worker.work()
+        assert fields(server) == before
+        worker.report()
+        jobs += 1
+    assert jobs == 3  # a seal, the snapshot, and the removal of old files
+    assert all(topic.saved_tail is not None for topic in server.engine.topics.values())
+
+
+def fields(server: SimServer) -> dict[str, list[object]]:
+    """Return what each topic refers to, and the segments in its list."""
+    return {
+        name: [getattr(topic, slot) for slot in Topic.__slots__] + [id(segment) for segment in topic.segments]
+        for name, topic in server.engine.topics.items()
+    }
+
+
+def test_marks_of_a_snapshot_that_was_not_written_are_in_no_segment():
+    """Otherwise the next start counts a record as live that its segment has as deleted."""
+    server = SimServer.start(SimDisk(seed=1))
+    server.append("t", *"123", durability="fsync")
+    server.append("t", "4")  # seals the first three records
+    for seq in (2, 3):
+        server.done(server.engine.delete_seqs("t", [seq]))
+        if seq == 3:
+            failing = server.disk.fail(op="rename", path="*.snap*")
+        server.checkpoint()
+    assert failing.times == 0
+    after = server.crash("keep")
+    assert after.data("t") == ["1", "4"]
+    assert after.engine.topics["t"].count == 2

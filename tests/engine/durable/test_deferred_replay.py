@@ -107,6 +107,14 @@ def test_a_kill_while_records_wait_loses_and_repeats_none() -> None:
     assert not any(view.losses for view in after.view().values())
 
 
+def test_checkpoint_does_not_begin_while_records_wait() -> None:
+    """It would remove the log, which alone has these records."""
+    server = started()
+    assert not server.store.checkpoint()
+    server.engine.replay_all()
+    assert server.store.checkpoint()
+
+
 def test_an_append_goes_on_behind_the_records_that_waited() -> None:
     server = started()
     again = server.append("a", "3", key="k")
@@ -280,7 +288,6 @@ def test_records_written_after_a_topic_left_ephemeral_come_back() -> None:
 def test_only_recovery_and_storage_read_the_raw_map_of_topics() -> None:
     """Everything else goes through `Engine.topics`, which returns whole topics."""
     allowed = {
-        "coverage",
         "deferred_replay",
         "directory",
         "engine",

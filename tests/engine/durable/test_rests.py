@@ -45,7 +45,7 @@ def test_a_checkpoint_rests_for_each_topic_and_each_router(disk: SimDisk, worker
     for at in range(1, TOPICS):
         server.done(server.engine.routers.put(f"r{at}", RouterRequest(source="t0", dest=f"t{at}")))
 
-    assert rests >= 2 * TOPICS  # to look for full segments, and to note what was written
+    assert rests >= TOPICS  # to look for full segments
     assert first >= rests + TOPICS  # to write tails
     assert checkpoint_rests(server, worker) >= rests + TOPICS - 1
 

@@ -46,7 +46,7 @@ class Loop:
         self.server = server
         self.engine = server.engine
         self.trips = 0
-        server.store.shelf._columns_bytes = 1
+        server.store.caches._columns_bytes = 1
 
     def run(self, work: Callable[[], T], *, between: Callable[[], object] = lambda: None) -> T:
         """The result of `work`; `between` happens after each load, before the work is run again."""
@@ -282,7 +282,7 @@ def test_one_answer_for_all_while_columns_of_others_are_given_up():
                 found[at] = loop.engine.read(TOPIC, queries[at])[1]
             except Cold as cold:
                 holds[at].load(cold)
-                loop.server.store.shelf.trim()
+                loop.server.store.caches.trim()
     assert [reading is not None and reading.count for reading in found] == [100, 67]
 
 

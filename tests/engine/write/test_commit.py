@@ -90,7 +90,7 @@ def test_the_verbs_of_a_turn_share_one_flush():
     assert scheduled == [engine.commits.flush]
 
 
-def test_frames_stand_in_the_log_in_the_order_of_the_verbs():
+def test_frames_are_in_the_log_in_the_order_of_the_verbs():
     bench = Bench(a=FSYNC)
     bench.engine.append("a", write())
     run_all(bench.engine.delete_records("a", before_seq=2, match=None))

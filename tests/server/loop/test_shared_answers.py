@@ -82,7 +82,7 @@ def test_failure_is_reported_to_every_request_and_ends_there():
     assert bodies(later) == [b"3"]
 
 
-def test_request_whose_client_left_is_passed_over():
+def test_request_whose_client_left_is_skipped():
     bench = Bench()
     bench.ask()
     left = bench.shared.answer("k", Request("GET", b"/", b"", {}, b"", "", 0), bench.make)

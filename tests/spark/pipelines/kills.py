@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from topics.lake.delta.commits import DeltaFolder
-from topics.lake.delta.output import OutputTable
+from topics.lake.delta_folder import DeltaFolder
+from topics.lake.output import OutputTable
 
 
 def killed_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:

@@ -18,7 +18,7 @@ from topics.cli.main import main
 from topics.client import Client
 from topics.client.request import Record
 from topics.lake import Change, Lake
-from topics.spark.pipelines.audit.driver import audit, describe
+from topics.spark.pipelines.audit import audit, describe
 from topics.spark.pipelines.run.job import BadUsage
 
 

@@ -17,16 +17,15 @@ from tests.spark.pipelines.kills import killed_at
 from topics.client import Client
 from topics.client.request import Record
 from topics.errors import TopicsError
-from topics.lake.delta.log_facts import FactsReader
-from topics.lake.delta.output import OutputTable
-from topics.lake.delta.rows import RowsWriter, read_rows
-from topics.lake.facts import by_epoch
+from topics.lake.facts import FactsReader, by_epoch
+from topics.lake.files import RowsWriter, read_rows
+from topics.lake.output import OutputTable
 from topics.lake.storage import Storage
 from topics.spark.failures import BadUsage, Failed, kind_of
 from topics.spark.options import ConnectionOptions
-from topics.spark.pipelines.compact import driver as module
-from topics.spark.pipelines.compact import task
-from topics.spark.pipelines.compact.driver import compact
+from topics.spark.pipelines import compact as module
+from topics.spark.pipelines import compact_task as task
+from topics.spark.pipelines.compact import compact
 from topics.spark.pipelines.run.report import RunReport
 
 
@@ -144,8 +143,15 @@ def test_table_of_a_killed_run_has_every_key_once(
     assert in_table(tmp_path / "latest") == {"a": 2, "b": 1, "c": 2, "d": 1}
 
 
-def _die(*arguments: object) -> None:
-    raise MemoryError
+def _dying_after_writing(save: Any) -> Any:
+    """Replace `save`: die after the records are written and before the position is saved."""
+
+    def dying(self: Any, at: Any) -> Any:
+        if at.done == at.plan:
+            raise MemoryError
+        return save(self, at)
+
+    return dying
 
 
 def test_topic_holds_one_record_per_key_after_a_kill(
@@ -163,7 +169,7 @@ def test_topic_holds_one_record_per_key_after_a_kill(
 
     write(client, topic, ("a", 3), ("c", 1))
     with monkeypatch.context() as patch:
-        patch.setattr(module.CompactTopic, "commit", _die)
+        patch.setattr(module.CompactTopic, "save", _dying_after_writing(module.CompactTopic.save))
         with pytest.raises(MemoryError):
             run()
     again = run().topics[0]
@@ -268,11 +274,11 @@ def rows(*given: tuple[str, str]) -> pa.RecordBatch:
 def test_rejected_record_becomes_a_gap_and_blocks_nothing(client: Client, topic: str):
     into = f"{topic}.latest"
     large = '"' + "x" * (1024 * 1024 - 30) + '"'
-    position = task.CompactPosition(declaration=1, epoch=7)
+    position = task.CompactPosition(declaration=1, epoch=7, plan=3)
     for _ in range(2):
         writer = task.WriteLatestTopic(
             connection=ConnectionOptions(servers=(client.url,)), source=topic, topic=into, position=position,
-            fresh=True, null_removes=False, part=task.Range(epoch=7, start=1, stop=4),
+            fresh=True, null_removes=False,
         )  # fmt: skip
         [answer] = writer(iter([rows(("a", "1"), ("b", large), ("c", '"\\ud800"'))]))
         outcome = msgspec.json.decode(answer.column(0)[0].as_py(), type=task.CompactResult)

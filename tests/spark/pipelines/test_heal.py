@@ -363,7 +363,7 @@ def test_archived_records_have_the_requested_form(client: Client, topic: str, tm
 
 def test_schemas_of_lake_and_source_agree():
     from topics.lake import SCHEMA
-    from topics.spark.source.schema import Shape
+    from topics.spark.source.layout import Shape
 
     plain: pa.Schema = Shape().arrow()
     assert all(SCHEMA.field(name).type == plain.field(name).type for name in SCHEMA.names if name != "epoch")

@@ -10,7 +10,7 @@ import pytest
 from tests.lake.making import EPOCH, archive, archived_epoch_of, check_content, written
 from topics.cli.main import main
 from topics.lake import Lake
-from topics.spark.pipelines.maintain.driver import maintain
+from topics.spark.pipelines.maintain import maintain
 from topics.spark.pipelines.run.job import BadUsage
 
 

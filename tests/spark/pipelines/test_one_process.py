@@ -23,7 +23,7 @@ from topics.cli.main import main
 from topics.client import Client
 from topics.client.request import Record
 from topics.spark.failures import BadUsage
-from topics.spark.java import NoJava
+from topics.spark.jvm import NoJava
 from topics.spark.pipelines.archive import archive
 from topics.spark.pipelines.audit import audit
 from topics.spark.pipelines.compact import compact

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from topics.cli.pipelines import register
-from topics.spark.pipelines.rollup.declaration import Declaration
 from topics.spark.pipelines.run.job import JobOptions
+from topics.spark.pipelines.windows import Declaration
 
 PAGE = Path(__file__).parents[3] / "docs" / "pipelines.md"
 ONLY_OPTIONS = {"help", "json", "context"}  # a program names the server itself

@@ -17,8 +17,8 @@ from topics.client import Client
 from topics.client.request import Record
 from topics.errors import TopicsError
 from topics.spark.options import ConnectionOptions
-from topics.spark.pipelines.replay.driver import ReplayPosition, ReplayRequest, replay
-from topics.spark.pipelines.replay.task import Origin, Pace, Sender, origin_of, stamped
+from topics.spark.pipelines.replay import ReplayPosition, ReplayRequest, replay
+from topics.spark.pipelines.replay_task import Origin, Pace, Sender, origin_of, stamped
 from topics.spark.pipelines.run.delivery import OutgoingRow
 from topics.spark.pipelines.run.job import BadUsage, Failed
 from topics.spark.pipelines.run.positions import Positions

@@ -17,12 +17,12 @@ from tests.spark.lakes import archive
 from tests.spark.pipelines.kills import killed_at
 from topics.client import Client
 from topics.client.request import Record
-from topics.lake.delta import output
+from topics.lake import output
 from topics.spark.failures import BadUsage
-from topics.spark.pipelines.rollup import driver as module
-from topics.spark.pipelines.rollup.declaration import Declaration
-from topics.spark.pipelines.rollup.driver import rollup
+from topics.spark.pipelines import rollup as module
+from topics.spark.pipelines.rollup import rollup
 from topics.spark.pipelines.run.report import RunReport, TopicReport
+from topics.spark.pipelines.windows import Declaration
 
 MINUTE = 60_000
 BASE = 1_700_000_040_000  # on a full minute
@@ -78,10 +78,10 @@ def test_window_is_written_once_after_the_watermark(spark: SparkSession, client:
 def dying_after_writing(save: Any) -> Any:
     """Replace `save`: die after the windows are written and before the position is saved."""
 
-    def dying(self: Any, at: Any) -> None:
+    def dying(self: Any, at: Any) -> Any:
         if at.due is None and at.done:
             raise MemoryError
-        save(self, at)
+        return save(self, at)
 
     return dying
 

@@ -3,9 +3,18 @@
 import msgspec
 import pytest
 
-from topics.spark.pipelines.rollup.declaration import Declaration
-from topics.spark.pipelines.rollup.table_position import digest_of, number_of, open_windows, place_windows
-from topics.spark.pipelines.rollup.windows import NEVER, Open, Seen, duration_ms, turn
+from topics.spark.pipelines.windows import (
+    NEVER,
+    Declaration,
+    Open,
+    Seen,
+    digest_of,
+    duration_ms,
+    number_of,
+    open_windows,
+    place_windows,
+    turn,
+)
 
 
 @pytest.mark.parametrize(

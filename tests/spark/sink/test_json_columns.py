@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
 
-from topics.spark.sink.json_columns import json_column
-from topics.spark.sink.json_text import converter, encode
+from topics.spark.sink.json_columns import converter, encode, json_column
 
 UTC_US = pa.timestamp("us", tz="UTC")
 MOMENTS = [

@@ -19,7 +19,8 @@ from tests.conftest import SMALL_PARTS, ServerProcess
 from tests.engine.harness import record
 from tests.engine.test_histories import Append, Delete, Drop, Put, Verb, run, verbs
 from tests.spark.world import Seen, by_diff, by_spark, load
-from topics.client import Client, request
+from topics.client import Client
+from topics.client.call import Request
 from topics.errors import TopicsError
 from topics.model.records import WriteRequest
 from topics.model.topic import ConfigPatch
@@ -57,9 +58,7 @@ class World:
                 body = msgspec.json.decode(msgspec.json.encode(write), type=dict[str, msgspec.Raw])
                 if write.config is not None:
                     body["config"] = msgspec.Raw(msgspec.json.encode(_lasting(write.config)))
-                self.client._call(
-                    request.ApiCall("POST", f"/v0/topics/{name}", msgspec.json.encode(body)), request.Written
-                )
+                self.client.send(Request("POST", f"/v0/topics/{name}", msgspec.json.encode(body)))
             case Delete(_, before_seq, match):
                 self.client.delete(name, before_seq=before_seq, match=None if match is None else match.wire())
             case Put(_, patch):

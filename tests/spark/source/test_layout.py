@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
 
@@ -11,6 +12,8 @@ from tests.conftest import ServerProcess
 from topics.client import Client
 from topics.spark.options import BadOption, read_options
 from topics.spark.source.batch import TopicsReader
+from topics.spark.source.plan import Span
+from topics.spark.source.read import How, Incomplete, Rows
 from topics.spark.source.schema_layout import layout_of
 
 NAMES = {"STRING": t.StringType(), "BIGINT": t.LongType(), "INT": t.IntegerType()}
@@ -83,6 +86,16 @@ def test_condition_on_fields_of_data(server: ServerProcess, shop: str):
     assert read(server.url, "sku STRING, qty INT", subscribe=shop, where="qty > 1") == [{"sku": "A", "qty": 2}]
     both = read(server.url, "sku STRING, qty INT", subscribe=shop, where="qty > 1 OR _seq = 4")
     assert both == [{"sku": "A", "qty": 2}, {"sku": None, "qty": None}]
+
+
+@pytest.mark.parametrize("seqs", [[1, 2], [3, 9]], ids=["before", "after"])
+def test_answer_outside_the_requested_range_fails(seqs: list[int]):
+    """A faulty server or lake must not lead to doubled or foreign records."""
+    columns = {name: pa.nulls(2, pa.string()) for name in ("node", "tag", "meta", "data")}
+    batch = pa.record_batch({"seq": pa.array(seqs), "ts": pa.nulls(2, pa.timestamp("us", "UTC")), **columns})
+    rows = Rows(Span(server="s", topic="t", epoch=1, start=2, stop=9), How())
+    with pytest.raises(Incomplete, match=f"returned seqs {seqs[0]} to {seqs[1]}, where seqs from 2 to 8"):
+        rows.take_archived(batch)
 
 
 def test_gap_passes_every_condition(server: ServerProcess, shop: str):

@@ -46,7 +46,7 @@ def test_writer_gets_connection_and_topic_of_the_table():
 
 @pytest.mark.parametrize("options", [{"subscribe": "a,b"}, {"subscribePrefix": "a"}])
 def test_table_of_several_topics_cannot_be_written(options: dict[str, str]):
-    with pytest.raises(BadOption, match="does not stand for one topic"):
+    with pytest.raises(BadOption, match="does not have exactly one topic"):
         table_options.for_writing({}, stored(**options))
 
 

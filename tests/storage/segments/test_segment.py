@@ -13,7 +13,7 @@ from topics.storage.segments.columns import extend
 from topics.storage.segments.marks import marked_positions, pack_marks
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import Damaged, MemorySegment
-from topics.storage.segments.segment_cache import Shelf
+from topics.storage.segments.segment_caches import SegmentCaches
 
 ROWS = [b'{"$seq":%d},' % seq for seq in range(10, 16)]
 MANY_ROWS = [b"x" * (1 + at % 7) for at in range(200)]
@@ -30,9 +30,9 @@ def memory(rows=tuple(ROWS), first: int = 10) -> MemorySegment:
 class Disk:
     """A simulated disk with one sealed segment on it."""
 
-    def __init__(self, was: MemorySegment, *, cold: bool = False, **shelf: int) -> None:
+    def __init__(self, was: MemorySegment, *, cold: bool = False, **caches: int) -> None:
         self.fs = SimDisk(cold=cold)
-        self.shelf = Shelf(self.fs, **shelf)
+        self.caches = SegmentCaches(self.fs, **caches)
         self.fs.mkdir("/s")
         self.paths = 0
         self.was = was
@@ -45,11 +45,11 @@ class Disk:
         return path, codec.decode_footer(data[-codec.FOOTER_BYTES :], path=path, file_bytes=len(data))
 
     def adopted(self) -> SealedSegment:
-        return SealedSegment.adopt(self.shelf, *self.write(self.was), self.was)
+        return SealedSegment.adopt(self.caches, *self.write(self.was), self.was)
 
     def reopened(self, **known) -> SealedSegment:
         path, footer = self.write(self.was)
-        return SealedSegment(self.shelf, path, footer, live=self.was.live, live_bytes=self.was.live_bytes, **known)
+        return SealedSegment(self.caches, path, footer, live=self.was.live, live_bytes=self.was.live_bytes, **known)
 
 
 def waiting(act):
@@ -208,7 +208,7 @@ def test_no_more_files_are_open_than_allowed():
     disk = Disk(memory(), open_files=2)
     for sealed in [disk.reopened() for _ in range(5)]:
         assert sealed.read(0, 1) == ROWS[0]
-    assert len(disk.shelf._files) == 2
+    assert len(disk.caches._files) == 2
 
 
 def test_a_released_segment_gives_everything_back():
@@ -216,7 +216,7 @@ def test_a_released_segment_gives_everything_back():
     sealed = disk.reopened()
     waiting(lambda: sealed.read(0, 6))
     sealed.release()
-    assert (disk.shelf._held_bytes, disk.shelf.retired) == (0, [sealed.path])
+    assert (disk.caches._held_bytes, disk.caches.retired) == (0, [sealed.path])
 
 
 @pytest.mark.parametrize("cold", [False, True])
@@ -241,7 +241,7 @@ def test_new_period_checks_data_again(cold):
     sealed = disk.reopened()
     assert waiting(lambda: sealed.read(0, 30)) == b"".join(big)
     disk.fs.flip(sealed.path, (codec.HEADER_BYTES + codec.CHUNK_BYTES + 5) * 8)
-    disk.shelf.period += 1
+    disk.caches.period += 1
     assert waiting(lambda: sealed.read(0, 6)) == b"".join(big[:6])
     with pytest.raises(Damaged) as caught:
         waiting(lambda: sealed.lend(8, 9))
@@ -278,7 +278,7 @@ def test_a_file_that_moves_is_found_where_it_went():
     assert sealed.read(1, 2) == ROWS[1]
 
 
-def test_a_shelf_without_descriptors_closes_its_files_and_opens_again():
+def test_a_cache_without_descriptors_closes_its_files_and_opens_again():
     disk = Disk(memory())
     first, second, third = disk.reopened(), disk.reopened(), disk.reopened()
     assert waiting(lambda: first.read(0, 6)) == b"".join(ROWS)

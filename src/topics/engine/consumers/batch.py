@@ -1,4 +1,4 @@
-"""Changes to consumers that are under way.
+"""Changes to consumers that have not taken effect yet.
 
 All changes of one turn to the consumers of topics of one durability class are a `ConsumerBatch`: one ticket and one log
 entry, however many topics and requests there were. The ticket of each request follows that of its batch.
@@ -18,7 +18,7 @@ from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.engine.write.commit import Ticket
 from topics.engine.write.staging import Staging
-from topics.storage.log import entry as log
+from topics.storage.log import entry as entries
 
 
 class BatchPart(Struct, eq=False, gc=False):
@@ -75,7 +75,7 @@ class ConsumerBatch:
                 entry.gone += (topic_id, number)
         self.ticket.entry = entry
         if isinstance(self.ticket.frame, bytes):
-            self.ticket.frame = log.encode(entry, after=self.ticket.frame)
+            self.ticket.frame = entries.encode(entry, after=self.ticket.frame)
 
     def take_effect(self, ticket: Ticket) -> None:
         self.leave()
@@ -84,7 +84,7 @@ class ConsumerBatch:
     def leave(self) -> None:
         """Count the changes no longer as pending."""
         for part in self.parts:
-            part.own.under_way.remove(part)
+            part.own.pending.remove(part)
         self.parts.clear()
 
 
@@ -98,7 +98,7 @@ class ConsumerBatches:
     def part(self, topic: Topic, own: TopicConsumers) -> BatchPart:
         """Return the part for changes to the consumers `own` of the topic. It takes effect at the end of the turn."""
         commits = self._staging.commits
-        parts: list[BatchPart] = own.under_way
+        parts: list[BatchPart] = own.pending
         if parts and parts[-1].batch.turn == commits.turn:
             return parts[-1]
         durability = topic.config.durability

@@ -11,10 +11,10 @@ from topics.engine.state import snapshot_parts
 from topics.engine.state.consumers import Consumer, TopicConsumers
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
-from topics.storage.log import entry as log
+from topics.storage.log import entry as entries
 
 
-@log.known
+@entries.known
 class ConsumersChanged(Struct, array_like=True):
     """Consumers of topics ended (`gone`), began or changed (`put`) or moved, in this order.
 
@@ -22,7 +22,7 @@ class ConsumersChanged(Struct, array_like=True):
     is one of these topics.
     """
 
-    kind: ClassVar[int] = log.CONSUMERS_CHANGED
+    kind: ClassVar[int] = entries.CONSUMERS_CHANGED
     topic_id: int
     at_ms: int
     moved: list[int] = []
@@ -34,11 +34,11 @@ class ConsumersChanged(Struct, array_like=True):
         return {*self.moved[::3], *(topic_id for topic_id, _ in self.put), *self.gone[::2]}
 
 
-@log.known
+@entries.known
 class Consumed(Struct, array_like=True):
     """The same for the consumers of one topic, without its id in the lists: written by earlier versions."""
 
-    kind: ClassVar[int] = log.CONSUMED
+    kind: ClassVar[int] = entries.CONSUMED
     topic_id: int
     at_ms: int
     moved: list[int] = []

@@ -1,8 +1,8 @@
 """The verbs of named consumers: store, commit, read by name, list, delete, expire.
 
-A verb decides by what the consumer will be once all changes under way have taken effect. The changes of one turn are
+A verb decides by what the consumer will be once all pending changes have taken effect. The changes of one turn are
 collected, see `batch`, and the ticket of each request follows that of its batch. So does a request that changes nothing
-because of a batch under way: its answer must not be sent before that change is durable, nor at all if the log refuses
+because of a pending batch: its answer must not be sent before that change is durable, nor at all if the log refuses
 it.
 """
 
@@ -188,7 +188,7 @@ class Consumers:
         if topic is None or topic.changing:
             topic = self._staging.topic(topic_name)
         own = topic.consumers or consumers_of(topic)
-        found = self._ahead(own, name) if own.under_way else own.by_name.get(name)
+        found = self._ahead(own, name) if own.pending else own.by_name.get(name)
         if found is None:
             check_consumer(name)
         elif found.expire_ms and self._unused(own, found):
@@ -198,7 +198,7 @@ class Consumers:
 
     @staticmethod
     def _ahead(own: TopicConsumers, name: str) -> Consumer | None:
-        for part in reversed(own.under_way):
+        for part in reversed(own.pending):
             if name in part.after:
                 found: Consumer | None = part.after[name]
                 return found
@@ -218,7 +218,7 @@ class Consumers:
     def _new(self, topic: Topic, own: TopicConsumers, name: str) -> Consumer:
         """Return a consumer that begins at 0. Raises `throttled` if the topic has as many as it may have."""
         limit = self._staging.limits.max_consumers
-        coming = {other for part in own.under_way for other, one in part.after.items() if one is not None}
+        coming = {other for part in own.pending for other, one in part.after.items() if one is not None}
         if limit and len(own.by_name.keys() | coming) >= limit:
             raise TopicsError(
                 Code.THROTTLED,
@@ -268,8 +268,8 @@ class Consumers:
 
 
 def _changing(own: TopicConsumers, name: str) -> ConsumerBatch | None:
-    """Return the newest batch under way that changes this consumer."""
-    part: BatchPart | None = next((part for part in reversed(own.under_way) if name in part.after), None)
+    """Return the newest pending batch that changes this consumer."""
+    part: BatchPart | None = next((part for part in reversed(own.pending) if name in part.after), None)
     return None if part is None else part.batch
 
 

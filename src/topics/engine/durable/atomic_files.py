@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from itertools import chain
 
 from topics.errors import Corrupt
-from topics.storage.data_layout import TEMP_SUFFIX
+from topics.storage.data_layout import TemporaryFile
 from topics.storage.datadir import DataDir
 from topics.storage.worker import Worker, rested
 
@@ -17,24 +16,14 @@ WRITE_BYTES = 256 << 10  # takes about 0.3 ms, for which the kernel may keep the
 
 def write(datadir: DataDir, path: str, parts: Iterable[bytes | memoryview], worker: Worker) -> None:
     """Write a file that is durable under its name when this returns. Write none if there are no parts."""
-    temporary, file, at = path + TEMP_SUFFIX, None, 0
-    try:
-        for some in rested(worker, _batches(rested(worker, parts))):
-            if file is None:
-                file = datadir.fs.open(temporary, create=True)
-                file.truncate(0)
+    batches, at = rested(worker, _batches(rested(worker, parts))), 0
+    first = next(batches, None)
+    if first is None:
+        return
+    with TemporaryFile(datadir.fs, path) as file:
+        for some in chain((first,), batches):
             file.pwritev(some, at)
             at += sum(map(len, some))
-        if file is None:
-            return
-        file.sync()
-    except OSError:
-        with suppress(OSError):
-            datadir.fs.unlink(temporary)
-        raise
-    finally:
-        if file is not None:
-            file.close()
     datadir.publish(path)
 
 
@@ -45,21 +34,18 @@ def copy(datadir: DataDir, source: str, target: str, worker: Worker) -> None:
         fs.mkdir(folder)
         fs.sync_dir(posixpath.dirname(folder))
     origin = fs.open(source)
-    made = fs.open(target + TEMP_SUFFIX, create=True)
     try:
-        made.truncate(0)
-        at, size = 0, origin.size()
-        while at < size:
-            piece = origin.pread(WRITE_BYTES, at)
-            if not piece:
-                raise Corrupt(source, at, f"the file ends here instead of after {size} bytes")
-            made.pwrite(piece, at)
-            at += len(piece)
-            worker.rest()
-        made.sync()
+        with TemporaryFile(fs, target) as made:
+            at, size = 0, origin.size()
+            while at < size:
+                piece = origin.pread(WRITE_BYTES, at)
+                if not piece:
+                    raise Corrupt(source, at, f"the file ends here instead of after {size} bytes")
+                made.pwrite(piece, at)
+                at += len(piece)
+                worker.rest()
     finally:
         origin.close()
-        made.close()
     datadir.publish(target)
 
 

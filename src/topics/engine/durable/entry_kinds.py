@@ -19,10 +19,10 @@ from topics.engine.routers import replay as routers
 from topics.engine.state.topics import State
 from topics.engine.write import apply, archived
 from topics.engine.write.archived import Archived
-from topics.storage.log import entry as log
+from topics.storage.log import entry as entries
 from topics.storage.log.router_entry import Copies, Mark, Resume, RouterDrop, RouterPut, Trim
 
-events = logs.Log("recovery")
+log = logs.Log("recovery")
 
 Touches = Callable[[Any], Iterable[int]]
 
@@ -30,23 +30,23 @@ Touches = Callable[[Any], Iterable[int]]
 class Kind(NamedTuple):
     """One kind of entry."""
 
-    entry: type[log.Entry]
+    entry: type[entries.Entry]
     replay: Callable[[State, Any], object]
     touches: Touches | None  # returns the ids of the topics whose records it uses or changes; None: any topic
 
 
-def own(entry: log.Entry) -> Iterable[int]:
+def own(entry: entries.Entry) -> Iterable[int]:
     """Return the id of the topic that the entry is about."""
     return (entry.topic_id,)
 
 
 KINDS = (
-    Kind(log.Create, apply.replay_create, own),
-    Kind(log.Configure, apply.replay_configure, own),
-    Kind(log.Drop, apply.replay_drop, own),
-    Kind(log.Append, apply.replay_append, own),
-    Kind(log.Delete, apply.replay_delete, own),
-    Kind(log.Ceiling, apply.replay_ceiling, own),
+    Kind(entries.Create, apply.replay_create, own),
+    Kind(entries.Configure, apply.replay_configure, own),
+    Kind(entries.Drop, apply.replay_drop, own),
+    Kind(entries.Append, apply.replay_append, own),
+    Kind(entries.Delete, apply.replay_delete, own),
+    Kind(entries.Ceiling, apply.replay_ceiling, own),
     # A router that moves makes the topics before it catch up, and the routers behind it.
     Kind(RouterPut, routers.replay_put, None),
     Kind(RouterDrop, routers.drop_router, None),
@@ -65,7 +65,7 @@ KINDS = (
 _BY_ENTRY = {kind.entry: kind for kind in KINDS}
 
 
-def replay(state: State, entry: log.Entry) -> None:
+def replay(state: State, entry: entries.Entry) -> None:
     """Replay one entry of the log."""
     try:
         _BY_ENTRY[type(entry)].replay(state, entry)
@@ -74,7 +74,7 @@ def replay(state: State, entry: log.Entry) -> None:
             state.routers.pinned = None  # a mark applies to the entry after it alone
 
 
-def replay_or_lose(state: State, entry: log.Entry) -> str:
+def replay_or_lose(state: State, entry: entries.Entry) -> str:
     """Replay one entry of the log. If it cannot be applied, lose its records, and return what failed; "" otherwise.
 
     Raise errors of the machine: the next start may succeed.
@@ -85,18 +85,18 @@ def replay_or_lose(state: State, entry: log.Entry) -> str:
     except (OSError, MemoryError):
         raise
     except Exception as error:
-        lost = _lose(state, log.records_of(entry)) or _named(state, entry)
+        lost = _lose(state, entries.records_of(entry)) or _named(state, entry)
         what = f"an entry of kind {type(entry).kind} cannot be applied ({type(error).__name__}){lost}"
-        events.failure("entry_not_applied", error, what=what)
+        log.failure("entry_not_applied", error, what=what)
         return what
 
 
-def _named(state: State, entry: log.Entry) -> str:
+def _named(state: State, entry: entries.Entry) -> str:
     topic = state.by_id.get(entry.topic_id)
     return "" if topic is None else f"; topic {topic.name}"
 
 
-def _lose(state: State, made: log.Append | None) -> str:
+def _lose(state: State, made: entries.Append | None) -> str:
     """Count records as lost whose append failed. Return their topic and seqs, for a report."""
     topic = None if made is None else state.by_id.get(made.topic_id)
     if made is None or topic is None or made.last <= topic.head:
@@ -108,7 +108,7 @@ def _lose(state: State, made: log.Append | None) -> str:
     return f"; topic {topic.name}, seqs {made.first} to {made.last}"
 
 
-def touched_by(entry: log.Entry) -> Iterable[int] | None:
+def touched_by(entry: entries.Entry) -> Iterable[int] | None:
     """Return the ids of the topics that must be complete before the entry is replayed; None for all topics."""
     touches = _BY_ENTRY[type(entry)].touches
     return None if touches is None else touches(entry)

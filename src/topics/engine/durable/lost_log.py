@@ -1,8 +1,8 @@
 """Detect and report log files that are truncated, missing, unreadable, or older than the ledger says.
 
-What stood in the missing part is unknown, and so is whose it was. Every topic that has nothing behind that part goes on
-above its ceiling, and the seqs between count as lost (`corrupt`), so that none is given out twice. A topic that only
-the missing part knew comes back empty under its name.
+Which entries the missing part had is unknown, and so are their topics. Every topic that has nothing behind that part
+continues above its ceiling, and the seqs between count as lost (`corrupt`), so that none is given out twice. A topic
+that only the missing part knew comes back empty under its name.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from topics.storage.log import entry as entries
 from topics.storage.log import ledger, walfile
 from topics.storage.log.frame import Head
 from topics.storage.log.log_files import LogFile, read_log
-from topics.storage.segments.segment_cache import Shelf
+from topics.storage.segments.segment_caches import SegmentCaches
 
 log = logs.Log("recovery")
 
@@ -57,7 +57,7 @@ class Recovered(NamedTuple):
 def recover(
     datadir: DataDir,
     state: State,
-    shelf: Shelf,
+    caches: SegmentCaches,
     *,
     cold_dir: str | None,
     progress: Progress,
@@ -71,7 +71,7 @@ def recover(
     """
     try:
         with replay.recovering(state) as routers:
-            loaded = load_topics(datadir, state, shelf, cold_dir=cold_dir)
+            loaded = load_topics(datadir, state, caches, cold_dir=cold_dir)
             return _Recovery(datadir, state, routers, loaded, progress, defer_memory=defer_memory).run()
     except UnknownFormat as error:
         raise datadir.unknown(str(error)) from error

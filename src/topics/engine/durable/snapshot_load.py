@@ -18,7 +18,7 @@ from topics.storage.fs import File
 from topics.storage.segments import codec
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import MemorySegment
-from topics.storage.segments.segment_cache import Shelf
+from topics.storage.segments.segment_caches import SegmentCaches
 
 log = logs.Log("recovery")
 
@@ -31,7 +31,7 @@ class LoadedSnapshot(NamedTuple):
     damage: list[str]
 
 
-def load_topics(datadir: DataDir, state: State, shelf: Shelf, *, cold_dir: str | None) -> LoadedSnapshot:
+def load_topics(datadir: DataDir, state: State, caches: SegmentCaches, *, cold_dir: str | None) -> LoadedSnapshot:
     """Fill `state` from the newest snapshot. Raise `Corrupt` if there are snapshots and none is readable."""
     damage: list[str] = []
     number, snapshot = snapshot_files.newest(datadir, damage)
@@ -40,7 +40,7 @@ def load_topics(datadir: DataDir, state: State, shelf: Shelf, *, cold_dir: str |
         state.next_topic_id, state.last_epoch = snapshot.next_topic_id, snapshot.last_epoch
         with Tails(datadir) as tails:
             for topic in snapshot.topics:
-                restore_topic(datadir, state, shelf, topic, cold_dir, damage, tails)
+                restore_topic(datadir, state, caches, topic, cold_dir, damage, tails)
         state.names.rebuild(state.by_name)
         snapshot_parts.load_state(state, snapshot.extra)
     return LoadedSnapshot(number, snapshot, damage)
@@ -71,7 +71,7 @@ class Tails:
 def restore_topic(
     datadir: DataDir,
     state: State,
-    shelf: Shelf,
+    caches: SegmentCaches,
     found: snap.TopicSnapshot,
     cold_dir: str | None,
     damage: list[str],
@@ -82,7 +82,7 @@ def restore_topic(
         _check_cold(datadir, found, cold_dir)
     for ref in found.segments:
         segment = SealedSegment(
-            shelf,
+            caches,
             segment_path(datadir, found.topic_id, ref.first, cold_dir if ref.cold else None),
             codec.Footer(*ref.footer),
             live=ref.live,

@@ -34,7 +34,7 @@ from topics.storage.log.wal import Wal
 from topics.storage.segments import codec
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import MemorySegment, Segment
-from topics.storage.segments.segment_cache import OPEN_FILES, Shelf
+from topics.storage.segments.segment_caches import OPEN_FILES, SegmentCaches
 from topics.storage.worker import INLINE, Worker, rested
 
 log = logs.Log("store")
@@ -66,7 +66,7 @@ class Store:
         self.fs = datadir.fs
         self.state = state
         self.wal = wal
-        self.shelf = Shelf(self.fs, open_files=open_files)
+        self.caches = SegmentCaches(self.fs, open_files=open_files)
         self.snapshot_number = 0
         self.last_checkpoint_ms = clock.now_ms()
         self.bytes_at_checkpoint = 0  # written to the log when the state of the last snapshot was taken
@@ -101,7 +101,7 @@ class Store:
         )  # the owner's thread has no part in this yet: the snapshot seals
         try:
             found = recovery.recover(
-                self.dir, self.state, self.shelf, cold_dir=self._cold_dir, progress=progress, defer_memory=defer_memory
+                self.dir, self.state, self.caches, cold_dir=self._cold_dir, progress=progress, defer_memory=defer_memory
             )
         finally:
             self.state.rolled = self._seal
@@ -140,7 +140,7 @@ class Store:
             self._worker, self._runner = worker, runner
 
     def checkpoint(self, done: Callable[[Exception | None], None] = lambda error: None, *, clean: bool = False) -> bool:
-        """Begin a snapshot and the removal of what it replaces. Return False if one is under way or cannot begin.
+        """Begin a snapshot and the removal of what it replaces. Return False if one is in progress or cannot begin.
 
         If the disk may lack the room, reserve it first.
         """
@@ -188,7 +188,7 @@ class Store:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits for a snapshot, and none is under way."""
+        """Whether nothing waits for a snapshot, and none is in progress."""
         return not self._savers and not self._snapshotting
 
     @property
@@ -202,7 +202,7 @@ class Store:
         self.save()
 
     def save(self) -> None:
-        """Begin the snapshot that a change of class waits for, if none is under way and the state is complete."""
+        """Begin the snapshot that a change of class waits for, if none is in progress and the state is complete."""
         if not self._savers or self._snapshotting or self._backlog:
             return  # the end of the snapshot, or the next tick, comes back here
         if not (self.retries.may_begin and self.checkpoint()) and not self._snapshotting:
@@ -235,7 +235,7 @@ class Store:
             topics=[],
         )
         extra = snapshot_parts.save_state(self.state)
-        retired, self.shelf.retired = self.shelf.retired, []
+        retired, self.caches.retired = self.caches.retired, []
         if self.commits is not None:
             self.commits.before_change = capture.before_change
 
@@ -280,14 +280,18 @@ class Store:
                     if not self.fs.exists(self.dir.snapshot_path(number)):
                         self.fs.unlink(self.dir.tails_path(number))
                 raise
-            self._note_written(capture, tails, pending)
 
         def written(error: Exception | None) -> None:
             # Also when the rest failed: a snapshot whose sync failed may be there all the same, and a file that it
             # names must not be written again with marks that it does not know.
-            self._run(self._adopt_all(sealed), lambda failure: adopted(error or failure))
+            self._run(note(whole=error is None), lambda failure: noted(error or failure))
 
-        def adopted(error: Exception | None) -> None:
+        def note(*, whole: bool) -> Steps[None]:
+            yield from self._adopt_all(sealed)
+            if whole:
+                yield from self._note_written(capture, tails, pending)
+
+        def noted(error: Exception | None) -> None:
             if error is not None:
                 self._failed(error, retired, done)
                 return
@@ -303,17 +307,14 @@ class Store:
 
     def _failed(self, error: Exception, retired: list[str], done: Done, *, rotated: bool = True) -> None:
         self._snapshotting = False
-        self.shelf.retired += retired
+        self.caches.retired += retired
         self.retries.failed(error, rotated=rotated)
         done(error)
         self._end_saving(error)
 
-    def _note_written(self, capture: Capture, tails: set[int], pending: dict[int, dict[int, bytes]]) -> None:
-        """Note what has to be known of a snapshot that was written, and free the rest.
-
-        Runs on the worker. Until the snapshot is complete, no other code uses the tails that are noted here.
-        """
-        for one in rested(self._worker, capture.drain()):
+    def _note_written(self, capture: Capture, tails: set[int], pending: dict[int, dict[int, bytes]]) -> Steps[None]:
+        """Note what has to be known of a snapshot that was written, and free the rest."""
+        for one in capture.drain():
             topic_id, tail = one.snapshot.topic_id, one.snapshot.tail
             if tail is not None:
                 tails.add(tail.tails)
@@ -321,6 +322,7 @@ class Store:
                 topic.saved_tail = None if tail is None else SavedTail(tail, one.looks)
             if marks := {ref.first: ref.pending for ref in one.snapshot.segments if ref.pending}:
                 pending[topic_id] = marks
+            yield None
 
     def _adopt_all(self, sealed: list[Sealed]) -> Steps[None]:
         for one in sealed:
@@ -328,7 +330,7 @@ class Store:
             yield None
 
     def when_idle(self, then: Callable[[], None]) -> None:
-        """Call `then` once no work of the store is under way."""
+        """Call `then` once no work of the store is in progress."""
         if self._jobs:
             self._waiting.append(then)
         else:
@@ -375,7 +377,7 @@ class Store:
             if made:
                 self._adopt(topic_id, segment, *made[0])
             elif topic.gone:
-                self.shelf.retired.append(self.dir.segment_path(topic_id, segment.first))  # its folder goes with it
+                self.caches.retired.append(self.dir.segment_path(topic_id, segment.first))  # its folder goes with it
             else:
                 log.error("seal_failed", topic=topic.name, first_seq=segment.first, reason=str(error))
 
@@ -387,12 +389,12 @@ class Store:
         if topic is not None:
             for at, known in enumerate(topic.segments):
                 if known is segment:
-                    topic.segments[at] = SealedSegment.adopt(self.shelf, path, footer, segment)
+                    topic.segments[at] = SealedSegment.adopt(self.caches, path, footer, segment)
                     return
                 if isinstance(known, SealedSegment) and known.path == path:
-                    self.shelf.forget(known)  # sealed twice, by itself and by a checkpoint: its file was replaced
+                    self.caches.forget(known)  # sealed twice, by itself and by a checkpoint: its file was replaced
                     return
-        self.shelf.retired.append(path)
+        self.caches.retired.append(path)
 
     def _forget(self, topic: Topic, segment: Segment) -> None:
         if isinstance(segment, SealedSegment):
@@ -482,11 +484,11 @@ class Store:
                 return
             for topic, segment, target in moves:
                 if any(known is segment for known in topic.segments):
-                    self.shelf.retired.append(segment.path)
+                    self.caches.retired.append(segment.path)
                     segment.moved(target)
                     segment.cold = True
                 else:
-                    self.shelf.retired.append(target)  # the topic dropped the segment meanwhile
+                    self.caches.retired.append(target)  # the topic dropped the segment meanwhile
 
         self._run(find(), found)
 
@@ -525,7 +527,7 @@ class Store:
             for segment in topic.segments
             if isinstance(segment, SealedSegment)
         }
-        named |= {*self.shelf.retired}  # the snapshot still names the files of segments that have moved since
+        named |= {*self.caches.retired}  # the snapshot still names the files of segments that have moved since
         folders = [self.dir.segments_dir]
         if self._cold_dir is not None and self.fs.exists(self._cold_dir):
             folders.append(self._cold_dir)

@@ -30,7 +30,7 @@ from topics.storage.segments.cold import waiting
 from topics.storage.segments.record_run import Run
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import MemorySegment, Segment
-from topics.storage.segments.segment_cache import Shelf
+from topics.storage.segments.segment_caches import SegmentCaches
 
 SLICE_BYTES = 2 << 20  # large slices: no other client waits for this process
 
@@ -77,7 +77,7 @@ class Directory:
         try:
             self._dir.check_format()
             state = State()
-            recover(self._dir, state, Shelf(self._dir.fs), cold_dir=cold_dir, progress=lambda share: None)
+            recover(self._dir, state, SegmentCaches(self._dir.fs), cold_dir=cold_dir, progress=lambda share: None)
         except BaseException:
             self._dir.close()
             raise
@@ -170,13 +170,13 @@ def _topic(datadir: DataDir, excerpt: Excerpt) -> Topic:
     topic.head, topic.next_seq = excerpt.head, excerpt.head + 1
     topic.earliest, topic.evict_floor, topic.lost_ts = excerpt.earliest, excerpt.evict_floor, excerpt.lost_ts
     topic.losses = Losses(list(excerpt.losses))
-    shelf = Shelf(datadir.fs)
+    caches = SegmentCaches(datadir.fs)
     for piece in excerpt.pieces:
         if isinstance(piece, bytes):
             segment: Segment = MemorySegment.from_bytes(piece, path=excerpt.root, opened_ms=0)
         else:
             segment = SealedSegment(
-                shelf, piece.path, codec.Footer(*piece.footer), live=piece.live, live_bytes=piece.live_bytes,
+                caches, piece.path, codec.Footer(*piece.footer), live=piece.live, live_bytes=piece.live_bytes,
                 pending=piece.pending,
             )  # fmt: skip
         topic.segments.append(segment)

@@ -23,16 +23,16 @@ from topics.storage import snapshot as snap
 from topics.storage.backup import COPIED_BOOT_ID
 from topics.storage.check import Examined, Problem, examine
 from topics.storage.datadir import DataDir, DataDirError, UnknownVersion
-from topics.storage.fs import Fs, absence, next_step
+from topics.storage.fs import Fs, absence, next_step, read_whole
 from topics.storage.log import entry as entries
 from topics.storage.log import ledger, walfile
-from topics.storage.log.log_files import LogFile, read_log, read_whole
+from topics.storage.log.log_files import LogFile, read_log
 from topics.storage.readonly import ReadOnlyFs
 from topics.storage.segments import codec
 from topics.storage.segments.marks import put_marks
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import Damaged
-from topics.storage.segments.segment_cache import Shelf
+from topics.storage.segments.segment_caches import SegmentCaches
 
 RESTORE = (
     "if these records matter, restore them from a backup; "
@@ -187,7 +187,7 @@ class _Verifier:
             path = self.dir.snapshot_path(number)
             self._named.add(path)
             try:
-                data = read_whole(self.dir, path)
+                data = read_whole(self.fs, path)
                 self._step(len(data))
                 snapshot = snap.decode(data, path=path, number=number)
             except OSError as error:
@@ -371,9 +371,9 @@ class _Verifier:
                 "the log is not replayed, because that needs the cold folder; name it with --cold-dir"
             )
             return
-        state, shelf = State(), Shelf(self.fs, columns_bytes=64 << 20)
+        state, caches = State(), SegmentCaches(self.fs, columns_bytes=64 << 20)
         try:
-            found = recovery.recover(self.dir, state, shelf, cold_dir=self.cold_dir, progress=lambda share: None)
+            found = recovery.recover(self.dir, state, caches, cold_dir=self.cold_dir, progress=lambda share: None)
         except DataDirError:  # a start would fail, and nothing is damaged
             raise
         except OSError as error:

@@ -45,7 +45,7 @@ class DeadLetters:
         self._moves = Moves(staging)
 
     def prepare(self, topic: Topic) -> None:
-        """Wait for changes of the dead-letter topic that are under way, before a pass picks jobs."""
+        """Wait for pending changes of the dead-letter topic, before a pass picks jobs."""
         name = topic.config.dead_letter
         if name is not None and topic.config.max_deliveries:
             dest = self._staging.topics.get(name)

@@ -19,10 +19,10 @@ from topics.errors import topic_not_found
 from topics.model import record_bytes
 from topics.model.record_bytes import meta_part, node_part
 from topics.model.topic import ConfigPatch, configure
-from topics.storage.log import entry as log
+from topics.storage.log import entry as entries
 
 
-@log.known
+@entries.known
 class Moved(Struct, array_like=True):
     """Records leave one topic and enter another. `append` is None if the other one keeps nothing on disk."""
 
@@ -31,7 +31,7 @@ class Moved(Struct, array_like=True):
     seqs: list[int]
     at_ms: int
     dead: bool  # whether they count as dead letters of the queue that they leave
-    append: log.Append | None = None
+    append: entries.Append | None = None
 
     def topic_ids(self) -> set[int]:
         """Return the ids of both topics."""
@@ -66,68 +66,50 @@ class Moves:
     ) -> Ticket:
         """Stage that the seqs of `move` leave `source` and enter the topic `name` as `copies`. Raise if they cannot.
 
-        `leaving` is what a delete of the seqs has found beforehand. Ends with `result`.
+        A topic that does not exist is created. `leaving` is what a delete of the seqs has found beforehand. Ends with
+        `result`.
         """
-        staging = self._staging
-        dest = staging.topics.get(name)
-        if dest is None:
-            return self._stage_creating(source, name, move, copies, leaving, result=result)
-        now_ms = move.at_ms
-        move.append = append = _render(copies, dest.topic_id, dest.next_seq, max(now_ms, dest.last_ts))
-        staging.check_room(dest.config, dest, append, now_ms)
-
-        def take_effect(_: Ticket) -> Any:
-            _leave(source, move, leaving)
-            staging.land(dest, append)
-            return result
-
-        frame = self._frame(source, dest.config.durability, move)
-        ticket = Ticket(dest, frame, take_effect, append, append.first, len(copies), len(append.blob), also=[source])
-        ticket.gated = frame is not None and "fsync" in (source.config.durability, dest.config.durability)
-        ticket.at_ms = now_ms
-        staging.take_seqs(dest, ticket)
-        staging.commits.stage(ticket)
-        return _hold(source, ticket, move)
-
-    def _stage_creating(
-        self,
-        source: Topic,
-        name: str,
-        move: Moved,
-        copies: list[Copy],
-        leaving: Removal,
-        *,
-        result: Any,
-    ) -> Ticket:
-        """Do the same if the other topic has to be created first: with its first records, in one entry."""
-        staging = self._staging
-        if not source.config.auto_create:
+        staging, now_ms = self._staging, move.at_ms
+        dest, create = staging.topics.get(name), None
+        if dest is not None:
+            config = dest.config
+            move.append = append = _render(copies, dest.topic_id, dest.next_seq, max(now_ms, dest.last_ts))
+            staging.check_room(config, dest, append, now_ms)
+        elif source.config.auto_create:
+            config = configure(name, ConfigPatch())
+            move.append = append = _render(copies, 0, 1, now_ms)
+            staging.check_room(config, None, append, now_ms)
+            create = staging.new_topic(name, config)  # with its first records, in one entry
+            append.topic_id = create.topic_id
+        else:
             raise topic_not_found(name)
-        config = configure(name, ConfigPatch())
-        move.append = append = _render(copies, 0, 1, move.at_ms)
-        staging.check_room(config, None, append, move.at_ms)
-        create = staging.new_topic(name, config)
-        append.topic_id = create.topic_id
 
         def take_effect(_: Ticket) -> Any:
             _leave(source, move, leaving)
-            staging.land(apply.create(staging.state, create), append)
+            staging.land(apply.create(staging.state, create) if dest is None else dest, append)  # type: ignore[arg-type]
             return result
 
         frame = self._frame(source, config.durability, move)
-        above = append.last > FIRST_CEILING  # the ceiling that the creation implies
-        gated = frame is not None and (above or "fsync" in (source.config.durability, config.durability))
+        gated = frame is not None and "fsync" in (source.config.durability, config.durability)
         size_bytes = len(append.blob)
-        ticket = staging.stage_create(
-            create,
-            take_effect,
-            gated=gated,
-            frame=log.encode(create) if frame is None else log.encode_begun([create]) + frame,
-            size_bytes=size_bytes,
-            ceiling=append.last + FIRST_CEILING,
-            also=[source],
-            at_ms=move.at_ms,
-        )
+        if create is not None:
+            above = frame is not None and append.last > FIRST_CEILING  # the ceiling that the creation implies
+            ticket = staging.stage_create(
+                create,
+                take_effect,
+                gated=gated or above,
+                frame=entries.encode(create) if frame is None else entries.encode_begun([create]) + frame,
+                size_bytes=size_bytes,
+                ceiling=append.last + FIRST_CEILING,
+                also=[source],
+                at_ms=now_ms,
+            )
+        else:
+            assert dest is not None
+            ticket = Ticket(dest, frame, take_effect, append, append.first, len(copies), size_bytes, also=[source])
+            ticket.gated, ticket.at_ms = gated, now_ms
+            staging.take_seqs(dest, ticket)
+            staging.commits.stage(ticket)
         return _hold(source, ticket, move)
 
     def _frame(self, source: Topic, durability: str, move: Moved) -> bytes | None:
@@ -135,11 +117,11 @@ class Moves:
         if not self._staging.logged or (source.config.durability == durability == "ephemeral"):
             return None
         if durability == "ephemeral":
-            return _pinned(source, log.encode(Moved(move.topic_id, move.seqs, move.at_ms, move.dead)))
+            return _pinned(source, entries.encode(Moved(move.topic_id, move.seqs, move.at_ms, move.dead)))
         if source.config.durability == "ephemeral":
             assert move.append is not None
-            return log.encode(move.append)
-        return _pinned(source, log.encode(move))
+            return entries.encode(move.append)
+        return _pinned(source, entries.encode(move))
 
 
 def _hold(source: Topic, ticket: Ticket, move: Moved) -> Ticket:
@@ -155,24 +137,24 @@ def _hold(source: Topic, ticket: Ticket, move: Moved) -> Ticket:
     ticket.apply = end
     undo_also(ticket, staged.refuse)
     if source.links is not None:
-        source.links.freeze(ticket)
+        source.links.table.hooks.freeze(source.links, ticket)
     return ticket
 
 
 def _pinned(source: Topic, frame: bytes) -> bytes:
     """Return the frame behind a mark that says how far the routers out of `source` are."""
-    pin: bytes = b"" if source.links is None else source.links.pin()
+    pin: bytes = b"" if source.links is None else source.links.table.hooks.pin(source.links)
     return pin + frame
 
 
-def _render(copies: list[Copy], topic_id: int, first: int, ts: int) -> log.Append:
+def _render(copies: list[Copy], topic_id: int, first: int, ts: int) -> entries.Append:
     rows, metas = [], []
     extras = {at: pack_terms(Terms(copy.priority)) for at, copy in enumerate(copies) if copy.priority}
     for seq, copy in enumerate(copies, first):
         meta = meta_part(copy.meta)
         rows.append(record_bytes.write(seq, ts, node_part(copy.node), copy.data, meta))
         metas.append(len(meta))
-    return log.Append(
+    return entries.Append(
         topic_id, first, ts, [len(row) for row in rows], b"".join(rows),
         tags=[copy.tag for copy in copies] if any(copy.tag is not None for copy in copies) else None,
         nodes=[copy.node for copy in copies] if any(copy.node is not None for copy in copies) else None,
@@ -181,8 +163,8 @@ def _render(copies: list[Copy], topic_id: int, first: int, ts: int) -> log.Appen
     )  # fmt: skip
 
 
-def _delete(move: Moved) -> log.Delete:
-    return log.Delete(move.topic_id, 0, None, "", move.at_ms, sorted(move.seqs))
+def _delete(move: Moved) -> entries.Delete:
+    return entries.Delete(move.topic_id, 0, None, "", move.at_ms, sorted(move.seqs))
 
 
 def _leave(source: Topic, move: Moved, leaving: Removal) -> None:

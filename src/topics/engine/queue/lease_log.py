@@ -15,12 +15,12 @@ from topics.engine.state.jobs.leases import Leases
 from topics.engine.state.jobs.saved_leases import SavedLeases
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
-from topics.storage.log import entry as log
+from topics.storage.log import entry as entries
 from topics.storage.segments.cold import waiting
 from topics.storage.segments.segment import Damaged
 
 
-@log.known
+@entries.known
 class Leased(Struct, array_like=True):
     """Jobs went to a worker. Lease numbers count up from `first_lease` in the order of `seqs`."""
 
@@ -34,7 +34,7 @@ class Leased(Struct, array_like=True):
     priorities: list[int | None]
 
 
-@log.known
+@entries.known
 class Released(Struct, array_like=True):
     """Jobs came back without being done; claimable at `due_ms`. `undelivered` if their worker never got them."""
 
@@ -46,7 +46,7 @@ class Released(Struct, array_like=True):
     undelivered: bool = False  # not in frames of earlier versions
 
 
-@log.known
+@entries.known
 class Extended(Struct, array_like=True):
     """Leases run until `deadline_ms`."""
 
@@ -76,7 +76,7 @@ def _existing(queue: Leases, seqs: list[int]) -> list[Job]:
 def _is_there(topic: Topic, seq: int) -> bool:
     """Return whether the job of a lease is still there: a delete or damage may have taken it. Waits for the disk.
 
-    The lease of a job that is gone would count for ever as one that is out.
+    The lease of a job that is gone would count as held without end.
     """
     try:
         return waiting(lambda: topic.is_live(seq))

@@ -92,68 +92,38 @@ def find(
 ) -> FoundLetters:
     """Return dead letters of `origin` that no worker holds and no staged delete takes.
 
-    Stop at `limit` letters, `MAX_BATCH_BYTES` of them, or `MAX_FIND_EXAMINED` seqs. A `from_seq` past the head finds
+    Look at all behind `from_seq`, or at those in `seqs`. Stop at `limit` letters, `MAX_BATCH_BYTES` of them, or
+    `MAX_FIND_EXAMINED` seqs. A `from_seq` past the head finds
     nothing and continues at the head: the letters that arrive next have the seqs behind it.
     """
-    if seqs is not None:
-        return _find_seqs(source, origin, sorted(set(seqs)), match=match, limit=limit, now_ms=now_ms)
-    found = FoundLetters([], min(from_seq, source.head), caught_up=False)
+    head = source.head
+    asked = None if seqs is None else sorted({seq for seq in seqs if 0 < seq <= head})
+    ranges = [(min(from_seq, head), head)] if asked is None else [(seq - 1, seq) for seq in asked]
+    found = FoundLetters([], ranges[0][0] if asked is None else 0, caught_up=False)
     examined = size_bytes = 0
-    while (
-        found.upto < source.head
-        and len(found.letters) < limit
-        and size_bytes < MAX_BATCH_BYTES
-        and examined < MAX_FIND_EXAMINED
-    ):
-        query = Query(
-            from_seq=found.upto, limit=limit - len(found.letters), max_bytes=MAX_BATCH_BYTES - size_bytes, match=match,
-            projection=Projection(tags=True),
-        )  # fmt: skip
-        try:
-            reading = expire_and_read(source, query, now_ms)
-        except Cold:
-            if not examined:
+    for at, stop in ranges:
+        while at < stop:
+            if len(found.letters) >= limit or size_bytes >= MAX_BATCH_BYTES or examined >= MAX_FIND_EXAMINED:
+                return found
+            query = Query(
+                from_seq=at, limit=limit - len(found.letters), max_bytes=MAX_BATCH_BYTES - size_bytes, match=match,
+                projection=Projection(tags=True), upto=stop,
+            )  # fmt: skip
+            try:
+                reading = expire_and_read(source, query, now_ms)
+            except Cold:
+                if asked is not None:  # one load for all of them
+                    pick.rows(source, [seq for seq in asked if seq > found.upto and source.is_live(seq)])
+                elif examined:
+                    return found  # with the letters so far; the next call continues behind them
                 raise
-            break  # return the letters found so far; the next call continues behind them
-        letters = _letters_of(source, origin, reading)
-        found.letters += letters
-        size_bytes += sum(len(letter.data) for letter in letters)
-        assert reading.next_from_seq > found.upto, "a read below the head moves its cursor"
-        examined += reading.next_from_seq - found.upto
-        found.upto = reading.next_from_seq
-    found.caught_up = found.upto >= source.head
-    return found
-
-
-def _find_seqs(
-    source: Topic, origin: str, seqs: list[int], *, match: TagMatch | None, limit: int, now_ms: int
-) -> FoundLetters:
-    """Do the same for single seqs, which ascend. `caught_up` is whether all of them were examined."""
-    found = FoundLetters([], 0, caught_up=True)
-    size_bytes = 0
-    for seq in seqs:
-        if not 0 < seq <= source.head:
-            continue
-        if len(found.letters) >= limit or size_bytes >= MAX_BATCH_BYTES:
-            found.caught_up = False
-            break
-        query = Query(
-            from_seq=seq - 1,
-            limit=1,
-            max_bytes=MAX_BATCH_BYTES,
-            match=match,
-            projection=Projection(tags=True),
-            upto=seq,
-        )
-        try:
-            reading = expire_and_read(source, query, now_ms)
-        except Cold:
-            pick.rows(source, [seq for seq in seqs if seq > found.upto and source.is_live(seq)])
-            raise
-        letters = _letters_of(source, origin, reading)
-        found.letters += letters
-        size_bytes += sum(len(letter.data) for letter in letters)
-        found.upto = seq
+            letters = _letters_of(source, origin, reading)
+            found.letters += letters
+            size_bytes += sum(len(letter.data) for letter in letters)
+            assert reading.next_from_seq > at, "a read below the head moves its cursor"
+            examined += reading.next_from_seq - at
+            at = found.upto = min(reading.next_from_seq, stop)
+    found.caught_up = True
     return found
 
 

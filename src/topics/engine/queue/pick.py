@@ -7,7 +7,7 @@ time is proportional to the jobs picked, however many wait.
 
 Picking takes jobs out of their places; `Pass.undo` puts them back, for a pass that needs the disk. The part of the log
 without claimable jobs stays passed, so each try begins where the last one ended. Jobs that a staged delete takes are
-passed over and stay in their places, because the log may still refuse the delete.
+skipped and stay in their places, because the log may still refuse the delete.
 """
 
 from __future__ import annotations

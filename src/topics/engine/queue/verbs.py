@@ -24,7 +24,7 @@ from topics.engine.write.removal import Removal
 from topics.engine.write.staging import Staging
 from topics.model.queue import not_a_queue
 from topics.model.records import MAX_BATCH_BYTES
-from topics.storage.log import entry as log
+from topics.storage.log import entry as entries
 from topics.storage.segments.cold import Cold, waiting
 from topics.storage.segments.segment import Damaged
 
@@ -75,7 +75,7 @@ class Queues:
         self._unlogged: list[tuple[Topic, Job, int]] = []
 
     def get(self, name: str) -> Topic:
-        """Return the topic, once no change of it is under way. Raises `topic_not_found` and `not_a_queue`."""
+        """Return the topic, once no change of it is pending. Raises `topic_not_found` and `not_a_queue`."""
         topic = self._staging.topics.get(name)
         if topic is None or topic.changing:
             topic = self._staging.resolve(name) or self._staging.topic(name)
@@ -98,7 +98,7 @@ class Queues:
         taken, rendered, leaving = _take(topic, most, retention.expiring_before(topic, now))
         self.claimed_total += len(taken.jobs)
         shares = divide(taken.jobs, [want.max for want in wants])
-        claims, entries = [], []
+        claims, grants = [], []
         for want, jobs in zip(wants, shares, strict=True):
             jobs.sort(key=lambda job: job.seq)
             if not jobs:
@@ -106,7 +106,7 @@ class Queues:
                 continue
             first, deadline = queue.next_lease(now), now + want.lease_ms
             if config.leases_durable:
-                entries.append(leased(topic, want.node, first, deadline, jobs))
+                grants.append(leased(topic, want.node, first, deadline, jobs))
             queue.grant(jobs, want.node, first, deadline, want.holder)
             claims.append(Claimed(topic, [_row(job, rendered[job.seq]) for job in jobs], jobs, 0))
         # After the grant: a snapshot may be taken of the queue when the move is staged, and needs a place for each job.
@@ -114,7 +114,7 @@ class Queues:
         ready = queue.ready
         for done in claims:
             done.ready = ready
-        if not entries or not self._writes_leases(topic):
+        if not grants or not self._writes_leases(topic):
             return claims, None if moved is None else _whatever_happens(moved)
         granted = [job for done in claims for job in done.jobs]
 
@@ -124,10 +124,10 @@ class Queues:
                 self._unlogged = [
                     (one, job, lease)
                     for one, job, lease in self._unlogged
-                    if one is not topic or job.seq not in new or lease >= entries[0].first_lease
+                    if one is not topic or job.seq not in new or lease >= grants[0].first_lease
                 ]
 
-        return claims, self._staging.stage(topic, entries, take_effect, undo=lambda: _free(queue, granted))
+        return claims, self._staging.stage(topic, grants, take_effect, undo=lambda: _free(queue, granted))
 
     def ack(self, topic: Topic, node: str, seqs: list[int], lease_ids: list[str] | None) -> Ticket:
         """Delete jobs that are done, as durably as the topic keeps anything. Ends with `Outcome`."""
@@ -139,7 +139,7 @@ class Queues:
         done = sorted([job.seq for job in jobs])
         found = removal.by_seq(topic, done)
         queue.take_out(jobs)
-        entry = log.Delete(topic.topic_id, 0, None, "", now, done)
+        entry = entries.Delete(topic.topic_id, 0, None, "", now, done)
 
         def take_effect(_: Ticket) -> Outcome:
             if topic.config.ttl_ms:

@@ -36,9 +36,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from topics.engine import retention
-from topics.engine.routers.graph import Edge, Links, Router, Table
-from topics.engine.routers.source_records import Gathered, Piece, eligible
-from topics.engine.routers.stamps import Stamp, Stamps
+from topics.engine.routers.graph import Links, Router, Table
+from topics.engine.routers.source_records import Gathered, Piece, Stamp, Stamps, eligible
 from topics.engine.state.topic import Topic
 from topics.model import surrogates
 from topics.model.record_bytes import (
@@ -59,11 +58,6 @@ _encode = msgspec.msgpack.encode
 _decode_path = msgspec.msgpack.Decoder(list[int]).decode
 
 
-def comes_back(edge: Edge, reason: str) -> bool:
-    """Return whether a loss is the echo of a loss, which would be reported around a cycle for ever."""
-    return reason == "source_trim" and edge.cyclic
-
-
 def count_copies(table: Table, router: Router, n: int, upto: int) -> None:
     """Count `n` more copies of the router, of records up to `upto`."""
     router.forwarded_total += n
@@ -79,12 +73,17 @@ def stamp_space(router: Router) -> str:
     return f"{router.name} {source.name} {source.epoch}"
 
 
-def skippable(source: Topic, router: Router, upto: int) -> int:
-    """Return the last seq up to which, from the cursor on, all records are deleted."""
-    if router.cursor + 1 < source.earliest and source.losses.covering(router.cursor + 1) is None:
-        lost = source.losses.next_from(router.cursor + 1)
-        return min(source.earliest - 1, upto, upto if lost is None else lost - 1)
-    return router.cursor
+def next_part(router: Router, upto: int) -> tuple[int, str | None]:
+    """Return how far the router goes in one step, at most to `upto`, and what it passes.
+
+    That is the reason for which these records were lost, "" if they were deleted, or None if there are records to copy.
+    """
+    source, start = router.edge.source, router.cursor + 1
+    if (run := source.losses.covering(start)) is not None:
+        return min(run[1], upto), run[2]
+    lost = source.losses.next_from(start)
+    upto = upto if lost is None else min(upto, lost - 1)
+    return (min(source.earliest - 1, upto), "") if start < source.earliest else (upto, None)
 
 
 def count_lost(router: Router, upto: int) -> int:
@@ -117,6 +116,24 @@ def mark(links: Links, *, head: int, out: bool, holds: bool) -> Mark:
     return Mark(links.topic.topic_id, head, upto, others, holds)
 
 
+def room(dest: Topic, sizes: Sequence[int]) -> int:
+    """Return how many of these records, from the first on, the destination takes. Only one that rejects takes fewer."""
+    config = dest.config
+    if config.discard != "reject":
+        return len(sizes)
+    fits = len(sizes)
+    spare_records, spare_bytes = (0, 0) if config.archive is None else retention.spare(dest)
+    if config.cap_records:
+        fits = min(fits, max(config.cap_records - dest.count - dest.staged_count + spare_records, 0))
+    if config.cap_bytes:
+        left = config.cap_bytes - dest.bytes - dest.staged_bytes + spare_bytes
+        for at, size in enumerate(sizes[:fits]):
+            left -= size
+            if left < 0:
+                return at
+    return fits
+
+
 def storable(dest: Topic, sizes: Sequence[int]) -> int:
     """Return how many of these records come before the first that is larger than everything `dest` may hold."""
     cap_bytes = dest.config.cap_bytes
@@ -134,9 +151,9 @@ def too_large(dest: Topic, sizes: Sequence[int]) -> int:
 class Copier:
     """Turns the records of a source into entries of one destination."""
 
-    def __init__(self, table: Table, edge: Edge, router: Router) -> None:
+    def __init__(self, table: Table, router: Router) -> None:
         self._table = table
-        self._edge = edge
+        self._edge = edge = router.edge
         self._router = router
         self._tracks = edge.cyclic
         self._epoch = edge.source.epoch

@@ -11,23 +11,15 @@ from typing import Any
 from topics.engine import retention
 from topics.engine.delays import STARVED_NS
 from topics.engine.routers import replay
-from topics.engine.routers.copy import (
-    Copier,
-    comes_back,
-    skippable,
-    storable,
-    too_large,
-)
-from topics.engine.routers.graph import Edge, Router, Table, linked, links_of
-from topics.engine.routers.replay import room
-from topics.engine.routers.router_log import LiveRouters, survives_power_loss
-from topics.engine.routers.schedule import DueEdges
+from topics.engine.routers.copy import Copier, next_part, room, storable, too_large
+from topics.engine.routers.graph import Edge, Router, Table, out_of
+from topics.engine.routers.router_log import DueEdges, LiveRouters, survives_power_loss
 from topics.engine.routers.source_records import Gathered, Piece, gather
 from topics.engine.state.topic import Topic
 from topics.engine.write import apply
 from topics.engine.write.commit import Ticket
 from topics.engine.write.staging import Staging
-from topics.storage.log import entry as log
+from topics.storage.log import entry as entries
 from topics.storage.log.router_entry import Copies, Resume, Trim
 from topics.storage.segments.cold import Cold, waiting
 from topics.storage.segments.segment import Damaged
@@ -113,18 +105,13 @@ class Forwarder:
         # A snapshot that is being taken has the cursors from before this step, and needs both topics from then.
         self._staging.commits.will_change(edge.source)
         self._staging.commits.will_change(edge.dest)
-        router, upto = turn
-        source, start = edge.source, router.cursor + 1
-        if (run := source.losses.covering(start)) is not None:
-            if comes_back(edge, run[2]):
-                self._pass(router, min(run[1], upto))
-            else:
-                self._live.trim(router, min(run[1], upto))
+        router, source = turn[0], edge.source
+        upto, passed = next_part(*turn)
+        if passed == "" or (passed == "source_trim" and edge.cyclic):  # else the loss would go round without end
+            self._pass(router, upto)
             return True
-        lost = source.losses.next_from(start)
-        upto = upto if lost is None else min(upto, lost - 1)
-        if (passed := skippable(source, router, upto)) > router.cursor:
-            self._pass(router, passed)
+        if passed is not None:
+            self._live.trim(router, upto)
             return True
         try:
             return self._copy(edge, router, self._gather(source, router, upto), now)
@@ -138,7 +125,7 @@ class Forwarder:
         for attempt in (None, commits.flush, commits.sync):
             if attempt is not None:
                 attempt()
-            dest, links = edge.dest, links_of(edge.source)
+            dest, links = edge.dest, edge.source.links
             if not (edge.busy or links is None or links.frozen or dest.pending) and (dest.next_seq == dest.head + 1):
                 edge.starved_ns = 0
                 return True
@@ -164,7 +151,7 @@ class Forwarder:
 
     def _copy(self, edge: Edge, router: Router, gathered: Gathered, now: int) -> bool:
         dest = edge.dest
-        copier = Copier(self._table, edge, router)
+        copier = Copier(self._table, router)
         made = list(copier.entries(gathered, dest.next_seq))
         logs = self._logs(edge)
         for entry, piece in made:
@@ -188,7 +175,7 @@ class Forwarder:
             partly = fits < len(entry.sizes)
             if partly:
                 entry, piece = copier.part(piece, 0, fits, entry.first)
-            if linked(dest).outgoing and not self._make_way(edge, entry):
+            if out_of(dest) and not self._make_way(edge, entry):
                 return False
             whole = not partly and piece is made[-1][1]
             self._land(copier, router, entry, piece, gathered.upto if whole else piece.seqs[-1])
@@ -204,7 +191,7 @@ class Forwarder:
             router.cursor = max(router.cursor, upto)
         elif upto > router.reached:
             entry = Copies(edge.dest.topic_id, router.router_id, upto)
-            ticket = Ticket(topic=edge.dest, entry=entry, frame=log.encode(entry))
+            ticket = Ticket(topic=edge.dest, entry=entry, frame=entries.encode(entry))
             self._live.stage_step(ticket, router, upto, lambda: replay.copies(self._staging.state, entry))
 
     def _lose(self, router: Router, upto: int, lost: int) -> None:
@@ -217,9 +204,9 @@ class Forwarder:
             router.cursor = max(router.cursor, upto)
             self._live.landed(dest)
 
-    def _keeps(self, dest: Topic, entry: log.Append, fits: int) -> int:
+    def _keeps(self, dest: Topic, entry: entries.Append, fits: int) -> int:
         """Return how many copies may land together so that none is evicted before it was forwarded further."""
-        if linked(dest).outgoing:
+        if out_of(dest):
             while (
                 fits > 1
                 and retention.reach(
@@ -230,12 +217,12 @@ class Forwarder:
                 fits //= 2
         return fits
 
-    def _make_way(self, edge: Edge, entry: log.Append) -> bool:
+    def _make_way(self, edge: Edge, entry: entries.Append) -> bool:
         """Let routers out of the destination go first if copies would evict records that they have not forwarded.
 
         Routers that are held give these records up, and so do all on a cycle, where each would wait for the other.
         """
-        links = linked(edge.dest)
+        links = edge.dest.links
         upto = self._live.pushes_out(links, entry, before_bytes=edge.dest.staged_bytes)
         if upto is None:
             return True
@@ -260,7 +247,7 @@ class Forwarder:
             self._due.wait(edge)
         return False
 
-    def _land(self, copier: Copier, router: Router, entry: log.Append, piece: Piece, upto: int) -> None:
+    def _land(self, copier: Copier, router: Router, entry: entries.Append, piece: Piece, upto: int) -> None:
         dest = router.edge.dest
         if self._logs(router.edge):
             self._log_copies(router, entry, upto)
@@ -288,7 +275,7 @@ class Forwarder:
             return False
         return edge.cyclic or (not replay.derives(edge) and edge.dest.config.durability != "ephemeral")
 
-    def _log_copies(self, router: Router, entry: log.Append, upto: int) -> None:
+    def _log_copies(self, router: Router, entry: entries.Append, upto: int) -> None:
         dest = router.edge.dest
         count, size_bytes = len(entry.sizes), len(entry.blob)
         step = Copies.of(router.router_id, upto, entry)
@@ -296,14 +283,14 @@ class Forwarder:
         ticket = Ticket(topic=dest, entry=entry, first=entry.first, count=count, size_bytes=size_bytes)
         durability = dest.config.durability
         kept = durability != "ephemeral"
-        ticket.frame = log.encode(step if kept else Copies(dest.topic_id, router.router_id, upto))
+        ticket.frame = entries.encode(step if kept else Copies(dest.topic_id, router.router_id, upto))
         ticket.gated = durability == "fsync"
         self._staging.take_seqs(dest, ticket)
         self._live.stage_step(ticket, router, upto, lambda: replay.copies(self._staging.state, step))
 
     # --- a full destination
 
-    def _fits(self, edge: Edge, entry: log.Append, now: int) -> int:
+    def _fits(self, edge: Edge, entry: entries.Append, now: int) -> int:
         """Return how many of the copies the destination takes now; 0 holds the edge."""
         dest, quota = edge.dest, self._staging.limits.max_total_bytes
         if quota and self._staging.state.totals.bytes + self._staging.commits.pending_bytes + len(entry.blob) > quota:
@@ -347,7 +334,7 @@ class Forwarder:
 
         ticket = Ticket(topic=edge.dest, apply=take_effect, entry=entry, undo=undo)
         if self._staging.logged:
-            ticket.frame = log.encode(entry)
+            ticket.frame = entries.encode(entry)
             ticket.gated = survives_power_loss(edge)
         self._staging.commits.stage(ticket)
 

@@ -1,4 +1,4 @@
-"""The graph of routers: by name, by the topics they join, and the cursor of each.
+"""The graph of routers: by name, by the topics they join, and the cursor of each. `save` writes it to a snapshot.
 
 A destination has one source, so the routers into it form one `Edge`, and the topics upstream of a topic form a line.
 Every topic that a router touches has a `Links`; all others cost the engine one test.
@@ -6,18 +6,25 @@ Every topic that a router touches has a `Links`; all others cost the engine one 
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any
 
+import msgspec
+from msgspec import Struct
+
+from topics.engine.state import snapshot_parts
 from topics.engine.state.name_index import NameIndex
 from topics.engine.state.topic import Topic
+from topics.engine.state.topics import State
 from topics.model.router import MAX_HOPS, RouterConfig
+from topics.storage.snapshot import encode_array
 
 if TYPE_CHECKING:
-    from topics.engine.routers.stamps import Stamps
-    from topics.engine.state.topics import State
-    from topics.engine.write.commit import Ticket
+    from topics.engine.routers.source_records import Stamps
+
+_encode = msgspec.msgpack.encode
 
 
 class Router:
@@ -42,7 +49,7 @@ class Router:
 
     @property
     def reached(self) -> int:
-        """The cursor with everything that is under way."""
+        """The cursor after all staged steps."""
         return max(self.cursor, self.under_way)
 
 
@@ -96,18 +103,6 @@ class Edge:
         return best, upto
 
 
-class Live(Protocol):
-    """What a running engine does for routers. A replay does without it."""
-
-    def staging(self, links: Links, ticket: Ticket) -> None: ...
-
-    def pin(self, links: Links) -> bytes: ...
-
-    def freeze(self, links: Links, ticket: Ticket) -> None: ...
-
-    def losing(self, links: Links, upto: int) -> None: ...
-
-
 class Links:
     """The routers around one topic."""
 
@@ -131,52 +126,21 @@ class Links:
         self.low = min((router.reached for router in self.routers()), default=self.topic.head)
         return self.low
 
-    def staging(self, ticket: Ticket) -> None:
-        """Note that an entry about the topic is about to be logged."""
-        if self.table.live is not None:
-            self.table.live.staging(self, ticket)
 
-    def pin(self) -> bytes:
-        """Return the frame that has to stand before an entry about another topic that takes records out of this one."""
-        return b"" if self.table.live is None else self.table.live.pin(self)
-
-    def freeze(self, ticket: Ticket) -> None:
-        """Keep routers out of the topic from moving until the ticket is resolved."""
-        if self.table.live is not None:
-            self.table.live.freeze(self, ticket)
-
-    def losing(self, upto: int) -> None:
-        """Forward or give up records below `upto`, which are about to be lost."""
-        if self.outgoing:
-            if self.table.live is not None:
-                self.table.live.losing(self, upto)
-            else:
-                self.table.replay_losing(self, upto)
-
-    def deleting(self) -> None:
-        """In a replay, forward records before they are deleted. Live, the delete came later, or had a mark."""
-        if self.outgoing and self.table.live is None and self.table.pinned is not self.topic:
-            self.table.replay_losing(self, self.topic.head + 1)
+def into(topic: Topic) -> Edge | None:
+    """Return the edge into the topic, if there is one."""
+    links: Links | None = topic.links
+    return None if links is None else links.incoming
 
 
-def links_of(topic: Topic) -> Links | None:
-    """Return the routers around a topic; None if there are none."""
-    links = topic.links
-    assert links is None or isinstance(links, Links)
-    return links
-
-
-def linked(topic: Topic) -> Links:
-    """Return the routers around a topic that has some."""
-    links = topic.links
-    assert isinstance(links, Links)
-    return links
+def out_of(topic: Topic) -> list[Edge]:
+    """Return the edges out of the topic."""
+    links: Links | None = topic.links
+    return [] if links is None else list(links.outgoing.values())
 
 
 class Table:
     """All routers."""
-
-    MARK: ClassVar[int] = 18  # the kind of entry that speaks of the one after it
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -184,22 +148,11 @@ class Table:
         self.names = NameIndex()  # of `by_name`
         self.by_id: dict[int, Router] = {}
         self.next_id = 1
-        self.live: Live | None = None
+        self.hooks: Any = None  # follows changes of linked topics: `replay.Recovering`, or `router_log.LiveRouters`
         self.twins = 0  # routers that share an edge with an older one
-        self.pinned: Topic | None = None  # in a replay: a mark spoke of the next entry, so nothing is forwarded for it
+        self.pinned: Topic | None = None  # in a replay: a mark applies to the next entry: nothing is forwarded for it
         self.before_stops: set[Topic] = set()  # at the end of a replay: see `replay.before_stops`
         self.stamps: dict[int, dict[str, int]] = {}  # by destination: `stamp_space` → highest seq with a stamp
-
-    def replay_losing(self, links: Links, upto: int) -> None:
-        raise NotImplementedError  # see `replay.ReplayTable`
-
-    def fill(self, topic: Topic, head: int) -> None:
-        raise NotImplementedError
-
-    def link(self, topic: Topic) -> Links:
-        if topic.links is None:
-            topic.links = Links(self, topic)
-        return linked(topic)
 
     def put(
         self, name: str, *, router_id: int, source: Topic, dest: Topic, config: RouterConfig, cursor: int
@@ -212,10 +165,12 @@ class Table:
         if router is not None:
             router.config = config
             return router
-        out, into = self.link(source), self.link(dest)
-        edge = into.incoming
+        for topic in (source, dest):
+            topic.links = topic.links or Links(self, topic)
+        out: Links = source.links
+        edge = into(dest)
         if edge is None:
-            edge = into.incoming = out.outgoing[dest.topic_id] = Edge(source, dest)
+            edge = dest.links.incoming = out.outgoing[dest.topic_id] = Edge(source, dest)
             for one in cycle_through(edge):
                 one.cyclic = True
         assert edge.source is source, "a destination has one source"
@@ -238,19 +193,19 @@ class Table:
             if edge.cyclic:
                 for one in cycle_through(edge):
                     one.cyclic = False
-            out, into = linked(edge.source), linked(edge.dest)
-            del out.outgoing[edge.dest.topic_id]
-            into.incoming = None
-            self._unlink(edge.source)
-            self._unlink(edge.dest)
+            del edge.source.links.outgoing[edge.dest.topic_id]
+            edge.dest.links.incoming = None
+            for topic in (edge.source, edge.dest):
+                links: Links = topic.links
+                if not links.outgoing and links.incoming is None and not links.frozen:
+                    topic.links = None
 
     def around(self, topic: Topic) -> list[Router]:
         """Return the routers from and to the topic, by name."""
-        links = links_of(topic)
-        if links is None:
-            return []
-        into = [] if links.incoming is None else links.incoming.routers
-        return sorted([*links.routers(), *into], key=lambda router: router.name)
+        edges = out_of(topic)
+        if (edge := into(topic)) is not None:
+            edges.append(edge)
+        return sorted([router for edge in edges for router in edge.routers], key=lambda router: router.name)
 
     def drop_topic(self, topic: Topic) -> None:
         for router in self.around(topic):
@@ -260,22 +215,22 @@ class Table:
     def edges(self) -> list[Edge]:
         return list({id(router.edge): router.edge for router in self.by_id.values()}.values())
 
-    def _unlink(self, topic: Topic) -> None:
-        links = linked(topic)
-        if not links.outgoing and links.incoming is None and not links.frozen:
-            topic.links = None
+
+def table_of(state: State) -> Table:
+    """Return the routers of a state."""
+    if state.routers is None:
+        state.routers = Table(state)
+    table: Table = state.routers
+    return table
 
 
 def upstream(topic: Topic, *, without: Router | None = None) -> list[Topic]:
     """Return the topic, its source, the source of that, and so on; end where a topic comes up again."""
     line = {topic: None}
-    at = topic
     # Bound: the number of topics. Each round adds another one to the line.
-    while (links := links_of(at)) is not None and (edge := links.incoming) is not None:
-        if (without is not None and edge.routers == [without]) or edge.source in line:
-            break
-        at = edge.source
-        line[at] = None
+    while (edge := into(topic)) is not None and edge.routers != [without] and edge.source not in line:
+        topic = edge.source
+        line[topic] = None
     return list(line)
 
 
@@ -293,8 +248,7 @@ def copies_of_one(
 
     def routers_of(topic: Topic | None) -> dict[Topic | None, list[RouterConfig]]:
         found: dict[Topic | None, list[RouterConfig]] = {}
-        links = None if topic is None else links_of(topic)
-        for edge in () if links is None else links.outgoing.values():
+        for edge in () if topic is None else out_of(topic):
             found[edge.dest] = [router.config for router in edge.routers if router is not without]
         if topic is source:
             found[dest] = [*found.get(dest, ()), config]
@@ -324,10 +278,8 @@ def _ring(line: list[Topic], dest: Topic | None, without: Router | None) -> set[
     """Return the cycle at the end of a line of sources, once the first topic of the line is the source of `dest`."""
     if dest in line:
         return set(line[: line.index(dest) + 1])
-    links = links_of(line[-1])
-    if links is None or links.incoming is None or links.incoming.routers == [without]:
-        return set()
-    return set(line[line.index(links.incoming.source) :])
+    edge = into(line[-1])
+    return set() if edge is None or edge.routers == [without] else set(line[line.index(edge.source) :])
 
 
 def _most_matching(configs: list[RouterConfig]) -> int:
@@ -338,14 +290,71 @@ def _most_matching(configs: list[RouterConfig]) -> int:
 
 def cycle_through(edge: Edge) -> list[Edge]:
     """Return the edges of the cycle of this edge, if it is on one. There is at most one: a topic has one source."""
-    ring = {edge: None}
-    at = edge
-    # Bound: the number of edges. Each round adds another one to the ring.
-    while (links := links_of(at.source)) is not None and (before := links.incoming) is not None:
-        if before is edge:
-            return list(ring)
-        if before in ring:
-            break  # another cycle, upstream of this edge
-        at = before
-        ring[at] = None
-    return []
+    line = upstream(edge.source)
+    ring = line[: line.index(edge.dest) + 1] if edge.dest in line else []
+    return [into(topic) for topic in ring]  # type: ignore[misc]  # each topic of a cycle has a source
+
+
+# --- the part of a snapshot
+
+
+class SavedRouter(Struct, array_like=True, gc=False):
+    router_id: int
+    name: str
+    source_id: int
+    dest_id: int
+    config: RouterConfig
+    cursor: int
+    forwarded_total: int
+    floor_ms: int
+
+
+class SavedRouters(Struct, array_like=True):
+    next_id: int
+    routers: list[SavedRouter]
+    stamps: dict[int, dict[str, int]]
+
+
+def _save(state: State) -> snapshot_parts.Encode | None:
+    """Note where all routers are, and return what encodes them: 10,000 routers take 1 ms and 30 ms."""
+    table = table_of(state)
+    if table.next_id == 1:
+        return None
+    routers = tuple(table.by_id.values())
+    # Tuples of values that are not tracked: the first garbage collection forgets them, and would visit a list again.
+    configs = tuple([router.config for router in routers])
+    cursors = tuple([router.cursor for router in routers])
+    totals = tuple([router.forwarded_total for router in routers])
+    floors = tuple([router.edge.floor_ms for router in routers])
+    head, stamps = b"\x93" + _encode(table.next_id), _encode(table.stamps)  # an array of three: see `SavedRouters`
+
+    def saved(at: int) -> SavedRouter:
+        router, edge = routers[at], routers[at].edge
+        ids = edge.source.topic_id, edge.dest.topic_id
+        return SavedRouter(router.router_id, router.name, *ids, configs[at], cursors[at], totals[at], floors[at])
+
+    def encode() -> Iterator[bytes]:
+        order = array("q", sorted(range(len(routers)), key=lambda at: routers[at].router_id))
+        yield head
+        yield from encode_array(map(saved, order), len(order))
+        yield stamps
+
+    return encode
+
+
+def _load(state: State, raw: msgspec.Raw) -> None:
+    """Restore all routers. Their topics are loaded."""
+    table, by_id = table_of(state), state.by_id
+    saved = msgspec.msgpack.decode(raw, type=SavedRouters)
+    for one in saved.routers:
+        source, dest = by_id[one.source_id], by_id[one.dest_id]
+        router = table.put(
+            one.name, router_id=one.router_id, source=source, dest=dest, config=one.config, cursor=one.cursor
+        )
+        router.forwarded_total = one.forwarded_total
+        router.edge.floor_ms = one.floor_ms
+    table.next_id = max(table.next_id, saved.next_id)
+    table.stamps = saved.stamps
+
+
+snapshot_parts.STATE_PARTS.append(snapshot_parts.StatePart("routers", _save, _load))

@@ -12,22 +12,18 @@ lost with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-import msgspec
-
 from topics.engine import retention
-from topics.engine.routers import copy, saved_routers
-from topics.engine.routers.graph import Edge, Links, Router, Table, links_of, upstream
+from topics.engine.routers import copy
+from topics.engine.routers.graph import Edge, Links, Router, into, out_of, table_of, upstream
 from topics.engine.routers.source_records import Piece, gather
-from topics.engine.state import snapshot_parts
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.engine.write import apply
 from topics.model.nesting import allow_depth, limit_restored
-from topics.model.router import RouterConfig
 from topics.storage.log.entry import Append
 from topics.storage.log.router_entry import Copies, Mark, Resume, RouterDrop, RouterPut, Trim
 from topics.storage.segments.cold import waiting
@@ -36,47 +32,9 @@ from topics.storage.segments.segment import Damaged
 BASE_DEPTH = 1000
 DEPTH_PER_ROUTER = 16  # nested calls: 7 on the way down a chain and one on the way up, and as many to spare
 
+NO_END = 1 << 62  # a target that no cursor reaches
+
 T = TypeVar("T")
-
-
-class ReplayTable(Table):
-    """The routers of a state. Until an engine runs, it moves them as a replay requires."""
-
-    def put(
-        self, name: str, *, router_id: int, source: Topic, dest: Topic, config: RouterConfig, cursor: int
-    ) -> Router:
-        router = super().put(name, router_id=router_id, source=source, dest=dest, config=config, cursor=cursor)
-        if self.live is None:
-            allow_depth(BASE_DEPTH + DEPTH_PER_ROUTER * len(self.by_id))
-        return router
-
-    def replay_losing(self, links: Links, upto: int) -> None:
-        """Forward records below `upto` before they are lost, as the live server did.
-
-        After a mark the live server gave them up. Their seqs in the destination follow from a `Trim` behind the entry
-        that takes them; if the log ends before it, no seq after them was given out.
-        """
-        if self.pinned is links.topic:
-            for router in links.routers():
-                if router.reached < upto - 1 and not _is_ephemeral(router.edge.dest):
-                    router.owed += copy.count_lost(router, upto - 1)
-                    router.under_way = upto - 1
-            return
-        for edge in list(links.outgoing.values()):
-            if not edge.busy and derives(edge):
-                targets = {router.router_id: upto - 1 for router in edge.routers if router.cursor < upto - 1}
-                if targets:
-                    bring(self.state, edge, targets)
-
-    def fill(self, topic: Topic, head: int) -> None:
-        fill(self.state, topic, head)
-
-
-def table_of(state: State) -> Table:
-    if state.routers is None:
-        state.routers = ReplayTable(state)
-    assert isinstance(state.routers, ReplayTable)
-    return state.routers
 
 
 # --- moving
@@ -96,11 +54,18 @@ def _is_ephemeral(topic: Topic) -> bool:
 
 
 def bring(
-    state: State, edge: Edge, targets: dict[int, int], *, max_head: int | None = None, obeys_caps: bool = False
+    state: State,
+    edge: Edge,
+    targets: dict[int, int],
+    *,
+    max_head: int | None = None,
+    obeys_caps: bool = False,
+    stops: bool = False,
 ) -> None:
     """Move routers of an edge to the cursors in `targets`. Copying ends when the head of the destination is `max_head`.
 
-    With `obeys_caps` a full destination stops them; otherwise it is known that it did not.
+    With `stops` the routers end there, too. With `obeys_caps` a full destination stops them; otherwise it is known that
+    it did not.
     """
     if edge.cyclic:
         return
@@ -108,16 +73,19 @@ def bring(
         for router in edge.routers:
             router.cursor = max(router.cursor, targets.get(router.router_id, 0))
         return
+    allow_depth(BASE_DEPTH + DEPTH_PER_ROUTER * len(table_of(state).by_id))
     edge.busy += 1
     try:
         # Bound: each round moves a cursor towards its target, drops a target, or loses a damaged range of the source.
         while (turn := edge.next(targets)) is not None:
+            if stops and max_head is not None and edge.dest.head >= max_head:
+                return
             router, upto = turn
             _grow(state, edge.source, router.cursor, obeys_caps=obeys_caps)
             upto = min(upto, edge.source.head)
             if upto <= router.cursor:
                 targets = {key: value for key, value in targets.items() if key != router.router_id}
-            elif not _advance(state, router, upto, max_head, obeys_caps):
+            elif not _advance(state, router, upto, max_head, obeys_caps, stops=stops):
                 return  # full: no other router may overtake, even if its copies are smaller
     finally:
         edge.busy -= 1
@@ -137,59 +105,35 @@ def _grow(state: State, source: Topic, cursor: int, *, obeys_caps: bool = False)
 
 def fill(state: State, topic: Topic, head: int, *, obeys_caps: bool = False) -> None:
     """Copy records into a topic until it reaches `head`, if its edge can."""
-    links = links_of(topic)
-    edge = None if links is None else links.incoming
-    if edge is None or edge.busy or not derives(edge):
-        return
-    while topic.head < head:
-        before = topic.head, [router.cursor for router in edge.routers]
-        turn = edge.next()
-        if turn is None:
-            _grow(state, edge.source, min(router.cursor for router in edge.routers), obeys_caps=obeys_caps)
-            turn = edge.next()
-            if turn is None:
-                return
-        router, upto = turn
-        edge.busy += 1
-        try:
-            _advance(state, router, upto, head, obeys_caps, stops=True)
-        finally:
-            edge.busy -= 1
-        if before == (topic.head, [router.cursor for router in edge.routers]):
-            return
+    edge = into(topic)
+    if edge is not None and not edge.busy and derives(edge):
+        targets = {router.router_id: NO_END for router in edge.routers}
+        bring(state, edge, targets, max_head=head, obeys_caps=obeys_caps, stops=True)
 
 
-def _advance(
-    state: State, router: Router, upto: int, max_head: int | None, obeys_caps: bool, *, stops: bool = False
-) -> bool:
+def _advance(state: State, router: Router, upto: int, max_head: int | None, obeys_caps: bool, *, stops: bool) -> bool:
     """Copy one batch. Return False if the destination is full. `stops` ends right after the copy at `max_head`."""
-    edge, source, dest = router.edge, router.edge.source, router.edge.dest
+    source, dest = router.edge.source, router.edge.dest
     if router.under_way:
         _skip_owed(router, max_head)
         return True
-    upto = min(upto, source.head)
-    start = router.cursor + 1
-    if (run := source.losses.covering(start)) is not None:
-        last = min(run[1], upto)
-        _skip(dest, last - start + 1, max_head)
-        router.cursor = last
-        return True
-    lost = source.losses.next_from(start)
-    upto = upto if lost is None else min(upto, lost - 1)
-    if (passed := copy.skippable(source, router, upto)) > router.cursor:
-        router.cursor = passed
+    upto, passed = copy.next_part(router, min(upto, source.head))
+    if passed:
+        _skip(dest, upto - router.cursor, max_head)
+    if passed is not None:
+        router.cursor = upto
         return True
     gathered = present(source, lambda: gather(source, router.config.filter, router.cursor, upto))
     if gathered is None:
         return True  # records turned out to be lost: try again
-    copier = copy.Copier(table_of(state), edge, router)
+    copier = copy.Copier(table_of(state), router)
     entries = present(dest, lambda: list(copier.entries(gathered, dest.head + 1)))
     if entries is None:
         return True  # records of the destination turned out to be lost: try again
     for entry, piece in entries:
         fits = len(entry.sizes)
         if obeys_caps:
-            fits = _keeps(state, dest, entry, room(dest, entry.sizes))
+            fits = _keeps(state, dest, entry, copy.room(dest, entry.sizes))
         if max_head is not None:
             fits = min(fits, max_head - dest.head)
         if fits < len(entry.sizes):
@@ -197,7 +141,7 @@ def _advance(
                 _land(state, copier, *copier.part(piece, 0, fits, dest.head + 1))
             if max_head is None or stops:
                 router.cursor = max(piece.seqs[max(fits, 0)] - 1, router.cursor)
-                return stops or fits > 0
+                return fits > 0
             continue  # no more copies were made: these had been there before
         _land(state, copier, entry, piece)
     router.cursor = gathered.upto
@@ -227,10 +171,9 @@ def _keeps(state: State, dest: Topic, entry: Append, fits: int) -> int:
     The routers out of `dest` go first, as far as they can. If that is not enough, the live server decides what they
     give up, because only its decisions are logged.
     """
-    links = links_of(dest)
-    if links is None or dest not in table_of(state).before_stops:
+    if dest not in table_of(state).before_stops:
         return fits  # none of the routers further on stops
-    behind = [edge for edge in links.outgoing.values() if not _is_ephemeral(edge.dest)]
+    behind = [edge for edge in out_of(dest) if not _is_ephemeral(edge.dest)]
     has_asked = False
     # Bound: each round but one halves `fits`.
     while fits > 0:
@@ -268,24 +211,6 @@ def _skip(dest: Topic, n: int, max_head: int | None) -> None:
     retention.skip_to(dest, upto + 1, "source_trim")
 
 
-def room(dest: Topic, sizes: Sequence[int]) -> int:
-    """Return how many of these records, from the first on, the destination takes. Only one that rejects takes fewer."""
-    config = dest.config
-    if config.discard != "reject":
-        return len(sizes)
-    fits = len(sizes)
-    spare_records, spare_bytes = (0, 0) if config.archive is None else retention.spare(dest)
-    if config.cap_records:
-        fits = min(fits, max(config.cap_records - dest.count - dest.staged_count + spare_records, 0))
-    if config.cap_bytes:
-        left = config.cap_bytes - dest.bytes - dest.staged_bytes + spare_bytes
-        for at, size in enumerate(sizes[:fits]):
-            left -= size
-            if left < 0:
-                return at
-    return fits
-
-
 def present(topic: Topic, look: Callable[[], T]) -> T | None:
     """Return what `look` finds, waiting for the disk; None if some of it turned out to be lost."""
     try:
@@ -316,12 +241,39 @@ def _pass_lost(edge: Edge) -> None:
 
 
 class Recovering:
-    """The routers during a recovery."""
+    """Moves routers as a recovery requires. `losing`, `deleting` and `fill` are called before a topic changes."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._table = table_of(state)
-        self._live, self._table.live = self._table.live, None
+        self._live, self._table.hooks = self._table.hooks, self
+
+    def losing(self, links: Links, upto: int) -> None:
+        """Forward records below `upto` before they are lost, as the live server did.
+
+        After a mark the live server gave them up. Their seqs in the destination follow from a `Trim` behind the entry
+        that takes them; if the log ends before it, no seq after them was given out.
+        """
+        if self._table.pinned is links.topic:
+            for router in links.routers():
+                if router.reached < upto - 1 and not _is_ephemeral(router.edge.dest):
+                    router.owed += copy.count_lost(router, upto - 1)
+                    router.under_way = upto - 1
+            return
+        for edge in list(links.outgoing.values()):
+            if not edge.busy and derives(edge):
+                targets = {router.router_id: upto - 1 for router in edge.routers if router.cursor < upto - 1}
+                if targets:
+                    bring(self._state, edge, targets)
+
+    def deleting(self, links: Links) -> None:
+        """Forward records before they are deleted. Live, the delete came later, or had a mark."""
+        if self._table.pinned is not links.topic:
+            self.losing(links, links.topic.head + 1)
+
+    def fill(self, topic: Topic, head: int) -> None:
+        """Forward records to the topic until its head is `head`."""
+        fill(self._state, topic, head)
 
     def catch_up(self) -> bool:
         """Let all routers go as far as they can, after the last entry of the log. Return whether some gave up records.
@@ -351,7 +303,7 @@ class Recovering:
             if not edge.cyclic and (_is_ephemeral(edge.source) or _is_ephemeral(edge.dest)):
                 _pass_lost(edge)
         self.catch_up()
-        self._table.live = self._live
+        self._table.hooks = self._live or self
 
 
 @contextmanager
@@ -359,8 +311,8 @@ def recovering(state: State) -> Iterator[Recovering]:
     """Replay routers within this context. It lets calls nest as deep as the longest possible chain of routers.
 
     A router that moves can make the topics before it catch up first, and can make the routers behind it move before its
-    copies evict what they have not read. Both nest once per router of a chain; `ReplayTable.put` raises the limit as
-    routers appear. Only Python functions call each other on the way, so the depth takes no space on the C stack.
+    copies evict what they have not read. Both nest once per router of a chain; `bring` raises the limit as routers
+    appear. Only Python functions call each other on the way, so the depth takes no space on the C stack.
     """
     with limit_restored():
         yield Recovering(state)
@@ -397,18 +349,17 @@ def drop_router(state: State, entry: RouterDrop) -> None:
 
 def replay_mark(state: State, entry: Mark) -> None:
     topic = state.by_id.get(entry.topic_id)
-    links = None if topic is None else links_of(topic)
-    if topic is None or links is None:
+    if topic is None or topic.links is None:
         return
     others = dict(entry.others)
-    if links.incoming is not None:
-        into = {router.router_id: others.get(router.router_id, router.cursor) for router in links.incoming.routers}
-        bring(state, links.incoming, into, max_head=entry.head)
+    if (edge := into(topic)) is not None:
+        targets = {router.router_id: others.get(router.router_id, router.cursor) for router in edge.routers}
+        bring(state, edge, targets, max_head=entry.head)
         if topic.head < entry.head:
             expected = not entry.holds or _is_ephemeral(topic)
             retention.skip_to(topic, entry.head + 1, "restart" if expected else "corrupt")
     if entry.upto >= 0:
-        for edge in list(links.outgoing.values()):
+        for edge in out_of(topic):
             bring(state, edge, {router.router_id: others.get(router.router_id, entry.upto) for router in edge.routers})
         if entry.holds:
             table_of(state).pinned = topic
@@ -465,21 +416,9 @@ def replay_copies(state: State, entry: Copies) -> None:
 def resume(state: State, entry: Resume) -> None:
     """Let a full destination take copies again, live and in a replay."""
     dest = state.by_id.get(entry.topic_id)
-    links = None if dest is None else links_of(dest)
-    if dest is None or links is None or links.incoming is None:
+    edge = None if dest is None else into(dest)
+    if dest is None or edge is None:
         return
-    edge = links.incoming
     edge.floor_ms = max(edge.floor_ms, entry.at_ms)
     if dest.config.ttl_ms:
         retention.expire(dest, entry.at_ms)
-
-
-def _save(state: State) -> snapshot_parts.Encode | None:
-    return saved_routers.save(table_of(state))
-
-
-def _load(state: State, raw: msgspec.Raw) -> None:
-    saved_routers.load(table_of(state), raw)
-
-
-snapshot_parts.STATE_PARTS.append(snapshot_parts.StatePart("routers", _save, _load))

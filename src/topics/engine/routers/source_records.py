@@ -1,4 +1,8 @@
-"""Records of a source as its routers read them: in pieces with one commit time, within a filter. Pure."""
+"""Records as routers read them. Pure.
+
+Those of a source come in pieces with one commit time, within a filter. In those of a destination, `Stamps` finds the
+copies of `exactly_once` routers by the stamps in their `meta`.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,17 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
 from topics.engine.state.topic import Topic
+from topics.model import surrogates
+from topics.model.nesting import decode_again
+from topics.model.record_bytes import meta_of
 from topics.model.records import TagMatch
+from topics.model.router import STAMP
 from topics.storage.segments.cold import Cold, Needs
 from topics.storage.segments.columns import Columns, runs
 from topics.storage.segments.segment import Damaged, Rendered, Segment
@@ -42,14 +51,23 @@ class Piece(Struct):
         return Piece(self.ts, seqs, rows, tags, nodes, metas, extras, None)
 
 
-class Eligible(Struct, gc=False):
-    """What a filter finds in a part of a segment: how many records, their bytes, and the first and last position."""
+class Preview(Struct, gc=False):
+    """What a filter finds: how many live records it was tried on, how many match, their bytes, and their seqs."""
 
-    live: int  # including records that do not match
-    count: int
-    size_bytes: int
-    first: int
-    last: int
+    scanned: int = 0
+    matched: int = 0
+    bytes: int = 0
+    first: int | None = None
+    last: int | None = None
+
+    def add(self, part: Preview) -> None:
+        """Add what was found in another part of the source."""
+        self.scanned += part.scanned
+        self.matched += part.matched
+        self.bytes += part.bytes
+        if part.first is not None and part.last is not None:
+            self.first = min(part.first, self.first or part.first)
+            self.last = max(part.last, self.last or 0)
 
 
 class Gathered(Struct):
@@ -81,18 +99,19 @@ def eligible(segment: Segment, match: TagMatch | None, low: int, high: int) -> n
     return positions if marks is None else positions[np.frombuffer(marks, np.uint8)[positions] == 0]
 
 
-def look_for(segment: Segment, match: TagMatch | None, low: int, high: int, *, from_ts: int | None = None) -> Eligible:
+def look_for(segment: Segment, match: TagMatch | None, low: int, high: int, *, from_ts: int | None = None) -> Preview:
     """Return what a filter finds in [low, high) among records from `from_ts` on. Keeps no columns in memory."""
 
-    def look(columns: Columns, marks: bytearray | None) -> Eligible:
+    def look(columns: Columns, marks: bytearray | None) -> Preview:
         start = low if from_ts is None else bisect_left(columns.ts, from_ts, low, high)
         live = high - start if marks is None else marks.count(0, start, high)
         positions = np.arange(start, high) if match is None else columns.matching(match, start, high)
         if marks is not None:
             positions = positions[np.frombuffer(marks, np.uint8)[positions] == 0]
         if not len(positions):
-            return Eligible(live, 0, 0, 0, 0)
-        return Eligible(live, len(positions), columns.size_of(positions), int(positions[0]), int(positions[-1]))
+            return Preview(live)
+        first, last = segment.first + int(positions[0]), segment.first + int(positions[-1])
+        return Preview(live, len(positions), columns.size_of(positions), first, last)
 
     key = None if match is None else (match.op, match.text)
     return segment.look(("eligible", key, low, high, from_ts), look)
@@ -161,3 +180,67 @@ def read_ahead(segment: Segment, start: int, stop: int) -> Rendered:
         if held is not None and held.upto == stop:
             return held.data
         raise Cold([segment.need(start, stop, at_least_bytes=AHEAD_BYTES)]) from None
+
+
+# --- stamps of copies
+
+
+class Stamp(Struct):
+    """The origin of an `exactly_once` copy."""
+
+    router: str
+    source: str
+    epoch: int
+    seq: int
+    key: str
+
+
+_decode_stamp = msgspec.json.Decoder(Stamp).decode
+
+
+class Stamps:
+    """The stamps in a destination. The search looks at all of its records, and continues where it stopped."""
+
+    def __init__(self, dest: Topic) -> None:
+        self._dest = dest
+        self._upto = 0  # the last seq that was looked at
+        self._found: dict[str, tuple[int, ...]] = {}  # by key: a writer may have put the same one into several records
+
+    def has(self, key: str) -> bool:
+        """Return whether a live record has the key."""
+        return any(map(self._dest.is_live, self._found.get(key, ())))
+
+    def look_on(self) -> None:
+        """Look at new records of the destination. Raises `Cold`; the next call continues where this one stopped."""
+        dest = self._dest
+        for segment, low, high in dest.spans(max(self._upto + 1, dest.earliest), dest.head + 1):
+            if segment.live and segment.columns.metas is not None:
+                for at in range(low, high, BATCH_RECORDS):
+                    self._look_at(segment, at, min(at + BATCH_RECORDS, high))
+            self._upto = segment.first + high - 1
+
+    def _look_at(self, segment: Segment, low: int, high: int) -> None:
+        columns = segment.columns
+        metas = columns.metas
+        assert metas is not None
+        ats = [at for at in segment.live_positions(low, high).tolist() if metas[at]]
+        if ats:
+            base = columns.offsets[ats[0]]
+            block = read_ahead(segment, ats[0], ats[-1] + 1)
+            for at in ats:
+                row = bytes(block[columns.offsets[at] - base : columns.offsets[at + 1] - base])
+                meta = meta_of(row, metas[at])
+                if b"_topics_router" in meta:
+                    for key in _key_in(meta):
+                        self._found[key] = (*self._found.get(key, ()), segment.first + at)
+        self._upto = segment.first + high - 1
+
+
+def _key_in(meta: bytes) -> Iterator[str]:
+    """Yield the key of a stamp. A client may have written anything under that name: skip what is no stamp."""
+    raw = surrogates.members(meta).get(STAMP)
+    if raw is not None:
+        try:
+            yield decode_again(_decode_stamp, raw).key
+        except msgspec.MsgspecError:
+            return

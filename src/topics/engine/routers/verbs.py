@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 
@@ -12,11 +12,10 @@ from topics.engine import retention
 from topics.engine.routers import replay
 from topics.engine.routers.copy import mark
 from topics.engine.routers.forwarder import Forwarder
-from topics.engine.routers.graph import Edge, Router, copies_of_one, links_of, upstream
-from topics.engine.routers.replay import table_of
-from topics.engine.routers.router_log import LiveRouters
-from topics.engine.routers.schedule import DueEdges
-from topics.engine.routers.source_records import Eligible, look_for
+from topics.engine.routers.graph import Edge, Router, copies_of_one, into, table_of, upstream
+from topics.engine.routers.router_log import DueEdges, LiveRouters
+from topics.engine.routers.source_records import Preview, look_for
+from topics.engine.state.name_index import NameIndex
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps, each_loaded, once_loaded
 from topics.engine.write import apply
@@ -36,7 +35,7 @@ from topics.model.router import (
     too_many_copies,
 )
 from topics.model.topic import TopicConfig
-from topics.storage.log import entry as log
+from topics.storage.log import entry as entries
 from topics.storage.log.router_entry import Mark, RouterDrop, RouterPut
 from topics.storage.segments.segment import Damaged, Segment
 
@@ -53,24 +52,6 @@ class DroppedRouter(Struct):
     deleted: bool
 
 
-class Preview(Struct):
-    source: Topic
-    matched: int
-    bytes: int
-    scanned: int
-    first: int | None
-    last: int | None
-
-    def add(self, part: Eligible, first: int) -> None:
-        """Add what was found in the segment that begins at seq `first`."""
-        self.scanned += part.live
-        self.matched += part.count
-        self.bytes += part.size_bytes
-        if part.count:
-            self.last = max(first + part.last, self.last or 0)
-            self.first = first + part.first if self.first is None else min(first + part.first, self.first)
-
-
 class Routers:
     """The routers of one engine."""
 
@@ -78,9 +59,8 @@ class Routers:
         self._staging = staging
         self.table = table_of(staging.state)
         self.due = DueEdges(staging.clock)
-        self.table.live = live = LiveRouters(staging, self.due)
+        self.table.hooks = live = LiveRouters(staging, self.due)
         self.forwarder = Forwarder(staging, self.table, self.due, live)
-        self._listener = self.due.source_grew  # kept, because `Growth` distinguishes listeners by identity
 
     def attach(self) -> None:
         """Make all edges due, once the state of the engine is recovered."""
@@ -89,7 +69,8 @@ class Routers:
 
     def _follow(self, edge: Edge) -> None:
         """Make the edge due, now and whenever its source grows."""
-        self._staging.growth.listen(edge.source, self._listener)
+        if self.due.source_grew not in edge.source.listeners.values():
+            self._staging.growth.listen(edge.source, self.due.source_grew)
         self.due.add(edge)
 
     # --- verbs
@@ -178,12 +159,20 @@ class Routers:
         Looks at the routers of the page, and at those that a filter leaves out, `ROUTERS_PER_STEP` in a step. Routers
         that are created or deleted between two steps may be on the page or not.
         """
+        table, around = self.table, dest if source is None else source
+        index = table.names
+        if around is not None:  # only the routers of this topic can be on the page
+            topic = self._staging.topics.get(around)
+            index = NameIndex([] if topic is None else [router.name for router in table.around(topic)])
         page: list[Router] = []
-        for some in self._candidates(source, dest, prefix=prefix, after=after, prefixes=prefixes):
+        # Bound: each round looks at names behind those of the round before.
+        while names := list(islice(index.visible(prefixes, prefix=prefix, after=after), ROUTERS_PER_STEP)):
+            after = names[-1]
             page += [
                 router
-                for router in some
-                if (source is None or router.edge.source.name == source)
+                for name in names
+                if (router := table.by_name.get(name)) is not None
+                and (source is None or router.edge.source.name == source)
                 and (dest is None or router.edge.dest.name == dest)
                 and allowed(router)
             ]
@@ -191,29 +180,6 @@ class Routers:
                 break
             yield None
         return page[:limit], len(page) > limit
-
-    def _candidates(
-        self, source: str | None, dest: str | None, *, prefix: str, after: str, prefixes: tuple[str, ...]
-    ) -> Iterator[list[Router]]:
-        """Yield routers by name that may be on a page, some at a time: only those of one topic if one is asked for."""
-        around, table = dest if source is None else source, self.table
-        if around is None:
-            # Bound: each round yields names behind those of the round before.
-            while names := list(islice(table.names.visible(prefixes, prefix=prefix, after=after), ROUTERS_PER_STEP)):
-                after = names[-1]
-                yield [table.by_name[name] for name in names]
-        elif (topic := self._staging.topics.get(around)) is not None:
-            left = iter(table.around(topic))
-            # Bound: the routers around the topic. Each round takes some of them.
-            while some := list(islice(left, ROUTERS_PER_STEP)):
-                yield [
-                    router
-                    for router in some
-                    if (name := router.name) > after
-                    and name.startswith(prefix)
-                    and (not prefixes or name.startswith(prefixes))
-                    and table.by_name.get(name) is router
-                ]
 
     def expire_and_preview(
         self, source: Topic, match: TagMatch | None, *, from_seq: int, from_ts: int | None
@@ -224,9 +190,9 @@ class Routers:
         evicted or deleted between two steps may be counted or not.
         """
         yield from once_loaded(partial(self._expire, source))
-        found = Preview(source, 0, 0, 0, None, None)
+        found = Preview()
         yield from each_loaded(
-            partial(_preview_segment, found, segment, match, low, high, from_ts)
+            partial(_preview_segment, found, source, segment, match, low, high, from_ts)
             for segment, low, high in source.walk(max(from_seq + 1, source.earliest), source.head + 1)
             if segment.live and (from_ts is None or segment.max_ts >= from_ts)
         )
@@ -247,11 +213,9 @@ class Routers:
         self, router: Router | None, request: RouterRequest, source: Topic | None, dest: Topic | None
     ) -> None:
         """Raise if the destination would have two sources, or if the router closes a cycle without `allow_cycle`."""
-        links = None if dest is None else links_of(dest)
-        if dest is not None and links is not None and links.incoming is not None:
-            edge = links.incoming
-            if edge.source is not source and edge.routers != [router]:
-                raise fan_in(dest.name, edge.source.name)
+        edge = None if dest is None else into(dest)
+        if edge is not None and edge.source is not source and edge.routers != [router]:
+            raise fan_in(edge.dest.name, edge.source.name)
         if source is not None and not request.allow_cycle:
             line = upstream(source, without=router)
             if dest in line:
@@ -263,8 +227,7 @@ class Routers:
     ) -> None:
         """Raise if one record could have too many copies. Only routers that share an edge multiply them."""
         table, limit = self.table, self._staging.limits.max_copies
-        links = None if dest is None else links_of(dest)
-        if limit and (table.twins or (links is not None and links.incoming is not None)):
+        if limit and (table.twins or (dest is not None and into(dest) is not None)):
             most = max(limit, len(table.by_name) + (router is None))
             if copies_of_one(source, dest, config, without=router, most=most) > most:
                 raise too_many_copies(limit)
@@ -281,7 +244,7 @@ class Routers:
             return min(max(request.from_seq, source.earliest - 1), source.head)
         return source.head
 
-    def _put_applied(self, creates: list[log.Create], entry: RouterPut, created: bool) -> PutRouter:
+    def _put_applied(self, creates: list[entries.Create], entry: RouterPut, created: bool) -> PutRouter:
         state = self._staging.state
         for create in creates:
             apply.create(state, create)
@@ -293,22 +256,18 @@ class Routers:
     def _marks(self, topics: set[Topic]) -> list[Mark]:
         ordered = sorted(topics, key=lambda topic: topic.topic_id)
         return [
-            mark(links, head=topic.head, out=True, holds=False)
-            for topic in ordered
-            if (links := links_of(topic)) is not None
+            mark(topic.links, head=topic.head, out=True, holds=False) for topic in ordered if topic.links is not None
         ]
 
 
 def _preview_segment(
-    found: Preview, segment: Segment, match: TagMatch | None, low: int, high: int, from_ts: int | None
+    found: Preview, source: Topic, segment: Segment, match: TagMatch | None, low: int, high: int, from_ts: int | None
 ) -> None:
     """Add what a filter finds in a part of a segment, unless the segment has left the topic in between."""
-    low = max(low, found.source.earliest - segment.first)  # records below `earliest` are not live, and have no mark
-    if segment not in found.source.segments or low >= high:
+    low = max(low, source.earliest - segment.first)  # records below `earliest` are not live, and have no mark
+    if segment not in source.segments or low >= high:
         return
     try:
-        part = look_for(segment, match, low, high, from_ts=from_ts)
+        found.add(look_for(segment, match, low, high, from_ts=from_ts))
     except Damaged as damage:
-        retention.lose_range(found.source, damage)
-    else:
-        found.add(part, segment.first)
+        retention.lose_range(source, damage)

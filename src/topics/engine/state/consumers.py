@@ -1,4 +1,4 @@
-"""The named consumers of one topic: where each stands, and what is only known while the process runs."""
+"""The named consumers of one topic: where each is, and what is only known while the process runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Consumer(Struct, array_like=True, gc=False):
 class TopicConsumers:
     """All consumers of one topic."""
 
-    __slots__ = ("by_name", "by_number", "delivered", "expiring", "holders", "next_number", "under_way", "used_ns")
+    __slots__ = ("by_name", "by_number", "delivered", "expiring", "holders", "next_number", "pending", "used_ns")
 
     def __init__(self) -> None:
         self.by_name: dict[str, Consumer] = {}
@@ -34,7 +34,7 @@ class TopicConsumers:
         # Of the running process only:
         self.delivered: dict[str, int] = {}  # the last seq that an answer to a consumer had
         self.used_ns: dict[int, int] = {}  # by number: when one with `expire_ms` was last used, by the monotonic clock
-        self.under_way: list[Any] = []  # changes, oldest first: see `consumers.batch.BatchPart`
+        self.pending: list[Any] = []  # changes, oldest first: see `consumers.batch.BatchPart`
 
     def put(self, consumer: Consumer) -> None:
         """Add a consumer, or replace the one of the same number."""

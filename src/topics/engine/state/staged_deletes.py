@@ -1,6 +1,6 @@
 """Deletes of one topic that are staged: their records are still there, and leave once the log has the entry.
 
-Readers see these records until then. A verb of a queue passes them over: its own entry follows the delete in the log,
+Readers see these records until then. A verb of a queue skips them: its own entry follows the delete in the log,
 so it must not deliver, acknowledge or move what the delete takes. A move to another topic is a staged delete, too.
 """
 
@@ -48,7 +48,7 @@ class StagedDelete:
             self._topic.staged_deletes = None
 
     def refuse(self) -> None:
-        """Make the jobs that verbs have passed over claimable again: the log did not take the delete."""
+        """Make the jobs that verbs have skipped claimable again: the log did not take the delete."""
         self.end()
         queue = self._topic.queue
         if queue is not None:

@@ -3,7 +3,7 @@
 Some of it a restart must find again: records, losses, configuration, archive marks, consumers (`KEPT` in the tests of
 the module). It changes in `apply`, `retention`, `archived`, `consumer_log` and `idempotency` only, by the same
 functions for a live write and for a replayed entry; `snapshot_parts` and `offline` build it from files. The rest
-belongs to the running process: what is under way (`staging`, `append`, `commit`, `ceilings`), and which readers wait
+belongs to the running process: pending entries (`staging`, `append`, `commit`, `ceilings`), and which readers wait
 (`growth`, the server's push).
 """
 
@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import Struct
 
@@ -35,20 +35,6 @@ class Remembered(Struct, frozen=True, array_like=True, gc=False):
     first: int
     last: int
     at_ms: int
-
-
-class RouterLinks(Protocol):
-    """What the engine asks of the routers around a topic. See `routers.graph.Links`, which lies above this module."""
-
-    def staging(self, ticket: Any) -> None: ...
-
-    def pin(self) -> bytes: ...
-
-    def freeze(self, ticket: Any) -> None: ...
-
-    def losing(self, upto: int) -> None: ...
-
-    def deleting(self) -> None: ...
 
 
 class Totals:
@@ -146,7 +132,7 @@ class Topic:
         self.last_read_ts: int | None = None
         self.keys: OrderedDict[str, Remembered] = OrderedDict()  # oldest first; only `idempotency` changes it
         self.key_bytes = 0
-        self.staged_keys: dict[str, Any] = {}  # key → the ticket under way
+        self.staged_keys: dict[str, Any] = {}  # key → the pending ticket
         self.leader: Any = None  # the ticket of this turn that a plain append may follow
         self.staged_count = 0
         self.staged_bytes = 0
@@ -166,7 +152,7 @@ class Topic:
         self.captured_in = 0  # number of the last snapshot that was taken of the topic
         self.saved_tail: Any = None  # the tail in the last snapshot that was written, see `snapshot_parts.SavedTail`
         self.gone = False  # whether the topic was dropped
-        self.links: RouterLinks | None = None  # the routers around the topic, see `routers.graph.Links`
+        self.links: Any = None  # the routers around the topic: `routers.graph.Links`, None without routers
         self.queue = Leases(self) if config.type == "queue" else None
         self.consumers: TopicConsumers | None = None  # None until one is stored; only `consumer_log` changes them
 

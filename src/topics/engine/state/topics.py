@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, Protocol
+from typing import Any
 
 from msgspec import Struct
 
@@ -20,19 +20,6 @@ class SegmentLimits(Struct, frozen=True, kw_only=True):
     max_events: int = 65_536
     max_bytes: int = 64 << 20
     max_age_ms: int = 3_600_000
-
-
-class RouterTable(Protocol):
-    """What `apply` asks of the routers, whose modules lie above this one. See `routers.replay.ReplayTable`."""
-
-    MARK: ClassVar[int]  # the kind of log entry that speaks of the entry after it
-    pinned: Topic | None  # while replaying: the topic for whose next entry nothing is forwarded
-
-    def drop_topic(self, topic: Topic) -> None:
-        """Remove all routers from and to the topic."""
-
-    def fill(self, topic: Topic, head: int) -> None:
-        """Forward records to the topic until its head is `head`."""
 
 
 class State:
@@ -59,7 +46,7 @@ class State:
         self.created: list[Callable[[Topic], None]] = []  # called with every new topic
         self.rolled: Callable[[Topic, MemorySegment], None] = lambda topic, segment: None  # gets a closed segment
         self.dropped: Callable[[Topic, Segment], None] = lambda topic, segment: None
-        self.routers: RouterTable | None = None  # see `routers.replay.table_of`
+        self.routers: Any = None  # `routers.graph.Table`, see `table_of`
         self.ledger: Ledger | None = None  # of a running server: has the topics and their ceilings
         self.left_ephemeral: set[int] = set()  # topics whose class left `ephemeral` in the log that was replayed
         self.needed_snapshots = 0  # how many changes of class promised more than the log has, see `apply.promises_more`

@@ -17,7 +17,7 @@ from topics.errors import invalid, topic_not_found
 from topics.model.names import check_topic
 from topics.model.records import MAX_IDEMPOTENCY_KEY_CHARS, WriteRequest
 from topics.model.topic import ConfigPatch, TopicConfig, configure
-from topics.storage.log import entry as log
+from topics.storage.log import entry as entries
 from topics.storage.log.frame import Frames
 
 NO_PATCH = ConfigPatch()
@@ -114,7 +114,7 @@ class Appends:
         logged, durability = staging.logged, config.durability
         frame: Frames | None = None
         if logged and durability != "ephemeral":
-            frame = log.encode(entry) if blob is None else log.encode_large(entry)
+            frame = entries.encode(entry) if blob is None else entries.encode_large(entry)
         gated = logged and durability == "fsync"
         ticket = Ticket(topic, frame, self._take_effect, entry, first, count, size_bytes, entry.plain, None, gated)
         if logged and first + count > topic.ceiling - topic.ceiling_step // 2:
@@ -132,7 +132,7 @@ class Appends:
             commits.has_large = True
         return ticket
 
-    def _entry(self, blob: LargeBlob, topic_id: int, first: int, ts: int) -> log.Append:
+    def _entry(self, blob: LargeBlob, topic_id: int, first: int, ts: int) -> entries.Append:
         if blob.fits(first, ts):
             return blob.entry(topic_id, first, ts)
         return render(blob.request, topic_id, first, ts, self._limits)
@@ -151,10 +151,10 @@ class Appends:
         kept = staging.logged and config.durability != "ephemeral"
         high = staging.logged and entry.last > FIRST_CEILING  # above the ceiling that the creation implies
         ceiling = FIRST_CEILING + (entry.last if high else 0)
-        before: list[log.Entry] = [create]
+        before: list[entries.Entry] = [create]
         if high:
-            before.append(log.Ceiling(create.topic_id, ceiling))
-        frame = log.encode_large(entry, after=log.encode_begun(before)) if kept else log.encode_all(before)
+            before.append(entries.Ceiling(create.topic_id, ceiling))
+        frame = entries.encode_large(entry, after=entries.encode_begun(before)) if kept else entries.encode_all(before)
 
         def take_effect(_: Ticket) -> Appended:
             topic = apply.create(staging.state, create)
@@ -188,7 +188,7 @@ class Appends:
         return Appended(topic, seq, seq, seq)
 
 
-def _follow(leader: Ticket, entry: log.Append) -> Ticket | None:
+def _follow(leader: Ticket, entry: entries.Append) -> Ticket | None:
     """Let a plain append follow another one of this turn into its entry. Return None if that would become too large.
 
     Only for a topic without caps: they would have to count what is under way.
@@ -210,7 +210,7 @@ def join(leader: Ticket, followers: list[Ticket]) -> None:
     """Make the entry of `leader` that of its followers, too."""
     leader.entry = joined([leader.entry, *[follower.entry for follower in followers]])
     if leader.frame is not None:
-        leader.frame = log.encode(leader.entry)
+        leader.frame = entries.encode(leader.entry)
 
 
 def _seen(topic: Topic, key: str, now_ms: int) -> Ticket | None:
@@ -237,7 +237,7 @@ def _seen(topic: Topic, key: str, now_ms: int) -> Ticket | None:
     return twin
 
 
-def _check_terms(config: TopicConfig, entry: log.Append) -> None:
+def _check_terms(config: TopicConfig, entry: entries.Append) -> None:
     """Refuse priorities and delays of jobs for a topic that is no queue: a log would ignore them silently."""
     if entry.extras is not None and config.type != "queue":
         raise only_for_queues()

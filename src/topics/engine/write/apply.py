@@ -17,7 +17,7 @@ from topics.engine.state.topics import State
 from topics.engine.write.removal import Chosen, choose_by_tag
 from topics.model.records import TagMatch
 from topics.model.topic import TopicConfig
-from topics.storage.log import entry as log
+from topics.storage.log import entry as entries
 from topics.storage.segments.columns import extend, extend_plain
 from topics.storage.segments.marks import DELETED
 from topics.storage.segments.segment import MemorySegment, Segment
@@ -34,7 +34,7 @@ class OutOfOrder(Exception):
         super().__init__(f"{topic.name}: an entry begins at seq {first}, the head is {topic.head}")
 
 
-def create(state: State, entry: log.Create) -> Topic:
+def create(state: State, entry: entries.Create) -> Topic:
     topic = Topic(entry.name, topic_id=entry.topic_id, epoch=entry.epoch, config=entry.config, totals=state.totals)
     topic.segments.append(MemorySegment(1, opened_ms=entry.at_ms))
     state.add(topic)
@@ -52,7 +52,7 @@ def note(state: State, topic: Topic) -> None:
         state.ledger.note_topic(topic.topic_id, topic.name, topic.epoch, topic.config, topic.ceiling_staged)
 
 
-def configure(state: State, topic: Topic, entry: log.Configure) -> None:
+def configure(state: State, topic: Topic, entry: entries.Configure) -> None:
     """Change the configuration. Expire records by the old one first, then evict what the new one does not keep."""
     config, at_ms = entry.config, entry.at_ms
     if topic.config.ttl_ms:
@@ -100,7 +100,7 @@ def drop(state: State, topic: Topic) -> None:
     topic.gone = True
 
 
-def append_plain(state: State, topic: Topic, entry: log.Append) -> None:
+def append_plain(state: State, topic: Topic, entry: entries.Append) -> None:
     """Append one plain record. In the middle of a segment, without caps and TTL, this takes the fast path.
 
     Every other case is left to `append`.
@@ -131,7 +131,7 @@ def append_plain(state: State, topic: Topic, entry: log.Append) -> None:
     topic.last_ts = topic.last_write_ts = ts
 
 
-def append(state: State, topic: Topic, entry: log.Append) -> None:
+def append(state: State, topic: Topic, entry: entries.Append) -> None:
     """Append records that begin at the topic's next seq, then enforce the TTL and the caps."""
     first, sizes, ts, blob = entry.first, entry.sizes, entry.ts, entry.blob
     n, size_bytes = len(sizes), len(blob)
@@ -183,14 +183,14 @@ def append(state: State, topic: Topic, entry: log.Append) -> None:
         retention.enforce_caps(topic)
 
 
-def delete(topic: Topic, entry: log.Delete, chosen: Mapping[int, Chosen] = NOTHING) -> int:
+def delete(topic: Topic, entry: entries.Delete, chosen: Mapping[int, Chosen] = NOTHING) -> int:
     """Delete the records that the entry names; return how many these were.
 
     `chosen` has what was found beforehand, see `removal`; with it, a delete by tag takes some 50 µs per segment. A
     segment for which there is nothing is looked at now, and the disk waited for if its columns are not in memory.
     """
     if topic.links is not None:
-        topic.links.deleting()
+        topic.links.table.hooks.deleting(topic.links)
     if topic.config.ttl_ms:
         retention.expire(topic, entry.at_ms)
     before = topic.count
@@ -276,19 +276,19 @@ def _delete_seqs(topic: Topic, seqs: list[int], chosen: Mapping[int, Chosen]) ->
 # --- replay: `durable.entry_kinds` has a row for each
 
 
-def replay_create(state: State, entry: log.Create) -> None:
+def replay_create(state: State, entry: entries.Create) -> None:
     if entry.topic_id not in state.by_id:
         create(state, entry)
 
 
 def skip_to(state: State, topic: Topic, next_seq: int, reason: str) -> None:
     """Record the seqs before `next_seq` that the log lacks as lost, except for copies that a router can make again."""
-    if topic.links is not None and state.routers is not None:
-        state.routers.fill(topic, next_seq - 1)
+    if topic.links is not None:
+        topic.links.table.hooks.fill(topic, next_seq - 1)
     retention.skip_to(topic, next_seq, reason)
 
 
-def replay_append(state: State, entry: log.Append) -> None:
+def replay_append(state: State, entry: entries.Append) -> None:
     topic = state.by_id.get(entry.topic_id)
     if topic is None:
         return  # its topic was dropped
@@ -303,12 +303,12 @@ def replay_append(state: State, entry: log.Append) -> None:
             append(state, topic, entry)
 
 
-def replay_delete(state: State, entry: log.Delete) -> None:
+def replay_delete(state: State, entry: entries.Delete) -> None:
     if (topic := state.by_id.get(entry.topic_id)) is not None:
         delete(topic, entry)
 
 
-def replay_configure(state: State, entry: log.Configure) -> None:
+def replay_configure(state: State, entry: entries.Configure) -> None:
     topic = state.by_id.get(entry.topic_id)
     if topic is None:
         return
@@ -325,11 +325,11 @@ def replay_configure(state: State, entry: log.Configure) -> None:
     configure(state, topic, entry)
 
 
-def replay_drop(state: State, entry: log.Drop) -> None:
+def replay_drop(state: State, entry: entries.Drop) -> None:
     if (topic := state.by_id.get(entry.topic_id)) is not None:
         drop(state, topic)
 
 
-def replay_ceiling(state: State, entry: log.Ceiling) -> None:
+def replay_ceiling(state: State, entry: entries.Ceiling) -> None:
     if (topic := state.by_id.get(entry.topic_id)) is not None:
         topic.ceiling = topic.ceiling_staged = max(topic.ceiling, entry.ceiling)

@@ -22,14 +22,14 @@ from topics.engine.state.topics import State
 from topics.engine.write.commit import Ticket
 from topics.engine.write.staging import Staging
 from topics.errors import Code, TopicsError, invalid
-from topics.storage.log import entry as log
+from topics.storage.log import entry as entries
 
 
-@log.known
+@entries.known
 class Archived(Struct, array_like=True):
     """An archive has all records up to `seq`, and deletes those up to `trimmed` because it has them."""
 
-    kind: ClassVar[int] = log.ARCHIVED
+    kind: ClassVar[int] = entries.ARCHIVED
     topic_id: int
     seq: int
     trimmed: int = 0  # not in frames of earlier versions

@@ -15,7 +15,7 @@ from topics.engine.state.topic import FIRST_CEILING, UNKNOWN_STEP, Topic
 from topics.engine.state.topics import State
 from topics.engine.write import apply
 from topics.engine.write.commit import Commits, Ticket
-from topics.storage.log import entry as log
+from topics.storage.log import entry as entries
 
 MAX_STEP = 1 << 20
 BUSY_SEQS_PER_MS = 100  # of a busy topic
@@ -35,11 +35,11 @@ class Ceilings:
         """
         return max(FIRST_CEILING, min(4 * BUSY_SEQS_PER_MS * self._commits.log.sync_ms, MAX_STEP))
 
-    def of_creation(self, create: log.Create) -> tuple[int, bytes]:
+    def of_creation(self, create: entries.Create) -> tuple[int, bytes]:
         """Return the first ceiling of a topic, and the frame of its creation, which says so unless it is implied."""
-        ceiling, frame = self.first_step(), log.encode(create)
+        ceiling, frame = self.first_step(), entries.encode(create)
         if ceiling > FIRST_CEILING:
-            frame += log.encode(log.Ceiling(create.topic_id, ceiling))
+            frame += entries.encode(entries.Ceiling(create.topic_id, ceiling))
         return ceiling, frame
 
     def guard(self, topic: Topic, ticket: Ticket, end: int) -> None:
@@ -75,7 +75,7 @@ class Ceilings:
         before, ceiling = topic.ceiling_staged, end + topic.ceiling_step
         topic.ceiling_staged = ceiling
         apply.note(self._state, topic)
-        entry = log.Ceiling(topic.topic_id, ceiling)
+        entry = entries.Ceiling(topic.topic_id, ceiling)
 
         def synced() -> None:
             if ceiling <= topic.ceiling_staged:  # else a last snapshot has lowered it in between
@@ -90,4 +90,4 @@ class Ceilings:
         def undo() -> None:
             topic.ceiling_staged = before
 
-        return Ticket(frame=log.encode(entry), apply=take_effect, entry=entry, undo=undo)
+        return Ticket(frame=entries.encode(entry), apply=take_effect, entry=entry, undo=undo)

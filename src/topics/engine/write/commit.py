@@ -212,7 +212,7 @@ class Commits:
             self._halt(self.halted)
         topic = ticket.topic
         if topic is not None and topic.links is not None:
-            topic.links.staging(ticket)
+            topic.links.table.hooks.staging(topic.links, ticket)
         if self.before_change is not None and topic is not None:
             self.before_change(topic)
         if not self._staged:

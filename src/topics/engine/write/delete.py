@@ -18,7 +18,7 @@ from topics.engine.write.removal import Removal
 from topics.engine.write.staging import Staging
 from topics.errors import Code, TopicsError, topic_not_found
 from topics.model.records import TagMatch
-from topics.storage.log import entry as log
+from topics.storage.log import entry as entries
 
 
 class Deleted(Struct):
@@ -58,7 +58,7 @@ class Deletes:
         if dry_run:
             return Ticket.of(_deleted(topic, _count(topic, bound, match, found, now)))
         op, text = (None, "") if match is None else (match.op, match.text)
-        return self._stage(topic, log.Delete(topic.topic_id, bound, op, text, now), found)
+        return self._stage(topic, entries.Delete(topic.topic_id, bound, op, text, now), found)
 
     def delete_seqs(self, name: str, seqs: Sequence[int], *, dry_run: bool = False) -> Ticket:
         """Delete the records with these seqs, as far as they exist. Ends with `Deleted`. Raises `Cold` like a read.
@@ -78,9 +78,9 @@ class Deletes:
             if topic.config.ttl_ms:
                 retention.expire(topic, now)
             return Ticket.of(_deleted(topic, _count_live(topic, wanted, found)))
-        return self._stage(topic, log.Delete(topic.topic_id, 0, None, "", now, wanted), found)
+        return self._stage(topic, entries.Delete(topic.topic_id, 0, None, "", now, wanted), found)
 
-    def _stage(self, topic: Topic, entry: log.Delete, found: Removal) -> Ticket:
+    def _stage(self, topic: Topic, entry: entries.Delete, found: Removal) -> Ticket:
         staged = staged_deletes.stage(topic, entry)
 
         def take_effect(_: Ticket) -> Deleted:

@@ -10,7 +10,7 @@ from topics import logs
 from topics.engine.state.topic import Topic
 from topics.engine.write.commit import Commits
 
-events = logs.Log("engine")
+log = logs.Log("engine")
 
 
 class Growth:
@@ -54,6 +54,6 @@ class Growth:
                 try:
                     call()
                 except Exception as error:  # a listener that fails must not cost the others their notification
-                    events.failure("listener_failed", error, topic=topic.name)
+                    log.failure("listener_failed", error, topic=topic.name)
         if self.then is not None:
             self.then()

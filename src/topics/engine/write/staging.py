@@ -21,7 +21,7 @@ from topics.errors import topic_not_found
 from topics.model.names import check_topic
 from topics.model.records import Limits
 from topics.model.topic import TopicConfig
-from topics.storage.log import entry as log
+from topics.storage.log import entry as entries
 from topics.storage.log.frame import Frames
 
 
@@ -39,9 +39,9 @@ class Staging:
         self.growth = Growth(commits)
         self.admit_key: Callable[[int], None] = lambda size_bytes: None  # raises if there is no room for one more key
 
-    def attach(self, log: Log) -> None:
+    def attach(self, wal: Log) -> None:
         """Log all changes from now on."""
-        self.commits.attach(log)
+        self.commits.attach(wal)
         self.logged = True
 
     # --- topics
@@ -69,12 +69,12 @@ class Staging:
             topic = self.topics.get(name)
         return topic
 
-    def new_topic(self, name: str, config: TopicConfig) -> log.Create:
+    def new_topic(self, name: str, config: TopicConfig) -> entries.Create:
         """Return the entry that creates a topic. Raises `throttled` if the server has as many as it may have."""
         [create] = self.new_topics([name], config)
         return create
 
-    def new_topics(self, names: Iterable[str], config: TopicConfig) -> list[log.Create]:
+    def new_topics(self, names: Iterable[str], config: TopicConfig) -> list[entries.Create]:
         """Return the entries that create topics, all with the same configuration."""
         wanted, state, limit = list(names), self.state, self.limits.max_topics
         if wanted and limit and len(self.topics) + len(self.commits.creating) + len(wanted) > limit:
@@ -83,7 +83,7 @@ class Staging:
         creates = []
         for name in wanted:
             state.last_epoch = max(now, state.last_epoch + 1)
-            creates.append(log.Create(state.next_topic_id, name, state.last_epoch, config, now))
+            creates.append(entries.Create(state.next_topic_id, name, state.last_epoch, config, now))
             state.next_topic_id += 1
         return creates
 
@@ -92,34 +92,34 @@ class Staging:
     def stage(
         self,
         topic: Topic,
-        entries: list[Any],
+        changes: list[Any],
         take_effect: Callable[[Ticket], Any],
         *,
         undo: Callable[[], object] | None = None,
         at_ms: int | None = None,
     ) -> Ticket:
-        """Stage entries about records of the topic: they are as durable as the topic.
+        """Stage entries (`changes`) about records of the topic: they are as durable as the topic.
 
         `at_ms` is the time of a delete: its records must not expire before it takes effect.
         """
         ticket = Ticket(topic, None, take_effect, undo=undo, at_ms=at_ms)
         if self.logged and topic.config.durability != "ephemeral":
-            ticket.frame = log.encode_all(entries)
+            ticket.frame = entries.encode_all(changes)
             ticket.gated = topic.config.durability == "fsync"
         self.commits.stage(ticket)
         return ticket
 
-    def stage_synced(self, entries: list[Any], take_effect: Callable[[Ticket], Any], *, also: list[Topic]) -> Ticket:
-        """Stage entries that change several topics. They take effect together, once the log is synced."""
+    def stage_synced(self, changes: list[Any], take_effect: Callable[[Ticket], Any], *, also: list[Topic]) -> Ticket:
+        """Stage entries (`changes`) that change several topics. They take effect together, once the log is synced."""
         ticket = Ticket(apply=take_effect, also=also)
         if self.logged:
-            ticket.frame = log.encode_all(entries)
+            ticket.frame = entries.encode_all(changes)
             ticket.gated = True
         self.commits.stage(ticket)
         return ticket
 
     def stage_change(
-        self, topic: Topic, entry: log.Configure | log.Drop, take_effect: Callable[[Ticket], Any]
+        self, topic: Topic, entry: entries.Configure | entries.Drop, take_effect: Callable[[Ticket], Any]
     ) -> Ticket:
         """Stage a change of the topic itself: verbs that come meanwhile wait until it has taken effect."""
 
@@ -130,9 +130,11 @@ class Staging:
             topic.changing = False
             return take_effect(ticket)
 
-        ticket = Ticket(topic, None, end, undo=undo, at_ms=entry.at_ms if isinstance(entry, log.Configure) else None)
+        ticket = Ticket(
+            topic, None, end, undo=undo, at_ms=entry.at_ms if isinstance(entry, entries.Configure) else None
+        )
         if self.logged:
-            ticket.frame = log.encode(entry)
+            ticket.frame = entries.encode(entry)
             ticket.gated = True
         topic.changing = True
         self.commits.stage(ticket)
@@ -140,7 +142,7 @@ class Staging:
 
     def stage_create(
         self,
-        create: log.Create,
+        create: entries.Create,
         take_effect: Callable[[Ticket], Any],
         *,
         gated: bool,
@@ -159,7 +161,7 @@ class Staging:
         ticket = Ticket(size_bytes=size_bytes, also=also, at_ms=at_ms)
         ticket.gated = gated and self.logged
         if self.logged:
-            ticket.frame = frame or log.encode(create)
+            ticket.frame = frame or entries.encode(create)
             if self.state.ledger is not None:  # now, so that one sync covers both
                 self.state.ledger.note_topic(create.topic_id, create.name, create.epoch, create.config, ceiling)
         creating[create.name] = ticket
@@ -175,7 +177,7 @@ class Staging:
 
     # --- records
 
-    def check_room(self, config: TopicConfig, topic: Topic | None, entry: log.Append, now_ms: int) -> None:
+    def check_room(self, config: TopicConfig, topic: Topic | None, entry: entries.Append, now_ms: int) -> None:
         """Raise if the write can never fit, if the topic is full and rejects, or if the server is full."""
         used_bytes = self.state.totals.bytes + self.commits.pending_bytes
         room.check(config, topic, entry, now_ms, quota_bytes=self.limits.max_total_bytes, used_bytes=used_bytes)
@@ -189,7 +191,7 @@ class Staging:
         topic.staged_count += ticket.count
         topic.staged_bytes += ticket.size_bytes
 
-    def land(self, topic: Topic, entry: log.Append) -> None:
+    def land(self, topic: Topic, entry: entries.Append) -> None:
         """Apply a write that is in the log, and notify the readers that wait for it."""
         if entry.key is not None:
             topic.staged_keys.pop(entry.key, None)

@@ -5,11 +5,12 @@ has the meaning of a name that means the same in several types. A field without 
 `tests/contract/test_openapi.py`. Limits that the settings can change show their default.
 """
 
+from types import ModuleType
 from typing import get_type_hints
 
 from msgspec import Struct
 
-from topics.model import consumer, inspection, pushed, queue, records, router, topic, watch, wire
+from topics.model import consumer, inspection, queue, records, router, topic, watch, wire
 
 _LIMITS = records.Limits()
 _TIME = "in milliseconds since 1970"
@@ -121,17 +122,23 @@ EVERYWHERE = {
     "request_id": "repeated in the answer",
 }
 
-_TYPES = {
-    name: kind
-    for module in (consumer, inspection, pushed, queue, records, router, topic, watch, wire)
-    for name, kind in vars(module).items()
-    if isinstance(kind, type) and issubclass(kind, Struct)
-}
+
+def types_in(*modules: ModuleType) -> dict[str, type[Struct]]:
+    """Return the types of requests and answers in these modules, by name."""
+    return {
+        name: kind
+        for module in modules
+        for name, kind in vars(module).items()
+        if isinstance(kind, type) and issubclass(kind, Struct)
+    }
+
+
+TYPES = types_in(consumer, inspection, queue, records, router, topic, watch, wire)
 
 
 def described(type_name: str) -> dict[str, str]:
     """Return the meanings of the fields of a type that its annotations have, by their names in JSON."""
-    kind = _TYPES.get(type_name)
+    kind = TYPES.get(type_name)
     if kind is None:
         return {}
     hints = get_type_hints(kind, include_extras=True)

@@ -124,8 +124,9 @@ class RouteTable:
         self.known: dict[bytes, tuple[dict[str, Route], dict[str, str]]] = {}  # by path: a cache
         by_path: dict[str, dict[str, Route]] = {}
         for route in routes:
-            assert route.method not in by_path.setdefault(route.path, {}), f"two rows for {route.method} {route.path}"
-            by_path[route.path][route.method] = route
+            methods = by_path.setdefault(route.path, {})
+            assert route.method not in methods, f"two rows for {route.method} {route.path}"
+            methods[route.method] = route
         self._patterns = [
             (re.compile(_PARAMETER.sub(r"(?P<\1>[^/]+)", re.escape(path)).encode()), methods)
             for path, methods in by_path.items()

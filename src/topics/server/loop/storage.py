@@ -258,7 +258,7 @@ class Storage:
         self.wal.tick()
         if self._engine is not None and self.wal.read_only is None:
             self._engine.queues.log_returns()
-        self.store.shelf.period = began_ns // CHECKED_FOR_NS
+        self.store.caches.period = began_ns // CHECKED_FOR_NS
         if due and (self.wal.prepare() or self._is_overdue()):
             self.store.checkpoint()
         self.store.save()

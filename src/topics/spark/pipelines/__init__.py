@@ -2,5 +2,6 @@
 
     from topics.spark.pipelines.compact import compact
 
-One folder per pipeline. A caller imports only the pipeline that it runs.
+A pipeline is a module with its tasks beside it (`audit`, `audit_task`), or a folder. `run` has what all of them use,
+and `rounds` the loop of `compact` and `rollup`. A caller imports only the pipeline that it runs.
 """

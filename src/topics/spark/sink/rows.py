@@ -7,7 +7,7 @@
     seq, topic    the source of the row, as the reader gives it; `source_topic` if `topic` is the destination
     server        part of the source, with several servers
 
-Kafka's names `value`, `key`, `headers` and `offset` stand for data, tag, meta and seq. Columns of the reader that are
+Kafka's names `value`, `key`, `headers` and `offset` mean data, tag, meta and seq. Columns of the reader that are
 not part of a record (`kind`, `ts` …) are ignored. Any other column is an error, because ignoring it would lose data.
 """
 
@@ -26,10 +26,9 @@ from topics.errors import TopicsError
 from topics.model import surrogates
 from topics.model.names import check_topic
 from topics.spark.sink.chunks import Plain, Sourced
-from topics.spark.sink.json_columns import json_column, quoted
-from topics.spark.sink.json_text import NoJson, encode
+from topics.spark.sink.json_columns import NoJson, encode, json_column, quoted
 from topics.spark.sink.write_options import DataFormat
-from topics.spark.source.schema import KAFKA, PLAIN, SERVER
+from topics.spark.source.layout import KAFKA, PLAIN, SERVER
 
 Texts = Callable[[pa.Array], pa.Array]  # JSON text as bytes, null for null
 

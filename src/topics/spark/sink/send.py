@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from topics.client import Client
+from topics.client.request import Written
 from topics.errors import Code, TopicsError
 from topics.spark.sink.chunks import Chunk
 from topics.spark.sink.write_options import WriteOptions
@@ -20,20 +20,23 @@ FULL_PAUSE_S = 0.5
 TOO_LARGE = (Code.BATCH_TOO_LARGE, Code.PAYLOAD_TOO_LARGE)
 
 
-@dataclass
-class Sent:
+class Sent(Struct, kw_only=True):
     """The number of records that were sent; `repeated` of them were in the topic already."""
 
     records: int = 0
     repeated: int = 0
 
+    def add(self, more: Sent) -> None:
+        self.records += more.records
+        self.repeated += more.repeated
 
-def send(client: Client, options: WriteOptions, chunks: Iterable[Chunk], done: Sent) -> None:
-    for chunk in chunks:
-        _send_chunk(client, options, chunk, done)
+
+def send(client: Client, options: WriteOptions, chunks: Iterable[Chunk], done: Sent) -> list[Written]:
+    """Send the chunks, add their records to `done`, and return the answers of the server."""
+    return [answer for chunk in chunks for answer in _send_chunk(client, options, chunk, done)]
 
 
-def _send_chunk(client: Client, options: WriteOptions, chunk: Chunk, done: Sent) -> None:
+def _send_chunk(client: Client, options: WriteOptions, chunk: Chunk, done: Sent) -> list[Written]:
     """Send one chunk; if the server has a lower limit, send it in halves. While the topic is full, retry."""
     deadline = time.monotonic() + options.connection.timeout_ms / 1000
     while True:
@@ -54,4 +57,4 @@ def _send_chunk(client: Client, options: WriteOptions, chunk: Chunk, done: Sent)
             continue
         done.records += answer.count
         done.repeated += answer.count if answer.deduped else 0
-        return None
+        return [answer]

@@ -2,8 +2,8 @@
 
 A task sends its rows in requests whose cuts and idempotency keys are the same when the task or the whole batch is
 repeated (`chunks`). The server recognises a repeated key within its idempotency window, so a repetition writes nothing
-twice. Records are readable as soon as a task has sent them. A log cannot take records back, so there is no commit or
-abort.
+twice. Records are readable as soon as a task has sent them. A log cannot remove records again, so there is no commit
+or abort.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from topics.errors import Code, TopicsError
 from topics.spark.pyspark_api import DataSourceStreamArrowWriter
 from topics.spark.sink.chunks import GridChunks, OrderedChunks
 from topics.spark.sink.rows import Renderer
 from topics.spark.sink.send import Sent, send
 from topics.spark.sink.write_options import WriteOptions
-from topics.spark.source.catalog import client_for
+from topics.spark.source.catalog import client_for, state_of
 
 QUERY_ID = "sql.streaming.queryId"  # of the checkpoint: survives restarts
 BATCH_ID = "streaming.sql.batchId"
@@ -36,8 +35,11 @@ class ShortWindow(ValueError):
     """The idempotency window of the topic is shorter than the query needs."""
 
 
-class TaskWrites(Sent, WriterCommitMessage):
+class TaskWrites(WriterCommitMessage):
     """What a task wrote, as Spark takes it."""
+
+    def __init__(self, sent: Sent) -> None:
+        self.records, self.repeated = sent.records, sent.repeated
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -79,7 +81,8 @@ def run_name(options: WriteOptions, *, otherwise: str | None) -> str:
     batch = None if task is None else task.getLocalProperty(BATCH_ID)
     if query is not None and batch is not None:
         return f"spark/{query}/{batch}" + (f"/{options.write_id}" if options.write_id else "")
-    assert otherwise is not None, "a stream's task knows its query"
+    if otherwise is None:
+        raise RuntimeError("Spark did not name the query of a streaming task, so its rows cannot be written once")
     return f"spark/{otherwise}"
 
 
@@ -88,7 +91,7 @@ def write_rows(batches: Iterable[pa.RecordBatch], options: WriteOptions, rendere
     task = TaskContext.get()
     grid = GridChunks(run, key_by=options.key_by)
     plain = OrderedChunks(run, 0 if task is None else task.partitionId(), sort=options.sort_rows)
-    done = TaskWrites()
+    done = Sent()
     with client_for(options.connection, options.connection.servers[0]) as client:
         for batch in batches:
             if options.is_insert:
@@ -98,7 +101,7 @@ def write_rows(batches: Iterable[pa.RecordBatch], options: WriteOptions, rendere
             send(client, options, plain.add(plain_rows), done)
         send(client, options, grid.finish(), done)
         send(client, options, plain.finish(), done)
-    return done
+    return TaskWrites(done)
 
 
 def check_window(options: WriteOptions) -> None:
@@ -106,13 +109,8 @@ def check_window(options: WriteOptions) -> None:
     if options.window_ms is None or options.topic is None:
         return
     with client_for(options.connection, options.connection.servers[0]) as client:
-        try:
-            state = client.topic(options.topic)
-        except TopicsError as error:
-            if error.code is Code.TOPIC_NOT_FOUND:
-                return
-            raise
-    if state.config.idempotency_window_ms < options.window_ms:
+        state = state_of(client, options.topic)
+    if state is not None and state.config.idempotency_window_ms < options.window_ms:
         raise ShortWindow(
             f"topic {options.topic} has an idempotency window of {state.config.idempotency_window_ms} ms, less than "
             f"idempotencyWindowMs={options.window_ms}; raise it with "

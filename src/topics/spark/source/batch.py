@@ -14,11 +14,10 @@ from topics.spark.options import BadOption, ReadOptions
 from topics.spark.pyspark_api import INHERITED_PUSH_FILTERS
 from topics.spark.source import plan
 from topics.spark.source.catalog import Catalog, catalog_of
-from topics.spark.source.conditions import narrowing, of_filters
 from topics.spark.source.plan import Span, TopicExtent
 from topics.spark.source.read import how_of, read_span
 from topics.spark.source.schema_layout import layout_of
-from topics.spark.worker_memory import freeze_imports
+from topics.spark.source.where import narrowing, of_filters
 
 CARRIED_BYTES = 16 << 20  # most bytes that a partition carries of records that are in no segment file
 
@@ -104,7 +103,6 @@ class TopicsReader(DataSourceReader):
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        freeze_imports()
         assert isinstance(partition, ReadPartition)
         how = how_of(self.options, layout_of(self.options, self.schema), tag=self.narrowing.tag)
         for span, excerpt in partition.spans:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from msgspec import structs
 
 from topics import logs
 from topics.client import Client
+from topics.client.request import State, Summary
 from topics.clock import SystemClock
 from topics.engine.offline import directory
 from topics.engine.offline.directory import Excerpt
 from topics.engine.read.read import Query
-from topics.engine.state.topic import Topic
 from topics.errors import Code, TopicsError
 from topics.lake import ArchivedEpoch, Lake, heal
 from topics.spark.options import ConnectionOptions, ReadOptions
@@ -27,9 +26,31 @@ class NoSuchTopic(ValueError):
     """A subscribed topic does not exist."""
 
 
-class Catalog(Protocol):
+class Catalog:
+    """The topics of one source, as a context manager."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close what the catalog holds open."""
+
     def extents(self) -> list[TopicExtent]:
         """Return the subscribed topics, sorted by server and name. Raise `NoSuchTopic` if a named one is missing."""
+        options, found = self._options, self.present()
+        there = {extent.topic for extent in found}
+        for name in options.topics:
+            if name not in there:
+                where = options.path or (options.lake if options.lake_only else None)
+                raise NoSuchTopic(f"topic {name!r} does not exist in {where or ', '.join(options.connection.servers)}")
+        return found
+
+    def present(self) -> list[TopicExtent]:
+        """Return the subscribed topics that exist. A stream may wait for the others."""
+        raise NotImplementedError
 
     def seq_at(self, extent: TopicExtent, ts_ms: int) -> int:
         """Return the seq at which a read of all records from `ts_ms` on begins.
@@ -37,15 +58,11 @@ class Catalog(Protocol):
         This is the seq of the first record at or after that time, or head + 1 if there is none. If records from the
         front of the topic were lost, their times are unknown: then return 1, so that the gap is reported as in `diff`.
         """
+        raise NotImplementedError
 
     def excerpt(self, span: Span) -> Excerpt | None:
         """Return the part of a data directory that an executor needs to read the span, or None for other sources."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+        return None
 
 
 def client_for(connection: ConnectionOptions, server: str) -> Client:
@@ -63,31 +80,32 @@ def catalog_of(options: ReadOptions) -> Catalog:
     )
 
 
-class ServerCatalog:
+def state_of(client: Client, topic: str, *, epoch: int | None = None) -> State | None:
+    """Return the state of a topic, or None if it does not exist, or has another epoch than `epoch`."""
+    try:
+        state = client.topic(topic)
+    except TopicsError as error:
+        if error.code is not Code.TOPIC_NOT_FOUND:
+            raise
+        return None
+    return state if epoch in (None, state.epoch) else None
+
+
+class ServerCatalog(Catalog):
     """The topics of one or several servers. With a lake, extents begin where the archive begins."""
 
     def __init__(self, options: ReadOptions) -> None:
-        self._options = options
+        super().__init__(options)
         self._lake = None if options.lake is None else Lake(options.lake)
         self._clients = {server: client_for(options.connection, server) for server in options.connection.servers}
         self._trimmed: dict[tuple[str, str], tuple[tuple[int, int], int]] = {}  # by topic; see `_trimmed_to`
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for client in self._clients.values():
             client.close()
 
-    def extents(self) -> list[TopicExtent]:
-        found = self.present()
-        _check_all_found(self._options, found)
-        return found
-
     def present(self) -> list[TopicExtent]:
-        """Return the subscribed topics that exist on a server or in the lake. A stream may wait for the others."""
+        """Return the subscribed topics that exist on a server or in the lake."""
         found = [extent for server, client in self._clients.items() for extent in self._extents(server, client)]
         if self._lake is None:
             return found
@@ -118,20 +136,15 @@ class ServerCatalog:
 
     def _trimmed_seq(self, extent: TopicExtent) -> int:
         """Ask the server for the last trimmed seq of this epoch; 0 if there is none or the topic was deleted."""
-        try:
-            state = self._clients[extent.server].topic(extent.topic)
-        except TopicsError as error:
-            if error.code is not Code.TOPIC_NOT_FOUND:
-                raise
-            return 0
-        return (state.trimmed_seq or 0) if state.epoch == extent.epoch else 0
+        state = state_of(self._clients[extent.server], extent.topic, epoch=extent.epoch)
+        return 0 if state is None else state.trimmed_seq or 0
 
     def _only_archived(self, lake: Lake, live: set[str]) -> list[TopicExtent]:
         """Return the newest archived epoch of each subscribed topic that no server has."""
         server = self._options.connection.servers[0]
         names = [name for name in lake.snapshot().topics() if self._options.wants(name) and name not in live]
-        epochs = [archived for name in names if (archived := heal.newest_epoch(lake, name)) is not None]
-        return [structs.replace(_archived_extent(server, archived), only_archived=True) for archived in epochs]
+        found = _archived_extents(lake, names, server)
+        return [structs.replace(extent, only_archived=True) for extent in found]
 
     def wait(self, extent: TopicExtent, ms: int) -> None:
         """Return when the topic has new records, at the latest after `ms`."""
@@ -145,15 +158,18 @@ class ServerCatalog:
 
     def _extents(self, server: str, client: Client) -> list[TopicExtent]:
         options = self._options
+        rows: list[tuple[str, State | Summary]]
         if options.topics:
-            return [extent for name in sorted(options.topics) if (extent := _named(server, client, name)) is not None]
+            states = [(name, state_of(client, name)) for name in sorted(options.topics)]
+            rows = [(name, state) for name, state in states if state is not None]
+        else:
+            rows = [(row.topic, row) for row in client.topics(options.prefix or "") if options.wants(row.topic)]
         return [
             TopicExtent(
-                server=server, topic=row.topic, epoch=row.epoch, earliest=row.earliest_seq, head=row.head_seq,
+                server=server, topic=name, epoch=row.epoch, earliest=row.earliest_seq, head=row.head_seq,
                 count=row.count, size_bytes=row.bytes,
             )
-            for row in client.topics(options.prefix or "")
-            if options.wants(row.topic)
+            for name, row in rows
         ]  # fmt: skip
 
     def seq_at(self, extent: TopicExtent, ts_ms: int) -> int:
@@ -162,8 +178,7 @@ class ServerCatalog:
         except TopicsError as error:
             if self._lake is None or error.code is not Code.TOPIC_NOT_FOUND:
                 raise
-            archived = self._lake.snapshot().archived(extent.topic, extent.epoch)
-            return 1 if archived is None else heal.first_at(self._lake, archived, ts_ms)
+            return _first_archived(self._lake, extent, ts_ms)
 
     def _seq_at(self, extent: TopicExtent, ts_ms: int) -> int:
         client, from_seq = self._clients[extent.server], 0
@@ -182,37 +197,28 @@ class ServerCatalog:
                 return page.head_seq + 1
             from_seq = page.next_from_seq
 
-    def excerpt(self, span: Span) -> Excerpt | None:
-        return None
 
-
-class DirectoryCatalog:
+class DirectoryCatalog(Catalog):
     """The topics of a data directory or a backup."""
 
     def __init__(self, options: ReadOptions, path: str) -> None:
-        self._options = options
+        super().__init__(options)
         self._path = path
         self._directory = directory.Directory(RealFs(), path, cold_dir=options.cold_path, now_ms=SystemClock().now_ms())
 
-    def __enter__(self) -> Self:
-        return self
+    def __exit__(self, *error: object) -> None:
+        self._directory.__exit__(None, None, None)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._directory.__exit__(kind, error, trace)
-
-    def extents(self) -> list[TopicExtent]:
+    def present(self) -> list[TopicExtent]:
         topics = self._directory.topics
-        found = [self._extent(topics[name]) for name in sorted(topics) if self._options.wants(name)]
-        _check_all_found(self._options, found)
-        return found
-
-    def _extent(self, topic: Topic) -> TopicExtent:
-        return TopicExtent(
-            server=self._path, topic=topic.name, epoch=topic.epoch, earliest=topic.earliest, head=topic.head,
-            count=topic.count, size_bytes=topic.bytes, latest=directory.known_end(topic),
-        )  # fmt: skip
+        return [
+            TopicExtent(
+                server=self._path, topic=name, epoch=topic.epoch, earliest=topic.earliest, head=topic.head,
+                count=topic.count, size_bytes=topic.bytes, latest=directory.known_end(topic),
+            )
+            for name, topic in sorted(topics.items())
+            if self._options.wants(name)
+        ]  # fmt: skip
 
     def seq_at(self, extent: TopicExtent, ts_ms: int) -> int:
         from_seq = 0
@@ -228,54 +234,50 @@ class DirectoryCatalog:
         return self._directory.excerpt(span.topic, span.start, span.stop)
 
 
-class LakeCatalog:
+class LakeCatalog(Catalog):
     """The topics of a lake, without a server. Each topic is read in its newest archived epoch."""
 
     def __init__(self, options: ReadOptions, path: str) -> None:
-        self._options = options
-        self._path = path
+        super().__init__(options)
         self._lake = Lake(path)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def extents(self) -> list[TopicExtent]:
+    def present(self) -> list[TopicExtent]:
         names = [name for name in self._lake.snapshot().topics() if self._options.wants(name)]
-        epochs = [archived for name in sorted(names) if (archived := heal.newest_epoch(self._lake, name)) is not None]
-        found = [_archived_extent(self._path, archived) for archived in epochs]
-        _check_all_found(self._options, found)
-        return found
+        return _archived_extents(self._lake, names, self._lake.path)
 
     def seq_at(self, extent: TopicExtent, ts_ms: int) -> int:
-        archived = self._lake.snapshot().archived(extent.topic, extent.epoch)
-        return 1 if archived is None else heal.first_at(self._lake, archived, ts_ms)
-
-    def excerpt(self, span: Span) -> Excerpt | None:
-        return None
+        return _first_archived(self._lake, extent, ts_ms)
 
 
 def _with_archive(extent: TopicExtent, archived: ArchivedEpoch | None, trimmed_to: int) -> TopicExtent:
     """Return the extent of lake and server together. It includes trimmed seqs that this lake lacks, as gaps."""
     known = archived or ArchivedEpoch(topic=extent.topic, epoch=extent.epoch)
     lacking = known.uncovered(1, trimmed_to)
-    first = min(heal.first_record(archived) or extent.earliest, lacking[0][0] if lacking else extent.earliest)
+    first = min(known.files[0].first if known.files else extent.earliest, lacking[0][0] if lacking else extent.earliest)
     if first >= extent.earliest:
         return extent
     older_bytes = sum(file.bytes for file in known.files_in(first, extent.earliest - 1))
     return structs.replace(extent, earliest=first, size_bytes=extent.size_bytes + older_bytes)
 
 
-def _archived_extent(where: str, archived: ArchivedEpoch) -> TopicExtent:
-    end = heal.last_seq(archived)
-    return TopicExtent(
-        server=where, topic=archived.topic, epoch=archived.epoch,
-        earliest=heal.first_record(archived) or end + 1, head=end,
-        count=sum(file.rows for file in archived.files), size_bytes=sum(file.bytes for file in archived.files),
-    )  # fmt: skip
+def _archived_extents(lake: Lake, names: list[str], where: str) -> list[TopicExtent]:
+    """Return the newest archived epoch of each of these topics."""
+    snapshot, found = lake.snapshot(), []
+    for archived in (epochs[-1] for name in names if (epochs := snapshot.epochs(name))):
+        files = archived.files
+        found.append(
+            TopicExtent(
+                server=where, topic=archived.topic, epoch=archived.epoch, head=archived.archived_to,
+                earliest=archived.earliest,
+                count=sum(file.rows for file in files), size_bytes=sum(file.bytes for file in files),
+            )
+        )  # fmt: skip
+    return found
+
+
+def _first_archived(lake: Lake, extent: TopicExtent, ts_ms: int) -> int:
+    archived = lake.snapshot().archived(extent.topic, extent.epoch)
+    return 1 if archived is None else heal.first_at(lake, archived, ts_ms)
 
 
 def _archived_at(lake: Lake, extent: TopicExtent, ts_ms: int, floor: int) -> int | None:
@@ -285,25 +287,3 @@ def _archived_at(lake: Lake, extent: TopicExtent, ts_ms: int, floor: int) -> int
         return 1 if floor else None
     begin = heal.first_at(lake, archived, ts_ms)
     return begin if begin <= max(floor, archived.trimmed_to) else None
-
-
-def _named(server: str, client: Client, name: str) -> TopicExtent | None:
-    try:
-        state = client.topic(name)
-    except TopicsError as error:
-        if error.code is Code.TOPIC_NOT_FOUND:
-            return None
-        raise
-    return TopicExtent(
-        server=server, topic=name, epoch=state.epoch, earliest=state.earliest_seq, head=state.head_seq,
-        count=state.count, size_bytes=state.bytes,
-    )  # fmt: skip
-
-
-def _check_all_found(options: ReadOptions, extents: list[TopicExtent]) -> None:
-    there = {extent.topic for extent in extents}
-    for name in options.topics:
-        if name not in there:
-            where = options.path or (options.lake if options.lake_only else None)
-            where = where or ", ".join(options.connection.servers)
-            raise NoSuchTopic(f"topic {name!r} does not exist in {where}")

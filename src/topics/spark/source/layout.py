@@ -1,4 +1,7 @@
-"""The columns that a read returns: those of the record, fields of its `data`, or both. Imports no Spark."""
+"""The columns of the data source with their types, and the columns that a read returns. Imports no Spark.
+
+A read returns columns of the record, fields of its `data`, or both.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,64 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import pyarrow as pa
 from msgspec import Struct
 
-from topics.spark.source.conditions import Comparison, Narrowing, narrowing
-from topics.spark.source.schema import Shape
-from topics.spark.source.where import parse
+from topics.spark.options import ReadOptions
+from topics.spark.source.where import Comparison, Narrowing, narrowing, parse
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructField
+
+UTC_TIMESTAMP = pa.timestamp("us", tz="UTC")
+HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+
+SERVER = ("server", "STRING", pa.string())
+
+PLAIN = (
+    ("kind", "STRING", pa.string()),  # "record", or "gap" for a lost range
+    ("topic", "STRING", pa.string()),
+    ("seq", "BIGINT", pa.int64()),  # for a gap: its first seq
+    ("ts", "TIMESTAMP", UTC_TIMESTAMP),
+    ("node", "STRING", pa.string()),
+    ("tag", "STRING", pa.string()),
+    ("meta", "STRING", pa.string()),  # JSON text
+    ("data", "STRING", pa.string()),  # JSON text, token for token as it was written
+    ("gap_to", "BIGINT", pa.int64()),  # last seq of a gap
+    ("reason", "STRING", pa.string()),  # why the range was lost
+)
+
+# The names of Spark's Kafka source, followed by columns that it does not have: a gap must show here as well.
+KAFKA = (
+    ("key", "BINARY", pa.binary()),
+    ("value", "BINARY", pa.binary()),
+    ("topic", "STRING", pa.string()),
+    ("partition", "INT", pa.int32()),
+    ("offset", "BIGINT", pa.int64()),
+    ("timestamp", "TIMESTAMP", UTC_TIMESTAMP),
+    ("timestampType", "INT", pa.int32()),
+    ("headers", "ARRAY<STRUCT<key: STRING, value: BINARY>>", HEADERS),
+    ("kind", "STRING", pa.string()),
+    ("node", "STRING", pa.string()),
+    ("gap_to", "BIGINT", pa.int64()),
+    ("reason", "STRING", pa.string()),
+)
+
+
+class Shape(Struct, frozen=True):
+    """The set of columns: plain or Kafka names, with or without the server."""
+
+    kafka: bool = False
+    server: bool = False
+
+    @property
+    def rows(self) -> tuple[tuple[str, str, pa.DataType], ...]:
+        columns = KAFKA if self.kafka else PLAIN
+        return (*columns, SERVER) if self.server else columns
+
+    def arrow(self) -> pa.Schema:
+        return pa.schema([pa.field(name, kind) for name, _, kind in self.rows])
+
+
+def shape_of(options: ReadOptions) -> Shape:
+    return Shape(kafka=options.kafka_columns, server=options.several_servers)
 
 
 class OutputColumn(NamedTuple):

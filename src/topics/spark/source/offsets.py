@@ -14,9 +14,10 @@ position of the stream. Both are reported as a gap with the reason `recreated`; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+import msgspec
 from msgspec import structs
 
 from topics.spark.source.plan import GRID, Span, TopicExtent
@@ -147,7 +148,7 @@ def is_recreated(begin: StreamPosition, end: StreamPosition) -> bool:
 def share(rooms: dict[Key, int], budget: int | None, *, turn: int) -> dict[Key, int]:
     """Divide the budget fairly: the part that a small topic does not need goes to the others.
 
-    If the budget is less than one seq per topic, topics take turns, so that none waits forever.
+    If the budget is less than one seq per topic, topics take turns, so that each of them advances.
     """
     if budget is None or sum(rooms.values()) <= budget:
         return rooms
@@ -176,3 +177,46 @@ def spans(begin: StreamPositions, end: StreamPositions) -> list[Span]:
         if first < stop.seq:
             found.append(Span(server=server, topic=topic, epoch=stop.epoch, start=first, stop=stop.seq))
     return found
+
+
+# --- the lag of a stream
+
+
+def lag(query: Any) -> dict[str, int] | None:
+    """Return the unread seqs by topic, after the last batch of a streaming query.
+
+    Spark fills `metrics` of a progress report only for sources written in Java. A Python source reports its latest
+    offset, and the lag is the distance from there to the end of the last batch.
+
+    `query` is a query, its `lastProgress`, or the progress of a listener's event. With several servers the names are
+    `server/topic`. Return None if there is no report yet, or if this version of Spark reports no latest offset.
+    """
+    progress = query.lastProgress if hasattr(query, "lastProgress") else query
+    if progress is None:
+        return None
+    found: dict[str, int] = {}
+    for source in progress["sources"]:
+        latest, end = _positions(source["latestOffset"]), _positions(source["endOffset"])
+        if latest is None:
+            continue
+        for name, (epoch, seq) in latest.items():
+            read_epoch, read_seq = (end or {}).get(name, (epoch, 1))
+            found[name] = max(seq - (read_seq if read_epoch == epoch else 1), 0)
+    return found or None
+
+
+def _positions(offset: Any) -> dict[str, tuple[int, int]] | None:
+    """Return epoch and next seq by topic, or None if the offset is not one of topics."""
+    try:
+        decoded = msgspec.json.decode(offset) if isinstance(offset, str | bytes) else offset
+        return dict(_flat(decoded["to"], ""))
+    except (msgspec.MsgspecError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _flat(found: dict[str, Any], prefix: str) -> Iterator[tuple[str, tuple[int, int]]]:
+    for name, value in found.items():
+        if isinstance(value.get("seq"), int) and isinstance(value.get("epoch"), int):
+            yield prefix + name, (value["epoch"], value["seq"])
+        else:
+            yield from _flat(value, f"{name}/")

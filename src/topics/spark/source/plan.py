@@ -20,7 +20,7 @@ MAX_PARTITIONS = 10_000
 class TopicExtent(Struct, frozen=True, kw_only=True):
     """The seqs of one topic that can be read now, earliest to head.
 
-    `latest` is the seq that the offset "latest" stands for; 0 means head + 1.
+    `latest` is the seq of the offset "latest"; 0 means head + 1.
     """
 
     server: str  # URL, or path of a directory

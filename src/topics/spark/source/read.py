@@ -21,7 +21,7 @@ from topics.lake import Lake
 from topics.lake.heal import OTHER_LAKE, Healer, RecordFilter
 from topics.model.records import TagMatch
 from topics.spark.options import ConnectionOptions, ReadOptions
-from topics.spark.source.catalog import client_for
+from topics.spark.source.catalog import client_for, state_of
 from topics.spark.source.layout import Layout
 from topics.spark.source.plan import Span
 from topics.spark.source.record_batches import Batches
@@ -46,7 +46,7 @@ class DataLoss(RuntimeError):
 
 
 class Incomplete(RuntimeError):
-    """A read ended before the end of its range, and no gap explains it."""
+    """A read did not return the range that was requested, and no gap explains it."""
 
 
 class LostRange(Protocol):
@@ -124,16 +124,23 @@ class Rows:
         self._batches = Batches(how.layout)
 
     def take(self, run: Run) -> pa.RecordBatch:
-        assert self.at <= run.first <= run.last < self._span.stop, "a server answers with the range it was asked for"
-        self.at = run.last + 1
+        self._advance(run.first, run.last)
         return self._batches.records(run, self._span.server, self._span.topic)
 
     def take_archived(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         seqs = batch.column("seq")
-        first, last = seqs[0].as_py(), seqs[-1].as_py()
-        assert self.at <= first <= last < self._span.stop, "a lake answers with the range it was asked for"
-        self.at = last + 1
+        self._advance(seqs[0].as_py(), seqs[-1].as_py())
         return self._batches.archived(batch, self._span.server, self._span.topic)
+
+    def _advance(self, first: int, last: int) -> None:
+        """Move past the seqs of a piece. Raise `Incomplete` if they are not the next ones of the span."""
+        span = self._span
+        if not self.at <= first <= last < span.stop:
+            raise Incomplete(
+                f"reading topic {span.topic} in {span.server} returned seqs {first} to {last}, "
+                f"where seqs from {self.at} to {span.stop - 1} were expected"
+            )
+        self.at = last + 1
 
     def lose(self, gap_from: int, gap_to: int, reason: str) -> Iterator[pa.RecordBatch]:
         """Yield the gap, clipped to the span. The reader of a neighbouring span reports the rest."""
@@ -202,16 +209,16 @@ def _healed(span: Span, how: How, lake: str) -> Iterator[Piece]:
     for piece in _from_server(span, how):
         if isinstance(piece, int):
             # The server skips a trimmed range up to its first record, which may be after the end of the span.
-            yield from _as_tombstones(healer.passed_over(at, min(piece, span.stop) - 1))
+            yield from _as_tombstones(healer.skipped(at, min(piece, span.stop) - 1))
             yield piece
             return
         if isinstance(piece, Run):
-            yield from _as_tombstones(healer.passed_over(at, piece.first - 1))
+            yield from _as_tombstones(healer.skipped(at, piece.first - 1))
             yield piece
             at = piece.last + 1
         else:
             low, high = max(piece.gap_from, at), min(piece.gap_to, span.stop - 1)
-            yield from _as_tombstones(healer.passed_over(at, min(low, span.stop) - 1))
+            yield from _as_tombstones(healer.skipped(at, min(low, span.stop) - 1))
             yield from _as_tombstones(healer.lost(low, high, piece.reason))
             at = max(at, high + 1)
 
@@ -235,21 +242,13 @@ def _filtered_nodes(span: Span, how: How) -> tuple[str, ...]:
     """Return the nodes whose records the server would filter out of this topic."""
     if not how.nodes:
         return ()
-    state = _state(span, how)
+    with client_for(how.connection, span.server) as client:
+        state = state_of(client, span.topic)
     return how.nodes if state is None or state.config.dedupe_node else ()
 
 
 def _trimmed_to(span: Span, how: How) -> int:
     """Return the last trimmed seq that the server knows for this epoch of the topic."""
-    state = _state(span, how)
-    return 0 if state is None or state.epoch != span.epoch else state.trimmed_seq or 0
-
-
-def _state(span: Span, how: How) -> request.State | None:
     with client_for(how.connection, span.server) as client:
-        try:
-            return client.topic(span.topic)
-        except TopicsError as error:
-            if error.code is not Code.TOPIC_NOT_FOUND:
-                raise
-            return None
+        state = state_of(client, span.topic, epoch=span.epoch)
+    return 0 if state is None else state.trimmed_seq or 0

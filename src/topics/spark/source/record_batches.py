@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from topics.arrow import GAP, RECORD, Cells, cells
 from topics.model import surrogates
-from topics.spark.source.layout import Layout
-from topics.spark.source.schema import HEADERS
+from topics.spark.source.layout import HEADERS, Layout
 from topics.spark.source.where import Condition, parse
 from topics.storage.segments.record_run import Run
 

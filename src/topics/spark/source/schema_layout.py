@@ -12,8 +12,7 @@ from pyspark.sql import types as t
 
 from topics.spark.options import BadOption, ReadOptions
 from topics.spark.source.data_fields import NotSupported, data_field
-from topics.spark.source.layout import Layout, OutputColumn
-from topics.spark.source.schema import shape_of
+from topics.spark.source.layout import Layout, OutputColumn, shape_of
 from topics.spark.source.where import parse
 
 MALFORMED = "_malformed"

@@ -16,11 +16,10 @@ from topics.spark.pyspark_api import ReadAllAvailable, ReadLimit, ReadMaxRows, S
 from topics.spark.source import offsets, plan
 from topics.spark.source.batch import ReadPartition
 from topics.spark.source.catalog import ServerCatalog
-from topics.spark.source.offsets import Key, OffsetCodec, StreamPositions
-from topics.spark.source.plan import Span, TopicExtent
+from topics.spark.source.offsets import Key, OffsetCodec, StreamPosition, StreamPositions
+from topics.spark.source.plan import Impossible, Span, TopicExtent
 from topics.spark.source.read import how_of, read_span
 from topics.spark.source.schema_layout import layout_of
-from topics.spark.worker_memory import freeze_imports
 
 # An idle query asks for the latest offset a hundred times a second, so the answer waits for new records. The wait is
 # short because a query that is being stopped waits for the answer.
@@ -108,7 +107,6 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [ReadPartition([(span, None) for span in part]) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        freeze_imports()
         assert isinstance(partition, ReadPartition)
         layout = layout_of(self.options, self.schema)
         how = how_of(self.options, layout, tag=layout.narrowing().tag)
@@ -119,11 +117,9 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Show the progress of the stream as the position of a named consumer. Its checkpoint stays what counts."""
         if (name := self.options.consumer) is None:
             return
-        if self._servers is None:
-            self._servers = ServerCatalog(self.options)
         for (server, topic), position in self._names.load(end)[1].items():
             if self._published.get((server, topic)) != position:
-                self._servers.publish(server, topic, name, epoch=position.epoch, seq=position.seq - 1)
+                self._catalog.publish(server, topic, name, epoch=position.epoch, seq=position.seq - 1)
                 self._published[server, topic] = position
 
     def stop(self) -> None:
@@ -132,6 +128,12 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._servers = None
 
     # --- inside
+
+    @property
+    def _catalog(self) -> ServerCatalog:
+        if self._servers is None:
+            self._servers = ServerCatalog(self.options)
+        return self._servers
 
     def _advance(
         self, at: StreamPositions, extents: list[TopicExtent], budget: int | None
@@ -170,9 +172,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._refresh() if self._target is None else self._target
 
     def _refresh(self) -> list[TopicExtent]:
-        if self._servers is None:
-            self._servers = ServerCatalog(self.options)
-        extents = self._servers.present()
+        extents = self._catalog.present()
         self._seen = {(extent.server, extent.topic): extent for extent in extents}
         self._ends |= {
             key: offsets.StreamPosition(extent.epoch, extent.end)
@@ -189,9 +189,8 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return structs.replace(extent, head=end.seq - 1)
 
     def _wait(self, extents: list[TopicExtent]) -> None:
-        assert self._servers is not None
         if len(extents) == 1 and not extents[0].only_archived:
-            self._servers.wait(extents[0], WAIT_MS)
+            self._catalog.wait(extents[0], WAIT_MS)
         else:
             time.sleep(WAIT_AMONG_MANY_MS / 1000)
 
@@ -218,8 +217,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def _first_seq(self, extent: TopicExtent, *, otherwise: Offset) -> int:
-        assert self._servers is not None
-        return plan.first_seq(self.options, extent, self._servers.seq_at, otherwise=otherwise)
+        return plan.first_seq(self.options, extent, self._catalog.seq_at, otherwise=otherwise)
 
     def _first_seq_of_new(self, extent: TopicExtent) -> int:
         """Return the first seq of a topic created after the start: 1, unless startingOffsets names the topic."""
@@ -244,3 +242,63 @@ def _check(options: ReadOptions) -> None:
         raise BadOption("pushFilters: only batch reads have this option; narrow a stream with the options tag and node")
     if options.ending is not None or options.ending_ts is not None:
         raise BadOption("endingOffsets, endingTimestamp: only batch reads have these options; a stream has no end")
+
+
+# --- Spark 4.0 and 4.1
+
+INITIAL = "initial"  # marks an initial offset, which is never stored in a checkpoint
+
+
+class UnlimitedStreamReader(TopicsStreamReader):
+    """The reader for Spark 4.0 and 4.1, whose `latestOffset` gets neither the start of the next batch nor a limit.
+
+    A micro-batch reads everything up to the heads. The start of a batch is known only in `partitions`. The first batch
+    is the exception: `latestOffset` stores the start of the stream in the end offset, because Spark asks again for the
+    initial offset after a crash, and "latest" would then be another seq.
+    """
+
+    def __init__(self, options: ReadOptions, schema: StructType | None = None) -> None:
+        if options.max_offsets is not None:
+            raise BadOption("maxOffsetsPerTrigger: needs Spark 4.2 or newer; without it, a batch reads up to the heads")
+        super().__init__(options, schema)
+        self._at: StreamPositions | None = None  # the end of the last batch, as far as this reader knows it
+        self._last: dict[str, Any] | None = None
+        self._deleted: StreamPositions = {}  # positions that the end of a batch after a restart did not have
+
+    def initialOffset(self) -> dict[str, Any]:
+        return {**super().initialOffset(), INITIAL: True}
+
+    def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:
+        extents = self._extents()
+        at = self._at if self._at is not None else self._first_positions()
+        begin, end = self._advance(at, extents, None)
+        if begin == end and self._last is not None:
+            self._wait(extents)
+            begin, end = self._advance(at, self._refresh(), None)
+        if begin == end and self._last is not None:
+            return self._last  # Spark takes an equal offset for "nothing new"
+        self._at, self._last = end, self._names.dump(begin, end)
+        return self._last
+
+    def _first_positions(self) -> StreamPositions:
+        """Return the start of the stream, or nothing if it is invalid now: a restarted query does not need it."""
+        try:
+            return self._names.load(super().initialOffset())[1]
+        except Impossible:
+            return {}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        begin, stop = self._names.load(end)
+        if not start.get(INITIAL):
+            begin = self._names.load(start)[1]
+        self._check_deleted(begin, set(stop))
+        if missing := {key: begin[key] for key in begin.keys() - stop.keys()}:
+            # A deleted topic keeps its position, so that a new epoch is reported: the next offset has it again.
+            self._at, self._last = missing | (self._at or {}), None
+            self._deleted |= missing
+        begin = self._deleted | begin
+        for key in stop.keys() - begin.keys():
+            if (extent := self._seen.get(key)) is not None and extent.epoch == stop[key].epoch:
+                first_seq = min(self._first_seq_of_new(extent), stop[key].seq)
+                begin[key] = StreamPosition(extent.epoch, first_seq)
+        return self._parts(offsets.spans(begin, stop))

@@ -69,7 +69,9 @@ def for_writing(given: Mapping[str, str], schema: StructType) -> Mapping[str, st
     options = {key.lower(): value for key, value in stored.items()}
     names = listed(options.get("subscribe", ""))
     if len(names) != 1:
-        raise BadOption("INSERT INTO: the table does not stand for one topic; create one with subscribe and one name")
+        raise BadOption(
+            "INSERT INTO: the table does not have exactly one topic; create one with subscribe and one name"
+        )
     kept = {key: value for key, value in stored.items() if key.lower() in _CONNECTION}
     return _merged({**kept, "topic": names[0]}, given)
 

@@ -10,15 +10,16 @@ comparison with NULL is not true.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
 
-from topics.spark.options import BadOption
-from topics.spark.source.conditions import Comparison
+from topics.model.records import TagMatch
+from topics.spark.options import BadOption, ms_of
 
 _TOKEN = re.compile(
     r"""\s*(?:(?P<number>-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)|(?P<string>'(?:[^']|'')*')|(?P<quoted>`(?:[^`]|``)+`)
@@ -31,6 +32,22 @@ _COMPARE = {
 }  # fmt: skip
 _WORDS = {"and", "or", "not", "in", "is", "null", "like", "between", "true", "false"}
 _EXAMPLE = "such as seq >= 100 AND tag = 'web'"
+
+
+# The meaning of a column in a comparison, under our name or Kafka's, and Spark's filters by the names of their classes.
+_MEANING = {"topic": "topic", "seq": "seq", "offset": "seq", "ts": "ts", "timestamp": "ts", "tag": "tag"}
+_FILTERS = {
+    "EqualTo": "=", "EqualNullSafe": "=", "GreaterThan": ">", "GreaterThanOrEqual": ">=",
+    "LessThan": "<", "LessThanOrEqual": "<=", "In": "in", "StringStartsWith": "prefix",
+}  # fmt: skip
+
+
+class Comparison(NamedTuple):
+    """`column sign value`. The sign `in` has a tuple of values, and `prefix` the start of a string."""
+
+    column: str
+    sign: str
+    value: Any
 
 
 class FilterToken(NamedTuple):
@@ -238,3 +255,87 @@ def _moment(text: str, wrong: BadOption) -> datetime:
     except ValueError:
         raise wrong from None
     return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+
+
+# --- what a condition implies for the plan of a read. It only saves work: each comparison is evaluated again
+
+
+class Narrowing(Struct, kw_only=True):
+    """Necessary conditions on a row. Seqs and times (ms) have bounds [low, high)."""
+
+    topics: frozenset[str] | None = None
+    topic_prefix: str = ""
+    low_seq: int | None = None
+    high_seq: int | None = None
+    low_ms: int | None = None
+    high_ms: int | None = None
+    tag: TagMatch | None = None
+
+    def wants(self, topic: str) -> bool:
+        return (self.topics is None or topic in self.topics) and topic.startswith(self.topic_prefix)
+
+    def narrow(self, unit: str, low: int | None, high: int | None) -> None:
+        """Apply further bounds of seqs (`unit` is seq) or times (ms)."""
+        for name, bound, tighter in ((f"low_{unit}", low, max), (f"high_{unit}", high, min)):
+            if bound is not None:
+                known = getattr(self, name)
+                setattr(self, name, bound if known is None else tighter(known, bound))
+
+
+def of_filters(filters: Iterable[Any]) -> list[Comparison]:
+    """Return Spark's filters as comparisons. A filter on a nested field or of another kind is left out."""
+    found = []
+    for one in filters:
+        path: tuple[str, ...] = getattr(one, "attribute", ())
+        sign = _FILTERS.get(type(one).__name__)
+        if sign is not None and len(path) == 1 and not (sign == "=" and one.value is None):
+            found.append(Comparison(path[0], sign, tuple(one.value) if sign == "in" else one.value))
+    return found
+
+
+def narrowing(comparisons: Iterable[Comparison], *, kafka: bool = False, typed: bool = False) -> Narrowing:
+    """Return the conditions that the comparisons imply. A comparison that implies none is ignored.
+
+    In a typed read, columns of the record have an underscore before their names. Kafka's name for the tag is `key`,
+    which is binary and implies nothing.
+    """
+    found = Narrowing()
+    for column, sign, value in comparisons:
+        if typed and not column.startswith("_"):
+            continue
+        meaning = _MEANING.get(column[1:] if typed else column)
+        if meaning == "topic":
+            _narrow_topic(found, sign, value)
+        elif meaning == "seq":
+            _narrow_seq(found, sign, value)
+        elif meaning == "ts" and isinstance(value, datetime):
+            found.narrow("ms", *_bounds(sign, ms_of(value)))  # rounded up: `>` and `>=` have the same first ms
+        elif meaning == "tag" and not kafka and (found.tag is None or found.tag.op != "Eq"):
+            if sign == "=" and isinstance(value, str):
+                found.tag = TagMatch("Eq", value)
+            elif sign == "prefix" and value and found.tag is None:
+                found.tag = TagMatch("Glob", value)
+    return found
+
+
+def _narrow_topic(found: Narrowing, sign: str, value: Any) -> None:
+    if sign == "prefix" and len(value) > len(found.topic_prefix):
+        found.topic_prefix = value
+    elif sign == "in" or (sign == "=" and isinstance(value, str)):
+        names = frozenset(name for name in (value if sign == "in" else [value]) if isinstance(name, str))
+        found.topics = names if found.topics is None else found.topics & names
+
+
+def _narrow_seq(found: Narrowing, sign: str, value: Any) -> None:
+    if isinstance(value, int):
+        found.narrow("seq", *_bounds(sign, value + (sign == ">")))
+    elif sign == "in":
+        numbers = [number for number in value if isinstance(number, int)]
+        if numbers and all(number is None or isinstance(number, int) for number in value):
+            found.narrow("seq", min(numbers), max(numbers) + 1)
+
+
+def _bounds(sign: str, at: int) -> tuple[int | None, int | None]:
+    """Return the bounds [low, high) of a comparison with a whole number; `>` counts as `>=`."""
+    low = at if sign in ("=", ">", ">=") else None
+    return low, {"=": at + 1, "<": at, "<=": at + 1}.get(sign)

@@ -26,7 +26,7 @@ from topics.spark.options import READ as KNOWN_OPTIONS
 from topics.spark.options import connection, known, read_options, with_absolute_paths
 from topics.spark.source.batch import TopicsReader
 from topics.spark.source.catalog import catalog_of, client_for
-from topics.spark.source.conditions import Narrowing
+from topics.spark.source.where import Narrowing
 from topics.spark.sql.rewrite import (
     JSON_COLUMNS,
     Field,

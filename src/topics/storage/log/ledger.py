@@ -29,7 +29,7 @@ from topics.errors import Corrupt, UnknownFormat
 from topics.model.topic import TopicConfig
 from topics.storage.data_layout import TEMP_SUFFIX
 from topics.storage.datadir import DataDir
-from topics.storage.fs import File
+from topics.storage.fs import File, read_whole
 from topics.storage.log import frame, walfile
 from topics.storage.log.log_files import LogFile
 from topics.storage.snapshot import Snapshot, ledger_number
@@ -222,7 +222,7 @@ def read(datadir: DataDir, since: int) -> LedgerAccount:
     account = LedgerAccount()
     for number in datadir.ledger_numbers():
         path = datadir.ledger_path(number)
-        items = list(walfile.scan(_read_whole(datadir, path), start=0))
+        items = list(walfile.scan(read_whole(datadir.fs, path), start=0))
         has_notes = any(isinstance(item, walfile.FoundFrame) for item in items)
         (account.numbers if has_notes else account.unreadable).add(number)
         for item in items if number >= since else ():
@@ -330,7 +330,7 @@ def copied(datadir: DataDir, since: int, files: list[LogFile], lacking: dict[int
     notes = [frame.encode(REACHED, 0, since, 0, _encode([0]))]
     for number in datadir.ledger_numbers():
         if number >= since:
-            data = _read_whole(datadir, datadir.ledger_path(number))
+            data = read_whole(datadir.fs, datadir.ledger_path(number))
             items = [item for item in walfile.scan(data, start=0) if isinstance(item, walfile.FoundFrame)]
             notes += [data[item.at : item.end] for item in items if item.frame.head.kind in (TOPIC, GONE)]
     found = {file.number: file for file in files}
@@ -345,14 +345,6 @@ def copied(datadir: DataDir, since: int, files: list[LogFile], lacking: dict[int
         notes.append(frame.encode(REACHED, 0, number, 0, _encode([end])))
         previous = number, end
     return b"".join(notes)
-
-
-def _read_whole(datadir: DataDir, path: str) -> bytes:
-    file = datadir.fs.open(path)
-    try:
-        return file.pread(file.size(), 0)
-    finally:
-        file.close()
 
 
 def _take(account: LedgerAccount, found: frame.Frame, since: int) -> None:

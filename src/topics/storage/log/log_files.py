@@ -9,6 +9,7 @@ from typing import NamedTuple
 from topics import logs
 from topics.errors import Corrupt
 from topics.storage.datadir import DataDir
+from topics.storage.fs import read_whole
 from topics.storage.log import walfile
 
 log = logs.Log("recovery")
@@ -52,7 +53,7 @@ def read_log(
             continue
         path = datadir.wal_path(number)
         try:
-            data = read_whole(datadir, path)
+            data = read_whole(datadir.fs, path)
         except OSError as error:
             if unreadable is None:
                 raise
@@ -88,18 +89,6 @@ def decode(number: int, path: str, data: bytes, damage: list[str]) -> LogFile:
         damage.append(f"{path} at byte {bad[0]}: one copy of the header is damaged, the other was used")
         log.warning("log_header_copy_damaged", file=path, offset=bad[0])
     return LogFile(number, path, data, (header.resume_number, header.resume_offset))
-
-
-def read_whole(datadir: DataDir, path: str) -> bytes:
-    """Return all bytes of a file. An error names it."""
-    file = datadir.fs.open(path)
-    try:
-        return file.pread(datadir.fs.size(path), 0)
-    except OSError as error:
-        error.filename = path
-        raise
-    finally:
-        file.close()
 
 
 def _cut(file: LogFile, resume: tuple[int, int]) -> LogFile:

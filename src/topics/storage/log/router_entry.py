@@ -42,7 +42,7 @@ class RouterDrop(Struct, array_like=True):
 class Mark(Struct, array_like=True):
     """The cursors of the routers of a topic at this point of the log.
 
-    Those that read from the topic stood at `upto`, the ones in `others` elsewhere; those that write into it are in
+    Those that read from the topic were at `upto`, the ones in `others` elsewhere; those that write into it are in
     `others` as well. `holds` says that the mark belongs to the entry behind it.
     """
 

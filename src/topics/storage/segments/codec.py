@@ -49,6 +49,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from topics.errors import Corrupt
@@ -199,6 +200,17 @@ def decode_index(block: bytes, footer: Footer, *, path: str) -> tuple[memoryview
     return sums, columns
 
 
+def decode(data: bytes, *, path: str) -> tuple[Footer, Columns, bytes, bytes]:
+    """Decode a whole file and compare every checksum. Return footer, columns, data and flags. Raise `Corrupt`."""
+    footer = decode_footer(data[-FOOTER_BYTES:], path=path, file_bytes=len(data))
+    sums, columns = decode_index(data[footer.sums_at : footer.flags_at], footer, path=path)
+    rendered = data[HEADER_BYTES : footer.sums_at]
+    for at, expected in zip(range(0, len(rendered), CHUNK_BYTES), sums, strict=True):
+        if sum64(memoryview(rendered)[at : at + CHUNK_BYTES]) != expected:
+            raise Corrupt(path, HEADER_BYTES + at, "a chunk of data does not match its checksum")
+    return footer, columns, rendered, data[footer.flags_at : footer.flags_at + footer.count]
+
+
 def decode_flags(block: bytes) -> bytearray | None:
     """Return the marks (0 live, 1 deleted, 2 lost), or None if every record is live.
 
@@ -240,18 +252,19 @@ def _sorted_ids(column: Column | None, names: GrowingNames | SortedNames) -> tup
     if isinstance(names, SortedNames):
         head = struct.pack("<II", len(names), len(names.blob))
         return column.tobytes(), head + names.ends.tobytes() + names.blob
-    encoded = [name.encode() for name in names.names]
-    if len(encoded) < 2:
-        return column.tobytes(), _encode_names(encoded)
+    ids, names = sorted_names(np.frombuffer(column, np.uint32), names.names)
+    return _sorted_ids(ids, names)
+
+
+def sorted_names(ids: npt.NDArray[np.uint32], names: Sequence[str]) -> tuple[Column, SortedNames]:
+    """Return ids that begin with 1, renumbered so that they follow the byte order of their names, and the names."""
+    encoded = [name.encode() for name in names]
     order = sorted(range(len(encoded)), key=encoded.__getitem__)
     renumber = np.zeros(len(encoded) + 1, np.uint32)
     renumber[np.asarray(order, np.intp) + 1] = np.arange(1, len(order) + 1, dtype=np.uint32)
-    return renumber[np.frombuffer(column, np.uint32)].tobytes(), _encode_names([encoded[at] for at in order])
-
-
-def _encode_names(names: Sequence[bytes]) -> bytes:
-    blob, ends = b"".join(names), array("I", accumulate(map(len, names)))
-    return struct.pack("<II", len(names), len(blob)) + ends.tobytes() + blob
+    some = [encoded[at] for at in order]
+    ends = memoryview(array("I", accumulate(map(len, some))))
+    return memoryview(renumber[ids].tobytes()).cast("I"), SortedNames(ends, b"".join(some))
 
 
 def _decode_names(block: bytes, at: int) -> tuple[SortedNames, int]:

@@ -11,7 +11,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, repeat
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,19 +22,6 @@ from topics.model.records import TagMatch
 # A growing run has `array`s. A sealed run has memoryviews of the same item type. Both return plain ints.
 Column: TypeAlias = "array[int] | memoryview"
 Ids: TypeAlias = "Sequence[int] | npt.NDArray[np.intp]"
-
-
-class Names(Protocol):
-    """A dictionary of strings. Ids begin with 1."""
-
-    def id_of(self, name: str) -> int:
-        """Return the id of the name, or 0."""
-
-    def name_of(self, name_id: int) -> str: ...
-
-    def ids_with_prefix(self, prefix: str) -> Ids: ...
-
-    def __len__(self) -> int: ...
 
 
 class GrowingNames:
@@ -156,6 +143,21 @@ class Columns:
         ids = [found for node in nodes if (found := self.node_names.id_of(node))]
         return _positions(self.nodes, ids, low, high)
 
+    def part(self, low: int, high: int) -> Columns:
+        """Return a copy of the positions [low, high), without names and extras. It must not grow.
+
+        Any thread may ask, while the owner's goes on adding: nothing but the end of a run ever changes, and each column
+        is copied in one step of the interpreter.
+        """
+        part = Columns.__new__(Columns)
+        part.first, part.offsets, part.ts = self.first + low, self.offsets[low : high + 1], self.ts[low:high]
+        part.tags = None if (tags := self.tags) is None else tags[low:high]
+        part.nodes = None if (nodes := self.nodes) is None else nodes[low:high]
+        part.metas = None if (metas := self.metas) is None else metas[low:high]
+        part.tag_names = part.node_names = NO_NAMES
+        part.extras = {}
+        return part
+
     def size_of(self, positions: npt.NDArray[np.intp]) -> int:
         """Return the bytes of the records at these positions."""
         ends = np.frombuffer(self.offsets, np.uint32)
@@ -240,16 +242,8 @@ def extend_plain(
 
 
 def first_of(columns: Columns, n: int, *, tag_names: int, node_names: int) -> Columns:
-    """Return the columns of a growing run as they were with this many records and names. The result must not grow.
-
-    Any thread may ask, while the owner's goes on adding: nothing but the end of a run ever changes, and each column is
-    copied in one step of the interpreter.
-    """
-    early = Columns.__new__(Columns)
-    early.first, early.offsets, early.ts = columns.first, columns.offsets[: n + 1], columns.ts[:n]
-    early.tags = None if (tags := columns.tags) is None else tags[:n]
-    early.nodes = None if (nodes := columns.nodes) is None else nodes[:n]
-    early.metas = None if (metas := columns.metas) is None else metas[:n]
+    """Return the columns of a growing run as they were with this many records and names, on any thread."""
+    early = columns.part(0, n)
     early.tag_names = _first_names(columns.tag_names, tag_names)
     early.node_names = _first_names(columns.node_names, node_names)
     early.extras = {at: extra for at, extra in columns.extras.copy().items() if at < n} if columns.extras else {}

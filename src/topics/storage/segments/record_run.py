@@ -8,7 +8,6 @@ does not get (deleted, lost, or filtered out) is marked and empty, and holds not
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from typing import cast
 
@@ -16,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from topics.errors import Corrupt
 from topics.model.records import Projection
 from topics.storage.segments import codec
 from topics.storage.segments.columns import Column, Columns, GrowingNames, SortedNames, render_without
@@ -62,14 +60,7 @@ class Slice(Struct, eq=False):
 
     @classmethod
     def of(cls, columns: Columns, spans: list[tuple[int, int]], parts: Sequence[bytes | memoryview]) -> Slice:
-        low, high = spans[0][0], spans[-1][1]
-        copied = Columns(columns.first + low)
-        copied.offsets = columns.offsets[low : high + 1]
-        copied.ts = columns.ts[low:high]
-        copied.tags = None if columns.tags is None else columns.tags[low:high]
-        copied.nodes = None if columns.nodes is None else columns.nodes[low:high]
-        copied.metas = None if columns.metas is None else columns.metas[low:high]
-        return cls(columns, spans, parts, copied)
+        return cls(columns, spans, parts, columns.part(spans[0][0], spans[-1][1]))
 
     def run(self, *, all_names: bool = False) -> Run:
         """Return the run. Safe on any thread.
@@ -102,15 +93,8 @@ def encode(run: Run, *, topic_id: int, epoch: int) -> list[bytes]:
 
 def decode(block: bytes | bytearray | memoryview, *, source: str) -> Run:
     """Decode a run and compare every checksum. Raise `Corrupt`, which names `source` as the origin of the bytes."""
-    view = memoryview(block)
-    footer = codec.decode_footer(bytes(view[-codec.FOOTER_BYTES :]), path=source, file_bytes=len(view))
-    sums, columns = codec.decode_index(bytes(view[footer.sums_at : footer.flags_at]), footer, path=source)
-    data = bytes(view[codec.HEADER_BYTES : footer.sums_at])
-    for chunk, expected in enumerate(sums):
-        at = chunk * codec.CHUNK_BYTES
-        if codec.sum64(memoryview(data)[at : at + codec.CHUNK_BYTES]) != expected:
-            raise Corrupt(source, codec.HEADER_BYTES + at, "a chunk of data does not match its checksum")
-    return Run(columns, data, codec.decode_flags(bytes(view[footer.flags_at : footer.flags_at + footer.count])))
+    _, columns, data, flags = codec.decode(bytes(block), path=source)
+    return Run(columns, data, codec.decode_flags(flags))
 
 
 def lines(run: Run, projection: Projection) -> bytes:
@@ -181,16 +165,11 @@ def _names(
     used = used[used > 0]
     if not len(used):
         return None, GrowingNames()
-    if isinstance(names, SortedNames):
-        some = _some_names(names, used)
-    else:
-        encoded = [names.name_of(name_id).encode() for name_id in used.tolist()]
-        order = sorted(range(len(encoded)), key=encoded.__getitem__)
-        used = used[order]
-        some = SortedNames(*_blob([encoded[at] for at in order]))
     fresh = np.zeros(int(used.max()) + 1, np.uint32)
     fresh[used] = np.arange(1, len(used) + 1, dtype=np.uint32)
-    return _column(fresh[ids]), some
+    if isinstance(names, SortedNames):
+        return _column(fresh[ids]), _some_names(names, used)
+    return codec.sorted_names(fresh[ids], [names.name_of(name_id) for name_id in used.tolist()])
 
 
 def _all_names(
@@ -214,15 +193,6 @@ def _some_names(names: SortedNames, used: Ids) -> SortedNames:
     before = np.cumsum(sizes) - sizes
     blob = np.frombuffer(names.blob, np.uint8)[at + np.repeat(low - before, sizes)].tobytes()
     return SortedNames(memoryview(np.cumsum(sizes).astype(np.uint32).tobytes()).cast("I"), blob)
-
-
-def _blob(names: Sequence[bytes]) -> tuple[memoryview, bytes]:
-    ends = array("I")
-    end = 0
-    for name in names:
-        end += len(name)
-        ends.append(end)
-    return memoryview(ends.tobytes()).cast("I"), b"".join(names)
 
 
 def _column(values: npt.NDArray[np.integer]) -> Column:

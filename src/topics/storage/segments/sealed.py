@@ -7,7 +7,6 @@ raises `Cold` instead, see `cold.py`.
 
 from __future__ import annotations
 
-import posixpath
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
@@ -19,18 +18,14 @@ import numpy.typing as npt
 
 from topics import logs
 from topics.errors import Corrupt
-from topics.storage.data_layout import holds_topics
-from topics.storage.fs import File, absence
 from topics.storage.segments import codec
 from topics.storage.segments.cold import Cold, Need
 from topics.storage.segments.columns import Columns, runs
 from topics.storage.segments.marks import FEW, LIVE, Positions, marked_positions, pack_marks, put_marks
-from topics.storage.segments.segment import Damaged, HeldRange, MemorySegment, Rendered, Segment
-from topics.storage.segments.segment_cache import Loaded, Shelf
+from topics.storage.segments.segment import Damaged, HeldRange, MemorySegment, Rendered
+from topics.storage.segments.segment_caches import Loaded, SegmentCaches, SegmentFile, part_of
 
-LARGE_INDEX_BYTES = 4 << 20  # a larger index is decoded on a thread even if the page cache has it
 SMALL_INDEX_BYTES = 64 << 10  # the same limit for `look`, which visits many segments
-SMALL_PART = 4  # a part this many times smaller than its block is copied, so that the block can be freed
 
 _FLAG_OF_MARK = bytes((codec.LIVE, codec.DELETED, codec.LOST)).ljust(256, b"\0")
 
@@ -54,27 +49,19 @@ class Fetched:
         if (start, stop) == (self.start, self.stop):
             found: Rendered = self.value
             return found
-        return _part(self.value, start - self.start, stop - self.start)
+        return part_of(self.value, start - self.start, stop - self.start)
 
 
-def _part(block: Rendered, low: int, high: int) -> Rendered:
-    """Return a part of the block: a view of it, or a copy if the part is small, so that the block can be freed."""
-    if (high - low) * SMALL_PART < len(block):
-        return bytes(block[low:high])
-    return memoryview(block)[low:high]
-
-
-class SealedSegment(Segment):
+class SealedSegment(SegmentFile):
     """A run of records in a file. The store writes new marks to the file, see `save_marks`."""
 
     __slots__ = (
-        "_damage", "_fetched", "_file", "_held", "_loaded", "_marks_known", "_pending", "_shelf", "_unsaved",
-        "cold", "file_in_use", "footer", "gone", "path",
+        "_damage", "_fetched", "_held", "_marks_known", "_pending", "_unsaved",
     )  # fmt: skip
 
     def __init__(
         self,
-        shelf: Shelf,
+        caches: SegmentCaches,
         path: str,
         footer: codec.Footer,
         *,
@@ -82,22 +69,11 @@ class SealedSegment(Segment):
         live_bytes: int,
         pending: bytes = b"",
     ) -> None:
-        super().__init__(footer.first)
-        self.count = footer.count
+        super().__init__(caches, path, footer)
         self.live = live
         self.live_bytes = live_bytes
-        self.min_ts = footer.min_ts
-        self.max_ts = footer.max_ts
-        self.path = path
-        self.footer = footer
-        self._shelf = shelf
-        self._loaded: Loaded | None = None
         self._held: ref[Loaded] | None = None  # the columns, also while only a `Hold` keeps them in memory
         self._fetched: dict[Hashable, ref[Fetched]] = {}  # results of fetches that holds keep in memory
-        self.gone = False  # whether `release` was called: the file may be removed at any time
-        self._file: File | None = None
-        self.file_in_use = False  # whether a read used the file since the shelf last checked
-        self.cold = False  # whether the file is in the cold folder
         self._marks_known = live == footer.count and not pending
         self._pending = pending  # packed marks that a snapshot has and the file may lack
         self._unsaved: bytearray | None = None  # a byte per record: 1 if the file may lack its mark; None for no record
@@ -106,9 +82,9 @@ class SealedSegment(Segment):
         self._damage: Damaged | None = None  # found by a load on another thread; the next read raises it
 
     @classmethod
-    def adopt(cls, shelf: Shelf, path: str, footer: codec.Footer, was: MemorySegment) -> SealedSegment:
+    def adopt(cls, caches: SegmentCaches, path: str, footer: codec.Footer, was: MemorySegment) -> SealedSegment:
         """Return the sealed segment for a memory segment that was just written to a file, with the marks made since."""
-        sealed = cls(shelf, path, footer, live=was.live, live_bytes=was.live_bytes)
+        sealed = cls(caches, path, footer, live=was.live, live_bytes=was.live_bytes)
         sealed._marks = was._marks
         sealed._marks_known = True
         if was._marks is not None:
@@ -117,7 +93,7 @@ class SealedSegment(Segment):
 
     @property
     def columns(self) -> Columns:  # type: ignore[override]
-        loaded = self._loaded
+        loaded = self.loaded
         if loaded is None:
             loaded = self._load(wait=False)
         return loaded.columns
@@ -151,7 +127,7 @@ class SealedSegment(Segment):
         """The columns, if they and the marks are in memory. They stay in memory while this object is referenced."""
         if not self._marks_known:
             return None
-        return self._loaded or (None if self._held is None else self._held())
+        return self.loaded or (None if self._held is None else self._held())
 
     def mark_deleted(self, low: int, taken: npt.NDArray[np.uint8], *, count: int, size_bytes: int) -> None:
         super().mark_deleted(low, taken, count=count, size_bytes=size_bytes)
@@ -224,7 +200,7 @@ class SealedSegment(Segment):
         if self._damage is not None:
             damage, self._damage = self._damage, None
             raise damage
-        loaded = self._loaded or self._load(wait=False)
+        loaded = self.loaded or self._load(wait=False)
         offsets = loaded.columns.offsets
         start, stop = offsets[low], offsets[high]
         if self._fetched and (fetched := self._find((start, stop))) is not None:
@@ -249,7 +225,7 @@ class SealedSegment(Segment):
 
     def need(self, low: int, high: int, *, at_least_bytes: int = 0, max_bytes: int | None = None) -> Need:
         """Return the need for the data of [low, high), extended to `at_least_bytes` and limited to `max_bytes`."""
-        loaded = self._loaded
+        loaded = self.loaded
         if loaded is None:  # an estimate: the columns have the exact size, and they are fetched with the data
             size_bytes = self.footer.data_bytes * (high - low) // self.count + self._index_bytes
         else:
@@ -271,46 +247,19 @@ class SealedSegment(Segment):
                     raise
             return None  # the next read raises the damage, or the segment no longer exists
 
-        return Need((self, key), size_bytes, load=load_safely, trim=self._shelf.trim)
+        return Need((self, key), size_bytes, load=load_safely, trim=self._caches.trim)
 
     def lend(self, low: int, high: int) -> Rendered:
-        loaded = self._loaded
+        loaded = self.loaded
         if loaded is not None and self._damage is None:
             offsets = loaded.columns.offsets
             start, stop = offsets[low], offsets[high]
-            if loaded.has_verified(start, stop, self._shelf.period):
+            if loaded.has_verified(start, stop, self._caches.period):
                 with suppress(OSError):  # `read` finds out what it means
                     lent = self._open().lend(stop - start, codec.HEADER_BYTES + start)
                     if lent is not None:
                         return lent
         return self.read(low, high)
-
-    def unload(self) -> None:
-        self._loaded = None
-
-    def keep_file(self, file: File) -> None:
-        self._file, self.file_in_use = file, True
-
-    def close_file(self) -> None:
-        self._file = None  # the last reader closes it
-
-    def _open(self) -> File:
-        file = self._file
-        if file is None:
-            return self._shelf.open(self)
-        self.file_in_use = True
-        return file
-
-    def moved(self, path: str) -> None:
-        """Note that the file was moved to `path`."""
-        self._shelf.forget(self, moved_to=path)
-
-    def release(self) -> None:
-        """Free the memory of the segment, and let its file be removed."""
-        self.gone = True
-        self._shelf.drop(self)
-        self._shelf.forget(self)
-        self._shelf.retired.append(self.path)
 
     # --- results of fetches
 
@@ -358,7 +307,7 @@ class SealedSegment(Segment):
     def _load(self, *, wait: bool) -> Loaded:
         if self._damage is not None and self._damage.whole:
             raise self._damage
-        loaded = self._loaded
+        loaded = self.loaded
         if loaded is None and self._held is not None:
             loaded = self._held()
         if loaded is not None and self._marks_known:
@@ -375,10 +324,10 @@ class SealedSegment(Segment):
         self._learn_marks(block[index_end:])
         loaded = Loaded(sums, columns, len(block))
         self._held = ref(loaded)
-        self._loaded = loaded
-        self._shelf.keep(self, len(block))
+        self.loaded = loaded
+        self._caches.keep(self, len(block))
         if not wait:
-            self._shelf.trim()
+            self._caches.trim()
         return loaded
 
     def _load_marks(self, *, wait: bool) -> object:
@@ -395,7 +344,7 @@ class SealedSegment(Segment):
 
     def _learn_marks(self, flags: bytes) -> None:
         """Take the marks from the flags of the file, once: after that the marks in memory are newer."""
-        with self._shelf.marks_lock:
+        with self._caches.marks_lock:
             if self._marks_known:
                 return
             marks = codec.decode_flags(flags)
@@ -408,70 +357,3 @@ class SealedSegment(Segment):
                 put_marks(marks, self._pending)
             self._marks = marks
             self._marks_known = True
-
-    @property
-    def _index_bytes(self) -> int:
-        return self.footer.flags_at - self.footer.sums_at + self.count
-
-    def _index_block(self, *, wait: bool) -> bytes | None:
-        """Return the bytes between data and footer; None if that would wait for the disk or take long."""
-        size = self._index_bytes
-        if not wait and size > LARGE_INDEX_BYTES:
-            return None
-        found = self._read(size, self.footer.sums_at, wait=wait)
-        return None if found is None else bytes(found)
-
-    def _read(self, size: int, at: int, *, wait: bool) -> Rendered | None:
-        """Return bytes of the file. Raise `Damaged` if it is missing, and OSError if it cannot be read now.
-
-        Without `wait`, return None if they are not in memory, or if the disk has to be asked what is wrong.
-        """
-        try:
-            file = self._open()
-            return file.pread(size, at) if wait else file.try_pread(size, at)
-        except OSError as error:
-            lost = not self.cold or (wait and self._cold_folder_is_there())
-            if isinstance(error, FileNotFoundError) and lost:
-                cause = Corrupt(self.path, 0, absence(error))
-                raise Damaged(self, 0, self.count, cause, whole=True) from error
-            if wait:
-                raise
-            return None
-
-    def _cold_folder_is_there(self) -> bool:
-        """Return whether the cold folder is mounted. If it is not, nothing in it is lost."""
-        return holds_topics(self._shelf.fs, posixpath.dirname(posixpath.dirname(self.path)))
-
-    def _data(self, loaded: Loaded, start: int, stop: int, *, wait: bool) -> Rendered | None:
-        """Return the data bytes [start, stop), or None if that would wait. Check each chunk once per period."""
-        if loaded.has_verified(start, stop, self._shelf.period):
-            found = self._read(stop - start, codec.HEADER_BYTES + start, wait=wait)
-            if found is None or len(found) == stop - start:
-                return found
-            # The file was truncated after the check: read it chunk by chunk to find out which records are left.
-        first, last = start // codec.CHUNK_BYTES, max(start, stop - 1) // codec.CHUNK_BYTES
-        if loaded.damaged and (damaged := loaded.damaged.intersection(range(first, last + 1))):
-            raise self._damaged(loaded, min(damaged))  # known already, and nothing of it has to be fetched again
-        low, high = first * codec.CHUNK_BYTES, min((last + 1) * codec.CHUNK_BYTES, self.footer.data_bytes)
-        block = self._read(high - low, codec.HEADER_BYTES + low, wait=wait)
-        if block is None:
-            return None
-        self._verify(loaded, block, first, last)
-        return _part(block, start - low, stop - low)
-
-    def _verify(self, loaded: Loaded, block: Rendered, first: int, last: int) -> None:
-        for chunk in range(first, last + 1):
-            low = (chunk - first) * codec.CHUNK_BYTES
-            if codec.sum64(block[low : low + codec.CHUNK_BYTES]) != loaded.sums[chunk]:
-                loaded.damaged.add(chunk)
-                raise self._damaged(loaded, chunk)
-            loaded.verified[chunk] = 1
-
-    def _damaged(self, loaded: Loaded, chunk: int) -> Damaged:
-        """Return the damage of a chunk, with the range of all records in it."""
-        start = chunk * codec.CHUNK_BYTES
-        offsets = np.frombuffer(loaded.columns.offsets, np.uint32)
-        low_at = int(np.searchsorted(offsets, start, "right")) - 1
-        high_at = int(np.searchsorted(offsets, start + codec.CHUNK_BYTES, "left"))
-        cause = Corrupt(self.path, codec.HEADER_BYTES + start, "a chunk of data does not match its checksum")
-        return Damaged(self, low_at, min(high_at, self.count), cause)

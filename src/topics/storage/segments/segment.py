@@ -185,14 +185,7 @@ class MemorySegment(Segment):
 
         Damage that loses no record is added to `harmless`.
         """
-        footer = codec.decode_footer(data[-codec.FOOTER_BYTES :], path=path, file_bytes=len(data))
-        sums, columns = codec.decode_index(data[footer.sums_at : footer.flags_at], footer, path=path)
-        rendered = data[codec.HEADER_BYTES : footer.sums_at]
-        for chunk, expected in enumerate(sums):
-            at = chunk * codec.CHUNK_BYTES
-            if codec.sum64(rendered[at : at + codec.CHUNK_BYTES]) != expected:
-                raise Corrupt(path, codec.HEADER_BYTES + at, "a chunk of data does not match its checksum")
-        flags = data[footer.flags_at : footer.flags_at + footer.count]
+        footer, columns, rendered, flags = codec.decode(data, path=path)
         if harmless is not None and data[: codec.HEADER_BYTES] != codec.MAGIC:
             harmless.append("the first bytes of a segment are damaged")
         if harmless is not None and codec.damaged_flags(flags):

@@ -11,7 +11,7 @@ import msgspec
 from topics.client import Client
 from topics.client.request import Record
 from topics.spark.pipelines.mirror.driver import mirror
-from topics.spark.pipelines.mirror.provenance import KEY
+from topics.spark.pipelines.mirror.task import KEY
 from topics.spark.pipelines.run.report import RunReport
 
 

@@ -15,13 +15,11 @@ from tests.spark.pipelines.mirror.pairs import Pair, count_of, die, run
 from tests.spark.processes import wait_for
 from topics.client import Client
 from topics.client.request import Record
-from topics.spark.pipelines.compact.driver import compact
-from topics.spark.pipelines.mirror.driver import mirror
-from topics.spark.pipelines.mirror.provenance import KEY, hops_of
-from topics.spark.pipelines.mirror.server_identity import identity
-from topics.spark.pipelines.mirror.task import MAX_ROUNDS
-from topics.spark.pipelines.replay.driver import replay
-from topics.spark.pipelines.run.tasks import ProcessTasks
+from topics.spark.pipelines.compact import compact
+from topics.spark.pipelines.mirror.driver import identity, mirror
+from topics.spark.pipelines.mirror.task import KEY, MAX_ROUNDS, hops_of
+from topics.spark.pipelines.replay import replay
+from topics.spark.pipelines.run.tasks import Tasks
 
 
 def test_record_passes_a_chain_but_never_returns(
@@ -131,7 +129,7 @@ def test_record_of_a_target_router_does_not_count_as_arrived(
     """A run that was killed asks the target how far it came; a record made of a copy has a list like a copy's."""
     pair.one.client.append(topic, [{"data": n} for n in range(3)])
     with monkeypatch.context() as patch:
-        patch.setattr(ProcessTasks, "run", die)
+        patch.setattr(Tasks, "run", die)
         with pytest.raises(MemoryError):
             run(here, pair, topic)
     hop = {"at": identity(pair.one.client), "topic": "another", "epoch": pair.one.client.topic(topic).epoch, "seq": 9}

@@ -8,7 +8,7 @@ import pytest
 
 from tests.spark.pipelines.mirror.pairs import Pair, die, run
 from topics.client.request import Record
-from topics.spark.pipelines.run.tasks import ProcessTasks
+from topics.spark.pipelines.run.tasks import Tasks
 
 
 def test_recreated_topic_is_copied_from_its_first_seq(
@@ -20,7 +20,7 @@ def test_recreated_topic_is_copied_from_its_first_seq(
     pair.one.client.drop_topic(topic)
     pair.one.client.append(topic, [{"data": 100 + n} for n in range(3)])
     with monkeypatch.context() as patch:
-        patch.setattr(ProcessTasks, "run", die)
+        patch.setattr(Tasks, "run", die)
         with pytest.raises(MemoryError):
             run(here, pair, topic)
 

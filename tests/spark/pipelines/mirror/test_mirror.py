@@ -14,7 +14,7 @@ from tests.spark.processes import wait_for
 from topics.client.request import Record, Tombstone
 from topics.spark.pipelines.mirror import driver as module
 from topics.spark.pipelines.mirror.driver import mirror
-from topics.spark.pipelines.mirror.provenance import KEY, LostSeqs, hops_of
+from topics.spark.pipelines.mirror.task import KEY, LostSeqs, hops_of
 from topics.spark.pipelines.run.report import RunReport
 
 

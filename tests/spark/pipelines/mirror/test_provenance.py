@@ -3,10 +3,9 @@
 import json
 
 from topics.spark.options import ConnectionOptions
-from topics.spark.pipelines.mirror.provenance import Hop, hops_of, stamped
-from topics.spark.pipelines.mirror.task import CopyTask, cut
-from topics.spark.pipelines.run.delivery import OutgoingRow
-from topics.spark.pipelines.run.executors import pack
+from topics.spark.pipelines.mirror.task import CopyTask, Hop, hops_of, stamped
+from topics.spark.pipelines.run.delivery import OutgoingRow, cut
+from topics.spark.pipelines.run.tasks import pack
 
 HOP = Hop(at="a", epoch=7, seq=3, ts=99)
 
@@ -23,7 +22,7 @@ def rows(seqs: list[int], size_bytes: int = 10) -> list[OutgoingRow]:
 
 
 def covered(found: list[OutgoingRow], one: CopyTask) -> list[str]:
-    return [key.removeprefix(f"{one.run}/") for key, _ in cut(found, one)]
+    return [one.key(*part).removeprefix(f"{one.run}/") for part in cut(found, one.start, one.stop)]
 
 
 def test_stamp_keeps_the_rest_of_the_meta():

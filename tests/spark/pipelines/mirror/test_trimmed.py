@@ -17,7 +17,7 @@ from topics.client.request import Record
 from topics.lake import Lake
 from topics.spark.failures import BadUsage
 from topics.spark.options import ConnectionOptions
-from topics.spark.pipelines.run.tasks import ProcessTasks
+from topics.spark.pipelines.run.tasks import Tasks
 from topics.spark.pipelines.run.trimmed import Watch
 from topics.spark.source.plan import Span
 
@@ -102,7 +102,7 @@ def test_trim_during_a_step_leaves_out_nothing(
         return [do(task) for task in tasks]
 
     with monkeypatch.context() as patch:
-        patch.setattr(ProcessTasks, "run", trimmed_first)
+        patch.setattr(Tasks, "run", trimmed_first)
         report = run(here, pair, topic, step_seqs=25)
     assert (report.ok, report.records) == (False, 0)
 

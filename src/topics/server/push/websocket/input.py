@@ -23,7 +23,7 @@ from topics.model.watch import Addressed, Command, Publish, RequestId
 from topics.model.wire import MAX_PLAIN_BODY_BYTES
 from topics.server.http.request.write_request import LARGE_BYTES, decode_steps
 from topics.server.limits.budget import MESSAGES, SMALL_BYTES
-from topics.server.push.websocket.frame_cutter import FrameCutter
+from topics.server.push.websocket.frame_splitter import FrameSplitter
 
 if TYPE_CHECKING:
     from topics.server.push.websocket.commands import SocketClient, SocketServices
@@ -85,8 +85,8 @@ class SocketInput:
     """Unhandled input, the message that is being assembled, and the long message that is being decoded."""
 
     __slots__ = (
-        "_charged_bytes", "_client", "_cutter", "_decoding", "_decoding_bytes", "_deflated", "_ends_ns", "_fed",
-        "_fragments", "_frames_left", "_services", "_state", "_unfed", "_ws", "message",
+        "_charged_bytes", "_client", "_decoding", "_decoding_bytes", "_deflated", "_ends_ns", "_fed", "_fragments",
+        "_frames_left", "_services", "_splitter", "_state", "_unfed", "_ws", "message",
     )  # fmt: skip
 
     def __init__(self, services: SocketServices, ws: Connection, client: SocketClient, *, deflated: bool) -> None:
@@ -98,7 +98,7 @@ class SocketInput:
         self._fragments = 0  # of that message
         self._state = InputState.READING
         self._unfed = b""  # input that is not handled and that `_ws` has not seen
-        self._cutter = FrameCutter(passes_all=deflated)
+        self._splitter = FrameSplitter(passes_all=deflated)
         self._fed = False  # `_ws` may have events
         self._frames_left = self._ends_ns = 0  # of this turn
         self._decoding: Generator[None, None, Command] | None = None  # of a long message
@@ -152,7 +152,7 @@ class SocketInput:
         The rest waits for the next turn, or for `unblock` if the connection is blocked.
         """
         self._state = InputState.HANDLING
-        cutter = self._cutter
+        splitter = self._splitter
         self._frames_left = FRAMES_PER_TURN
         self._ends_ns = self._services.runtime.clock.monotonic_ns() + TURN_NS
         at, piece_bytes = 0, PACKED_PIECE_BYTES if self._deflated else BYTES_PER_TURN
@@ -163,7 +163,7 @@ class SocketInput:
             if at >= BYTES_PER_TURN and at < len(self._unfed):
                 self._read_later(InputState.NEXT_TURN)
                 break
-            text, end = cutter.next(self._unfed, at, piece_bytes)
+            text, end = splitter.next(self._unfed, at, piece_bytes)
             if end == at:
                 self._state = InputState.READING
                 self._client.hold(held=False)

@@ -1,4 +1,4 @@
-"""The steps after a commit: report the archived seqs to the server, trim the topic, merge and remove files.
+"""The state of one archive run, and its steps after a commit: report to the server, trim, merge and remove files.
 
 A run that was killed before these steps has not done them: the next run repeats them.
 """
@@ -7,25 +7,65 @@ from __future__ import annotations
 
 from topics.client import Client
 from topics.errors import Code, TopicsError
-from topics.lake import Change, Damaged
-from topics.lake.vacuum import remove_dead_files
-from topics.spark.pipelines.archive.lake_match import Key, check_same, state_of, verify
-from topics.spark.pipelines.archive.run_state import ArchiveState
+from topics.lake import Change, Damaged, Lake, Snapshot
+from topics.spark.pipelines.archive.lake_match import Key, check_same, verify
+from topics.spark.pipelines.run.job import PipelineJob
+from topics.spark.pipelines.run.report import TopicReport
+from topics.spark.source.catalog import state_of
 from topics.spark.source.plan import TopicExtent
 
+GAPS_SHOWN = 100  # most gaps of a topic in a report
 
-class AfterCommit:
-    """The steps after the commits of one run."""
 
-    def __init__(self, state: ArchiveState, *, trim: bool, merge_files: int) -> None:
-        self._state, self._trim, self._merge_files = state, trim, merge_files
+class ArchiveState:
+    """The job, the lake and the server of one run, its findings, and the steps after its commits."""
+
+    def __init__(self, job: PipelineJob, lake: Lake, url: str, *, trim: bool, merge_files: int) -> None:
+        self.job, self.lake, self.url = job, lake, url.rstrip("/")
+        self.trim, self.merge_files = trim, merge_files
         self._tidied: dict[str, int] = {}  # checkpoints of each table at its last vacuum by this run
         self._reported: dict[Key, int] = {}  # the last archived seq that this run has reported to the server
+        self.elsewhere: dict[Key, int] = {}  # the last archived seq that the server knows, if this lake has less
+        self.damaged: dict[Key, str] = {}  # epochs with a damaged file, which this run does not merge or trim
 
-    def run(self, client: Client, extents: list[TopicExtent], *, merge: bool = True) -> None:
+    def snapshot(self) -> Snapshot:
+        """Return the present state of the lake; an empty one if there is no lake."""
+        return self.lake.snapshot() if self.lake.exists() else Snapshot()
+
+    def row(self, topic: str) -> TopicReport:
+        """Return the row of a topic in the report."""
+        return self.job.report.topic(topic, server=self.url)
+
+    def note_archived(self, snapshot: Snapshot, extents: list[TopicExtent]) -> None:
+        """Keep the last archived seqs, for the lags in the report."""
+        for extent in extents:
+            archived = snapshot.archived(extent.topic, extent.epoch)
+            reached = (extent.epoch, 0 if archived is None else archived.archived_to)
+            self.job.reached[self.url, extent.topic] = reached
+
+    def note_damage(self, extent: TopicExtent, error: Damaged) -> None:
+        """Remember a damaged file. New records are still archived, but the epoch is not merged or trimmed."""
+        self.damaged[extent.topic, extent.epoch] = str(error)
+        self.job.warn(f"{error}; this run does not merge or trim topic {extent.topic} any more")
+
+    def warn_of_queue(self, extent: TopicExtent) -> None:
+        """Warn that the topic is not trimmed."""
+        self.job.warn(f"topic {extent.topic} is a queue and is not trimmed: its jobs are left to its workers")
+
+    def warn_about_earlier_epochs(self, base: Snapshot, topic: str, *, first: int) -> None:
+        """Warn of records that may be missing, if `first` is the first seq of a topic that was recreated."""
+        earlier = base.epochs(topic)
+        if earlier and first == 1:
+            self.job.warn(
+                f"topic {topic} was deleted and recreated: records of its earlier epoch {earlier[-1].epoch} after "
+                f"seq {earlier[-1].archived_to}, if there were any, are not in the lake"
+            )
+
+    # --- after a commit
+
+    def after_commit(self, client: Client, extents: list[TopicExtent], *, merge: bool = True) -> None:
         """Do the steps that are due for these topics; without merges if `merge` is False."""
-        state = self._state
-        snapshot = state.lake.snapshot()
+        snapshot = self.lake.snapshot()
         for extent in extents:
             archived = snapshot.archived(extent.topic, extent.epoch)
             if archived is None:
@@ -33,25 +73,25 @@ class AfterCommit:
             self._report_archived(client, extent, archived.archived_to)
             key = (extent.topic, extent.epoch)
             try:
-                if self._trim and archived.archived_to >= extent.earliest and key not in state.damaged:
+                if self.trim and archived.archived_to >= extent.earliest and key not in self.damaged:
                     self._trim_topic(client, extent)
-                if merge and self._merge_files and key not in state.damaged:
-                    merged = state.lake.merge(extent.topic, extent.epoch, min_files=self._merge_files)
-                    state.count("merged", merged)
+                if merge and self.merge_files and key not in self.damaged:
+                    merged = self.lake.merge(extent.topic, extent.epoch, min_files=self.merge_files)
+                    self.job.report.add(merged=merged)
                     self._tidy(extent.topic)
             except Damaged as error:
-                state.note_damage(extent, error)
-        state.note_archived(snapshot, extents)
+                self.note_damage(extent, error)
+        self.note_archived(snapshot, extents)
 
     def _tidy(self, topic: str) -> None:
         """Remove files of killed runs, once, and old replaced files after each checkpoint of the table."""
-        table = self._state.lake.table(topic)
+        table = self.lake.table(topic)
         if topic not in self._tidied:
             self._tidied[topic] = 0
-            remove_dead_files(table, table.state())
+            table.remove_dead_files()
         if table.checkpoints > self._tidied[topic]:
             self._tidied[topic] = table.checkpoints
-            self._state.count("removed", self._state.lake.vacuum(topic).files)
+            self.job.report.add(removed=table.vacuum().files)
 
     def _report_archived(self, client: Client, extent: TopicExtent, archived_to: int) -> None:
         """Report the last archived seq to the server, for topics that retain unarchived records."""
@@ -66,7 +106,7 @@ class AfterCommit:
             return True
         except TopicsError as error:
             if error.code in (Code.UNAUTHORIZED, Code.FORBIDDEN):
-                self._state.job.warn(f"the last archived seq could not be reported to the server: {error.message}")
+                self.job.warn(f"the last archived seq could not be reported to the server: {error.message}")
             elif error.status not in (404, 405, 409):  # deleted, recreated, or a server without this call
                 raise
             return False
@@ -78,18 +118,18 @@ class AfterCommit:
         these seqs are missing in the topic because they are archived, not because they were deleted on request, and
         must notice if its lake is not the one that has them.
         """
-        lake = self._state.lake
+        lake = self.lake
         base = lake.snapshot()
         archived = base.archived(extent.topic, extent.epoch)
-        topic = state_of(client, extent)
+        topic = state_of(client, extent.topic, epoch=extent.epoch)
         if archived is None or topic is None:
             return
         if topic.type == "queue":
-            self._state.warn_of_queue(extent)
+            self.warn_of_queue(extent)
             return
         if not verify(lake, archived, archived.files_in(topic.earliest_seq, archived.archived_to)):
             return  # merged or rewritten meanwhile: the next round tries again
-        connection = self._state.job.connection(self._state.url)
+        connection = self.job.connection(self.url)
         check_same(lake, connection, archived, earliest=topic.earliest_seq, to_trim=True)
         if archived.trimmed_to < archived.archived_to:
             change = Change(op="trim", topic=extent.topic, epoch=extent.epoch, trimmed_to=archived.archived_to)
@@ -103,5 +143,4 @@ class AfterCommit:
             if error.code not in (Code.EPOCH_MISMATCH, Code.TOPIC_NOT_FOUND):  # deleted, and perhaps recreated
                 raise
             return
-        row = self._state.row(extent.topic)
-        row.figures["trimmed"] = row.figures.get("trimmed", 0) + trimmed.deleted
+        self.row(extent.topic).add(trimmed=trimmed.deleted)

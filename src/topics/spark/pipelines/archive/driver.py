@@ -8,16 +8,21 @@ missing.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, Unpack
 
 from topics.client import Client
+from topics.client.request import Tombstone
 from topics.lake import ArchivedEpoch, BadColumns, Change, Conflict, Damaged, Lake, Snapshot, TypedColumns
-from topics.spark.pipelines.archive.after_commit import AfterCommit
-from topics.spark.pipelines.archive.expectation import expect
+from topics.lake.archived import outside
+from topics.lake.heal import OTHER_LAKE
+from topics.plurals import counted
+from topics.spark.pipelines.archive.after_commit import GAPS_SHOWN, ArchiveState
 from topics.spark.pipelines.archive.lake_match import (
+    ArchiveSelection,
     Key,
     ahead_of,
     check_heads,
@@ -25,19 +30,24 @@ from topics.spark.pipelines.archive.lake_match import (
     last_files,
     refuse_other_lake,
     reported_as_archived,
+    selection,
     verify,
     with_gaps,
 )
-from topics.spark.pipelines.archive.run_state import GAPS_SHOWN, ArchiveState
-from topics.spark.pipelines.archive.selection import ArchiveSelection, selection
-from topics.spark.pipelines.archive.spans import changes_of, first_bytes, step_text, unarchived, workload
-from topics.spark.pipelines.archive.task import Done, archive_spans
+from topics.spark.pipelines.archive.task import (
+    Done,
+    archive_spans,
+    changes_of,
+    first_bytes,
+    step_text,
+    unarchived,
+    workload,
+)
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete
-from topics.spark.pipelines.run.lags import forget, heads
 from topics.spark.pipelines.run.report import ReportedGap, RunReport
 from topics.spark.pipelines.run.tasks import Tasks
 from topics.spark.source import plan
-from topics.spark.source.catalog import ServerCatalog
+from topics.spark.source.catalog import ServerCatalog, state_of
 from topics.spark.source.plan import Span, TopicExtent
 from topics.spark.unknown_names import no_topic, unknown_topic
 
@@ -126,8 +136,7 @@ class _ArchiveRun:
         new_lake: bool,
         typed: Mapping[str, TypedColumns],
     ) -> None:
-        self._state = ArchiveState(job, lake, url)
-        self._after = AfterCommit(self._state, trim=trim, merge_files=merge_files)
+        self._state = ArchiveState(job, lake, url, trim=trim, merge_files=merge_files)
         self._job, self._lake, self._url, self._wanted = job, lake, self._state.url, wanted
         self._trim, self._round_bytes, self._new_lake = trim, round_bytes, new_lake
         self._wanted_columns = typed
@@ -144,14 +153,13 @@ class _ArchiveRun:
         with self._servers, self._job.client(self._url) as client:
             snapshot = self._state.snapshot()
             extents = self._extents(client, snapshot, follow=False)
-            expect(self._state, client, snapshot, extents, trim=self._trim)
+            expect(self._state, client, snapshot, extents)
 
     def run(self, *, follow: bool, every_s: float) -> None:
         with self._servers, self._job.client(self._url) as client:
             if not self._lake.exists():
                 self._extents(client, Snapshot(), follow=follow)  # fails where there should be one already
             self._lake.create()
-            self._job.lags(self._url, self._note_lags, self._forget_lags)
             self._rounds(client, follow=follow, every_s=every_s)
         if self._state.damaged:
             raise Failed(
@@ -187,8 +195,8 @@ class _ArchiveRun:
             self._job.step(step_text(spans))
             moved = self._commit(base, self._archive(spans, extents))
             self._job.progress.show(self._done, total, unit="seqs")
-            self._after.run(client, [extent for extent in extents if extent.topic in moved])
-        self._after.run(client, extents, merge=False)  # the steps that a killed run has not reached
+            self._state.after_commit(client, [extent for extent in extents if extent.topic in moved])
+        self._state.after_commit(client, extents, merge=False)  # the steps that a killed run has not reached
         return worked
 
     def _wait(self, extents: list[TopicExtent]) -> None:
@@ -350,23 +358,9 @@ class _ArchiveRun:
             ReportedGap(from_seq=g.first, to_seq=g.last, reason=g.reason, epoch=change.epoch) for g in change.gaps
         ]
         del row.gaps[:-GAPS_SHOWN]  # the ledger has them all; a report must not grow without limit
-        if change.gaps:
-            lost = sum(gap.last - gap.first + 1 for gap in change.gaps)
-            row.figures["lost"] = row.figures.get("lost", 0) + lost
+        row.add(lost=sum(gap.last - gap.first + 1 for gap in change.gaps))
         self._done += last - first + 1
-        self._state.count("files", len(change.adds))
-
-    # --- lags
-
-    def _note_lags(self, client: Client) -> None:
-        rows = list(self._job.report.topics)
-        now = heads(client, [row.topic for row in rows])
-        for row in rows:
-            at = now.get(row.topic)
-            row.lag = None if at is None else max(at.head_seq - self._state.archived.get((row.topic, at.epoch), 0), 0)
-
-    def _forget_lags(self) -> None:
-        forget(self._job.report.topics)
+        self._job.report.add(files=len(change.adds))
 
 
 def _in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
@@ -375,3 +369,59 @@ def _in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> list[
         return [work(item) for item in items]
     with ThreadPoolExecutor(COMMIT_THREADS) as threads:
         return list(threads.map(work, items))
+
+
+# --- a dry run, from the states of topics, without reading their records
+
+
+def expect(state: ArchiveState, client: Client, snapshot: Snapshot, extents: list[TopicExtent]) -> None:
+    """Report what a run would archive, record as gaps and trim."""
+    new = {span.topic: span for span in unarchived(snapshot, extents)}
+    for extent in extents:
+        if (span := new.get(extent.topic)) is not None:
+            _expect_archived(state, client, snapshot, extent, span)
+        if state.trim:
+            _expect_trimmed(state, client, extent)
+
+
+def _expect_archived(state: ArchiveState, client: Client, snapshot: Snapshot, extent: TopicExtent, span: Span) -> None:
+    row = state.row(span.topic)
+    row.epoch, row.from_seq, row.to_seq = span.epoch, span.start, span.stop - 1
+    seqs = span.stop - max(span.start, extent.earliest)
+    row.records = min(extent.count, seqs)
+    # If some records were deleted and only a part is new, it is unknown which part the deleted ones were in.
+    row.at_most = span.start > extent.earliest and extent.count <= extent.head - extent.earliest
+    row.size_bytes = round(row.records * extent.bytes_per_seq)
+    row.gaps = _expected_gaps(state, client, extent, span)
+    if row.gaps:
+        row.figures["lost"] = sum(gap.to_seq - gap.from_seq + 1 for gap in row.gaps)
+    state.warn_about_earlier_epochs(snapshot, span.topic, first=span.start)
+
+
+def _expected_gaps(state: ArchiveState, client: Client, extent: TopicExtent, span: Span) -> list[ReportedGap]:
+    """Return the gaps that a read would report: a scan for a tag that no record has returns only gaps."""
+    found = []
+    none = ["tag", "Eq", secrets.token_hex(16)]
+    scan = client.scan(span.topic, from_seq=span.start - 1, upto_seq=span.stop - 1, epoch=span.epoch, filter=none)
+    for piece in scan:
+        if isinstance(piece, Tombstone):
+            first = max(piece.gap_from, span.start)
+            found.append(ReportedGap(from_seq=first, to_seq=piece.gap_to, reason=piece.reason, epoch=span.epoch))
+    upto = min(state.elsewhere.get((span.topic, span.epoch), 0), extent.earliest - 1)
+    for low, high in outside([(gap.from_seq, gap.to_seq) for gap in found], span.start, upto):
+        found.append(ReportedGap(from_seq=low, to_seq=high, reason=OTHER_LAKE, epoch=span.epoch))
+    return found[:GAPS_SHOWN]
+
+
+def _expect_trimmed(state: ArchiveState, client: Client, extent: TopicExtent) -> None:
+    """Report what a trim would delete: all live records, because the run archives them before."""
+    if not extent.count:
+        return
+    row = state.row(extent.topic)
+    topic = state_of(client, extent.topic, epoch=extent.epoch)
+    if topic is not None and topic.type == "queue":
+        state.warn_of_queue(extent)
+        return
+    row.figures["to_trim"] = extent.count
+    seqs = f"seqs {extent.earliest} to {extent.head}"
+    row.would.append(f"delete {seqs} from the topic once the lake has them, {counted(extent.count, 'record')}")

@@ -7,21 +7,22 @@ rest. The driver commits the returned files; files of failed or repeated tasks a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
-import msgspec
 import pyarrow as pa
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from topics.arrow import GAP
 from topics.clock import SystemClock
-from topics.lake import File, Gap, TypedColumns, write_files
+from topics.lake import Change, File, Gap, Snapshot, TypedColumns, joined, write_files
+from topics.lake.files import NO_COLUMNS
 from topics.lake.storage import Storage
-from topics.lake.write import NO_COLUMNS
+from topics.plurals import counted
 from topics.spark.options import ConnectionOptions
-from topics.spark.pipelines.run.tasks import SparkTasks, Tasks, in_threads
-from topics.spark.source.plan import Span
+from topics.spark.pipelines.run.tasks import Tasks, Workload
+from topics.spark.source import plan
+from topics.spark.source.plan import Span, TopicExtent
 from topics.spark.source.read import How, read_span
 
 
@@ -33,7 +34,10 @@ class Done(Struct, frozen=True):
     gaps: list[Gap]
 
 
-_decode_done = msgspec.json.Decoder(list[Done]).decode
+class PartDone(Struct, frozen=True):
+    """The results of one task."""
+
+    done: list[Done]
 
 
 def archive_spans(
@@ -44,29 +48,19 @@ def archive_spans(
     lake: str,
     typed: Mapping[str, TypedColumns],
 ) -> list[Done]:
-    """Run one task per part and return the results. `typed` has the typed columns of topics.
-
-    On Spark it uses an RDD, because a data source would start three more Python processes for its planning.
-    """
+    """Run one task per part and return the results. `typed` has the typed columns of topics."""
     how = How(connection=connection, fail_on_data_loss=False)
     work = partial(archive_part, how=how, lake=lake, typed=dict(typed))
-    if isinstance(tasks, SparkTasks):
-        rdd = tasks.spark.sparkContext.parallelize([list(part) for part in parts], len(parts))
-        found: list[bytes] = rdd.map(work).collect()
-    else:
-        found = in_threads(parts, work, weight=_seqs)
-    return [done for one in found for done in _decode_done(one)]
+    found = tasks.run(parts, work, result=PartDone, weight=lambda part: sum(span.stop - span.start for span in part))
+    return [done for one in found for done in one.done]
 
 
-def _seqs(part: Sequence[Span]) -> int:
-    return sum(span.stop - span.start for span in part)
-
-
-def archive_part(spans: Sequence[Span], *, how: How, lake: str, typed: Mapping[str, TypedColumns]) -> bytes:
-    """Archive the spans of one task. Return the results as JSON, so that the driver's decoder checks them."""
+def archive_part(spans: Sequence[Span], *, how: How, lake: str, typed: Mapping[str, TypedColumns]) -> PartDone:
+    """Archive the spans of one task."""
     storage = Storage(lake)
-    done = [archive_span(span, how, storage=storage, typed=typed.get(span.topic, NO_COLUMNS)) for span in spans]
-    return msgspec.json.encode(done)
+    return PartDone(
+        [archive_span(span, how, storage=storage, typed=typed.get(span.topic, NO_COLUMNS)) for span in spans]
+    )
 
 
 def archive_span(span: Span, how: How, *, storage: Storage, typed: TypedColumns = NO_COLUMNS) -> Done:
@@ -82,3 +76,76 @@ def archive_span(span: Span, how: How, *, storage: Storage, typed: TypedColumns 
                 yield batch
 
     return Done(span, write_files(storage, span.topic, span.epoch, records(), typed=typed), gaps)
+
+
+# --- the seqs that an archive run still has to copy, and the changes of the lake after its tasks have copied them
+
+
+def unarchived(snapshot: Snapshot, extents: Iterable[TopicExtent]) -> list[Span]:
+    """Return the spans that topics have and the lake does not."""
+    found = []
+    for extent in extents:
+        archived = snapshot.archived(extent.topic, extent.epoch)
+        start = 1 if archived is None else archived.archived_to + 1
+        if start <= extent.head:
+            found.append(
+                Span(server=extent.server, topic=extent.topic, epoch=extent.epoch, start=start, stop=extent.head + 1)
+            )
+    return found
+
+
+def workload(spans: Iterable[Span], extents: Iterable[TopicExtent]) -> Workload:
+    """Return how much there is to read in the spans. Lost seqs before the first record cost nothing."""
+    extent_of = {extent.topic: extent for extent in extents}
+    seqs, size_bytes = 0, 0.0
+    for span in spans:
+        extent = extent_of[span.topic]
+        live = max(span.stop - max(span.start, extent.earliest), 0)
+        seqs += live
+        size_bytes += live * extent.bytes_per_seq
+    return Workload(seqs=seqs, size_bytes=round(size_bytes))
+
+
+def first_bytes(spans: list[Span], extents: list[TopicExtent], size_bytes: float) -> list[Span]:
+    """Return the first spans, with about `size_bytes` of records. Lost seqs before them are spans of their own."""
+    extent_of = {extent.topic: extent for extent in extents}
+    found: list[Span] = []
+    for span in spans:
+        if size_bytes <= 0:
+            break
+        extent = extent_of[span.topic]
+        each = max(extent.bytes_per_seq, 1.0)
+        begins = min(max(span.start, extent.earliest), span.stop)  # earlier seqs have no records, and cost nothing
+        stop = begins + max(int(size_bytes / each), 1)
+        stop = min(span.stop, -(-stop // plan.GRID) * plan.GRID)
+        size_bytes -= (stop - begins) * each
+        for low, high in ((span.start, begins), (begins, stop)):
+            if low < high:
+                found.append(structs.replace(span, start=low, stop=high))
+    return found
+
+
+def changes_of(done: Iterable[Done]) -> list[Change]:
+    """Return one change per epoch from the results of the tasks: a topic may have been cut between tasks."""
+    by_epoch: dict[tuple[str, int], list[Done]] = {}
+    for one in done:
+        by_epoch.setdefault((one.span.topic, one.span.epoch), []).append(one)
+    return [
+        Change(
+            op="archive",
+            topic=topic,
+            epoch=epoch,
+            adds=[file for one in parts for file in one.files],
+            gaps=joined(gap for one in parts for gap in one.gaps),
+            covered=(min(one.span.start for one in parts), max(one.span.stop for one in parts) - 1),
+        )
+        for (topic, epoch), parts in sorted(by_epoch.items())
+    ]
+
+
+def step_text(spans: Sequence[Span]) -> str:
+    """Return the line of the progress display for a commit of these spans."""
+    seqs = sum(span.stop - span.start for span in spans)
+    topics = {span.topic for span in spans}  # one topic may have two spans: lost seqs and records
+    names = spans[0].topic if len(topics) == 1 else counted(len(topics), "topic")
+    return f"archiving {counted(seqs, 'seq')} of {names}"

@@ -29,11 +29,12 @@ from topics.model.records import TagMatch
 from topics.plurals import counted
 from topics.spark.failures import LakeFailed
 from topics.spark.pipelines.erase import router_copies
-from topics.spark.pipelines.erase.notes import FileNotes, Going, Note, Notes, TopicNotes
+from topics.spark.pipelines.erase.notes import FileNotes, Going, Note, TopicNotes
 from topics.spark.pipelines.erase.router_copies import NEEDED, Id, Origins, Rows, TracedRow, tagged, with_ids, with_tag
 from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete
 from topics.spark.pipelines.run.report import RunReport
+from topics.spark.source.catalog import state_of
 from topics.spark.unknown_names import begins_with, existing_lake, no_topic, unknown_topic
 from topics.storage.segments.record_run import Run
 
@@ -109,7 +110,7 @@ def erase(
 
 
 def parse(match: str) -> TagMatch:
-    """Parse a match: `user-42` is a tag, `user-42:*` stands for all tags with that prefix."""
+    """Parse a match: `user-42` is a tag, `user-42:*` matches all tags with that prefix."""
     text = match.removesuffix("*")
     if "*" in text:
         raise BadUsage(f"{match!r}: a * is allowed only at the end, for all tags with that prefix")
@@ -135,7 +136,7 @@ class _Erasure:
         self.found: dict[str, TracedCopies] = defaultdict(TracedCopies)
         self.matched: dict[str, set[Id]] = defaultdict(set)  # by router: originals whose copies are known
         what = f"{match.op} {match.text}"
-        self.notes: Notes = (
+        self.notes = (
             TopicNotes(client, what, run=job.report.run_id, warn=job.warn, topic=positions_topic)
             if lake is None
             else FileNotes(lake.storage, NOTES, what)
@@ -154,7 +155,7 @@ class _Erasure:
         self._save_note()
         dead_letters = set(scope.dead_letters.values())
         for topic in scope.erasing():
-            if topic in dead_letters and not self.job.dry_run and (now := self._state(topic)) is not None:
+            if topic in dead_letters and not self.job.dry_run and (now := state_of(self.client, topic)) is not None:
                 scope.states[topic] = now  # includes jobs that died while their queue was erased
             if topic in scope.states:
                 self._erase_topic(scope.states[topic])
@@ -186,7 +187,7 @@ class _Erasure:
         looked_at: set[str] = set()
         while more := sorted(names - looked_at):
             for name in more:
-                state = self._state(name)
+                state = state_of(self.client, name)
                 if state is not None:
                     states[name] = state
                     if state.config.dead_letter is not None:
@@ -209,14 +210,6 @@ class _Erasure:
                 raise LakeFailed(
                     str(error), next="run the command as a user that may write there, and check how the lake is mounted"
                 ) from None
-
-    def _state(self, topic: str) -> State | None:
-        try:
-            return self.client.topic(topic)
-        except TopicsError as error:
-            if error.code is not Code.TOPIC_NOT_FOUND:
-                raise
-            return None
 
     def _wait_for_routers(self, scope: EraseScope) -> None:
         """Wait until the routers have forwarded all present records. Raise `Failed` if one does not."""
@@ -299,7 +292,7 @@ class _Erasure:
                 f"{router.source} no longer has {counted(lost, 'record')} that no lake has: if {router.dest} holds "
                 "copies without tags, they cannot be distinguished from other records"
             )
-            self.job.report.figures["untraceable"] = self.job.report.figures.get("untraceable", 0) + lost
+            self.job.report.add(untraceable=lost)
 
     # --- deletes
 
@@ -399,8 +392,6 @@ class _Erasure:
     # --- notes for the run after a kill
 
     def _load_note(self) -> None:
-        if not self.job.dry_run:
-            self.notes.tidy()
         noted = self.notes.load()
         for topic, ids in noted.ids.items():
             self.found[topic].ids.update(ids)
@@ -412,8 +403,8 @@ class _Erasure:
         for topic, about in noted.going.items():
             self._count_erased(topic, about)
         for topic, about in noted.going_from_lake.items():
-            assert self.lake is not None
-            if not self._in_lake(self.lake, topic, about):  # one commit erases all of it, or nothing
+            # One commit of the lake erases all of it, or nothing.
+            if self.lake is not None and not self._in_lake(self.lake, topic, about):
                 self.note.tally(topic).lake += about.tagged
         self.earlier = sum(one.records for one in self.note.erased.values())
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 import msgspec
 from msgspec import Struct, field
@@ -61,20 +60,6 @@ class Note(Struct, omit_defaults=True):
         return self.erased.setdefault(topic, Tally())
 
 
-class Notes(Protocol):
-    """Stores the note of one erasure."""
-
-    def load(self) -> Note: ...
-
-    def save(self, note: Note) -> None: ...
-
-    def drop(self) -> None:
-        """Delete the note: the erasure has finished."""
-
-    def tidy(self) -> None:
-        """Remove temporary files of runs that were killed while they saved a note."""
-
-
 def name_of(erasure: str) -> str:
     """Return a name for the erasure: a hash, so that it does not reveal the erased tag."""
     return hashlib.sha256(erasure.encode()).hexdigest()[:16]
@@ -96,9 +81,8 @@ class FileNotes:
         self._storage.write(self._path, msgspec.json.encode(note))
 
     def drop(self) -> None:
+        """Delete the note: the erasure has finished. Remove temporary files of runs that were killed in `save`."""
         self._storage.remove(self._path)
-
-    def tidy(self) -> None:
         for one in self._storage.files_in(self._folder):
             is_own = one.path.startswith(self._path)
             if one.path.endswith(".tmp") and (is_own or time.time() - one.modified_ns / 1e9 > STALE_S):
@@ -160,12 +144,11 @@ class TopicNotes:
         self._warn(f"the progress cannot be saved, so a run after a kill cannot report what this one erased: {error}")
 
     def drop(self) -> None:
+        """Delete the note: the erasure has finished."""
         if self._saved:
             self.save(Note())  # for a key that may write but not delete
             self._positions.forget()
             self._saved = {}
-
-    def tidy(self) -> None: ...
 
 
 EMPTY = msgspec.json.encode(Note())

@@ -1,27 +1,27 @@
 """Mirror: copy topics of one server to another, or in both directions, until they hold the same records.
 
-A copy keeps node, tag, meta and data, and lists the servers that it has been on (`provenance`), which prevents loops.
+A copy keeps node, tag, meta and data, and lists the servers that it has been on (`task`), which prevents loops.
 The position of each direction is saved on its target server before and after each step (`positions`). Tasks copy
 (`task`), on Spark or in this process: several topics at the same time, and each topic in order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+import secrets
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Unpack
 
-from msgspec import Struct
-
 from topics.client import Client
+from topics.client.request import Record
+from topics.errors import Code, TopicsError
 from topics.lake import Lake, NoLake
 from topics.lake.storage import real_location, set_options
-from topics.spark.pipelines.mirror import server_identity
-from topics.spark.pipelines.mirror.link import Link
-from topics.spark.pipelines.mirror.selection import MirrorSelection, check_wanted
+from topics.spark.pipelines.mirror.link import Link, MirrorSelection, check_wanted
 from topics.spark.pipelines.mirror.task import CopyTask, MirrorResult, copy, rehearse
 from topics.spark.pipelines.run import positions
-from topics.spark.pipelines.run.job import RUNS, BadUsage, JobOptions, PipelineJob
+from topics.spark.pipelines.run.job import RUNS, BadUsage, Failed, JobOptions, PipelineJob
 from topics.spark.pipelines.run.report import RunReport
 from topics.spark.pipelines.run.tasks import Workload
 
@@ -29,7 +29,11 @@ STEP_SEQS = 50_000  # most seqs of a topic in one step, so that topics take turn
 ALL_SEQS = 1 << 62
 IDLE_S = 0.25
 EFFORT = 10  # a copied record takes about ten times as long as an archived one
-EXCLUDED = (RUNS, server_identity.TOPIC, positions.TOPIC)  # topics of pipelines, which are never mirrored
+IDENTITY = "sys:identity"
+IDENTITY_CONFIG = {"durability": "fsync"}
+NEW = "(new)"  # in a dry run: a server without a name
+_is_name = re.compile(r"[A-Za-z0-9._-]{1,64}").fullmatch
+EXCLUDED = (RUNS, IDENTITY, positions.TOPIC)  # topics of pipelines, which are never mirrored
 
 
 def mirror(
@@ -80,59 +84,33 @@ def mirror(
         one, other = (open_clients.enter_context(job.client(url)) for url in (source, target))
         check_wanted(job, wanted, [one, other] if both_ways else [one], follow=follow)
         one_id, other_id = _identities(job, (one, source_name), (other, target_name))
-        make = _Maker(
-            job, wanted, only_local=only_local, skip_trimmed=skip_trimmed, positions_topic=positions_topic,
-            step_seqs=ALL_SEQS if job.dry_run else step_seqs,
-        )  # fmt: skip
-        links = [make.link(one, other, one_id, other_id, target_nodes, lake=lake)]
+
+        def link(here: Client, there: Client, ids: tuple[str, str], nodes: Sequence[str], lake: str | None) -> Link:
+            task = CopyTask(
+                source=job.connection(here.url), target=job.connection(there.url), source_id=ids[0], target_id=ids[1],
+                topic="", epoch=0, start=0, stop=0, nodes=tuple(nodes), only_local=only_local,
+                lake=lake, heeds_trims=lake is None and not skip_trimmed,
+            )  # fmt: skip
+            step = ALL_SEQS if job.dry_run else step_seqs
+            return Link(job, wanted, here, there, task, step_seqs=step, positions_topic=positions_topic)
+
+        links = [link(one, other, (one_id, other_id), target_nodes, lake)]
         if both_ways:
-            links.append(make.link(other, one, other_id, one_id, source_nodes))
+            links.append(link(other, one, (other_id, one_id), source_nodes, None))
         _run(job, links, follow=follow)
     return job.report
 
 
 def _identities(job: PipelineJob, *servers: tuple[Client, str | None]) -> tuple[str, ...]:
     """Return the identities of servers, each with the name that it may get. Raise `BadUsage` if they are the same."""
-    found = tuple(server_identity.identity(client, name=name, dry_run=job.dry_run) for client, name in servers)
-    if len(set(found)) < len(found) and found[0] != server_identity.NEW:
+    found = tuple(identity(client, name=name, dry_run=job.dry_run) for client, name in servers)
+    if len(set(found)) < len(found) and found[0] != NEW:
         urls = " and ".join(client.url for client, _ in servers)
         raise BadUsage(
             f"{urls} are both called {found[0]!r}: one is a copy of the other",
-            next=f"delete the topic {server_identity.TOPIC} on the one that is the copy",
+            next=f"delete the topic {IDENTITY} on the one that is the copy",
         )
     return found
-
-
-class _Maker(Struct, frozen=True):
-    """Creates the links of one job."""
-
-    job: PipelineJob
-    wanted: MirrorSelection
-    only_local: bool = False
-    skip_trimmed: bool = False
-    step_seqs: int = STEP_SEQS
-    positions_topic: str = positions.TOPIC
-
-    def link(
-        self,
-        source: Client,
-        target: Client,
-        source_id: str,
-        target_id: str,
-        nodes: Sequence[str],
-        *,
-        lake: str | None = None,
-    ) -> Link:
-        pattern = CopyTask(
-            source=self.job.connection(source.url), target=self.job.connection(target.url),
-            source_id=source_id, target_id=target_id, topic="", epoch=0, start=0, stop=0,
-            nodes=tuple(nodes), only_local=self.only_local,
-            lake=lake, heeds_trims=lake is None and not self.skip_trimmed,
-        )  # fmt: skip
-        return Link(
-            self.job, self.wanted, source=source, target=target, pattern=pattern,
-            step_seqs=self.step_seqs, positions_topic=self.positions_topic,
-        )  # fmt: skip
 
 
 def _run(job: PipelineJob, links: Sequence[Link], *, follow: bool) -> None:
@@ -141,9 +119,7 @@ def _run(job: PipelineJob, links: Sequence[Link], *, follow: bool) -> None:
             link.aim()
         _step(job, links, follow=False)
         return
-    for link in links:
-        job.lags(link.source.url, link.note_lags, link.forget_lags)
-    job.sums["lag"] = lambda: _sum(link.lag for link in links)
+    job.sums_lags = True
     job.step("copying")
     if follow:
         for _ in job.rounds(follow=True):
@@ -157,12 +133,6 @@ def _run(job: PipelineJob, links: Sequence[Link], *, follow: bool) -> None:
                 link.aim()
             while _step(job, links, follow=False):
                 pass
-
-
-def _sum(lags: Iterable[int | None]) -> int | None:
-    """Return the sum, or None if one is unknown."""
-    found = list(lags)
-    return None if None in found else sum(lag or 0 for lag in found)
 
 
 def _step(job: PipelineJob, links: Sequence[Link], *, follow: bool) -> bool:
@@ -191,3 +161,53 @@ def _existing(lake: str) -> str:
     except NoLake as error:
         raise BadUsage(str(error)) from None
     return real_location(lake)
+
+
+# --- the name of a server
+#
+# An address may change, and two networks may use the same one. So the name of a server is a record on the server: the
+# first one in `sys:identity`. It moves with the data directory and is part of a backup.
+
+
+def identity(client: Client, *, name: str | None = None, dry_run: bool = False) -> str:
+    """Return the name of the server, and store one if it has none. Raise `BadUsage` if it has another than `name`."""
+    if name is not None and _is_name(name) is None:
+        raise BadUsage(f"{name!r} is not a server name: use 1 to 64 letters, digits, dots, dashes and underscores")
+    known = _known(client)
+    if known is None and not dry_run:
+        _store_name(client, name)
+        known = _known(client) or name
+    if known is None:
+        return name or NEW
+    if name is not None and name != known:
+        raise BadUsage(
+            f"the server at {client.url} is called {known!r}, not {name!r}; copies of its records carry that name",
+            next="remove the name from the command, or use the existing one",
+        )
+    return known
+
+
+def _known(client: Client) -> str | None:
+    try:
+        for item in client.read(IDENTITY):
+            if isinstance(item, Record):
+                return str(item.value["id"])
+    except TopicsError as error:
+        if error.code not in (Code.TOPIC_NOT_FOUND, Code.FORBIDDEN):
+            raise
+    return None
+
+
+def _store_name(client: Client, name: str | None) -> None:
+    """Store the name of this server on it. If two runs do this at once, both use the first record."""
+    record = {"data": {"id": name or secrets.token_hex(8)}}
+    try:
+        client.append(IDENTITY, [record], create=True, config=IDENTITY_CONFIG)
+    except TopicsError as error:
+        if error.code is not Code.FORBIDDEN:
+            raise
+        if name is None:
+            raise Failed(
+                f"the key may not write to {IDENTITY} of {client.url}, where a server's name for mirrors is kept",
+                next="run once with a key that may write, or always pass the same --from-name or --to-name",
+            ) from None

@@ -5,7 +5,7 @@ The position of each topic is saved on the target server before and after each s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct, structs
@@ -13,17 +13,15 @@ from msgspec import Struct, structs
 from topics.client import Client
 from topics.client.request import Summary
 from topics.model.topic import TopicConfig
-from topics.spark.pipelines.mirror.provenance import LostSeqs, hops_of, is_copy
-from topics.spark.pipelines.mirror.selection import MirrorSelection
-from topics.spark.pipelines.mirror.task import MAX_ROUNDS, CopyTask, MirrorResult
+from topics.spark.pipelines.mirror.task import MAX_ROUNDS, CopyTask, LostSeqs, MirrorResult, hops_of, is_copy
 from topics.spark.pipelines.run.delivery import last_shown
-from topics.spark.pipelines.run.job import BadUsage, PipelineJob
-from topics.spark.pipelines.run.lags import forget
+from topics.spark.pipelines.run.job import BadUsage, PipelineJob, common
 from topics.spark.pipelines.run.positions import Positions
 from topics.spark.pipelines.run.report import ReportedGap, TopicReport
 from topics.spark.pipelines.run.tasks import Workload
 from topics.spark.pipelines.run.trimmed import Removed, removed
 from topics.spark.sink.write_options import DEFAULT_WINDOW_MS
+from topics.spark.unknown_names import begins_with, no_topic, unknown_topic
 
 KEPT_SETTINGS = (
     "ttl_ms",
@@ -57,15 +55,14 @@ class Link:
         self,
         job: PipelineJob,
         wanted: MirrorSelection,
-        *,
         source: Client,
         target: Client,
         pattern: CopyTask,
+        *,
         step_seqs: int,
         positions_topic: str,
     ) -> None:
         self.source, self.target = source, target
-        self.lag: int | None = None  # the sum over its topics, at the last check
         self.backlog = Workload(seqs=0, size_bytes=0)  # what was left to copy at the last plan, in all steps
         self._job = job
         self._wanted = wanted
@@ -91,7 +88,9 @@ class Link:
         found = []
         seqs, size_bytes = 0, 0.0
         for row in rows:
-            self._note_lag(row)
+            self._note_reached(row.topic)
+            if (at := self._at.get(row.topic)) is not None and at.epoch == row.epoch:
+                self._row(row.topic).lag = max(row.head_seq - at.done, 0)
             head = row.head_seq if follow else min(row.head_seq, self._goal.get(row.topic, 0))
             task = self._next_task(row, there.get(row.topic), head)
             if task is not None:
@@ -199,22 +198,9 @@ class Link:
             if now is not None and at.target_epoch in (0, now.epoch):  # else the next plan finds the new epoch
                 at = structs.replace(at, target_epoch=now.epoch, target_seq=now.head_seq)
             done[task.topic] = self._at[task.topic] = at
+            self._note_reached(task.topic)
             self._report(task, outcome, upto=done_to)
         self._positions.save(done)
-
-    def note_lags(self, client: Client) -> None:
-        """Update the lags of the existing rows. May run in another thread than the copying, which adds rows."""
-        there = {row.topic: row for row in self._wanted.among(client)}
-        for report in self._rows():
-            report.lag = None if (row := there.get(report.topic)) is None else self._lag_of(row)
-        self.lag = sum(report.lag or 0 for report in self._rows())
-
-    def forget_lags(self) -> None:
-        forget(self._rows())
-        self.lag = None
-
-    def _rows(self) -> list[TopicReport]:
-        return [row for row in self._job.report.topics if row.server == self.source.url]
 
     def expect(self, tasks: Sequence[CopyTask], outcomes: Sequence[MirrorResult]) -> None:
         """Report what a run would do."""
@@ -235,12 +221,7 @@ class Link:
         if task.lost_epoch is not None:
             row.gaps.append(ReportedGap(from_seq=0, to_seq=0, reason="recreated", epoch=task.lost_epoch))
         lost = sum(gap.to_seq - gap.from_seq + 1 for gap in outcome.gaps)
-        figures = {
-            "echoes": outcome.echoes, "foreign": outcome.foreign, "circling": outcome.circling, "lost_seqs": lost,
-        }  # fmt: skip
-        for name, count in figures.items():
-            if count:
-                row.figures[name] = row.figures.get(name, 0) + count
+        row.add(echoes=outcome.echoes, foreign=outcome.foreign, circling=outcome.circling, lost_seqs=lost)
         if outcome.circling:
             self._warn_about_circle(task.topic)
 
@@ -252,14 +233,10 @@ class Link:
                 f"pipelines, and are not copied to {self.target.url} again: remove one topic from the circle"
             )
 
-    def _note_lag(self, row: Summary) -> None:
-        at = self._at.get(row.topic)
-        if at is not None and at.epoch == row.epoch:
-            self._row(row.topic).lag = self._lag_of(row)
-
-    def _lag_of(self, row: Summary) -> int:
-        at = self._at.get(row.topic)
-        return row.head_seq if at is None or at.epoch != row.epoch else max(row.head_seq - at.done, 0)
+    def _note_reached(self, topic: str) -> None:
+        """Set the position from which the job computes the lag of a topic."""
+        at = self._at.get(topic)
+        self._job.reached[self.source.url, topic] = (0, 0) if at is None else (at.epoch, at.done)
 
     def _is_log(self, row: Summary) -> bool:
         if row.type == "log":
@@ -296,3 +273,44 @@ class Link:
             name: getattr(config, name) for name in KEPT_SETTINGS if getattr(config, name) != getattr(defaults, name)
         }
         return kept | {"idempotency_window_ms": max(config.idempotency_window_ms, DEFAULT_WINDOW_MS)}
+
+
+# --- the topics that a mirror copies
+
+
+class MirrorSelection(Struct, frozen=True, kw_only=True):
+    """The topics to mirror."""
+
+    prefix: str | None
+    topics: tuple[str, ...]
+    except_for: tuple[str, ...]
+
+    def among(self, client: Client) -> Iterator[Summary]:
+        begins = common([*self.topics, *([] if self.prefix is None else [self.prefix])])
+        return (row for row in client.topics(begins) if self.has(row.topic) and row.topic not in self.except_for)
+
+    def has(self, topic: str) -> bool:
+        return topic in self.topics or self.begins(topic)
+
+    def begins(self, topic: str) -> bool:
+        """Return whether the prefix selects the topic. `sys:` topics need a prefix that begins so, or the empty one."""
+        if self.prefix is None or not topic.startswith(self.prefix):
+            return False
+        return not topic.startswith("sys:") or (self.prefix or "sys:").startswith("sys:")
+
+
+def check_wanted(job: PipelineJob, wanted: MirrorSelection, sources: Sequence[Client], *, follow: bool) -> None:
+    """Raise `BadUsage` if a name or the prefix selects no topic; with `follow`, warn and wait instead."""
+    there = {row.topic for client in sources for row in wanted.among(client)}
+    where = " or ".join(client.url for client in sources)
+    for topic in wanted.topics:
+        if topic not in there and not follow:
+            raise unknown_topic(sources[0], topic)
+        if topic not in there:
+            job.warn(f"topic {topic} does not exist on {where} yet: waiting for it")
+    if wanted.prefix is not None and not any(wanted.begins(topic) for topic in there):
+        which = begins_with(wanted.prefix or "")
+        if not follow:
+            raise no_topic(sources, which, like=wanted.prefix or "")
+        job.warn(f"no topic on {where} {which}: waiting for one")
+    job.report.looked_at = len(there)

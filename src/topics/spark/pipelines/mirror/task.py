@@ -4,28 +4,41 @@ The range is cut into requests at multiples of `GRID` seqs of the source, and wh
 idempotency key of a request contains the seqs that it covers. The range is part of a plan that was saved before, so a
 repetition of the plan sends the same requests. Requests are sent one after the other, so that the copy has the order of
 its source.
+
+The meta of a copy lists the servers and topics that the record was in, oldest first; its other members stay:
+
+    {"trace": "abc", "_topics_mirror": [{"at": "5f0c…", "topic": "shop.orders", "epoch": 1794715944778, "seq": 17, …}]}
+
+The first entry is where the record was written, the last one where the copy was taken from. A record is not copied to a
+topic of a server that is in its list. This ends the loops of mirrors, with or without a `node`.
+
+Routers, `replay` and `compact` copy the meta of a record to the records that they derive from it, the list included. A
+derived record was not in these topics itself. It is recognised by its topic, which differs from the last entry.
+
+A record that reports a gap (`"kind": "gap"` beside the list) has the last lost seq as `to`. The first record after the
+gap reports it again, as `lost`: if the target has a cap, the gap record is older than the records after it and is
+evicted first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import xxhash
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, UnsetType
 
+from topics.model import surrogates
 from topics.spark.options import ConnectionOptions
-from topics.spark.pipelines.mirror.provenance import Hop, LostSeqs, hops_of, is_copy, stamped
 from topics.spark.pipelines.run import delivery
-from topics.spark.pipelines.run.delivery import OutgoingRow, RangeDelivery, fields_of, record_of
+from topics.spark.pipelines.run.delivery import OutgoingRow, RangeDelivery, cut, fields_of, record_of
 from topics.spark.pipelines.run.report import ReportedGap
 from topics.spark.pipelines.run.trimmed import Watch
-from topics.spark.sink.chunks import MAX_BYTES, MAX_RECORDS
 from topics.spark.sink.write_options import WriteOptions
 from topics.spark.source.catalog import client_for
-from topics.spark.source.plan import GRID, Span
+from topics.spark.source.plan import Span
 from topics.spark.source.read import How, read_span
 
 LOSS = b'{"kind":"gap"}'  # meta of a record that reports a gap
@@ -58,6 +71,12 @@ class CopyTask(Struct, kw_only=True):
     def run(self) -> str:
         return f"mirror/{self.source_id}/{self.epoch}.{self.generation}"
 
+    def key(self, first: int, last: int, rows: list[OutgoingRow]) -> str:
+        """Return the key of a request. It contains the gaps, so that a repetition with other gaps is written too."""
+        losses = [(row.first, row.last) for row in rows if row.last > row.first]
+        suffix = f"/{xxhash.xxh3_64_hexdigest(str(losses).encode())}" if losses else ""
+        return f"{self.run}/{first}-{last}{suffix}"
+
     def gap_row(self, gap_from: int, gap_to: int, reason: str) -> OutgoingRow:
         """Return the record that reports a gap."""
         hop = Hop(at=self.source_id, topic=self.topic, epoch=self.epoch, seq=gap_from, to=gap_to)
@@ -82,12 +101,13 @@ def copy(task: CopyTask) -> MirrorResult:
     with client_for(task.target, task.target.servers[0]) as client:
         options = WriteOptions(connection=task.target, config=task.config)
         sending = RangeDelivery(
-            client, options, task.topic, epoch=task.epoch, present=task.present, gap_row=task.gap_row, into=outcome
-        )
+            client=client, options=options, topic=task.topic, epoch=task.epoch, present=task.present,
+            gap_row=task.gap_row, outcome=outcome,
+        )  # fmt: skip
         if task.lost_epoch is not None:
             sending.put(f"{task.run}/after-{task.lost_epoch}", [_new_epoch_record(task)])
-        for key, rows in cut(read(task, outcome), task):
-            key, missing = sending.new(key, rows)
+        for first, last, rows in cut(read(task, outcome), task.start, task.stop):
+            key, missing = sending.new(task.key(first, last, rows), rows)
             if missing:
                 sending.send(key, missing)
     return outcome
@@ -118,7 +138,7 @@ def read(task: CopyTask, outcome: MirrorResult) -> Iterator[OutgoingRow]:
 
 
 def outgoing(batch: pa.RecordBatch, task: CopyTask, outcome: MirrorResult) -> Iterator[OutgoingRow]:
-    """Yield the rows of a batch to send. The record right after a gap reports it as well: see `provenance`."""
+    """Yield the rows of a batch to send. The record right after a gap reports it as well: see the module."""
     for one in fields_of(batch):
         if one.kind == "gap":
             outcome.pending_gap = LostSeqs(gap_from=one.seq, gap_to=one.to, reason=one.reason)
@@ -142,34 +162,65 @@ def outgoing(batch: pa.RecordBatch, task: CopyTask, outcome: MirrorResult) -> It
             yield OutgoingRow(one.seq, one.seq, record)
 
 
-def cut(rows: Iterable[OutgoingRow], task: CopyTask) -> Iterator[tuple[str, list[OutgoingRow]]]:
-    """Cut rows, sorted by seq, into requests with keys. Each request covers the seqs after the previous one."""
-    held: list[OutgoingRow] = []
-    size_bytes, covered = 0, task.start
-    for row in rows:
-        cell = row.first // GRID * GRID
-        if held and held[0].first < cell:
-            yield _key(task, covered, cell - 1, held), held
-            held, size_bytes, covered = [], 0, cell
-        elif held and (size_bytes + len(row.record) > MAX_BYTES or len(held) >= MAX_RECORDS):
-            yield _key(task, covered, row.first - 1, held), held
-            held, size_bytes, covered = [], 0, row.first
-        held.append(row)
-        size_bytes += len(row.record)
-    if held:
-        end = min(task.stop, (held[-1].first // GRID + 1) * GRID) - 1
-        yield _key(task, covered, end, held), held
-
-
-def _key(task: CopyTask, first: int, last: int, rows: list[OutgoingRow]) -> str:
-    """Return the key of a request. It contains the gaps, so that a repetition with other gaps is written as well."""
-    losses = [(row.first, row.last) for row in rows if row.last > row.first]
-    suffix = f"/{xxhash.xxh3_64_hexdigest(str(losses).encode())}" if losses else ""
-    return f"{task.run}/{first}-{last}{suffix}"
-
-
 def _new_epoch_record(task: CopyTask) -> bytes:
     """Return the record that reports the unread rest of the earlier epoch, whose length is unknown."""
     hop = Hop(at=task.source_id, topic=task.topic, epoch=task.epoch, seq=0, to=0)
     data = _encode({"topic": task.topic, "epoch": task.lost_epoch, "reason": "recreated"})
     return record_of(data, None, None, stamped(LOSS, [hop]))
+
+
+# --- the list of servers in the meta of a record
+
+KEY = "_topics_mirror"
+_MARK = f'"{KEY}"'.encode()
+
+
+class LostSeqs(Struct, frozen=True, kw_only=True):
+    """Lost seqs of the source, both ends inclusive."""
+
+    gap_from: int
+    gap_to: int
+    reason: str
+
+
+class Hop(Struct, frozen=True, kw_only=True):
+    """One server that a record was on, with its topic, epoch and seq there."""
+
+    at: str  # the server's id
+    topic: str | UnsetType = UNSET  # missing in copies by earlier releases: then it is the topic of the record
+    epoch: int
+    seq: int
+    ts: int | UnsetType = UNSET  # when it was committed there
+    to: int | UnsetType = UNSET
+    lost: LostSeqs | UnsetType = UNSET  # the gap right before it on that server
+
+    def was_in(self, topic: str) -> bool:
+        return isinstance(self.topic, UnsetType) or self.topic == topic
+
+    @property
+    def last(self) -> int:
+        return self.seq if isinstance(self.to, UnsetType) else self.to
+
+
+_decode_hops = msgspec.json.Decoder(list[Hop]).decode
+
+
+def hops_of(meta: bytes | None) -> list[Hop]:
+    """Return the servers that the record was on; an empty list if it was written here, or the entry is invalid."""
+    if meta is None or _MARK not in meta:
+        return []
+    try:
+        found = surrogates.members(meta).get(KEY)
+        return [] if found is None else _decode_hops(found)
+    except msgspec.MsgspecError:
+        return []
+
+
+def is_copy(hops: list[Hop], topic: str) -> bool:
+    """Return whether a record with this list was mirrored to its topic, and not derived there from a mirrored one."""
+    return bool(hops) and hops[-1].was_in(topic)
+
+
+def stamped(meta: bytes | None, hops: list[Hop]) -> bytes:
+    """Return the meta with this list."""
+    return delivery.stamped(meta, KEY, hops)

@@ -1,4 +1,4 @@
 """Code that every pipeline uses: the job with its session, report, progress and failures, and tasks for executors.
 
-The folders of the pipelines import from here; nothing here imports a pipeline.
+The pipelines import from here; nothing here imports a pipeline.
 """

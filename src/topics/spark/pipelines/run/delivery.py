@@ -6,8 +6,8 @@ target has passed, a restart finds from the origins how far an interrupted run c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -20,10 +20,13 @@ from topics.errors import Code, TopicsError
 from topics.model import surrogates
 from topics.spark.failures import Failed
 from topics.spark.pipelines.run.report import ReportedGap
-from topics.spark.sink.chunks import Chunk
+from topics.spark.sink.chunks import MAX_BYTES, MAX_RECORDS, Chunk
 from topics.spark.sink.send import Sent, send
 from topics.spark.sink.write_options import WriteOptions
+from topics.spark.source.catalog import state_of
+from topics.spark.source.plan import GRID
 
+Row = TypeVar("Row")
 REFUSED = (Code.RECORD_TOO_LARGE, Code.INVALID_REQUEST)
 _encode = msgspec.json.Encoder().encode
 
@@ -37,11 +40,9 @@ class OutgoingRow(NamedTuple):
     lost: str | None = None  # the reason, for a record that reports a gap
 
 
-class DeliveryResult(Struct, kw_only=True):
+class DeliveryResult(Sent, kw_only=True):
     """The result of sending one range."""
 
-    records: int = 0
-    repeated: int = 0  # records among these that the target had already
     gaps: list[ReportedGap] = field(default_factory=list)
 
 
@@ -71,72 +72,101 @@ def fields_of(batch: pa.RecordBatch) -> Iterator[Fields]:
     yield from map(Fields._make, zip(*texts, *raw, strict=True))
 
 
-class RangeDelivery:
+class RangeDelivery(Struct, kw_only=True):
     """Sends the requests of one range to one topic, and counts the results."""
 
-    def __init__(
-        self,
-        client: Client,
-        options: WriteOptions,
-        topic: str,
-        *,
-        epoch: int,
-        present: int,
-        gap_row: GapRow,
-        into: DeliveryResult,
-    ) -> None:
-        self._client, self._options, self._topic = client, options, topic
-        self._epoch = epoch
-        self._present = present  # the target has every record up to this source seq already
-        self._gap_row = gap_row
-        self._outcome = into
+    client: Client
+    options: WriteOptions
+    topic: str
+    epoch: int
+    present: int  # the target has every record up to this source seq already
+    gap_row: GapRow
+    outcome: DeliveryResult
 
     def new(self, key: str, rows: list[OutgoingRow]) -> tuple[str, list[OutgoingRow]]:
         """Return a request without the rows that the target has, and its key; another key if rows were dropped."""
-        outcome = self._outcome
+        outcome = self.outcome
         outcome.gaps += [self._gap(row, row.lost) for row in rows if row.lost is not None]
-        missing = [row for row in rows if row.last > self._present]
+        missing = [row for row in rows if row.last > self.present]
         outcome.records += len(rows) - len(missing)
         outcome.repeated += len(rows) - len(missing)
-        return (key if len(missing) == len(rows) else f"{key}/after-{self._present}"), missing
+        return (key if len(missing) == len(rows) else f"{key}/after-{self.present}"), missing
 
     def send(self, key: str, rows: list[OutgoingRow]) -> None:
         """Send one request. A record that the target rejects must not block later ones: a gap record replaces it."""
-        try:
-            self.put(key, [row.record for row in rows])
-        except TopicsError as error:
-            if error.code not in REFUSED:
-                raise
-            middle = len(rows) // 2
-            if middle:
-                self.send(f"{key}.0", rows[:middle])
-                self.send(f"{key}.1", rows[middle:])
-                return
-            [row] = rows
-            reason = f"refused: {error.message}"
-            self.put(f"{key}/refused", [self._gap_row(row.first, row.last, reason).record])
-            self._outcome.gaps.append(self._gap(row, reason))
+
+        def put(part: list[OutgoingRow], suffix: str) -> None:
+            self.put(key + suffix, [row.record for row in part])
+
+        for row, suffix, reason in refused_rows(rows, put):
+            self.put(f"{key}{suffix}/refused", [self.gap_row(row.first, row.last, reason).record])
+            self.outcome.gaps.append(self._gap(row, reason))
 
     def put(self, key: str, records: list[bytes]) -> None:
         written = Sent()
         try:
-            send(self._client, self._options, [Chunk(self._topic, key, records)], written)
+            send(self.client, self.options, [Chunk(self.topic, key, records)], written)
         except TopicsError as error:
             if error.code is not Code.TOPIC_FULL:
                 raise
             raise self._full() from error
-        self._outcome.records += written.records
-        self._outcome.repeated += written.repeated
+        self.outcome.add(written)
 
     def _full(self) -> Failed:
         """Return the error for a topic that stayed full. A task keeps only its message, so the remedy is in it."""
         return Failed(
-            f"topic {self._topic} on {self._client.url} is full and rejects new records (discard: reject): "
+            f"topic {self.topic} on {self.client.url} is full and rejects new records (discard: reject): "
             "raise its cap_records or cap_bytes, or let it evict its oldest records (discard: old)"
         )
 
     def _gap(self, row: OutgoingRow, reason: str) -> ReportedGap:
-        return ReportedGap(from_seq=row.first, to_seq=row.last, reason=reason, epoch=self._epoch)
+        return ReportedGap(from_seq=row.first, to_seq=row.last, reason=reason, epoch=self.epoch)
+
+
+def cut(
+    rows: Iterable[OutgoingRow], start: int, stop: int, *, most: int = MAX_RECORDS
+) -> Iterator[tuple[int, int, list[OutgoingRow]]]:
+    """Cut rows of [start, stop), sorted by seq, into requests: first and last covered seq, and the rows.
+
+    Cuts are at multiples of `GRID` and where a request becomes too large. A request covers the seqs after the previous
+    one, so that its key does not depend on records that are deleted meanwhile.
+    """
+    held: list[OutgoingRow] = []
+    size_bytes, covered, last = 0, start, start - 1
+    for row in rows:
+        if not last < row.first <= row.last < stop:
+            raise Failed(f"seq {row.first} was read after seq {last}, in a range that ends at seq {stop - 1}")
+        last = row.last
+        cell = row.first // GRID * GRID
+        is_full = len(held) >= most or size_bytes + len(row.record) > MAX_BYTES
+        if held and (is_full or held[0].first < cell):
+            begin = cell if held[0].first < cell else row.first
+            yield covered, begin - 1, held
+            held, size_bytes, covered = [], 0, begin
+        held.append(row)
+        size_bytes += len(row.record)
+    if held:
+        yield covered, min(stop, (held[-1].first // GRID + 1) * GRID) - 1, held
+
+
+def refused_rows(
+    rows: list[Row], put: Callable[[list[Row], str], None], suffix: str = ""
+) -> Iterator[tuple[Row, str, str]]:
+    """Write rows with `put`; if the server rejects them, in halves. Yield each row that is rejected alone, and why.
+
+    The suffix tells the parts apart, and is the same in a repetition.
+    """
+    try:
+        put(rows, suffix)
+    except TopicsError as error:
+        if error.code not in REFUSED:
+            raise
+        middle = len(rows) // 2
+        if middle:
+            yield from refused_rows(rows[:middle], put, f"{suffix}.0")
+            yield from refused_rows(rows[middle:], put, f"{suffix}.1")
+        else:
+            yield rows[0], suffix, f"refused: {error.message}"
 
 
 # --- records and their meta
@@ -169,13 +199,8 @@ def stamped(meta: bytes | None, key: str, stamp: Any) -> bytes:
 
 def target_of(client: Client, topic: str) -> tuple[int, int]:
     """Return epoch and head of a topic, or zeros if it does not exist."""
-    try:
-        state = client.topic(topic)
-    except TopicsError as error:
-        if error.code is Code.TOPIC_NOT_FOUND:
-            return 0, 0
-        raise
-    return state.epoch, state.head_seq
+    state = state_of(client, topic)
+    return (0, 0) if state is None else (state.epoch, state.head_seq)
 
 
 def metas(client: Client, topic: str, *, from_seq: int) -> Iterator[bytes]:

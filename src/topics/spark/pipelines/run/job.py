@@ -17,27 +17,27 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypedDict
+from typing import TYPE_CHECKING, Self, TypedDict, Unpack
 
 import msgspec
 
 from topics.client import Client
+from topics.client.request import State, Summary
 from topics.clock import SystemClock
 from topics.errors import Code, TopicsError
 from topics.installation import install_command
 from topics.lake.storage import SETTINGS, given_options, set_options
-from topics.spark.failures import BadUsage, Failed, NoSpark, as_failed
-from topics.spark.java import NoJava, find_java
+from topics.spark.failures import BadUsage, Failed, NoSpark, as_failed, explain, kind_of, next_step
+from topics.spark.jvm import NoJava, find_java, quiet_start
 from topics.spark.options import BadOption, ConnectionOptions
-from topics.spark.pipelines.run.failure_reports import attach, problem_of
-from topics.spark.pipelines.run.progress import Progress, SilentProgress
-from topics.spark.pipelines.run.quiet_jvm import quiet_start
-from topics.spark.pipelines.run.report import Execution, RunReport, TopicReport
-from topics.spark.pipelines.run.tasks import ProcessTasks, SparkTasks, Tasks, Workload, choose
+from topics.spark.pipelines.run.progress import Progress
+from topics.spark.pipelines.run.report import Execution, RunProblem, RunReport, TopicReport
+from topics.spark.pipelines.run.tasks import Tasks, Workload, choose
+from topics.spark.source.catalog import state_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,6 +49,7 @@ BEAT_S = 1.0  # how often the progress line shows that a step still runs
 FIRST_RETRIES = 2
 REPORT_RETRIES = 2
 REPORT_TIMEOUT_S = 10.0
+ASKED_SINGLY = 16  # with more topics one list request is cheaper; with fewer the key needs no right to list
 STATELESS = ("audit",)  # pipelines that keep no position for the next run
 PATIENT_RETRIES = 12  # enough to wait for a server that restarts
 
@@ -87,26 +88,22 @@ class PipelineJob:
         *,
         servers: Sequence[str] = (),
         token_files: Mapping[str, str | None] | None = None,
-        token: str | None = None,
-        token_file: str | None = None,
-        storage_options: Mapping[str, str] | None = None,
-        dry_run: bool = False,
-        master: str | None = None,
-        spark: SparkSession | bool | None = None,
-        progress: Progress | None = None,
-        stop: threading.Event | None = None,
-        started_ms: int | None = None,
+        **options: Unpack[JobOptions],
     ) -> None:
+        token, token_file = options.get("token"), options.get("token_file")
+        master, spark = options.get("master"), options.get("spark")
         if token is not None and token_file is not None:
             raise BadUsage("token and token_file: give one of them")
         if spark is False and master is not None:
             raise BadUsage("--no-spark and --master: give one of them")
-        set_options(storage_options or {})
-        began_ms = SystemClock().now_ms() if started_ms is None else started_ms
-        self.report = RunReport(pipeline=pipeline, run_id=secrets.token_hex(8), started_ms=began_ms, dry_run=dry_run)
-        self.dry_run = dry_run
-        self.progress: Progress = progress or SilentProgress()
-        self.stopping = stop or threading.Event()
+        set_options(options.get("storage_options") or {})
+        began_ms = options.get("started_ms") or SystemClock().now_ms()
+        self.dry_run = options.get("dry_run", False)
+        self.report = RunReport(
+            pipeline=pipeline, run_id=secrets.token_hex(8), started_ms=began_ms, dry_run=self.dry_run
+        )
+        self.progress = options.get("progress") or Progress()
+        self.stopping = options.get("stop") or threading.Event()
         self._servers = tuple(dict.fromkeys(url.rstrip("/") for url in servers))
         self._token, self._token_file = token, None if token_file is None else os.path.abspath(token_file)
         self._token_files = {
@@ -121,8 +118,8 @@ class PipelineJob:
         self._follows = self._began = False
         self._step = ""
         self._working_since: float | None = None
-        self.sums: dict[str, Callable[[], int | None]] = {}  # figures computed from the lags
-        self._lags: list[tuple[str, Callable[[Client], None], Callable[[], None]]] = []
+        self.reached: dict[tuple[str, str], tuple[int, int]] = {}  # by server and topic: epoch and last seq done
+        self.sums_lags = False  # whether the report has the sum of the lags as a figure
         self._over = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="topics-pipeline", daemon=True)
 
@@ -172,13 +169,9 @@ class PipelineJob:
     def _fail(self, error: BaseException) -> None:
         """Record the failure in the report and attach the report to the exception."""
         self.report.ended_ms = SystemClock().now_ms()
-        self.report.fail(problem_of(error, resumes=self._resumes, began=self._began))
-        attach(error, self.report)
-
-    @property
-    def _resumes(self) -> bool:
-        """Whether the same command continues where this run stopped."""
-        return self._began and not self.dry_run and self.report.pipeline not in STATELESS
+        resumes = self._began and not self.dry_run and self.report.pipeline not in STATELESS
+        self.report.fail(_problem(error, resumes=resumes, began=self._began))
+        error.__dict__["report"] = self.report
 
     def step(self, text: str) -> None:
         self._step = text
@@ -232,10 +225,10 @@ class PipelineJob:
             if self._step and not self._must_start(found):
                 self.progress.step(self._step)
         if found.engine == "process":
-            return ProcessTasks()
+            return Tasks()
         if self._must_start(found):
             self._check_installed(found.reason, avoidable=spark_only is None and self._wants_spark is None)
-        return SparkTasks(self.spark)
+        return Tasks(self.spark)
 
     def _must_start(self, found: Execution) -> bool:
         return found.engine == "spark" and self._spark is None
@@ -311,22 +304,30 @@ class PipelineJob:
 
     # --- reporting
 
-    def lags(self, url: str, note: Callable[[Client], None], forget: Callable[[], None]) -> None:
-        """Register `note`, which is called before each report to update the lags from the topics' heads.
-
-        It may run in another thread than the work, so it gets its own client. If the server does not answer, `forget`
-        is called instead, because the last lags may be stale.
-        """
-        self._lags.append((url, note, forget))
-
     def _note_lags(self) -> None:
-        for url, note, forget in self._lags:
+        """Update the lags of rows whose topic is in `reached`. The last ones may be stale if a server does not answer.
+
+        This may run in another thread than the work, so it has its own client.
+        """
+        rows_of: dict[str, list[TopicReport]] = {}
+        for row in list(self.report.topics):
+            url = row.server or next(iter(self._servers), "")
+            if (url, row.topic) in self.reached:
+                rows_of.setdefault(url, []).append(row)
+        lags: list[int | None] = []
+        for url, rows in rows_of.items():
             try:
                 with self._brief_client(url) as client:
-                    note(client)
+                    states = heads(client, [row.topic for row in rows])
             except (TopicsError, BadOption):
-                forget()
-        self.report.figures.update({name: total() for name, total in self.sums.items()})
+                states = {}
+                lags.append(None)
+            for row in rows:
+                state, (epoch, done) = states.get(row.topic), self.reached[url, row.topic]
+                row.lag = None if state is None else max(state.head_seq - (done if epoch == state.epoch else 0), 0)
+                lags.append(row.lag or 0)
+        if self.sums_lags:
+            self.report.figures["lag"] = None if None in lags else sum(lag or 0 for lag in lags)
 
     def _brief_client(self, url: str) -> Client:
         token = self.connection(url).read_token()
@@ -350,6 +351,35 @@ class PipelineJob:
                     client.append(RUNS, [record], idempotency_key=key, create=True, config=RUNS_CONFIG)
             except (TopicsError, BadOption) as problem:
                 self.warn(f"the report could not be written to {RUNS} of {url}: {problem}")
+
+
+def report_of(error: BaseException, *, pipeline: str, dry_run: bool) -> RunReport:
+    """Return the report of a failed run; an empty one if it failed before the job began."""
+    known = error.__dict__.get("report")
+    if isinstance(known, RunReport):
+        return known
+    report = RunReport(pipeline=pipeline, run_id="", dry_run=dry_run)
+    report.fail(_problem(error, resumes=False, began=False))
+    return report
+
+
+def _problem(error: BaseException, *, resumes: bool, began: bool) -> RunProblem:
+    step = next_step(error, resumes=resumes, began=began)
+    return RunProblem(kind=kind_of(error).wire, message=explain(error), next=step)
+
+
+def heads(client: Client, topics: Sequence[str]) -> dict[str, State | Summary]:
+    """Return the state of each topic that exists."""
+    names = set(topics)
+    if len(names) <= ASKED_SINGLY:
+        return {name: state for name in names if (state := state_of(client, name)) is not None}
+    return {row.topic: row for row in client.topics(common(topics)) if row.topic in names}
+
+
+def common(names: Sequence[str]) -> str:
+    """Return the longest common prefix of the names, for a list request by prefix."""
+    first, last = min(names), max(names)
+    return next((first[:at] for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), first[: len(last)])
 
 
 def _active_session() -> SparkSession | None:

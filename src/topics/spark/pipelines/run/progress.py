@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import suppress
-from typing import Protocol, TextIO
+from typing import TextIO
 
 
-class Progress(Protocol):
+class Progress:
+    """Shows nothing: a Python caller has the report."""
+
     def step(self, text: str) -> None:
         """Start a step."""
 
@@ -21,20 +23,11 @@ class Progress(Protocol):
     def warn(self, text: str) -> None:
         """Show a warning."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Clear what is drawn."""
 
 
-class SilentProgress:
-    """Shows nothing: a Python caller has the report."""
-
-    def step(self, text: str) -> None: ...
-    def show(self, done: int, total: int | None = None, *, unit: str = "records") -> None: ...
-    def beat(self, seconds: float) -> None: ...
-    def warn(self, text: str) -> None: ...
-    def close(self) -> None: ...
-
-
-class ProgressLines:
+class ProgressLines(Progress):
     """One line per step, and one every ten seconds of a long step: for logs and with `--json`."""
 
     EVERY_S = 10.0
@@ -61,10 +54,8 @@ class ProgressLines:
     def warn(self, text: str) -> None:
         _print(f"topics: warning: {text}", self._out)
 
-    def close(self) -> None: ...
 
-
-class ProgressBar:
+class ProgressBar(Progress):
     """The running step and its figures on one line of a terminal, redrawn in place."""
 
     WIDTH = 24

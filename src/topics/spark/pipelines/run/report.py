@@ -59,6 +59,14 @@ class TopicReport(Struct, kw_only=True, omit_defaults=True):
     would: list[str] = field(default_factory=list)  # in a dry run
     figures: dict[str, Any] = field(default_factory=dict)  # figures of this pipeline
 
+    def add(self, **counts: int) -> None:
+        """Add counts to the figures. Zeros are left out."""
+        _add(self.figures, counts)
+
+
+def _add(figures: dict[str, Any], counts: dict[str, int]) -> None:
+    figures.update({name: figures.get(name, 0) + count for name, count in counts.items() if count})
+
 
 class RunReport(Struct, kw_only=True):
     """One run. `ok` is false if the run failed, or succeeded and found something wrong; the command then exits with 1.
@@ -88,6 +96,10 @@ class RunReport(Struct, kw_only=True):
                 return row
         self.topics.append(TopicReport(topic=name, server=server, into=into))
         return self.topics[-1]
+
+    def add(self, **counts: int) -> None:
+        """Add counts to the figures. Zeros are left out."""
+        _add(self.figures, counts)
 
     def fail(self, problem: RunProblem) -> None:
         self.state, self.ok = "failed", False

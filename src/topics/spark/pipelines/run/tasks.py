@@ -6,16 +6,18 @@ runs in this process, without importing Spark. The results are the same: both ru
 
 from __future__ import annotations
 
+import heapq
 import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
+import pyarrow as pa
 from msgspec import Struct
 
-from topics.spark.pipelines.run.executors import run_on_executors
 from topics.spark.pipelines.run.report import Execution
 
 if TYPE_CHECKING:
@@ -30,8 +32,10 @@ Encoded = TypeVar("Encoded", bound=Struct)
 SMALL_SEQS = 10_000_000
 SMALL_BYTES = 1 << 30
 MAX_THREADS = 4
+MAX_TASKS = 64  # most Spark tasks for one list, unless the executors run more at the same time
 STOP_WAIT_S = 10.0  # how long a failed or interrupted job waits for the tasks that still run
 HERE, ON_SPARK = "in this process", "on Spark"
+_SCHEMA = pa.schema([pa.field("at", pa.int64()), pa.field("result", pa.binary())])
 
 
 class Workload(Struct, frozen=True, kw_only=True):
@@ -49,50 +53,17 @@ class Workload(Struct, frozen=True, kw_only=True):
         return f"{self.seqs:,} seq{'' if self.seqs == 1 else 's'}, {_size(self.size_bytes)}"
 
 
-class Tasks(Protocol):
-    """Runs tasks, several at the same time."""
+class Tasks:
+    """Runs tasks, several at the same time: on the executors of a Spark session, or in threads of this process."""
 
-    @property
-    def parallelism(self) -> int:
-        """How many tasks run at the same time."""
-
-    def run(
-        self,
-        items: Sequence[Item],
-        task: Callable[[Item], Encoded],
-        *,
-        result: type[Encoded],
-        weight: Callable[[Item], int],
-    ) -> list[Encoded]:
-        """Run `task(item)` for each item. Return the results in the order of the items."""
-
-
-class ProcessTasks:
-    """Runs tasks in threads of this process."""
-
-    @property
-    def parallelism(self) -> int:
-        return min(os.cpu_count() or 1, MAX_THREADS)
-
-    def run(
-        self,
-        items: Sequence[Item],
-        task: Callable[[Item], Encoded],
-        *,
-        result: type[Encoded],
-        weight: Callable[[Item], int],
-    ) -> list[Encoded]:
-        return in_threads(items, task, weight=weight)
-
-
-class SparkTasks:
-    """Runs tasks on the executors of a Spark session."""
-
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, spark: SparkSession | None = None) -> None:
         self.spark = spark
 
     @property
     def parallelism(self) -> int:
+        """How many tasks run at the same time."""
+        if self.spark is None:
+            return min(os.cpu_count() or 1, MAX_THREADS)
         return int(self.spark.sparkContext.defaultParallelism)
 
     def run(
@@ -103,7 +74,37 @@ class SparkTasks:
         result: type[Encoded],
         weight: Callable[[Item], int],
     ) -> list[Encoded]:
-        return run_on_executors(self.spark, items, task, result=result, weight=weight)
+        """Run `task(item)` for each item. Return the results in the order of the items.
+
+        On Spark each task processes a list of items, without a shuffle and without an RDD, which Spark Connect lacks.
+        """
+        if self.spark is None:
+            return in_threads(items, task, weight=weight)
+        if not items:
+            return []
+        count = min(len(items), max(MAX_TASKS, 2 * self.parallelism))
+        given = [[(at, items[at]) for at in one] for one in pack([weight(item) for item in items], count)]
+
+        def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    rows = [{"at": at, "result": msgspec.json.encode(task(item))} for at, item in given[number]]
+                    yield pa.RecordBatch.from_pylist(rows, schema=_SCHEMA)
+
+        frame = self.spark.range(0, len(given), 1, len(given)).mapInArrow(work, "at BIGINT, result BINARY")
+        found = {row.at: msgspec.json.decode(bytes(row.result), type=result) for row in frame.collect()}
+        return [found[at] for at in range(len(items))]
+
+
+def pack(weights: Sequence[int], count: int) -> list[list[int]]:
+    """Distribute indices over `count` bins of similar weight: the heaviest first, each into the lightest bin."""
+    bins: list[list[int]] = [[] for _ in range(count)]
+    heap = [(0, number) for number in range(count)]
+    for at in sorted(range(len(weights)), key=lambda at: (-weights[at], at)):
+        total, number = heapq.heappop(heap)
+        bins[number].append(at)
+        heapq.heappush(heap, (total + max(weights[at], 1), number))
+    return [sorted(one) for one in bins if one]
 
 
 def choose(

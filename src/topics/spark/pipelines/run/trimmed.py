@@ -17,7 +17,7 @@ from topics.client import Client
 from topics.errors import Code, TopicsError
 from topics.lake import Lake
 from topics.spark.options import ConnectionOptions
-from topics.spark.source.catalog import client_for
+from topics.spark.source.catalog import client_for, state_of
 from topics.spark.source.plan import Span
 
 
@@ -41,15 +41,15 @@ def removed(client: Client, topic: str, *, epoch: int, start: int) -> Removed | 
     """Return the deleted seqs from `start` to the first record; None if there are none, or a gap reports them."""
     try:
         page = client.diff(topic, from_seq=start - 1, epoch=epoch, limit=1, include_meta=False)
-        is_reported = page.tombstone is not None and page.tombstone.gap_from <= start
-        if is_reported or page.earliest_seq <= start:
-            return None
-        last = page.earliest_seq - 1
-        trimmed = min(client.topic(topic).trimmed_seq or 0, last)
     except TopicsError as error:
         if error.code is Code.TOPIC_NOT_FOUND:
             return None
         raise
+    is_reported = page.tombstone is not None and page.tombstone.gap_from <= start
+    if is_reported or page.earliest_seq <= start or (state := state_of(client, topic)) is None:
+        return None
+    last = page.earliest_seq - 1
+    trimmed = min(state.trimmed_seq or 0, last)
     is_trimmed = trimmed >= start
     return Removed(first=start, last=trimmed if is_trimmed else last, is_trimmed=is_trimmed)
 

@@ -1,0 +1,206 @@
+"""A Delta table at a place of its own: its newest version, the facts in its log, and commits.
+
+A commit adds and removes files and sets facts, at once. It is written as exactly the version after the one that was
+checked, without the retries of `deltalake`: of two processes one succeeds, and the other checks again. `deltalake` does
+not sync files of a local disk, so commits and checkpoints are synced here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+from msgspec import Struct
+
+from topics.lake.errors import Conflict, LakeError
+from topics.lake.facts import Facts, FactsReader
+from topics.lake.layout import LOG
+from topics.lake.storage import Storage
+
+CHECKPOINT_EVERY = 32  # commits
+
+PROPERTIES = {
+    "delta.checkpointInterval": str(CHECKPOINT_EVERY),
+    "delta.logRetentionDuration": "interval 1 days",
+}
+
+# Checkpoints are made explicitly, because they must be synced before the log before them is removed.
+BY_HAND = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+
+
+class Actions(Struct, kw_only=True):
+    """The content of one commit. With a `schema`, the commit replaces the schema and removes all other files."""
+
+    adds: Sequence[AddAction] = ()
+    removes: Sequence[RemoveAction] = ()
+    facts: Facts
+    note: Mapping[str, Any] | None = None
+    schema: pa.Schema | None = None
+
+
+class DeltaFolder:
+    """The Delta table at the place of a storage. It need not exist. Not safe for several threads."""
+
+    def __init__(self, storage: Storage, *, partitions: Sequence[str] = ()) -> None:
+        self._storage = storage
+        self._partitions = list(partitions)
+        self._facts = FactsReader(storage)
+        self.table: DeltaTable | None = None  # as of the last call of `open`
+        self.checkpoints = 0  # that this object has written
+
+    @property
+    def uri(self) -> str:
+        return self._storage.location
+
+    # --- state
+
+    def open(self) -> DeltaTable | None:
+        """Return the newest version of the table, or None if it does not exist."""
+        if self.table is not None:
+            self.table.update_incremental()
+        elif not self._storage.is_local or self._storage.has_folder(LOG):
+            try:
+                self.table = DeltaTable(self.uri, storage_options=self._storage.options or None)
+            except TableNotFoundError:
+                return None
+        return self.table
+
+    @property
+    def version(self) -> int:
+        """The version that `open` has found; -1 if the table does not exist."""
+        return -1 if self.table is None else int(self.table.version())
+
+    @property
+    def newest_checkpoint(self) -> int:
+        return self._facts.checkpoint
+
+    def facts(self) -> Facts:
+        """Return the facts as of the version that `open` has found."""
+        return {} if self.table is None else self._facts.at(self.version)
+
+    def files(self) -> pa.Table:
+        """Return the files of the version that `open` has found, with their statistics, as `deltalake` lists them."""
+        assert self.table is not None
+        return pa.table(self.table.get_add_actions(flatten=True))
+
+    def schema(self) -> pa.Schema:
+        assert self.table is not None
+        return pa.schema(self.table.schema().to_arrow())
+
+    # --- changes
+
+    def create(self, schema: pa.Schema, *, name: str, properties: Mapping[str, str]) -> None:
+        """Create the table unless it exists."""
+        if self.table is not None or self.open() is not None:
+            return
+        try:
+            DeltaTable.create(
+                self.uri, Schema.from_arrow(schema), mode="error", partition_by=self._partitions, name=name,
+                configuration=PROPERTIES | dict(properties), storage_options=self._storage.options or None,
+                post_commithook_properties=BY_HAND,
+            )  # fmt: skip
+        except (DeltaError, CommitFailedError, FileExistsError):
+            if self.open() is None:  # another process has created it
+                raise
+        self._sync_version(0)
+        self._storage.sync_place()
+        self.open()
+
+    def add_columns(self, fields: Sequence[pa.Field]) -> None:
+        assert self.table is not None
+        self.table.alter.add_columns(Schema.from_arrow(pa.schema(fields)).fields, post_commithook_properties=BY_HAND)
+        self._sync_version(self.version)
+
+    def commit(self, build: Callable[[], Actions]) -> None:
+        """Commit what `build` returns, and open the version with it.
+
+        `build` is called again for each newer version that another process has written. It calls `open`, and raises
+        `Conflict` if the change does not fit to that version; nothing is committed then. Added files must be synced.
+        """
+        while True:
+            actions = build()
+            before = self.version
+            try:
+                self.write(actions)
+                break
+            except (DeltaError, OSError) as error:
+                self.open()
+                if self.version == before:
+                    if isinstance(error, CommitFailedError):
+                        raise Conflict(f"{self.uri} was changed by another run: {error}") from error
+                    raise
+                if self._has(actions):  # an object store may lose the answer to a commit
+                    break
+        self.open()
+        self._sync_version(self.version)
+        self.facts()
+        if self.version - self._facts.checkpoint >= CHECKPOINT_EVERY:
+            self.checkpoint()
+
+    def write(self, actions: Actions) -> None:
+        """Commit as the version after the one that `open` has found, or fail."""
+        assert self.table is not None
+        note = None if actions.note is None else {key: str(value) for key, value in actions.note.items()}
+        properties = CommitProperties(
+            custom_metadata=note,
+            app_transactions=[Transaction(name, value) for name, value in actions.facts.items()],
+            max_commit_retries=0,  # Delta would not compare the removed files of two commits, so `build` does
+        )
+        schema = self.table.schema() if actions.schema is None else Schema.from_arrow(actions.schema)
+        self.table.create_write_transaction(
+            [*actions.adds, *actions.removes],
+            "append" if actions.schema is None else "overwrite",
+            schema,
+            partition_by=self._partitions, commit_properties=properties, post_commithook_properties=BY_HAND,
+        )  # fmt: skip
+
+    def _has(self, actions: Actions) -> bool:
+        """Return whether a commit that failed has taken effect. The names of added files are used once."""
+        there = set(self.files().column("path").to_pylist())
+        if actions.adds:
+            return all(one.path in there for one in actions.adds)
+        known = self.facts()
+        is_set = all(known.get(name) == value for name, value in actions.facts.items())
+        return is_set and not there.intersection(one.path for one in actions.removes)
+
+    def checkpoint(self) -> None:
+        """Write a checkpoint of the newest version, and remove the log before it that is older than a day."""
+        table = self.open()
+        assert table is not None
+        table.create_checkpoint()
+        self._storage.sync([f"{LOG}/{self.version:020d}.checkpoint.parquet", f"{LOG}/_last_checkpoint"])
+        self._facts.checkpoint = self.version
+        self.checkpoints += 1
+        table.cleanup_metadata()
+
+    def vacuum(self, retention_hours: int, *, dry_run: bool = False, full: bool = True) -> list[str]:
+        """Remove files that no version needs that is younger than the retention. Return their paths.
+
+        `full` includes files that no version has ever had.
+        """
+        assert self.table is not None
+        found = self.table.vacuum(
+            retention_hours=retention_hours, enforce_retention_duration=False, dry_run=True, full=full
+        )
+        if found and not dry_run:
+            self.table.vacuum(
+                retention_hours=retention_hours, enforce_retention_duration=False, dry_run=False, full=full
+            )
+        return [str(path) for path in found]
+
+    def _sync_version(self, version: int) -> None:
+        self._storage.sync([f"{LOG}/{version:020d}.json"])
+
+
+@contextmanager
+def delta_errors(uri: str) -> Iterator[None]:
+    """Turn errors of `deltalake` into a `LakeError` that names the table."""
+    try:
+        yield
+    except DeltaError as error:
+        raise LakeError(f"{uri}: {error}") from error

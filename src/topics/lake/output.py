@@ -1,0 +1,217 @@
+"""The Delta table of a pipeline's results. Each commit has the rows of a round and the position of the pipeline.
+
+The position is a set of facts in the log of the table, such as `topics/rollup/done`. A run that is killed before its
+commit leaves only files that no version has, and the next run repeats the round: so every row is written once. Of two
+runs that continue from the same position, one commits, and the other raises `Moved`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+from deltalake.transaction import AddAction, RemoveAction
+from msgspec import Struct
+
+from topics.clock import SystemClock
+from topics.lake.delta_folder import Actions, DeltaFolder, delta_errors
+from topics.lake.errors import Conflict, Damaged, LakeError, Moved, NoTable
+from topics.lake.facts import Facts
+from topics.lake.files import ROWS_FILE_BYTES, RowsFile, RowsWriter, read_rows
+from topics.lake.layout import LOG
+from topics.lake.storage import Storage, with_remedies
+
+KEPT_HOURS = 168  # how long replaced files stay for readers of older versions
+MERGE_FILES = 32  # small files that are merged into one
+SMALL_BYTES = ROWS_FILE_BYTES // 4
+
+
+class LiveFile(Struct, frozen=True, kw_only=True):
+    """A file of the newest version. `low` and `high` are the bounds of one column, if the statistics have them."""
+
+    path: str
+    rows: int
+    bytes: int
+    low: Any = None
+    high: Any = None
+
+
+class OutputTable:
+    """The table at a path or URL. It need not exist. The constructor does no I/O beyond a check of the path."""
+
+    def __init__(self, where: str, kind: str, *, kept_hours: int = KEPT_HOURS) -> None:
+        """`kind` is the name of the pipeline, and part of the names of its facts."""
+        self.storage = Storage(where, noun="table")
+        self.uri = self.storage.location
+        self._prefix = f"topics/{kind}/"
+        self._kept_hours = kept_hours
+        self._delta = DeltaFolder(self.storage)
+        self._known: dict[str, int] = {}  # the position that this run continues from
+        self._vacuumed = 0  # checkpoints at the last vacuum
+
+    # --- state
+
+    def exists(self) -> bool:
+        with self._errors():
+            return self._delta.open() is not None
+
+    def load(self) -> Facts:
+        """Return the newest position, from which the next commit continues. It is empty before the first commit.
+
+        Raise `NoTable` if the place holds something that this pipeline has not written.
+        """
+        with self._errors():
+            if self._delta.open() is None:
+                others = [name for name in self.storage.names() if name != LOG]
+                if others:
+                    raise NoTable(f"{self.uri} is not empty and is not a Delta table: it contains {others[0]}")
+                self._known = {}
+                return self._known
+            self._known = self._position()
+            if not self._known and (self._delta.facts() or self._delta.files().num_rows):
+                raise NoTable(f"{self.uri} is a table that this pipeline has not written, and is not replaced")
+            return self._known
+
+    def has_rows(self) -> bool:
+        return bool(self.files())
+
+    def files(self, column: str | None = None) -> list[LiveFile]:
+        """Return the files of the newest version, with the bounds of a column."""
+        with self._errors():
+            if self._delta.open() is None:
+                return []
+            found = self._delta.files()
+            names = ["path", "num_records", "size_bytes"]
+            names += [] if column is None or not found.num_rows else [f"min.{column}", f"max.{column}"]
+            rows = zip(*(found.column(name).to_pylist() for name in names if name in found.column_names), strict=True)
+            return [
+                LiveFile(path=path, rows=count or 0, bytes=size, low=bounds[0], high=bounds[1])
+                if len(bounds) == 2
+                else LiveFile(path=path, rows=count or 0, bytes=size)
+                for path, count, size, *bounds in rows
+            ]
+
+    def schema(self) -> pa.Schema | None:
+        """Return the columns of the table, or None if it does not exist."""
+        with self._errors():
+            return None if self._delta.open() is None else self._delta.schema()
+
+    def _position(self) -> dict[str, int]:
+        facts = self._delta.facts()
+        return {name.removeprefix(self._prefix): facts[name] for name in facts if name.startswith(self._prefix)}
+
+    # --- changes
+
+    def create(self, schema: pa.Schema, *, name: str) -> None:
+        """Create the table unless it exists. Files can be written after that."""
+        with self._errors():
+            kept = {"delta.deletedFileRetentionDuration": f"interval {self._kept_hours} hours"}
+            self._delta.create(schema, name=name, properties=kept)
+
+    def commit(
+        self,
+        position: Facts,
+        adds: Sequence[RowsFile] = (),
+        removes: Sequence[str] = (),
+        *,
+        facts: Facts | None = None,
+        schema: pa.Schema | None = None,
+        note: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Add and remove files, and set the position and further facts, at once. A `schema` replaces table and schema.
+
+        Raise `Moved` if another run has changed the position since `load`, and `Conflict` if a file to remove is not
+        there any more: another program has merged it. In both cases nothing is committed.
+        """
+        with self._errors():
+            self._check_there(adds)
+            self.storage.sync([file.path for file in adds])
+            changed = {name: value for name, value in position.items() if self._known.get(name) != value}
+            set_facts = {f"{self._prefix}{name}": value for name, value in changed.items()} | dict(facts or {})
+
+            def build() -> Actions:
+                self._delta.open()
+                if self._position() != self._known:
+                    raise Moved(f"another run is writing to {self.uri}")
+                return self._actions(adds, removes, set_facts, schema=schema, note=note)
+
+            self._delta.commit(build)
+            self._known = self._position()
+            if self._delta.checkpoints > self._vacuumed:
+                self._vacuumed = self._delta.checkpoints
+                self._delta.vacuum(self._kept_hours)
+
+    def merge_small_files(self) -> int:
+        """Merge small files into larger ones once there are many. Return the number of merged files."""
+        small = [file for file in self.files() if file.bytes < SMALL_BYTES]
+        if len(small) < MERGE_FILES:
+            return 0
+        with self._errors():
+            schema = self._delta.schema()
+            with RowsWriter(self.storage, schema) as writer:
+                for file in small:
+                    for batch in read_rows(self.storage, file.path, schema):
+                        writer.write(batch)
+                merged = writer.finish()
+            if sum(file.rows for file in merged) != sum(file.rows for file in small):
+                raise Damaged(f"{self.uri}: the merged files do not have all of the rows")
+            self.storage.sync([file.path for file in merged])
+
+            def build() -> Actions:
+                self._delta.open()
+                return self._actions(merged, [file.path for file in small], {}, is_change=False)
+
+            try:
+                self._delta.commit(build)
+            except Conflict:  # another program has merged them
+                for new in merged:
+                    self.storage.remove(new.path)
+                return 0
+        return len(small)
+
+    def _actions(
+        self,
+        adds: Sequence[RowsFile],
+        removes: Sequence[str],
+        facts: Facts,
+        *,
+        is_change: bool = True,
+        schema: pa.Schema | None = None,
+        note: Mapping[str, Any] | None = None,
+    ) -> Actions:
+        """Return the actions of a commit. Raise `Conflict` if a file to remove is not there any more."""
+        missing = set(removes) - set(self._delta.files().column("path").to_pylist())
+        if missing:
+            raise Conflict(f"{self.uri}: {min(missing)} was replaced meanwhile")
+        now_ms = SystemClock().now_ms()
+        return Actions(
+            adds=[
+                AddAction(
+                    path=file.path, size=file.bytes, partition_values={}, modification_time=now_ms,
+                    data_change=is_change, stats=file.stats,
+                )
+                for file in adds
+            ],
+            removes=[
+                RemoveAction(path=path, data_change=is_change, deletion_timestamp=now_ms) for path in removes
+            ],
+            facts=facts,
+            note=note,
+            schema=schema,
+        )  # fmt: skip
+
+    def _check_there(self, adds: Sequence[RowsFile]) -> None:
+        """Raise `LakeError` unless every new file is there with its full size."""
+        for file in adds:
+            if self.storage.size(file.path) != file.bytes:
+                raise LakeError(
+                    f"{self.storage.uri(file.path)}: a file that a task wrote is not here; the table must be in a "
+                    "directory that the driver and all executors share, or in an object store"
+                )
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        with delta_errors(self.uri), with_remedies(self.uri):
+            yield

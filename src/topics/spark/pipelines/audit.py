@@ -1,0 +1,365 @@
+"""Audit: prove that nothing is missing. Each seq from 1 to the head is live, deleted, archived or in a recorded gap.
+
+There are two passes, in tasks that run on Spark or in this process. The first reads back every file of the lake. The
+second looks for every seq of every epoch on the server and in the lake, and compares the records that both have.
+Nothing is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Unpack
+
+from msgspec import Struct, field
+
+from topics.client import Client
+from topics.client.request import Summary
+from topics.lake import ArchivedEpoch, File, Lake, Snapshot
+from topics.lake.archived import Range, merged
+from topics.plurals import counted
+from topics.spark.pipelines.audit_task import (
+    Difference,
+    FileCheck,
+    FileFindings,
+    Stretch,
+    StretchFindings,
+    check_file,
+    look,
+)
+from topics.spark.pipelines.run.job import Failed, JobOptions, PipelineJob
+from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
+from topics.spark.pipelines.run.tasks import Tasks, Workload
+from topics.spark.source.catalog import state_of
+from topics.spark.unknown_names import existing_lake, no_topic, unknown_topic
+
+ATTEMPTS = 5  # audits until one runs without a change of the lake
+STRETCH_SEQS = 100_000
+STRETCH_BYTES = 16 << 20
+INFLATION = 5  # estimated bytes in memory per byte in a file
+SHOWN = 20
+
+FINDINGS = {
+    "unexplained": ("unexplained", "unexplained"),
+    "differing": ("record differs", "records differ"),
+    "missing": ("live record missing in the lake", "live records missing in the lake"),
+    "damaged_files": ("file missing or damaged", "files missing or damaged"),
+    "doubled": ("seq twice in the lake", "seqs twice in the lake"),
+}
+
+
+class EpochAccount(Struct, kw_only=True):
+    """One epoch of a topic: its state on the server and in the lake, and the findings."""
+
+    topic: str
+    epoch: int
+    head: int
+    state: Summary | None  # None: the server does not have this epoch
+    archived: ArchivedEpoch
+    reported_to: int = 0  # the last archived seq that the server knows
+    trimmed_to: int = 0  # the last trimmed seq that the server knows
+    damaged: list[tuple[File, str]] = field(default_factory=list)
+    found: list[StretchFindings] = field(default_factory=list)
+
+    def stretches(self, lake: str, job: PipelineJob, url: str) -> Iterator[Stretch]:
+        bad = [file for file, _ in self.damaged]
+        step = max(min(STRETCH_SEQS, STRETCH_BYTES * self.head // max(self.size_bytes, 1)), 1000)
+        for first in range(1, self.head + 1, step):
+            last = min(first + step - 1, self.head)
+            files = self.archived.files_in(first, last)
+            yield Stretch(
+                lake=lake,
+                connection=None if self.state is None else job.connection(url),
+                topic=self.topic,
+                epoch=self.epoch,
+                first=first,
+                last=last,
+                files=[file for file in files if file not in bad],
+                damaged=[(file.first, file.last) for file in files if file in bad],
+                gaps=[(gap.first, gap.last) for gap in self.archived.gaps_in(first, last)],
+                uncovered=self.archived.uncovered(first, last),
+                trimmed_to=self.archived.trimmed_to,
+                reported_to=self.reported_to,
+            )
+
+    @property
+    def size_bytes(self) -> int:
+        """The estimated size of the records in the lake and on the server, in memory."""
+        archived = sum(file.bytes for file in self.archived.files) * INFLATION
+        return archived + (0 if self.state is None else self.state.bytes)
+
+    @property
+    def unexplained(self) -> list[Range]:
+        return merged(pair for one in self.found for pair in one.unexplained)
+
+    @property
+    def doubled(self) -> list[Range]:
+        return merged(pair for one in self.found for pair in one.doubled)
+
+    @property
+    def differences(self) -> list[Difference]:
+        return [row for one in self.found for row in one.differences][:SHOWN]
+
+    def total(self, name: str) -> int:
+        return sum(one.counts.get(name, 0) for one in self.found)
+
+
+def audit(*, url: str, lake: str, topics: Sequence[str] = (), **options: Unpack[JobOptions]) -> RunReport:
+    """Look for every seq of these topics, or of all topics of server and lake. `ok` is true if all were explained.
+
+    A dry run lists what would be checked. It has no findings and proves nothing: `checked` is false.
+    """
+    with PipelineJob("audit", servers=[url], **options) as job, job.client(url) as client:
+        opened = existing_lake(lake)
+        accounts = _audited(job, client, opened, url, topics)
+        if job.dry_run:
+            _expect(job.report, url, accounts)
+            return job.report
+        strays = opened.strays(sorted({account.topic for account in accounts}))
+        _fill(job.report, url, accounts, strays)
+        if strays:
+            job.warn(
+                f"{counted(len(strays), 'file')} in the lake {'is' if len(strays) == 1 else 'are'} in no version of a "
+                f"table, such as {strays[0]}: from a killed run, or from a running one that is about to commit; topics "
+                "pipeline maintain removes files of killed runs"
+            )
+        _warn_of_trims(job, accounts)
+    return job.report
+
+
+def _warn_of_trims(job: PipelineJob, accounts: list[EpochAccount]) -> None:
+    """Warn about trims that the lake has not recorded. This is not a finding: missing records are unexplained seqs."""
+    for account in accounts:
+        if account.trimmed_to > account.archived.trimmed_to:
+            job.warn(
+                f"topic {account.topic}: the server has a report of a trim up to seq {account.trimmed_to}, but this "
+                f"lake has recorded a trim up to seq {account.archived.trimmed_to}: the lake lacks its last versions, "
+                "or another lake trims the topic. Restore the lake from a copy, or run topics pipeline archive --trim, "
+                "which records the trim again"
+            )
+
+
+def _audited(job: PipelineJob, client: Client, lake: Lake, url: str, topics: Sequence[str]) -> list[EpochAccount]:
+    for _ in range(ATTEMPTS):
+        snapshot = lake.snapshot()
+        accounts = _accounts(client, lake, snapshot, topics)
+        if job.dry_run or _attempt(job, lake, url, snapshot, accounts):
+            return accounts
+        job.step("the lake has changed meanwhile: checking again")
+    raise Failed(
+        f"the lake {lake.path} changed {ATTEMPTS} times during the audit",
+        next="run the audit again, or stop pipelines that merge or erase until it is done",
+    )
+
+
+def _accounts(client: Client, lake: Lake, snapshot: Snapshot, topics: Sequence[str]) -> list[EpochAccount]:
+    live = _live_topics(client, topics)
+    in_lake = set(snapshot.topics())
+    for name in topics:
+        if name not in live and name not in in_lake:
+            raise unknown_topic(client, name, lake=lake)
+    names = list(dict.fromkeys(topics)) or sorted(in_lake | {name for name in live if not name.startswith("sys:")})
+    if not names:
+        raise no_topic([client], "exists yet: there is nothing to audit", lake=lake)
+    found = []
+    for name in names:
+        state = live.get(name)
+        epochs = {archived.epoch: archived for archived in snapshot.epochs(name)}
+        if state is not None:
+            epochs.setdefault(state.epoch, ArchivedEpoch(topic=name, epoch=state.epoch))
+        for epoch, archived in sorted(epochs.items()):
+            of_server = state if state is not None and state.epoch == epoch else None
+            head = max(archived.archived_to, 0 if of_server is None else of_server.head_seq)
+            reported_to, trimmed_to = (0, 0) if of_server is None else _reported(client, of_server)
+            found.append(
+                EpochAccount(
+                    topic=name, epoch=epoch, head=head, state=of_server, archived=archived,
+                    reported_to=reported_to, trimmed_to=trimmed_to,
+                )
+            )  # fmt: skip
+    return found
+
+
+def _reported(client: Client, state: Summary) -> tuple[int, int]:
+    """Return the last archived and the last trimmed seq that the server knows."""
+    now = state_of(client, state.topic, epoch=state.epoch)
+    return (0, 0) if now is None else (now.archived_seq or 0, now.trimmed_seq or 0)
+
+
+def _live_topics(client: Client, topics: Sequence[str]) -> dict[str, Summary]:
+    if not topics:
+        return {row.topic: row for row in client.topics()}
+    states = [state for name in topics if (state := state_of(client, name)) is not None]
+    return {
+        one.topic: Summary(
+            one.topic, one.epoch, one.head_seq, one.earliest_seq, one.count, one.bytes, one.config.durable
+        )
+        for one in states
+    }
+
+
+def _attempt(job: PipelineJob, lake: Lake, url: str, snapshot: Snapshot, accounts: list[EpochAccount]) -> bool:
+    """Fill the accounts. Return False if the findings may come from a change of the lake during the audit."""
+    tasks = job.tasks(_workload(accounts))
+    _check_files(job, tasks, lake, accounts)
+    suspicious = any(account.damaged or account.trimmed_to > account.archived.trimmed_to for account in accounts)
+    work = [(account, one) for account in accounts for one in account.stretches(lake.path, job, url)]
+    topics = {account.topic for account in accounts}  # a topic may have several epochs
+    seqs = counted(sum(account.head for account in accounts), "seq")
+    job.step(f"looking for {seqs} of {counted(len(topics), 'topic')}")
+    done = tasks.run(
+        [one for _, one in work], look, result=StretchFindings, weight=lambda one: one.last - one.first + 1
+    )
+    for (account, stretch), found in zip(work, done, strict=True):
+        account.found.append(_closed(stretch, found))
+        suspicious |= found.problem is not None
+        suspicious |= bool(found.unexplained or found.lost or found.missing or found.doubled)
+    return not suspicious or snapshot.is_newest()
+
+
+def _closed(stretch: Stretch, found: StretchFindings) -> StretchFindings:
+    """Return the findings; a stretch that could not be read is unexplained as a whole."""
+    return found if found.problem is None else StretchFindings(unexplained=[(stretch.first, stretch.last)])
+
+
+def _workload(accounts: list[EpochAccount]) -> Workload:
+    return Workload(
+        seqs=sum(account.head for account in accounts), size_bytes=sum(account.size_bytes for account in accounts)
+    )
+
+
+def _check_files(job: PipelineJob, tasks: Tasks, lake: Lake, accounts: list[EpochAccount]) -> None:
+    checks = [(account, file) for account in accounts for file in account.archived.files]
+    job.step(f"reading back {counted(len(checks), 'file')} of the lake")
+    work = [FileCheck(lake=lake.path, topic=one.topic, epoch=one.epoch, file=file) for one, file in checks]
+    done = tasks.run(work, check_file, result=FileFindings, weight=lambda check: check.file.bytes)
+    for (account, file), found in zip(checks, done, strict=True):
+        if found.problem is not None:
+            account.damaged.append((file, found.problem))
+
+
+# --- the report
+
+
+def _expect(report: RunReport, url: str, accounts: list[EpochAccount]) -> None:
+    """Report what an audit would check. There are no finding counts, so that a dry run is not taken for a proof."""
+    for account in accounts:
+        row = _bare_row(account, url)
+        files = account.archived.files
+        row.figures = {"files": len(files)}
+        row.size_bytes = sum(file.bytes for file in files)
+        if files:
+            row.would.append(f"read {counted(len(files), 'file')} of the lake back, {counted(row.size_bytes, 'byte')}")
+        if account.head:
+            where = "on the server and in the lake" if account.state is not None else "in the lake"
+            row.would.append(f"look for seqs 1 to {account.head} {where}")
+        if account.state is not None and files and account.state.earliest_seq <= files[-1].last:
+            last = min(account.state.head_seq, files[-1].last)
+            row.would.append(f"compare what both have of seqs {account.state.earliest_seq} to {last}")
+        report.topics.append(row)
+    report.looked_at = len(report.names)
+    report.figures = {
+        "checked": False,
+        "seqs": sum(account.head for account in accounts),
+        "files": sum(len(account.archived.files) for account in accounts),
+    }
+
+
+def _fill(report: RunReport, url: str, accounts: list[EpochAccount], strays: list[str]) -> None:
+    for account in accounts:
+        report.topics.append(_row(account, url))
+    report.looked_at = len(report.names)
+    report.figures = {
+        "checked": True,
+        "seqs": sum(account.head for account in accounts),
+        "files": sum(len(account.archived.files) for account in accounts),
+        "compared": sum(one.both for account in accounts for one in account.found),
+        "unexplained": sum(_size(pair) for account in accounts for pair in account.unexplained),
+        "differing": sum(one.differing for account in accounts for one in account.found),
+        "missing": sum(one.missing for account in accounts for one in account.found),
+        "damaged_files": sum(len(account.damaged) for account in accounts),
+        "doubled": sum(_size(pair) for account in accounts for pair in account.doubled),
+        "stray_files": len(strays),
+    }
+    report.ok = not any(report.figures[name] for name in FINDINGS)
+    if not report.ok:
+        report.next = "see docs/pipelines.md, section Audit, for each kind of finding"
+
+
+def _row(account: EpochAccount, url: str) -> TopicReport:
+    figures: dict[str, Any] = {name: account.total(name) for name in ("live", "archived", "deleted", "in_gaps", "lost")}
+    figures["unexplained"] = account.unexplained
+    figures["doubled"] = account.doubled
+    figures["differences"] = account.differences
+    figures["damaged"] = [{"file": file.path, "problem": problem} for file, problem in account.damaged]
+    lost = merged(pair for one in account.found for pair in one.lost)
+    gaps = [
+        ReportedGap(from_seq=gap.first, to_seq=gap.last, reason=gap.reason, epoch=account.epoch)
+        for gap in account.archived.gaps
+    ]
+    gaps += [
+        ReportedGap(from_seq=low, to_seq=high, reason="not in the ledger yet", epoch=account.epoch)
+        for low, high in lost
+    ]
+    row = _bare_row(account, url)
+    row.gaps, row.figures = gaps, figures
+    return row
+
+
+def _bare_row(account: EpochAccount, url: str) -> TopicReport:
+    return TopicReport(
+        topic=account.topic,
+        server=url.rstrip("/") if account.state is not None else "",
+        epoch=account.epoch,
+        from_seq=1 if account.head else 0,
+        to_seq=account.head,
+    )
+
+
+def describe(report: RunReport) -> str:
+    return "\n".join(_lines(report))
+
+
+def _lines(report: RunReport) -> Iterator[str]:
+    for row in report.topics:
+        epoch = "" if row.server else f" (an earlier epoch, {row.epoch})"
+        if report.dry_run:
+            yield f"{row.topic}{epoch}: would {', '.join(row.would) or 'find nothing to check'}"
+            continue
+        counts = {
+            name.replace("_", " "): row.figures[name] for name in ("live", "archived", "deleted", "in_gaps", "lost")
+        }
+        listed = ", ".join(f"{count} {name}" for name, count in counts.items() if count or name == "live")
+        yield f"{row.topic}{epoch}: seqs {row.from_seq} to {row.to_seq}: {listed}"
+        for low, high in row.figures["unexplained"][:SHOWN]:
+            yield f"  unexplained: seqs {low} to {high}" if low < high else f"  unexplained: seq {low}"
+        for low, high in row.figures["doubled"][:SHOWN]:
+            yield f"  twice in the lake: seqs {low} to {high}" if low < high else f"  twice in the lake: seq {low}"
+        for one in row.figures["differences"]:
+            what = f"differs in {', '.join(one.fields)}" if one.fields else "is live but missing in the lake"
+            yield f"  seq {one.seq} {what}"
+        for one in row.figures["damaged"]:
+            yield f"  damaged file: {one['problem']}"
+        for gap in row.gaps[:SHOWN]:
+            yield f"  gap: seqs {gap.from_seq} to {gap.to_seq} ({gap.reason})"
+    for text in report.warnings:
+        yield f"warning: {text}"
+    yield _last_line(report)
+
+
+def _last_line(report: RunReport) -> str:
+    figures = report.figures
+    looked = (
+        f"{counted(figures['seqs'], 'seq')} of {counted(len(report.names), 'topic')}, "
+        f"{counted(figures['files'], 'file')}"
+    )
+    if report.dry_run:
+        return f"audit: a dry run, NOTHING WAS CHECKED: would look for {looked}"
+    findings = [
+        counted(figures[name], *words) for name, words in FINDINGS.items() if figures[name] or name == "unexplained"
+    ]
+    compared = counted(figures["compared"], "record")
+    return f"audit: {looked}, {compared} compared, {report.took}: {', '.join(findings)}"
+
+
+def _size(pair: Range) -> int:
+    return pair[1] - pair[0] + 1

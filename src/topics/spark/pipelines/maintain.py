@@ -1,0 +1,94 @@
+"""Maintain: merge small files of a lake, and remove files that no version needs any more.
+
+It needs neither a server nor Spark. An archive does the same in small steps, so this is for lakes whose archive runs
+with `--merge 0`, and to remove old files at a chosen time. It may run while archives run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Unpack
+
+from topics.lake import Lake, plan_merges
+from topics.lake.table import KEPT_HOURS
+from topics.plurals import counted
+from topics.spark.pipelines.run.job import BadUsage, JobOptions, PipelineJob
+from topics.spark.pipelines.run.report import RunReport, TopicReport
+from topics.spark.unknown_names import existing_lake, missing_in
+
+MERGE_FILES = 2
+
+
+def maintain(
+    *,
+    lake: str,
+    topics: Sequence[str] = (),
+    merge_files: int = MERGE_FILES,
+    retention_hours: int = KEPT_HOURS,
+    **options: Unpack[JobOptions],
+) -> RunReport:
+    """Maintain the tables of these topics, or of all topics of the lake.
+
+    At least `merge_files` small files are merged into one. Replaced files, and files of killed runs, are removed after
+    `retention_hours`: until then, readers of an older version may need them, and a run may commit them.
+    """
+    if retention_hours < 0:
+        raise BadUsage("retention_hours: a number of hours, 0 or more")
+    if merge_files < 2:
+        raise BadUsage("merge_files: 2 or more; a single file cannot be merged")
+    with PipelineJob("maintain", **options) as job:
+        opened = existing_lake(lake)
+        names = opened.topics()
+        for topic in topics:
+            if topic not in names:
+                raise missing_in(opened.path, topic, names)
+        for number, topic in enumerate(list(dict.fromkeys(topics)) or names, start=1):
+            job.step(f"{'looking at' if job.dry_run else 'maintaining'} {topic}")
+            row = job.report.topic(topic, into=opened.path)
+            _maintain_topic(job, opened, row, merge_files=merge_files, retention_hours=retention_hours)
+            job.progress.show(number, len(topics) or len(names), unit="topics")
+        job.report.looked_at = len(job.report.topics)
+        for name in ("merged", "removed_files", "removed_bytes"):
+            job.report.figures[name] = sum(row.figures[name] for row in job.report.topics)
+    return job.report
+
+
+def _maintain_topic(job: PipelineJob, lake: Lake, row: TopicReport, *, merge_files: int, retention_hours: int) -> None:
+    state = lake.table(row.topic).state()
+    merged = 0
+    for epoch, archived in state.epochs.items():
+        if job.dry_run:
+            merged += sum(len(group) for group in plan_merges(archived, min_files=merge_files))
+        else:
+            merged += lake.merge(row.topic, epoch, min_files=merge_files)
+    removed = lake.table(row.topic).vacuum(retention_hours=retention_hours, dry_run=job.dry_run)
+    left = lake.table(row.topic).state().epochs.values()
+    row.figures = {
+        "merged": merged,
+        "removed_files": removed.files,
+        "removed_bytes": removed.bytes,
+        "files": sum(len(archived.files) for archived in left),
+    }
+    row.records = 0
+    row.size_bytes = sum(file.bytes for archived in left for file in archived.files)
+    if job.dry_run:
+        files, size = counted(removed.files, "file"), counted(removed.bytes, "byte")
+        row.would.append(f"merge {counted(merged, 'file')}, and remove {files}, {size}")
+
+
+def describe(report: RunReport) -> str:
+    """Return the report as text."""
+    lines = []
+    for row in report.topics:
+        left = counted(row.figures["files"], "file is left", "files are left")
+        lines.append(f"{row.topic}: {', '.join(row.would) if row.would else _done(row.figures)}; {left}")
+    lines += [f"warning: {text}" for text in report.warnings]
+    topics = counted(len(report.topics), "topic")
+    nothing = ": a dry run, nothing was changed" if report.dry_run else ""
+    lines.append(f"maintain: {topics}, {_done(report.figures)}{nothing}")
+    return "\n".join(lines)
+
+
+def _done(figures: Mapping[str, int]) -> str:
+    merged, removed = counted(figures["merged"], "file"), figures["removed_files"]
+    return f"{merged} merged, {removed:,} removed ({counted(figures['removed_bytes'], 'byte')})"

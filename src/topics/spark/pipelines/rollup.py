@@ -1,0 +1,472 @@
+"""Rollup: windowed aggregates of a topic. Each window is written once, when it closes.
+
+A round reads the new range to find its windows and the new watermark. If windows close, their records are read again
+and aggregated by the declared SQL. In a Delta table, the windows and the position are one commit. A write to a topic is
+recorded in `positions` before it starts, so that the next run repeats the write of a killed run exactly.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Unpack
+
+import msgspec
+import pyarrow as pa
+import xxhash
+from msgspec import Raw, Struct, field, structs
+
+from topics.client import Client
+from topics.lake.files import RowsFile, RowsWriter
+from topics.lake.output import KEPT_HOURS
+from topics.lake.storage import Storage
+from topics.model import surrogates
+from topics.spark.failures import BadUsage
+from topics.spark.options import ConnectionOptions
+from topics.spark.pipelines import windows
+from topics.spark.pipelines.rounds import (
+    MAX_RECORDS,
+    STEP_SEQS,
+    Rounds,
+    RoundsPosition,
+    SourceTopic,
+    TableOutput,
+    TopicOutput,
+    answered,
+    chunk,
+    one_task,
+)
+from topics.spark.pipelines.run import positions
+from topics.spark.pipelines.run.delivery import metas
+from topics.spark.pipelines.run.job import JobOptions, PipelineJob
+from topics.spark.pipelines.run.lenient_sql import lenient
+from topics.spark.pipelines.run.report import ReportedGap, RunReport
+from topics.spark.pipelines.windows import Declaration, Open, Seen, digest_of, number_of, open_windows, place_windows
+from topics.spark.sink.chunks import pieces
+from topics.spark.sink.send import Sent, send
+from topics.spark.sink.write_options import WriteOptions
+from topics.spark.source.catalog import client_for
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+EVERY_S = 5.0
+OTHER_OUTPUT = "use another output, or start again with --full: all windows are then written again"
+KEY = "_topics_rollup"
+_encode = msgspec.json.Encoder().encode
+
+
+class RollupPosition(RoundsPosition, frozen=True, kw_only=True):
+    """The position of a rollup. `due` are the windows that are being written, or None."""
+
+    digest: str
+    fresh: bool = False  # nothing was written under this declaration yet, so it may be changed
+    watermark_ms: int = windows.NEVER
+    open: list[Open] = field(default_factory=list)
+    due: Due | None = None
+
+
+class Due(Struct, frozen=True, kw_only=True):
+    """Closed windows. Their records are among the seqs [low, stop)."""
+
+    low: int
+    stop: int
+    after_ms: int  # windows that end after this time (exclusive), up to `upto_ms` (inclusive)
+    upto_ms: int
+    target_seq: int = 0
+
+
+def rollup(
+    *,
+    url: str,
+    declaration: Declaration,
+    full: bool = False,
+    follow: bool = False,
+    every_s: float = EVERY_S,
+    lake: str | None = None,
+    step_seqs: int = STEP_SEQS,
+    positions_topic: str = positions.TOPIC,
+    **options: Unpack[JobOptions],
+) -> RunReport:
+    """Write the windows that are closed by now. `full` starts again with the first seq and writes all windows again."""
+    with PipelineJob("rollup", servers=[url], **options) as job, job.client(url) as client:
+        source = SourceTopic(job, client, declaration.topic, lake=lake)
+        if not source.wait_until_exists(follow=follow):
+            return job.report
+        output: RollupTable | RollupTopic
+        if declaration.into is None:
+            output = RollupTable(job, declaration)
+        else:
+            output = RollupTopic(job, client, declaration, declaration.into, positions_topic)
+        work = Rolling(job, source, output, declaration, step_seqs=step_seqs, full=full)
+        try:
+            work.run(follow=follow, every_s=every_s)
+        finally:
+            work.drop_view()
+    return job.report
+
+
+class Rolling(Rounds[RollupPosition]):
+    """One run of a rollup."""
+
+    _output: RollupTable | RollupTopic
+
+    def __init__(
+        self,
+        job: PipelineJob,
+        source: SourceTopic,
+        output: RollupTable | RollupTopic,
+        declared: Declaration,
+        *,
+        step_seqs: int,
+        full: bool,
+    ) -> None:
+        self._declared = declared
+        self._checked = self._has_view = False
+        super().__init__(job, source, output, step_seqs=step_seqs, full=full)
+        if self._at is not None and self._at.digest != declared.digest:
+            self._generation, self._at = self._at.generation + 1, None
+        self._row.figures["late"] = 0
+
+    def check_fits(self, known: RollupPosition) -> None:
+        """Raise `BadUsage` if the output holds another declaration, unless nothing was written under it yet."""
+        if known.digest != self._declared.digest and not (known.fresh and not self._output.holds(known.digest)):
+            raise BadUsage(f"{self._output.name} holds a rollup with another declaration", next=OTHER_OUTPUT)
+
+    def beginning(self, epoch: int, generation: int) -> RollupPosition:
+        return RollupPosition(digest=self._declared.digest, fresh=True, epoch=epoch, generation=generation)
+
+    def recreated(self, at: RollupPosition, epoch: int) -> RollupPosition:
+        """Keep the watermark, and drop the open windows: their records were deleted with the earlier epoch."""
+        self._job.warn(f"topic {self._declared.topic} was recreated; windows that were open are lost")
+        return structs.replace(at, epoch=epoch, done=0, open=[], due=None, generation=at.generation + 1)
+
+    def planned(self, at: RollupPosition) -> int | None:
+        return None if at.due is None else at.due.stop - 1
+
+    def transform(self, at: RollupPosition, last: int) -> tuple[RollupPosition, DataFrame | None]:
+        if at.due is None:
+            if not self._checked:
+                self._check_result(at, last + 1)
+            at = self._find_due(at, last + 1)
+        return at, None if at.due is None else self._closed(at, at.due)
+
+    def count(self, rows: DataFrame) -> Sent:
+        return Sent(records=rows.count())
+
+    def after(self, at: RollupPosition, outcome: Sent) -> RollupPosition:
+        return structs.replace(at, due=None, fresh=False, target_epoch=self._output.target()[0])
+
+    def _check_result(self, at: RollupPosition, stop: int) -> None:
+        """Raise `BadUsage` if two columns of the result have the same name: a record or row would lose one."""
+        schema = self._query(self._windowed(self._source.load(at.done + 1, stop))).schema
+        names = [name.lower() for name in schema.names]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise BadUsage(f"two columns of the result are called {twice[0]}", next="rename one of them with AS …")
+        if not self._job.dry_run and isinstance(self._output, RollupTable):
+            self._output.prepare(schema)
+        self._checked = True
+
+    def _query(self, records: DataFrame) -> DataFrame:
+        """Return the result of the declared statement over these records. The view must exist while it is used."""
+        records.createOrReplaceTempView("records")
+        self._has_view = True
+        return self._job.spark.sql(lenient(self._declared.statement))
+
+    def drop_view(self) -> None:
+        if self._has_view:
+            self._job.spark.catalog.dropTempView("records")
+
+    def _find_due(self, at: RollupPosition, stop: int) -> RollupPosition:
+        """Add the seqs before `stop` to the open windows, and return the position with the windows that close."""
+        seen, latest_ms = self._seen(at, stop)
+        self._source.check_same(at.epoch)
+        found = windows.turn(at.open, at.watermark_ms, seen, latest_ms=latest_ms, delay_ms=self._declared.delay_ms)
+        self._row.add(late=found.late)
+        due = None
+        if found.closing:
+            low = min(one.low for one in found.closing)
+            due = Due(
+                low=low, stop=stop, after_ms=at.watermark_ms, upto_ms=found.watermark_ms,
+                target_seq=self._output.target()[1],
+            )  # fmt: skip
+        return structs.replace(at, done=stop - 1, watermark_ms=found.watermark_ms, open=found.open, due=due)
+
+    def _seen(self, at: RollupPosition, stop: int) -> tuple[list[Seen], int | None]:
+        """Return the windows of a new range and its latest event time. Add its gaps to the report."""
+        from pyspark.sql import functions as F
+
+        rows = self._windowed(self._source.load(at.done + 1, stop), outer=True)
+        begin, end = F.expr("unix_millis(window.start)").alias("begin"), F.expr("unix_millis(window.end)").alias("end")
+        found = rows.groupBy("kind", begin, end, F.expr("IF(kind = 'gap', seq, NULL)")).agg(
+            F.min("seq").alias("low"), F.count("*").alias("n"), F.expr("max(unix_millis(time))").alias("latest"),
+            F.max("gap_to").alias("gap_to"), F.max("reason").alias("reason"),
+        )  # fmt: skip
+        seen, latest, gaps = [], None, []
+        for row in found.collect():
+            if row.kind == "gap":
+                gaps.append(ReportedGap(from_seq=row.low, to_seq=row.gap_to, reason=row.reason, epoch=at.epoch))
+            elif row.begin is None:
+                self._row.add(without_time=row.n)
+            else:
+                seen.append(Seen(row.begin, row.end, row.low, row.n))
+                latest = row.latest if latest is None else max(latest, row.latest)
+        self._row.gaps += gaps
+        self._output.gaps = gaps
+        return seen, latest
+
+    def _windowed(self, rows: DataFrame, *, outer: bool = False) -> DataFrame:
+        """Return the rows with their event time, once for each window that they belong to.
+
+        Windows are aligned to 1970 in UTC. `outer` keeps rows without an event time, with `window` NULL.
+        """
+        size, slide = self._declared.window_ms, self._declared.slide_ms
+        timed = rows.selectExpr(
+            "*", f"IF(kind = 'record', CAST(({lenient(self._declared.time)}) AS TIMESTAMP), NULL) AS time"
+        )
+        last = f"(unix_millis(time) - pmod(unix_millis(time), {slide}))"
+        starts = f"IF(time IS NULL, NULL, sequence({last}, {last} - {size - 1}, -{slide}))"
+        explode = "explode_outer" if outer else "explode"
+        spread = timed.selectExpr("*", f"{explode}({starts}) AS _start").where(
+            f"_start IS NULL OR unix_millis(time) < _start + {size}"
+        )
+        window = (
+            f"IF(_start IS NULL, NULL, named_struct('start', timestamp_millis(_start), "
+            f"'end', timestamp_millis(_start + {size}))) AS window"
+        )
+        return spread.selectExpr("* EXCEPT (_start)", window)
+
+    def _closed(self, at: RollupPosition, due: Due) -> DataFrame:
+        """Return the result for the windows that are due."""
+        self._source.warn_if_trimmed(at.epoch, due.low)
+        self._job.step(f"{self._declared.topic}: closing windows up to {_text(due.upto_ms)}")
+        records = self._windowed(self._source.load(due.low, due.stop)).where(
+            f"unix_millis(window.end) > {due.after_ms} AND unix_millis(window.end) <= {due.upto_ms}"
+        )
+        return self._query(records)
+
+    def finish(self) -> None:
+        if self._at is not None:
+            self._row.figures["open_windows"] = len(self._at.open)
+            self._row.figures["watermark"] = _text(self._at.watermark_ms)
+
+
+# --- outputs
+
+
+class RollupTable(TableOutput[RollupPosition]):
+    """A Delta table with one row per window and group. Windows and position are one commit."""
+
+    def __init__(self, job: PipelineJob, declared: Declaration) -> None:
+        super().__init__(job, declared.table or "", kept_hours=KEPT_HOURS)
+        self._topic, self._window_ms = declared.topic, declared.window_ms
+        self._schema = pa.schema([])
+        self._slots: dict[int, Open] = {}  # the open windows, each in its place in the position
+        self._adds: list[RowsFile] = []
+
+    def load(self) -> RollupPosition | None:
+        found = self.load_position()
+        if not found:
+            return None
+        self._slots = open_windows(found, window_ms=self._window_ms)
+        return RollupPosition(
+            digest=digest_of(found["declaration"]), fresh=not self.table.has_rows(), epoch=found["epoch"],
+            done=found["done"], generation=found["generation"], watermark_ms=found["watermark"],
+            open=sorted(self._slots.values(), key=lambda one: one.start_ms),
+        )  # fmt: skip
+
+    def holds(self, digest: str) -> bool:
+        return self.table.has_rows()
+
+    def prepare(self, schema: StructType) -> None:
+        """Create the table for results with these columns. Raise `BadUsage` if it has other columns."""
+        self._schema = arrow_schema(schema)
+        self.table.create(self._schema, name=f"rollup of {self._topic}")
+        if not self.restarts and self.table.schema() != self._schema:
+            raise BadUsage(f"{self.name} has other columns than the result", next=OTHER_OUTPUT)
+
+    def write(self, result: DataFrame, at: RollupPosition) -> Sent:
+        outcome = one_task(result, WriteWindowsTable(self.table.storage, self._schema), WindowFiles)
+        self._adds = outcome.files
+        return outcome
+
+    def save(self, at: RollupPosition) -> RollupPosition:
+        slots, changed = place_windows(self._slots, at.open)
+        position = {
+            "declaration": number_of(at.digest), "epoch": at.epoch, "done": at.done, "generation": at.generation,
+            "watermark": at.watermark_ms, **changed,
+        }  # fmt: skip
+        self.commit(position, self._schema, self._adds)
+        self._slots, self._adds = slots, []
+        self.table.merge_small_files()
+        return at
+
+
+class RollupTopic(TopicOutput[RollupPosition]):
+    """A topic with one record per window and group."""
+
+    def __init__(
+        self, job: PipelineJob, client: Client, declared: Declaration, into: str, positions_topic: str
+    ) -> None:
+        prefix = f"rollup:{declared.topic}:{into}:"
+        super().__init__(job, client, into, RollupPosition, prefix=prefix, positions=positions_topic)
+        self._declared = declared
+
+    def is_lost(self, at: RollupPosition) -> bool:
+        """Return whether the windows are lost. A topic restored from a backup has another epoch but holds them."""
+        if not super().is_lost(at):
+            return False
+        return not self.holds(self._declared.digest)
+
+    def holds(self, digest: str) -> bool:
+        """Return whether windows were written here under that declaration."""
+        return any(stamp.name == digest for stamp in self._stamps(0))
+
+    def _stamps(self, from_seq: int) -> Iterator[PartStamp]:
+        """Yield the stamps of the records after `from_seq`; nothing if the topic does not exist."""
+        found = (stamp_of(meta) for meta in metas(self._client, self.name, from_seq=from_seq))
+        return (stamp for stamp in found if stamp is not None)
+
+    def write(self, result: DataFrame, at: RollupPosition) -> Sent:
+        """Write the windows that are due, without the parts that an interrupted run has written."""
+        due = at.due or Due(low=0, stop=0, after_ms=0, upto_ms=0)
+        name, plan = self._declared.digest, f"{at.epoch}.{at.generation}/{due.after_ms}-{due.upto_ms}"
+        present = {one.part for one in self._stamps(due.target_seq) if (one.name, one.plan) == (name, plan)}
+        tag = "CAST(NULL AS STRING)" if self._declared.tag is None else f"CAST(({self._declared.tag}) AS STRING)"
+        text = "to_json(struct(*), map('ignoreNullFields', 'false')) AS data"
+        rows = result.selectExpr(text, f"{tag} AS tag")
+        return one_task(rows, WriteWindowsTopic(self._connection, self.name, name, plan, present), Sent)
+
+
+# --- tasks
+
+
+class PartStamp(Struct, frozen=True, kw_only=True):
+    """The run that wrote a record, stored under a key of its meta."""
+
+    name: str
+    plan: str
+    part: int
+
+
+def stamp_of(meta: bytes) -> PartStamp | None:
+    if KEY.encode() not in meta:
+        return None
+    try:
+        found = surrogates.members(meta).get(KEY)
+        return None if found is None else msgspec.json.decode(found, type=PartStamp)
+    except msgspec.MsgspecError:
+        return None
+
+
+class WindowFiles(Sent, kw_only=True):
+    """The result of the task that writes windows to files."""
+
+    files: list[RowsFile] = field(default_factory=list)
+
+
+class WriteWindowsTable(Struct):
+    """Writes the result, sorted, to files for a commit."""
+
+    storage: Storage
+    schema: pa.Schema
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        found = [batch for batch in batches if batch.num_rows]
+        with RowsWriter(self.storage, self.schema) as writer:
+            if found:
+                table = pa.Table.from_batches(found).cast(self.schema)
+                keys = [(one.name, "ascending") for one in self.schema if not pa.types.is_nested(one.type)]
+                for batch in (table.sort_by(keys) if keys else table).combine_chunks().to_batches():
+                    writer.write(batch)
+            files = writer.finish()
+        yield answered(WindowFiles(records=sum(file.rows for file in files), files=files))
+
+
+class WriteWindowsTopic(Struct):
+    """Appends the result to a topic, sorted by its text."""
+
+    connection: ConnectionOptions
+    topic: str
+    name: str
+    plan: str
+    present: set[int]  # parts that an interrupted run has written
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        outcome = Sent()
+        rows = sorted(
+            (data, tag or "")
+            for batch in batches
+            for data, tag in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
+        )
+        sized = [data.encode() for data, _ in rows]
+        run = f"rollup/{self.name}/{xxhash.xxh3_64_hexdigest(self.plan.encode())}"
+        with client_for(self.connection, self.connection.servers[0]) as client:
+            for part, piece in enumerate(pieces(sized, most=MAX_RECORDS)):
+                records = [self._record(*row, part) for row in rows[piece]]
+                if part in self.present:
+                    outcome.records += len(records)
+                    outcome.repeated += len(records)
+                    continue
+                options = WriteOptions(connection=self.connection)
+                send(client, options, [chunk(self.topic, run, part, records)], outcome)
+        yield answered(outcome)
+
+    def _record(self, data: str, tag: str, part: int) -> bytes:
+        stamp = PartStamp(name=self.name, plan=self.plan, part=part)
+        record: dict[str, Any] = {"data": Raw(data.encode()), "meta": {KEY: stamp}}
+        if tag:
+            record["tag"] = tag
+        return _encode(record)
+
+
+# --- helpers
+
+
+def _text(ms: int) -> str:
+    if ms == windows.NEVER:
+        return "none"
+    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)).isoformat(timespec="milliseconds")
+
+
+SIMPLE_TYPES = {
+    "string", "long", "integer", "short", "byte", "float", "double", "boolean", "binary", "date", "timestamp",
+}  # fmt: skip
+BAD_CHARACTERS = " ,;{}()\n\t="  # many programs do not accept them in the name of a column
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Return the columns of a table for these results. Raise `BadUsage` if a table cannot have a name or type.
+
+    Spark and Delta describe types by the same JSON.
+    """
+    from deltalake import Schema
+
+    fields = [_delta_field(field, field["name"]) for field in json.loads(schema.json())["fields"]]
+    return pa.schema(Schema.from_json(json.dumps({"type": "struct", "fields": fields})).to_arrow())
+
+
+def _delta_field(field: dict[str, Any], column: str) -> dict[str, Any]:
+    name = field["name"]
+    if not name or any(one in BAD_CHARACTERS for one in name):
+        raise BadUsage(f"column {name!r} of the result: a table cannot have this name", next="rename it with AS …")
+    return {"name": name, "type": _delta_type(field["type"], column), "nullable": True, "metadata": {}}
+
+
+def _delta_type(kind: Any, column: str) -> Any:
+    """Return the JSON of a type that accepts NULL everywhere, without metadata."""
+    if isinstance(kind, str):
+        if kind not in SIMPLE_TYPES and not kind.startswith("decimal("):
+            raise BadUsage(
+                f"column {column} of the result: a table cannot have the type {kind}",
+                next="cast it, for example to STRING, or to TIMESTAMP",
+            )
+        return kind
+    if kind["type"] == "struct":
+        return {"type": "struct", "fields": [_delta_field(field, column) for field in kind["fields"]]}
+    parts = {name: _delta_type(kind[name], column) for name in ("elementType", "keyType", "valueType") if name in kind}
+    nulls = {name: True for name in ("containsNull", "valueContainsNull") if name in kind}
+    return {"type": kind["type"], **parts, **nulls}

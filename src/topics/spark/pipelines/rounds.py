@@ -1,0 +1,391 @@
+"""Process a topic range by range and write the results to an output: the loop that `compact` and `rollup` share.
+
+A step reads the next range, transforms it, writes the resulting rows in one task, and saves the position. The output is
+a topic or a Delta table, and has the position beside its rows: a table in the same commit, a topic among the positions
+of its server. For a topic the plan of a step is saved before the step writes, so that the run after a kill repeats it.
+
+If the output was deleted, it is filled again from the first seq. If the source topic was recreated, the run continues
+with seq 1 of the new epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import msgspec
+import pyarrow as pa
+import xxhash
+from msgspec import Struct
+
+from topics.client import Client
+from topics.client.request import State
+from topics.clock import SystemClock
+from topics.lake import Conflict, Gap, facts
+from topics.lake.errors import Moved, NoLake, NoTable
+from topics.lake.files import RowsFile
+from topics.lake.output import OutputTable
+from topics.spark.failures import BadUsage, Failed
+from topics.spark.options import offset_option
+from topics.spark.pipelines.run.delivery import target_of
+from topics.spark.pipelines.run.job import PipelineJob
+from topics.spark.pipelines.run.positions import Positions
+from topics.spark.pipelines.run.report import ReportedGap
+from topics.spark.pipelines.run.trimmed import removed
+from topics.spark.sink.chunks import Chunk, framed
+from topics.spark.sink.send import Sent
+from topics.spark.source.catalog import state_of
+from topics.spark.unknown_names import existing_lake, unknown_topic
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+STEP_SEQS = 1_000_000
+WAIT_MS = 500
+MAX_RECORDS = 1000  # in one request to an output topic
+PLACE = "give --table a new or an empty directory, or a URL such as s3://bucket/table"
+_encode = msgspec.json.Encoder().encode
+
+
+class RoundsPosition(Struct, frozen=True, kw_only=True):
+    """How far the output has processed the source topic."""
+
+    epoch: int
+    done: int = 0
+    generation: int = 0  # counts restarts from the first seq; part of every write's key
+    target_epoch: int = 0  # epoch of the output topic; 0 if it does not exist or the output is not a topic
+
+
+At = TypeVar("At", bound=RoundsPosition)
+Result = TypeVar("Result", bound=Sent)
+
+
+class SourceTopic:
+    """One topic of a server. With a lake, records that the server no longer has come from there."""
+
+    def __init__(self, job: PipelineJob, client: Client, topic: str, *, lake: str | None = None) -> None:
+        self.topic, self.url = topic, client.url
+        self._job = job
+        self._client = client
+        self._lake = None if lake is None else existing_lake(lake).path
+
+    def wait_until_exists(self, *, follow: bool) -> bool:
+        """Return whether the topic exists. A job that follows waits for the topic until the job is stopped.
+
+        Raise `BadUsage` if the topic does not exist and the job does not follow.
+        """
+        while follow and not self._job.stopping.is_set():
+            if state_of(self._client, self.topic) is not None:
+                return True
+            self._job.warn(f"topic {self.topic} does not exist on {self._client.url} yet: waiting for it")
+            self._job.stopping.wait(WAIT_MS / 1000)
+        return not follow and self.state() is not None
+
+    def state(self) -> State:
+        state = state_of(self._client, self.topic)
+        if state is None:
+            raise unknown_topic(self._client, self.topic)
+        return state
+
+    def load(self, start: int, stop: int) -> DataFrame:
+        """Return the rows of the seqs [start, stop). A lost range is a row of kind gap.
+
+        Besides the columns of the source there is `value`: `data` as a VARIANT, for `value:user.id::string` etc.
+        """
+        options = self._job.reading(self._client.url) | {
+            "subscribe": self.topic,
+            "failOnDataLoss": "false",
+            "startingOffsets": offset_option(self.topic, start),
+            "endingOffsets": offset_option(self.topic, stop),
+            **({} if self._lake is None else {"lake": self._lake}),
+        }
+        rows = self._job.spark.read.format("topics").options(**options).load()
+        return rows.selectExpr("*", "try_parse_json(data) AS value")
+
+    def warn_if_trimmed(self, epoch: int, start: int) -> None:
+        """Warn if the topic begins after `start` because it was trimmed, and no lake was given."""
+        found = None if self._lake is not None else removed(self._client, self.topic, epoch=epoch, start=start)
+        if found is not None and found.is_trimmed:
+            self._job.warn(
+                f"topic {self.topic}: {found} were trimmed after they were archived, and are left out; "
+                "--lake DIR reads them from the lake"
+            )
+
+    def check_same(self, epoch: int) -> None:
+        """Raise `Failed` if the topic was recreated while it was read: the rows may be of either epoch."""
+        if self.state().epoch != epoch:
+            raise Failed(
+                f"topic {self.topic} was deleted and recreated while it was read",
+                next="run the same command again: it continues with the new epoch of the topic",
+            )
+
+    def wait(self, state: State) -> None:
+        """Return when the topic has new records, at the latest after `WAIT_MS`."""
+        self._client.diff(
+            self.topic, from_seq=state.head_seq, epoch=state.epoch, limit=1, include_meta=False, wait_ms=WAIT_MS
+        )
+
+
+# --- outputs
+
+
+class Output(Generic[At]):
+    """Receives rows and stores the position. Each pipeline has one for topics and one for tables."""
+
+    name: str
+    gaps: Sequence[ReportedGap] = ()  # recorded with the next position, if the output has a place for them
+    restarts = False  # whether the next rows replace all rows of the output
+
+    def load(self) -> At | None:
+        raise NotImplementedError
+
+    def plan(self, at: At) -> At:
+        """Save the plan of a step before it is carried out, if the output needs that. Return the position with it."""
+        return at
+
+    def write(self, rows: DataFrame, at: At) -> Any:
+        """Write the rows of a step in one task, and return the result of the task."""
+        raise NotImplementedError
+
+    def save(self, at: At) -> At:
+        """Make the written rows and the position permanent. Return the position."""
+        raise NotImplementedError
+
+    def target(self) -> tuple[int, int]:
+        """Return epoch and head of the output topic, or zeros if there is none."""
+        return 0, 0
+
+    def is_lost(self, at: At) -> bool:
+        """Return whether the results up to this position were deleted as a whole."""
+        return False
+
+    def creates(self) -> str | None:
+        """Return the topic or table that would be created, or None if it exists."""
+        raise NotImplementedError
+
+
+class TopicOutput(Output[At]):
+    """An output topic. Its position is stored among the positions of its server."""
+
+    def __init__(
+        self, job: PipelineJob, client: Client, into: str, kind: type[At], *, prefix: str, positions: str
+    ) -> None:
+        self.name = into
+        self._client = client
+        self._kind = kind
+        self._connection = job.connection(client.url)
+        self._positions = Positions(client, prefix, run=job.report.run_id, topic=positions)
+
+    def load(self) -> At | None:
+        return self._positions.load(self._kind).get("")
+
+    def plan(self, at: At) -> At:
+        return self.save(at)
+
+    def save(self, at: At) -> At:
+        self._positions.check_alone()
+        self._positions.save({"": at})
+        return at
+
+    def target(self) -> tuple[int, int]:
+        return target_of(self._client, self.name)
+
+    def is_lost(self, at: At) -> bool:
+        return at.target_epoch != 0 and self.target()[0] != at.target_epoch
+
+    def creates(self) -> str | None:
+        return None if self.target()[0] else f"topic {self.name}"
+
+
+class TableOutput(Output[At]):
+    """A Delta table. One commit has the rows of a step, its gaps, and the position."""
+
+    def __init__(self, job: PipelineJob, where: str, *, kept_hours: int) -> None:
+        try:
+            self.table = OutputTable(where, job.report.pipeline, kept_hours=kept_hours)
+        except NoLake as error:
+            raise BadUsage(str(error), next=PLACE) from None
+        self.name = self.table.uri
+        self._note = {"run": job.report.run_id}
+
+    def creates(self) -> str | None:
+        return None if self.table.exists() else f"table {self.name}"
+
+    def load_position(self) -> Mapping[str, int]:
+        """Return the position in the table. Raise `BadUsage` if the place holds something else."""
+        try:
+            return self.table.load()
+        except NoTable as error:
+            raise BadUsage(str(error), next=PLACE) from None
+
+    def commit(
+        self, position: Mapping[str, int], schema: pa.Schema, adds: Sequence[RowsFile], removes: Sequence[str] = ()
+    ) -> None:
+        """Commit files, gaps and position. After a restart, the commit removes all earlier rows."""
+        now_ms = SystemClock().now_ms()
+        of_gaps = [facts.of_gap(gap.epoch, Gap(gap.from_seq, gap.to_seq, gap.reason, now_ms)) for gap in self.gaps]
+        try:
+            self.table.commit(
+                position, adds, () if self.restarts else removes,
+                facts=dict(of_gaps), schema=schema if self.restarts else None, note=self._note,
+            )  # fmt: skip
+        except Moved as error:
+            raise Failed(str(error), next="stop one of the two runs") from None
+        self.gaps, self.restarts = (), False
+
+
+# --- the loop
+
+
+class Rounds(Generic[At]):
+    """Processes one topic in rounds. A dry run writes nothing to the output."""
+
+    def __init__(
+        self, job: PipelineJob, source: SourceTopic, output: Output[At], *, step_seqs: int, full: bool
+    ) -> None:
+        self._job = job
+        self._source = source
+        self._output = output
+        self._step_seqs = step_seqs
+        self._row = job.report.topic(source.topic, into=output.name)
+        known = output.load()
+        self._generation = 0 if known is None else known.generation + int(full)
+        if known is not None and not full:
+            self.check_fits(known)
+        self._at = None if full else known
+        self._note_reached()
+
+    # --- what each pipeline declares
+
+    def check_fits(self, known: At) -> None:
+        """Raise `BadUsage` if the output holds the result of another declaration."""
+        raise NotImplementedError
+
+    def beginning(self, epoch: int, generation: int) -> At:
+        """Return the position before the first seq."""
+        raise NotImplementedError
+
+    def recreated(self, at: At, epoch: int) -> At:
+        """Return the position before the first seq of the topic's new epoch."""
+        raise NotImplementedError
+
+    def planned(self, at: At) -> int | None:
+        """Return the last seq of the plan that an interrupted run has saved, or None."""
+        raise NotImplementedError
+
+    def transform(self, at: At, last: int) -> tuple[At, DataFrame | None]:
+        """Return the plan of the step up to `last`, and the rows to write; None if there are none."""
+        raise NotImplementedError
+
+    def count(self, rows: DataFrame) -> Any:
+        """Return what a write of these rows would return, for a dry run."""
+        raise NotImplementedError
+
+    def after(self, at: At, outcome: Any) -> At:
+        """Return the position after the planned step."""
+        raise NotImplementedError
+
+    def note(self, outcome: Any) -> None:
+        """Add the result of a step to the report."""
+        self._row.records += outcome.records
+        self._row.repeated += outcome.repeated
+
+    def finish(self) -> None:
+        """Add the figures that are known only at the end of a run."""
+
+    # --- the run
+
+    def run(self, *, follow: bool, every_s: float) -> None:
+        follow = follow and not self._job.dry_run
+        for _ in self._job.rounds(follow=follow):
+            state = self._source.state()
+            while self.step(state.head_seq):
+                self._note_reached()
+            self._job.rest()
+            if follow and not self._job.stopping.wait(every_s):
+                self._source.wait(state)
+        if self._job.dry_run and (created := self._output.creates()) is not None and self._row.records:
+            self._row.would.append(f"create {created}")
+        self.finish()
+
+    def step(self, head: int) -> bool:
+        """Process the next range, or the plan of an interrupted run. Return False if there is neither."""
+        at = self._at = self._position()
+        planned = self.planned(at)
+        last = min(head, at.done + self._step_seqs) if planned is None else planned
+        if last > at.done:
+            self._job.step(f"{self._source.topic}: seqs {at.done + 1} to {last}")
+            self._source.warn_if_trimmed(at.epoch, at.done + 1)
+            self._row.epoch, self._row.to_seq = at.epoch, last
+            self._row.from_seq = self._row.from_seq or at.done + 1
+        elif planned is None:
+            return False
+        plan, rows = self.transform(at, last)
+        self._at = self._written(plan, rows)
+        return True
+
+    def _written(self, plan: At, rows: DataFrame | None) -> At:
+        """Write the rows and save the position. Another program may merge files of a table meanwhile: write again."""
+        output, outcome = self._output, None
+        if rows is None:
+            return plan if self._job.dry_run else output.save(plan)
+        if self._job.dry_run:
+            outcome = self.count(rows)
+            at = self.after(plan, outcome)
+        else:
+            plan, at = output.plan(plan), None
+        while at is None:
+            outcome = output.write(rows, plan)
+            self._source.check_same(plan.epoch)
+            with suppress(Conflict):
+                at = output.save(self.after(plan, outcome))
+        self.note(outcome)
+        return at
+
+    def _position(self) -> At:
+        """Return the position in the present epoch of the topic."""
+        state, at = self._source.state(), self._at
+        if at is not None and self._output.is_lost(at):
+            self._job.warn(f"topic {self._output.name} was deleted: it is filled again from the first seq")
+            self._generation, at = at.generation + 1, None
+        if at is None:
+            self._output.restarts = True
+            at = self.beginning(state.epoch, self._generation)
+        if at.epoch == state.epoch and state.head_seq >= at.done:
+            return at
+        self._row.gaps.append(ReportedGap(from_seq=at.done + 1, to_seq=at.done + 1, reason="recreated", epoch=at.epoch))
+        return self.recreated(at, state.epoch)
+
+    def _note_reached(self) -> None:
+        """Set the position from which the job computes the lag."""
+        at = self._at
+        self._job.reached[self._source.url, self._source.topic] = (0, 0) if at is None else (at.epoch, at.done)
+
+
+# --- tasks
+
+Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+def one_task(rows: DataFrame, task: Task, outcome: type[Result], *, order: Iterable[str] = ()) -> Result:
+    """Send all rows, sorted by `order`, through one task, which writes them. Return the result of the task."""
+    from pyspark.sql import functions as F
+
+    together = rows.repartition(1)
+    if columns := [F.col(name).asc_nulls_first() for name in order]:
+        together = together.sortWithinPartitions(*columns)
+    done = together.mapInArrow(task, "outcome BINARY").collect()
+    # Spark does not run a task if it knows that there are no rows.
+    found: Any = bytes(done[0].outcome) if done else next(task(iter(()))).column(0)[0].as_py()
+    return msgspec.json.decode(found, type=outcome)
+
+
+def answered(outcome: Struct) -> pa.RecordBatch:
+    """Return the result of a task as the batch that `one_task` expects."""
+    return pa.RecordBatch.from_pydict({"outcome": pa.array([_encode(outcome)], pa.binary())})
+
+
+def chunk(topic: str, run: str, part: int, records: list[bytes]) -> Chunk:
+    """Return a request. Its key contains a digest, so that a repetition with other records is written, not dropped."""
+    return Chunk(topic, f"{run}/{part}/{xxhash.xxh3_64_hexdigest(framed(records))}", records)

@@ -1,0 +1,236 @@
+"""The files of sealed segments, and bounded caches of the open ones and of loaded columns.
+
+The caches drop their oldest entries first.
+"""
+
+from __future__ import annotations
+
+import errno
+import posixpath
+from collections import OrderedDict
+from threading import Lock
+
+import numpy as np
+
+from topics.errors import Corrupt
+from topics.storage.data_layout import holds_topics
+from topics.storage.fs import File, Fs, absence
+from topics.storage.segments import codec
+from topics.storage.segments.columns import Columns
+from topics.storage.segments.segment import Damaged, Rendered, Segment
+
+OPEN_FILES = 512  # of sealed segments, kept open
+LARGE_INDEX_BYTES = 4 << 20  # a larger index is decoded on a thread even if the page cache has it
+SMALL_PART = 4  # a part this many times smaller than its block is copied, so that the block can be freed
+
+
+class Loaded:
+    """The part of a sealed segment that takes memory while it is in use."""
+
+    __slots__ = ("__weakref__", "_all_verified", "_period", "columns", "damaged", "size_bytes", "sums", "verified")
+
+    def __init__(self, sums: memoryview, columns: Columns, size_bytes: int) -> None:
+        self.sums = sums
+        self.columns = columns
+        self.verified = bytearray(len(sums))  # one byte per chunk
+        self.damaged: set[int] = set()  # chunks that did not match their checksum
+        self._all_verified = False
+        self._period = 0  # of the caches in which these comparisons were made
+        self.size_bytes = size_bytes
+
+    def has_verified(self, start: int, stop: int, period: int) -> bool:
+        """Return whether all chunks of the data bytes [start, stop) were compared with their checksums in `period`."""
+        if period != self._period:
+            self._all_verified = False
+            self.verified[:] = bytes(len(self.verified))
+            self._period = period  # last: another thread must not see the new period with the old comparisons
+        if self._all_verified:
+            return True
+        if self.verified.find(0, start // codec.CHUNK_BYTES, max(start, stop - 1) // codec.CHUNK_BYTES + 1) >= 0:
+            return False
+        self._all_verified = 0 not in self.verified
+        return True
+
+
+class SegmentFile(Segment):
+    """The file of a sealed segment. The caches decides how long `file` stays open and `loaded` stays in memory."""
+
+    __slots__ = ("_caches", "cold", "file", "file_in_use", "footer", "gone", "loaded", "path")
+
+    def __init__(self, caches: SegmentCaches, path: str, footer: codec.Footer) -> None:
+        super().__init__(footer.first)
+        self.count, self.min_ts, self.max_ts = footer.count, footer.min_ts, footer.max_ts
+        self.path = path
+        self.footer = footer
+        self._caches = caches
+        self.loaded: Loaded | None = None
+        self.gone = False  # whether `release` was called: the file may be removed at any time
+        self.file: File | None = None  # the last reader closes it
+        self.file_in_use = False  # whether a read used the file since the caches last checked
+        self.cold = False  # whether the file is in the cold folder
+
+    def _open(self) -> File:
+        file = self.file
+        if file is None:
+            return self._caches.open(self)
+        self.file_in_use = True
+        return file
+
+    def moved(self, path: str) -> None:
+        """Note that the file was moved to `path`."""
+        self._caches.forget(self, moved_to=path)
+
+    def release(self) -> None:
+        """Free the memory of the segment, and let its file be removed."""
+        self.gone = True
+        self._caches.drop(self)
+        self._caches.forget(self)
+        self._caches.retired.append(self.path)
+
+    @property
+    def _index_bytes(self) -> int:
+        return self.footer.flags_at - self.footer.sums_at + self.count
+
+    def _index_block(self, *, wait: bool) -> bytes | None:
+        """Return the bytes between data and footer; None if that would wait for the disk or take long."""
+        size = self._index_bytes
+        if not wait and size > LARGE_INDEX_BYTES:
+            return None
+        found = self._read(size, self.footer.sums_at, wait=wait)
+        return None if found is None else bytes(found)
+
+    def _read(self, size: int, at: int, *, wait: bool) -> Rendered | None:
+        """Return bytes of the file. Raise `Damaged` if it is missing, and OSError if it cannot be read now.
+
+        Without `wait`, return None if they are not in memory, or if the disk has to be asked what is wrong.
+        """
+        try:
+            file = self._open()
+            return file.pread(size, at) if wait else file.try_pread(size, at)
+        except OSError as error:
+            lost = not self.cold or (wait and self._cold_folder_is_there())
+            if isinstance(error, FileNotFoundError) and lost:
+                cause = Corrupt(self.path, 0, absence(error))
+                raise Damaged(self, 0, self.count, cause, whole=True) from error
+            if wait:
+                raise
+            return None
+
+    def _cold_folder_is_there(self) -> bool:
+        """Return whether the cold folder is mounted. If it is not, nothing in it is lost."""
+        return holds_topics(self._caches.fs, posixpath.dirname(posixpath.dirname(self.path)))
+
+    def _data(self, loaded: Loaded, start: int, stop: int, *, wait: bool) -> Rendered | None:
+        """Return the data bytes [start, stop), or None if that would wait. Check each chunk once per period."""
+        if loaded.has_verified(start, stop, self._caches.period):
+            found = self._read(stop - start, codec.HEADER_BYTES + start, wait=wait)
+            if found is None or len(found) == stop - start:
+                return found
+            # The file was truncated after the check: read it chunk by chunk to find out which records are left.
+        first, last = start // codec.CHUNK_BYTES, max(start, stop - 1) // codec.CHUNK_BYTES
+        if loaded.damaged and (damaged := loaded.damaged.intersection(range(first, last + 1))):
+            raise self._damaged(loaded, min(damaged))  # known already, and nothing of it has to be fetched again
+        low, high = first * codec.CHUNK_BYTES, min((last + 1) * codec.CHUNK_BYTES, self.footer.data_bytes)
+        block = self._read(high - low, codec.HEADER_BYTES + low, wait=wait)
+        if block is None:
+            return None
+        self._verify(loaded, block, first, last)
+        return part_of(block, start - low, stop - low)
+
+    def _verify(self, loaded: Loaded, block: Rendered, first: int, last: int) -> None:
+        for chunk in range(first, last + 1):
+            low = (chunk - first) * codec.CHUNK_BYTES
+            if codec.sum64(block[low : low + codec.CHUNK_BYTES]) != loaded.sums[chunk]:
+                loaded.damaged.add(chunk)
+                raise self._damaged(loaded, chunk)
+            loaded.verified[chunk] = 1
+
+    def _damaged(self, loaded: Loaded, chunk: int) -> Damaged:
+        """Return the damage of a chunk, with the range of all records in it."""
+        start = chunk * codec.CHUNK_BYTES
+        offsets = np.frombuffer(loaded.columns.offsets, np.uint32)
+        low_at = int(np.searchsorted(offsets, start, "right")) - 1
+        high_at = int(np.searchsorted(offsets, start + codec.CHUNK_BYTES, "left"))
+        cause = Corrupt(self.path, codec.HEADER_BYTES + start, "a chunk of data does not match its checksum")
+        return Damaged(self, low_at, min(high_at, self.count), cause)
+
+
+def part_of(block: Rendered, low: int, high: int) -> Rendered:
+    """Return a part of the block: a view of it, or a copy if the part is small, so that the block can be freed."""
+    if (high - low) * SMALL_PART < len(block):
+        return bytes(block[low:high])
+    return memoryview(block)[low:high]
+
+
+class SegmentCaches:
+    """The caches that all sealed segments share.
+
+    Pool threads add to them, so there are locks. Only `trim` drops columns, on the thread that reads: the columns of a
+    segment stay in memory between two accesses of one read.
+    """
+
+    def __init__(self, fs: Fs, *, columns_bytes: int = 256 << 20, open_files: int = OPEN_FILES) -> None:
+        self.fs = fs
+        self._columns_bytes = columns_bytes
+        self._open_files = open_files
+        self._files: OrderedDict[SegmentFile, File] = OrderedDict()
+        self._files_lock = Lock()
+        self._loaded: OrderedDict[SegmentFile, int] = OrderedDict()
+        self._loaded_lock = Lock()
+        self._held_bytes = 0
+        self.marks_lock = Lock()  # held while a segment takes its marks from its file
+        self.retired: list[str] = []  # files that no topic needs
+        self.period = 0  # a new number makes every segment check its data again
+
+    def open(self, segment: SegmentFile) -> File:
+        """Open the file of the segment, which keeps it until the cache takes it away.
+
+        The cache has no order of use. It spares a file once that was used since the last check.
+        """
+        with self._files_lock:
+            try:
+                file = self.fs.open(segment.path, write=True)
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._files:
+                    raise
+                self._close_until(0)
+                file = self.fs.open(segment.path, write=True)
+            self._files[segment] = file
+            segment.file, segment.file_in_use = file, True
+            self._close_until(self._open_files)
+            return file
+
+    def _close_until(self, left: int) -> None:
+        while len(self._files) > left:
+            other, spared = self._files.popitem(last=False)
+            if other.file_in_use:
+                other.file_in_use, self._files[other] = False, spared
+            else:
+                other.file = None
+
+    def forget(self, segment: SegmentFile, moved_to: str | None = None) -> None:
+        """Close the file of the segment, because it was removed, replaced or moved. The next read opens it again."""
+        with self._files_lock:
+            self._files.pop(segment, None)
+            segment.file = None
+            if moved_to is not None:
+                segment.path = moved_to
+
+    def keep(self, segment: SegmentFile, size_bytes: int) -> None:
+        """Count the loaded columns of the segment. Call `trim` when columns of other segments may be dropped."""
+        with self._loaded_lock:
+            self._held_bytes += size_bytes - self._loaded.pop(segment, 0)
+            self._loaded[segment] = size_bytes
+
+    def trim(self) -> None:
+        """Drop the oldest columns until the rest fits, but never the newest."""
+        with self._loaded_lock:
+            while self._held_bytes > self._columns_bytes and len(self._loaded) > 1:
+                other, freed = self._loaded.popitem(last=False)
+                self._held_bytes -= freed
+                other.loaded = None
+
+    def drop(self, segment: SegmentFile) -> None:
+        with self._loaded_lock:
+            self._held_bytes -= self._loaded.pop(segment, 0)
+            segment.loaded = None
