@@ -84,18 +84,18 @@ def gather(source: Topic, match: TagMatch | None, cursor: int, upto: int) -> Gat
     """
     for segment, low, high in source.spans(cursor + 1, upto + 1):
         high = _enough(segment, low, high)
-        positions = eligible(segment, match, low, high)
+        positions = eligible(segment.columns, segment.marks, match, low, high)
         if not len(positions):
             return Gathered([], segment.first + high - 1)
         return Gathered(list(_cut(segment, positions)), segment.first + high - 1)
     return Gathered([], upto)
 
 
-def eligible(segment: Segment, match: TagMatch | None, low: int, high: int) -> npt.NDArray[np.intp]:
+def eligible(
+    columns: Columns, marks: bytearray | None, match: TagMatch | None, low: int, high: int
+) -> npt.NDArray[np.intp]:
     """Return the positions in [low, high) that a router with this filter forwards."""
-    if match is None:
-        return segment.live_positions(low, high)
-    positions, marks = segment.columns.matching(match, low, high), segment.marks
+    positions = np.arange(low, high) if match is None else columns.matching(match, low, high)
     return positions if marks is None else positions[np.frombuffer(marks, np.uint8)[positions] == 0]
 
 
@@ -105,9 +105,7 @@ def look_for(segment: Segment, match: TagMatch | None, low: int, high: int, *, f
     def look(columns: Columns, marks: bytearray | None) -> Preview:
         start = low if from_ts is None else bisect_left(columns.ts, from_ts, low, high)
         live = high - start if marks is None else marks.count(0, start, high)
-        positions = np.arange(start, high) if match is None else columns.matching(match, start, high)
-        if marks is not None:
-            positions = positions[np.frombuffer(marks, np.uint8)[positions] == 0]
+        positions = eligible(columns, marks, match, start, high)
         if not len(positions):
             return Preview(live)
         first, last = segment.first + int(positions[0]), segment.first + int(positions[-1])
