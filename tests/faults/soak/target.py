@@ -196,6 +196,8 @@ async def scan(target: Target, name: str) -> list[dict[str, Any]]:
         writer.transport.abort()
     target.tally["requests"] += 1
     if b"transfer-encoding: chunked" in answer:
+        if not body.endswith(b"0\r\n\r\n"):
+            raise ConnectionResetError(f"the scan of {name} was cut off")
         body = _joined(body)
     require(answer[9:12] == b"200", f"scan of {name}: {answer!r} {body[:500]!r}")
     return [msgspec.json.decode(line) for line in body.split(b"\n") if line]
