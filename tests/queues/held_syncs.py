@@ -1,6 +1,5 @@
-"""`topics serve` whose log syncs wait while HOLD_SYNCS exists, and whose log writes fail while a `.full` file does."""
+"""`topics serve` whose log syncs wait while the file named in HOLD_SYNCS exists."""
 
-import errno
 import os
 import sys
 import time
@@ -9,7 +8,7 @@ from pathlib import Path
 from topics.cli.main import build_parser
 from topics.cli.servers import serve
 
-fdatasync, pwrite = os.fdatasync, os.pwrite
+fdatasync = os.fdatasync
 
 
 def held(descriptor: int) -> None:
@@ -19,13 +18,6 @@ def held(descriptor: int) -> None:
     fdatasync(descriptor)
 
 
-def refused(descriptor: int, data: bytes, at: int) -> int:
-    full = Path(os.environ["HOLD_SYNCS"]).with_suffix(".full").exists()
-    if full and os.readlink(f"/proc/self/fd/{descriptor}").endswith(".wal"):
-        raise OSError(errno.ENOSPC, "No space left on device")
-    return pwrite(descriptor, data, at)
-
-
 if __name__ == "__main__":
-    os.fdatasync, os.pwrite = held, refused
+    os.fdatasync = held
     sys.exit(serve.execute(build_parser().parse_args(["serve", *sys.argv[1:]])))
