@@ -1,6 +1,7 @@
 """The timer of the store: quick while something waits for a sync, slow while nothing does. The rests of its thread."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -64,15 +65,23 @@ def test_idle_server_looks_at_its_directory_rarely_and_syncs_a_write_soon(tmp_pa
 
 def test_a_thread_rests_after_some_work_and_not_after_each_piece(monkeypatch: pytest.MonkeyPatch):
     slept: list[float] = []
-    pieces = 0
-    monkeypatch.setattr(storage.time, "sleep", slept.append)
+    pieces, worker_thread, sleep = 0, 0, time.sleep
+
+    def note_sleep(seconds: float) -> None:
+        if threading.get_ident() == worker_thread:
+            slept.append(seconds)
+        else:
+            sleep(seconds)  # another test's thread
+
+    monkeypatch.setattr(storage.time, "sleep", note_sleep)
 
     async def run() -> None:
         nonlocal pieces
         worker, done = ThreadWorker(asyncio.get_running_loop(), "rests"), asyncio.Event()
 
         def work() -> None:
-            nonlocal pieces
+            nonlocal pieces, worker_thread
+            worker_thread = threading.get_ident()
             ends_ns = time.perf_counter_ns() + 40 * WORK_NS
             while time.perf_counter_ns() < ends_ns:
                 pieces += 1
