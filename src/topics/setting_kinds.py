@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from topics.keys import BadKeys, KeyRule, parse_lines, parse_list
 
@@ -119,7 +120,22 @@ def _reason(error: Exception) -> str:
     return os.strerror(error.errno) if isinstance(error, OSError) and error.errno else type(error).__name__
 
 
+def parse_bucket_url(url: str) -> str:
+    """Return the URL of a replica. Raise `ValueError` if it is none."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("s3", "gs", "az", "file"):
+        raise ValueError(f"{url} is no replica; use s3://bucket/prefix, gs://…, az://container/prefix or file:///dir")
+    if parts.username or parts.password or parts.query:
+        raise ValueError("the URL must have no credentials; set them in the environment, as for other programs")
+    if parts.scheme == "file" and (parts.netloc or parts.path in ("", "/")):
+        raise ValueError(f"{url} has no directory; use file:///var/lib/topics-replica")
+    if parts.scheme != "file" and not parts.netloc:
+        raise ValueError(f"{url} has no bucket; use {parts.scheme}://bucket/prefix")
+    return url
+
+
 TEXT = Kind(name="text", parse=str)
+BUCKET_URL = Kind(name="URL", parse=parse_bucket_url)
 COUNT = Kind(name="integer", parse=_parse_integer)
 MILLIS = Kind(name="milliseconds", parse=_parse_integer)
 SIZE = Kind(name="size", parse=_parse_size, show=_show_size)

@@ -3,6 +3,7 @@
     LOCK                               held while a process has the directory open; names its owner
     FORMAT                             "topics-data 2": the number of the format of this layout and of the files in it
     VERSION                            the version of topics that last wrote to the directory
+    REPLICA                            JSON: the replica that a server with this directory writes, see `replica/start`
     wal/<number>.wal                   the log
     wal/SYNC_FAILED                    empty; a sync of the log has failed, so the log may lack what was not synced
     ledger/<number>.ledger             what the log after snapshot <number> must hold, see `ledger.py`

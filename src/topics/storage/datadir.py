@@ -14,7 +14,8 @@ UNFINISHED = ".partial"  # marks an incomplete copy
 
 _FORMAT = re.compile(rb"topics-data ([0-9]{1,9})\n")
 _SUBDIRS = ("wal", "segments", "snapshots", "ledger")
-_OURS = frozenset({"LOCK", "FORMAT", "FORMAT" + TEMP_SUFFIX, "VERSION", "VERSION" + TEMP_SUFFIX, *_SUBDIRS})
+_FILES = ("FORMAT", "VERSION", "REPLICA")
+_OURS = frozenset({"LOCK", *_FILES, *(name + TEMP_SUFFIX for name in _FILES), *_SUBDIRS})
 
 
 class DataDirError(Exception):

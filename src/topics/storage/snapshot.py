@@ -34,6 +34,8 @@ from topics.storage.worker import INLINE, Worker, rested
 MAGIC = b"TOPICSNP"
 # in `Snapshot.extra`: when this directory was restored from a backup, in ms; the first start of a server removes it
 RESTORED = "restored"
+# in `Snapshot.extra`: the time of the last object of a replica that this directory was restored from, in ms; the same
+FAILOVER = "failover"
 # in `Snapshot.extra`: the number of a ledger that was written before the snapshot, or True for its own number
 LEDGER = "ledger"
 VERSION = 1

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
 
+from topics.errors import Code
 from topics.storage.fs import File
 from topics.storage.log.frame import Frames, LargeFrame, parts_of
 
@@ -14,6 +15,20 @@ WARM_BYTES = 1 << 20
 
 class LogRefused(Exception):
     """The log refused frames, because it has no file with room for them. Nothing of them was written."""
+
+    code = Code.READ_ONLY
+
+
+class ReplicaRefused(LogRefused):
+    """A write that needs the replica was refused: the bucket does not answer, or there is no replica."""
+
+    code = Code.REPLICA_UNAVAILABLE
+
+
+class Fenced(LogRefused):
+    """Another server writes the replica of this one."""
+
+    code = Code.FENCED
 
 
 def warm(file: File, at: int, size_bytes: int, stop: Callable[[], bool]) -> None:

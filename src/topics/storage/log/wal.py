@@ -10,7 +10,8 @@ a write finds its space waiting.
                cannot be created (`read_only`)        written; small ones may fit
     failed     a write into a file or a sync failed,  neither written nor refused   none: the process ends
                or the directory is gone
-    stopped    `end`, before the last snapshot        refused                       none
+    stopped    `end`, before the last snapshot, or    refused                       none
+               `fence`: another server writes
 
 A log that has failed ends the process (`failed`): see docs/decisions/failed-log.md. The next start recovers.
 """
@@ -29,7 +30,7 @@ from topics.clock import Clock
 from topics.storage.datadir import DataDir
 from topics.storage.fs import File
 from topics.storage.log import new_file, walfile
-from topics.storage.log.background import WARM_BYTES, LargeWrite, LogRefused, close_quietly, reason_of, warm
+from topics.storage.log.background import WARM_BYTES, Fenced, LargeWrite, LogRefused, close_quietly, reason_of, warm
 from topics.storage.log.frame import Frames, parts_of
 from topics.storage.log.ledger import Ledger
 from topics.storage.log.stats import WalStats
@@ -68,25 +69,27 @@ class Wal:
         self.woke: Callable[[], None] = lambda: None  # called when frames wait for a sync and none did before
         self.failed: Callable[[Exception], NoReturn] = _raise  # see `commit.Log`
         self._written = self._synced = 0  # how many frames are written, and how many of them are durable
-        self._synced_to = (0, 0)  # file number and offset up to which all is durable
+        self.synced_to = (0, 0)  # file number and offset up to which all is durable
+        self.on_synced: Callable[[tuple[int, int]], None] = lambda position: None  # called when that has moved
+        self.left: dict[int, int] = {}  # files before the present one, each with the offset at which it ends
         self._sync_failed = False
         self._sync_lock = Lock()  # held while `_sync_failed` may become true
         self._behind: list[File] = []  # full files that are not synced yet
         self._callbacks: list[Callable[[], None]] = []
         self._syncing = 0  # syncs given to the worker and not reported back
-        self._stopped = False
+        self._stopped = self.is_fenced = False
         self.ledger = Ledger(datadir)
         self._noted_ns = 0  # when the synced position was last noted in the ledger
 
     def begin(self, number: int, *, resume: tuple[int, int]) -> None:
         """Create the first file of this process. Blocks. If that fails, the log is read-only and `tick` tries again."""
-        self.number, self._synced_to = number, resume
+        self.number, self.synced_to = number, resume
         self.ledger.open(number)
         self._begin(INLINE)
         self.ledger.write(self.ledger.take())
 
     def _begin(self, worker: Worker) -> None:
-        number, resume, began_ns = self.number, self._synced_to, self._clock.monotonic_ns()
+        number, resume, began_ns = self.number, self.synced_to, self._clock.monotonic_ns()
         made: list[tuple[File, int]] = []
         self._preparing = True
 
@@ -106,7 +109,7 @@ class Wal:
             self._file, size_bytes = made[0]
             self.read_only = None
             self.tail = self._first_at = walfile.HEADER_BYTES
-            self._synced_to = self.position
+            self.synced_to = self.position
             self.stats.slow_us = (self._clock.monotonic_ns() - began_ns) // 1000  # two syncs, as in most of the log's
             self.ledger.note_file(number, previous=resume, size_bytes=size_bytes)
 
@@ -195,7 +198,7 @@ class Wal:
     def _make_room(self, frames: list[Frames]) -> int:
         """Rotate if the frames do not fit into the present file; return their size. Raise `LogRefused`."""
         if self._file is None:
-            raise LogRefused(self.read_only)
+            raise (Fenced if self.is_fenced else LogRefused)(self.read_only)
         size_bytes = sum(map(len, frames))
         # A large write fills a file of its own, and a prepared one in less time than one that it would enlarge.
         prepared = self._spare is not None and size_bytes > self._file_bytes
@@ -241,6 +244,7 @@ class Wal:
             self._spare = number, file  # the next write starts at the beginning of the file again
             raise
         self._behind.append(self._file)
+        self.left[self.number] = self.tail
         self.ledger.note_file(number, previous=self.position, size_bytes=size_bytes)
         self._file, self.number, self.tail = file, number, walfile.HEADER_BYTES + len(first)
         self._first_at = self.tail
@@ -320,9 +324,7 @@ class Wal:
     def idle(self) -> bool:
         """Whether `tick` has nothing to do until something is written."""
         waits = self._written > self._synced or self._behind or self._callbacks or self._syncing or self.ledger.waits
-        return (
-            not waits and self._file is not None and self.read_only is None and self.ledger.reached == self._synced_to
-        )
+        return not waits and self._file is not None and self.read_only is None and self.ledger.reached == self.synced_to
 
     def prepare(self) -> bool:
         """Return whether `rotate` need not wait for its file, or has to report a failure. Else have it created."""
@@ -340,6 +342,13 @@ class Wal:
         self._behind.append(self._file)
         self._file, self._stopped, self.read_only = None, True, "the server stops"
         return self.number + 1
+
+    def fence(self, reason: str) -> None:
+        """Refuse all frames from now on: another server continues the log."""
+        self.finish_large()
+        if self._file is not None:
+            self._behind.append(self._file)
+        self._file, self._stopped, self.is_fenced, self.read_only = None, True, True, reason
 
     def close(self, *, replaced: bool = False) -> None:
         """Close the files. Sync them first, unless a snapshot has `replaced` them. Raise nothing.
@@ -414,7 +423,7 @@ class Wal:
         now_ns = self._clock.monotonic_ns()
         if now_ns - self._noted_ns >= NOTE_NS:
             self._noted_ns = now_ns
-            self.ledger.note_reached(self._synced_to)
+            self.ledger.note_reached(self.synced_to)
 
     def _note_synced(self, files: list[File], position: tuple[int, int], covered: int, began_ns: int) -> None:
         self.stats.synced((self._clock.monotonic_ns() - began_ns) // 1000)
@@ -423,9 +432,10 @@ class Wal:
                 self._behind.remove(file)
                 # Queue the close behind the pending syncs: one of them may sync this file.
                 self._worker.submit(partial(close_quietly, file), lambda error: None)
-        self._synced_to = max(self._synced_to, position)
+        self.synced_to = max(self.synced_to, position)
         self._synced = max(self._synced, covered)
         self.stats.queue_depth = self._written - self._synced
+        self.on_synced(self.synced_to)
 
     def _refuse(self, error: Exception) -> None:
         """Refuse frames until `tick` has created a file. Nothing was written."""

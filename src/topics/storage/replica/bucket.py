@@ -1,0 +1,165 @@
+"""The transport: objects in S3, Google Cloud Storage, Azure or a directory, through `obstore`. All calls block.
+
+Credentials come from the environment or the role of the machine, as for other programs (AWS_ACCESS_KEY_ID,
+GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME …), never from the URL.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import urlsplit
+
+from topics.storage.replica.objects import ReplicaError
+
+INSTALL = "install it with `pip install topics-engine[replica]`"
+
+
+class BucketError(ReplicaError):
+    """A request to the bucket failed. The text has the reason, and after `; ` the next step."""
+
+
+class Listed(NamedTuple):
+    """An object as a list shows it."""
+
+    name: str
+    size_bytes: int
+    at_ms: int  # when it was written, by the clock of the bucket
+
+
+class Bucket(Protocol):
+    """A flat set of objects. Every call may raise `BucketError`: what it did is unknown then."""
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write an object unless there is one of this name. Return whether it was written."""
+
+    def put(self, name: str, parts: Iterable[bytes]) -> None:
+        """Write an object, and replace one of this name."""
+
+    def get(self, name: str) -> bytes | None:
+        """Return the bytes of an object; None if there is none."""
+
+    def ls(self, prefix: str, after: str = "") -> Iterator[Listed]:
+        """Return the objects whose names begin with `prefix`, in any order; only those behind `after`, if given."""
+
+    def delete(self, names: list[str]) -> None:
+        """Remove objects. A missing one is no error."""
+
+
+def open_bucket(url: str, *, timeout_ms: int = 10_000) -> Bucket:
+    """Return the bucket at the URL. Raise `BucketError` if it cannot be used at all."""
+    try:
+        from obstore.store import from_url
+    except ImportError as error:
+        raise BucketError(f"a replica needs the package obstore; {INSTALL}") from error
+    parts = urlsplit(url)
+    limit = timedelta(milliseconds=timeout_ms)
+    options: dict[str, Any] = {}
+    if parts.scheme != "file":
+        # One retry: the sequence tries again by itself, and a request must not hold its thread for long.
+        options = {
+            "client_options": {"timeout": limit, "connect_timeout": limit, "allow_http": True},
+            "retry_config": {"max_retries": 1, "retry_timeout": limit},
+        }
+    try:
+        if parts.scheme == "file":
+            options = {"mkdir": True}
+        store = from_url(url, **options)
+    except Exception as error:
+        raise _failure(url, error) from error
+    return ObjectStore(url, store, parts.path if parts.scheme == "file" else None)
+
+
+class ObjectStore:
+    """A bucket that `obstore` reaches. Objects of a directory are synced, so that they survive a power loss."""
+
+    def __init__(self, url: str, store: Any, folder: str | None) -> None:
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
+
+        self.url = url
+        self._obs: Any = obstore
+        self._exists: type[Exception] = AlreadyExistsError
+        self._store = store
+        self._folder = folder
+
+    def create(self, name: str, data: bytes) -> bool:
+        try:
+            self._obs.put(self._store, name, data, mode="create", use_multipart=False)
+        except self._exists:
+            return False
+        except Exception as error:
+            raise _failure(self.url, error) from error
+        self._sync(name)
+        return True
+
+    def put(self, name: str, parts: Iterable[bytes]) -> None:
+        try:
+            self._obs.put(self._store, name, iter(parts), use_multipart=True)
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError) and error.filename is not None:
+                raise  # a local file, whose bytes `parts` reads
+            raise _failure(self.url, error) from error
+        except Exception as error:
+            raise _failure(self.url, error) from error
+        self._sync(name)
+
+    def get(self, name: str) -> bytes | None:
+        try:
+            return bytes(self._obs.get(self._store, name).bytes())
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            raise _failure(self.url, error) from error
+
+    def ls(self, prefix: str, after: str = "") -> Iterator[Listed]:
+        try:
+            for page in self._obs.list(self._store, prefix.rstrip("/"), offset=after or None, chunk_size=1000):
+                for one in page:
+                    yield Listed(one["path"], one["size"], int(one["last_modified"].timestamp() * 1000))
+        except Exception as error:
+            raise _failure(self.url, error) from error
+
+    def delete(self, names: list[str]) -> None:
+        for at in range(0, len(names), 1000):
+            try:
+                self._obs.delete(self._store, names[at : at + 1000])
+            except FileNotFoundError:
+                continue
+            except Exception as error:
+                raise _failure(self.url, error) from error
+
+    def _sync(self, name: str) -> None:
+        if self._folder is None:
+            return
+        path = os.path.join(self._folder, name)
+        try:
+            for one in (path, os.path.dirname(path)):
+                handle = os.open(one, os.O_RDONLY)
+                try:
+                    os.fsync(handle)
+                finally:
+                    os.close(handle)
+        except OSError as error:
+            raise _failure(self.url, error) from error
+
+
+def _failure(url: str, error: Exception) -> BucketError:
+    """Return the error for an operator. Only the first line: the others have request headers."""
+    text = (str(error).splitlines() or [type(error).__name__])[0].replace("; ", ", ")
+    kind, low = type(error).__name__, str(error).lower()
+    if kind in ("PermissionDeniedError", "UnauthenticatedError") or isinstance(error, PermissionError):
+        step = "give this server the right to list, read, write and delete objects there"
+    elif "region" in low or "permanentredirect" in low or "301 moved" in low:
+        step = "set AWS_REGION to the region of the bucket"
+    elif "account must be specified" in low:
+        step = "set AZURE_STORAGE_ACCOUNT_NAME"
+    elif "nosuchbucket" in low or kind == "NotFoundError" or isinstance(error, FileNotFoundError):
+        step = "create the bucket, or correct TOPICS_REPLICA"
+    elif "credential" in low or "metadata" in low or "169.254" in low:
+        step = "set the credentials in the environment, or give the machine a role"
+    else:
+        step = "check that the bucket can be reached from here"
+    return BucketError(f"{url}: {text}; {step}")

@@ -1,0 +1,196 @@
+"""Build a data directory from a replica: the files of a checkpoint, and the log after it. Blocks.
+
+The directory has no FORMAT file until it is complete, so no server starts on a part of it; the next restore begins
+again. Every object and every file is compared with its checksum.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import msgspec
+from msgspec import Struct
+
+from topics.storage import snapshot as snap
+from topics.storage.data_layout import TemporaryFile
+from topics.storage.datadir import UNFINISHED, DataDir
+from topics.storage.fs import Fs, read_whole
+from topics.storage.log import ledger, log_files
+from topics.storage.log.log_files import LogFile
+from topics.storage.replica import objects
+from topics.storage.replica.history import History, State
+from topics.storage.replica.objects import Damaged, FileRef, Object
+
+COPIED_BOOT_ID = "copied"
+READERS = 4  # each has a file in memory
+
+Progress = Callable[[int, int], None]  # bytes that are there, bytes of all files
+
+
+class Restored(Struct, kw_only=True):
+    """The result of a restore."""
+
+    object: int = 0  # the last one that counts
+    term: int = 0
+    at_ms: int = 0
+    snapshot: int
+    clean: bool
+    files: int = 0
+    log_files: int = 0
+    bytes: int = 0
+
+
+def is_vacant(fs: Fs, path: str) -> bool:
+    """Return whether a restore may use the path: it is absent, empty, or an unfinished copy."""
+    if not fs.exists(path):
+        return True
+    names = {name for name in fs.listdir(path) if name not in ("lost+found", "LOCK")}
+    return not names or (UNFINISHED in names and "FORMAT" not in names)
+
+
+def restore(
+    history: History, fs: Fs, target: str, *, number: int | None = None, restored_ms: int | None = None,
+    seal: Callable[[DataDir], int] | None = None, progress: Progress = lambda done, total: None,
+) -> Restored:  # fmt: skip
+    """Restore the state at object `number`, or the last one. Raise `Damaged`, `BucketError`, `DataDirError` or OSError.
+
+    With `restored_ms`, the directory begins a new history, as a restored backup does. Without, a server that starts on
+    it continues the old one: it reports what the replica may lack as lost (`failover`). `seal` is called when the files
+    are there: it ends the old term, and returns the number of its last object.
+    """
+    state = history.state(number or history.last_number)
+    datadir = DataDir(fs, target)
+    datadir.begin()
+    try:
+        with ThreadPoolExecutor(READERS, thread_name_prefix="topics-restore") as pool:
+            work = _Restore(history, state, datadir, pool, progress)
+            return work.run(restored_ms, seal)
+    finally:
+        datadir.close()
+
+
+class _Restore:
+    def __init__(
+        self, history: History, state: State, datadir: DataDir, pool: ThreadPoolExecutor, progress: Progress
+    ) -> None:
+        self._history = history
+        self._state = state
+        self._dir = datadir
+        self._pool = pool
+        self._progress = progress
+        self._total = sum(ref.size_bytes for ref in state.checkpoint.files)
+
+    def run(self, restored_ms: int | None, seal: Callable[[DataDir], int] | None) -> Restored:
+        checkpoint, datadir = self._state.checkpoint, self._dir
+        done = Restored(snapshot=checkpoint.snapshot, clean=checkpoint.clean, files=len(checkpoint.files))
+        snapshot_path = posixpath.relpath(datadir.snapshot_path(checkpoint.snapshot), datadir.root)
+        snapshot_bytes = b""
+        for folder in {posixpath.dirname(posixpath.join(datadir.root, ref.path)) for ref in checkpoint.files}:
+            datadir.fs.mkdir(folder)
+        for ref, data in self._ahead(self._fetch, checkpoint.files):
+            done.bytes += ref.size_bytes
+            self._progress(done.bytes, self._total)
+            snapshot_bytes = data or snapshot_bytes
+        if seal is not None:
+            self._extend(seal(datadir))
+        last = self._state.last
+        done.object, done.term, done.at_ms = last.number, last.term, last.at_ms
+        files = self._log(done)
+        done.log_files = len(files)
+        self._write_ledger(files)
+        self._write(snapshot_path, self._marked(snapshot_bytes, restored_ms))
+        datadir.sweep()
+        datadir.complete()
+        return done
+
+    def _extend(self, number: int) -> None:
+        """Let the state end at a later object of the same term."""
+        later = self._history.state(number)
+        if later.head.term != self._state.head.term:
+            raise Damaged("another server wrote a checkpoint meanwhile; start again")
+        self._state = self._state._replace(last=later.last)
+
+    def _ahead(self, fetch: Callable, items: list) -> Iterator[tuple]:  # type: ignore[type-arg]
+        """Yield each item with what `fetch` returns for it, in order. A few are fetched ahead."""
+        pending: list[Future] = []  # type: ignore[type-arg]
+        for at, item in enumerate(items):
+            while len(pending) < min(len(items) - at, READERS):  # bound: the items
+                pending.append(self._pool.submit(fetch, items[at + len(pending)]))
+            yield item, pending.pop(0).result()
+
+    def _fetch(self, ref: FileRef) -> bytes:
+        """Write a file of the checkpoint. Return the bytes of the snapshot, which is written last."""
+        data = self._history.bucket.get(ref.name)
+        whole = data is not None and len(data) == ref.size_bytes and objects.sum64(data) == ref.sum
+        if data is None or not whole:
+            what = f"{ref.name} is {'missing' if data is None else 'damaged'}"
+            raise Damaged(f"{what}: the file {ref.path} of checkpoint {self._state.number}; {self._way_out()}")
+        if ref.path.endswith(".snap"):
+            return data
+        self._write(ref.path, data)
+        return b""
+
+    def _read(self, number: int) -> Object:
+        try:
+            return self._history.read(number)
+        except Damaged as error:
+            way = f"restore the state before it with --at-object {number - 1}"
+            raise Damaged(f"{error}; {way if number > self._state.number else self._way_out()}") from error
+
+    def _way_out(self) -> str:
+        earlier = self._state.head.base
+        return f"restore an earlier state with --at-object {earlier}" if earlier else "no earlier state can be restored"
+
+    def _log(self, done: Restored) -> list[LogFile]:
+        """Write the log after the checkpoint. Objects of a later term have no checkpoint yet: they do not count."""
+        checkpoint, term, datadir = self._state.checkpoint, self._state.head.term, self._dir
+        ends: dict[int, int] = {}
+        numbers = list(range(checkpoint.since, self._state.last.number + 1))
+        for _, found in self._ahead(self._read, numbers):
+            if found.head.kind != "bytes" or found.head.term != term:
+                continue
+            for number, at, data in objects.pieces_of(found):
+                if number < checkpoint.snapshot:
+                    continue
+                if at != ends.get(number, 0):
+                    raise Damaged(f"{objects.log_name(found.head.number)} does not continue the log before it")
+                file = datadir.fs.open(datadir.wal_path(number), create=True)
+                try:
+                    file.pwrite(data, at)
+                finally:
+                    file.close()
+                ends[number] = at + len(data)
+                done.bytes += len(data)
+        for number in ends:
+            file = datadir.fs.open(datadir.wal_path(number), write=True)
+            file.sync()
+            file.close()
+        datadir.fs.sync_dir(datadir.wal_dir)
+        return [
+            log_files.decode(number, path, read_whole(datadir.fs, path), [])
+            for number in sorted(ends)
+            for path in (datadir.wal_path(number),)
+        ]
+
+    def _write_ledger(self, files: list[LogFile]) -> None:
+        since = self._state.checkpoint.snapshot
+        path = self._dir.ledger_path(since)
+        self._write(posixpath.relpath(path, self._dir.root), ledger.copied(self._dir, since, files, {}))
+
+    def _marked(self, data: bytes, restored_ms: int | None) -> bytes:
+        """Return the snapshot with what a start has to know about its origin."""
+        number = self._state.checkpoint.snapshot
+        snapshot = snap.decode(data, path=self._dir.snapshot_path(number), number=number)
+        snapshot.boot_id = COPIED_BOOT_ID
+        snapshot.extra[snap.LEDGER] = msgspec.Raw(msgspec.msgpack.encode(number))
+        mark, value = (snap.FAILOVER, self._state.last.at_ms) if restored_ms is None else (snap.RESTORED, restored_ms)
+        snapshot.extra[mark] = msgspec.Raw(msgspec.msgpack.encode(value))
+        return snap.encode(snapshot)
+
+    def _write(self, path: str, data: bytes) -> None:
+        whole = posixpath.join(self._dir.root, path)
+        with TemporaryFile(self._dir.fs, whole) as file:
+            file.pwrite(data, 0)
+        self._dir.fs.rename(whole + ".tmp", whole)

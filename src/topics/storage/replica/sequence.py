@@ -1,0 +1,362 @@
+"""What the writer of a replica does next, and what an answer of the bucket means. Pure: no files, no bucket, no clock.
+
+    state      when                                    gates of the log                          next state
+    starting   the term is not in the bucket           closed                                    opening, fenced
+    opening    the term is there; the files of its     closed; open while the bucket has no      following, lost,
+               first checkpoint are being uploaded     checkpoint at all: there is nothing that  fenced
+                                                       another server could continue
+    following  the term has a checkpoint               open up to the uploaded position          lost, ended, fenced
+    lost       the bucket was away for too long; the   closed                                    starting, with the
+               rest of the log was not kept                                                      next checkpoint
+    fenced     another server has a higher term        closed                                    none
+    ended      the checkpoint of an orderly stop is    open                                      none
+               in the bucket
+
+One object is in flight at a time, so the numbers have no gap. An object whose answer was lost is sent again, byte for
+byte, until it is known what became of it. Positions are those of the log: a file number, and an offset in that file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from msgspec import Struct
+
+from topics import __version__
+from topics.storage.replica import objects
+from topics.storage.replica.objects import Checkpoint, FileRef, Head, Kind, Piece, Position
+
+OBJECT_BYTES = 4 << 20
+FIRST_RETRY_MS, MAX_RETRY_MS = 100, 5_000
+NOWHERE: Position = (0, 0)
+EVERYWHERE: Position = (1 << 63, 0)
+
+
+class State(StrEnum):
+    STARTING = "starting"
+    OPENING = "opening"
+    FOLLOWING = "following"
+    LOST = "lost"
+    FENCED = "fenced"
+    ENDED = "ended"
+
+
+_NEXT = {
+    State.STARTING: {State.OPENING, State.FENCED},
+    State.OPENING: {State.FOLLOWING, State.LOST, State.FENCED},
+    State.FOLLOWING: {State.LOST, State.ENDED, State.FENCED},
+    State.LOST: {State.STARTING, State.FENCED},
+    State.FENCED: set(),
+    State.ENDED: set(),
+}
+
+
+class End(Struct, frozen=True):
+    """The last object of a sequence, as a server found it when it started; number 0 in an empty replica."""
+
+    number: int = 0
+    term: int = 0
+    at_ms: int = 0
+    base: int = 0  # number of the last checkpoint; 0 if there is none
+    upto: Position = NOWHERE  # where the log in the bucket ends
+    instance: str = ""
+    host: str = ""
+
+
+class Writer(Struct, frozen=True):
+    """The process that writes."""
+
+    replica: str
+    instance: str
+    host: str = ""
+    address: str = ""
+
+
+class Plan(Struct, eq=False):
+    """A local checkpoint on its way into the bucket. `refs` has its files once all of them are there."""
+
+    snapshot: int
+    clean: bool = False
+    refs: list[FileRef] | None = None
+    after: Position = NOWHERE  # bytes that must be in the bucket before the checkpoint is
+
+
+class Upload(Struct, eq=False):
+    """An object to be created. The transport adds the bytes of `head.pieces`, once."""
+
+    head: Head
+    body: bytes = b""
+    upto: Position = NOWHERE
+    plan: Plan | None = None
+    data: bytes = b""  # all of it, once it is encoded
+
+
+class Sequence:
+    """The sequence as its writer extends it. Times are elapsed milliseconds, except for `wall_ms`."""
+
+    def __init__(self, writer: Writer, end: End, *, interval_ms: int = 1000, max_lag_bytes: int = 4 << 30) -> None:
+        self.writer = writer
+        self.state = State.STARTING
+        self.term = end.term
+        self.last_number = end.number
+        self.base = end.base  # number of the object of the last checkpoint
+        self.reason = "start"
+        self.fenced_by: Head | None = None
+        self.synced: Position = NOWHERE
+        self.uploaded: Position = NOWHERE
+        self.failing_since_ms: int | None = None
+        self.retry_at_ms = 0
+        self.retries = 0
+        self.last_failure = ""
+        self.urgent = False  # a ticket waits for an upload
+        self._last_wall_ms = end.at_ms
+        self._end_upto = end.upto
+        self.left: Mapping[int, int] = {}  # the size of each log file that the log has left; the log changes it
+        self._interval_ms = interval_ms
+        self._max_lag_bytes = max_lag_bytes
+        self._marks: list[Position] = []  # where objects may end: synced positions, about `OBJECT_BYTES` apart
+        self._behind_since_ms = 0  # about when the oldest bytes that are not uploaded were synced
+        self._due_ms = 0  # when bytes that nobody waits for are uploaded
+        self._in_flight: Upload | None = None
+        self._sent_ms = 0  # when it was sent first
+        self._plans: list[Plan] = []  # the first one is being uploaded
+        self._began: list[tuple[int, int]] = []  # log files, each with the first object that has bytes of it
+
+    # --- what the log and the store report
+
+    def note_synced(self, position: Position, now_ms: int) -> None:
+        """Note that the log is durable up to here."""
+        if position <= self.synced:
+            return
+        if not self.lag_bytes:
+            self._due_ms = now_ms + self._interval_ms
+            self._behind_since_ms = now_ms
+        if self._marks and self.size_bytes(self._mark_before(), position) <= OBJECT_BYTES:
+            self._marks[-1] = position
+        else:
+            self._marks.append(position)
+        self.synced = position
+        if self.is_open and self.lag_bytes > self._max_lag_bytes:
+            self._give_up()
+
+    def note_checkpoint(self, plan: Plan) -> None:
+        """Note that a local checkpoint is complete. Only the newest one waits behind the one that is being uploaded."""
+        if self.state in (State.FENCED, State.ENDED):
+            return
+        if self.state in (State.STARTING, State.LOST) or self.uploaded == NOWHERE:
+            self._plans = [plan]
+            self._restart(plan)
+        else:
+            self._plans[1:] = [plan]
+
+    def drop(self, plan: Plan) -> None:
+        """Give a checkpoint up: a file of it is missing. The next one takes its place."""
+        self._plans.remove(plan)
+
+    def note_files(self, plan: Plan, refs: list[FileRef]) -> None:
+        """Note that all files of the checkpoint are in the bucket."""
+        plan.refs = refs
+        plan.after = self.synced if plan.clean or not self.base else NOWHERE
+
+    # --- what is next
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the term is in the bucket, and bytes of the log follow it."""
+        return self.state in (State.OPENING, State.FOLLOWING)
+
+    @property
+    def plan(self) -> Plan | None:
+        """The checkpoint whose files have to be uploaded next, if there is one and its term is in the bucket."""
+        if not self._plans or self._plans[0].refs is not None or not self.is_open:
+            return None
+        return self._plans[0]
+
+    def next(self, now_ms: int, wall_ms: int) -> Upload | None:
+        """Return the object to create now. The caller reports what became of it, and calls this again."""
+        if self._in_flight is not None:
+            return self._in_flight if self.failing_since_ms is not None and now_ms >= self.retry_at_ms else None
+        if self.state is State.STARTING:
+            upload = self._upload("term", wall_ms, reason=self.reason, version=__version__)
+        elif not self.is_open:
+            return None
+        elif self._is_cut_due(now_ms):
+            upto = self._marks.pop(0)
+            pieces = tuple(self.pieces(self.uploaded, upto))
+            upload = self._upload("bytes", wall_ms, pieces=pieces, upto=upto)
+        elif self._plans and self._plans[0].refs is not None and self._plans[0].after <= self.uploaded:
+            upload = self._upload("checkpoint", wall_ms)
+            upload.plan = self._plans[0]
+            upload.body = objects.encode_checkpoint(self._checkpoint(self._plans[0], upload.head.number))
+        else:
+            return None
+        self._in_flight, self._last_wall_ms, self._sent_ms = upload, upload.head.at_ms, now_ms
+        return upload
+
+    def stalled_ms(self, now_ms: int) -> int:
+        """Return for how long the bucket has not confirmed an object that was sent."""
+        return 0 if self._in_flight is None else now_ms - self._sent_ms
+
+    def wake_in_ms(self, now_ms: int) -> int | None:
+        """Return when `next` may have something that it has not now; None if only an event can change that."""
+        if self._in_flight is not None:
+            return None if self.failing_since_ms is None else max(self.retry_at_ms - now_ms, 0)
+        if self.is_open and self._marks:
+            return max(self._due_ms - now_ms, 0)
+        return None
+
+    def _is_cut_due(self, now_ms: int) -> bool:
+        if not self._marks:
+            return False
+        awaited = self._plans and self._plans[0].refs is not None and self._plans[0].after > self.uploaded
+        return self.urgent or bool(awaited) or len(self._marks) > 1 or now_ms >= self._due_ms
+
+    def _upload(
+        self, kind: Kind, wall_ms: int, *, pieces: tuple[Piece, ...] = (), upto: Position | None = None,
+        reason: str = "", version: str = "",
+    ) -> Upload:  # fmt: skip
+        writer, term = self.writer, self.term + (kind == "term")
+        upto = upto or (self._end_upto if kind == "term" else self.uploaded)
+        return Upload(
+            Head(
+                replica=writer.replica, number=self.last_number + 1, term=term, kind=kind,
+                at_ms=max(wall_ms, self._last_wall_ms), instance=writer.instance, host=writer.host,
+                address=writer.address, base=self.base, upto=upto, pieces=pieces, reason=reason, version=version,
+            ),
+            upto=upto,
+        )  # fmt: skip
+
+    def _checkpoint(self, plan: Plan, number: int) -> Checkpoint:
+        assert plan.refs is not None
+        since = next((first for file, first in self._began if file >= plan.snapshot), number)
+        return Checkpoint(snapshot=plan.snapshot, since=since, clean=plan.clean, files=plan.refs)
+
+    # --- what became of an object
+
+    def created(self, upload: Upload, now_ms: int) -> None:
+        """Note that the object is in the bucket."""
+        self._in_flight = None
+        self.failing_since_ms, self.retries, self.last_failure = None, 0, ""
+        head, self.last_number = upload.head, upload.head.number
+        if head.kind == "term":
+            self.term = head.term
+            if self.state is State.STARTING:
+                self._go(State.OPENING)
+        elif head.kind == "bytes" and self.is_open:  # else the rest of its term was given up
+            for number, _, _ in head.pieces:
+                if not self._began or self._began[-1][0] < number:
+                    self._began.append((number, head.number))
+            self.uploaded = upload.upto
+            self._due_ms = now_ms + self._interval_ms
+            self._behind_since_ms = self._sent_ms
+        elif head.kind == "checkpoint":
+            self._checkpoint_created(upload)
+
+    def _checkpoint_created(self, upload: Upload) -> None:
+        plan, self.base = upload.plan, upload.head.number
+        if plan is None or plan not in self._plans:
+            return  # the rest of its term was given up
+        self._plans.remove(plan)
+        self._began = [one for one in self._began if one[0] >= plan.snapshot]
+        if self.state is State.OPENING:
+            self._go(State.FOLLOWING)
+        if plan.clean:
+            self._go(State.ENDED)
+
+    def exists(self, upload: Upload, found: bytes, now_ms: int) -> None:
+        """Note that the bucket has an object with this number. If it is ours, an answer was lost before."""
+        if found == upload.data:
+            self.created(upload, now_ms)
+            return
+        self._in_flight = None
+        try:
+            self.fenced_by = objects.decode(found, upload.head.number).head
+        except objects.Damaged as error:
+            self.last_failure = str(error)
+        self._go(State.FENCED)
+
+    def failed(self, error: str, now_ms: int) -> None:
+        """Note that it is unknown whether the object is in the bucket. The same one is sent again."""
+        if self.failing_since_ms is None:
+            self.failing_since_ms = now_ms
+        self.last_failure = error
+        self.retry_at_ms = now_ms + min(FIRST_RETRY_MS << min(self.retries, 10), MAX_RETRY_MS)
+        self.retries += 1
+
+    # --- gates
+
+    @property
+    def covered(self) -> Position:
+        """The position up to which a server that takes over has the log."""
+        if self.state is State.ENDED:
+            return EVERYWHERE
+        if self.state is State.FOLLOWING:
+            return self.uploaded
+        if self.state is State.OPENING and not self.base and not any(plan.refs is not None for plan in self._plans):
+            return EVERYWHERE  # no server can take over: there is no checkpoint
+        return NOWHERE
+
+    @property
+    def takes_replicated(self) -> bool:
+        """Whether a replicated write can be acknowledged when it is uploaded."""
+        return self.state is State.FOLLOWING
+
+    # --- the log that is not uploaded yet
+
+    @property
+    def lag_bytes(self) -> int:
+        """The size of the log that is synced and not uploaded."""
+        return self.size_bytes(self.uploaded, self.synced) if self.uploaded != NOWHERE else 0
+
+    def lag_ms(self, now_ms: int) -> int:
+        return now_ms - self._behind_since_ms if self.lag_bytes else 0
+
+    def size_bytes(self, begin: Position, end: Position) -> int:
+        return sum(size for _, _, size in self.pieces(begin, end))
+
+    def pieces(self, begin: Position, end: Position) -> list[Piece]:
+        """Return the parts of log files between two positions."""
+        if begin[0] == end[0]:
+            return [(end[0], begin[1], end[1] - begin[1])] if end[1] > begin[1] else []
+        files = sorted(number for number in self.left if begin[0] <= number < end[0])
+        starts = [(number, begin[1] if number == begin[0] else 0) for number in files]
+        found = [(number, at, self.left[number] - at) for number, at in starts if self.left[number] > at]
+        return [*found, (end[0], 0, end[1])] if end[1] else found
+
+    @property
+    def needed_from(self) -> int | None:
+        """The number of the first log file that must be kept; None if none has to be."""
+        if self.state in (State.FENCED, State.ENDED, State.LOST) or self.uploaded == NOWHERE:
+            return None
+        return self.uploaded[0]
+
+    @property
+    def held(self) -> list[Plan]:
+        """The checkpoints whose files must be kept."""
+        return [] if self.state in (State.FENCED, State.ENDED) else self._plans
+
+    # --- transitions
+
+    def _mark_before(self) -> Position:
+        return self._marks[-2] if len(self._marks) > 1 else self.uploaded
+
+    def _give_up(self) -> None:
+        """Keep the log no longer: the next checkpoint begins a new term."""
+        self._go(State.LOST)
+        self._plans.clear()
+        self._marks.clear()
+
+    def _restart(self, plan: Plan) -> None:
+        """Begin a term with this checkpoint, and the log from its beginning on."""
+        if self.state is State.LOST:
+            self._go(State.STARTING)
+            self.reason, self._end_upto = "gap", self.uploaded
+        self._began.clear()
+        self.uploaded = (plan.snapshot, 0)
+        self._marks = [self.synced] if self.synced > self.uploaded else []
+
+    def _go(self, state: State) -> None:
+        if state not in _NEXT[self.state]:
+            raise RuntimeError(f"a replica that is {self.state} cannot become {state}")
+        self.state = state

@@ -1,0 +1,190 @@
+"""The start of a writer: whether its directory and the replica belong together, and the restore of an empty directory.
+
+    directory  replica               what happens
+    empty      empty                 a new replica
+    empty      has a checkpoint      the directory is restored
+    data       empty                 a new replica, unless the directory belongs to one
+    data       the same, ours        the server continues
+    any other                        the start is refused; nothing is written
+
+The file REPLICA in the directory has the id of its replica, and the term and the instance of its last writer. It is
+written before the term: so a term of this directory is known to be its own, whatever happens in between.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import secrets
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+
+import msgspec
+from msgspec import Struct
+
+from topics import logs
+from topics.storage.data_layout import TemporaryFile
+from topics.storage.datadir import DataDir
+from topics.storage.fs import Fs, read_whole
+from topics.storage.log import walfile
+from topics.storage.replica import objects
+from topics.storage.replica.bucket import Bucket
+from topics.storage.replica.history import History
+from topics.storage.replica.objects import REPLICA, FileRef, ReplicaError
+from topics.storage.replica.restore import Progress, is_vacant, restore
+from topics.storage.replica.sequence import NOWHERE, End, Sequence, State, Writer
+
+log = logs.Log("replica")
+
+
+class NotOurs(ReplicaError):
+    """The directory and the replica do not belong together. The text has the reason, and after `; ` the way out."""
+
+
+class Owner(Struct, frozen=True):
+    """The file REPLICA of a directory."""
+
+    replica: str
+    term: int = 0
+    instance: str = ""
+
+
+class Opened(Struct):
+    """A replica that this directory may continue."""
+
+    sequence: Sequence  # its term is in the bucket already if the directory was restored
+    known: list[FileRef]  # files of the last checkpoint
+    is_new: bool  # there is no checkpoint yet
+
+
+class Server(Struct, frozen=True, kw_only=True):
+    """What a sequence says about its writer, and how it writes."""
+
+    url: str
+    host: str = ""
+    address: str = ""
+    interval_ms: int = 1000
+    max_lag_bytes: int = 4 << 30
+
+
+def prepare(
+    bucket: Bucket, fs: Fs, path: str, server: Server, *, now_ms: int, progress: Progress = lambda done, total: None
+) -> Opened:
+    """Check that the directory may continue the replica, and restore an empty one. Blocks.
+
+    The directory is not open yet. A restore takes over: a server that still writes the replica is fenced. Raise
+    `NotOurs`, `Damaged`, `BucketError`, `DataDirError` or OSError.
+    """
+    url, history = server.url, History.open(bucket)
+    end = End() if history is None else history.end()
+    instance = secrets.token_hex(8)
+    if history is not None and end.number and is_vacant(fs, path):
+        begin = partial(_sequence, server, history.replica_id, instance)
+        return _restore(history, end, fs, path, begin, now_ms, progress)
+    if not is_vacant(fs, path):
+        _check(fs, path, read_owner(fs, path), history, end, url)
+    if history is None:
+        bucket.create(REPLICA, objects.encode_identity(secrets.token_hex(8)))
+        history = History.open(bucket)
+        if history is None or history.log:
+            raise NotOurs(f"{url} is being used by another server; choose another prefix, or start again")
+    known = history.state(end.number).checkpoint.files if end.base else []
+    return Opened(_sequence(server, history.replica_id, instance, end), known, is_new=not end.base)
+
+
+def _sequence(server: Server, replica_id: str, instance: str, end: End) -> Sequence:
+    writer = Writer(replica_id, instance, host=server.host, address=server.address)
+    return Sequence(writer, end, interval_ms=server.interval_ms, max_lag_bytes=server.max_lag_bytes)
+
+
+def claim(datadir: DataDir, sequence: Sequence) -> None:
+    """Write down that this directory begins the next term, before that is in the bucket."""
+    if sequence.state is State.STARTING:
+        write_owner(datadir, Owner(sequence.writer.replica, sequence.term + 1, sequence.writer.instance))
+
+
+def read_owner(fs: Fs, path: str) -> Owner | None:
+    """Return the content of REPLICA; None if there is none."""
+    file = posixpath.join(path, "REPLICA")
+    if not fs.exists(file):
+        return None
+    try:
+        return msgspec.json.decode(read_whole(fs, file), type=Owner)
+    except msgspec.MsgspecError as error:
+        raise NotOurs(f"{file} is damaged ({error}); move the directory away: an empty one is restored") from error
+
+
+def write_owner(datadir: DataDir, owner: Owner) -> None:
+    path = posixpath.join(datadir.root, "REPLICA")
+    with TemporaryFile(datadir.fs, path) as file:
+        file.pwrite(msgspec.json.encode(owner) + b"\n", 0)
+    datadir.publish(path)
+
+
+def _restore(
+    history: History, end: End, fs: Fs, path: str, begin: Callable[[End], Sequence], now_ms: int, progress: Progress
+) -> Opened:
+    if not end.base:
+        raise NotOurs(
+            f"the replica has no checkpoint yet: {end.host or 'another server'} began it {_shown(end.at_ms)}; "
+            "wait until it has one, choose another prefix, or remove its objects"
+        )
+    sequence = begin(end)
+
+    def seal(datadir: DataDir) -> int:
+        """Begin a term behind the last object, whatever number that has by now. Return the number of the last one."""
+        nonlocal sequence
+        while True:  # bound: each round finds an object that another server wrote in between
+            history.refresh()
+            sequence = begin(history.end())
+            upload = sequence.next(0, now_ms)
+            assert upload is not None, "a sequence starts with its term"
+            claim(datadir, sequence)
+            name, data = objects.log_name(upload.head.number), objects.encode(upload.head)
+            if history.bucket.create(name, data) or history.bucket.get(name) == data:
+                sequence.created(upload, 0)
+                return upload.head.number - 1
+
+    done = restore(history, fs, path, seal=seal, progress=progress)
+    log.info("restored", object=done.object, snapshot=done.snapshot, bytes=done.bytes, took_over_from=end.host)
+    return Opened(sequence, history.state(sequence.last_number - 1).checkpoint.files, is_new=False)
+
+
+def _check(fs: Fs, path: str, owner: Owner | None, history: History | None, end: End, url: str) -> None:
+    """Raise `NotOurs` unless a directory with data may continue the replica."""
+    if history is None or not end.number:
+        if owner is not None and (history is None or history.replica_id != owner.replica) and owner.term:
+            raise NotOurs(
+                f"{path} belongs to replica {owner.replica}, which is not at {url}; correct TOPICS_REPLICA, or remove "
+                f"{path}/REPLICA to begin a new replica"
+            )
+        return
+    since = f"since {_shown(end.at_ms)}"
+    if owner is None or owner.replica != history.replica_id:
+        raise NotOurs(
+            f"{path} has data, and {url} is the replica of another directory; choose another prefix, or an empty "
+            "directory to continue that replica"
+        )
+    if end.term > owner.term or (end.term == owner.term and end.instance != owner.instance):
+        raise NotOurs(
+            f"{url} belongs to {end.host or 'another server'} {since} (term {end.term}), and {path} ends before that; "
+            "start with an empty directory to follow it"
+        )
+    if not _reaches(fs, path, end):
+        raise NotOurs(
+            f"{path} is behind {url}: it lacks log file {end.upto[0]} up to byte {end.upto[1]}; move it away: an empty "
+            "directory is restored"
+        )
+
+
+def _reaches(fs: Fs, path: str, end: End) -> bool:
+    """Return whether the directory has the log as far as the replica has it."""
+    datadir, (number, offset) = DataDir(fs, path), end.upto
+    if end.upto == NOWHERE or not offset or max(datadir.snapshot_numbers(), default=0) > number:
+        return True
+    file = datadir.wal_path(number)
+    return fs.exists(file) and walfile.written_end(read_whole(fs, file)) >= offset
+
+
+def _shown(at_ms: int) -> str:
+    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"

@@ -1,0 +1,232 @@
+"""Runs a sequence against a bucket: one thread creates its objects in order, another one uploads files of checkpoints.
+
+All methods run on the owner's thread, except `holds` and `read_checkpoint`, which the thread of the store calls. Both
+threads report back on the owner's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from topics import logs
+from topics.clock import Clock
+from topics.storage.datadir import DataDir
+from topics.storage.replica import files, objects
+from topics.storage.replica.bucket import Bucket, BucketError
+from topics.storage.replica.files import LocalCheckpoint
+from topics.storage.replica.objects import LATEST, FileRef
+from topics.storage.replica.sequence import FIRST_RETRY_MS, MAX_RETRY_MS, Plan, Sequence, State, Upload
+from topics.storage.worker import Worker
+
+log = logs.Log("replica")
+
+Later = Callable[[int, Callable[[], None]], object]  # calls a function on the owner's thread, after so many ms
+
+
+class Uploader:
+    def __init__(
+        self, sequence: Sequence, bucket: Bucket, datadir: DataDir, *, worker: Worker, file_worker: Worker,
+        clock: Clock, later: Later, known: list[FileRef], cold_dir: str | None = None,
+    ) -> None:  # fmt: skip
+        self.sequence = sequence
+        self.bucket = bucket
+        self._dir = datadir
+        self._worker = worker
+        self._file_worker = file_worker
+        self._clock = clock
+        self._later = later
+        self._cold_dir = cold_dir
+        self._known = {ref.name: ref for ref in known}  # files of the last checkpoint that was uploaded
+        self._local: dict[Plan, LocalCheckpoint] = {}
+        self._held: dict[int, frozenset[str]] = {}  # paths of files, by the number of their snapshot
+        self._sending = False
+        self._copying: Plan | None = None
+        self._copy_retries = 0
+        self._woken = False  # whether a call of `_wake` is due
+        self.on_change: Callable[[], None] = lambda: None  # called when gates may have opened, or a state changed
+        self.want_checkpoint: Callable[[], None] = lambda: None  # called if a new local checkpoint is needed
+        self.on_checkpoint: Callable[[], None] = lambda: None  # called when a checkpoint is complete in the bucket
+        self._copy_failure = ""
+        self.objects_total = self.bytes_total = self.failures_total = 0
+        self.last_upload_ms = 0  # by the wall clock
+
+    @property
+    def failure(self) -> str:
+        """Why the last request failed; empty if it did not."""
+        return self.sequence.last_failure or self._copy_failure
+
+    # --- events
+
+    def synced(self, position: objects.Position) -> None:
+        """Note that the log is durable up to here, and upload what is due."""
+        before = self.sequence.state
+        self.sequence.note_synced(position, self._now_ms())
+        if self.sequence.state is not before:
+            log.error("gap_given_up", hint="the bucket was away for too long; a new checkpoint follows when it is back")
+            self._forget_plans()
+            self.on_change()
+        self.pump()
+
+    def read_checkpoint(self, number: int) -> Callable[[], None]:
+        """Read what a replica needs of a new snapshot, and hold its files. Return the call that uploads them.
+
+        Runs on the thread of the store, before that changes or removes a file.
+        """
+        local = files.read_checkpoint(self._dir, number, cold_dir=self._cold_dir)
+        self._held[number] = frozenset(file.source for file in local.files)
+        return partial(self._checkpointed, local)
+
+    def holds(self, path: str) -> bool:
+        """Return whether a file must not be removed yet. Runs on the thread of the store."""
+        if path.startswith(self._dir.wal_dir):
+            needed = self.sequence.needed_from
+            return needed is not None and path >= self._dir.wal_path(needed)
+        return any(path in paths for paths in list(self._held.values()))
+
+    def _checkpointed(self, local: LocalCheckpoint) -> None:
+        plan = Plan(local.snapshot, local.clean)
+        self._local[plan] = local
+        self.sequence.note_checkpoint(plan)
+        self._forget_plans()
+        self.pump()
+
+    # --- the sequence
+
+    def pump(self) -> None:
+        """Send the next object and copy the next file, if something is due. Else come back when it is."""
+        if not self._sending:
+            upload = self.sequence.next(self._now_ms(), self._clock.now_ms())
+            if upload is not None:
+                self._send(upload)
+        self._copy()
+        if not self._sending and not self._woken and (wait := self.sequence.wake_in_ms(self._now_ms())) is not None:
+            self._woken = True
+            self._later(wait, self._wake)
+
+    def _wake(self) -> None:
+        self._woken = False
+        self.pump()
+
+    def _send(self, upload: Upload) -> None:
+        self._sending = True
+        name, found = objects.log_name(upload.head.number), b""
+
+        def work() -> None:
+            nonlocal found
+            if not upload.data:
+                upload.data = objects.encode(upload.head, upload.body or self._log_bytes(upload))
+            if not self.bucket.create(name, upload.data):
+                found = self.bucket.get(name) or b""
+                if not found:
+                    raise BucketError(f"{name} exists and cannot be read; check the rules of the bucket")
+
+        def done(error: Exception | None) -> None:
+            self._sending = False
+            sequence, before = self.sequence, self.sequence.state
+            if error is not None:
+                self.failures_total += 1
+                if not sequence.retries:
+                    log.warning("upload_failed", object=upload.head.number, reason=str(error))
+                sequence.failed(str(error), self._now_ms())
+            elif found:
+                sequence.exists(upload, found, self._now_ms())
+            else:
+                sequence.created(upload, self._now_ms())
+            self._note(upload, before, failed=error is not None)
+            self.pump()
+
+        self._worker.submit(work, done)
+
+    def _note(self, upload: Upload, before: State, *, failed: bool) -> None:
+        """Act on what has become of an object."""
+        sequence = self.sequence
+        if sequence.state is State.FENCED and before is not State.FENCED:
+            by = sequence.fenced_by
+            log.error("fenced", object=upload.head.number, host="" if by is None else by.host,
+                      address="" if by is None else by.address, term=0 if by is None else by.term,
+                      reason=sequence.last_failure)  # fmt: skip
+        elif not failed:
+            self.objects_total += 1
+            self.bytes_total += len(upload.data)
+            self.last_upload_ms = self._clock.now_ms()
+            if upload.head.kind == "checkpoint" and upload.plan is not None:
+                self._installed(upload.plan, upload.head.number)
+        if not failed:
+            self._forget_plans()
+            self.on_change()
+        if sequence.state is State.LOST and not failed:
+            self.want_checkpoint()  # the bucket is back
+
+    def _log_bytes(self, upload: Upload) -> bytes:
+        parts = []
+        for number, at, size in upload.head.pieces:
+            file = self._dir.fs.open(self._dir.wal_path(number))
+            try:
+                parts.append(file.pread(size, at))
+            finally:
+                file.close()
+            if len(parts[-1]) != size:
+                raise OSError(f"log file {number} is shorter than the log was")
+        return b"".join(parts)
+
+    # --- checkpoints
+
+    def _copy(self) -> None:
+        """Upload the files of the checkpoint that is next."""
+        plan = self.sequence.plan
+        if plan is None or self._copying is not None:
+            return
+        self._copying = plan
+        local, refs = self._local[plan], list[FileRef]()
+
+        def work() -> None:
+            for file in local.files:
+                if plan not in self._local:
+                    return  # given up
+                refs.append(files.upload(self.bucket, self._dir.fs, file, self._known))
+
+        def done(error: Exception | None) -> None:
+            self._copying = None
+            if plan not in self._local:
+                self.pump()
+            elif isinstance(error, FileNotFoundError):
+                log.error("checkpoint_file_missing", snapshot=plan.snapshot, reason=str(error))
+                self.sequence.drop(plan)
+                self._forget_plans()
+                self.want_checkpoint()
+            elif error is not None:
+                self._copy_failed(plan, error)
+            else:
+                self._copy_retries, self._copy_failure = 0, ""
+                self.sequence.note_files(plan, refs)
+                self.pump()
+
+        self._file_worker.submit(work, done)
+
+    def _copy_failed(self, plan: Plan, error: Exception) -> None:
+        self.failures_total += 1
+        if not self._copy_retries:
+            log.warning("checkpoint_upload_failed", snapshot=plan.snapshot, reason=str(error))
+        wait = min(FIRST_RETRY_MS << min(self._copy_retries, 10), MAX_RETRY_MS)
+        self._copy_retries, self._copy_failure = self._copy_retries + 1, str(error)
+        self._later(wait, self.pump)
+
+    def _installed(self, plan: Plan, number: int) -> None:
+        """Note a checkpoint that is in the bucket, and where a reader may begin to look for the end."""
+        self._known = {ref.name: ref for ref in plan.refs or ()}
+        hint = msgspec.json.encode(number)
+        self._file_worker.submit(lambda: self.bucket.put(LATEST, [hint]), lambda error: None)
+        self.on_checkpoint()
+
+    def _forget_plans(self) -> None:
+        """Hold the files of those checkpoints only that are still on their way."""
+        held = self.sequence.held
+        for plan in [plan for plan in self._local if plan not in held]:
+            del self._local[plan]
+            self._held.pop(plan.snapshot, None)
+
+    def _now_ms(self) -> int:
+        return self._clock.monotonic_ns() // 1_000_000
