@@ -110,6 +110,12 @@ export class ReadOnly extends Unavailable {
 /** The server cannot read stored records now, because a disk is not mounted, for example: see `detail.file`. */
 export class StorageUnavailable extends Unavailable {
 }
+/** The write needs the replica, which does not answer: `detail.outcome` says whether it may take effect. */
+export class ReplicaUnavailable extends Unavailable {
+}
+/** Another server has taken over: this one accepts no writes. */
+export class Fenced extends Unavailable {
+}
 /** The server did not get the whole request in time. */
 export class RequestTimeout extends Unavailable {
 }
@@ -158,7 +164,7 @@ export class Gap {
     firstSeq: number;
     /** The last missing seq. @type {number} */
     lastSeq: number;
-    /** The cause: `cap`, `ttl`, `mixed`, `recreated`, `restart`, `corrupt` or `source_trim`. @type {string} */
+    /** The cause: `cap`, `ttl`, `mixed`, `recreated`, `restart`, `failover`, `corrupt` or `source_trim`. @type {string} */
     reason: string;
     /** About how many records were lost. @type {number|undefined} */
     missed: number | undefined;
@@ -282,7 +288,7 @@ export class ServerCursor {
  * @property {number} [capRecords]
  * @property {number} [capBytes]
  * @property {"old"|"reject"} [discard]
- * @property {"ephemeral"|"memory"|"disk"|"fsync"} [durability]
+ * @property {"ephemeral"|"memory"|"disk"|"fsync"|"replicated"} [durability]
  * @property {boolean} [durable]
  * @property {number|null} [priority]
  * @property {boolean} [autoPriority]
@@ -1142,7 +1148,7 @@ export type TopicConfig = {
     capRecords?: number | undefined;
     capBytes?: number | undefined;
     discard?: "old" | "reject" | undefined;
-    durability?: "ephemeral" | "memory" | "disk" | "fsync" | undefined;
+    durability?: "ephemeral" | "memory" | "disk" | "fsync" | "replicated" | undefined;
     durable?: boolean | undefined;
     priority?: number | null | undefined;
     autoPriority?: boolean | undefined;

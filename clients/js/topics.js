@@ -106,6 +106,10 @@ export class ShuttingDown extends Unavailable {}
 export class ReadOnly extends Unavailable {}
 /** The server cannot read stored records now, because a disk is not mounted, for example: see `detail.file`. */
 export class StorageUnavailable extends Unavailable {}
+/** The write needs the replica, which does not answer: `detail.outcome` says whether it may take effect. */
+export class ReplicaUnavailable extends Unavailable {}
+/** Another server has taken over: this one accepts no writes. */
+export class Fenced extends Unavailable {}
 /** The server did not get the whole request in time. */
 export class RequestTimeout extends Unavailable {}
 /** The server did not answer: wrong address, stopped, or the connection broke. */
@@ -148,11 +152,13 @@ const ERRORS = {
   shutting_down: ShuttingDown,
   read_only: ReadOnly,
   storage_unavailable: StorageUnavailable,
+  replica_unavailable: ReplicaUnavailable,
+  fenced: Fenced,
 }
 
 const RETRYABLE = new Set([
   "request_timeout", "topic_full", "throttled", "not_ready", "shutting_down", "read_only",
-  "storage_unavailable",
+  "storage_unavailable", "replica_unavailable", "fenced",
 ])
 
 /**
@@ -204,7 +210,7 @@ export class Gap {
     this.firstSeq = wire.gap_from
     /** The last missing seq. @type {number} */
     this.lastSeq = wire.gap_to
-    /** The cause: `cap`, `ttl`, `mixed`, `recreated`, `restart`, `corrupt` or `source_trim`. @type {string} */
+    /** The cause: `cap`, `ttl`, `mixed`, `recreated`, `restart`, `failover`, `corrupt` or `source_trim`. @type {string} */
     this.reason = wire.cause ?? wire.reason
     /** About how many records were lost. @type {number|undefined} */
     this.missed = wire.missed_estimate
@@ -685,7 +691,7 @@ function finite(key, value) {
  * @property {number} [capRecords]
  * @property {number} [capBytes]
  * @property {"old"|"reject"} [discard]
- * @property {"ephemeral"|"memory"|"disk"|"fsync"} [durability]
+ * @property {"ephemeral"|"memory"|"disk"|"fsync"|"replicated"} [durability]
  * @property {boolean} [durable]
  * @property {number|null} [priority]
  * @property {boolean} [autoPriority]

@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from topics.keys import BadKeys, KeyRule, check_distinct
 from topics.setting_kinds import (
+    BUCKET_URL,
     COUNT,
     DIRECTORY,
     FLAG,
@@ -140,6 +141,7 @@ CAPS = "Resource caps"
 CONNECTIONS = "Connections"
 STORAGE = "Storage"
 TIERS = "Hot and cold segments"
+REPLICA = "Replica"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -299,6 +301,28 @@ class Settings:
         0, "Maximum size of sealed segments per topic in the data directory. 0 means unlimited.", group=TIERS, low=0
     )
 
+    replica: str | None = _row(
+        BUCKET_URL, None, "Replica of the data directory: s3://bucket/prefix, gs://…, az://… or file:///directory.",
+        group=REPLICA,
+    )  # fmt: skip
+    replica_interval_ms: int = _millis(
+        1000, "Time after which writes are uploaded, for topics that do not wait for it.", group=REPLICA, low=10,
+        high=3_600_000,
+    )  # fmt: skip
+    replica_timeout_ms: int = _millis(
+        10_000, "Time after which a write that waits for the replica gets 503.", group=REPLICA, low=100, high=600_000
+    )
+    replica_max_lag_bytes: int = _size(
+        4 * GIB, "Log that is kept while the replica cannot be reached.", group=REPLICA, low=MIB
+    )
+    replica_keep_ms: int = _millis(
+        7 * DAY_MS,
+        "Time for which every moment can be restored from the replica.",
+        group=REPLICA,
+        low=0,
+        high=3650 * DAY_MS,
+    )
+
     @classmethod
     def load(cls, env: Mapping[str, str], flags: Mapping[str, str]) -> Self:
         """Return the settings; a flag (by field name) overrides its variable. Raise `BadSettings` with all problems."""
@@ -373,6 +397,8 @@ def _conflicts(settings: Settings) -> list[str]:
         found.append("TOPICS_COLD_DIR: needs TOPICS_DATA_DIR, whose segments it receives; set both")
     if settings.cold_dir is not None and settings.cold_dir == settings.data_dir:
         found.append("TOPICS_COLD_DIR: is the same directory as TOPICS_DATA_DIR; choose another")
+    if settings.replica is not None and settings.data_dir is None:
+        found.append("TOPICS_REPLICA: needs TOPICS_DATA_DIR, which it is a copy of; set both")
     if settings.cold_dir is None and (settings.hot_retain_segments or settings.hot_retain_bytes):
         found.append(
             "TOPICS_HOT_RETAIN_SEGMENTS, TOPICS_HOT_RETAIN_BYTES: need TOPICS_COLD_DIR, to which segments move; set it"

@@ -39,6 +39,8 @@ class Code(StrEnum):
     SHUTTING_DOWN = "shutting_down", 503, True
     READ_ONLY = "read_only", 503, True
     STORAGE_UNAVAILABLE = "storage_unavailable", 503, True
+    REPLICA_UNAVAILABLE = "replica_unavailable", 503, True
+    FENCED = "fenced", 503, True
 
     def __new__(cls, wire: str, status: int, retryable: bool) -> Self:
         code = str.__new__(cls, wire)

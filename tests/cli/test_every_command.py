@@ -63,6 +63,10 @@ ROWS: dict[str, Row] = {
     "verify": Row("DIR/saved", "topics", form=TEXT),
     "backup": Row("DIR/data DIR/backup-WAY", "topics", form=TEXT),
     "restore": Row("DIR/saved DIR/restored-WAY", "topics", form=TEXT),
+    "replica ls": Row("file://DIR/replica", "checkpoint"),
+    "replica status": Row("file://DIR/replica", "restorable from", form=TEXT),
+    "replica verify": Row("file://DIR/replica", "clean", form=TEXT),
+    "replica prune": Row("file://DIR/replica", "removed 0 objects", form=TEXT),
     "completion": Row("bash", "complete-line", form=TEXT),
     "version": Row("", form=TEXT),
     # Spark takes seconds to start: tests/spark and tests/cli/test_pipeline_* run these.
@@ -98,7 +102,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(directory: Path) -> Iterator[ServerProcess]:
-    running = ServerProcess(directory, {"data_dir": directory / "data"})
+    running = ServerProcess(directory, {"data_dir": directory / "data", "replica": f"file://{directory}/replica"})
     yield running
     running.stop()
 

@@ -12,13 +12,14 @@ import msgspec
 from topics.engine.durable.entry_kinds import KINDS
 from topics.storage import data_layout, snapshot
 from topics.storage.log import entry, frame, ledger, walfile
+from topics.storage.replica import objects as replica_objects
 from topics.storage.segments import codec, columns
 
 INTRODUCTION = """\
 # File formats
 
-This page describes the files of a data directory, byte by byte. `make docs` generates it from the docstrings of the
-modules that read and write the files. A server refuses a file with an unknown version.
+This page describes the files of a data directory, and the objects of its replica, byte by byte. `make docs` generates
+it from the docstrings of the modules that read and write them. A server refuses a file with an unknown version.
 
 Integers are little-endian. Checksums are XXH3-64. MessagePack arrays grow at their end only: a reader uses the default
 for a missing field.
@@ -33,6 +34,7 @@ SECTIONS: tuple[tuple[str, ModuleType], ...] = (
     ("Log frames", frame),
     ("Log entries", entry),
     ("The ledger", ledger),
+    ("The replica", replica_objects),
 )
 
 

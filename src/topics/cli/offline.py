@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import gc
-import logging
 import os
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from topics.cli.guarded import EXIT_CLEAN, EXIT_DAMAGED, EXIT_USAGE, Execute, fail, guarded
 from topics.cli.output.meter import Meter
 from topics.cli.output.screen import Screen, pretty_json
 from topics.cli.output.units import size
@@ -23,12 +22,8 @@ if TYPE_CHECKING:
     from topics.engine.offline.verify import Report
     from topics.storage.backup import Copied
 
-EXIT_CLEAN, EXIT_DAMAGED, EXIT_USAGE = 0, 1, 2
 TOPICS_SHOWN = 100
 NOTES_SHOWN = 20
-NAME_DIRECTORY = "name the directory that the server has as --data-dir or TOPICS_DATA_DIR, or a backup of it"
-
-Execute = Callable[[argparse.Namespace], int]
 
 
 def register(subparsers: Subparsers) -> None:
@@ -47,11 +42,15 @@ def register(subparsers: Subparsers) -> None:
     _add_cold_dir(backup)
     restore = _add(
         subparsers, "restore", run_restore,
-        examples="  topics restore /backup/topics /var/lib/topics --force      the server must be stopped\n",
+        examples="  topics restore /backup/topics /var/lib/topics --force      the server must be stopped\n"
+        "  topics restore s3://bucket/prefix /tmp/before --at 2026-11-17T06:00Z\n",
     )  # fmt: skip
-    restore.add_argument("source", metavar="SOURCE", help="the backup")
+    restore.add_argument("source", metavar="SOURCE", help="the backup, or the URL of a replica (TOPICS_REPLICA)")
     restore.add_argument("directory", metavar="DIR", help="new data directory; must be empty or absent")
     restore.add_argument("--force", action="store_true", help="move an existing data directory aside")
+    moment = restore.add_mutually_exclusive_group()
+    moment.add_argument("--at", metavar="TIME", help="of a replica: the state at this time, such as 2026-11-17T06:00Z")
+    moment.add_argument("--at-object", metavar="N", type=int, help="of a replica: the state at this object")
 
 
 def _add(subparsers: Subparsers, name: str, execute: Execute, *, examples: str) -> argparse.ArgumentParser:
@@ -59,7 +58,7 @@ def _add(subparsers: Subparsers, name: str, execute: Execute, *, examples: str) 
     parser.add_argument(
         "--json", action="store_true", help="print the result as one JSON object; without it, text, also in a pipe"
     )
-    parser.set_defaults(execute=lambda args: _guarded(execute, args))
+    parser.set_defaults(execute=lambda args: guarded(execute, args))
     return parser
 
 
@@ -69,33 +68,6 @@ def _add_cold_dir(parser: argparse.ArgumentParser) -> None:
         "--cold-dir", metavar="DIRECTORY", default=default,
         help="directory of the server's cold segments [TOPICS_COLD_DIR]",
     )  # fmt: skip
-
-
-def _guarded(execute: Execute, args: argparse.Namespace) -> int:
-    """Run a command. Print an expected failure in one line and return its exit status."""
-    from topics.storage.backup_target import CopyError
-    from topics.storage.datadir import DataDirError
-    from topics.storage.fs import next_step
-
-    logging.getLogger("topics").addHandler(logging.NullHandler())  # the report has all findings
-    try:
-        return execute(args)
-    except DataDirError as error:
-        return _fail(str(error), EXIT_USAGE)
-    except CopyError as error:
-        advice = str(error).partition("; ")[2]
-        about_arguments = any(words in advice for words in ("--", "choose another"))
-        return _fail(str(error), EXIT_USAGE if about_arguments else EXIT_DAMAGED)
-    except OSError as error:
-        where = f": {error.filename}" if error.filename else ""
-        return _fail(f"{error.strerror or error}{where}; {next_step(error)}", EXIT_DAMAGED)
-
-
-def _fail(text: str, status: int) -> int:
-    """Print an error and return the status. The part after `; ` is the next step."""
-    message, _, advice = text.partition("; ")
-    Screen().fail(message, advice or NAME_DIRECTORY)
-    return status
 
 
 # --- verify
@@ -162,11 +134,11 @@ def run_backup(args: argparse.Namespace) -> int:
     from topics.storage.fs import RealFs
 
     if (problem := _overlap(args.directory, args.target)) is not None:
-        return _fail(problem, EXIT_USAGE)
+        return fail(problem, EXIT_USAGE)
     try:
         os.listdir(args.directory)
     except OSError as error:
-        return _fail(f"{args.directory} cannot be read: {error.strerror}", EXIT_USAGE)
+        return fail(f"{args.directory} cannot be read: {error.strerror}", EXIT_USAGE)
     began = time.monotonic()
     with Meter("copied") as meter:
         done = copy(RealFs(), args.directory, args.target, cold_dir=args.cold_dir, progress=meter.show)
@@ -177,8 +149,14 @@ def run_restore(args: argparse.Namespace) -> int:
     from topics.storage.backup import restore
     from topics.storage.fs import RealFs
 
+    if "://" in args.source:
+        from topics.cli import replica
+
+        return replica.run_restore(args)
+    if args.at is not None or args.at_object is not None:
+        return fail("--at and --at-object need the URL of a replica; a backup has one state", EXIT_USAGE)
     if (problem := _overlap(args.source, args.directory)) is not None:
-        return _fail(problem, EXIT_USAGE)
+        return fail(problem, EXIT_USAGE)
     aside, directory = None, os.path.normpath(args.directory)
     if os.path.islink(directory):  # the link remains: systemd makes one to the state directory of a dynamic user
         directory = os.path.realpath(directory)

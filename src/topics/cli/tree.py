@@ -53,9 +53,10 @@ GROUPS: dict[str, tuple[Row, ...]] = {
     "Servers": (Row("context", "servers.context", "name servers, and choose the one that commands use"),),
     "Data directories": (
         Row("backup", "offline", "copy a data directory, also while its server runs"),
-        Row("restore", "offline", "restore a backup"),
+        Row("restore", "offline", "restore a backup, or a moment of a replica"),
         Row("verify", "offline", "check every file of a data directory, without changing it"),
     ),
+    "Replicas": (Row("replica", "replica", "list, check and prune the replica of a server"),),
     "Analysis": (
         Row("sql", "sql", "query topics and lakes with SQL"),
         Row("pipeline", "pipelines", "run bulk jobs over topics, in one process or with Spark"),

@@ -3,8 +3,8 @@
 TopicsError
     TopicNotFound, TopicFull, Throttled, …    the server refused: one class per code, see `BY_CODE`
     InvalidRequest                            the base of all refusals of a malformed request
-    Unavailable                               the base of NotReady, ShuttingDown, ReadOnly, StorageUnavailable
-                                              and RequestTimeout
+    Unavailable                               the base of NotReady, ShuttingDown, ReadOnly, StorageUnavailable,
+                                              ReplicaUnavailable, Fenced and RequestTimeout
     Unreachable                               no answer: wrong address, stopped, or the connection broke
         TimedOut                              no answer in time
     BadUrl                                    the address is not the URL of a server
@@ -131,6 +131,14 @@ class ReadOnly(Unavailable):
 
 class StorageUnavailable(Unavailable):
     """The server cannot read stored records now, because a disk is not mounted, for example: see `detail["file"]`."""
+
+
+class ReplicaUnavailable(Unavailable):
+    """The write needs the replica, which does not answer. `detail["outcome"]` says whether it may take effect."""
+
+
+class Fenced(Unavailable):
+    """Another server has taken over: this one accepts no writes."""
 
 
 class RequestTimeout(Unavailable):

@@ -58,8 +58,8 @@ class Record(
 class Gap(Struct, frozen=True):
     """A range of records that were lost before this reader got them. Both ends are included.
 
-    `reason` is the cause, on every kind of read: `cap`, `ttl`, `mixed`, `recreated`, `restart`, `corrupt` or
-    `source_trim`. `missed` is about how many records were lost.
+    `reason` is the cause, on every kind of read: `cap`, `ttl`, `mixed`, `recreated`, `restart`, `failover`,
+    `corrupt` or `source_trim`. `missed` is about how many records were lost.
     """
 
     topic: str

@@ -43,4 +43,10 @@ MEANINGS = {
         "Stored records cannot be read now (`detail.file`, `detail.reason`): a disk is not mounted, or fails. Nothing "
         "is lost; retry once the disk works again."
     ),
+    Code.REPLICA_UNAVAILABLE: (
+        "The write needs the replica (`durability: replicated`, or a topic that has used up the seqs it may give out "
+        "without), and the bucket does not answer. `detail.outcome` is `refused` if nothing was written, and `unknown` "
+        "if the write takes effect once it is uploaded: the same idempotency key then returns its seqs."
+    ),
+    Code.FENCED: "Another server has taken over the replica (`detail.reason` says which). This one accepts no writes.",
 }

@@ -12,7 +12,8 @@ U64_MAX = 2**64 - 1
 U64 = Annotated[int, Meta(ge=0, description="unsigned 64-bit integer")]
 TopicType = Literal["log", "queue"]
 Discard = Literal["old", "reject"]
-Durability = Literal["ephemeral", "memory", "disk", "fsync"]
+Durability = Literal["ephemeral", "memory", "disk", "fsync", "replicated"]
+SYNCED = ("fsync", "replicated")  # classes whose writes take effect only once they are synced, at least
 
 PRIORITY_LIMIT = 1000
 LEASE_MS_RANGE = (100, 86_400_000)
@@ -95,7 +96,8 @@ def configure(name: str, patch: ConfigPatch, current: TopicConfig | None = None)
             detail={"topic": name, "type": current.type},
         )
     if "durability" not in given and "durable" in given:
-        given["durability"] = "fsync" if given["durable"] else "disk"
+        kept = current.durability if current is not None and given["durable"] == current.durable else None
+        given["durability"] = kept if kept in SYNCED else "fsync" if given["durable"] else "disk"
     if (archive := given.get("archive")) is not None:
         given["archive"] = ArchiveConfig(hold=archive.hold)
     merged = structs.replace(current or DEFAULT_CONFIG, **given)
@@ -105,7 +107,7 @@ def configure(name: str, patch: ConfigPatch, current: TopicConfig | None = None)
             raise invalid("dead_letter is the queue itself; name another topic", field="dead_letter")
     return structs.replace(
         merged,
-        durable=merged.durability == "fsync",
+        durable=merged.durability in SYNCED,
         priority=None if merged.priority is None else clamp(merged.priority, -PRIORITY_LIMIT, PRIORITY_LIMIT),
         lease_ms=clamp(merged.lease_ms, *LEASE_MS_RANGE),
         claim_jitter_ms=clamp(merged.claim_jitter_ms, *CLAIM_JITTER_MS_RANGE),

@@ -30,6 +30,7 @@ from topics.server.limits.loop_holds import LoopHolds
 from topics.server.limits.os_limits import resident_bytes
 from topics.server.loop.budget_upkeep import Upkeep
 from topics.server.loop.forwarding import Forwarding
+from topics.server.loop.replication import ReplicaService
 from topics.server.loop.runtime import Runtime
 from topics.server.loop.samples import Column, QueueSamples, Samples, Traffic
 from topics.server.loop.sliced_work import SharedAnswers, Slices
@@ -96,13 +97,17 @@ class TopicsApp:
         """Recover the data directory, then begin to serve it."""
         settings = self.settings
         state = State(segments=segment_limits_of(settings), max_keys=settings.max_idempotency_keys)
-        storage = None
+        storage = replica = None
         if self._datadir is not None:
+            if settings.replica is not None:
+                replica = await ReplicaService.prepare(settings, self.clock, self.loop, self._datadir)
             on_progress = self.startup.note_progress
             storage = await Storage.open(settings, self.clock, self.loop, self._datadir, state, on_progress=on_progress)
-        self.serve(state, storage)
+            if replica is not None:
+                await replica.begin(storage, self._datadir)
+        self.serve(state, storage, replica)
 
-    def serve(self, state: State, storage: Storage | None = None) -> None:
+    def serve(self, state: State, storage: Storage | None = None, replica: ReplicaService | None = None) -> None:
         """Build the engine and the services for the recovered state. Only the engine may use it from now on."""
         settings, budget = self.settings, self.budget
         engine = Engine(clock=self.clock, limits=limits_of(settings), state=state, schedule=self.loop.call_soon)
@@ -137,9 +142,13 @@ class TopicsApp:
             job_waiters=job_waiters,
             sockets=SocketServices(runtime, dispatcher, sessions.pattern_waiters, throttle, slices, budget),
             storage=storage,
+            replica=replica,
         )
         if storage is not None:
             storage.begin(engine, slices)
+        if storage is not None and replica is not None:
+            replica.attach(engine)
+            storage.after_checkpoint = replica.close
         self._recovered = True
         self.requests.begin(self.services)
         throttle.begin()

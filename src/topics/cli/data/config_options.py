@@ -54,7 +54,7 @@ FIELDS = (
     Field("type", "--type", "TYPE", str, "log, or queue for jobs; cannot change later", ("log", "queue")),
     Field("durability", "--durability", "CLASS", str,
           "when a write is acknowledged: ephemeral, memory, disk, fsync [disk]",
-          ("ephemeral", "memory", "disk", "fsync")),
+          ("ephemeral", "memory", "disk", "fsync", "replicated")),
     Field("ttl_ms", "--ttl", "DURATION", parse_duration, "records older than this expire; 0 is never", show=duration),
     Field("cap_records", "--cap-records", "N", parse_count, "most records; 0 is no limit", show=count),
     Field("cap_bytes", "--cap-bytes", "SIZE", parse_size, "most bytes; 0 is no limit", show=size),

@@ -29,7 +29,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--every", metavar="DURATION", type=parse_duration, default=100, help="time between two [100ms]"
     )
     parser.add_argument(
-        "--durability", choices=("ephemeral", "memory", "disk", "fsync"), default="disk", help="of the topic [disk]"
+        "--durability",
+        choices=("ephemeral", "memory", "disk", "fsync", "replicated"),
+        default="disk",
+        help="of the topic [disk]",
     )
     parser.add_argument("--topic", metavar="TOPIC", help="a topic to use [a new one, which is removed afterwards]")
 

@@ -18,6 +18,8 @@ from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.engine.write.commit import Ticket
 from topics.engine.write.staging import Staging
+from topics.engine.write.uploads import GATES
+from topics.model.topic import SYNCED
 from topics.storage.log import entry as entries
 
 
@@ -102,7 +104,7 @@ class ConsumerBatches:
         if parts and parts[-1].batch.turn == commits.turn:
             return parts[-1]
         durability = topic.config.durability
-        if topic.links is not None or (topic.waiting and durability != "fsync"):
+        if topic.links is not None or (topic.waiting and durability not in SYNCED):
             batch = self._begin(durability, topic)
         else:
             shared = self._joinable.get(durability)
@@ -123,7 +125,7 @@ class ConsumerBatches:
         batch = ConsumerBatch(staging.state, self._joinable, topic, turn=commits.turn, at_ms=staging.clock.now_ms())
         if staging.logged and durability != "ephemeral":
             batch.ticket.frame = b""  # `close` adds the entry, behind what routers need
-            batch.ticket.gated = durability == "fsync"
+            batch.ticket.gated = GATES[durability]
         leader = None if topic is None else topic.leader
         commits.stage(batch.ticket)
         if topic is not None:

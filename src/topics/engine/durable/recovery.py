@@ -24,6 +24,7 @@ from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.engine.write import apply, archived
 from topics.errors import Corrupt, UnknownFormat
+from topics.model.topic import SYNCED
 from topics.storage import snapshot as snap
 from topics.storage.datadir import DataDir
 from topics.storage.log import entry as entries
@@ -109,6 +110,7 @@ class _Recovery:
         self._is_whole = same_boot and not datadir.sync_failed
         self._clean_snapshot = snapshot is not None and snapshot.clean
         self._restored = None if snapshot is None else snapshot.extra.get(snap.RESTORED)
+        self._is_failover = snapshot is not None and snap.FAILOVER in snapshot.extra  # continues a replica
 
     def run(self) -> Recovered:
         """Read the log, replay it, and give no seq out twice that an unreadable or missing part may have assigned."""
@@ -245,6 +247,9 @@ class _Recovery:
         check.end()
         if restored is not None:
             _begin_new_epochs(state, msgspec.msgpack.decode(restored, type=int))
+        if after_power_loss and self._is_failover:
+            # Before routers go on: copies take seqs behind those that the lost part of the log may have given out.
+            _skip_to_ceilings(state, "failover", kept=("replicated",))
         if self._routers.catch_up():
             self._backlog.replay_all(state)  # so that the start takes a snapshot
         heads = {topic.topic_id: topic.head for topic in state.by_id.values()}
@@ -294,6 +299,15 @@ def _begin_new_epochs(state: State, restored_ms: int) -> None:
         topic.saved_tail = None  # its file has the old epoch
 
 
+def _skip_to_ceilings(state: State, reason: str, *, kept: tuple[str, ...]) -> None:
+    """Report the seqs that may be missing as lost, for topics of all classes but `kept`. The log is replayed."""
+    for topic in state.by_name.values():
+        if topic.config.durability == "ephemeral":
+            retention.lose_all(topic, reason)
+        if topic.config.durability not in kept or topic.topic_id in state.left_ephemeral:
+            retention.skip_to(topic, topic.ceiling + 1, reason)
+
+
 def _close_gaps(state: State, backlog: Backlog, *, after_power_loss: bool, restored: bool) -> None:
     """Move each head past the seqs that may have been acknowledged and are not in the log. Readers get tombstones.
 
@@ -305,7 +319,7 @@ def _close_gaps(state: State, backlog: Backlog, *, after_power_loss: bool, resto
             retention.lose_all(topic, "restart")
         # After a power loss the log may hold a change that was refused while the topic continued in memory.
         unlogged = durability == "ephemeral" or topic.topic_id in state.left_ephemeral
-        if (unlogged and not restored) or (after_power_loss and durability != "fsync"):
+        if (unlogged and not restored) or (after_power_loss and durability not in SYNCED):
             backlog.replay(state, topic)
             retention.skip_to(topic, topic.ceiling + 1, "restart")
         archived.recovered(topic)

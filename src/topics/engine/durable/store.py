@@ -11,6 +11,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Protocol
 
 import msgspec
 
@@ -55,6 +56,17 @@ def run_inline(steps: Steps[None], done: Done) -> None:
         done(None)
 
 
+class ReplicaFiles(Protocol):
+    """What the replica needs of the directory. Called on the thread of `worker`."""
+
+    def read_checkpoint(self, number: int) -> Callable[[], None]:
+        """Read what the replica needs of a new snapshot. Return the call that reports it on the owner's thread."""
+
+    def holds(self, path: str) -> bool:
+        """Return whether a file that the directory does not need must stay."""
+        return False
+
+
 class Store:
     """Keeps a state in its directory. All code runs on the owner's thread, except for the work given to `worker`."""
 
@@ -87,6 +99,8 @@ class Store:
         self._waiting: list[Callable[[], None]] = []
         self._topic_dirs: set[int] = set()  # those whose names are durable
         self._backlog: Backlog | None = None
+        self.replica: ReplicaFiles | None = None
+        self._kept: list[str] = []  # files that no snapshot needs and the replica does
         state.rolled = self._seal
         state.dropped = self._forget
 
@@ -173,6 +187,19 @@ class Store:
         assert self.commits is not None
         self._snapshotting = True  # a change of class that the sync ends waits for this snapshot
         self.commits.sync()
+        if self.commits.uploads:
+
+            def ended(in_time: bool) -> None:
+                if not in_time:
+                    self._failed(LogRefused("writes wait for the replica"), [], done, rotated=False)
+                elif not self._rotate(done, clean=clean):
+                    done(LogRefused(self.retries.reason))
+
+            self.commits.uploads.when_ended(ended)
+            return True
+        return self._rotate(done, clean=clean)
+
+    def _rotate(self, done: Done, *, clean: bool) -> bool:
         try:
             if clean:
                 number, notes = self.wal.end(), []  # the ledger that there is stays: the stop needs few syncs
@@ -430,7 +457,11 @@ class Store:
                     packed = marks[segment.first]
                     saves.append((segment, packed, segment.save_marks(packed)))
 
+        reports = list[Callable[[], None]]()
+
         def work() -> None:
+            if self.replica is not None:
+                reports.append(self.replica.read_checkpoint(number))
             for one in rested(self._worker, list(saves)):
                 try:
                     one[2]()
@@ -440,6 +471,8 @@ class Store:
             self._remove_old(number, keep_tails, retired)
 
         def finished(error: Exception | None) -> None:
+            for report in reports:
+                report()
             if error is not None:
                 log.warning("cleaning_failed", reason=str(error))
             else:
@@ -510,7 +543,12 @@ class Store:
         old += [self.dir.snapshot_path(n) for n in self.dir.snapshot_numbers() if n < number]
         old += [self.dir.ledger_path(n) for n in self.dir.ledger_numbers() if n < self._ledger_number]
         old += [self.dir.tails_path(n) for n in self.dir.tails_numbers() if n not in keep_tails and n < number]
+        retired, self._kept = [*self._kept, *retired], []
         for path in rested(self._worker, [*old, *retired]):
+            if self.replica is not None and self.replica.holds(path):
+                if path not in old:
+                    self._kept.append(path)
+                continue
             with suppress(FileNotFoundError):
                 self.fs.unlink(path)
         for folder in {posixpath.dirname(path) for path in retired}:
@@ -518,6 +556,14 @@ class Store:
                 with suppress(OSError):  # not empty: a segment of the dropped topic is still on its way out
                     self.fs.rmdir(folder)
                     self._topic_dirs.discard(int(posixpath.basename(folder)))
+
+    def remove_kept(self) -> None:
+        """Remove the files that only the replica needed. Nothing holds them any longer."""
+        for path in self._kept:
+            with suppress(OSError):
+                self.fs.unlink(path)
+            with suppress(OSError):  # not empty
+                self.fs.rmdir(posixpath.dirname(path))
 
     def _remove_orphans(self) -> None:
         """Remove segment files that a stopped process wrote and no snapshot refers to."""

@@ -15,6 +15,7 @@ from topics.engine.write import apply, removal
 from topics.engine.write.commit import Ticket
 from topics.engine.write.removal import Removal
 from topics.engine.write.staging import Staging
+from topics.engine.write.uploads import GATES
 from topics.errors import topic_not_found
 from topics.model import record_bytes
 from topics.model.record_bytes import meta_part, node_part
@@ -90,14 +91,14 @@ class Moves:
             return result
 
         frame = self._frame(source, config.durability, move)
-        gated = frame is not None and "fsync" in (source.config.durability, config.durability)
+        gated = 0 if frame is None else max(GATES[source.config.durability], GATES[config.durability])
         size_bytes = len(append.blob)
         if create is not None:
             above = frame is not None and append.last > FIRST_CEILING  # the ceiling that the creation implies
             ticket = staging.stage_create(
                 create,
                 take_effect,
-                gated=gated or above,
+                gated=max(gated, staging.commits.uploads.gate * above),
                 frame=entries.encode(create) if frame is None else entries.encode_begun([create]) + frame,
                 size_bytes=size_bytes,
                 ceiling=append.last + FIRST_CEILING,

@@ -233,7 +233,7 @@ class Queues:
     def _of_client_that_left(self, topic: Topic) -> Leases | None:
         """Return the queue, None if it was deleted. Waits for the disk: there is no client that could retry."""
         if topic.changing:
-            self._staging.resolve(topic.name)
+            self._staging.commits.sync()
         return None if topic.gone else waiting(lambda: expire(topic, self._staging.clock.now_ms()))
 
     def _release(

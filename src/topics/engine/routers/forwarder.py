@@ -13,12 +13,13 @@ from topics.engine.delays import STARVED_NS
 from topics.engine.routers import replay
 from topics.engine.routers.copy import Copier, next_part, room, storable, too_large
 from topics.engine.routers.graph import Edge, Router, Table, out_of
-from topics.engine.routers.router_log import DueEdges, LiveRouters, survives_power_loss
+from topics.engine.routers.router_log import DueEdges, LiveRouters, gate_of
 from topics.engine.routers.source_records import Gathered, Piece, gather
 from topics.engine.state.topic import Topic
 from topics.engine.write import apply
 from topics.engine.write.commit import Ticket
 from topics.engine.write.staging import Staging
+from topics.engine.write.uploads import GATES
 from topics.storage.log import entry as entries
 from topics.storage.log.router_entry import Copies, Resume, Trim
 from topics.storage.segments.cold import Cold, waiting
@@ -284,7 +285,7 @@ class Forwarder:
         durability = dest.config.durability
         kept = durability != "ephemeral"
         ticket.frame = entries.encode(step if kept else Copies(dest.topic_id, router.router_id, upto))
-        ticket.gated = durability == "fsync"
+        ticket.gated = GATES[durability]
         self._staging.take_seqs(dest, ticket)
         self._live.stage_step(ticket, router, upto, lambda: replay.copies(self._staging.state, step))
 
@@ -335,7 +336,7 @@ class Forwarder:
         ticket = Ticket(topic=edge.dest, apply=take_effect, entry=entry, undo=undo)
         if self._staging.logged:
             ticket.frame = entries.encode(entry)
-            ticket.gated = survives_power_loss(edge)
+            ticket.gated = gate_of(edge)
         self._staging.commits.stage(ticket)
 
 

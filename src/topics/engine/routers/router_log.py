@@ -15,6 +15,7 @@ from topics.engine.routers.graph import Edge, Links, Router, out_of, upstream
 from topics.engine.state.topic import Topic
 from topics.engine.write.commit import Ticket
 from topics.engine.write.staging import Staging
+from topics.engine.write.uploads import GATES
 from topics.model.records import TagMatch
 from topics.storage.log import entry as entries
 from topics.storage.log.router_entry import Copies, Resume, Trim
@@ -236,7 +237,7 @@ class LiveRouters:
         ticket = self._trim_step(router, entry)
         if self._staging.logged:
             ticket.frame = entries.encode(entry)
-            ticket.gated = survives_power_loss(router.edge)
+            ticket.gated = gate_of(router.edge)
             if dest.config.durability == "ephemeral":
                 self._staging.ceilings.guard(dest, ticket, dest.next_seq + entry.lost)
         self._staging.commits.stage(ticket)
@@ -284,9 +285,9 @@ class LiveRouters:
         self._due.source_grew(dest)
 
 
-def survives_power_loss(edge: Edge) -> bool:
-    """Return whether copies follow from synced records. A step that decides their seqs or times must be synced, too."""
-    return any(topic.config.durability == "fsync" for topic in upstream(edge.source))
+def gate_of(edge: Edge) -> int:
+    """Return the gate of a step that decides the seqs or times of copies: that of the records they follow from."""
+    return max(GATES[topic.config.durability] for topic in upstream(edge.source))
 
 
 def _copies_are_logged(links: Links) -> bool:

@@ -22,6 +22,7 @@ from topics.engine.write import apply
 from topics.engine.write.commit import Ticket
 from topics.engine.write.room import server_full
 from topics.engine.write.staging import Staging
+from topics.engine.write.uploads import busy
 from topics.errors import topic_not_found
 from topics.model.names import check_router
 from topics.model.records import TagMatch
@@ -58,6 +59,7 @@ class Routers:
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
         self.table = table_of(staging.state)
+        self._last = Ticket(done=True)  # of the last change
         self.due = DueEdges(staging.clock)
         self.table.hooks = live = LiveRouters(staging, self.due)
         self.forwarder = Forwarder(staging, self.table, self.due, live)
@@ -79,7 +81,7 @@ class Routers:
         """Create or change a router, and create the topics it needs. Ends with `PutRouter`."""
         config = check_request(name, request)
         staging, table = self._staging, self.table
-        staging.commits.sync()
+        self._sync(request.source, request.dest)
         router = table.by_name.get(name)
         limit = staging.limits.max_routers
         if router is None and limit and len(table.by_name) >= limit:
@@ -114,13 +116,14 @@ class Routers:
             lambda _: self._put_applied(creates, entry, router is None),
             also=list(touched),
         )
+        self._last = ticket
         staging.commits.sync()
         return ticket
 
     def drop(self, name: str) -> Ticket:
         """Delete a router; one that does not exist is no error. Ends with `DroppedRouter`."""
         check_router(name)
-        self._staging.commits.sync()
+        self._sync()
         router = self.table.by_name.get(name)
         if router is None:
             return Ticket.of(DroppedRouter(name, False))
@@ -132,8 +135,17 @@ class Routers:
 
         touched = {router.edge.dest, *upstream(router.edge.source)}
         ticket = self._staging.stage_synced([*self._marks(touched), entry], take_effect, also=list(touched))
+        self._last = ticket
         self._staging.commits.sync()
         return ticket
+
+    def _sync(self, *names: str) -> None:
+        """Wait for the disk: a change of a router needs the present graph. Raise while a change waits for an upload."""
+        self._staging.commits.sync()
+        if not self._last.done:
+            raise busy("a change of a router")
+        for name in names:
+            self._staging.resolve(name)
 
     def get(self, name: str) -> Router:
         router = self.table.by_name.get(name)

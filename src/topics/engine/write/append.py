@@ -13,6 +13,7 @@ from topics.engine.write.commit import Ticket
 from topics.engine.write.large_render import LargeBlob, lay_out
 from topics.engine.write.render import joined, render
 from topics.engine.write.staging import Staging
+from topics.engine.write.uploads import GATES
 from topics.errors import invalid, topic_not_found
 from topics.model.names import check_topic
 from topics.model.records import MAX_IDEMPOTENCY_KEY_CHARS, WriteRequest
@@ -115,7 +116,7 @@ class Appends:
         frame: Frames | None = None
         if logged and durability != "ephemeral":
             frame = entries.encode(entry) if blob is None else entries.encode_large(entry)
-        gated = logged and durability == "fsync"
+        gated = GATES[durability] if logged else 0
         ticket = Ticket(topic, frame, self._take_effect, entry, first, count, size_bytes, entry.plain, None, gated)
         if logged and first + count > topic.ceiling - topic.ceiling_step // 2:
             staging.ceilings.guard(topic, ticket, first + count)
@@ -162,7 +163,7 @@ class Appends:
             staging.land(topic, entry)
             return Appended(topic, entry.first, entry.last, topic.head, created=True)
 
-        gated = config.durability == "fsync" or high
+        gated = max(GATES[config.durability], staging.commits.uploads.gate * high)
         if blob is not None:
             self._commits.has_large = True
         return staging.stage_create(

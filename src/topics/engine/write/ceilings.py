@@ -5,6 +5,9 @@ short or missing lacks those of any topic, which is why the ledger has the ceili
 that may have been given out, so a start goes on above it and reports the range between as lost. It is raised a few
 thousand seqs at a time, or as many as a busy topic assigns while four syncs run if these are slow, and well before the
 seqs reach it. So hardly any write waits for it.
+
+With a replica another server may continue the topic: a ceiling counts only once it is uploaded. It is raised by about
+ten minutes of the topic's writes then, so a topic goes on for that long while the bucket is away.
 """
 
 from __future__ import annotations
@@ -15,10 +18,13 @@ from topics.engine.state.topic import FIRST_CEILING, UNKNOWN_STEP, Topic
 from topics.engine.state.topics import State
 from topics.engine.write import apply
 from topics.engine.write.commit import Commits, Ticket
+from topics.engine.write.uploads import AT_UPLOAD
 from topics.storage.log import entry as entries
 
 MAX_STEP = 1 << 20
 BUSY_SEQS_PER_MS = 100  # of a busy topic
+AWAY_NS = 600_000_000_000  # how long a topic shall go on without its replica
+MAX_AWAY_STEP = 1 << 26
 
 
 class Ceilings:
@@ -27,6 +33,7 @@ class Ceilings:
     def __init__(self, state: State, commits: Commits) -> None:
         self._state = state
         self._commits = commits
+        self._raised: dict[int, tuple[int, int]] = {}  # by topic id, with a replica: when, and to which seq
 
     def first_step(self) -> int:
         """Return how far above the head of a topic its ceiling is at first.
@@ -52,12 +59,12 @@ class Ceilings:
             if end > topic.ceiling_staged - margin:
                 self._commits.stage(self._ticket(topic, end))
             if end > topic.ceiling:
-                ticket.gated = True
+                ticket.gated = max(ticket.gated, self._commits.uploads.gate)
 
     def stage_gated(self, topic: Topic, end: int, refused: Callable[[], None]) -> None:
         """Stage a ceiling above `end` as a change of the topic itself, for a caller that has no ticket to gate."""
         ticket = self._ticket(topic, end)
-        ticket.topic, ticket.gated = topic, True
+        ticket.topic, ticket.gated = topic, self._commits.uploads.gate
         undo = ticket.undo
         assert undo is not None
 
@@ -71,7 +78,9 @@ class Ceilings:
     def _ticket(self, topic: Topic, end: int) -> Ticket:
         """Return a ticket for a ceiling above `end`; further above while seqs come faster than ceilings are synced."""
         if end > topic.ceiling_staged or topic.ceiling < topic.ceiling_staged:
-            topic.ceiling_step = min(topic.ceiling_step * 4, MAX_STEP)
+            topic.ceiling_step = max(topic.ceiling_step, min(topic.ceiling_step * 4, MAX_STEP))
+        if self._commits.uploads.gate == AT_UPLOAD:
+            topic.ceiling_step = self._away_step(topic, end)
         before, ceiling = topic.ceiling_staged, end + topic.ceiling_step
         topic.ceiling_staged = ceiling
         apply.note(self._state, topic)
@@ -85,9 +94,17 @@ class Ceilings:
             if ticket.gated:
                 synced()
             else:
-                self._commits.log.after_sync(synced)
+                self._commits.uploads.after(synced)
 
         def undo() -> None:
             topic.ceiling_staged = before
 
         return Ticket(frame=entries.encode(entry), apply=take_effect, entry=entry, undo=undo)
+
+    def _away_step(self, topic: Topic, end: int) -> int:
+        """Return about as many seqs as the topic gives out in `AWAY_NS`, as fast as it did since the last raise."""
+        now_ns = self._commits.tick_ns()
+        before_ns, before = self._raised.get(topic.topic_id, (now_ns - AWAY_NS, end))
+        self._raised[topic.topic_id] = now_ns, end
+        step = (end - before) * AWAY_NS // max(now_ns - before_ns, 1)
+        return max(topic.ceiling_step, min(step, MAX_AWAY_STEP))

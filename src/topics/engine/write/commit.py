@@ -5,6 +5,8 @@ effect right then; an entry of an `fsync` topic waits until the log is synced, s
 could be lost afterwards. Later entries of the same topic wait for it, too, but not for a sync of their own. A write
 that the log refuses is refused as a whole: its tickets fail in order, and leave no trace.
 
+With a replica there is a second gate, after the sync: see `uploads`. No call waits for it.
+
 Single records that are appended to one topic in one turn share an entry: the first leads, and the others follow it into
 the log and into the topic, at a fraction of the cost.
 
@@ -21,13 +23,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from itertools import chain
-from typing import Any, NoReturn, Protocol
-
-from msgspec import Struct
+from typing import NoReturn, Protocol
 
 from topics import logs
 from topics.engine.state.topic import Topic
+from topics.engine.write.ticket import Halted as Halted
+from topics.engine.write.ticket import Ticket as Ticket
+from topics.engine.write.ticket import callback_failed
+from topics.engine.write.uploads import AT_SYNC, AT_UPLOAD, Position, Uploads
 from topics.errors import Code, TopicsError
+from topics.model.topic import SYNCED
 from topics.storage.log.background import LogRefused
 from topics.storage.log.frame import Frames
 
@@ -38,6 +43,7 @@ class Log(Protocol):
     """A log that takes frames. All calls and callbacks happen on the thread that owns the engine."""
 
     failed: Callable[[Exception], NoReturn]  # set by `Commits`; the log calls it if a write or a sync fails
+    synced_to: Position  # everything before it is durable
 
     @property
     def sync_ms(self) -> int:
@@ -70,6 +76,7 @@ class NoLog:
     """The log of a server without a data directory: it keeps nothing."""
 
     sync_ms = 0
+    synced_to: Position = (0, 0)
     failed: Callable[[Exception], NoReturn]
 
     def write(self, frames: list[Frames]) -> None:
@@ -92,77 +99,6 @@ class NoLog:
 
     def after_sync(self, done: Callable[[], None]) -> None:
         done()
-
-
-class Halted(Exception):
-    """The log has failed or differs from the state. Nothing may be read or written until a start replays the log."""
-
-
-class Ticket(Struct, eq=False):
-    """One pending verb. It is resolved with a `result` or an `error`, and then calls `then`.
-
-    Its frames take effect together, or not at all.
-    """
-
-    topic: Topic | None = None
-    frame: Frames | None = None  # None if nothing is logged
-    apply: Callable[[Ticket], Any] | None = None
-    entry: Any = None  # for `apply`
-    first: int = 0  # of an append: its first seq, to give it back if the append is refused
-    count: int = 0
-    size_bytes: int = 0
-    plain: bool = False  # of an append: one record with at most a tag and a node
-    followers: list[Ticket] | None = None  # plain appends that become part of this entry
-    gated: bool = False  # whether it takes effect only once synced
-    behind: bool = False  # whether it takes effect only after one that is gated
-    undo: Callable[[], object] | None = None
-    done: bool = False
-    result: Any = None
-    error: TopicsError | None = None
-    then: Callable[[Ticket], None] | None = None
-    wal_ns: int = 0
-    sync_ns: int = 0
-    also: list[Topic] | None = None  # other topics that it changes
-    at_ms: int | None = None  # no record of its topics expires after this time before the ticket takes effect
-
-    @classmethod
-    def of(cls, result: Any) -> Ticket:
-        """Return a resolved ticket, for a verb that needed no commit."""
-        return cls(result=result, done=True)
-
-    def on_done(self, then: Callable[[Ticket], None]) -> None:
-        """Call `then` once the ticket is resolved, after the callbacks that were added before."""
-        if self.done:
-            then(self)
-        elif (before := self.then) is None:
-            self.then = then
-        else:
-
-            def call_both(ticket: Ticket) -> None:
-                try:
-                    before(ticket)
-                finally:
-                    then(ticket)
-
-            self.then = call_both
-
-    def resolve(self, result: Any, error: TopicsError | None = None) -> None:
-        """Set the outcome and call `then`. An exception of a callback is logged."""
-        self.result = result
-        self.error = error
-        self.done = True
-        if self.then is not None:
-            try:
-                self.then(self)
-            except Exception as failure:
-                _callback_failed(self, failure)
-
-    def value(self) -> Any:
-        """Return the result of a resolved ticket, or raise its error."""
-        assert self.done, "the ticket is still pending"
-        if self.error is not None:
-            raise self.error
-        return self.result
 
 
 class Commits:
@@ -192,6 +128,7 @@ class Commits:
         self._writing: list[Ticket] | None = None  # the batch that is written on another thread
         self._written: list[Ticket] = []  # in the log; they wait for the next sync, or behind a ticket that does
         self._syncing: list[Ticket] = []  # waiting for the sync under way
+        self.uploads = Uploads(self)
         self._landing: deque[Ticket] = deque()  # about to take effect
         self._sync_began_ns = 0
         self._generation = 0
@@ -222,7 +159,7 @@ class Commits:
         if ticket.also is not None:
             also, ticket.also = ticket.also, []
             if any(one.waiting for one in (topic, *also) if one is not None):
-                ticket.gated = True  # so that it keeps its place in the order of each of its topics
+                ticket.gated = ticket.gated or AT_SYNC  # to keep its place in the order of each of its topics
             for one in also:
                 self.include(ticket, one)
         if topic is not None:
@@ -234,12 +171,14 @@ class Commits:
                 topic.waiting += 1
             elif topic.waiting:
                 ticket.behind = True
+        if ticket.gated == AT_UPLOAD:
+            self.uploads.are_staged = True
 
     def include(self, ticket: Ticket, topic: Topic) -> None:
         """Count a staged ticket for another topic that it changes. It must wait if a ticket of that topic waits."""
         self.will_change(topic)
         topic.pending += 1
-        topic.waiting += ticket.gated
+        topic.waiting += ticket.gated > 0
         if ticket.at_ms is not None:
             topic.staged_times.append(ticket.at_ms)
         if ticket.also is None:
@@ -260,9 +199,11 @@ class Commits:
         if not batch:
             return
         self.turn_ms = 0
-        if self._writing is not None:
+        if self._writing is not None or self.uploads.hold:
             return
         self._staged = []
+        if self.uploads.are_staged:
+            batch = self.uploads.without_refused(batch)
         self.turn += 1
         frames: list[Frames] = []
         self.batch_writes = len(batch)
@@ -295,8 +236,7 @@ class Commits:
     def _large_written(self, batch: list[Ticket], began_ns: int) -> None:
         self._writing = None
         self._logged(batch, self.tick_ns() - began_ns)
-        if self._staged:
-            self.schedule(self.flush)
+        self.flush_soon()
 
     def _logged(self, batch: list[Ticket], took_ns: int) -> None:
         """Apply the tickets of the batch that was just written, except for those that wait for a sync."""
@@ -314,7 +254,7 @@ class Commits:
         """Return whether a ticket of the topic waits for a sync. `topic.waiting` counts later tickets, too."""
         return any(
             ticket.gated and (ticket.topic is topic or (ticket.also is not None and topic in ticket.also))
-            for ticket in chain(self._syncing, self._written)
+            for ticket in chain(self.uploads.tickets(), self._syncing, self._written)
         )
 
     def flush_now(self) -> None:
@@ -324,7 +264,7 @@ class Commits:
         self.log.finish_large()
 
     def sync(self) -> None:
-        """Write and sync everything that is staged, now. All tickets are done afterwards."""
+        """Write and sync everything that is staged, now. All tickets are done afterwards, or wait for an upload."""
         self._land()
         self.flush_now()
         if self._syncing or self._written:
@@ -384,17 +324,28 @@ class Commits:
     def _synced(self, waiting: list[Ticket], took_ns: int) -> None:
         for ticket in waiting:
             # Writes of the other classes wait for a ceiling once in a while; they promise no sync, and report none.
-            if ticket.topic is None or ticket.topic.config.durability == "fsync":
+            if ticket.topic is None or ticket.topic.config.durability in SYNCED:
                 ticket.sync_ns = took_ns
-        self._landing.extend(waiting)
+        if self.uploads or any(ticket.gated == AT_UPLOAD for ticket in waiting):
+            waiting = self.uploads.take(waiting)
+        self.release(waiting)
+
+    def release(self, tickets: list[Ticket]) -> None:
+        """Apply tickets that need not wait any longer, and those behind them."""
+        self._landing.extend(tickets)
         if self._written:
             self._release()
         self._land()
 
+    def flush_soon(self) -> None:
+        """Write what is staged at the end of this turn: it was held back."""
+        if self._staged:
+            self.schedule(self.flush)
+
     def _release(self) -> None:
         """Release tickets that only waited behind a gated ticket of the same topic."""
         held: list[Ticket] = []
-        blocked: set[Topic | None] = set()
+        blocked = self.uploads.topics()
         for ticket in self._written:
             if ticket.gated:
                 blocked.add(ticket.topic)
@@ -431,14 +382,14 @@ class Commits:
                     try:
                         one.then(one)
                     except Exception as failure:
-                        _callback_failed(one, failure)
+                        callback_failed(one, failure)
 
     def _leave(self, ticket: Ticket) -> None:
         self.pending_bytes -= ticket.size_bytes
         topic = ticket.topic
         if topic is not None:
             topic.pending -= 1
-            topic.waiting -= ticket.gated
+            topic.waiting -= ticket.gated > 0
             topic.staged_count -= ticket.count
             topic.staged_bytes -= ticket.size_bytes
             if ticket.at_ms is not None:
@@ -446,7 +397,7 @@ class Commits:
         if ticket.also is not None:
             for topic in ticket.also:
                 topic.pending -= 1
-                topic.waiting -= ticket.gated
+                topic.waiting -= ticket.gated > 0
                 if ticket.at_ms is not None:
                     topic.staged_times.remove(ticket.at_ms)
 
@@ -460,13 +411,6 @@ class Commits:
         raise Halted(f"a new start must replay the log: {failure or type(failure).__name__}") from failure
 
 
-def _callback_failed(ticket: Ticket, failure: Exception) -> None:
-    """Log the exception of a callback: the ticket is resolved, and the callbacks after this one are called."""
-    if isinstance(failure, Halted):
-        raise failure
-    log.failure("callback_failed", failure, topic="" if ticket.topic is None else ticket.topic.name)
-
-
 def _needing_log(batch: list[Ticket]) -> list[Ticket]:
     """Return the tickets that have a frame, or whose seqs follow those of such a ticket."""
     return [ticket for ticket in batch if ticket.frame is not None or ticket.gated or ticket.behind]
@@ -475,7 +419,7 @@ def _needing_log(batch: list[Ticket]) -> list[Ticket]:
 def _refusal(failure: LogRefused) -> TopicsError:
     """Return the error for a write that the log refused."""
     detail = {"reason": str(failure), "outcome": "refused"}
-    return TopicsError(Code.READ_ONLY, f"nothing can be written: {failure}", detail=detail, retry_after_ms=1000)
+    return TopicsError(failure.code, f"nothing can be written: {failure}", detail=detail, retry_after_ms=1000)
 
 
 def _not_applied(ticket: Ticket, failure: OSError) -> TopicsError:

@@ -13,10 +13,11 @@ from typing import Any
 from topics.clock import Clock
 from topics.engine.state.topic import FIRST_CEILING, Topic
 from topics.engine.state.topics import State
-from topics.engine.write import apply, room
+from topics.engine.write import apply, room, uploads
 from topics.engine.write.ceilings import Ceilings
 from topics.engine.write.commit import Commits, Log, Ticket
 from topics.engine.write.growth import Growth
+from topics.engine.write.uploads import AT_SYNC, AT_UPLOAD, GATES
 from topics.errors import topic_not_found
 from topics.model.names import check_topic
 from topics.model.records import Limits
@@ -55,14 +56,23 @@ class Staging:
         return topic
 
     def find(self, name: str) -> Topic | None:
-        """Return the topic once its creation, change or end, if one is under way, has taken effect."""
+        """Return the topic once its creation, change or end, if one is under way, is synced."""
         topic = self.topics.get(name)
         if name in self.commits.creating if topic is None else topic.changing:
-            return self.resolve(name)
+            return self._synced(name)
         return topic
 
     def resolve(self, name: str) -> Topic | None:
-        """Return the topic once everything that is under way with it has taken effect. May wait for the disk."""
+        """Return the topic once everything that is under way with it is synced. May wait for the disk.
+
+        Raise `replica_unavailable` while a change of the topic itself waits for an upload.
+        """
+        topic = self._synced(name)
+        if name in self.commits.creating or (topic is not None and topic.changing):
+            raise uploads.busy(f'a change of topic "{name}"')
+        return topic
+
+    def _synced(self, name: str) -> Topic | None:
         topic = self.topics.get(name)
         if name in self.commits.creating or (topic is not None and topic.pending):
             self.commits.sync()
@@ -105,7 +115,7 @@ class Staging:
         ticket = Ticket(topic, None, take_effect, undo=undo, at_ms=at_ms)
         if self.logged and topic.config.durability != "ephemeral":
             ticket.frame = entries.encode_all(changes)
-            ticket.gated = topic.config.durability == "fsync"
+            ticket.gated = GATES[topic.config.durability]
         self.commits.stage(ticket)
         return ticket
 
@@ -114,7 +124,7 @@ class Staging:
         ticket = Ticket(apply=take_effect, also=also)
         if self.logged:
             ticket.frame = entries.encode_all(changes)
-            ticket.gated = True
+            ticket.gated = max([AT_SYNC, *(GATES[topic.config.durability] for topic in also)])
         self.commits.stage(ticket)
         return ticket
 
@@ -135,7 +145,8 @@ class Staging:
         )
         if self.logged:
             ticket.frame = entries.encode(entry)
-            ticket.gated = True
+            after = entry.config if isinstance(entry, entries.Configure) else topic.config
+            ticket.gated = max(AT_SYNC, GATES[topic.config.durability], GATES[after.durability])
         topic.changing = True
         self.commits.stage(ticket)
         return ticket
@@ -145,7 +156,7 @@ class Staging:
         create: entries.Create,
         take_effect: Callable[[Ticket], Any],
         *,
-        gated: bool,
+        gated: int,
         frame: Frames = b"",
         size_bytes: int = 0,
         ceiling: int = FIRST_CEILING,
@@ -159,8 +170,8 @@ class Staging:
         """
         creating = self.commits.creating
         ticket = Ticket(size_bytes=size_bytes, also=also, at_ms=at_ms)
-        ticket.gated = gated and self.logged
         if self.logged:
+            ticket.gated = max(gated, AT_UPLOAD * (create.config.durability == "replicated"))
             ticket.frame = frame or entries.encode(create)
             if self.state.ledger is not None:  # now, so that one sync covers both
                 self.state.ledger.note_topic(create.topic_id, create.name, create.epoch, create.config, ceiling)

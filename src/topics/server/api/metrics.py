@@ -18,7 +18,9 @@ from topics.engine.write import archived
 from topics.server.access.operations import router_names
 from topics.server.http.messages import Request
 from topics.server.loop.answer import elapsed_ms
+from topics.server.loop.replication import ReplicaService
 from topics.storage.log.stats import WalStats
+from topics.storage.replica.sequence import State
 
 if TYPE_CHECKING:
     from topics.engine.routers.graph import Router
@@ -35,7 +37,7 @@ CONSUMERS_PER_STEP = 200
 SAMPLES_PER_STEP = 500
 _encode = msgspec.json.encode
 
-CLASSES = ("ephemeral", "memory", "disk", "fsync")
+CLASSES = ("ephemeral", "memory", "disk", "fsync", "replicated")
 
 
 class Metric(Struct):
@@ -63,6 +65,7 @@ def collect(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metric]
         _process(services.startup, ready=not services.runtime.draining, progress=1.0),
         _wal(services.wal_stats(), read_only=services.read_only() is not None),
         [_checkpoints(failing=services.checkpoint_failure() is not None)],
+        () if services.replica is None else _replica(services.replica),
         _topics(services, prefixes),
         _archives(services, archived),
         consumers,
@@ -206,6 +209,25 @@ def _wal(wal: WalStats, *, read_only: bool) -> Iterator[Metric]:
         "topics_wal_fsync_latency_us", "histogram", "Microseconds a sync of the log took.",
         [*buckets, ("_sum", "", "", wal.fsync_sum_us), ("_count", "", "", running)],
     )  # fmt: skip
+
+
+def _replica(service: ReplicaService) -> Iterator[Metric]:
+    replication = service.replication
+    if replication is None:
+        return
+    sequence, uploader = replication.sequence, replication.uploader
+    yield _gauge("topics_replica_lag_bytes", "Bytes of the log that are synced and not uploaded.", sequence.lag_bytes)
+    yield _gauge("topics_replica_lag_ms", "Milliseconds for which the oldest of them has waited.", replication.lag_ms)
+    yield _gauge("topics_replica_away", "1 while the bucket does not confirm an upload in time.",
+                 int(replication.is_away))  # fmt: skip
+    yield _gauge("topics_replica_fenced", "1 if another server has taken over.", int(sequence.state is State.FENCED))
+    yield _gauge("topics_replica_following", "1 while the replica has a checkpoint and the log after it.",
+                 int(sequence.state is State.FOLLOWING))  # fmt: skip
+    yield _gauge("topics_replica_term", "Term of this server in the sequence of the replica.", sequence.term)
+    yield _gauge("topics_replica_object", "Number of the last object.", sequence.last_number)
+    yield _counter("topics_replica_objects_total", "Objects of the log that were uploaded.", uploader.objects_total)
+    yield _counter("topics_replica_bytes_total", "Bytes of these objects.", uploader.bytes_total)
+    yield _counter("topics_replica_failures_total", "Requests to the bucket that failed.", uploader.failures_total)
 
 
 def _columns(

@@ -215,6 +215,8 @@ def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
 
 def _errors(route: Route) -> dict[int, list[Code]]:
     codes = [*_EVERYWHERE, *route.errors]
+    if Code.READ_ONLY in codes:
+        codes += [Code.REPLICA_UNAVAILABLE, Code.FENCED]
     if route.body is not None:
         codes += _WITH_BODY
     if route.scope:

@@ -47,7 +47,8 @@ EVERYWHERE = {
     "last_error": "why the router does not proceed; null if it does",
     "gap_from": "the first lost seq",
     "gap_to": "the last lost seq",
-    "reason": "why: `cap`, `ttl`, `mixed`, `recreated`, `source_trim`, `corrupt` or `restart`; there may be new ones",
+    "reason": "why: `cap`, `ttl`, `mixed`, `recreated`, `source_trim`, `corrupt`, `restart` or `failover`; there may "
+    "be new ones",
     "ready": "the number of jobs that can be claimed",
     "in_flight": "the number of leased jobs",
     "delayed": "the number of jobs whose time has not come",

@@ -14,6 +14,7 @@ from topics.engine.steps import Steps
 from topics.errors import Code, TopicsError
 from topics.server.access.caller import Quotas
 from topics.server.limits.budget import MemoryBudget
+from topics.server.loop.replication import ReplicaService
 from topics.server.loop.runtime import Runtime
 from topics.server.loop.samples import QueueSamples, Samples, Traffic
 from topics.server.loop.sliced_work import SharedAnswers, Slices
@@ -153,6 +154,7 @@ class Services(Struct, frozen=True, kw_only=True, eq=False):
     job_waiters: JobWaiters
     sockets: SocketServices
     storage: Storage | None  # None without a data directory
+    replica: ReplicaService | None = None
 
     def check_ready(self) -> None:
         """Raise 503 while the server stops."""
@@ -162,6 +164,11 @@ class Services(Struct, frozen=True, kw_only=True, eq=False):
     def read_only(self) -> str | None:
         """Return why nothing can be written; None if writes are possible."""
         return None if self.storage is None else self.storage.wal.read_only
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether another server writes the replica of this one."""
+        return self.storage is not None and self.storage.wal.is_fenced
 
     def checkpoint_failure(self) -> str | None:
         """Return why the last checkpoint failed; None if it succeeded."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from queue import SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from topics.engine.steps import Steps
 from topics.server.limits import os_limits
 from topics.server.limits.loop_holds import Cause
 from topics.server.loop.sliced_work import Slices
-from topics.storage.datadir import DataDir
+from topics.storage.datadir import DataDir, DataDirError
 from topics.storage.fs import RealFs
 from topics.storage.log.wal import Wal
 
@@ -99,12 +99,20 @@ def _call(done: Done, error: Exception | None) -> None:
     done(error)
 
 
+async def _nothing() -> None:
+    pass
+
+
 def open_directory(settings: Settings) -> DataDir | None:
-    """Lock the data directory of this server, and return it. Raise `DataDirError` if it cannot be used."""
+    """Lock the data directory of this server, and return it. Raise `DataDirError` if it cannot be used.
+
+    With a replica it is opened later: an empty one is restored first.
+    """
     if settings.data_dir is None:
         return None
     datadir = DataDir(RealFs(maps=settings.tls_cert is None), str(settings.data_dir))
-    datadir.open()
+    if settings.replica is None:
+        datadir.open()
     return datadir
 
 
@@ -144,6 +152,7 @@ class Storage:
         self._closing = False
         self._engine: Engine | None = None
         self._slices: Slices | None = None
+        self.after_checkpoint: Callable[[], Awaitable[None]] = _nothing  # called at a stop, after the last one
         self.backlog: Backlog | None = None
 
     @classmethod
@@ -174,10 +183,15 @@ class Storage:
 
         began = clock.monotonic_ns()
         try:
-            found = await asyncio.to_thread(storage.store.recover, progress, defer_memory=True)
+            # The first checkpoint of a replica has everything.
+            defers = settings.replica is None
+            found = await asyncio.to_thread(storage.store.recover, progress, defer_memory=defers)
         except asyncio.CancelledError:
             cancelled = True  # ends the thread: the process cannot exit before it, and a replay may take long
             raise
+        if settings.replica is not None and not found.unchanged and storage.store.snapshot_number != found.next_number:
+            reason = storage.store.retries.reason
+            raise DataDirError(f"the snapshot that a replica begins with could not be written: {reason}")
         storage.backlog = found.backlog
         log.info(
             "recovered",
@@ -230,6 +244,8 @@ class Storage:
         if self._engine is not None:
             self._engine.replay_all()
         failure = await self._last_checkpoint()
+        await self.after_checkpoint()
+        self.store.remove_kept()
         for worker in (self._store_worker, self._write_worker, self._sync_worker):
             await worker.close()
         await asyncio.sleep(0)  # run the callbacks that the workers reported last

@@ -22,6 +22,7 @@ from topics import logs
 from topics.engine.delays import GATHER_MS, GATHER_WATCHERS
 from topics.engine.pressure import effective_priority
 from topics.engine.state.topic import Topic
+from topics.model.topic import SYNCED
 from topics.model.watch import View, without_nodes
 from topics.server.limits.loop_holds import Cause
 from topics.server.loop.runtime import NOT_LOADING
@@ -108,7 +109,7 @@ class FanOut:
     def visible(self, view: View) -> int:
         """Return the highest seq that may be shown. A `strong` view shows only records that are synced to the disk."""
         topic, engine = self.topic, self._runtime.engine
-        if not view.strong or not engine.staging.logged or topic.config.durability in ("ephemeral", "fsync"):
+        if not view.strong or not engine.staging.logged or topic.config.durability in ("ephemeral", *SYNCED):
             return topic.head
         if self._synced < topic.head and not self._syncing:
             self._syncing = True

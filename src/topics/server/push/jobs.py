@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 log = logs.Log("queue")
 
 RETRY_MS = 1000  # after a pass that could not be written to the log
+CHANGE_MS = 20  # while a change of the queue waits for the replica
 
 
 class Claimer(Protocol):
@@ -144,6 +145,9 @@ class QueueWaiters:
         """Assign available jobs, an even share to each client. Raise `Cold` before anything has happened."""
         if self._topic.changing:
             self._runtime.engine.commits.sync()
+            if self._topic.changing:  # the change waits for the replica
+                self._wake_in(CHANGE_MS)
+                return
         if self._topic.gone or not self.waiting:
             return  # `_topic_changed` handles a deleted queue
         verbs.expire(self._topic, self._runtime.clock.now_ms())  # expired leases make room with their workers

@@ -39,9 +39,8 @@ def get_ready(services: Services, call: Call) -> Answer:
     """Report whether the server can serve, and whether checkpoints fail. Raise 503 while it stops or is read-only."""
     services.check_ready()
     if (why := services.read_only()) is not None:
-        raise TopicsError(
-            Code.READ_ONLY, f"the log takes no writes: {why}", detail={"reason": why}, retry_after_ms=1000
-        )
+        code = Code.FENCED if services.is_fenced else Code.READ_ONLY
+        raise TopicsError(code, f"the log takes no writes: {why}", detail={"reason": why}, retry_after_ms=1000)
     warnings: list[str] | UnsetType = UNSET
     if (why := services.checkpoint_failure()) is not None:
         warnings = [f"checkpoints fail, so the log grows: {why}"]

@@ -10,6 +10,7 @@ import { button, checkbox, failure, field, form, input, note, select, toast } fr
 const DURABILITIES = [
   ["disk", "disk: acknowledged once the operating system has it, synced soon after"],
   ["fsync", "fsync: acknowledged after it is synced to the disk"],
+  ["replicated", "replicated: acknowledged after it is in the replica, too"],
   ["memory", "memory: like disk; loaded only when it is used after a restart"],
   ["ephemeral", "ephemeral: never written to the disk"],
 ]

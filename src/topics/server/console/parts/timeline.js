@@ -20,10 +20,10 @@ const PER_RANGE_PX = 3
 /** What each state means, in the order of the legend. */
 export const STATES = {
   live: "Live", deleted: "Deleted on request", archived: "Moved to the archive", cap: "Evicted by a cap", ttl: "Expired",
-  corrupt: "Corrupt", restart: "Lost at a restart", source_trim: "Lost before a router copied it",
+  corrupt: "Corrupt", restart: "Lost at a restart", failover: "Lost with a machine", source_trim: "Lost before a router copied it",
   mixed: "Lost for several reasons", merged: "Several states",
 }
-const LOST = new Set(["cap", "ttl", "corrupt", "restart", "source_trim", "mixed"])
+const LOST = new Set(["cap", "ttl", "corrupt", "restart", "failover", "source_trim", "mixed"])
 
 /** Draw the timeline of a topic. `onPick(seq)` is called for a click on a seq. */
 export function timeline(topic, { signal, onPick }) {

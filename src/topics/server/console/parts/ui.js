@@ -102,6 +102,8 @@ const NEXT = {
   topic_not_found: "It may have been deleted. Go back to the list of topics.",
   throttled: "The server is busy. Try again in a moment.",
   read_only: "The server cannot write its log. Free disk space, or see its log.",
+  replica_unavailable: "The bucket of the replica does not answer. Other topics are not affected.",
+  fenced: "Another server has taken over. Use its address.",
   not_ready: "The server is starting. This page continues by itself.",
   topic_full: "Delete records, raise the cap, or set discard to old.",
   unreachable: "Check that the server runs. This page continues by itself.",

@@ -1,0 +1,223 @@
+"""`topics replica`, and `topics restore` from a replica: work on a replica without a server."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from topics.cli.guarded import EXIT_CLEAN, EXIT_DAMAGED, EXIT_USAGE, Execute, fail, guarded
+from topics.cli.output.meter import Meter
+from topics.cli.output.screen import Cell, Screen, Styled, pretty_json
+from topics.cli.output.units import duration, size
+from topics.cli.tree import Subparsers, add_parser
+from topics.plurals import counted
+
+if TYPE_CHECKING:
+    from topics.storage.datadir import DataDir
+    from topics.storage.replica.history import History
+
+SHOWN = 20
+
+
+def register(subparsers: Subparsers) -> None:
+    parser = add_parser(
+        subparsers, "replica", details="Credentials come from the environment. A running server is not asked.",
+        examples="  topics replica status s3://bucket/prefix\n  topics restore s3://bucket/prefix DIR --at 06:00\n",
+    )  # fmt: skip
+    verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    listed = _add(verbs, "ls", _ls, "list the last objects")
+    listed.add_argument("-n", "--limit", type=int, default=SHOWN, metavar="N", help=f"how many [{SHOWN}]")
+    _add(verbs, "status", _status, "print lag, size, requests per hour and the oldest moment that can be restored")
+    _add(verbs, "verify", _verify, "read all objects and files, and compare them with their checksums")
+    pruned = _add(verbs, "prune", _prune, "remove what no restore to a later moment needs")
+    pruned.add_argument("--keep", default="7d", metavar="TIME", help="keep every moment of this time: 7d, 12h [7d]")
+
+
+def _add(verbs: Subparsers, name: str, execute: Execute, help: str) -> argparse.ArgumentParser:
+    parser = add_parser(verbs, name, help)
+    default = os.environ.get("TOPICS_REPLICA") or None
+    parser.add_argument("url", metavar="URL", nargs="?", default=default, help="of the replica [TOPICS_REPLICA]")
+    parser.add_argument("--json", action="store_true", help="print JSON, also on a terminal")
+    parser.set_defaults(execute=lambda args: guarded(execute, args))
+    return parser
+
+
+def _open(url: str | None, *, whole: bool) -> History:
+    """Return the replica at the URL. Raise `ReplicaError` if there is none."""
+    from topics.setting_kinds import parse_bucket_url
+    from topics.storage.replica.bucket import BucketError, open_bucket
+    from topics.storage.replica.history import History
+
+    if url is None:
+        raise BucketError("no replica is named; give its URL, or set TOPICS_REPLICA")
+    try:
+        parse_bucket_url(url)
+    except ValueError as error:
+        raise BucketError(str(error)) from None
+    history = History.open(open_bucket(url), whole=whole)
+    if history is None:
+        raise BucketError(f"{url} is empty; correct the URL, or start a server with TOPICS_REPLICA={url}")
+    return history
+
+
+# --- commands
+
+
+def _ls(args: argparse.Namespace) -> int:
+    history = _open(args.url, whole=True)
+    numbers = sorted(history.log)[-args.limit :] if args.limit > 0 else []
+    rows = []
+    for number in numbers:
+        head = history.read(number).head
+        rows.append(
+            {
+                "object": number, "kind": head.kind, "term": head.term, "time": _shown(head.at_ms),
+                "bytes": history.log[number].size_bytes, "host": head.host, "log": list(head.upto),
+            }
+        )  # fmt: skip
+    Screen(as_json=args.json).rows(rows, ("object", "kind", "term", "time", "size", "host"), _cells)
+    return EXIT_CLEAN
+
+
+def _cells(row: Mapping[str, Any]) -> list[Cell]:
+    kind = Styled(row["kind"], {"term": "yellow", "checkpoint": "green"}.get(row["kind"], ""))
+    return [str(row["object"]), kind, str(row["term"]), row["time"], size(row["bytes"]), row["host"]]
+
+
+def _status(args: argparse.Namespace) -> int:
+    from topics.storage.replica import upkeep
+
+    now_ms = time.time_ns() // 1_000_000
+    found = upkeep.status(_open(args.url, whole=True), now_ms=now_ms)
+    if args.json:
+        print(pretty_json(found))
+        return EXIT_CLEAN
+    writer = f"{found.host} ({found.address})" if found.host else "none yet"
+    last = (
+        "never" if not found.last_ms else f"{duration(max(now_ms - found.last_ms, 0))} ago, object {found.last_object}"
+    )
+    for name, text in (
+        ("replica", f"{args.url} ({found.replica})"),
+        ("writer", f"{writer}, term {found.term}" + (", stopped in order" if found.clean else "")),
+        ("last upload", last),
+        ("checkpoint", f"object {found.checkpoint}" if found.checkpoint else "none yet"),
+        ("restorable from", _shown(found.oldest_ms) if found.oldest_ms else "nothing yet"),
+        ("stored", f"{counted(found.objects, 'object')}, {counted(found.files, 'file')}, {size(found.bytes)}"),
+        ("last hour", f"{counted(found.objects_last_hour, 'upload')} of the log"),
+    ):
+        print(f"{name.ljust(15)}  {text}")
+    return EXIT_CLEAN
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from topics.storage.replica import upkeep
+
+    with Meter("checked") as meter:
+        found = upkeep.verify(_open(args.url, whole=True), progress=meter.show)
+    if args.json:
+        print(pretty_json(found))
+        return EXIT_CLEAN if found.clean else EXIT_DAMAGED
+    screen = Screen()
+    print(f"{counted(found.objects, 'object')}, {counted(found.files, 'file')}, {size(found.bytes)}")
+    for problem in found.problems:
+        print(f"{screen.paint('damaged:', 'red')} {problem}")
+    if not found.clean:
+        print(
+            f"next: topics restore {args.url} DIR --at-object {found.restorable_to}, the last state before the damage"
+        )
+    print(screen.paint("clean", "green") if found.clean else screen.paint(f"{len(found.problems)} damaged", "red"))
+    return EXIT_CLEAN if found.clean else EXIT_DAMAGED
+
+
+def _prune(args: argparse.Namespace) -> int:
+    from topics.storage.replica import upkeep
+
+    if (keep_ms := _parse_span(args.keep)) is None:
+        return fail(f"--keep: {args.keep!r} is no time; use a number and s, m, h or d, such as 7d", EXIT_USAGE)
+    done = upkeep.prune(_open(args.url, whole=True), before_ms=time.time_ns() // 1_000_000 - keep_ms)
+    removed = f"removed {counted(done.objects, 'object')} and {counted(done.files, 'file')} ({size(done.bytes)})"
+    oldest = f"; the oldest moment is {_shown(done.oldest_ms)}" if done.oldest_ms else ""
+    print(pretty_json(done) if args.json else removed + oldest)
+    return EXIT_CLEAN
+
+
+def run_restore(args: argparse.Namespace) -> int:
+    """Restore a replica into a directory: its end, which a server continues, or an earlier moment."""
+    from topics.storage.fs import RealFs
+    from topics.storage.replica import start
+    from topics.storage.replica.restore import is_vacant, restore
+
+    fs, directory = RealFs(), os.path.normpath(args.directory)
+    history = _open(args.source, whole=args.at is not None)
+    number, now_ms = args.at_object, time.time_ns() // 1_000_000
+    if args.at is not None:
+        if (at_ms := _parse_time(args.at, now_ms)) is None:
+            return fail(f"--at: {args.at!r} is no time; use 2026-11-17T06:00Z, 06:00 or -10m", EXIT_USAGE)
+        number = history.at_time(at_ms)
+    if not is_vacant(fs, directory):
+        if not args.force:
+            return fail(f"{args.directory} is not empty; move it away, or let --force do that", EXIT_USAGE)
+        os.rename(directory, f"{directory}.before-restore-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
+    began, end = time.monotonic(), history.end()
+    owner = start.Owner(history.replica_id, end.term, end.instance)
+
+    def seal(datadir: DataDir) -> int:
+        """Let a server continue the replica with this directory, unless another one has done so by then."""
+        start.write_owner(datadir, owner)
+        return end.number
+
+    with Meter("restored") as meter:
+        done = restore(
+            history, fs, directory, number=number, restored_ms=None if number is None else now_ms,
+            seal=seal if number is None else None,
+            progress=meter.show,
+        )  # fmt: skip
+    if args.json:
+        print(pretty_json(msgspec.structs.asdict(done)))
+        return EXIT_CLEAN
+    print(f"restored object {done.object} of {_shown(done.at_ms)} to {args.directory}: "
+          f"{counted(done.files, 'file')}, {counted(done.log_files, 'log file')}, {size(done.bytes)}, "
+          f"{time.monotonic() - began:.1f} s")  # fmt: skip
+    if number is None and not done.clean:
+        print("a server that starts on it reports the seqs that the replica may lack as lost (failover)")
+    elif number is not None:
+        print("it begins a new history: all topics have new epochs, and it does not continue the replica")
+    print(f"next: topics serve --data-dir {args.directory}")
+    return EXIT_CLEAN
+
+
+# --- times
+
+_UNITS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def _parse_span(text: str) -> int | None:
+    """Return the milliseconds of `7d`, `12h`, `10m` or `30s`; None if the text is none of these."""
+    number, unit = text[:-1], text[-1:]
+    return int(number) * _UNITS[unit] if number.isdigit() and unit in _UNITS else None
+
+
+def _parse_time(text: str, now_ms: int) -> int | None:
+    """Return the time of an ISO text (UTC unless it says otherwise), a time of today, or a span before now (`-10m`)."""
+    if text.startswith("-"):
+        span_ms = _parse_span(text[1:])
+        return None if span_ms is None else now_ms - span_ms
+    now = datetime.fromtimestamp(now_ms / 1000, UTC)
+    try:
+        found = datetime.fromisoformat(text if "-" in text else f"{now:%Y-%m-%d}T{text}")
+    except ValueError:
+        return None
+    found = found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    if "-" not in text and found > now:
+        found -= timedelta(days=1)  # a time of day is the last one
+    return int(found.timestamp() * 1000)
+
+
+def _shown(at_ms: int) -> str:
+    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"

@@ -1,0 +1,99 @@
+"""The replica of a running engine: what waits for uploads, and what happens without the bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from topics.clock import Clock
+from topics.engine.durable.store import Store
+from topics.engine.write.commit import Commits
+from topics.storage.log.background import Fenced, ReplicaRefused
+from topics.storage.replica.objects import Position
+from topics.storage.replica.sequence import State
+from topics.storage.replica.uploader import Uploader
+
+HOLD_NS = 3_000_000_000  # how long writes wait at most for the uploads before a checkpoint
+
+
+class Replication:
+    """Connects an uploader with the log, the store and the commits of one engine. It is their `Replica`."""
+
+    def __init__(self, uploader: Uploader, store: Store, clock: Clock, *, timeout_ms: int) -> None:
+        self.uploader = uploader
+        self.sequence = uploader.sequence
+        self._store = store
+        self._clock = clock
+        self._timeout_ms = timeout_ms
+        self._commits: Commits | None = None
+        self.on_wait: Callable[[], None] = lambda: None  # called when a ticket waits: `check` has to be called often
+        self.on_state: Callable[[], None] = lambda: None  # called when an object is in the bucket, or the state changed
+        store.replica = uploader
+        store.wal.on_synced = uploader.synced
+        uploader.on_change = self._changed
+        uploader.want_checkpoint = self._checkpoint
+
+    def attach(self, commits: Commits) -> None:
+        """Let commits wait for uploads from now on."""
+        self._commits = commits
+        commits.uploads.replica = self
+
+    # --- for the commits
+
+    @property
+    def covered(self) -> Position:
+        return self.sequence.covered
+
+    @property
+    def refusal(self) -> ReplicaRefused | None:
+        if self.is_away:
+            return ReplicaRefused(f"the replica does not answer: {self.sequence.last_failure or 'no answer yet'}")
+        if not self.sequence.takes_replicated:
+            return ReplicaRefused(f"the replica is {self.sequence.state}: its first checkpoint is not complete")
+        return None
+
+    def hurry(self) -> None:
+        self.sequence.urgent = True
+        self.uploader.pump()
+        self.on_wait()
+
+    # --- the bucket
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the bucket has not confirmed an object in time."""
+        return self.sequence.stalled_ms(self._clock.monotonic_ns() // 1_000_000) > self._timeout_ms
+
+    @property
+    def lag_ms(self) -> int:
+        """For how long the oldest bytes of the log that are not uploaded have been synced."""
+        return self.sequence.lag_ms(self._clock.monotonic_ns() // 1_000_000)
+
+    def check(self) -> bool:
+        """Report writes that have waited for too long. Return whether others wait."""
+        uploads = self._commits.uploads if self._commits is not None else None
+        if uploads is None:
+            return False
+        uploads.check(timeout_ns=self._timeout_ms * 1_000_000, hold_ns=HOLD_NS)
+        return bool(uploads)
+
+    def _changed(self) -> None:
+        if self._commits is not None:
+            uploads = self._commits.uploads
+            if self.sequence.state is State.FENCED and not self._store.wal.is_fenced:
+                self._fence()
+            elif self.sequence.state is State.LOST:
+                uploads.give_up(ReplicaRefused("the replica was away for too long"))
+            uploads.ended()
+            self.sequence.urgent = bool(uploads)
+        self.on_state()
+
+    def _checkpoint(self) -> None:
+        self._store.checkpoint()  # if one is in progress, the next one takes its place
+
+    def _fence(self) -> None:
+        by = self.sequence.fenced_by
+        who = "an unknown object is in its sequence" if by is None else f"{by.host or by.instance} has taken it over"
+        reason = f"this server no longer writes its replica: {who} (object {self.sequence.last_number + 1})"
+        self._store.wal.fence(reason)
+        if self._commits is not None:
+            self._commits.uploads.refuse(Fenced(reason))

@@ -1,0 +1,229 @@
+"""The second gate of a commit: tickets that take effect only once the replica has them.
+
+An entry of a `replicated` topic waits until the log is uploaded as far as its sync reached, and so does one that gives
+out seqs above a ceiling that is not uploaded yet. Later entries of the same topics wait behind it. All that wait at a
+moment share one upload. If the bucket does not answer, callers get 503 with an unknown outcome after a while; the
+tickets stay, and take effect when they are uploaded. New ones are refused then, before they are written.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+from topics.engine.state.topic import Topic
+from topics.engine.write.ticket import Ticket, callback_failed
+from topics.errors import Code, TopicsError
+from topics.storage.log.background import LogRefused, ReplicaRefused
+
+AT_SYNC, AT_UPLOAD = 1, 2  # see `Ticket.gated`
+GATES = {"ephemeral": 0, "memory": 0, "disk": 0, "fsync": AT_SYNC, "replicated": AT_UPLOAD}  # by class
+UNKNOWN = "the write is in the log of this server, and takes effect once the replica has it, too"
+
+Position = tuple[int, int]  # of the log: file number, and offset in that file
+
+
+class Replica(Protocol):
+    """The copy of the log elsewhere. All calls happen on the thread that owns the engine."""
+
+    @property
+    def covered(self) -> Position:
+        """The position up to which the copy has the log. `Uploads.ended` is called when it has moved."""
+        return 0, 0
+
+    @property
+    def refusal(self) -> ReplicaRefused | None:
+        """Why tickets that wait for an upload are refused now; None if they are not."""
+        return None
+
+    def hurry(self) -> None:
+        """Upload everything that is synced: a ticket waits for it."""
+
+
+class NoReplica:
+    """A server without a replica: it takes no entry that promises one."""
+
+    covered: Position = (0, 0)
+    refusal = ReplicaRefused("this server has no replica; set TOPICS_REPLICA, or change the durability of the topic")
+
+    def hurry(self) -> None:
+        pass
+
+
+class Commits(Protocol):
+    """What the second gate needs of the first one."""
+
+    log: Any
+    tick_ns: Callable[[], int]
+
+    def release(self, tickets: list[Ticket]) -> None: ...
+
+    def refuse(self, tickets: list[Ticket], failure: LogRefused) -> None: ...
+
+    def flush_soon(self) -> None: ...
+
+
+class Waiting(NamedTuple):
+    upto: Position
+    ticket: Ticket
+    since_ns: int
+
+
+class Uploads:
+    """The tickets of one engine that wait for an upload, or behind such a ticket."""
+
+    def __init__(self, commits: Commits) -> None:
+        self._commits = commits
+        self.replica: Replica = NoReplica()
+        self.are_staged = False  # whether a ticket that waits for an upload is staged
+        self.hold = False  # whether nothing is written: see `when_ended`
+        self._then: Callable[[bool], None] | None = None
+        self._waiting: deque[Waiting] = deque()
+        self._callbacks: deque[tuple[Position, Callable[[], None]]] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    @property
+    def gate(self) -> int:
+        """The gate of an entry that only a copy elsewhere makes safe: the sync, without a replica."""
+        return AT_SYNC if isinstance(self.replica, NoReplica) else AT_UPLOAD
+
+    def tickets(self) -> Iterator[Ticket]:
+        return (one.ticket for one in self._waiting)
+
+    def topics(self) -> set[Topic | None]:
+        """Return the topics of the tickets that wait."""
+        return {topic for ticket in self.tickets() for topic in _topics_of(ticket)}
+
+    def take(self, synced: list[Ticket]) -> list[Ticket]:
+        """Let those of the synced tickets wait that need an upload, or are behind one that does. Return the others."""
+        blocked, upto, now_ns = self.topics(), self._commits.log.synced_to, self._commits.tick_ns()
+        free = []
+        for ticket in synced:
+            topics = _topics_of(ticket)
+            if ticket.gated == AT_UPLOAD or not blocked.isdisjoint(topics):
+                self._waiting.append(Waiting(upto, ticket, now_ns))
+                blocked.update(topics)
+            else:
+                free.append(ticket)
+        self.replica.hurry()
+        return free
+
+    def ended(self) -> None:
+        """Release what waits for an upload, as far as the replica has the log."""
+        covered = self.replica.covered
+        while self._callbacks and self._callbacks[0][0] <= covered:
+            self._callbacks.popleft()[1]()
+        released = []
+        while self._waiting and self._waiting[0].upto <= covered:
+            released.append(self._waiting.popleft().ticket)
+        if released:
+            self._commits.release(released)
+        if not self._waiting:
+            self._end_hold(ended=True)
+
+    def after(self, done: Callable[[], None]) -> None:
+        """Call `done` once everything written so far is durable, and in the replica if there is one."""
+        if self.gate == AT_SYNC:
+            self._commits.log.after_sync(done)
+            return
+
+        def synced() -> None:
+            self._callbacks.append((self._commits.log.synced_to, done))
+            self.ended()
+
+        self._commits.log.after_sync(synced)
+
+    def when_ended(self, then: Callable[[bool], None]) -> None:
+        """Write nothing until no ticket waits for an upload, then call `then(True)`; `then(False)` if that takes long.
+
+        A snapshot needs this: it lacks entries that have not taken effect, and replaces the log that has them.
+        """
+        self.hold, self._then = True, then
+        self.replica.hurry()
+        self.ended()
+
+    def check(self, *, timeout_ns: int, hold_ns: int) -> None:
+        """Report tickets that have waited for too long to their callers, and end a hold that has."""
+        now_ns = self._commits.tick_ns()
+        if self._waiting and now_ns - self._waiting[0].since_ns > hold_ns:
+            self._end_hold(ended=False)
+        for one in list(self._waiting):
+            if now_ns - one.since_ns > timeout_ns:
+                _report(one.ticket, ReplicaRefused(f"the bucket does not answer; {UNKNOWN}"))
+
+    def give_up(self, failure: LogRefused) -> None:
+        """End all waiting: the log is uploaded no further. The callers get an unknown outcome.
+
+        The tickets take effect now: the next snapshot must have what the log has.
+        """
+        tickets = self._clear()
+        for ticket in tickets:
+            _report(ticket, failure)
+        self._commits.release(tickets)
+        self._end_hold(ended=True)
+
+    def refuse(self, failure: LogRefused) -> None:
+        """Refuse all that wait: the replica is known to lack it, and the log of this server ends here."""
+        self._commits.refuse(self._clear(), failure)
+        self._end_hold(ended=False)
+
+    def _clear(self) -> list[Ticket]:
+        tickets = list(self.tickets())
+        self._waiting.clear()
+        return tickets
+
+    def without_refused(self, batch: list[Ticket]) -> list[Ticket]:
+        """Refuse tickets that the replica does not take now, and later ones of their topics. Return the others."""
+        self.are_staged = False
+        if (failure := self.replica.refusal) is None:
+            return batch
+        blocked: set[Topic | None] = set()
+        refused, others = [], []
+        for ticket in batch:
+            topics = _topics_of(ticket)
+            if ticket.gated == AT_UPLOAD or not blocked.isdisjoint(topics):
+                blocked.update(topics)
+                refused.append(ticket)
+            else:
+                others.append(ticket)
+        self._commits.refuse(refused, failure)
+        return others
+
+    def _end_hold(self, *, ended: bool) -> None:
+        if (then := self._then) is not None:
+            self._then = None
+            try:
+                then(ended)
+            finally:
+                self.hold = False
+                self._commits.flush_soon()
+
+
+def busy(what: str) -> TopicsError:
+    """Return the error for a request that depends on a change which waits for the replica."""
+    message = f"{what} waits for the replica; send the request again"
+    return TopicsError(Code.REPLICA_UNAVAILABLE, message, detail={"outcome": "refused"}, retry_after_ms=100)
+
+
+def _topics_of(ticket: Ticket) -> set[Topic | None]:
+    """Return the topics that the ticket changes; none for the creation of a topic."""
+    topics = {ticket.topic, *(ticket.also or ())}
+    topics.discard(None)
+    return topics
+
+
+def _report(ticket: Ticket, failure: LogRefused) -> None:
+    """Report to the callers of a ticket that its outcome is unknown. The ticket stays as it is."""
+    error = TopicsError(failure.code, str(failure), detail={"outcome": "unknown"}, retry_after_ms=1000)
+    for one in (ticket, *(ticket.followers or ())):
+        then, one.then = one.then, None
+        if then is not None:
+            one.error = error
+            try:
+                then(one)
+            except Exception as fault:
+                callback_failed(one, fault)
+            one.error = None

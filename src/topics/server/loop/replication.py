@@ -1,0 +1,169 @@
+"""The replica of a running server: its threads and timers, the start, the stop, and the removal of old objects."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING
+
+from topics import logs
+from topics.engine.durable.replication import Replication
+from topics.server.loop.storage import ThreadWorker
+from topics.storage.replica import start, upkeep
+from topics.storage.replica.bucket import Bucket, BucketError, open_bucket
+from topics.storage.replica.history import History
+from topics.storage.replica.sequence import State
+from topics.storage.replica.uploader import Uploader
+
+if TYPE_CHECKING:
+    from topics.clock import Clock
+    from topics.config import Settings
+    from topics.engine.engine import Engine
+    from topics.server.loop.storage import Storage
+    from topics.storage.datadir import DataDir
+
+log = logs.Log("replica")
+
+CHECK_S = 0.1  # how often writes that wait are looked at
+PRUNE_MS = 3_600_000
+
+
+class ReplicaService:
+    """The replica of one server, from its start to its stop."""
+
+    def __init__(
+        self, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop, bucket: Bucket, opened: start.Opened
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._loop = loop
+        self._bucket = bucket
+        self._opened = opened
+        self._worker = ThreadWorker(loop, "topics-replica")
+        self._file_worker = ThreadWorker(loop, "topics-replica-files")
+        self._moved = asyncio.Event()
+        self._checking = False
+        self._pruned_ms = 0
+        self.replication: Replication | None = None
+
+    @classmethod
+    async def prepare(
+        cls, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop, datadir: DataDir
+    ) -> ReplicaService:
+        """Check that the directory and the replica belong together, restore an empty directory, and open it."""
+        url = settings.replica or ""
+
+        def work() -> tuple[Bucket, start.Opened]:
+            bucket = open_bucket(url, timeout_ms=settings.replica_timeout_ms)
+            about = start.Server(
+                url=url, host=socket.gethostname(), address=_address(settings),
+                interval_ms=settings.replica_interval_ms, max_lag_bytes=settings.replica_max_lag_bytes,
+            )  # fmt: skip
+            opened = start.prepare(bucket, datadir.fs, datadir.root, about, now_ms=clock.now_ms())
+            datadir.open()
+            return bucket, opened
+
+        return cls(settings, clock, loop, *await asyncio.to_thread(work))
+
+    async def begin(self, storage: Storage, datadir: DataDir) -> None:
+        """Begin a term, and wait until its first checkpoint is in the bucket.
+
+        A new replica need not have one before the server is ready: no other server can continue it.
+        """
+        settings, opened = self._settings, self._opened
+        sequence = opened.sequence
+        sequence.left = storage.wal.left
+        uploader = Uploader(
+            sequence, self._bucket, datadir, worker=self._worker, file_worker=self._file_worker, clock=self._clock,
+            later=lambda ms, then: self._loop.call_later(ms / 1000, then), known=opened.known,
+            cold_dir=None if settings.cold_dir is None else str(settings.cold_dir),
+        )  # fmt: skip
+        self.replication = replication = Replication(
+            uploader, storage.store, self._clock, timeout_ms=settings.replica_timeout_ms
+        )
+        replication.on_state = self._moved.set
+        replication.on_wait = self._check_soon
+        uploader.on_checkpoint = self._prune
+        number = storage.store.snapshot_number
+        await asyncio.to_thread(start.claim, datadir, sequence)
+        report = await asyncio.to_thread(uploader.read_checkpoint, number)
+        uploader.synced(storage.wal.synced_to)
+        report()
+        await self._first_checkpoint(replication)
+
+    def attach(self, engine: Engine) -> None:
+        """Let writes wait for uploads."""
+        assert self.replication is not None
+        self.replication.attach(engine.commits)
+
+    async def close(self) -> None:
+        """Wait until the end of the log is in the bucket, for as long as a write would, and end the threads."""
+        replication = self.replication
+        if replication is not None and replication.sequence.state in (State.OPENING, State.FOLLOWING):
+            waited = await self._wait(lambda: replication.sequence.state in (State.ENDED, State.FENCED))
+            if not waited:
+                log.warning("end_not_uploaded", hint="a start elsewhere reports the last seqs of topics as lost")
+        for worker in (self._worker, self._file_worker):
+            await worker.close()
+
+    async def _first_checkpoint(self, replication: Replication) -> None:
+        sequence, is_new = replication.sequence, self._opened.is_new
+        began_ns = self._clock.monotonic_ns()
+        while not await self._wait(lambda: sequence.state in (State.FOLLOWING, State.FENCED)):
+            failure = replication.uploader.failure
+            if failure:
+                raise BucketError(failure)
+            if is_new and sequence.state is State.OPENING:
+                break  # there is much to upload
+            log.info("uploading_checkpoint", hint="the server is ready once its state is in the replica")
+        if sequence.state is State.FENCED:
+            by = sequence.fenced_by
+            raise start.NotOurs(
+                f"{self._settings.replica} was taken over by {'another server' if by is None else by.host} while this "
+                "server started; start it again with an empty directory to follow that one"
+            )
+        log.info("replicating", url=self._settings.replica, term=sequence.term, object=sequence.last_number,
+                 took_ms=(self._clock.monotonic_ns() - began_ns) // 1_000_000)  # fmt: skip
+
+    async def _wait(self, reached) -> bool:  # type: ignore[no-untyped-def]
+        """Wait until `reached()`, for `replica_timeout_ms` at most. Return whether it is."""
+        deadline = self._loop.time() + self._settings.replica_timeout_ms / 1000
+        while not reached():
+            self._moved.clear()
+            try:
+                await asyncio.wait_for(self._moved.wait(), deadline - self._loop.time())
+            except TimeoutError:
+                return bool(reached())
+        return True
+
+    def _check_soon(self) -> None:
+        if not self._checking:
+            self._checking = True
+            self._loop.call_later(CHECK_S, self._check)
+
+    def _check(self) -> None:
+        self._checking = False
+        if self.replication is not None and self.replication.check():
+            self._check_soon()
+
+    def _prune(self) -> None:
+        """Remove old objects, once an hour."""
+        now_ms = self._clock.now_ms()
+        if now_ms - self._pruned_ms < PRUNE_MS:
+            return
+        self._pruned_ms = now_ms
+
+        def work() -> None:
+            if (history := History.open(self._bucket, whole=True)) is not None:
+                upkeep.prune(history, before_ms=now_ms - self._settings.replica_keep_ms)
+
+        def done(error: Exception | None) -> None:
+            if error is not None:
+                log.warning("prune_failed", reason=str(error))
+
+        self._file_worker.submit(work, done)
+
+
+def _address(settings: Settings) -> str:
+    host = socket.gethostname() if settings.host in ("0.0.0.0", "::", "") else settings.host
+    return f"{'http' if settings.tls_cert is None else 'https'}://{host}:{settings.port}"

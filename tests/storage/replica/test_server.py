@@ -1,0 +1,411 @@
+"""A server with a replica, simulated: what a start elsewhere finds, and what writes do without the bucket."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulated.bucket import SimBucket
+from tests.simulated.disk import SimDisk
+from tests.simulated.harness import DeferredWorker, SimServer, request
+from tests.simulated.replica import ReplicaServer
+from topics.engine.state.topic import FIRST_CEILING
+from topics.errors import Code, TopicsError
+from topics.model.records import TagMatch
+from topics.storage.replica import upkeep
+from topics.storage.replica.history import History
+from topics.storage.replica.restore import restore
+from topics.storage.replica.start import NotOurs
+
+
+def test_everything_is_there_on_another_machine():
+    bucket = SimBucket()
+    server = ReplicaServer.begin(bucket)
+    server.append("sure", "1", "2", key="k", durability="replicated")
+    for number in range(20):  # sealed segments, a tail, and a log after the checkpoint
+        server.append("plain", str(number), tag=f"t{number % 3}")
+    server.checkpoint()
+    server.delete("plain", before_seq=3)
+    server.append("sure", "3")
+    server.pass_ms(2000)
+
+    after = server.elsewhere()
+
+    assert after.view()["sure"] == server.view()["sure"]
+    assert after.data("plain") == server.data("plain")
+    assert after.engine.topic("plain").epoch == server.engine.topic("plain").epoch
+    assert after.append("sure", "1", "2", key="k").first == 1, "the idempotency key is known"
+    assert after.append("sure", "4").first == 4, "no seq of a replicated topic is skipped"
+
+
+def test_replicated_write_takes_effect_after_the_upload():
+    worker = DeferredWorker()
+    server = ReplicaServer.begin(SimBucket(), worker=worker)
+    worker.run_all()
+    ticket = server.engine.append("sure", request("1", durability="replicated"))
+    server.engine.flush()
+    assert not ticket.done, "the creation waits, too"
+    worker.run_all()
+    assert ticket.done
+
+    second = server.engine.append("sure", request("2"))
+    server.engine.flush()
+    assert server.wal.synced_to == server.wal.position, "it is synced"
+    assert not second.done
+    assert server.data("sure") == ["1"], "no reader sees it"
+    worker.run_all()
+    assert second.value().first == 2
+    assert server.data("sure") == ["1", "2"]
+
+
+def test_other_classes_do_not_wait_for_the_bucket():
+    bucket = SimBucket()
+    server = ReplicaServer.begin(bucket)
+    bucket.fail(at=len(bucket.requests))
+    for durability in ("ephemeral", "memory", "disk", "fsync"):
+        assert server.append(durability, "1", durability=durability).first == 1
+    server.pass_ms(60_000)
+    assert server.append("disk", "2").first == 2
+
+
+def test_unreplicated_tail_is_reported_with_its_range():
+    server = ReplicaServer.begin(SimBucket())
+    for durability in ("ephemeral", "memory", "disk", "fsync", "replicated"):
+        server.append(durability, "1", durability=durability)
+    server.pass_ms(2000)
+    for durability in ("ephemeral", "memory", "disk", "fsync"):
+        server.append(durability, "2")  # acknowledged, and not uploaded yet
+    after = server.elsewhere()
+
+    for durability in ("memory", "disk", "fsync"):
+        assert after.data(durability) == ["1"]
+        assert after.walk(durability)[1] == [(2, FIRST_CEILING, "failover")]
+        assert after.append(durability, "3").first == FIRST_CEILING + 1
+    assert after.walk("ephemeral") == ([], [(1, FIRST_CEILING, "failover")])
+    assert after.walk("replicated")[1] == []
+    assert after.append("replicated", "2").first == 2
+
+
+def test_loss_is_reported_once_and_stays_the_same_after_a_restart():
+    server = ReplicaServer.begin(SimBucket())
+    server.append("plain", "1")
+    server.pass_ms(2000)
+    after = server.elsewhere()
+    expected = after.walk("plain")
+    assert after.restart().walk("plain") == expected
+
+
+def test_orderly_stop_loses_nothing():
+    server = ReplicaServer.begin(SimBucket())
+    for durability in ("memory", "disk", "fsync", "replicated"):
+        server.append(durability, "1", "2", durability=durability)
+    server.close()
+    assert server.state == "ended"
+
+    after = server.elsewhere()
+
+    for durability in ("memory", "disk", "fsync", "replicated"):
+        assert after.walk(durability)[1] == []
+        assert after.append(durability, "3").first == 3
+
+
+def test_ceiling_counts_only_once_it_is_uploaded():
+    bucket = SimBucket()
+    server = ReplicaServer.begin(bucket)
+    server.append("plain", "1")
+    server.pass_ms(2000)
+    bucket.fail(at=len(bucket.requests))
+    acknowledged = []
+
+    def write() -> None:
+        for _ in range(200):
+            server.pass_ms(1000)
+            acknowledged.append(server.append("plain", *["1"] * 100).last)
+
+    with pytest.raises(TopicsError) as refused:
+        write()
+    assert refused.value.code is Code.REPLICA_UNAVAILABLE
+    assert refused.value.detail is not None
+    assert refused.value.detail["outcome"] == "refused"
+    assert acknowledged[-1] <= FIRST_CEILING
+
+    bucket.heal()
+    server.pass_ms(10_000)
+    assert server.append("plain", "x").first == acknowledged[-1] + 1, "it goes on when the bucket is back"
+    assert server.elsewhere().append("plain", "y").first > acknowledged[-1] + 1
+
+
+def test_no_seq_is_given_out_twice_however_fast_a_topic_grows():
+    bucket = SimBucket()
+    server = ReplicaServer.begin(bucket, interval_ms=3_600_000)
+    last = 0
+    for _ in range(60):
+        last = server.append("plain", *["1"] * 500).last
+        server.pass_ms(10)
+    assert server.elsewhere().append("plain", "y").first > last
+
+
+def test_stalled_bucket_leaves_the_outcome_unknown_and_the_key_tells_it_later():
+    worker = DeferredWorker()
+    server = ReplicaServer.begin(SimBucket(), worker=worker)
+    worker.run_all()
+    server.engine.append("sure", request("1", durability="replicated"))
+    server.engine.flush()
+    worker.run_all()
+    answers: list[TopicsError | None] = []
+    ticket = server.engine.append("sure", request("2", key="k"))
+    ticket.then = lambda done: answers.append(done.error)
+    server.engine.flush()
+
+    server.pass_ms(9_000)
+    assert answers == []
+    server.pass_ms(2_000)
+    assert [(error.code, error.detail) for error in answers if error] == [
+        (Code.REPLICA_UNAVAILABLE, {"outcome": "unknown"})
+    ]
+    twin = server.engine.append("sure", request("2", key="k"))
+    assert not twin.done, "the first write is still on its way"
+    refused = server.engine.append("sure", request("3", key="other"))
+    server.engine.flush()
+    assert refused.error is not None
+    assert refused.error.detail == {"reason": "the replica does not answer: no answer yet", "outcome": "refused"}
+
+    worker.run_all()
+    assert twin.value().first == 2
+    assert server.data("sure") == ["1", "2"]
+    late = server.engine.append("sure", request("3", key="other"))
+    server.engine.flush()
+    worker.run_all()
+    assert late.value().first == 3
+
+
+def test_checkpoint_waits_for_uploads_and_loses_no_entry():
+    worker = DeferredWorker()
+    bucket = SimBucket()
+    server = ReplicaServer.begin(bucket, worker=worker)
+    worker.run_all()
+    server.engine.append("sure", request("1", durability="replicated"))
+    server.engine.flush()
+    worker.run_all()
+    ticket = server.engine.append("sure", request("2"))
+    server.engine.flush()
+    before = server.store.snapshot_number
+    assert server.checkpoint()
+    held = server.engine.append("plain", request("1"))
+    later = server.engine.append("sure", request("3"))
+    server.engine.flush()
+    assert not held.done, "nothing is written meanwhile"
+
+    worker.run_all()
+
+    assert ticket.done
+    server.engine.flush()
+    worker.run_all()
+    assert held.done
+    assert later.done
+    assert server.store.snapshot_number > before
+    assert server.restart(worker=DeferredWorker()).data("sure") == ["1", "2", "3"]
+
+
+def test_checkpoint_is_put_off_while_the_bucket_stands_still():
+    worker = DeferredWorker()
+    server = ReplicaServer.begin(SimBucket(), worker=worker)
+    worker.run_all()
+    server.engine.append("sure", request("1", durability="replicated"))
+    server.engine.flush()
+    failures: list[Exception | None] = []
+    server.store.checkpoint(failures.append)
+    server.pass_ms(3_500)
+    assert [str(failure) for failure in failures] == ["writes wait for the replica"]
+    assert server.append("plain", "1").first == 1, "other writes go on"
+
+
+def test_log_and_files_stay_until_they_are_uploaded():
+    worker, files = DeferredWorker(), DeferredWorker()
+    disk = SimDisk()
+    server = ReplicaServer.begin(SimBucket(), disk, worker=worker, file_worker=files)
+    while len(worker) + len(files):
+        worker.run_all()
+        files.run_all()
+    for number in range(9):
+        server.append("plain", str(number))
+    server.tick()
+    numbers = [int(name[:20]) for name in disk.listdir("/data/wal") if name.endswith(".wal")]
+    server.checkpoint()
+    server.drop("plain")  # its segments are being uploaded
+    server.checkpoint()
+    server.checkpoint()
+    left = [int(name[:20]) for name in disk.listdir("/data/wal") if name.endswith(".wal")]
+    assert numbers[0] in left
+    assert disk.listdir("/data/segments") == ["1"]
+
+    while len(worker) + len(files):
+        server.pass_ms(1000)
+        worker.run_all()
+        files.run_all()
+    server.append("other", "1")
+    server.checkpoint()
+    assert numbers[0] not in [int(name[:20]) for name in disk.listdir("/data/wal") if name.endswith(".wal")]
+    assert disk.listdir("/data/segments") == []
+
+
+def test_second_server_fences_the_first():
+    bucket = SimBucket()
+    server = ReplicaServer.begin(bucket)
+    server.append("sure", "1", durability="replicated")
+    after = server.elsewhere()
+
+    with pytest.raises(TopicsError) as refused:
+        server.append("sure", "2")
+    assert refused.value.code is Code.FENCED
+    assert "b has taken it over" in refused.value.message
+    with pytest.raises(TopicsError) as refused:
+        server.append("plain", "1")
+    assert refused.value.code is Code.FENCED
+    assert after.append("sure", "2").first == 2
+    with pytest.raises(NotOurs, match=r"belongs to b since .*start with an empty directory"):
+        server.restart()
+    assert server.elsewhere(host="c").data("sure") == ["1", "2"]
+
+
+def test_directory_behind_the_replica_is_refused():
+    bucket, disk = SimBucket(), SimDisk()
+    server = ReplicaServer.begin(bucket, disk)
+    server.append("plain", "1")
+    server.pass_ms(2000)
+    older = disk.crash("keep")
+    server = server.restart()
+    server.append("plain", "2")
+    server.pass_ms(2000)
+    with pytest.raises(NotOurs, match="belongs to a since"):
+        ReplicaServer.begin(bucket, older)
+
+
+def test_directory_of_another_replica_is_refused():
+    server = ReplicaServer.begin(SimBucket())
+    server.append("plain", "1")
+    other = ReplicaServer.begin(SimBucket())
+    with pytest.raises(NotOurs, match="choose another prefix"):
+        ReplicaServer.begin(other.bucket, server.disk.crash("keep"))
+    with pytest.raises(NotOurs, match=r"correct TOPICS_REPLICA, or remove /data/REPLICA"):
+        ReplicaServer.begin(SimBucket(), server.disk.crash("keep"))
+
+
+def test_bucket_with_other_objects_is_refused_before_anything_is_written():
+    bucket = SimBucket()
+    bucket.put("photos/1.jpg", [b"x"])
+    with pytest.raises(Exception, match="choose another prefix"):
+        ReplicaServer.begin(bucket)
+    assert list(bucket.objects) == ["photos/1.jpg"]
+
+
+def test_gap_is_given_up_and_a_new_checkpoint_follows():
+    bucket = SimBucket()
+    server = ReplicaServer.begin(bucket, max_lag_bytes=20_000)
+    server.append("sure", "1", durability="replicated")
+    bucket.fail(at=len(bucket.requests))
+    for number in range(300):
+        server.append("plain", f'"{number:0100d}"')
+        server.pass_ms(10)
+    assert server.state == "lost"
+    with pytest.raises(TopicsError):
+        server.append("sure", "2")
+    server.checkpoint()
+    assert len(server.disk.listdir("/data/wal")) < 5, "the log is kept no longer"
+
+    bucket.heal()
+    server.pass_ms(60_000)
+    assert server.state == "following"
+    assert server.append("sure", "2").first == 2
+    server.pass_ms(2_000)
+    after = server.elsewhere()
+    assert after.data("sure") == ["1", "2"]
+    assert after.data("plain") == server.data("plain")
+
+
+def test_queue_router_and_consumer_survive():
+    server = ReplicaServer.begin(SimBucket())
+    server.put("jobs", type="queue", durability="replicated", leases_durable=True)
+    server.append("jobs", "1", "2", "3")
+    server.pass_ms(2000)
+    after = server.elsewhere()
+    assert after.view()["jobs"] == server.view()["jobs"]
+
+
+def test_marks_of_segments_do_not_depend_on_when_they_are_uploaded():
+    """A segment is uploaded once. Later deletes of its records are in the snapshots of later checkpoints."""
+    bucket = SimBucket()
+    server = ReplicaServer.begin(bucket)
+    for number in range(9):
+        server.append("plain", str(number), tag=f"t{number}", durability="replicated")
+    server.checkpoint()
+    server.pass_ms(2000)
+    uploads = sum(op == "put" and name.startswith("files/") for op, name in bucket.requests)
+    server.delete("plain", before_seq=2)
+    server.engine.flush()
+    server.delete("plain", match=TagMatch("Eq", "t4"))
+    server.checkpoint()
+    server.checkpoint()
+    server.pass_ms(2000)
+    later = sum(op == "put" and name.startswith("files/") for op, name in bucket.requests)
+    assert later - uploads <= 4, "snapshots and tails only"
+    assert server.elsewhere().view() == server.view()
+
+
+def test_state_of_an_earlier_object_is_restored():
+    bucket = SimBucket()
+    server = ReplicaServer.begin(bucket)
+    server.append("sure", "1", durability="replicated")
+    at = server.replication.sequence.last_number
+    moment = server.clock.now_ms()
+    server.pass_ms(5000)
+    server.append("sure", "2")
+    server.delete("sure", before_seq=2)
+    server.checkpoint()
+    server.pass_ms(5000)
+    history = History.open(bucket, whole=True)
+    assert history is not None
+    assert history.at_time(moment) == at
+
+    disk = SimDisk()
+    restore(history, disk, "/data", number=at, restored_ms=server.clock.now_ms())
+    found = SimServer.start(disk)
+    assert found.data("sure") == ["1"]
+    assert found.engine.topic("sure").epoch != server.engine.topic("sure").epoch, "a new history"
+
+
+def test_prune_keeps_what_a_restore_in_the_window_needs():
+    clock_bucket = SimBucket()
+    server = ReplicaServer.begin(clock_bucket)
+    clock_bucket.now_ms = server.clock.now_ms
+    for number in range(6):
+        server.append("sure", str(number), durability="replicated")
+        server.checkpoint()
+        server.pass_ms(3_600_000)
+    history = History.open(clock_bucket, whole=True)
+    assert history is not None
+    before = len(clock_bucket.objects)
+    done = upkeep.prune(history, before_ms=server.clock.now_ms() - 2 * 3_600_000)
+    assert done.objects > 3
+    assert done.files > 2
+    assert len(clock_bucket.objects) == before - done.objects - done.files
+    again = History.open(clock_bucket, whole=True)
+    assert again is not None
+    assert upkeep.verify(again).problems == []
+    assert server.elsewhere().data("sure") == [str(number) for number in range(6)]
+
+
+def test_damaged_object_is_named_with_the_last_state_before_it():
+    bucket = SimBucket()
+    server = ReplicaServer.begin(bucket)
+    for number in range(4):
+        server.append("sure", str(number), durability="replicated")
+    last = server.replication.sequence.last_number
+    name = f"log/{last - 1:020d}"
+    bucket.objects[name] = bucket.objects[name][:-1] + b"\0"
+    history = History.open(bucket, whole=True)
+    assert history is not None
+    found = upkeep.verify(history)
+    assert found.restorable_to == last - 2
+    assert len(found.problems) == 1
+    with pytest.raises(Exception, match=f"checksum is wrong; restore the state before it with --at-object {last - 2}"):
+        server.elsewhere()
