@@ -36,7 +36,7 @@ $(PYTHON):
 	$(BASE_PYTHON) -m venv $(VENV)
 
 $(READY): pyproject.toml constraints.txt | $(PYTHON)
-	$(INSTALL) -e '.[client]'
+	$(INSTALL) -e '.[client,replica]'
 	@touch $@
 
 $(READY_DEV): pyproject.toml constraints.txt | $(PYTHON)

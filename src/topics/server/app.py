@@ -148,7 +148,7 @@ class TopicsApp:
             storage.begin(engine, slices)
         if storage is not None and replica is not None:
             replica.attach(engine)
-            storage.after_checkpoint = replica.close
+            storage.before_checkpoint, storage.after_checkpoint = replica.drain, replica.close
         self._recovered = True
         self.requests.begin(self.services)
         throttle.begin()

@@ -173,6 +173,18 @@ def _check_queues(facts: Facts) -> Iterator[Finding]:
         yield Finding("routers", "warning", f"{name} waits for its destination", "`topics router ls` shows why")
 
 
+def _check_replica(facts: Facts) -> Iterator[Finding]:
+    """Check that the replica follows. A server that another one has taken over is not ready, and says so."""
+    if "topics_replica_term" not in facts.metrics:
+        return
+    lag = duration(facts.metrics["topics_replica_lag_ms"])
+    if facts.metrics["topics_replica_away"]:
+        fix = "check the bucket: GET /v0/ready has the last failure"
+        yield Finding("replica", "problem", f"the bucket does not answer; it is {lag} behind", fix)
+    else:
+        yield Finding("replica", "ok", f"object {facts.metrics['topics_replica_object']:,}, {lag} behind")
+
+
 def _check_disk(facts: Facts) -> Iterator[Finding]:
     directory = facts.call.args.data_dir
     if directory is None:
@@ -216,7 +228,7 @@ def _check_settings(facts: Facts) -> Iterator[Finding]:
 
 CHECKS: tuple[Check, ...] = (
     _check_settings, _check_machine, _check_disk, _check_address, _check_server, _check_ready, _check_limits,
-    _check_queues,
+    _check_queues, _check_replica,
 )  # fmt: skip
 
 

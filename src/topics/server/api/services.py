@@ -170,6 +170,11 @@ class Services(Struct, frozen=True, kw_only=True, eq=False):
         """Whether another server writes the replica of this one."""
         return self.storage is not None and self.storage.wal.is_fenced
 
+    def replica_failure(self) -> str | None:
+        """Return why the replica does not answer; None if it does, or if there is none."""
+        replication = None if self.replica is None else self.replica.replication
+        return replication.sequence.last_failure if replication is not None and replication.is_away else None
+
     def checkpoint_failure(self) -> str | None:
         """Return why the last checkpoint failed; None if it succeeded."""
         return None if self.storage is None else self.storage.store.retries.reason

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from topics import logs
@@ -96,6 +97,10 @@ class ReplicaService:
         assert self.replication is not None
         self.replication.attach(engine.commits)
 
+    async def drain(self) -> bool:
+        """Wait until no write waits for an upload. Return whether that is so."""
+        return await self._wait(lambda: self.replication is None or not self.replication.check())
+
     async def close(self) -> None:
         """Wait until the end of the log is in the bucket, for as long as a write would, and end the threads."""
         replication = self.replication
@@ -125,7 +130,7 @@ class ReplicaService:
         log.info("replicating", url=self._settings.replica, term=sequence.term, object=sequence.last_number,
                  took_ms=(self._clock.monotonic_ns() - began_ns) // 1_000_000)  # fmt: skip
 
-    async def _wait(self, reached) -> bool:  # type: ignore[no-untyped-def]
+    async def _wait(self, reached: Callable[[], bool]) -> bool:
         """Wait until `reached()`, for `replica_timeout_ms` at most. Return whether it is."""
         deadline = self._loop.time() + self._settings.replica_timeout_ms / 1000
         while not reached():
@@ -133,7 +138,7 @@ class ReplicaService:
             try:
                 await asyncio.wait_for(self._moved.wait(), deadline - self._loop.time())
             except TimeoutError:
-                return bool(reached())
+                return reached()
         return True
 
     def _check_soon(self) -> None:

@@ -152,7 +152,9 @@ class Storage:
         self._closing = False
         self._engine: Engine | None = None
         self._slices: Slices | None = None
-        self.after_checkpoint: Callable[[], Awaitable[None]] = _nothing  # called at a stop, after the last one
+        # Called at a stop, around the last checkpoint.
+        self.before_checkpoint: Callable[[], Awaitable[object]] = _nothing
+        self.after_checkpoint: Callable[[], Awaitable[object]] = _nothing
         self.backlog: Backlog | None = None
 
     @classmethod
@@ -243,6 +245,7 @@ class Storage:
             self._timer.cancel()
         if self._engine is not None:
             self._engine.replay_all()
+        await self.before_checkpoint()
         failure = await self._last_checkpoint()
         await self.after_checkpoint()
         self.store.remove_kept()

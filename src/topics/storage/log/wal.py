@@ -346,6 +346,7 @@ class Wal:
     def fence(self, reason: str) -> None:
         """Refuse all frames from now on: another server continues the log."""
         self.finish_large()
+        self.sync_now()  # frames that are written may be acknowledged with the next sync
         if self._file is not None:
             self._behind.append(self._file)
         self._file, self._stopped, self.is_fenced, self.read_only = None, True, True, reason

@@ -44,6 +44,8 @@ def get_ready(services: Services, call: Call) -> Answer:
     warnings: list[str] | UnsetType = UNSET
     if (why := services.checkpoint_failure()) is not None:
         warnings = [f"checkpoints fail, so the log grows: {why}"]
+    if (why := services.replica_failure()) is not None:
+        warnings = [*(warnings or []), f"the replica does not answer: {why}"]
     return json_answer(200, Ready("ready", True, len(services.engine.topics), performance(call.request), warnings))
 
 
