@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests import forks
 from tests.conftest import ServerProcess
 
 START = {"segment_max_events": 16, "checkpoint_interval_ms": 300, "replica_interval_ms": 200}
@@ -56,8 +56,9 @@ def read(server: ServerProcess, topic: str) -> tuple[dict[int, Any], list[tuple[
 
 
 def topics(*words: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "topics", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | variables, check=False)
+    command = ["topics", *map(str, words)]
+    status, out, err = forks.run(command, os.environ | variables, b"", 60)
+    return subprocess.CompletedProcess(command, status, out.decode(), err.decode())
 
 
 @pytest.fixture

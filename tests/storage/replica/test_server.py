@@ -8,9 +8,12 @@ from tests.simulated.bucket import SimBucket
 from tests.simulated.disk import SimDisk
 from tests.simulated.harness import DeferredWorker, SimServer, request
 from tests.simulated.replica import ReplicaServer
+from topics.engine.queue.verbs import Want
 from topics.engine.state.topic import FIRST_CEILING
 from topics.errors import Code, TopicsError
+from topics.model.consumer import ConsumerRequest
 from topics.model.records import TagMatch
+from topics.model.router import RouterRequest
 from topics.storage.replica import upkeep
 from topics.storage.replica.history import History
 from topics.storage.replica.restore import restore
@@ -322,13 +325,51 @@ def test_gap_is_given_up_and_a_new_checkpoint_follows():
     assert after.data("plain") == server.data("plain")
 
 
-def test_queue_router_and_consumer_survive():
+def test_leases_routers_and_consumers_survive():
     server = ReplicaServer.begin(SimBucket())
-    server.put("jobs", type="queue", durability="replicated", leases_durable=True)
+    server.put("jobs", type="queue", durability="replicated", leases_durable=True, lease_ms=60_000)
     server.append("jobs", "1", "2", "3")
-    server.pass_ms(2000)
+    claims, ticket = server.engine.queues.claim(server.engine.topic("jobs"), [Want(node="w", max=2, lease_ms=60_000)])
+    assert ticket is not None
+    server.done(ticket)
+    server.done(server.engine.queues.ack(server.engine.topic("jobs"), "w", [1], None))
+    server.append("source", "1", "2", durability="replicated")
+    server.done(server.engine.routers.put("copy", RouterRequest(source="source", dest="copies", from_seq=0)))
+    server.engine.routers.forwarder.drain()
+    server.done(server.engine.consumers.put("source", "billing", ConsumerRequest(seq=1)))
+    server.append("source", "3")
+
     after = server.elsewhere()
+
+    assert [len(claim.jobs) for claim in claims] == [2]
     assert after.view()["jobs"] == server.view()["jobs"]
+    leases = after.engine.topic("jobs").queue
+    assert leases is not None
+    assert (leases.in_flight, leases.ready) == (1, 1), "job 2 is leased, job 3 is free"
+    after.engine.routers.forwarder.drain()
+    assert list(after.by_seq("copies").values()) == ["1", "2", "3"]
+    assert [one.seq for one in after.view()["source"].consumers] == [1]
+
+
+def test_router_copies_get_no_seq_that_a_lost_write_had():
+    """A direct write to the destination is lost, and a copy of a record that survives comes after it."""
+    server = ReplicaServer.begin(SimBucket())
+    server.append("source", "1", durability="replicated")
+    server.append("dest", '"direct"')
+    server.done(server.engine.routers.put("copy", RouterRequest(source="source", dest="dest", from_seq=0)))
+    server.pass_ms(2000)
+    server.engine.routers.forwarder.drain()
+    server.append("source", "2")  # in the bucket
+    server.append("dest", '"lost"')  # not uploaded
+    server.engine.routers.forwarder.drain()
+    seen = server.by_seq("dest")
+
+    after = server.elsewhere()
+    after.engine.routers.forwarder.drain()
+
+    found = after.by_seq("dest")
+    assert sorted(found.values()) == ['"direct"', "1", "2"]
+    assert all(found.get(seq, data) == data for seq, data in seen.items()), (seen, found)
 
 
 def test_marks_of_segments_do_not_depend_on_when_they_are_uploaded():
