@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from tests.simulated.bucket import SimBucket
@@ -14,10 +15,11 @@ from topics.errors import Code, TopicsError
 from topics.model.consumer import ConsumerRequest
 from topics.model.records import TagMatch
 from topics.model.router import RouterRequest
-from topics.storage.replica import upkeep
+from topics.storage.replica import objects, upkeep
 from topics.storage.replica.history import History
 from topics.storage.replica.restore import restore
 from topics.storage.replica.start import NotOurs
+from topics.storage.worker import INLINE
 
 
 def test_everything_is_there_on_another_machine():
@@ -86,6 +88,25 @@ def test_unreplicated_tail_is_reported_with_its_range():
     assert after.walk("ephemeral") == ([], [(1, FIRST_CEILING, "failover")])
     assert after.walk("replicated")[1] == []
     assert after.append("replicated", "2").first == 2
+
+
+def test_bytes_of_a_term_without_a_checkpoint_do_not_count():
+    """They follow a part of the log that was never uploaded."""
+    server = ReplicaServer.begin(SimBucket())
+    server.append("plain", "1")
+    server.pass_ms(2000)
+    server.append("plain", "2")  # in the local log only
+    again = server.restart(file_worker=DeferredWorker())
+    again.append("plain", "3")
+    again.pass_ms(5000)
+    assert (again.state, again.replication.sequence.lag_bytes) == ("opening", 0)
+
+    after = again.elsewhere(file_worker=INLINE)
+
+    assert after.recovered is not None
+    assert after.recovered.damage == []
+    assert after.data("plain") == ["1"]
+    assert after.walk("plain")[1] == [(2, FIRST_CEILING, "failover")]
 
 
 def test_loss_is_reported_once_and_stays_the_same_after_a_restart():
@@ -390,6 +411,37 @@ def test_marks_of_segments_do_not_depend_on_when_they_are_uploaded():
     later = sum(op == "put" and name.startswith("files/") for op, name in bucket.requests)
     assert later - uploads <= 4, "snapshots and tails only"
     assert server.elsewhere().view() == server.view()
+
+
+def test_later_deletes_are_not_in_a_checkpoint_whose_upload_takes_long():
+    """The next checkpoint is complete, and its marks are in the segment, before the segment is uploaded."""
+    bucket, files = SimBucket(), DeferredWorker()
+    server = ReplicaServer.begin(bucket, file_worker=files)
+    files.run_all()
+    for number in range(4):
+        server.append("sure", str(number), tag=f"t{number}", durability="replicated")
+    server.delete("sure", match=TagMatch("Eq", "t2"))
+    server.checkpoint()
+    before = server.replication.sequence.last_number
+    server.delete("sure", match=TagMatch("Eq", "t1"))
+    server.checkpoint()
+    files.run_all()
+    history = History.open(bucket, whole=True)
+    assert history is not None
+    first = next(
+        number for number in sorted(history.log)
+        if number > before and history.read(number).head.kind == "checkpoint"
+    )  # fmt: skip
+    assert history.read(first).checkpoint.snapshot < server.store.snapshot_number
+    # Leave out the delete, which is between the objects: only the files of the checkpoint count.
+    state = history.state(first)
+    disk, only_files = SimDisk(), state.checkpoint.since
+    for number in range(only_files, first):
+        bucket.objects[f"log/{number:020d}"] = objects.encode(
+            msgspec.structs.replace(history.read(number).head, kind="alive", pieces=())
+        )
+    restore(history, disk, "/data", number=first, restored_ms=1)
+    assert SimServer.start(disk).data("sure") == ["0", "1", "3"]
 
 
 def test_state_of_an_earlier_object_is_restored():
