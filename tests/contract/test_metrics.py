@@ -99,7 +99,7 @@ def test_gauges_follow_the_server_state(start_server, connect):
     assert (scrape["topics_topics"], scrape["topics_queue_topics"]) == (3, 1)
     assert (scrape["topics_records_live"], scrape["topics_bytes_live"]) == (2, state["bytes"])
     classes = {label: value for (name, label), value in scrape.samples.items() if name == "topics_topics_by_class"}
-    assert classes == {"ephemeral": 1, "memory": 0, "disk": 1, "fsync": 1}
+    assert classes == {"ephemeral": 1, "memory": 0, "disk": 1, "fsync": 1, "replicated": 0}
     for name, field in (
         ("head_seq", "head_seq"), ("earliest_seq", "earliest_seq"), ("records_live", "count"), ("bytes_live", "bytes")
     ):  # fmt: skip
@@ -184,5 +184,5 @@ def test_json_metrics_have_the_same_values(api: Api, topic: str, accept: str):
     assert {*GAUGES, *COUNTERS, HISTOGRAM, "performance"} <= body.keys()
     assert body["topics_ready"] == 1
     assert body["topics_topic_head_seq"][topic] == 2
-    assert body["topics_topics_by_class"].keys() == {"ephemeral", "memory", "disk", "fsync"}
+    assert body["topics_topics_by_class"].keys() == {"ephemeral", "memory", "disk", "fsync", "replicated"}
     assert body[HISTOGRAM].keys() == {"buckets", "sum", "count"}

@@ -76,6 +76,24 @@ def test_bytes_wait_for_the_interval_unless_a_ticket_waits():
     assert kinds(bucket) == ["term", "checkpoint", "bytes", "bytes"]
 
 
+def test_next_upload_waits_a_moment_for_the_writers_that_the_last_one_released():
+    bucket, sequence = SimBucket(), begun()
+    open_replica(sequence, bucket)
+    sequence.note_synced((1, 100), 0)
+    upload = sequence.next(1000, 1000)
+    assert upload is not None
+    sequence.created(upload, 1030)  # it took 30 ms
+    sequence.note_synced((1, 200), 1031)
+    sequence.urgent = sequence.gathers = True
+    assert sequence.next(1032, 1032) is None
+    assert sequence.wake_in_ms(1032) == 8
+    sequence.note_synced((1, 300), 1033)
+    sequence.gathers = False  # all are there
+    upload = sequence.next(1034, 1034)
+    assert upload is not None
+    assert upload.upto == (1, 300)
+
+
 def test_much_log_is_cut_where_a_sync_ended():
     bucket, sequence = SimBucket(), begun()
     open_replica(sequence, bucket)

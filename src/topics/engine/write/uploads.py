@@ -82,8 +82,9 @@ class Uploads:
         self._waiting: deque[Waiting] = deque()
         self._callbacks: deque[tuple[Position, Callable[[], None]]] = deque()
 
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
+    def __len__(self) -> int:
+        """Return how many tickets wait."""
+        return len(self._waiting)
 
     @property
     def gate(self) -> int:

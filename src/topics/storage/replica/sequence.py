@@ -29,6 +29,7 @@ from topics.storage.replica.objects import Checkpoint, FileRef, Head, Kind, Piec
 
 OBJECT_BYTES = 4 << 20
 FIRST_RETRY_MS, MAX_RETRY_MS = 100, 5_000
+MAX_GATHER_MS = 20
 NOWHERE: Position = (0, 0)
 EVERYWHERE: Position = (1 << 63, 0)
 
@@ -110,6 +111,8 @@ class Sequence:
         self.retries = 0
         self.last_failure = ""
         self.urgent = False  # a ticket waits for an upload
+        self.gathers = False  # more tickets will wait in a moment: those of writers that the last upload released
+        self._gathered_ms = 0  # until then
         self._last_wall_ms = end.at_ms
         self._end_upto = end.upto
         self.left: Mapping[int, int] = {}  # the size of each log file that the log has left; the log changes it
@@ -203,14 +206,15 @@ class Sequence:
         if self._in_flight is not None:
             return None if self.failing_since_ms is None else max(self.retry_at_ms - now_ms, 0)
         if self.is_open and self._marks:
-            return max(self._due_ms - now_ms, 0)
+            return max((self._gathered_ms if self.urgent else self._due_ms) - now_ms, 0)
         return None
 
     def _is_cut_due(self, now_ms: int) -> bool:
         if not self._marks:
             return False
         awaited = self._plans and self._plans[0].refs is not None and self._plans[0].after > self.uploaded
-        return self.urgent or bool(awaited) or len(self._marks) > 1 or now_ms >= self._due_ms
+        urgent = self.urgent and not (self.gathers and now_ms < self._gathered_ms)
+        return urgent or bool(awaited) or len(self._marks) > 1 or now_ms >= self._due_ms
 
     def _upload(
         self, kind: Kind, wall_ms: int, *, pieces: tuple[Piece, ...] = (), upto: Position | None = None,
@@ -250,6 +254,7 @@ class Sequence:
             self.uploaded = upload.upto
             self._due_ms = now_ms + self._interval_ms
             self._behind_since_ms = self._sent_ms
+            self._gathered_ms = now_ms + min((now_ms - self._sent_ms) // 3, MAX_GATHER_MS)
         elif head.kind == "checkpoint":
             self._checkpoint_created(upload)
 

@@ -45,7 +45,7 @@ class Uploader:
         self._sending = False
         self._copying: Plan | None = None
         self._copy_retries = 0
-        self._woken = False  # whether a call of `_wake` is due
+        self._wake_ms: int | None = None  # when `_wake` is called next
         self.on_change: Callable[[], None] = lambda: None  # called when gates may have opened, or a state changed
         self.want_checkpoint: Callable[[], None] = lambda: None  # called if a new local checkpoint is needed
         self.on_checkpoint: Callable[[], None] = lambda: None  # called when a checkpoint is complete in the bucket
@@ -102,12 +102,14 @@ class Uploader:
             if upload is not None:
                 self._send(upload)
         self._copy()
-        if not self._sending and not self._woken and (wait := self.sequence.wake_in_ms(self._now_ms())) is not None:
-            self._woken = True
-            self._later(wait, self._wake)
+        if not self._sending and (wait := self.sequence.wake_in_ms(self._now_ms())) is not None:
+            at_ms = self._now_ms() + wait
+            if self._wake_ms is None or at_ms < self._wake_ms:
+                self._wake_ms = at_ms
+                self._later(wait, self._wake)
 
     def _wake(self) -> None:
-        self._woken = False
+        self._wake_ms = None
         self.pump()
 
     def _send(self, upload: Upload) -> None:
