@@ -198,6 +198,10 @@ def test_moment_is_restored_beside_the_running_server(running: list[ServerProces
     assert (status, answer["error"]["code"]) == (503, "replica_unavailable"), "it has no replica"
 
     assert topics("restore", url, tmp_path / "then").returncode == 2, "the directory is not empty"
+    held = topics("restore", url, tmp_path / "a", "--force")
+    assert (held.returncode, "is held by" in held.stderr) == (2, True), held.stderr
+    assert topics("restore", url, tmp_path / "recent", "--ago", "0").returncode == 0
+    assert topics("restore", tmp_path / "then", tmp_path / "no", "--ago", "1m").returncode == 2, "no replica"
     assert topics("restore", url, tmp_path / "no", "--at", "2001-01-01T00:00Z").returncode == 2
     assert topics("restore", url, tmp_path / "no", "--at", "yesterday").returncode == 2
     verified = topics("replica", "verify", url)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 from topics.cli.output.screen import Screen
 
@@ -39,3 +40,8 @@ def fail(text: str, status: int) -> int:
     message, _, advice = text.partition("; ")
     Screen().fail(message, advice or NAME_DIRECTORY)
     return status
+
+
+def aside_of(directory: str) -> str:
+    """Return the path to which an existing directory moves before a restore."""
+    return f"{directory}.before-restore-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"

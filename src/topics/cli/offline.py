@@ -7,13 +7,12 @@ import gc
 import os
 import time
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from topics.cli.guarded import EXIT_CLEAN, EXIT_DAMAGED, EXIT_USAGE, Execute, fail, guarded
+from topics.cli.guarded import EXIT_CLEAN, EXIT_DAMAGED, EXIT_USAGE, Execute, aside_of, fail, guarded
 from topics.cli.output.meter import Meter
 from topics.cli.output.screen import Screen, pretty_json
-from topics.cli.output.units import size
+from topics.cli.output.units import parse_duration, parse_time, size
 from topics.cli.tree import Subparsers, add_parser
 from topics.clock import SystemClock
 from topics.plurals import counted
@@ -49,7 +48,8 @@ def register(subparsers: Subparsers) -> None:
     restore.add_argument("directory", metavar="DIR", help="new data directory; must be empty or absent")
     restore.add_argument("--force", action="store_true", help="move an existing data directory aside")
     moment = restore.add_mutually_exclusive_group()
-    moment.add_argument("--at", metavar="TIME", help="of a replica: the state at this time, such as 2026-11-17T06:00Z")
+    moment.add_argument("--at", metavar="TIME", type=parse_time, help="of a replica: the state at this time (ISO 8601)")
+    moment.add_argument("--ago", metavar="DURATION", type=parse_duration, help="of a replica: the state this long ago")
     moment.add_argument("--at-object", metavar="N", type=int, help="of a replica: the state at this object")
 
 
@@ -153,15 +153,15 @@ def run_restore(args: argparse.Namespace) -> int:
         from topics.cli import replica
 
         return replica.run_restore(args)
-    if args.at is not None or args.at_object is not None:
-        return fail("--at and --at-object need the URL of a replica; a backup has one state", EXIT_USAGE)
+    if (args.at, args.ago, args.at_object) != (None, None, None):
+        return fail("a backup has one state; leave out --at, --ago and --at-object, or name a replica", EXIT_USAGE)
     if (problem := _overlap(args.source, args.directory)) is not None:
         return fail(problem, EXIT_USAGE)
     aside, directory = None, os.path.normpath(args.directory)
     if os.path.islink(directory):  # the link remains: systemd makes one to the state directory of a dynamic user
         directory = os.path.realpath(directory)
     if args.force and os.path.isdir(directory):
-        aside = f"{directory}.before-restore-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+        aside = aside_of(directory)
     began = time.monotonic()
     with Meter("copied") as meter:
         now_ms = SystemClock().now_ms()

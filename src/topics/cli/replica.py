@@ -6,15 +6,13 @@ import argparse
 import os
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from topics.cli.guarded import EXIT_CLEAN, EXIT_DAMAGED, EXIT_USAGE, Execute, fail, guarded
+from topics.cli.guarded import EXIT_CLEAN, EXIT_DAMAGED, Execute, aside_of, guarded
 from topics.cli.output.meter import Meter
 from topics.cli.output.screen import Cell, Screen, Styled, pretty_json
-from topics.cli.output.units import duration, size
+from topics.cli.output.units import duration, parse_duration, size
 from topics.cli.tree import Subparsers, add_parser
 from topics.plurals import counted
 
@@ -28,7 +26,7 @@ SHOWN = 20
 def register(subparsers: Subparsers) -> None:
     parser = add_parser(
         subparsers, "replica", details="Credentials come from the environment. A running server is not asked.",
-        examples="  topics replica status s3://bucket/prefix\n  topics restore s3://bucket/prefix DIR --at 06:00\n",
+        examples="  topics replica status s3://bucket/prefix\n  topics restore s3://bucket/prefix DIR --ago 10m\n",
     )  # fmt: skip
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     listed = _add(verbs, "ls", _ls, "list the last objects")
@@ -36,7 +34,10 @@ def register(subparsers: Subparsers) -> None:
     _add(verbs, "status", _status, "print lag, size, requests per hour and the oldest moment that can be restored")
     _add(verbs, "verify", _verify, "read all objects and files, and compare them with their checksums")
     pruned = _add(verbs, "prune", _prune, "remove what no restore to a later moment needs")
-    pruned.add_argument("--keep", default="7d", metavar="TIME", help="keep every moment of this time: 7d, 12h [7d]")
+    pruned.add_argument(
+        "--keep", type=parse_duration, default=parse_duration("7d"), metavar="DURATION",
+        help="how long every moment can be restored [7d]",
+    )  # fmt: skip
 
 
 def _add(verbs: Subparsers, name: str, execute: Execute, help: str) -> argparse.ArgumentParser:
@@ -138,9 +139,7 @@ def _verify(args: argparse.Namespace) -> int:
 def _prune(args: argparse.Namespace) -> int:
     from topics.storage.replica import upkeep
 
-    if (keep_ms := _parse_span(args.keep)) is None:
-        return fail(f"--keep: {args.keep!r} is no time; use a number and s, m, h or d, such as 7d", EXIT_USAGE)
-    done = upkeep.prune(_open(args.url, whole=True), before_ms=time.time_ns() // 1_000_000 - keep_ms)
+    done = upkeep.prune(_open(args.url, whole=True), before_ms=time.time_ns() // 1_000_000 - args.keep)
     removed = f"removed {counted(done.objects, 'object')} and {counted(done.files, 'file')} ({size(done.bytes)})"
     oldest = f"; the oldest moment is {_shown(done.oldest_ms)}" if done.oldest_ms else ""
     print(pretty_json(done) if args.json else removed + oldest)
@@ -149,21 +148,19 @@ def _prune(args: argparse.Namespace) -> int:
 
 def run_restore(args: argparse.Namespace) -> int:
     """Restore a replica into a directory: its end, which a server continues, or an earlier moment."""
+    from topics.storage.backup import move_aside
     from topics.storage.fs import RealFs
     from topics.storage.replica import start
     from topics.storage.replica.restore import is_vacant, restore
 
     fs, directory = RealFs(), os.path.normpath(args.directory)
-    history = _open(args.source, whole=args.at is not None)
     number, now_ms = args.at_object, time.time_ns() // 1_000_000
-    if args.at is not None:
-        if (at_ms := _parse_time(args.at, now_ms)) is None:
-            return fail(f"--at: {args.at!r} is no time; use 2026-11-17T06:00Z, 06:00 or -10m", EXIT_USAGE)
+    at_ms = now_ms - args.ago if args.ago is not None else args.at
+    history = _open(args.source, whole=at_ms is not None)
+    if at_ms is not None:
         number = history.at_time(at_ms)
     if not is_vacant(fs, directory):
-        if not args.force:
-            return fail(f"{args.directory} is not empty; move it away, or let --force do that", EXIT_USAGE)
-        os.rename(directory, f"{directory}.before-restore-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
+        move_aside(fs, directory, aside_of(directory) if args.force else None)
     began, end = time.monotonic(), history.end()
     owner = start.Owner(history.replica_id, end.term, end.instance)
 
@@ -179,7 +176,7 @@ def run_restore(args: argparse.Namespace) -> int:
             progress=meter.show,
         )  # fmt: skip
     if args.json:
-        print(pretty_json(msgspec.structs.asdict(done)))
+        print(pretty_json(done))
         return EXIT_CLEAN
     print(f"restored object {done.object} of {_shown(done.at_ms)} to {args.directory}: "
           f"{counted(done.files, 'file')}, {counted(done.log_files, 'log file')}, {size(done.bytes)}, "
@@ -190,33 +187,6 @@ def run_restore(args: argparse.Namespace) -> int:
         print("it begins a new history: all topics have new epochs, and it does not continue the replica")
     print(f"next: topics serve --data-dir {args.directory}")
     return EXIT_CLEAN
-
-
-# --- times
-
-_UNITS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-
-
-def _parse_span(text: str) -> int | None:
-    """Return the milliseconds of `7d`, `12h`, `10m` or `30s`; None if the text is none of these."""
-    number, unit = text[:-1], text[-1:]
-    return int(number) * _UNITS[unit] if number.isdigit() and unit in _UNITS else None
-
-
-def _parse_time(text: str, now_ms: int) -> int | None:
-    """Return the time of an ISO text (UTC unless it says otherwise), a time of today, or a span before now (`-10m`)."""
-    if text.startswith("-"):
-        span_ms = _parse_span(text[1:])
-        return None if span_ms is None else now_ms - span_ms
-    now = datetime.fromtimestamp(now_ms / 1000, UTC)
-    try:
-        found = datetime.fromisoformat(text if "-" in text else f"{now:%Y-%m-%d}T{text}")
-    except ValueError:
-        return None
-    found = found if found.tzinfo is not None else found.replace(tzinfo=UTC)
-    if "-" not in text and found > now:
-        found -= timedelta(days=1)  # a time of day is the last one
-    return int(found.timestamp() * 1000)
 
 
 def _shown(at_ms: int) -> str:

@@ -150,16 +150,21 @@ def restore(
     origin.inspect()
     try:
         if not _vacant(fs, target):
-            if set_aside is None:
-                raise CopyError(f"{target} is not empty; move it away, or let --force do that")
-            was = DataDir(ReadOnlyFs(fs), target)
-            was.inspect()  # raises if a server has it open, or if it is no data directory
-            fs.rename(target, set_aside)
-            was.close()
-            fs.sync_dir(posixpath.dirname(posixpath.normpath(target)) or ".")
+            move_aside(fs, target, set_aside)
         return copy(fs, source, target, progress=progress, restored_ms=now_ms)
     finally:
         origin.close()
+
+
+def move_aside(fs: Fs, target: str, path: str | None) -> None:
+    """Move a data directory that is in the way to the path, if one is given. Raise `CopyError` or `DataDirError`."""
+    if path is None:
+        raise CopyError(f"{target} is not empty; move it away, or let --force do that")
+    was = DataDir(ReadOnlyFs(fs), target)
+    was.inspect()  # raises if a server has it open, or if it is no data directory
+    fs.rename(target, path)
+    was.close()
+    fs.sync_dir(posixpath.dirname(posixpath.normpath(target)) or ".")
 
 
 class _Copier:
