@@ -6,7 +6,6 @@ import argparse
 import os
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from topics.cli.guarded import EXIT_CLEAN, EXIT_DAMAGED, Execute, aside_of, guarded
@@ -15,6 +14,7 @@ from topics.cli.output.screen import Cell, Screen, Styled, pretty_json
 from topics.cli.output.units import duration, parse_duration, size
 from topics.cli.tree import Subparsers, add_parser
 from topics.plurals import counted
+from topics.storage.replica.objects import shown_time
 
 if TYPE_CHECKING:
     from topics.storage.datadir import DataDir
@@ -78,7 +78,7 @@ def _ls(args: argparse.Namespace) -> int:
         head = history.read(number).head
         rows.append(
             {
-                "object": number, "kind": head.kind, "term": head.term, "time": _shown(head.at_ms),
+                "object": number, "kind": head.kind, "term": head.term, "time": shown_time(head.at_ms),
                 "bytes": history.log[number].size_bytes, "host": head.host, "log": list(head.upto),
             }
         )  # fmt: skip
@@ -108,7 +108,7 @@ def _status(args: argparse.Namespace) -> int:
         ("writer", f"{writer}, term {found.term}" + (", stopped in order" if found.clean else "")),
         ("last upload", last),
         ("checkpoint", f"object {found.checkpoint}" if found.checkpoint else "none yet"),
-        ("restorable from", _shown(found.oldest_ms) if found.oldest_ms else "nothing yet"),
+        ("restorable from", shown_time(found.oldest_ms) if found.oldest_ms else "nothing yet"),
         ("stored", f"{counted(found.objects, 'object')}, {counted(found.files, 'file')}, {size(found.bytes)}"),
         ("last hour", f"{counted(found.objects_last_hour, 'upload')} of the log"),
     ):
@@ -141,17 +141,17 @@ def _prune(args: argparse.Namespace) -> int:
 
     done = upkeep.prune(_open(args.url, whole=True), before_ms=time.time_ns() // 1_000_000 - args.keep)
     removed = f"removed {counted(done.objects, 'object')} and {counted(done.files, 'file')} ({size(done.bytes)})"
-    oldest = f"; the oldest moment is {_shown(done.oldest_ms)}" if done.oldest_ms else ""
+    oldest = f"; the oldest moment is {shown_time(done.oldest_ms)}" if done.oldest_ms else ""
     print(pretty_json(done) if args.json else removed + oldest)
     return EXIT_CLEAN
 
 
 def run_restore(args: argparse.Namespace) -> int:
     """Restore a replica into a directory: its end, which a server continues, or an earlier moment."""
-    from topics.storage.backup import move_aside
+    from topics.storage.backup import is_vacant, move_aside
     from topics.storage.fs import RealFs
     from topics.storage.replica import start
-    from topics.storage.replica.restore import is_vacant, restore
+    from topics.storage.replica.restore import restore
 
     fs, directory = RealFs(), os.path.normpath(args.directory)
     number, now_ms = args.at_object, time.time_ns() // 1_000_000
@@ -178,7 +178,7 @@ def run_restore(args: argparse.Namespace) -> int:
     if args.json:
         print(pretty_json(done))
         return EXIT_CLEAN
-    print(f"restored object {done.object} of {_shown(done.at_ms)} to {args.directory}: "
+    print(f"restored object {done.object} of {shown_time(done.at_ms)} to {args.directory}: "
           f"{counted(done.files, 'file')}, {counted(done.log_files, 'log file')}, {size(done.bytes)}, "
           f"{time.monotonic() - began:.1f} s")  # fmt: skip
     if number is None and not done.clean:
@@ -187,7 +187,3 @@ def run_restore(args: argparse.Namespace) -> int:
         print("it begins a new history: all topics have new epochs, and it does not continue the replica")
     print(f"next: topics serve --data-dir {args.directory}")
     return EXIT_CLEAN
-
-
-def _shown(at_ms: int) -> str:
-    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"

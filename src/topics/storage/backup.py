@@ -149,7 +149,7 @@ def restore(
     origin = DataDir(ReadOnlyFs(fs), source)
     origin.inspect()
     try:
-        if not _vacant(fs, target):
+        if not is_vacant(fs, target):
             move_aside(fs, target, set_aside)
         return copy(fs, source, target, progress=progress, restored_ms=now_ms)
     finally:
@@ -485,9 +485,9 @@ class _Copier:
         self._moved += len(data)
 
 
-def _vacant(fs: Fs, path: str) -> bool:
+def is_vacant(fs: Fs, path: str) -> bool:
     """Return whether the path is free: absent, empty, or an unfinished copy."""
     if not fs.exists(path):
         return True
-    names = set(fs.listdir(path)) - {"lost+found"}
+    names = {name for name in fs.listdir(path) if name not in ("lost+found", "LOCK")}
     return not names or (UNFINISHED in names and "FORMAT" not in names)

@@ -29,6 +29,7 @@ term from object `Checkpoint.since` on, as far as they belong to log file `Check
 from __future__ import annotations
 
 import struct
+from datetime import UTC, datetime
 from typing import Literal
 
 import msgspec
@@ -184,3 +185,8 @@ def file_name(digest: str) -> str:
 
 def sum64(data: bytes) -> int:
     return _sum64(data)
+
+
+def shown_time(at_ms: int) -> str:
+    """Return a time of an object as people read it."""
+    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"

@@ -14,8 +14,9 @@ import msgspec
 from msgspec import Struct
 
 from topics.storage import snapshot as snap
+from topics.storage.backup import COPIED_BOOT_ID
 from topics.storage.data_layout import TemporaryFile
-from topics.storage.datadir import UNFINISHED, DataDir
+from topics.storage.datadir import DataDir
 from topics.storage.fs import Fs, read_whole
 from topics.storage.log import ledger, log_files
 from topics.storage.log.log_files import LogFile
@@ -23,7 +24,6 @@ from topics.storage.replica import objects
 from topics.storage.replica.history import History, State
 from topics.storage.replica.objects import Damaged, FileRef, Object
 
-COPIED_BOOT_ID = "copied"
 READERS = 4  # each has a file in memory
 
 Progress = Callable[[int, int], None]  # bytes that are there, bytes of all files
@@ -40,14 +40,6 @@ class Restored(Struct, kw_only=True):
     files: int = 0
     log_files: int = 0
     bytes: int = 0
-
-
-def is_vacant(fs: Fs, path: str) -> bool:
-    """Return whether a restore may use the path: it is absent, empty, or an unfinished copy."""
-    if not fs.exists(path):
-        return True
-    names = {name for name in fs.listdir(path) if name not in ("lost+found", "LOCK")}
-    return not names or (UNFINISHED in names and "FORMAT" not in names)
 
 
 def restore(

@@ -16,13 +16,13 @@ from __future__ import annotations
 import posixpath
 import secrets
 from collections.abc import Callable
-from datetime import UTC, datetime
 from functools import partial
 
 import msgspec
 from msgspec import Struct
 
 from topics import logs
+from topics.storage.backup import is_vacant
 from topics.storage.data_layout import TemporaryFile
 from topics.storage.datadir import DataDir
 from topics.storage.fs import Fs, read_whole
@@ -31,7 +31,7 @@ from topics.storage.replica import objects
 from topics.storage.replica.bucket import Bucket
 from topics.storage.replica.history import History
 from topics.storage.replica.objects import REPLICA, FileRef, ReplicaError
-from topics.storage.replica.restore import Progress, is_vacant, restore
+from topics.storage.replica.restore import Progress, restore
 from topics.storage.replica.sequence import NOWHERE, End, Sequence, State, Writer
 
 log = logs.Log("replica")
@@ -126,8 +126,8 @@ def _restore(
 ) -> Opened:
     if not end.base:
         raise NotOurs(
-            f"the replica has no checkpoint yet: {end.host or 'another server'} began it {_shown(end.at_ms)}; "
-            "wait until it has one, choose another prefix, or remove its objects"
+            f"the replica has no checkpoint yet: {end.host or 'another server'} began it "
+            f"{objects.shown_time(end.at_ms)}; wait until it has one, choose another prefix, or remove its objects"
         )
     sequence = begin(end)
 
@@ -159,7 +159,7 @@ def _check(fs: Fs, path: str, owner: Owner | None, history: History | None, end:
                 f"{path}/REPLICA to begin a new replica"
             )
         return
-    since = f"since {_shown(end.at_ms)}"
+    since = f"since {objects.shown_time(end.at_ms)}"
     if owner is None or owner.replica != history.replica_id:
         raise NotOurs(
             f"{path} has data, and {url} is the replica of another directory; choose another prefix, or an empty "
@@ -184,7 +184,3 @@ def _reaches(fs: Fs, path: str, end: End) -> bool:
         return True
     file = datadir.wal_path(number)
     return fs.exists(file) and walfile.written_end(read_whole(fs, file)) >= offset
-
-
-def _shown(at_ms: int) -> str:
-    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
