@@ -27,8 +27,8 @@ def slow_syncs(delay_s: float, noted: str) -> None:
         return wait
 
     for name in ("sync", "datasync"):
-        setattr(fs.RealFile, name, slow(getattr(fs.RealFile, name), lambda file: file.path))
-    fs.RealFs.sync_dir = slow(fs.RealFs.sync_dir, lambda _, path: path)
+        setattr(fs.File, name, slow(getattr(fs.File, name), lambda file: file.path))
+    fs.Fs.sync_dir = slow(fs.Fs.sync_dir, lambda _, path: path)
 
 
 def full_while_there(flag: str) -> None:

@@ -23,9 +23,6 @@ class ReadOnlyFs(Fs):
     def unlink(self, path: str) -> None:
         self._refuse(path)
 
-    def link(self, src: str, dst: str) -> None:
-        self._refuse(dst)
-
     def mkdir(self, path: str) -> None:
         self._refuse(path)
 
