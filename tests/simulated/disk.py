@@ -307,8 +307,6 @@ class SimDisk:
 class SimFile:
     """An open file of a `SimDisk`. Closing it after a crash has no effect."""
 
-    __slots__ = ("_disk", "_open", "_writable", "node", "path")
-
     def __init__(self, disk: SimDisk, node: Inode, *, path: str, writable: bool) -> None:
         self.path = path
         self.node = node

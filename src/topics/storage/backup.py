@@ -52,7 +52,7 @@ from topics.storage.copied_files import (
     save_marks,
     tail_problems,
 )
-from topics.storage.data_layout import TEMP_SUFFIX, TemporaryFile
+from topics.storage.data_layout import TEMP_SUFFIX
 from topics.storage.datadir import UNFINISHED, DataDir
 from topics.storage.fs import File, Fs, NotAFile, absence, next_step, read_whole
 from topics.storage.log import ledger
@@ -365,7 +365,7 @@ class _Copier:
         if self._has(topic.topic_id, ref):
             return check(None)
         self.target.make_topic_dir(topic.topic_id)
-        with TemporaryFile(self.fs, path) as file:
+        with self.target.new_file(path, named=False) as file:
             problems = check(file)
         costs = [self._would_cost(topic, ref, ref.first + one.low, ref.first + one.high - 1) for one in problems]
         if problems and (any(costs) or ref.footer in self._held.footers):
@@ -475,7 +475,7 @@ class _Copier:
         done.bytes_copied, done.bytes_reused = self._moved, sum(reused)
 
     def _write(self, path: str, data: bytes) -> None:
-        with TemporaryFile(self.fs, path) as file:
+        with self.target.new_file(path, named=False) as file:
             file.pwrite(data, 0)
         self._moved += len(data)
 

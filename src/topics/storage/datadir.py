@@ -5,7 +5,7 @@ import re
 from contextlib import suppress
 
 from topics import __version__
-from topics.storage.data_layout import TEMP_SUFFIX, DataLayout, TemporaryFile
+from topics.storage.data_layout import TEMP_SUFFIX, DataLayout
 from topics.storage.fs import Fs, Lock, LockHeld, next_step, read_whole
 
 FORMAT_VERSION = 2  # raise it with every change of what is stored: see CONTRIBUTING.md, "Data formats"
@@ -113,7 +113,7 @@ class DataDir(DataLayout):
         A version that does not know the format refuses the directory after that.
         """
         if self._format != FORMAT_VERSION:
-            self._write("FORMAT", b"topics-data %d\n" % FORMAT_VERSION)
+            self.write_file(self._path("FORMAT"), [b"topics-data %d\n" % FORMAT_VERSION])
             self._format = FORMAT_VERSION
         if self._written_by:
             self.note_version()
@@ -122,7 +122,7 @@ class DataDir(DataLayout):
         """Write VERSION. In a new directory, call this after the log has begun: see `was_used`."""
         if self._written_by != __version__:
             with suppress(OSError):  # the text only helps operators: a full disk must not prevent the start
-                self._write("VERSION", b"%b\n" % __version__.encode())
+                self.write_file(self._path("VERSION"), [b"%b\n" % __version__.encode()])
                 self._written_by = __version__
 
     @property
@@ -240,7 +240,7 @@ class DataDir(DataLayout):
         if self._holds_data():
             raise self._error("holds data and has lost its FORMAT file; restore the directory from a backup")
         self._sync_parents()
-        self._write("FORMAT", b"topics-data %d\n" % FORMAT_VERSION)
+        self.write_file(self._path("FORMAT"), [b"topics-data %d\n" % FORMAT_VERSION])
 
     def _sync_parents(self) -> None:
         """Make the name of the directory durable, and the names of all directories above it."""
@@ -251,13 +251,6 @@ class DataDir(DataLayout):
             at = parent
         if not self.root.startswith("/"):
             self.fs.sync_dir(".")
-
-    def _write(self, name: str, text: bytes) -> None:
-        """Write a small file, and make it durable."""
-        path = self._path(name)
-        with TemporaryFile(self.fs, path) as file:
-            file.pwrite(text, 0)
-        self.publish(path)
 
     def _path(self, name: str) -> str:
         return posixpath.join(self.root, name)

@@ -16,7 +16,7 @@ import msgspec
 
 from topics import logs
 from topics.clock import Clock
-from topics.engine.durable import atomic_files, recovery, snapshot_load
+from topics.engine.durable import recovery, snapshot_load
 from topics.engine.durable.checkpoint_retries import Retries, Room
 from topics.engine.durable.deferred_replay import Backlog
 from topics.engine.durable.snapshot_capture import Capture
@@ -266,7 +266,7 @@ class Store:
                     path, footer = self._write_segment(one.snapshot.topic_id, one.snapshot.epoch, frozen)
                     one.snapshot.segments[at].footer = footer
                     sealed.append((one.snapshot.topic_id, frozen.segment, path, footer))
-            atomic_files.write(self.dir, self.dir.tails_path(number), capture.tails(), worker)
+            self.dir.write_file(self.dir.tails_path(number), capture.tails(), worker)
             if not self.wal.ledger.write(notes):
                 raise LogRefused("the ledger cannot be written")
             self._ledger_number = number if notes else self.wal.ledger.number
@@ -274,7 +274,7 @@ class Store:
                 head.extra[snap.LEDGER] = msgspec.Raw(msgspec.msgpack.encode(self._ledger_number))
             parts = snap.encode_parts(head, ((one.snapshot, one.keys) for one in capture), len(capture), worker)
             try:
-                atomic_files.write(self.dir, self.dir.snapshot_path(number), parts, worker)
+                self.dir.write_file(self.dir.snapshot_path(number), parts, worker)
             except OSError:
                 with suppress(OSError):  # a snapshot whose name could not be synced needs its tails
                     if not self.fs.exists(self.dir.snapshot_path(number)):
@@ -409,7 +409,7 @@ class Store:
             self.fs.sync_dir(self.dir.segments_dir)  # also if it was there: it may be so in memory only
             self._topic_dirs.add(topic_id)
         path = self.dir.segment_path(topic_id, frozen.segment.first)
-        atomic_files.write(self.dir, path, parts, self._worker)
+        self.dir.write_file(path, parts, self._worker)
         size = sum(map(len, parts))
         return path, codec.decode_footer(b"".join(parts[-2:]), path=path, file_bytes=size)
 
@@ -476,7 +476,7 @@ class Store:
 
         def work() -> None:
             for _, segment, target in moves:
-                atomic_files.copy(self.dir, segment.path, target, self._worker)
+                self.dir.copy_file(segment.path, target, self._worker)
 
         def finished(error: Exception | None) -> None:
             if error is not None:

@@ -27,7 +27,6 @@ from msgspec import Struct
 from topics import logs
 from topics.errors import Corrupt, UnknownFormat
 from topics.model.topic import TopicConfig
-from topics.storage.data_layout import TEMP_SUFFIX
 from topics.storage.datadir import DataDir
 from topics.storage.fs import File, read_whole
 from topics.storage.log import frame, walfile
@@ -198,22 +197,19 @@ class Ledger:
 
     def _create(self, path: str, data: bytes) -> File:
         """Return a durable file with the notes of `data` at its end. It has its name once it has a note."""
-        exists = self._dir.fs.exists(path)  # after an earlier start, or if its name could not be synced
-        new = self._dir.fs.open(path if exists else path + TEMP_SUFFIX, write=True, create=not exists)
+        if not self._dir.fs.exists(path):
+            with self._dir.new_file(path, open_after=True) as new:
+                new.pwrite(data, 0)
+            return new
+        new = self._dir.fs.open(path, write=True)  # of an earlier start, or its name could not be synced
         try:
-            if not exists:
-                new.truncate(0)
             new.pwrite(data, walfile.written_end(new.pread(new.size(), 0)))
             new.datasync()
-            if exists:
-                self._dir.fs.sync_dir(self._dir.ledger_dir)
-            else:
-                self._dir.publish(path)
+            self._dir.fs.sync_dir(self._dir.ledger_dir)
         except OSError:
             with suppress(OSError):
                 new.close()
             raise
-        new.path = path
         return new
 
 

@@ -28,7 +28,7 @@ from topics import logs
 from topics.clock import Clock
 from topics.storage.datadir import DataDir
 from topics.storage.fs import File
-from topics.storage.log import new_file, walfile
+from topics.storage.log import walfile
 from topics.storage.log.background import WARM_BYTES, LargeWrite, LogRefused, close_quietly, reason_of, warm
 from topics.storage.log.frame import Frames, parts_of
 from topics.storage.log.ledger import Ledger
@@ -251,50 +251,48 @@ class Wal:
         self.stats.rotations_total += 1
 
     def sync(self, done: Callable[[], None]) -> None:
+        self._sync(self._worker, done)
+
+    def _sync(self, worker: Worker, done: Callable[[], None]) -> None:
         if self._file is None:  # no frame waits
             done()
             return
         files, position, covered = [*self._behind, self._file], self.position, self._written
         callbacks, self._callbacks = self._callbacks, []
         self._syncing += 1
-        began = self._clock.monotonic_ns()
+        began_ns = self._clock.monotonic_ns()
 
         def finished(error: Exception | None) -> None:
             self._syncing -= 1
             if error is not None:
                 self._fail(error)
-            self._note_synced(files, position, covered, began)
+            self.stats.synced((self._clock.monotonic_ns() - began_ns) // 1000)
+            for file in files[:-1]:
+                if file in self._behind:
+                    self._behind.remove(file)
+                    # Queue the close behind the pending syncs: one of them may sync this file.
+                    self._worker.submit(partial(close_quietly, file), lambda error: None)
+            self._synced_to = max(self._synced_to, position)
+            self._synced = max(self._synced, covered)
+            self.stats.queue_depth = self._written - self._synced
             done()
-            self._call_back(callbacks)
+            for callback in callbacks:
+                try:
+                    callback()
+                except Exception as failure:  # the callbacks after it are called all the same
+                    log.failure("callback_failed", failure)
 
         notes = self.ledger.take()
-        self._worker.submit(lambda: self._datasync(files, notes), finished)
+        worker.submit(lambda: self._datasync(files, notes), finished)
 
     def sync_now(self) -> None:
-        if self._file is None:
-            return
-        files, position, covered = [*self._behind, self._file], self.position, self._written
-        began = self._clock.monotonic_ns()
-        try:
-            self._datasync(files, self.ledger.take())
-        except OSError as error:
-            self._fail(error)
-        callbacks, self._callbacks = self._callbacks, []
-        self._note_synced(files, position, covered, began)
-        self._call_back(callbacks)
+        self._sync(INLINE, lambda: None)
 
     def after_sync(self, done: Callable[[], None]) -> None:
         if self._written > self._synced or self._syncing:
             self._callbacks.append(done)
         else:
             done()
-
-    def _call_back(self, callbacks: list[Callable[[], None]]) -> None:
-        for callback in callbacks:
-            try:
-                callback()
-            except Exception as error:  # the callbacks after it are called all the same
-                log.failure("callback_failed", error)
 
     def tick(self) -> None:
         """Do periodic work: sync, prepare the next file, and create one that could not be created before."""
@@ -306,7 +304,10 @@ class Wal:
             if not self._preparing:
                 self._begin(self._worker)
             return
-        self._note_reached()
+        now_ns = self._clock.monotonic_ns()
+        if now_ns - self._noted_ns >= NOTE_NS:  # so that an older copy of the last file is detected
+            self._noted_ns = now_ns
+            self.ledger.note_reached(self._synced_to)
         if (self._written > self._synced or self._behind or self._callbacks or self.ledger.waits) and not self._syncing:
             self.sync(lambda: None)
         if self.tail > self._file_bytes // (16 if self.stats.slow_us > SLOW_US else 2) or self.read_only is not None:
@@ -358,7 +359,11 @@ class Wal:
         self.ledger.close(replaced=replaced)
 
     def _create(self, header: walfile.Header, *, reserve_bytes: int = 0) -> File:
-        return new_file.create(self._dir, header, reserve_bytes=max(self._file_bytes, reserve_bytes))
+        """Create a durable file without frames, reserved in full."""
+        with self._dir.new_file(self._dir.wal_path(header.number), open_after=True) as file:
+            file.allocate(max(self._file_bytes, reserve_bytes))
+            file.pwrite(walfile.encode_header(header), 0)
+        return file
 
     def _prepare(self) -> None:
         """Have the next file created, or the one that there is enlarged. It is synced before its size counts."""
@@ -408,24 +413,6 @@ class Wal:
                 self._dir.note_failed_sync()
                 raise
             self.ledger.write(notes)
-
-    def _note_reached(self) -> None:
-        """Note the synced position once a second, so that an older copy of the last file is detected."""
-        now_ns = self._clock.monotonic_ns()
-        if now_ns - self._noted_ns >= NOTE_NS:
-            self._noted_ns = now_ns
-            self.ledger.note_reached(self._synced_to)
-
-    def _note_synced(self, files: list[File], position: tuple[int, int], covered: int, began_ns: int) -> None:
-        self.stats.synced((self._clock.monotonic_ns() - began_ns) // 1000)
-        for file in files[:-1]:
-            if file in self._behind:
-                self._behind.remove(file)
-                # Queue the close behind the pending syncs: one of them may sync this file.
-                self._worker.submit(partial(close_quietly, file), lambda error: None)
-        self._synced_to = max(self._synced_to, position)
-        self._synced = max(self._synced, covered)
-        self.stats.queue_depth = self._written - self._synced
 
     def _refuse(self, error: Exception) -> None:
         """Refuse frames until `tick` has created a file. Nothing was written."""
