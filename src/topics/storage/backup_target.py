@@ -21,8 +21,8 @@ class HeldBackup:
     """The state of a target before a copy; empty for a target without a complete backup."""
 
     def __init__(self, target: DataDir) -> None:
-        self.number, self.snapshot = newest_snapshot(target, []) if target.declared else (0, None)
-        self._topics = {topic.topic_id: topic for topic in self.snapshot.topics} if self.snapshot is not None else {}
+        self.snapshot = newest_snapshot(target, []) if target.declared else snap.empty()
+        self._topics = {topic.topic_id: topic for topic in self.snapshot.topics}
         self._heads = {topic_id: topic.head for topic_id, topic in self._topics.items()}
         for number in target.wal_numbers() if target.declared else ():
             for item in walfile.scan(read_whole(target.fs, target.wal_path(number))):
@@ -50,13 +50,11 @@ class HeldBackup:
             and not any(low <= first and last <= high for low, high, _ in before)
         ]
 
-    def is_earlier_than(self, number: int, snapshot: snap.Snapshot | None, target: DataDir) -> bool:
+    def is_earlier_than(self, snapshot: snap.Snapshot, target: DataDir) -> bool:
         """Return whether the target can be an earlier state of a source with this snapshot."""
-        since = 0 if snapshot is None else snapshot.wal_number
-        if self.number > number or (self.number < number and any(n >= since for n in target.wal_numbers())):
+        held, number = self.snapshot.wal_number, snapshot.wal_number
+        if held > number or (held < number and any(other >= number for other in target.wal_numbers())):
             return False
-        if self.snapshot is None or snapshot is None:
-            return True
         now = {topic.topic_id: topic for topic in snapshot.topics}
         for topic in self.snapshot.topics:
             same = now.get(topic.topic_id)
@@ -88,7 +86,7 @@ def newest_number(datadir: DataDir) -> int:
     return max(datadir.snapshot_numbers(), default=0) if datadir.fs.exists(datadir.snapshots_dir) else 0
 
 
-def newest_snapshot(datadir: DataDir, problems: list[str]) -> tuple[int, snap.Snapshot | None]:
+def newest_snapshot(datadir: DataDir, problems: list[str]) -> snap.Snapshot:
     """Return the newest readable snapshot. Raise `CopyError` if there was one and none can be read."""
     try:
         return snapshot_files.newest(datadir, problems)

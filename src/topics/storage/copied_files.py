@@ -12,7 +12,7 @@ from topics.storage.fs import File, Fs, read_whole
 from topics.storage.log import ledger, log_files, walfile
 from topics.storage.log.log_files import LogFile
 from topics.storage.segments import codec
-from topics.storage.segments.marks import DELETED, LIVE, LOST
+from topics.storage.segments.marks import LIVE, LOST
 from topics.storage.snapshot import Snapshot, TopicSnapshot
 
 READ_TRIES = 5
@@ -30,17 +30,6 @@ def read_marks(file: File, footer: codec.Footer) -> bytearray:
         file.close()
 
 
-def save_marks(fs: Fs, path: str, footer: codec.Footer, marks: list[tuple[int, int]]) -> None:
-    """Write marks, with their positions, to a segment file and sync it."""
-    file = fs.open(path, write=True)
-    try:
-        for at, mark in marks:
-            file.pwrite(bytes([codec.DELETED if mark == DELETED else codec.LOST]), footer.flags_at + at)
-        file.datasync()
-    finally:
-        file.close()
-
-
 def read_footer(fs: Fs, path: str) -> codec.Footer | None:
     """Return the footer of a segment file; None if it is damaged."""
     file = fs.open(path)
@@ -52,14 +41,6 @@ def read_footer(fs: Fs, path: str) -> codec.Footer | None:
         return None
     finally:
         file.close()
-
-
-def has_tails(fs: Fs, path: str, topics: list[TopicSnapshot]) -> bool:
-    """Return whether there is a tails file with the last records of these topics, undamaged."""
-    if not fs.exists(path):
-        return False
-    data = read_whole(fs, path)
-    return not any(tail_problems(path, topic, data) for topic in topics)
 
 
 def tail_problems(path: str, topic: TopicSnapshot, data: bytes) -> list[str]:
@@ -92,27 +73,28 @@ class CopiedLog:
     def read(self, numbers: list[int], pause: Callable[[], None]) -> None:
         """Read the files, the last one first. Leave out the unused ones at the end of the log."""
         files = [self._read_file(number, pause) for number in reversed(numbers)][::-1]
-        while len(files) > 1 and _is_unused(files[-1]):
+        while len(files) > 1 and not files[-1].unreadable and not files[-1].resume[0]:
+            if len(files[-1].data) > walfile.FIRST_BYTES:
+                break
             files.pop()
         self.files = files
 
-    def check(self, snapshot: Snapshot | None) -> None:
+    def check(self, snapshot: Snapshot) -> None:
         """Compare the files with the ledger, and report what is missing. Raise `CopyError` if that is unknown."""
-        if snapshot is None and not self.files:
+        if not snapshot.wal_number and not self.files:
             raise CopyError(f"{self._source.root} has no log and no snapshot; run `topics verify {self._source.root}`")
         try:
             ledger.check_known(self._source, self._account, self.files, snapshot)
         except Corrupt as error:
             raise CopyError(str(error)) from error
-        since = 0 if snapshot is None else snapshot.wal_number
         lost = ledger.lost(self._source, self._account, self.files, snapshot)
         if lost is not None:
             self._problems.append(f"{self._source.ledger_path(lost)} at byte 0: {ledger.MISSING}")
             return
         expected = ledger.without_void(self._account.files, self.files)
-        if snapshot is not None and snapshot.clean and set(expected) <= {since}:
+        if snapshot.clean and set(expected) <= {snapshot.wal_number}:
             expected = {}  # nothing was written after the snapshot
-        self.ledger = ledger.copied(self._source, since, self.files, self._lacking(expected))
+        self.ledger = ledger.copied(self._source, snapshot.wal_number, self.files, self._lacking(expected))
 
     def _lacking(self, expected: dict[int, ledger.Expected]) -> dict[int, ledger.Expected]:
         """Report the files that are missing or end too early, and return what the ledger says of them."""
@@ -151,7 +133,3 @@ class CopiedLog:
             self._problems.append(f"{path} at byte {item.at}: {item.end - item.at} damaged bytes in the log")
         end = damaged[-1].write_at if torn else file.end
         return file._replace(data=data[:end])
-
-
-def _is_unused(file: LogFile) -> bool:
-    return not file.unreadable and not file.resume[0] and len(file.data) <= walfile.FIRST_BYTES

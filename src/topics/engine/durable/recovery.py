@@ -18,7 +18,7 @@ from topics.engine import retention
 from topics.engine.consumers import consumer_log
 from topics.engine.durable import entry_kinds, lost_log
 from topics.engine.durable.deferred_replay import Backlog
-from topics.engine.durable.snapshot_load import LoadedSnapshot, load_topics
+from topics.engine.durable.snapshot_load import load_topics
 from topics.engine.routers import replay
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
@@ -71,8 +71,9 @@ def recover(
     """
     try:
         with replay.recovering(state) as routers:
-            loaded = load_topics(datadir, state, caches, cold_dir=cold_dir)
-            return _Recovery(datadir, state, routers, loaded, progress, defer_memory=defer_memory).run()
+            damage: list[str] = []
+            snapshot = load_topics(datadir, state, caches, cold_dir=cold_dir, damage=damage)
+            return _Recovery(datadir, state, routers, snapshot, damage, progress, defer_memory=defer_memory).run()
     except UnknownFormat as error:
         raise datadir.unknown(str(error)) from error
 
@@ -85,7 +86,8 @@ class _Recovery:
         datadir: DataDir,
         state: State,
         routers: replay.Recovering,
-        loaded: LoadedSnapshot,
+        snapshot: snap.Snapshot,
+        damage: list[str],
         progress: Progress,
         *,
         defer_memory: bool,
@@ -93,26 +95,24 @@ class _Recovery:
         self._dir = datadir
         self._state = state
         self._routers = routers
-        self._loaded = loaded
-        self._snapshot = snapshot = loaded.snapshot
+        self._snapshot = snapshot
         self._progress = progress
         self._defer_memory = defer_memory
-        self._damage = loaded.damage
+        self._damage = damage
         self._cut: list[str] = []
         self._backlog = Backlog()
         self._entries = 0
         self._synced_to: tuple[int, int] | None = None  # after a power loss: the log behind it may have gaps
         self._has_gaps = False  # found some
         # An unknown boot counts as another one.
-        same_boot = snapshot is not None and snapshot.boot_id == datadir.fs.boot_id() != ""
+        same_boot = snapshot.boot_id == datadir.fs.boot_id() != ""
         # Whether the log has all that was written. After a failed sync it may lack what a power loss may cost, too.
         self._is_whole = same_boot and not datadir.sync_failed
-        self._clean_snapshot = snapshot is not None and snapshot.clean
-        self._restored = None if snapshot is None else snapshot.extra.get(snap.RESTORED)
+        self._restored = snapshot.extra.get(snap.RESTORED)
 
     def run(self) -> Recovered:
         """Read the log, replay it, and give no seq out twice that an unreadable or missing part may have assigned."""
-        since = 0 if self._snapshot is None else self._snapshot.wal_number
+        since = self._snapshot.wal_number
         account = ledger.read(self._dir, since)
         unsynced_from = ledger.unsynced_from(self._dir, None if self._is_whole else account)
         self._synced_to = None if self._is_whole else account.synced_to
@@ -121,7 +121,7 @@ class _Recovery:
         ledger.check_known(self._dir, account, files, self._snapshot)
         check = lost_log.Check(
             self._dir, self._state, files, since, account,
-            clean=self._clean_snapshot, lost_ledger=lost_ledger, damage=self._damage,
+            clean=self._snapshot.clean, lost_ledger=lost_ledger, damage=self._damage,
         )  # fmt: skip
         resume = self._replay_files(files, check)
         numbers = self._dir.wal_numbers()
@@ -131,7 +131,7 @@ class _Recovery:
             log.info("replayed", entries=self._entries, files=len(files), damaged=len(self._damage))
         changed = self._entries or self._damage or self._cut or skipped
         return Recovered(
-            snapshot_number=self._loaded.number,
+            snapshot_number=since,
             resume=resume,
             next_number=max([*numbers, since, check.last_number]) + 1,
             entries=self._entries,
@@ -228,11 +228,10 @@ class _Recovery:
     def _is_after_power_loss(self, files: list[LogFile], numbers: list[int]) -> bool:
         """Return whether the machine may have lost power since the files were written."""
         snapshot = self._snapshot
-        if self._is_whole or self._restored is not None or (snapshot is None and not files):
+        if self._is_whole or self._restored is not None or (not snapshot.wal_number and not files):
             return False
         # The removal of a file before the snapshot may be lost with the power.
-        later = [number for number in numbers if snapshot is not None and number > snapshot.wal_number]
-        only_snapshot = self._clean_snapshot and not later
+        only_snapshot = snapshot.clean and max(numbers, default=0) <= snapshot.wal_number
         return not only_snapshot or bool(self._entries or self._damage)
 
     def _close(self, check: lost_log.Check, *, after_power_loss: bool) -> tuple[dict[int, int], bool]:

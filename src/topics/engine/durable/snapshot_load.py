@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from topics import logs
 from topics.engine import retention
 from topics.engine.state import snapshot_parts
@@ -23,19 +21,15 @@ from topics.storage.segments.segment_caches import SegmentCaches
 log = logs.Log("recovery")
 
 
-class LoadedSnapshot(NamedTuple):
-    """The newest readable snapshot, and what is wrong with the files that belong to it."""
+def load_topics(
+    datadir: DataDir, state: State, caches: SegmentCaches, *, cold_dir: str | None, damage: list[str]
+) -> snap.Snapshot:
+    """Fill `state` from the newest snapshot, and return it. Add to `damage` what is wrong with its files.
 
-    number: int
-    snapshot: snap.Snapshot | None  # None in a directory without snapshots
-    damage: list[str]
-
-
-def load_topics(datadir: DataDir, state: State, caches: SegmentCaches, *, cold_dir: str | None) -> LoadedSnapshot:
-    """Fill `state` from the newest snapshot. Raise `Corrupt` if there are snapshots and none is readable."""
-    damage: list[str] = []
-    number, snapshot = snapshot_files.newest(datadir, damage)
-    if snapshot is not None:
+    Raise `Corrupt` if there are snapshots and none is readable.
+    """
+    snapshot = snapshot_files.newest(datadir, damage)
+    if snapshot.wal_number:
         snapshot_parts.check_known(snapshot)
         state.next_topic_id, state.last_epoch = snapshot.next_topic_id, snapshot.last_epoch
         with Tails(datadir) as tails:
@@ -43,7 +37,7 @@ def load_topics(datadir: DataDir, state: State, caches: SegmentCaches, *, cold_d
                 restore_topic(datadir, state, caches, topic, cold_dir, damage, tails)
         state.names.rebuild(state.by_name)
         snapshot_parts.load_state(state, snapshot.extra)
-    return LoadedSnapshot(number, snapshot, damage)
+    return snapshot
 
 
 class Tails:

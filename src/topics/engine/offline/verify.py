@@ -112,14 +112,13 @@ class _Verifier:
             self._unreadable(error)
         if self._has_subdirs():
             self._measure()
-            number, snapshot = self._snapshots()
+            snapshot = self._snapshots()
             if snapshot is not None:
-                report.snapshot = number
+                report.snapshot = snapshot.wal_number or None
                 with snapshot_load.Tails(self.dir) as tails:
                     for topic in snapshot.topics:
                         self._topic(topic, tails)
-            if snapshot is not None or number == 0:
-                self._is_copy = snapshot is not None and snapshot.boot_id == COPIED_BOOT_ID
+                self._is_copy = snapshot.boot_id == COPIED_BOOT_ID
                 self._log(snapshot)
                 self._replay()
             self._left_over()
@@ -180,8 +179,8 @@ class _Verifier:
 
     # --- the snapshot
 
-    def _snapshots(self) -> tuple[int, snap.Snapshot | None]:
-        """Return the newest readable snapshot and its number. If none is readable: None and the highest."""
+    def _snapshots(self) -> snap.Snapshot | None:
+        """Return the newest readable snapshot; None if there are snapshots and none is readable."""
         numbers = self.dir.snapshot_numbers()
         for number in reversed(numbers):
             path = self.dir.snapshot_path(number)
@@ -201,8 +200,8 @@ class _Verifier:
                 continue
             for at in snap.damaged_copies(data):
                 self._found(path, at, "one copy of the snapshot is damaged", NEXT_SNAPSHOT)
-            return number, snapshot
-        return max(numbers, default=0), None
+            return snapshot
+        return None if numbers else snap.empty()
 
     def _topic(self, found: snap.TopicSnapshot, tails: snapshot_load.Tails) -> None:
         """Compare one topic of the snapshot with its files."""
@@ -292,12 +291,12 @@ class _Verifier:
 
     # --- the log
 
-    def _log(self, snapshot: snap.Snapshot | None) -> None:
-        since, boot_id = (0, "") if snapshot is None else (snapshot.wal_number, snapshot.boot_id)
+    def _log(self, snapshot: snap.Snapshot) -> None:
+        since = snapshot.wal_number
         oldest = min(since, snap.ledger_number(snapshot) or since)
         account, unreadable = None, list[OSError]()
         try:
-            account = None if boot_id == self.fs.boot_id() != "" else ledger.read(self.dir, since)
+            account = None if snapshot.boot_id == self.fs.boot_id() != "" else ledger.read(self.dir, since)
         except OSError as error:
             unreadable.append(error)
         synced_to = None if account is None else account.synced_to

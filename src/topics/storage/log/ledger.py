@@ -229,13 +229,12 @@ def read(datadir: DataDir, since: int) -> LedgerAccount:
     return account
 
 
-def lost(datadir: DataDir, account: LedgerAccount, files: list[LogFile], snapshot: Snapshot | None) -> int | None:
+def lost(datadir: DataDir, account: LedgerAccount, files: list[LogFile], snapshot: Snapshot) -> int | None:
     """Return the number of a ledger that is missing, empty or unreadable; None if there is none.
 
     A snapshot names its ledger. Without a name, a log with entries needs one.
     """
-    since = 0 if snapshot is None else snapshot.wal_number
-    named = ledger_number(snapshot)
+    since, named = snapshot.wal_number, ledger_number(snapshot)
     if named is not None and named not in account.numbers:
         return named
     if unreadable := [number for number in account.unreadable if number >= since]:
@@ -287,20 +286,19 @@ def _unexplained_gap(files: list[LogFile], since: int, account: LedgerAccount) -
     return None
 
 
-def check_known(datadir: DataDir, account: LedgerAccount, files: list[LogFile], snapshot: Snapshot | None) -> None:
+def check_known(datadir: DataDir, account: LedgerAccount, files: list[LogFile], snapshot: Snapshot) -> None:
     """Raise `Corrupt` if a part of the log is missing and no file says what it held.
 
     A start would begin without the topics that the rest of the log belongs to, and delete that rest.
     """
-    since = 0 if snapshot is None else snapshot.wal_number
-    if (gap := _unexplained_gap(files, since, account)) is not None:
+    if (gap := _unexplained_gap(files, snapshot.wal_number, account)) is not None:
         raise Corrupt(
             datadir.wal_path(gap[0]),
             gap[1],
             "the rest of the log file is missing, and no ledger says what it held; "
             "put the file back, or restore the data directory from a backup",
         )
-    if snapshot is None:
+    if not snapshot.wal_number:
         is_lost = datadir.was_used and not account.numbers and not datadir.wal_numbers()
     else:
         is_lost = (
