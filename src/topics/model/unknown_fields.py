@@ -18,14 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar, Union, get_args, get_origin
 import msgspec
 from msgspec import NODEFAULT, Struct, defstruct, structs
 
-from topics.model.wire import (
-    MAX_PLAIN_BODY_BYTES,
-    UnknownField,
-    body_too_large,
-    check_text,
-    decode_error,
-    did_you_mean,
-)
+from topics.model.wire import MAX_PLAIN_BODY_BYTES, UnknownField, body_too_large, check_text, decode_error, did_you_mean
 
 MAX_WARNINGS = 16
 MAX_NAME = 64  # characters of an unknown name that a warning quotes

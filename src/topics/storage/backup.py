@@ -44,12 +44,7 @@ from topics.storage.backup_target import (
     refuse_history,
 )
 from topics.storage.check import Problem, examine
-from topics.storage.copied_files import (
-    CopiedLog,
-    read_footer,
-    read_marks,
-    tail_problems,
-)
+from topics.storage.copied_files import CopiedLog, read_footer, read_marks, tail_problems
 from topics.storage.data_layout import TEMP_SUFFIX
 from topics.storage.datadir import UNFINISHED, DataDir
 from topics.storage.fs import File, Fs, NotAFile, absence, next_step, read_whole

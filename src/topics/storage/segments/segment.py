@@ -98,6 +98,9 @@ class Segment:
         """Return the need for the data of [low, high), extended to `at_least_bytes` and limited to `max_bytes`."""
         raise NotImplementedError
 
+    def release(self) -> None:
+        """Let the file of the segment be removed, if it has one."""
+
     def mark_deleted(self, low: int, taken: npt.NDArray[np.uint8], *, count: int, size_bytes: int) -> None:
         """Delete the records at `low + i` for which `taken[i]` is 1. They are live: `count` of them, of `size_bytes`.
 
