@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from topics import logs
+from topics import __version__, logs
 from topics.engine import retention
 from topics.engine.consumers import consumer_log
 from topics.engine.durable import entry_kinds, lost_log
@@ -207,7 +207,7 @@ class _Recovery:
         try:
             entry = entries.decode(item.frame, path=file.path, at=item.at)
         except Corrupt as error:
-            if self._dir.is_of_another_version:
+            if self._dir.written_by not in ("", __version__):
                 raise UnknownFormat(str(error)) from error
             damage.append(str(error))
             log.error("entry_unreadable", file=file.path, offset=item.at, reason=error.what)

@@ -71,20 +71,11 @@ def restore_topic(
     damage: list[str],
     tails: Tails,
 ) -> Topic:
-    sealed = []
-    if found.segments:
-        _check_cold(datadir, found, cold_dir)
-    for ref in found.segments:
-        segment = SealedSegment(
-            caches,
-            segment_path(datadir, found.topic_id, ref.first, cold_dir if ref.cold else None),
-            codec.Footer(*ref.footer),
-            live=ref.live,
-            live_bytes=ref.live_bytes,
-            pending=ref.pending,
-        )
-        segment.cold = ref.cold
-        sealed.append(segment)
+    _check_cold(datadir, found, cold_dir)
+    sealed = [
+        SealedSegment.of(caches, segment_path(datadir, found.topic_id, ref.first, cold_dir if ref.cold else None), ref)
+        for ref in found.segments
+    ]
     tail: MemorySegment | None = None
     failed: Exception | None = None
     harmless: list[str] = []
@@ -92,7 +83,9 @@ def restore_topic(
         path = datadir.tails_path(found.tail.tails)
         try:
             data = tails.read(found.tail)
-            _check_tail(data, found, path)
+            footer = codec.decode_footer(data[-codec.FOOTER_BYTES :], path=path, file_bytes=len(data))
+            if (footer.topic_id, footer.first + footer.count) != (found.topic_id, found.head + 1):
+                raise Corrupt(path, 0, "these are not the records that the snapshot names")
             tail = MemorySegment.from_bytes(data, path=path, opened_ms=found.tail.opened_ms, harmless=harmless)
             for what in harmless:
                 damage.append(f"{path} at byte {found.tail.offset}: topic {found.name}: {what}; nothing is lost")
@@ -107,13 +100,6 @@ def restore_topic(
         # The next snapshot need not write it again.
         topic.saved_tail = snapshot_parts.SavedTail(found.tail, snapshot_parts.look(topic.open))
     return topic
-
-
-def _check_tail(data: bytes, found: snap.TopicSnapshot, path: str) -> None:
-    """Raise `Corrupt` if these are the records of another topic, or of another time."""
-    footer = codec.decode_footer(data[-codec.FOOTER_BYTES :], path=path, file_bytes=len(data))
-    if (footer.topic_id, footer.first + footer.count) != (found.topic_id, found.head + 1):
-        raise Corrupt(path, 0, "these are not the records that the snapshot names")
 
 
 def _check_cold(datadir: DataDir, found: snap.TopicSnapshot, cold_dir: str | None) -> None:

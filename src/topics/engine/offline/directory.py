@@ -24,25 +24,15 @@ from topics.model.topic import TopicConfig
 from topics.storage.datadir import DataDir
 from topics.storage.fs import Fs
 from topics.storage.readonly import ReadOnlyFs
-from topics.storage.segments import codec
 from topics.storage.segments import record_run as runs
 from topics.storage.segments.cold import waiting
 from topics.storage.segments.record_run import Run
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import MemorySegment, Segment
 from topics.storage.segments.segment_caches import SegmentCaches
+from topics.storage.snapshot import SegmentRef
 
 SLICE_BYTES = 2 << 20  # large slices: no other client waits for this process
-
-
-class Sealed(Struct, array_like=True):
-    """A segment file with its footer from the snapshot or the log, and the marks that the file may lack."""
-
-    path: str
-    footer: list[int]
-    live: int
-    live_bytes: int
-    pending: bytes
 
 
 class Excerpt(Struct, kw_only=True):
@@ -58,7 +48,7 @@ class Excerpt(Struct, kw_only=True):
     evict_floor: int
     lost_ts: int
     losses: list[tuple[int, int, str]]
-    pieces: list[Sealed | bytes]
+    pieces: list[tuple[str, SegmentRef] | bytes]
     now_ms: int
 
     @property
@@ -154,10 +144,9 @@ def _reading(topic: Topic, query: Query, now_ms: int) -> tuple[Topic, Reading]:
     return topic, waiting(lambda: expire_and_read(topic, query, now_ms))
 
 
-def _piece(topic: Topic, segment: Segment, low: int, high: int) -> Sealed | bytes:
+def _piece(topic: Topic, segment: Segment, low: int, high: int) -> tuple[str, SegmentRef] | bytes:
     if isinstance(segment, SealedSegment):
-        pending = segment.unsaved_marks()
-        return Sealed(segment.path, list(segment.footer), segment.live, segment.live_bytes, pending)
+        return segment.path, segment.snapshot_ref()
     assert isinstance(segment, MemorySegment)
     cut = runs.Slice.of(segment.columns, [(low, high)], [segment.read(low, high)]).run()
     marks = segment.marks
@@ -175,10 +164,7 @@ def _topic(datadir: DataDir, excerpt: Excerpt) -> Topic:
         if isinstance(piece, bytes):
             segment: Segment = MemorySegment.from_bytes(piece, path=excerpt.root, opened_ms=0)
         else:
-            segment = SealedSegment(
-                caches, piece.path, codec.Footer(*piece.footer), live=piece.live, live_bytes=piece.live_bytes,
-                pending=piece.pending,
-            )  # fmt: skip
+            segment = SealedSegment.of(caches, *piece)
         topic.segments.append(segment)
         topic.count += segment.live
         topic.bytes += segment.live_bytes

@@ -43,6 +43,14 @@ _decode_topic = msgspec.msgpack.Decoder(tuple[str, int, TopicConfig]).decode
 _decode_ints = msgspec.msgpack.Decoder(list[int]).decode
 
 
+def file_note(number: int, previous: tuple[int, int], size_bytes: int) -> bytes:
+    return frame.encode(FILE, 0, number, 0, _encode([*previous, size_bytes]))
+
+
+def _reached_note(number: int, offset: int) -> bytes:
+    return frame.encode(REACHED, 0, number, 0, _encode([offset]))
+
+
 class Known(Struct):
     """A topic as the ledger knows it."""
 
@@ -107,25 +115,16 @@ class Ledger:
         """Continue in the file of snapshot `number`. Return the note that shows that it exists, and claims nothing."""
         with self._lock:
             self._number = number
-        return [frame.encode(REACHED, 0, number, 0, _encode([0]))]
-
-    def begin(self, number: int, size_bytes: int, *, previous: tuple[int, int] = (0, 0)) -> bytes:
-        """Continue in the file of snapshot `number`. Notes that could not be written before go there.
-
-        Return the note that the file begins with. The caller writes it before that snapshot counts, so that a ledger
-        belongs to every snapshot. It claims only that log file `number` exists, which no sync has to make true.
-        """
-        self.open(number)
-        return frame.encode(FILE, 0, number, 0, _encode([*previous, size_bytes]))
+        return [_reached_note(number, 0)]
 
     def note_file(self, number: int, *, previous: tuple[int, int], size_bytes: int) -> None:
-        self._note(frame.encode(FILE, 0, number, 0, _encode([*previous, size_bytes])))
+        self._note(file_note(number, previous, size_bytes))
 
     def note_reached(self, position: tuple[int, int]) -> None:
         """Note that the log is synced up to here."""
         if position != self.reached:
             self.reached = position
-            self._note(frame.encode(REACHED, 0, position[0], 0, _encode([position[1]])))
+            self._note(_reached_note(*position))
 
     def note_topic(self, topic_id: int, name: str, epoch: int, config: TopicConfig, ceiling: int) -> None:
         self._note(frame.encode(TOPIC, topic_id, ceiling, 0, _encode((name, epoch, config))))
@@ -146,10 +145,6 @@ class Ledger:
             notes, self._notes = self._notes, []
         return notes
 
-    def put_back(self, notes: list[bytes]) -> None:
-        with self._lock:
-            self._notes = notes + self._notes
-
     def write(self, notes: list[bytes]) -> bool:
         """Write and sync the notes. Return False if that fails: they are tried again with the next sync."""
         if not notes:
@@ -160,7 +155,8 @@ class Ledger:
             with self._file_lock:
                 self._append(path, b"".join(notes))
         except OSError as error:
-            self.put_back(notes)
+            with self._lock:
+                self._notes = notes + self._notes
             if not self._failed:
                 self._failed = True
                 log.error("ledger_failed", file=path, reason=error.strerror or str(error))
@@ -299,7 +295,7 @@ def check_known(datadir: DataDir, account: LedgerAccount, files: list[LogFile], 
             "put the file back, or restore the data directory from a backup",
         )
     if not snapshot.wal_number:
-        is_lost = datadir.was_used and not account.numbers and not datadir.wal_numbers()
+        is_lost = bool(datadir.written_by) and not account.numbers and not datadir.wal_numbers()
     else:
         is_lost = (
             lost(datadir, account, files, snapshot) is not None and not snapshot.topics and not _has_entries(files)
@@ -321,7 +317,7 @@ def copied(datadir: DataDir, since: int, files: list[LogFile], lacking: dict[int
     that the original lacks, or lacks a part of: the copy reports that loss like the original. Without files, the ledger
     claims nothing of the log.
     """
-    notes = [frame.encode(REACHED, 0, since, 0, _encode([0]))]
+    notes = [_reached_note(since, 0)]
     for number in datadir.ledger_numbers():
         if number >= since:
             data = read_whole(datadir.fs, datadir.ledger_path(number))
@@ -335,8 +331,7 @@ def copied(datadir: DataDir, since: int, files: list[LogFile], lacking: dict[int
             previous = file.resume if file.resume[0] in found or file.resume[0] in lacking else (0, 0)
         end = known.end if known is not None else len(found[number].data)
         size_bytes = known.size_bytes if known is not None else end
-        notes.append(frame.encode(FILE, 0, number, 0, _encode([*previous, size_bytes])))
-        notes.append(frame.encode(REACHED, 0, number, 0, _encode([end])))
+        notes += [file_note(number, previous, size_bytes), _reached_note(number, end)]
         previous = number, end
     return b"".join(notes)
 

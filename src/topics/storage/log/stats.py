@@ -3,26 +3,27 @@
 from bisect import bisect_left
 from typing import ClassVar
 
+from msgspec import Struct, field
 
-class WalStats:
+
+class WalStats(Struct):
     """Counters since the process started; the histogram's buckets are not cumulative."""
 
     BOUNDS_US: ClassVar[tuple[int, ...]] = (
         50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 500_000, 1_000_000,
     )  # fmt: skip
 
-    def __init__(self) -> None:
-        self.frames_total = 0
-        self.batches_total = 0
-        self.fsyncs_total = 0
-        self.bytes_written_total = 0
-        self.rotations_total = 0
-        self.submit_full_total = 0
-        self.queue_depth = 0
-        self.queue_depth_peak = 0
-        self.fsync_sum_us = 0
-        self.slow_us = 0  # the longest of the last few syncs
-        self.fsync_buckets = [0] * (len(self.BOUNDS_US) + 1)
+    frames_total: int = 0
+    batches_total: int = 0
+    fsyncs_total: int = 0
+    bytes_written_total: int = 0
+    rotations_total: int = 0
+    submit_full_total: int = 0
+    queue_depth: int = 0
+    queue_depth_peak: int = 0
+    fsync_sum_us: int = 0
+    slow_us: int = 0  # the longest of the last few syncs
+    fsync_buckets: list[int] = field(default_factory=lambda: [0] * 14)
 
     def synced(self, took_us: int) -> None:
         self.fsyncs_total += 1

@@ -29,9 +29,9 @@ from topics.clock import Clock
 from topics.storage.datadir import DataDir
 from topics.storage.fs import File
 from topics.storage.log import walfile
-from topics.storage.log.background import WARM_BYTES, LargeWrite, LogRefused, close_quietly, reason_of, warm
+from topics.storage.log.background import WARM_BYTES, LargeWrite, LogRefused, close_quietly, reason_of
 from topics.storage.log.frame import Frames, parts_of
-from topics.storage.log.ledger import Ledger
+from topics.storage.log.ledger import Ledger, file_note
 from topics.storage.log.stats import WalStats
 from topics.storage.worker import INLINE, Worker
 
@@ -115,11 +115,15 @@ class Wal:
     def begin_ledger(self) -> list[bytes]:
         """Go on in a new ledger file, for what happens from the beginning of the present log file on.
 
-        Return the notes that have to be written into it first. Raise `OSError` and change nothing on a failure.
+        Return the notes to write into it before the snapshot counts, so that a ledger belongs to every snapshot. They
+        claim only that the log file exists, which no sync has to make true. Raise `OSError` and change nothing on a
+        failure.
         """
         if self._file is None:
             return []
-        return [self.ledger.begin(self.number, self._file.size())]
+        note = file_note(self.number, (0, 0), self._file.size())
+        self.ledger.open(self.number)
+        return [note]
 
     @property
     def has_file(self) -> bool:
@@ -184,7 +188,11 @@ class Wal:
             self._prepare()
 
     def _read_ahead(self, file: File, at: int, size_bytes: int) -> None:
-        read = partial(warm, file, at, size_bytes, lambda: self._large is not None)
+        def read() -> None:
+            for start in range(at, at + size_bytes, WARM_BYTES):
+                if self._large is None:
+                    file.pread(WARM_BYTES, start)
+
         self._writer.submit(read, lambda error: None)
 
     def finish_large(self) -> None:

@@ -19,7 +19,7 @@ given up does need everything at once: its hold grows as far as it must, because
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 LOAD_BYTES = 8 << 20
 LOAD_PIECES = 1024
@@ -28,20 +28,17 @@ HOLD_BYTES = 32 << 20
 T = TypeVar("T")
 
 
-class Need:
+class Need(NamedTuple):
     """One thing that is not in memory.
 
     `load` fetches it, and may block or raise OSError. Readers find what it returns for as long as that is referenced;
     it returns None if there is nothing to keep. `trim` shrinks the caches that grew by the load.
     """
 
-    __slots__ = ("key", "load", "size_bytes", "trim")
-
-    def __init__(self, key: Hashable, size_bytes: int, *, load: Callable[[], object], trim: Callable[[], None]) -> None:
-        self.key = key
-        self.size_bytes = size_bytes
-        self.load = load
-        self.trim = trim
+    key: Hashable
+    size_bytes: int
+    load: Callable[[], object]
+    trim: Callable[[], None]
 
 
 class Cold(Exception):
