@@ -17,8 +17,7 @@ import pytest
 
 from tests.simulated.disk import SimDisk, SimFile
 from topics.storage import mapped_file
-from topics.storage.fs import File, Fs, LockHeld, NotAFile
-from topics.storage.readonly import ReadOnlyFs
+from topics.storage.fs import File, Fs, LockHeld, NotAFile, ReadOnlyFs
 
 
 @pytest.fixture(params=["real", "simulated"])

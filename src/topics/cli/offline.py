@@ -73,7 +73,7 @@ def _add_cold_dir(parser: argparse.ArgumentParser) -> None:
 
 def _guarded(execute: Execute, args: argparse.Namespace) -> int:
     """Run a command. Print an expected failure in one line and return its exit status."""
-    from topics.storage.backup_target import CopyError
+    from topics.storage.backup_files import CopyError
     from topics.storage.datadir import DataDirError
     from topics.storage.fs import next_step
 

@@ -59,7 +59,6 @@ class Masked(Struct, frozen=True):
     address: int  # of the text
 
     def has_placeholder(self, text: str) -> bool:
-        """Return whether a decoded string contains a placeholder."""
         return any(self.low <= ord(char) < self.low + 0x800 for char in text)
 
     def halves(self, text: str) -> str:

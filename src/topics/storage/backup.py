@@ -35,22 +35,24 @@ import numpy as np
 from msgspec import Struct
 
 from topics.storage import snapshot as snap
-from topics.storage.backup_target import (
+from topics.storage.backup_files import (
+    CopiedLog,
     CopyError,
     HeldBackup,
     newest_number,
     newest_snapshot,
+    read_footer,
+    read_marks,
     refuse_damage,
     refuse_history,
+    tail_problems,
 )
 from topics.storage.check import Problem, examine
-from topics.storage.copied_files import CopiedLog, read_footer, read_marks, tail_problems
 from topics.storage.data_layout import TEMP_SUFFIX
 from topics.storage.datadir import UNFINISHED, DataDir
-from topics.storage.fs import File, Fs, NotAFile, absence, next_step, read_whole
+from topics.storage.fs import File, Fs, NotAFile, ReadOnlyFs, absence, next_step, read_whole
 from topics.storage.log import ledger
 from topics.storage.log.log_files import LogFile
-from topics.storage.readonly import ReadOnlyFs
 from topics.storage.segments import codec
 from topics.storage.segments.marks import pack_marks, put_marks
 
@@ -234,29 +236,26 @@ class _Copier:
             snapshot.boot_id = COPIED_BOOT_ID
             snapshot.extra[snap.LEDGER] = msgspec.Raw(msgspec.msgpack.encode(since))
             if copied_log.ledger and since not in self.target.ledger_numbers():
-                self._write_ledger(since, ledger.copied(self.source, since, [], {}))
+                self._publish(self.target.ledger_path(since), ledger.copied(self.source, since, [], {}))
             if self._restored_ms is not None:
                 snapshot.extra[snap.RESTORED] = msgspec.Raw(msgspec.msgpack.encode(self._restored_ms))
             for topic in snapshot.topics:
                 for ref in topic.segments:
                     ref.cold = False
-            path = self.target.snapshot_path(since)
-            self._write(path, snap.encode(snapshot))
-            self.target.publish(path)
+            self._publish(self.target.snapshot_path(since), snap.encode(snapshot))
         for tails_number in self._held.tails.intersection(tails):
             self.target.publish(self.target.tails_path(tails_number))
         for file in copied_log.files:
             self.target.publish(self.target.wal_path(file.number))
         if copied_log.ledger:
-            self._write_ledger(since, copied_log.ledger)
+            self._publish(self.target.ledger_path(since), copied_log.ledger)
         for other in self.target.ledger_numbers():
             if other != since or not copied_log.ledger:
                 self.fs.unlink(self.target.ledger_path(other))
         self.target.complete()
 
-    def _write_ledger(self, since: int, notes: bytes) -> None:
-        path = self.target.ledger_path(since)
-        self._write(path, notes)
+    def _publish(self, path: str, data: bytes) -> None:
+        self._write(path, data)
         self.target.publish(path)
 
     # --- whether the target is an earlier backup
@@ -301,7 +300,7 @@ class _Copier:
         """Check a segment, once, and copy it if the target lacks it. Report its damage."""
         if ref.footer not in self._examined:
             try:
-                found = self._open_segment(topic.topic_id, ref)
+                found = self.source.fs.open(self._source_path(topic.topic_id, ref))
             except FileNotFoundError:
                 return  # removed after a newer snapshot, or lost: `_add_late_marks` finds out
             try:
@@ -354,17 +353,14 @@ class _Copier:
             self._fresh.add(path)
         return problems
 
-    def _open_segment(self, topic_id: int, ref: snap.SegmentRef) -> File:
-        return self.source.fs.open(self._source_path(topic_id, ref))
-
     def _source_path(self, topic_id: int, ref: snap.SegmentRef) -> str:
         """Return the path of the file that the snapshot names: a second copy in the other folder may lack flags."""
         path = self.source.segment_path(topic_id, ref.first)
-        if ref.cold and self.cold_dir is None:
+        if not ref.cold:
+            return path
+        if self.cold_dir is None:
             raise CopyError(f"{path} is in the cold folder; name that folder with --cold-dir")
-        if ref.cold and self.cold_dir is not None:
-            path = self.cold_dir + path[len(self.source.segments_dir) :]
-        return path
+        return self.cold_dir + path[len(self.source.segments_dir) :]
 
     # --- flags
 
@@ -373,7 +369,7 @@ class _Copier:
         for topic, ref in [(one, ref) for one in snapshot.topics for ref in one.segments]:
             footer = codec.Footer(*ref.footer)
             try:
-                marks = read_marks(self._open_segment(topic.topic_id, ref), footer)
+                marks = read_marks(self.source.fs.open(self._source_path(topic.topic_id, ref)), footer)
                 there = read_marks(self.fs.open(self.target.segment_path(topic.topic_id, ref.first)), footer)
             except FileNotFoundError as error:
                 if newest_number(self.source) != newest:

@@ -141,7 +141,6 @@ class DataDir(DataLayout):
 
     @property
     def declared(self) -> bool:
-        """Whether there is a FORMAT file."""
         return self.fs.exists(self._path("FORMAT"))
 
     def check_format(self) -> None:
@@ -160,7 +159,6 @@ class DataDir(DataLayout):
             raise self.unknown(f"it has format {self._format}, and {known}")
 
     def close(self) -> None:
-        """Release the lock."""
         if self._lock is not None:
             lock, self._lock = self._lock, None
             lock.close()

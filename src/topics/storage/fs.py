@@ -24,6 +24,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from typing import NoReturn
 
 import numpy as np
 
@@ -64,7 +65,6 @@ class NotAFile(FileNotFoundError):
 
 
 def absence(error: FileNotFoundError) -> str:
-    """Return why there is no file."""
     return str(error.strerror) if isinstance(error, NotAFile) else "the file is missing"
 
 
@@ -127,7 +127,6 @@ class Fs:
         os.rename(src, dst)
 
     def unlink(self, path: str) -> None:
-        """Remove a file. Raise `NotAFile` for a directory."""
         try:
             os.unlink(path)
         except OSError as error:
@@ -193,6 +192,57 @@ class Fs:
         """Return the space that this process may still use on the file system of `path`."""
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
+
+
+class ReadOnlyFs(Fs):
+    """`inner` without the calls that change it. Files open for reading even if the caller asks for writing."""
+
+    def __init__(self, inner: Fs) -> None:
+        self._inner = inner
+
+    def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
+        if create:
+            self._refuse(path)
+        return self._inner.open(path)
+
+    def rename(self, src: str, dst: str) -> None:
+        self._refuse(dst)
+
+    def unlink(self, path: str) -> None:
+        self._refuse(path)
+
+    def mkdir(self, path: str) -> None:
+        self._refuse(path)
+
+    def rmdir(self, path: str) -> None:
+        self._refuse(path)
+
+    def listdir(self, path: str) -> list[str]:
+        return self._inner.listdir(path)
+
+    def exists(self, path: str) -> bool:
+        return self._inner.exists(path)
+
+    def size(self, path: str) -> int:
+        return self._inner.size(path)
+
+    def sync_dir(self, path: str) -> None:
+        """Do nothing: no name can have changed."""
+
+    def lock(self, path: str) -> Lock:
+        self._refuse(path)
+
+    def lock_shared(self, path: str) -> Lock:
+        return self._inner.lock_shared(path)
+
+    def boot_id(self) -> str:
+        return self._inner.boot_id()
+
+    def free_bytes(self, path: str) -> int:
+        return self._inner.free_bytes(path)
+
+    def _refuse(self, path: str) -> NoReturn:
+        raise OSError(errno.EROFS, "this file system is open for reading only", path)
 
 
 class Lock:

@@ -3,10 +3,8 @@
 Only system calls may read the mapped bytes. If another process truncates the file, a system call on the missing pages
 fails, while Python code that reads them ends the process with SIGBUS.
 
-The event loop must not wait for the disk, and an access to a page that is not in memory does. So `lend` first asks the
-kernel (`mincore`) which pages are in memory and returns None for the others. One `mincore` covers the whole file and is
-valid for `MOMENT_S`, because it costs as much as the rest of a read. If the kernel drops a page within that time, or
-while a slow client has not taken its answer, the send waits for one read of the disk.
+`lend` first asks the kernel (`mincore`) which pages are in memory, because the event loop must not wait for the others.
+One `mincore` covers the whole file and is valid for `MOMENT_S`, because it costs as much as the rest of a read.
 """
 
 from __future__ import annotations

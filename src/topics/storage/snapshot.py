@@ -139,7 +139,6 @@ def ledger_number(snapshot: Snapshot) -> int | None:
 
 
 def encode(snapshot: Snapshot) -> bytes:
-    """Return the whole file."""
     topics = ((topic, None) for topic in snapshot.topics)
     return b"".join(encode_parts(snapshot, topics, len(snapshot.topics), INLINE))
 

@@ -16,7 +16,7 @@ from tests.cli.data.directories import check, duplicate, flip, records_in, segme
 from tests.conftest import ServerProcess
 from topics.storage import snapshot as snap
 from topics.storage.backup import copy
-from topics.storage.backup_target import CopyError
+from topics.storage.backup_files import CopyError
 from topics.storage.fs import File, Fs, Lock
 from topics.storage.segments import codec
 

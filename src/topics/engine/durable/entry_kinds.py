@@ -36,7 +36,6 @@ class Kind(NamedTuple):
 
 
 def own(entry: entries.Entry) -> Iterable[int]:
-    """Return the id of the topic that the entry is about."""
     return (entry.topic_id,)
 
 
@@ -66,7 +65,6 @@ _BY_ENTRY = {kind.entry: kind for kind in KINDS}
 
 
 def replay(state: State, entry: entries.Entry) -> None:
-    """Replay one entry of the log."""
     try:
         _BY_ENTRY[type(entry)].replay(state, entry)
     finally:

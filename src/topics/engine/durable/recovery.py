@@ -20,7 +20,6 @@ from topics.engine.durable import entry_kinds, lost_log
 from topics.engine.durable.deferred_replay import Backlog
 from topics.engine.durable.snapshot_load import load_topics
 from topics.engine.routers import replay
-from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.engine.write import apply, archived
 from topics.errors import Corrupt, UnknownFormat
@@ -108,7 +107,8 @@ class _Recovery:
         same_boot = snapshot.boot_id == datadir.fs.boot_id() != ""
         # Whether the log has all that was written. After a failed sync it may lack what a power loss may cost, too.
         self._is_whole = same_boot and not datadir.sync_failed
-        self._restored = snapshot.extra.get(snap.RESTORED)
+        restored = snapshot.extra.get(snap.RESTORED)
+        self._restored_ms = None if restored is None else msgspec.msgpack.decode(restored, type=int)
 
     def run(self) -> Recovered:
         """Read the log, replay it, and give no seq out twice that an unreadable or missing part may have assigned."""
@@ -133,7 +133,7 @@ class _Recovery:
         return Recovered(
             snapshot_number=since,
             resume=resume,
-            next_number=max([*numbers, since, check.last_number]) + 1,
+            next_number=max([*numbers, since, account.last_number]) + 1,
             entries=self._entries,
             damage=self._damage,
             cut=self._cut,
@@ -218,8 +218,13 @@ class _Recovery:
             if topic is not None and entry.first > topic.head + 1:
                 if self._has_gaps:
                     apply.skip_to(state, topic, entry.first, "restart")
-                else:
-                    _note_missing(topic, entry, item, file, damage)
+                else:  # every entry can be read
+                    first, last = topic.head + 1, entry.first - 1
+                    before = f"{file.path} at byte {item.at}: before this"
+                    damage.append(f"{before}, topic {topic.name}, seqs {first} to {last} are missing")
+                    log.error(
+                        "seqs_missing", file=file.path, offset=item.at, topic=topic.name, first_seq=first, last_seq=last
+                    )
         if what := entry_kinds.replay_or_lose(state, entry):
             damage.append(f"{file.path} at byte {item.at}: {what}")
             return 0
@@ -228,7 +233,7 @@ class _Recovery:
     def _is_after_power_loss(self, files: list[LogFile], numbers: list[int]) -> bool:
         """Return whether the machine may have lost power since the files were written."""
         snapshot = self._snapshot
-        if self._is_whole or self._restored is not None or (not snapshot.wal_number and not files):
+        if self._is_whole or self._restored_ms is not None or (not snapshot.wal_number and not files):
             return False
         # The removal of a file before the snapshot may be lost with the power.
         only_snapshot = snapshot.clean and max(numbers, default=0) <= snapshot.wal_number
@@ -236,30 +241,24 @@ class _Recovery:
 
     def _close(self, check: lost_log.Check, *, after_power_loss: bool) -> tuple[dict[int, int], bool]:
         """End the replay. Return the head of each topic in the files, and whether a topic skips seqs after it."""
-        state, restored = self._state, self._restored
+        state, restored_ms = self._state, self._restored_ms
         # If a durable topic skips seqs, a snapshot must record that before the log gets entries after them.
         skips = bool(self._damage or after_power_loss or state.left_ephemeral or replay.loses_copies(state))
-        if skips or restored is not None or not self._defer_memory:
+        if skips or restored_ms is not None or not self._defer_memory:
             self._backlog.replay_all(state)
         check.end()
-        if restored is not None:
-            _begin_new_epochs(state, msgspec.msgpack.decode(restored, type=int))
+        # A restored backup: every topic gets a new epoch, so that readers notice that its history changed.
+        for topic in state.by_name.values() if restored_ms is not None else ():
+            state.last_epoch = max(restored_ms or 0, state.last_epoch + 1)
+            topic.begin_epoch(state.last_epoch)
+            topic.saved_tail = None  # its file has the old epoch
         if self._routers.catch_up():
             self._backlog.replay_all(state)  # so that the start takes a snapshot
         heads = {topic.topic_id: topic.head for topic in state.by_id.values()}
         ends = [(topic.head, topic.earliest) for topic in state.by_id.values()]
-        _close_gaps(state, self._backlog, after_power_loss=after_power_loss, restored=restored is not None)
+        _close_gaps(state, self._backlog, after_power_loss=after_power_loss, restored=restored_ms is not None)
         self._routers.end()
         return heads, ends != [(topic.head, topic.earliest) for topic in state.by_id.values()]
-
-
-def _note_missing(
-    topic: Topic, entry: entries.Append, item: walfile.FoundFrame, file: LogFile, damage: list[str]
-) -> None:
-    """Report seqs that are missing before an entry although every entry can be read."""
-    first, last = topic.head + 1, entry.first - 1
-    damage.append(f"{file.path} at byte {item.at}: before this, topic {topic.name}, seqs {first} to {last} are missing")
-    log.error("seqs_missing", file=file.path, offset=item.at, topic=topic.name, first_seq=first, last_seq=last)
 
 
 def _note_damage(state: State, file: LogFile, item: walfile.Damage, damage: list[str]) -> None:
@@ -283,14 +282,6 @@ def _lose_head(state: State, head: Head, size: int, reason: str) -> None:
     if topic is not None and head.kind == entries.APPEND and head.first > topic.head:
         if head.first + head.count - 1 - topic.head <= size:
             retention.skip_to(topic, head.first + head.count, reason)
-
-
-def _begin_new_epochs(state: State, restored_ms: int) -> None:
-    """Give every topic of a restored backup a new epoch, so that readers notice that its history changed."""
-    for topic in state.by_name.values():
-        state.last_epoch = max(restored_ms, state.last_epoch + 1)
-        topic.begin_epoch(state.last_epoch)
-        topic.saved_tail = None  # its file has the old epoch
 
 
 def _close_gaps(state: State, backlog: Backlog, *, after_power_loss: bool, restored: bool) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 from topics import logs
 from topics.engine import retention
 from topics.engine.state import snapshot_parts
@@ -32,34 +35,29 @@ def load_topics(
     if snapshot.wal_number:
         snapshot_parts.check_known(snapshot)
         state.next_topic_id, state.last_epoch = snapshot.next_topic_id, snapshot.last_epoch
-        with Tails(datadir) as tails:
+        with open_tails(datadir) as read_tail:
             for topic in snapshot.topics:
-                restore_topic(datadir, state, caches, topic, cold_dir, damage, tails)
+                restore_topic(datadir, state, caches, topic, cold_dir, damage, read_tail)
         state.names.rebuild(state.by_name)
         snapshot_parts.load_state(state, snapshot.extra)
     return snapshot
 
 
-class Tails:
-    """The tails files of a directory. Each is opened once, since every topic of a snapshot may have a part in it."""
+@contextmanager
+def open_tails(datadir: DataDir) -> Iterator[Callable[[snap.TailRef], bytes]]:
+    """Give out what reads a tail. Each file is opened once, since every topic of a snapshot may have a part in it."""
+    files: dict[int, File] = {}
 
-    def __init__(self, datadir: DataDir) -> None:
-        self._dir = datadir
-        self._files: dict[int, File] = {}
+    def read(ref: snap.TailRef) -> bytes:
+        if ref.tails not in files:
+            files[ref.tails] = datadir.fs.open(datadir.tails_path(ref.tails))
+        return files[ref.tails].pread(ref.size, ref.offset)
 
-    def __enter__(self) -> Tails:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for file in self._files.values():
+    try:
+        yield read
+    finally:
+        for file in files.values():
             file.close()
-
-    def read(self, ref: snap.TailRef) -> bytes:
-        """Return the bytes of one tail. Raise `FileNotFoundError` if its file is missing."""
-        file = self._files.get(ref.tails)
-        if file is None:
-            file = self._files[ref.tails] = self._dir.fs.open(self._dir.tails_path(ref.tails))
-        return file.pread(ref.size, ref.offset)
 
 
 def restore_topic(
@@ -69,7 +67,7 @@ def restore_topic(
     found: snap.TopicSnapshot,
     cold_dir: str | None,
     damage: list[str],
-    tails: Tails,
+    read_tail: Callable[[snap.TailRef], bytes],
 ) -> Topic:
     _check_cold(datadir, found, cold_dir)
     sealed = [
@@ -82,7 +80,7 @@ def restore_topic(
     if found.tail is not None:
         path = datadir.tails_path(found.tail.tails)
         try:
-            data = tails.read(found.tail)
+            data = read_tail(found.tail)
             footer = codec.decode_footer(data[-codec.FOOTER_BYTES :], path=path, file_bytes=len(data))
             if (footer.topic_id, footer.first + footer.count) != (found.topic_id, found.head + 1):
                 raise Corrupt(path, 0, "these are not the records that the snapshot names")

@@ -47,7 +47,6 @@ Sealed = tuple[int, MemorySegment, str, codec.Footer]  # topic id, the segment i
 
 
 def run_inline(steps: Steps[None], done: Done) -> None:
-    """Run all steps now."""
     try:
         run_all(steps)
     except Exception as error:

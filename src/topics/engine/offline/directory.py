@@ -22,8 +22,7 @@ from topics.engine.state.topic import Topic, Totals
 from topics.engine.state.topics import State
 from topics.model.topic import TopicConfig
 from topics.storage.datadir import DataDir
-from topics.storage.fs import Fs
-from topics.storage.readonly import ReadOnlyFs
+from topics.storage.fs import Fs, ReadOnlyFs
 from topics.storage.segments import record_run as runs
 from topics.storage.segments.cold import waiting
 from topics.storage.segments.record_run import Run

@@ -26,11 +26,10 @@ from topics.storage import snapshot as snap
 from topics.storage.backup import COPIED_BOOT_ID
 from topics.storage.check import Examined, Problem, examine
 from topics.storage.datadir import DataDir, DataDirError, UnknownVersion
-from topics.storage.fs import Fs, absence, next_step, read_whole
+from topics.storage.fs import Fs, ReadOnlyFs, absence, next_step, read_whole
 from topics.storage.log import entry as entries
 from topics.storage.log import ledger, walfile
 from topics.storage.log.log_files import LogFile, read_log
-from topics.storage.readonly import ReadOnlyFs
 from topics.storage.segments import codec
 from topics.storage.segments.marks import put_marks
 from topics.storage.segments.sealed import SealedSegment
@@ -134,9 +133,9 @@ class _Verifier:
         snapshot = self._newest_snapshot()
         if snapshot is not None:
             report.snapshot = snapshot.wal_number or None
-            with snapshot_load.Tails(self.dir) as tails:
+            with snapshot_load.open_tails(self.dir) as read_tail:
                 for topic in snapshot.topics:
-                    self._topic(topic, tails)
+                    self._topic(topic, read_tail)
             self._is_copy = snapshot.boot_id == COPIED_BOOT_ID
             self._log(snapshot)
             self._replay()
@@ -197,13 +196,12 @@ class _Verifier:
             return snapshot
         return None if numbers else snap.empty()
 
-    def _topic(self, found: snap.TopicSnapshot, tails: snapshot_load.Tails) -> None:
-        """Compare one topic of the snapshot with its files."""
+    def _topic(self, found: snap.TopicSnapshot, read_tail: Callable[[snap.TailRef], bytes]) -> None:
         self._names[found.topic_id] = found.name
         for ref in found.segments:
             self._sealed(found, ref)
         if found.tail is not None:
-            self._tail(found, found.tail, tails)
+            self._tail(found, found.tail, read_tail)
         parts = [*found.segments, *(() if found.tail is None else (found.tail,))]
         live, live_bytes = sum(part.live for part in parts), sum(part.live_bytes for part in parts)
         wrong = []
@@ -243,12 +241,12 @@ class _Verifier:
                 what = f"{said}, the file has {live} of {live_bytes}"
                 self._found(path, footer.flags_at, what, REPORT, topic=found.name)
 
-    def _tail(self, found: snap.TopicSnapshot, ref: snap.TailRef, tails: snapshot_load.Tails) -> None:
+    def _tail(self, found: snap.TopicSnapshot, ref: snap.TailRef, read_tail: Callable[[snap.TailRef], bytes]) -> None:
         path = self.dir.tails_path(ref.tails)
         self._named.add(path)
         first = max([one.first + one.count for one in found.segments] + [found.earliest])
         try:
-            data = tails.read(ref)
+            data = read_tail(ref)
         except OSError as error:
             self._damaged_seqs(path, 0, _why(error), found.name, first, found.head)
             return
@@ -446,5 +444,4 @@ class _Verifier:
 
 
 def _why(error: OSError) -> str:
-    """Return why a file cannot be read."""
     return absence(error) if isinstance(error, FileNotFoundError) else f"the file cannot be read: {error.strerror}"

@@ -121,7 +121,6 @@ class Ledger:
         self._note(file_note(number, previous, size_bytes))
 
     def note_reached(self, position: tuple[int, int]) -> None:
-        """Note that the log is synced up to here."""
         if position != self.reached:
             self.reached = position
             self._note(_reached_note(*position))
@@ -134,7 +133,6 @@ class Ledger:
 
     @property
     def waits(self) -> bool:
-        """Whether there are notes to write."""
         return bool(self._notes)
 
     def take(self) -> list[bytes]:

@@ -1,15 +1,7 @@
 """Reads of bytes that are not in memory: the exception `Cold`, and the `Hold` with which a caller repeats the read.
 
-A caller on the event loop must not wait for a disk. A read that would wait raises `Cold` instead, with everything that
-it needs (`Need`). A `Hold` fetches all of it where waiting is allowed and keeps it in memory, and the caller runs the
-read again while the hold exists. So the second run finds the bytes even if the kernel has evicted the pages meanwhile.
-
-    hold = Hold()
-    while True:
-        try:
-            return work()
-        except Cold as cold:
-            hold.load(cold)         # blocks: on a pool thread in a server, see `topics.server.loop.runtime`
+A read that would wait for a disk raises `Cold`, with everything that it needs (`Need`). A `Hold` fetches all of it and
+keeps it in memory, and the caller runs the read again while the hold exists: see `waiting`.
 
 Bounds: one `Cold` asks for `LOAD_BYTES` and one need more, and work that needs more than that in total must get on with
 part of it. A hold that has grown past `HOLD_BYTES` gives up what it fetched first. Work that asks again for what was

@@ -159,7 +159,6 @@ class Columns:
         return low, min(int(np.searchsorted(offsets, stop, "left")), len(self.ts))
 
     def size_of(self, positions: npt.NDArray[np.intp]) -> int:
-        """Return the bytes of the records at these positions."""
         ends = np.frombuffer(self.offsets, np.uint32)
         return int((ends[positions + 1].astype(np.int64) - ends[positions]).sum())
 

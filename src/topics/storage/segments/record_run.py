@@ -99,7 +99,6 @@ def decode(block: bytes | bytearray | memoryview, *, source: str) -> Run:
 
 
 def lines(run: Run, projection: Projection) -> bytes:
-    """Return the records as JSON lines."""
     lacks_tags = projection.tags and run.columns.tags is not None
     has_meta = not projection.meta and run.columns.metas is not None
     if lacks_tags or has_meta or not projection.data:

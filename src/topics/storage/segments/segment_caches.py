@@ -75,7 +75,6 @@ class SegmentFile(Segment):
         return file
 
     def moved(self, path: str) -> None:
-        """Note that the file was moved to `path`."""
         self._caches.forget(self, moved_to=path)
 
     def release(self) -> None:
