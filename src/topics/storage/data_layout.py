@@ -20,6 +20,7 @@ import posixpath
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partialmethod
 from itertools import chain
 
 from topics.errors import Corrupt
@@ -47,8 +48,23 @@ class DataLayout:
 
     # Paths
 
-    def wal_path(self, number: int) -> str:
-        return posixpath.join(self.wal_dir, f"{_digits(number)}.wal")
+    def _path_of(self, folder: str, suffix: str, number: int) -> str:
+        return posixpath.join(self.root, folder, f"{_digits(number)}{suffix}")
+
+    def _numbers(self, folder: str, suffix: str) -> list[int]:
+        """Return the numbers of the existing files, in ascending order."""
+        path = posixpath.join(self.root, folder)
+        names = self.fs.listdir(path) if folder != "ledger" or self.fs.exists(path) else []  # early versions had none
+        stems = (name.removesuffix(suffix) for name in names if name.endswith(suffix))
+        return [int(stem) for stem in stems if _NUMBER.fullmatch(stem) and int(stem) <= _U64_MAX]
+
+    wal_path, wal_numbers = partialmethod(_path_of, "wal", ".wal"), partialmethod(_numbers, "wal", ".wal")
+    snapshot_path = partialmethod(_path_of, "snapshots", ".snap")
+    snapshot_numbers = partialmethod(_numbers, "snapshots", ".snap")
+    tails_path = partialmethod(_path_of, "snapshots", ".tails")
+    tails_numbers = partialmethod(_numbers, "snapshots", ".tails")
+    ledger_path = partialmethod(_path_of, "ledger", ".ledger")
+    ledger_numbers = partialmethod(_numbers, "ledger", ".ledger")
 
     def topic_dir(self, topic_id: int) -> str:
         assert 0 <= topic_id <= _U64_MAX, "topic ids are u64"
@@ -57,30 +73,6 @@ class DataLayout:
     def segment_path(self, topic_id: int, first_seq: int) -> str:
         return posixpath.join(self.topic_dir(topic_id), f"{_digits(first_seq)}.seg")
 
-    def snapshot_path(self, number: int) -> str:
-        return posixpath.join(self.snapshots_dir, f"{_digits(number)}.snap")
-
-    def tails_path(self, number: int) -> str:
-        return posixpath.join(self.snapshots_dir, f"{_digits(number)}.tails")
-
-    def ledger_path(self, number: int) -> str:
-        return posixpath.join(self.ledger_dir, f"{_digits(number)}.ledger")
-
-    # Existing files, in ascending order
-
-    def wal_numbers(self) -> list[int]:
-        return self._numbers(self.wal_dir, ".wal")
-
-    def snapshot_numbers(self) -> list[int]:
-        return self._numbers(self.snapshots_dir, ".snap")
-
-    def tails_numbers(self) -> list[int]:
-        return self._numbers(self.snapshots_dir, ".tails")
-
-    def ledger_numbers(self) -> list[int]:
-        """Return the numbers of the ledgers. Directories of earlier versions have none."""
-        return self._numbers(self.ledger_dir, ".ledger") if self.fs.exists(self.ledger_dir) else []
-
     def topic_ids(self) -> list[int]:
         """Return the ids of the topics that have a directory, which may be empty."""
         names = self.fs.listdir(self.segments_dir)
@@ -88,8 +80,7 @@ class DataLayout:
 
     def segment_seqs(self, topic_id: int) -> list[int]:
         """Return the first seq of each segment; an empty list for a topic without a directory."""
-        path = self.topic_dir(topic_id)
-        return self._numbers(path, ".seg") if self.fs.exists(path) else []
+        return self._numbers(f"segments/{topic_id}", ".seg") if self.fs.exists(self.topic_dir(topic_id)) else []
 
     # Changes
 
@@ -168,10 +159,6 @@ class DataLayout:
                 self.fs.unlink(posixpath.join(path, name))
             self.fs.rmdir(path)
             self.fs.sync_dir(self.segments_dir)
-
-    def _numbers(self, path: str, suffix: str) -> list[int]:
-        stems = (name.removesuffix(suffix) for name in self.fs.listdir(path) if name.endswith(suffix))
-        return [int(stem) for stem in stems if _NUMBER.fullmatch(stem) and int(stem) <= _U64_MAX]
 
 
 def holds_topics(fs: Fs, folder: str) -> bool:

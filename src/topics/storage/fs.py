@@ -205,18 +205,6 @@ class ReadOnlyFs(Fs):
             self._refuse(path)
         return self._inner.open(path)
 
-    def rename(self, src: str, dst: str) -> None:
-        self._refuse(dst)
-
-    def unlink(self, path: str) -> None:
-        self._refuse(path)
-
-    def mkdir(self, path: str) -> None:
-        self._refuse(path)
-
-    def rmdir(self, path: str) -> None:
-        self._refuse(path)
-
     def listdir(self, path: str) -> list[str]:
         return self._inner.listdir(path)
 
@@ -229,9 +217,6 @@ class ReadOnlyFs(Fs):
     def sync_dir(self, path: str) -> None:
         """Do nothing: no name can have changed."""
 
-    def lock(self, path: str) -> Lock:
-        self._refuse(path)
-
     def lock_shared(self, path: str) -> Lock:
         return self._inner.lock_shared(path)
 
@@ -241,8 +226,10 @@ class ReadOnlyFs(Fs):
     def free_bytes(self, path: str) -> int:
         return self._inner.free_bytes(path)
 
-    def _refuse(self, path: str) -> NoReturn:
-        raise OSError(errno.EROFS, "this file system is open for reading only", path)
+    def _refuse(self, *paths: str) -> NoReturn:
+        raise OSError(errno.EROFS, "this file system is open for reading only", paths[-1])
+
+    rename = unlink = mkdir = rmdir = lock = _refuse  # type: ignore[assignment]  # each takes one or two paths
 
 
 class Lock:

@@ -8,7 +8,9 @@ tombstone.
 from __future__ import annotations
 
 import errno
+import posixpath
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
@@ -29,6 +31,7 @@ from topics.storage.log import entry as entries
 from topics.storage.log import ledger, walfile
 from topics.storage.log.frame import Head
 from topics.storage.log.log_files import LogFile, read_log
+from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment_caches import SegmentCaches
 
 log = logs.Log("recovery")
@@ -329,3 +332,20 @@ def write_again(datadir: DataDir, parts: list[tuple[str, int, bytes]]) -> None:
             file.datasync()
         finally:
             file.close()
+
+
+def remove_orphans(datadir: DataDir, state: State, named: set[str], cold_dir: str | None) -> None:
+    """Remove segment files that a stopped process wrote, except those that are `named` or belong to a topic."""
+    for topic in state.by_id.values():
+        named.update(segment.path for segment in topic.segments if isinstance(segment, SealedSegment))
+    fs = datadir.fs
+    for folder in filter(fs.exists, [datadir.segments_dir, *([] if cold_dir is None else [cold_dir])]):
+        for name in filter(str.isdigit, fs.listdir(folder)):  # other names are not ours
+            topic_dir = posixpath.join(folder, name)
+            for path in [posixpath.join(topic_dir, file) for file in fs.listdir(topic_dir)]:
+                if path not in named:
+                    with suppress(FileNotFoundError):  # a directory is not ours
+                        fs.unlink(path)
+            if int(name) not in state.by_id:
+                with suppress(OSError):
+                    fs.rmdir(topic_dir)

@@ -128,7 +128,8 @@ class Store:
             with suppress(OSError):
                 self.dir.forget_failed_sync()
                 if not found.damage and found.snapshot_number:
-                    self._remove_orphans()
+                    # The snapshot still names the files of segments that have moved since.
+                    recovery.remove_orphans(self.dir, self.state, {*self.caches.retired}, self._cold_dir)
 
         worker, self._worker = self._worker, INLINE
         runner, self._runner = self._runner, run_inline
@@ -494,20 +495,3 @@ class Store:
                 with suppress(OSError):  # not empty: a segment of the dropped topic is still on its way out
                     self.fs.rmdir(folder)
                     self._topic_dirs.discard(int(posixpath.basename(folder)))
-
-    def _remove_orphans(self) -> None:
-        """Remove segment files that a stopped process wrote and no snapshot refers to."""
-        named = {*self.caches.retired}  # the snapshot still names the files of segments that have moved since
-        for topic in self.state.by_id.values():
-            named.update(segment.path for segment in topic.segments if isinstance(segment, SealedSegment))
-        folders = [self.dir.segments_dir, *([] if self._cold_dir is None else [self._cold_dir])]
-        for folder in filter(self.fs.exists, folders):
-            for name in filter(str.isdigit, self.fs.listdir(folder)):  # other names are not ours
-                topic_dir = posixpath.join(folder, name)
-                for path in [posixpath.join(topic_dir, file) for file in self.fs.listdir(topic_dir)]:
-                    if path not in named:
-                        with suppress(FileNotFoundError):  # a directory is not ours
-                            self.fs.unlink(path)
-                if int(name) not in self.state.by_id:
-                    with suppress(OSError):
-                        self.fs.rmdir(topic_dir)

@@ -8,7 +8,6 @@ the watermarks of the topic. From that the same `Topic` arises again, and the sa
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Self
 
 from msgspec import Struct, structs
@@ -78,9 +77,7 @@ class Directory:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._dir.close()
 
     def read(self, name: str, query: Query) -> Reading:
