@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Generator, Iterator, Mapping
 from itertools import takewhile
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,7 +22,6 @@ from msgspec import Raw, Struct, UnsetType
 
 from topics.errors import invalid
 from topics.model.nesting import decode_again
-from topics.model.records import NewRecord
 
 PIECE_BYTES = 32 << 10  # text per step, one or two milliseconds
 RECORDS_A_STEP = 64
@@ -41,13 +40,6 @@ _AHEAD_BYTES = 12  # of an escape and the one after it
 _DIGITS = "fecba9876543210"  # of placeholders
 
 T = TypeVar("T")
-
-
-@runtime_checkable
-class Writes(Protocol):
-    """A request with records."""
-
-    records: list[NewRecord]
 
 
 class Masked(Struct, frozen=True):
@@ -157,7 +149,7 @@ def decode_steps(decoder: msgspec.json.Decoder[Any], body: bytes) -> Generator[N
     if masked is None:
         return None
     request = decoder.decode(masked.text)
-    if not isinstance(request, Writes):
+    if not hasattr(request, "records"):
         return None
     names = [getattr(request, field, None) for field in _NAMES]
     names += [text for record in request.records for text in (record.tag, record.node)]

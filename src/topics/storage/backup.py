@@ -137,7 +137,9 @@ def restore(
     origin = DataDir(ReadOnlyFs(fs), source)
     origin.inspect()
     try:
-        if not _vacant(fs, target):
+        names = set(fs.listdir(target)) - {"lost+found"} if fs.exists(target) else set()
+        unfinished = UNFINISHED in names and "FORMAT" not in names
+        if names and not unfinished:
             if set_aside is None:
                 raise CopyError(f"{target} is not empty; move it away, or let --force do that")
             was = DataDir(ReadOnlyFs(fs), target)
@@ -444,11 +446,3 @@ class _Copier:
         with self.target.new_file(path, named=False) as file:
             file.pwrite(data, 0)
         self._moved += len(data)
-
-
-def _vacant(fs: Fs, path: str) -> bool:
-    """Return whether the path is free: absent, empty, or an unfinished copy."""
-    if not fs.exists(path):
-        return True
-    names = set(fs.listdir(path)) - {"lost+found"}
-    return not names or (UNFINISHED in names and "FORMAT" not in names)

@@ -46,7 +46,10 @@ class DataDir(DataLayout):
             raise self._error(f"is held by {held.owner or 'another process'}; {next_owner}") from None
         except OSError as error:
             self.close()
-            raise self._unusable(verb, error, instead) from error
+            text = f"cannot be {verb}: {error.strerror} ({error.filename or self.root})"
+            if not isinstance(error, FileNotFoundError | NotADirectoryError) or error.filename != self.root:
+                text += f"; {next_step(error)}{instead}"  # the caller knows where the name of the root came from
+            raise self._error(text) from error
         except DataDirError:
             self.close()
             raise
@@ -230,12 +233,6 @@ class DataDir(DataLayout):
 
     def _path(self, name: str) -> str:
         return posixpath.join(self.root, name)
-
-    def _unusable(self, verb: str, error: OSError, instead: str = "") -> DataDirError:
-        text = f"cannot be {verb}: {error.strerror} ({error.filename or self.root})"
-        if isinstance(error, FileNotFoundError | NotADirectoryError) and error.filename == self.root:
-            return self._error(text)  # the caller knows where the name came from
-        return self._error(f"{text}; {next_step(error)}{instead}")
 
     def _error(self, text: str) -> DataDirError:
         return DataDirError(f"data directory {self.root} {text}")

@@ -164,18 +164,17 @@ class Fs:
     def lock(self, path: str) -> Lock:
         """Take the lock without waiting. Raise `LockHeld` if another process has it."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-        _take_lock(fd, fcntl.LOCK_EX)
+        lock = Lock(fd)
         with suppress(OSError):  # the text only helps operators: a full disk must not prevent the start
             owner = f"pid {os.getpid()} on {socket.gethostname()} since {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
             os.ftruncate(fd, 0)
             os.pwrite(fd, owner.encode(), 0)
-        return Lock(fd)
+        return lock
 
     def lock_shared(self, path: str) -> Lock:
         """Take an existing lock for reading: it excludes owners and admits other readers. The file does not change."""
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a named pipe must not wait for its writer
-        _take_lock(fd, fcntl.LOCK_SH)
-        return Lock(fd, shared=True)
+        # Without O_NONBLOCK, a named pipe would wait for its writer.
+        return Lock(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), shared=True)
 
     def boot_id(self) -> str:
         """Return an id that changes with every start of the machine; "" if the system has none.
@@ -241,6 +240,16 @@ class Lock:
     __slots__ = ("_fd", "_shared")
 
     def __init__(self, fd: int, *, shared: bool = False) -> None:
+        """Take the lock without waiting. Close the file and raise `LockHeld` if another process has it."""
+        try:
+            fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(fd, 1024, 0).decode(errors="replace").strip()
+            os.close(fd)
+            raise LockHeld(owner) from None
+        except BaseException:
+            os.close(fd)
+            raise
         self._fd = fd
         self._shared = shared
 
@@ -374,19 +383,6 @@ class File:
 def _size_of(data: Buffer) -> int:
     """Return the size in bytes. `len` of a memoryview counts items, which may be wider."""
     return data.nbytes if isinstance(data, memoryview) else len(data)
-
-
-def _take_lock(fd: int, kind: int) -> None:
-    """Lock a file, without waiting. If another process holds it, close the file and raise `LockHeld`."""
-    try:
-        fcntl.flock(fd, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        owner = os.pread(fd, 1024, 0).decode(errors="replace").strip()
-        os.close(fd)
-        raise LockHeld(owner) from None
-    except BaseException:
-        os.close(fd)
-        raise
 
 
 def _full_sync(fd: int) -> None:

@@ -83,15 +83,11 @@ def replay_or_lose(state: State, entry: entries.Entry) -> str:
     except (OSError, MemoryError):
         raise
     except Exception as error:
-        lost = _lose(state, entries.records_of(entry)) or _named(state, entry)
+        topic = state.by_id.get(entry.topic_id)
+        lost = _lose(state, entries.records_of(entry)) or ("" if topic is None else f"; topic {topic.name}")
         what = f"an entry of kind {type(entry).kind} cannot be applied ({type(error).__name__}){lost}"
         log.failure("entry_not_applied", error, what=what)
         return what
-
-
-def _named(state: State, entry: entries.Entry) -> str:
-    topic = state.by_id.get(entry.topic_id)
-    return "" if topic is None else f"; topic {topic.name}"
 
 
 def _lose(state: State, made: entries.Append | None) -> str:

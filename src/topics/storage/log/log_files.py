@@ -27,8 +27,7 @@ class LogFile(NamedTuple):
     @property
     def end(self) -> int:
         """The offset after the last entry, damaged ones included."""
-        ends = [item.end for item in walfile.scan(self.data)]
-        return walfile.after_other_frames(self.data, ends[-1] if ends else walfile.HEADER_BYTES)
+        return walfile.whole_end(self.data, damaged=True)
 
 
 def read_log(

@@ -18,11 +18,14 @@ A log that has failed ends the process (`failed`): see docs/decisions/failed-log
 from __future__ import annotations
 
 import errno
+from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from threading import Lock
-from typing import NoReturn
+from typing import ClassVar, NoReturn
+
+from msgspec import Struct, field
 
 from topics import logs
 from topics.clock import Clock
@@ -32,7 +35,6 @@ from topics.storage.log import walfile
 from topics.storage.log.background import WARM_BYTES, LargeWrite, LogRefused, close_quietly, reason_of
 from topics.storage.log.frame import Frames, parts_of
 from topics.storage.log.ledger import Ledger, file_note
-from topics.storage.log.stats import WalStats
 from topics.storage.worker import INLINE, Worker
 
 log = logs.Log("wal")
@@ -40,6 +42,32 @@ log = logs.Log("wal")
 NOTE_NS = 1_000_000_000
 SLOW_US = 100_000  # if syncs take longer, so does a new file: it is prepared before half of the last one is full
 JOIN_BYTES = 64 << 10  # smaller writes are joined into one buffer: faster than a list of buffers
+
+
+class WalStats(Struct):
+    """Counters since the process started; the histogram's buckets are not cumulative."""
+
+    BOUNDS_US: ClassVar[tuple[int, ...]] = (
+        50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 500_000, 1_000_000,
+    )  # fmt: skip
+
+    frames_total: int = 0
+    batches_total: int = 0
+    fsyncs_total: int = 0
+    bytes_written_total: int = 0
+    rotations_total: int = 0
+    submit_full_total: int = 0
+    queue_depth: int = 0
+    queue_depth_peak: int = 0
+    fsync_sum_us: int = 0
+    slow_us: int = 0  # the longest of the last few syncs
+    fsync_buckets: list[int] = field(default_factory=lambda: [0] * 14)
+
+    def synced(self, took_us: int) -> None:
+        self.fsyncs_total += 1
+        self.slow_us = max(took_us, self.slow_us * 15 // 16)
+        self.fsync_sum_us += took_us
+        self.fsync_buckets[bisect_left(self.BOUNDS_US, took_us)] += 1
 
 
 class Wal:
