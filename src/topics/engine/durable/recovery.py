@@ -250,11 +250,11 @@ class _Recovery:
         if skips or restored_ms is not None or not self._defer_memory:
             self._backlog.replay_all(state)
         check.end()
-        # A restored backup: every topic gets a new epoch, so that readers notice that its history changed.
-        for topic in state.by_name.values() if restored_ms is not None else ():
-            state.last_epoch = max(restored_ms or 0, state.last_epoch + 1)
-            topic.begin_epoch(state.last_epoch)
-            topic.saved_tail = None  # its file has the old epoch
+        if restored_ms is not None:
+            for topic in state.by_name.values():  # readers notice by the epoch that the history changed
+                state.last_epoch = max(restored_ms, state.last_epoch + 1)
+                topic.begin_epoch(state.last_epoch)
+                topic.saved_tail = None  # its file has the old epoch
         if self._routers.catch_up():
             self._backlog.replay_all(state)  # so that the start takes a snapshot
         heads = {topic.topic_id: topic.head for topic in state.by_id.values()}
