@@ -17,7 +17,6 @@ from tests.queues.harness import Workshop, job, seqs
 from tests.simulated.disk import SimDisk
 from tests.simulated.harness import SimServer
 from topics.engine import retention
-from topics.engine.durable import atomic_files
 from topics.engine.routers.graph import upstream
 from topics.engine.state.topics import SegmentLimits
 from topics.engine.write import apply
@@ -237,7 +236,7 @@ def test_truncated_cold_file_is_not_copied_for_ever():
     with pytest.MonkeyPatch.context() as patch, ends_within(10):
         patch.setattr(server.store.fs, "open", open_cut)
         with pytest.raises(Corrupt, match="ends here"):
-            atomic_files.copy(server.store.dir, segment.path, "/data/segments/copy", INLINE)
+            server.store.dir.copy_file(segment.path, "/data/segments/copy", INLINE)
 
 
 # --- chains of routers

@@ -154,7 +154,7 @@ def test_start_signs_the_directory_before_it_writes() -> None:
     assert disk.contents(f"{ROOT}/FORMAT") == b"topics-data %d\n" % FORMAT_VERSION
     assert disk.contents(f"{ROOT}/VERSION").decode().strip() == __version__
     changes = [call for call in disk.calls[begun:] if call.op in ("pwrite", "pwritev", "rename", "unlink")]
-    assert [(call.op, "FORMAT" in call.path) for call in changes[:2]] == [("pwrite", True), ("rename", True)]
+    assert [(call.op, "FORMAT" in call.path) for call in changes[:2]] == [("pwritev", True), ("rename", True)]
 
 
 def fingerprint() -> str:

@@ -73,7 +73,7 @@ def _add_cold_dir(parser: argparse.ArgumentParser) -> None:
 
 def _guarded(execute: Execute, args: argparse.Namespace) -> int:
     """Run a command. Print an expected failure in one line and return its exit status."""
-    from topics.storage.backup_target import CopyError
+    from topics.storage.backup_files import CopyError
     from topics.storage.datadir import DataDirError
     from topics.storage.fs import next_step
 
@@ -103,12 +103,12 @@ def _fail(text: str, status: int) -> int:
 
 def run_verify(args: argparse.Namespace) -> int:
     from topics.engine.offline.verify import verify
-    from topics.storage.fs import RealFs
+    from topics.storage.fs import Fs
 
     began = time.monotonic()
     with Meter("checked") as meter:
         gc.disable()  # nothing that a check makes is garbage before its end, and there may be millions of objects
-        report = verify(RealFs(), args.directory, cold_dir=args.cold_dir, progress=meter.show)
+        report = verify(Fs(), args.directory, cold_dir=args.cold_dir, progress=meter.show)
     if args.json:
         print(pretty_json(report))
     else:
@@ -159,7 +159,7 @@ def _print_topics(report: Report, screen: Screen) -> None:
 
 def run_backup(args: argparse.Namespace) -> int:
     from topics.storage.backup import copy
-    from topics.storage.fs import RealFs
+    from topics.storage.fs import Fs
 
     if (problem := _overlap(args.directory, args.target)) is not None:
         return _fail(problem, EXIT_USAGE)
@@ -169,13 +169,13 @@ def run_backup(args: argparse.Namespace) -> int:
         return _fail(f"{args.directory} cannot be read: {error.strerror}", EXIT_USAGE)
     began = time.monotonic()
     with Meter("copied") as meter:
-        done = copy(RealFs(), args.directory, args.target, cold_dir=args.cold_dir, progress=meter.show)
+        done = copy(Fs(), args.directory, args.target, cold_dir=args.cold_dir, progress=meter.show)
     return _print_copied(done, time.monotonic() - began, args, args.target, verb="backed up")
 
 
 def run_restore(args: argparse.Namespace) -> int:
     from topics.storage.backup import restore
-    from topics.storage.fs import RealFs
+    from topics.storage.fs import Fs
 
     if (problem := _overlap(args.source, args.directory)) is not None:
         return _fail(problem, EXIT_USAGE)
@@ -187,7 +187,7 @@ def run_restore(args: argparse.Namespace) -> int:
     began = time.monotonic()
     with Meter("copied") as meter:
         now_ms = SystemClock().now_ms()
-        done = restore(RealFs(), args.source, directory, now_ms=now_ms, set_aside=aside, progress=meter.show)
+        done = restore(Fs(), args.source, directory, now_ms=now_ms, set_aside=aside, progress=meter.show)
     status = _print_copied(done, time.monotonic() - began, args, args.directory, verb="restored")
     if not args.json:
         if aside is not None and os.path.isdir(aside):
@@ -207,10 +207,10 @@ def _print_copied(done: Copied, seconds: float, args: argparse.Namespace, target
     """Print what the copy holds, its log included. A copy that cannot be counted has only what its snapshot names."""
     from topics.engine.offline.directory import Directory
     from topics.errors import Corrupt
-    from topics.storage.fs import RealFs
+    from topics.storage.fs import Fs
 
     counted_log = False
-    with suppress(Corrupt), Directory(RealFs(), target, now_ms=0) as held:
+    with suppress(Corrupt), Directory(Fs(), target, now_ms=0) as held:
         done.topics, done.records = len(held.topics), sum(topic.count for topic in held.topics.values())
         counted_log = True
     if args.json:

@@ -14,7 +14,6 @@ from topics.engine.state.topic import Topic
 from topics.storage.segments.cold import Cold, Needs, waiting
 from topics.storage.segments.columns import runs
 from topics.storage.segments.marks import LOST
-from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import Damaged, MemorySegment, Segment
 
 log = logs.Log("engine")
@@ -313,8 +312,7 @@ def advance(topic: Topic) -> None:
         dead -= 1  # the open one stays
         restart_open(topic)
     for segment in segments[:dead]:
-        if isinstance(segment, SealedSegment):
-            segment.release()
+        segment.release()
     del segments[:dead]
     topic.earliest = earliest
     _raise_floor(topic)
@@ -359,8 +357,7 @@ def _remove_damaged(topic: Topic, segment: Segment, damage: Exception) -> bool:
     if topic.queue is not None:
         topic.queue.left_range(low, segment.end)
     topic.segments.remove(segment)
-    if isinstance(segment, SealedSegment):
-        segment.release()
+    segment.release()
     if topic.earliest < low:
         return False
     topic.lost_ts = max(topic.lost_ts, segment.max_ts)
@@ -442,8 +439,7 @@ def lose_all(topic: Topic, reason: str) -> None:
     if topic.queue is not None:
         topic.queue.left_range(topic.earliest, topic.head + 1)
     for segment in topic.segments:
-        if isinstance(segment, SealedSegment):
-            segment.release()
+        segment.release()
     topic.removed(topic.count, topic.bytes)
     topic.segments = [MemorySegment(topic.head + 1, opened_ms=topic.open.opened_ms)]
     topic.losses.add_rest(topic.earliest, topic.head, reason)

@@ -24,7 +24,7 @@ from topics.spark.pipelines.run.job import BadUsage, Failed
 from topics.spark.pipelines.run.positions import Positions
 from topics.spark.pipelines.run.report import RunReport
 from topics.storage import backup
-from topics.storage.fs import RealFs
+from topics.storage.fs import Fs
 
 Play = Callable[..., RunReport]
 
@@ -167,7 +167,7 @@ def test_directory_and_server_can_be_replayed(play: Play, client: Client, topic:
     try:
         with Client(server.url) as other:
             numbers(other, topic, range(10))
-        backup.copy(RealFs(), str(tmp_path / "data"), str(tmp_path / "backup"))
+        backup.copy(Fs(), str(tmp_path / "data"), str(tmp_path / "backup"))
         assert play(source_url=server.url, into=f"{topic}.a").records == 10
         assert play(path=str(tmp_path / "backup"), into=f"{topic}.b", from_seq=4).records == 7
     finally:

@@ -36,7 +36,6 @@ class Kind(NamedTuple):
 
 
 def own(entry: entries.Entry) -> Iterable[int]:
-    """Return the id of the topic that the entry is about."""
     return (entry.topic_id,)
 
 
@@ -66,7 +65,6 @@ _BY_ENTRY = {kind.entry: kind for kind in KINDS}
 
 
 def replay(state: State, entry: entries.Entry) -> None:
-    """Replay one entry of the log."""
     try:
         _BY_ENTRY[type(entry)].replay(state, entry)
     finally:
@@ -85,15 +83,11 @@ def replay_or_lose(state: State, entry: entries.Entry) -> str:
     except (OSError, MemoryError):
         raise
     except Exception as error:
-        lost = _lose(state, entries.records_of(entry)) or _named(state, entry)
+        topic = state.by_id.get(entry.topic_id)
+        lost = _lose(state, entries.records_of(entry)) or ("" if topic is None else f"; topic {topic.name}")
         what = f"an entry of kind {type(entry).kind} cannot be applied ({type(error).__name__}){lost}"
         log.failure("entry_not_applied", error, what=what)
         return what
-
-
-def _named(state: State, entry: entries.Entry) -> str:
-    topic = state.by_id.get(entry.topic_id)
-    return "" if topic is None else f"; topic {topic.name}"
 
 
 def _lose(state: State, made: entries.Append | None) -> str:

@@ -146,7 +146,7 @@ def capture(state: State, topic: Topic) -> Captured:
     sealing: list[tuple[Frozen, int]] = []
     for segment in topic.segments[:-1] if kept else ():
         if isinstance(segment, SealedSegment):
-            refs.append(_ref(segment))
+            refs.append(segment.snapshot_ref())
         elif isinstance(segment, MemorySegment):
             sealing.append((freeze(segment), len(refs)))
             refs.append(snap.SegmentRef(segment.first, segment.count, segment.live, segment.live_bytes, ()))
@@ -246,13 +246,6 @@ def restore(
         if part.name in snapshot.extra:
             part.load(state, topic, snapshot.extra[part.name])
     return topic
-
-
-def _ref(segment: SealedSegment) -> snap.SegmentRef:
-    pending = segment.unsaved_marks()
-    return snap.SegmentRef(
-        segment.first, segment.count, segment.live, segment.live_bytes, segment.footer, segment.cold, pending
-    )
 
 
 def freeze(segment: MemorySegment, *, growing: bool = False) -> Frozen:

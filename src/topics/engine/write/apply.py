@@ -90,7 +90,7 @@ def drop(state: State, topic: Topic) -> None:
     topic.removed(topic.count, topic.bytes)
     state.remove(topic)
     for segment in topic.segments:
-        state.dropped(topic, segment)
+        segment.release()
     topic.segments = []
     topic.queue = None
     if topic.consumers is not None:

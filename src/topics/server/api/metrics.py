@@ -18,7 +18,7 @@ from topics.engine.write import archived
 from topics.server.access.operations import router_names
 from topics.server.http.messages import Request
 from topics.server.loop.answer import elapsed_ms
-from topics.storage.log.stats import WalStats
+from topics.storage.log.wal import WalStats
 
 if TYPE_CHECKING:
     from topics.engine.routers.graph import Router

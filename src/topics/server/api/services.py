@@ -23,7 +23,7 @@ from topics.server.push.dispatcher import Dispatcher
 from topics.server.push.jobs import JobWaiters
 from topics.server.push.sessions import Sessions
 from topics.server.push.websocket.commands import SocketServices
-from topics.storage.log.stats import WalStats
+from topics.storage.log.wal import WalStats
 
 if TYPE_CHECKING:
     from topics.server.http.server import HttpServer

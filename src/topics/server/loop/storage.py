@@ -20,7 +20,7 @@ from topics.server.limits import os_limits
 from topics.server.limits.loop_holds import Cause
 from topics.server.loop.sliced_work import Slices
 from topics.storage.datadir import DataDir
-from topics.storage.fs import RealFs
+from topics.storage.fs import Fs
 from topics.storage.log.wal import Wal
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def open_directory(settings: Settings) -> DataDir | None:
     """Lock the data directory of this server, and return it. Raise `DataDirError` if it cannot be used."""
     if settings.data_dir is None:
         return None
-    datadir = DataDir(RealFs(maps=settings.tls_cert is None), str(settings.data_dir))
+    datadir = DataDir(Fs(maps=settings.tls_cert is None), str(settings.data_dir))
     datadir.open()
     return datadir
 

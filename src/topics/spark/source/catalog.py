@@ -17,7 +17,7 @@ from topics.errors import Code, TopicsError
 from topics.lake import ArchivedEpoch, Lake, heal
 from topics.spark.options import ConnectionOptions, ReadOptions
 from topics.spark.source.plan import Span, TopicExtent
-from topics.storage.fs import RealFs
+from topics.storage.fs import Fs
 
 log = logs.Log("spark")
 
@@ -204,7 +204,7 @@ class DirectoryCatalog(Catalog):
     def __init__(self, options: ReadOptions, path: str) -> None:
         super().__init__(options)
         self._path = path
-        self._directory = directory.Directory(RealFs(), path, cold_dir=options.cold_path, now_ms=SystemClock().now_ms())
+        self._directory = directory.Directory(Fs(), path, cold_dir=options.cold_path, now_ms=SystemClock().now_ms())
 
     def __exit__(self, *error: object) -> None:
         self._directory.__exit__(None, None, None)

@@ -25,7 +25,7 @@ from topics.spark.source.catalog import client_for, state_of
 from topics.spark.source.layout import Layout
 from topics.spark.source.plan import Span
 from topics.spark.source.record_batches import Batches
-from topics.storage.fs import RealFs
+from topics.storage.fs import Fs
 from topics.storage.segments.record_run import Run
 
 HINTS = {
@@ -197,7 +197,7 @@ def _scan(span: Span, how: How) -> Iterator[Run | request.Tombstone | int]:
 
 def _from_files(span: Span, how: How, excerpt: Excerpt) -> Iterator[Piece]:
     query = Query(from_seq=span.start - 1, epoch=span.epoch, nodes=frozenset(how.nodes) or None, match=how.tag)
-    yield from directory.scan(RealFs(), excerpt, query, upto_seq=span.stop - 1)
+    yield from directory.scan(Fs(), excerpt, query, upto_seq=span.stop - 1)
     yield span.stop
 
 

@@ -38,7 +38,7 @@ from topics.spark.sql.rewrite import (
     surely_missing,
 )
 from topics.spark.unknown_names import nearest
-from topics.storage.fs import RealFs
+from topics.storage.fs import Fs
 
 SAMPLE = 1000  # records from both ends of the topics that are read to infer their fields
 GAP_LOOK_S = 2.0  # longest time before a query starts to count its gap rows
@@ -65,7 +65,7 @@ def names_of(options: Mapping[str, str]) -> set[str]:
     found: set[str] = set()
     if (path := options.get("path")) is not None:
         cold = options.get("coldPath")
-        with directory.Directory(RealFs(), path, cold_dir=cold, now_ms=SystemClock().now_ms()) as opened:
+        with directory.Directory(Fs(), path, cold_dir=cold, now_ms=SystemClock().now_ms()) as opened:
             return set(opened.topics)
     if (lake := options.get("lake")) is not None:
         found |= {*Lake(lake).snapshot().topics(), LEDGER}

@@ -1,4 +1,4 @@
-"""Work of the log on other threads: reading ahead and large writes."""
+"""Large writes of the log, on other threads."""
 
 from __future__ import annotations
 
@@ -14,14 +14,6 @@ WARM_BYTES = 1 << 20
 
 class LogRefused(Exception):
     """The log refused frames, because it has no file with room for them. Nothing of them was written."""
-
-
-def warm(file: File, at: int, size_bytes: int, stop: Callable[[], bool]) -> None:
-    """Read [at, at + size_bytes) of a file into the memory of the operating system, until `stop` returns True."""
-    for start in range(at, at + size_bytes, WARM_BYTES):
-        if stop():
-            return
-        file.pread(WARM_BYTES, start)
 
 
 class LargeWrite:
@@ -42,7 +34,10 @@ class LargeWrite:
             if not self._run:
                 self._run = True
                 try:
-                    self._write()
+                    for frame in self._frames:
+                        if isinstance(frame, LargeFrame):
+                            frame.seal()
+                    self._file.pwritev(parts_of(self._frames), self._at)
                 except Exception as error:
                     self._error = error
 
@@ -52,12 +47,6 @@ class LargeWrite:
         if not self._reported:
             self._reported = True
             self._report(self._error)
-
-    def _write(self) -> None:
-        for frame in self._frames:
-            if isinstance(frame, LargeFrame):
-                frame.seal()
-        self._file.pwritev(parts_of(self._frames), self._at)
 
 
 def reason_of(error: Exception) -> str:

@@ -287,7 +287,7 @@ class SocketCommands:
         self._services.dispatcher.attach(subscription, self._client)
 
     def _publish(self, command: Publish, warnings: list[str] | None, *, size_bytes: int) -> None:
-        write, throttle = command.write(), self._services.throttle
+        write, throttle = command, self._services.throttle
         if throttle.pressed and not write.disable_backpressure:
             throttle.check(command.topic)
         engine, name, request_id = self._services.runtime.engine, command.topic, command.request_id
