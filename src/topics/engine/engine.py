@@ -21,18 +21,17 @@ from msgspec import Struct
 
 from topics.clock import Clock
 from topics.engine import pressure, retention
-from topics.engine.consumers.batch import ConsumerBatch
 from topics.engine.consumers.verbs import Consumers
 from topics.engine.durable.deferred_replay import PER_STEP, Backlog, CurrentTopics
 from topics.engine.queue.verbs import Queues
 from topics.engine.read import timeline
 from topics.engine.read.read import Query, Reading, expire_and_read
 from topics.engine.routers.verbs import Routers
-from topics.engine.state.topic import Topic
+from topics.engine.state.topic import FIRST_CEILING, Topic
 from topics.engine.state.topics import State
 from topics.engine.steps import Steps, once_loaded
 from topics.engine.write import apply
-from topics.engine.write.append import Appends, join
+from topics.engine.write.append import Appends
 from topics.engine.write.archived import Archives
 from topics.engine.write.commit import Commits, Log, NoLog, Ticket
 from topics.engine.write.delete import Deletes
@@ -56,14 +55,6 @@ class Dropped(Struct):
     routers_removed: list[str]
 
 
-def _join(leader: Ticket, followers: list[Ticket]) -> None:
-    """Complete the entry of a ticket that others follow, at the end of the turn."""
-    if type(leader.entry) is ConsumerBatch:
-        leader.entry.close()
-    else:
-        join(leader, followers)
-
-
 class Engine:
     """All topics of one server. Not thread-safe: one thread owns it, and no verb waits in its middle."""
 
@@ -79,7 +70,7 @@ class Engine:
         self.clock = clock
         self.limits = limits or Limits()
         self.state = state or State(max_keys=self.limits.max_idempotency_keys)
-        self.commits = Commits(log or NoLog(), schedule=schedule, tick_ns=clock.monotonic_ns, join=_join)
+        self.commits = Commits(log or NoLog(), schedule=schedule, tick_ns=clock.monotonic_ns)
         self.staging = staging = Staging(
             self.state, self.commits, clock=clock, limits=self.limits, logged=log is not None
         )
@@ -181,7 +172,9 @@ class Engine:
         return when_saved(self.saver, topic, ticket) if waits else ticket
 
     def _create_topic(self, create: entries.Create) -> Ticket:
-        ceiling, frame = self.staging.ceilings.of_creation(create)
+        ceiling, frame = self.staging.ceilings.first_step(), entries.encode(create)
+        if ceiling > FIRST_CEILING:  # the ceiling that the creation implies
+            frame += entries.encode(entries.Ceiling(create.topic_id, ceiling))
 
         def take_effect(_: Ticket) -> Configured:
             topic = apply.create(self.state, create)

@@ -48,7 +48,7 @@ class ConsumerBatch:
         self.turn = turn
         self.at_ms = at_ms
         self.parts: list[BatchPart] = []
-        self.ticket = Ticket(topic, None, self.take_effect, self, followers=[], undo=self.leave)
+        self.ticket = Ticket(topic, None, self.take_effect, self, followers=[], undo=self.leave, close=self.close)
 
     def follow(self, outcome: object) -> Ticket:
         """Return a ticket that ends with `outcome` when this batch takes effect, and fails if the batch is refused."""
@@ -57,7 +57,7 @@ class ConsumerBatch:
         self.ticket.followers.append(follower)
         return follower
 
-    def close(self) -> None:
+    def close(self, _: Ticket) -> None:
         """Write all changes into the entry and the frame: the turn ends. See `Commits.flush`."""
         self.joinable.clear()
         entry = ConsumersChanged(self.parts[0].topic.topic_id, self.at_ms)
@@ -124,8 +124,5 @@ class ConsumerBatches:
         if staging.logged and durability != "ephemeral":
             batch.ticket.frame = b""  # `close` adds the entry, behind what routers need
             batch.ticket.gated = durability == "fsync"
-        leader = None if topic is None else topic.leader
         commits.stage(batch.ticket)
-        if topic is not None:
-            topic.leader = leader  # an append may still follow it: neither depends on the order of the two
         return batch

@@ -108,7 +108,6 @@ class Moves:
             assert dest is not None
             ticket = Ticket(dest, frame, take_effect, append, append.first, len(copies), size_bytes, also=[source])
             ticket.gated, ticket.at_ms = gated, now_ms
-            staging.take_seqs(dest, ticket)
             staging.commits.stage(ticket)
         return _hold(source, ticket, move)
 

@@ -34,7 +34,9 @@ class Forwarder:
         self._due = due
         self._live = live
         self._gathered: tuple[Any, Gathered] | None = None
-        self._cold: Edge | None = None  # needed the disk last time: it goes first, while its records are in memory
+        self._cold: Edge | None = (
+            None  # needed the disk last time, and is the first one due, while its records are in memory
+        )
         self.steps = 0  # of the last `run`
 
     def run(self, budget_ns: int, *, waits: bool = False) -> int | None:
@@ -45,10 +47,8 @@ class Forwarder:
         clock = self._staging.clock
         began = clock.monotonic_ns()
         self.steps = 0
-        cold, self._cold = self._cold, None
+        self._cold = None
         due = self._due
-        if cold is not None:
-            due.put_first(cold)
         due.collect()
         # Bound: `budget_ns`. Without one, a step that leaves its edge due forwards or gives up at least one record.
         while due:
@@ -57,12 +57,12 @@ class Forwarder:
             try:
                 more = self._step(edge, waits=waits)
             except Cold:
-                due.add(edge)
+                due.add(edge, first=True)
                 self._cold = edge
                 raise
             if more:
                 due.add(edge)
-            if due.has_grown:
+            if due.grown:
                 due.collect()
             if clock.monotonic_ns() - began >= budget_ns > 0 and due:
                 return 0
@@ -82,7 +82,7 @@ class Forwarder:
         while True:
             waiting(lambda: self.run(0, waits=True))
             self._staging.commits.sync()
-            if not self._due and not self._due.has_grown:
+            if not self._due and not self._due.grown:
                 return
 
     def _step(self, edge: Edge, *, waits: bool) -> bool:
@@ -223,7 +223,7 @@ class Forwarder:
         Routers that are held give these records up, and so do all on a cycle, where each would wait for the other.
         """
         links = edge.dest.links
-        upto = self._live.pushes_out(links, entry, before_bytes=edge.dest.staged_bytes)
+        upto = self._live.pushes_out(links, entry)
         if upto is None:
             return True
         if edge.busy:
@@ -237,7 +237,7 @@ class Forwarder:
                 self._live.losing(links, upto, entry)
                 self._staging.commits.flush_now()
             return True
-        ahead = [other for other in able if not self._due.waits(other)]
+        ahead = [other for other in able if other not in self._due.waiting]
         for other in ahead:
             self._due.add(other)
         if ahead:
@@ -265,8 +265,10 @@ class Forwarder:
         dest, staging = edge.dest, self._staging
         if end <= dest.ceiling or not staging.logged:
             return True
-        # If the log refuses, the edge tries again later.
-        staging.ceilings.stage_gated(dest, end, refused=lambda: self._due.back_off(edge))
+        ticket = staging.ceilings.ticket(dest, end)
+        ticket.topic, ticket.gated = dest, True
+        ticket.on_done(lambda done: self._due.back_off(edge) if done.error else None)
+        staging.commits.stage(ticket)
         return False
 
     def _logs(self, edge: Edge) -> bool:
@@ -285,7 +287,6 @@ class Forwarder:
         kept = durability != "ephemeral"
         ticket.frame = entries.encode(step if kept else Copies(dest.topic_id, router.router_id, upto))
         ticket.gated = durability == "fsync"
-        self._staging.take_seqs(dest, ticket)
         self._live.stage_step(ticket, router, upto, lambda: replay.copies(self._staging.state, step))
 
     # --- a full destination

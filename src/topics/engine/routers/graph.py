@@ -30,7 +30,7 @@ _encode = msgspec.msgpack.encode
 class Router:
     """One router. It has examined all records of its source up to `cursor`."""
 
-    __slots__ = ("config", "cursor", "edge", "forwarded_total", "name", "owed", "present", "router_id", "under_way")
+    __slots__ = ("config", "cursor", "edge", "forwarded_total", "name", "owed", "present", "router_id", "staged_cursor")
 
     def __init__(self, name: str, *, router_id: int, edge: Edge, config: RouterConfig, cursor: int) -> None:
         self.name = name
@@ -38,8 +38,8 @@ class Router:
         self.edge = edge
         self.config = config
         self.cursor = cursor
-        self.under_way = 0  # where the cursor will be once all staged steps have landed
-        self.owed = 0  # in a replay: records up to `under_way` that it gave up, and that have no seqs yet
+        self.staged_cursor = 0  # where the cursor will be once all staged steps have landed
+        self.owed = 0  # in a replay: records up to `staged_cursor` that it gave up, and that have no seqs yet
         self.forwarded_total = 0
         self.present: Stamps | None = None  # the stamps in the destination, once they are needed
 
@@ -50,7 +50,7 @@ class Router:
     @property
     def reached(self) -> int:
         """The cursor after all staged steps."""
-        return max(self.cursor, self.under_way)
+        return max(self.cursor, self.staged_cursor)
 
 
 class Edge:

@@ -114,7 +114,7 @@ def fill(state: State, topic: Topic, head: int, *, obeys_caps: bool = False) -> 
 def _advance(state: State, router: Router, upto: int, max_head: int | None, obeys_caps: bool, *, stops: bool) -> bool:
     """Copy one batch. Return False if the destination is full. `stops` ends right after the copy at `max_head`."""
     source, dest = router.edge.source, router.edge.dest
-    if router.under_way:
+    if router.staged_cursor:
         _skip_owed(router, max_head)
         return True
     upto, passed = copy.next_part(router, min(upto, source.head))
@@ -202,8 +202,8 @@ def before_stops(edges: list[Edge]) -> set[Topic]:
 def _skip_owed(router: Router, max_head: int | None = None) -> None:
     """Give seqs to the records that the router gave up."""
     _skip(router.edge.dest, router.owed, max_head)
-    router.cursor = max(router.cursor, router.under_way)
-    router.owed = router.under_way = 0
+    router.cursor = max(router.cursor, router.staged_cursor)
+    router.owed = router.staged_cursor = 0
 
 
 def _skip(dest: Topic, n: int, max_head: int | None) -> None:
@@ -258,7 +258,7 @@ class Recovering:
             for router in links.routers():
                 if router.reached < upto - 1 and not _is_ephemeral(router.edge.dest):
                     router.owed += copy.count_lost(router, upto - 1)
-                    router.under_way = upto - 1
+                    router.staged_cursor = upto - 1
             return
         for edge in list(links.outgoing.values()):
             if not edge.busy and derives(edge):
@@ -282,7 +282,7 @@ class Recovering:
         """
         table = self._table
         table.pinned = None
-        owing = [router for router in table.by_id.values() if router.under_way]
+        owing = [router for router in table.by_id.values() if router.staged_cursor]
         for router in owing:
             _skip_owed(router)
         table.before_stops = before_stops(table.edges())
@@ -388,10 +388,10 @@ def replay_trim(state: State, entry: Trim) -> None:
         retention.skip_to(dest, entry.first, "corrupt")
     trim(state, entry)
     router = table_of(state).by_id.get(entry.router_id)
-    if router is not None and router.under_way:
+    if router is not None and router.staged_cursor:
         router.owed = max(router.owed - entry.lost, 0)
-        if router.cursor >= router.under_way:
-            router.owed = router.under_way = 0
+        if router.cursor >= router.staged_cursor:
+            router.owed = router.staged_cursor = 0
 
 
 def copies(state: State, entry: Copies) -> None:

@@ -109,7 +109,8 @@ class Routers:
             touched |= {router.edge.source, router.edge.dest}
         if source is not None:
             touched |= set(upstream(source))
-        ticket = staging.stage_synced(
+        ticket = staging.stage(
+            None,
             [*creates, *self._marks(touched), entry],
             lambda _: self._put_applied(creates, entry, router is None),
             also=list(touched),
@@ -131,7 +132,7 @@ class Routers:
             return DroppedRouter(name, True)
 
         touched = {router.edge.dest, *upstream(router.edge.source)}
-        ticket = self._staging.stage_synced([*self._marks(touched), entry], take_effect, also=list(touched))
+        ticket = self._staging.stage(None, [*self._marks(touched), entry], take_effect, also=list(touched))
         self._staging.commits.sync()
         return ticket
 

@@ -58,7 +58,7 @@ class Appends:
             blob = yield from lay_out(request, *self._next(name), limits)
             held_bytes = len(blob.blob)
             commits.pending_bytes += held_bytes  # the memory budget counts it
-            commits.log.warm(held_bytes)
+            commits.wal.warm(held_bytes)
             try:
                 yield from blob.fill()
             finally:
@@ -110,19 +110,14 @@ class Appends:
         elif (leader := topic.leader) is not None and entry.plain and leader.entry.ts == ts and first < topic.ceiling:
             if (behind := _follow(leader, entry)) is not None:
                 return behind
-        count, size_bytes = len(entry.sizes), len(entry.blob)
         logged, durability = staging.logged, config.durability
         frame: Frames | None = None
         if logged and durability != "ephemeral":
             frame = entries.encode(entry) if blob is None else entries.encode_large(entry)
         gated = logged and durability == "fsync"
-        ticket = Ticket(topic, frame, self._take_effect, entry, first, count, size_bytes, entry.plain, None, gated)
-        if logged and first + count > topic.ceiling - topic.ceiling_step // 2:
-            staging.ceilings.guard(topic, ticket, first + count)
-        # `Staging.take_seqs`, without a call.
-        topic.next_seq = first + count
-        topic.staged_count += count
-        topic.staged_bytes += size_bytes
+        ticket = Ticket(
+            topic, frame, self._take_effect, entry, first, len(entry.sizes), len(entry.blob), entry.plain, None, gated
+        )
         if key is not None:
             topic.staged_keys[key] = ticket
             ticket.undo = lambda: topic.staged_keys.pop(key, None)
@@ -199,16 +194,16 @@ def _follow(leader: Ticket, entry: entries.Append) -> Ticket | None:
     assert topic is not None
     ticket = Ticket(topic, None, None, entry, first, 1, 0, True)
     if followers is None:
-        leader.followers = [ticket]
+        leader.followers, leader.close = [ticket], _join
     else:
         followers.append(ticket)
     topic.next_seq = first + 1
     return ticket
 
 
-def join(leader: Ticket, followers: list[Ticket]) -> None:
+def _join(leader: Ticket) -> None:
     """Make the entry of `leader` that of its followers, too."""
-    leader.entry = joined([leader.entry, *[follower.entry for follower in followers]])
+    leader.entry = joined([leader.entry, *[follower.entry for follower in leader.followers or ()]])
     if leader.frame is not None:
         leader.frame = entries.encode(leader.entry)
 

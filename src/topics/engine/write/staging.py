@@ -39,9 +39,13 @@ class Staging:
         self.growth = Growth(commits)
         self.admit_key: Callable[[int], None] = lambda size_bytes: None  # raises if there is no room for one more key
 
+        if logged:
+            commits.guard = self.ceilings.guard
+
     def attach(self, wal: Log) -> None:
         """Log all changes from now on."""
         self.commits.attach(wal)
+        self.commits.guard = self.ceilings.guard
         self.logged = True
 
     # --- topics
@@ -91,30 +95,24 @@ class Staging:
 
     def stage(
         self,
-        topic: Topic,
+        topic: Topic | None,
         changes: list[Any],
         take_effect: Callable[[Ticket], Any],
         *,
         undo: Callable[[], object] | None = None,
         at_ms: int | None = None,
+        also: list[Topic] | None = None,
+        synced: bool = False,
     ) -> Ticket:
-        """Stage entries (`changes`) about records of the topic: they are as durable as the topic.
+        """Stage entries (`changes`) that are as durable as the topic; synced without a topic, or with `synced`.
 
         `at_ms` is the time of a delete: its records must not expire before it takes effect.
         """
-        ticket = Ticket(topic, None, take_effect, undo=undo, at_ms=at_ms)
-        if self.logged and topic.config.durability != "ephemeral":
+        ticket = Ticket(topic, None, take_effect, undo=undo, at_ms=at_ms, also=also)
+        durability = "fsync" if synced or topic is None else topic.config.durability
+        if self.logged and durability != "ephemeral":
             ticket.frame = entries.encode_all(changes)
-            ticket.gated = topic.config.durability == "fsync"
-        self.commits.stage(ticket)
-        return ticket
-
-    def stage_synced(self, changes: list[Any], take_effect: Callable[[Ticket], Any], *, also: list[Topic]) -> Ticket:
-        """Stage entries (`changes`) that change several topics. They take effect together, once the log is synced."""
-        ticket = Ticket(apply=take_effect, also=also)
-        if self.logged:
-            ticket.frame = entries.encode_all(changes)
-            ticket.gated = True
+            ticket.gated = durability == "fsync"
         self.commits.stage(ticket)
         return ticket
 
@@ -130,15 +128,9 @@ class Staging:
             topic.changing = False
             return take_effect(ticket)
 
-        ticket = Ticket(
-            topic, None, end, undo=undo, at_ms=entry.at_ms if isinstance(entry, entries.Configure) else None
-        )
-        if self.logged:
-            ticket.frame = entries.encode(entry)
-            ticket.gated = True
         topic.changing = True
-        self.commits.stage(ticket)
-        return ticket
+        at_ms = entry.at_ms if isinstance(entry, entries.Configure) else None
+        return self.stage(topic, [entry], end, undo=undo, at_ms=at_ms, synced=True)
 
     def stage_create(
         self,
@@ -181,15 +173,6 @@ class Staging:
         """Raise if the write can never fit, if the topic is full and rejects, or if the server is full."""
         used_bytes = self.state.totals.bytes + self.commits.pending_bytes
         room.check(config, topic, entry, now_ms, quota_bytes=self.limits.max_total_bytes, used_bytes=used_bytes)
-
-    def take_seqs(self, topic: Topic, ticket: Ticket) -> None:
-        """Give the next seqs of the topic to the records of `ticket`: to no other write once it is acknowledged."""
-        end = ticket.first + ticket.count
-        if self.logged:
-            self.ceilings.guard(topic, ticket, end)
-        topic.next_seq = end
-        topic.staged_count += ticket.count
-        topic.staged_bytes += ticket.size_bytes
 
     def land(self, topic: Topic, entry: entries.Append) -> None:
         """Apply a write that is in the log, and notify the readers that wait for it."""
