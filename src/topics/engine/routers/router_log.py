@@ -8,7 +8,7 @@ from typing import Any
 
 from topics.clock import Clock
 from topics.engine import retention
-from topics.engine.consumers.batch import ConsumerBatch
+from topics.engine.consumers.verbs import ConsumerBatch
 from topics.engine.routers import replay
 from topics.engine.routers.copy import count_lost, mark
 from topics.engine.routers.graph import Edge, Links, Router, out_of, upstream
@@ -67,9 +67,6 @@ class DueEdges:
     def elapsed_ms(self) -> int:
         """Return the time that `held_until_ms` is measured in."""
         return self._clock.monotonic_ns() // 1_000_000
-
-    def is_held(self, edge: Edge) -> bool:
-        return edge.held_until_ms > self.elapsed_ms()
 
     def back_off(self, edge: Edge) -> None:
         """Hold the edge, for twice as long as the last time."""

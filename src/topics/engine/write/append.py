@@ -5,7 +5,6 @@ from __future__ import annotations
 from msgspec import Struct
 
 from topics.engine.state import idempotency
-from topics.engine.state.jobs.job_terms import only_for_queues
 from topics.engine.state.topic import FIRST_CEILING, Topic
 from topics.engine.steps import Steps
 from topics.engine.write import apply
@@ -27,8 +26,6 @@ FOLLOWER_MAX_BYTES = 4096
 
 
 class Appended(Struct, gc=False):
-    """The seqs of a write."""
-
     topic: Topic
     first: int
     last: int
@@ -38,8 +35,6 @@ class Appended(Struct, gc=False):
 
 
 class Appends:
-    """Appends to all topics."""
-
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
         # Without a detour through `staging`: `append` is the hottest path.
@@ -54,8 +49,14 @@ class Appends:
         Return None if other writes moved the topic past a power of ten each time: the write is then rendered at once.
         """
         commits, limits = self._commits, self._limits
+
+        def first_and_ts() -> tuple[int, int]:
+            """Return the first seq and the commit time that the write would have now."""
+            topic, now = self._staging.topics.get(name), commits.turn_ms or self._clock.now_ms()
+            return (1, now) if topic is None else (topic.next_seq, max(topic.last_ts, now))
+
         for _ in range(LARGE_TRIES):
-            blob = yield from lay_out(request, *self._next(name), limits)
+            blob = yield from lay_out(request, *first_and_ts(), limits)
             held_bytes = len(blob.blob)
             commits.pending_bytes += held_bytes  # the memory budget counts it
             commits.wal.warm(held_bytes)
@@ -63,14 +64,9 @@ class Appends:
                 yield from blob.fill()
             finally:
                 commits.pending_bytes -= held_bytes
-            if blob.fits(*self._next(name)):
+            if blob.fits(*first_and_ts()):
                 return blob
         return None
-
-    def _next(self, name: str) -> tuple[int, int]:
-        """Return the first seq and the commit time that a write would have now."""
-        topic, now = self._staging.topics.get(name), self._commits.turn_ms or self._clock.now_ms()
-        return (1, now) if topic is None else (topic.next_seq, max(topic.last_ts, now))
 
     def append(self, name: str, request: WriteRequest, blob: LargeBlob | None = None) -> Ticket:
         """Stage a write, and the creation of its topic if need be. Ends with `Appended`.
@@ -186,7 +182,7 @@ class Appends:
 def _follow(leader: Ticket, entry: entries.Append) -> Ticket | None:
     """Let a plain append follow another one of this turn into its entry. Return None if that would become too large.
 
-    Only for a topic without caps: they would have to count what is under way.
+    Only for a topic without caps: they would have to count pending records.
     """
     topic, first, followers = leader.topic, entry.first, leader.followers
     if len(entry.blob) > FOLLOWER_MAX_BYTES or (followers is not None and len(followers) >= MAX_FOLLOWERS):
@@ -209,7 +205,7 @@ def _join(leader: Ticket) -> None:
 
 
 def _seen(topic: Topic, key: str, now_ms: int) -> Ticket | None:
-    """Return the outcome of an earlier write with the same key, if it is remembered or still under way."""
+    """Return the outcome of an earlier write with the same key, if it is remembered or still pending."""
     if not topic.config.idempotency_window_ms:
         return None  # keys mean nothing here, not even to the next write of the same turn
     write = idempotency.find(topic, key, now_ms)
@@ -235,5 +231,5 @@ def _seen(topic: Topic, key: str, now_ms: int) -> Ticket | None:
 def _check_terms(config: TopicConfig, entry: entries.Append) -> None:
     """Refuse priorities and delays of jobs for a topic that is no queue: a log would ignore them silently."""
     if entry.extras is not None and config.type != "queue":
-        raise only_for_queues()
+        raise invalid("priority, delay_ms and deliver_at are for jobs: the topic is a log", field="records")
     entry.extras = entry.extras or None

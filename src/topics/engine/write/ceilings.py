@@ -20,8 +20,6 @@ BUSY_SEQS_PER_MS = 100  # of a busy topic
 
 
 class Ceilings:
-    """Raises the ceilings of all topics."""
-
     def __init__(self, state: State, commits: Commits) -> None:
         self._state = state
         self._commits = commits

@@ -1,25 +1,18 @@
 """Group commit: the entries of one turn go to the log with one write, and take effect once they are there.
 
-A verb stages an entry and gets a ticket. At the end of the turn `flush` writes all staged frames. Most entries take
-effect right then; an entry of an `fsync` topic waits until the log is synced, so that nothing is ever visible that
-could be lost afterwards. Later entries of the same topic wait for it, too, but not for a sync of their own. A write
-that the log refuses is refused as a whole: its tickets fail in order, and leave no trace.
+docs/invariants.md, section Log and effect, says what holds here. Single records that are appended to one topic in one
+turn share an entry: the first leads, and the others follow it into the log and into the topic, at a fraction of the
+cost. A batch with a large append is written on another thread; entries that are staged meanwhile form the next batch.
 
-Single records that are appended to one topic in one turn share an entry: the first leads, and the others follow it into
-the log and into the topic, at a fraction of the cost.
-
-A batch with a large append is written on another thread. Entries that are staged meanwhile form the next batch.
-
-If the log fails during a write or a sync, it is unknown what it has; an entry that is in the log and cannot be applied
-leaves a state that differs from the log. The engine halts then: it answers nothing more, and a new start replays the
-log. The exception is a delete that cannot read the disk, see `_not_applied`. A callback that fails is logged, and the
-callbacks after it are called all the same.
+If the log fails during a write or a sync, or an entry in the log cannot be applied, the engine halts: it answers
+nothing more, and a new start replays the log. The exception is a delete that cannot read the disk, see `_not_applied`.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from typing import Any, NoReturn, Protocol
 
@@ -202,7 +195,6 @@ class Commits:
         self.attach(wal)
 
     def attach(self, wal: Log) -> None:
-        """Write to this log from now on."""
         self.wal = wal
         wal.failed = self._halt
 
@@ -314,20 +306,20 @@ class Commits:
         """Apply the tickets of the batch that was just written, except for those that wait for a sync."""
         for ticket in batch:
             ticket.wal_ns = took_ns
-            if ticket.gated or (ticket.behind and self._is_behind(ticket.topic)):
+            # `topic.waiting` counts later tickets, too.
+            if ticket.gated or (
+                ticket.behind
+                and any(
+                    one.gated and (one.topic is ticket.topic or (one.also is not None and ticket.topic in one.also))
+                    for one in chain(self._syncing, self._written)
+                )
+            ):
                 self._written.append(ticket)
             else:
                 self._landing.append(ticket)
         self._land()
         if self._written and not self._gathering:
             self._gather()
-
-    def _is_behind(self, topic: Topic | None) -> bool:
-        """Return whether a ticket of the topic waits for a sync. `topic.waiting` counts later tickets, too."""
-        return any(
-            ticket.gated and (ticket.topic is topic or (ticket.also is not None and topic in ticket.also))
-            for ticket in chain(self._syncing, self._written)
-        )
 
     def flush_now(self) -> None:
         """Write everything that is staged, and wait for large writes."""
@@ -364,23 +356,21 @@ class Commits:
             for follower in ticket.followers or ():
                 follower.resolve(None, error)
 
-    def _gather(self) -> None:
-        """Begin the next sync if tickets wait for one and no turns are left to wait."""
+    def _gather(self, *, passed: int = 0) -> None:
+        """Begin the next sync if tickets wait for one and no turns are left to wait, now that some have `passed`."""
+        if passed and not self._gathering:
+            return  # a sync has begun in between
+        self._gathering -= passed
         if self._syncing or not self._written:
             self._gathering = 0
         elif self._gathering:
-            self.schedule(self._gather_on)
+            self.schedule(partial(self._gather, passed=1))
         else:
             self._syncing, self._written = self._written, []
             self._generation += 1
             generation = self._generation
             self._sync_began_ns = self.tick_ns()
             self.wal.sync(lambda: self._sync_ended(generation))
-
-    def _gather_on(self) -> None:
-        if self._gathering:
-            self._gathering -= 1
-            self._gather()
 
     def _sync_ended(self, generation: int) -> None:
         if generation != self._generation:

@@ -1,13 +1,12 @@
 """Staging: how a verb turns its decision into an entry of the log, and the entry into state.
 
-A verb checks a request against the topics that it finds here, stages an entry, and returns the ticket. `Commits` writes
-the entry and calls `take_effect`. In between, staging keeps the promises that all verbs share: a name is created once,
-a seq is given out once (`Ceilings`), no topic and no server takes more than its caps allow (`check_room`).
+It keeps the promises that all verbs share: a name is created once, a seq is given out once (`Ceilings`), and no topic
+and no server takes more than its caps allow (`check_room`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from topics.clock import Clock
@@ -43,7 +42,6 @@ class Staging:
             commits.guard = self.ceilings.guard
 
     def attach(self, wal: Log) -> None:
-        """Log all changes from now on."""
         self.commits.attach(wal)
         self.commits.guard = self.ceilings.guard
         self.logged = True
@@ -73,23 +71,15 @@ class Staging:
             topic = self.topics.get(name)
         return topic
 
-    def new_topic(self, name: str, config: TopicConfig) -> entries.Create:
-        """Return the entry that creates a topic. Raises `throttled` if the server has as many as it may have."""
-        [create] = self.new_topics([name], config)
-        return create
-
-    def new_topics(self, names: Iterable[str], config: TopicConfig) -> list[entries.Create]:
-        """Return the entries that create topics, all with the same configuration."""
-        wanted, state, limit = list(names), self.state, self.limits.max_topics
-        if wanted and limit and len(self.topics) + len(self.commits.creating) + len(wanted) > limit:
+    def new_topic(self, name: str, config: TopicConfig, *, more: int = 0) -> entries.Create:
+        """Return the entry that creates a topic. Raises `throttled` if the server may not have it and `more` others."""
+        state, limit = self.state, self.limits.max_topics
+        if limit and len(self.topics) + len(self.commits.creating) + 1 + more > limit:
             raise room.server_full("max_topics", limit)
         now = self.clock.now_ms()
-        creates = []
-        for name in wanted:
-            state.last_epoch = max(now, state.last_epoch + 1)
-            creates.append(entries.Create(state.next_topic_id, name, state.last_epoch, config, now))
-            state.next_topic_id += 1
-        return creates
+        state.last_epoch = max(now, state.last_epoch + 1)
+        state.next_topic_id += 1
+        return entries.Create(state.next_topic_id - 1, name, state.last_epoch, config, now)
 
     # --- entries
 
@@ -138,6 +128,7 @@ class Staging:
         take_effect: Callable[[Ticket], Any],
         *,
         gated: bool,
+        undo: Callable[[], object] | None = None,
         frame: Frames = b"",
         size_bytes: int = 0,
         ceiling: int = FIRST_CEILING,
@@ -162,8 +153,12 @@ class Staging:
             creating.pop(create.name, None)
             return take_effect(ticket)
 
-        ticket.apply = finish
-        ticket.undo = lambda: creating.pop(create.name, None)
+        def refused() -> None:
+            creating.pop(create.name, None)
+            if undo is not None:
+                undo()
+
+        ticket.apply, ticket.undo = finish, refused
         self.commits.stage(ticket)
         return ticket
 
