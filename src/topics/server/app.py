@@ -128,7 +128,7 @@ class TopicsApp:
             throttle=throttle,
             poll_cache=PollCache(),
             traffic=traffic,
-            samples=Samples(runtime, sampled, is_replayed=lambda: engine.is_replayed),
+            samples=Samples(runtime, sampled, is_replayed=lambda: not engine.is_replaying),
             queue_samples=QueueSamples(runtime, engine),
             slices=slices,
             shared_answers=SharedAnswers(slices, budget),

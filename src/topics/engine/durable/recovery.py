@@ -25,6 +25,7 @@ from topics.engine.routers import replay
 from topics.engine.state.topics import State
 from topics.engine.write import apply, archived
 from topics.errors import Corrupt, UnknownFormat
+from topics.model.nesting import limit_restored
 from topics.storage import snapshot as snap
 from topics.storage.datadir import DataDir
 from topics.storage.log import entry as entries
@@ -72,7 +73,8 @@ def recover(
     With `defer_memory`, leave the records of `memory` topics in the backlog, so that the server is ready sooner.
     """
     try:
-        with replay.recovering(state) as routers:
+        with limit_restored():
+            routers = replay.Recovering(state)
             damage: list[str] = []
             snapshot = load_topics(datadir, state, caches, cold_dir=cold_dir, damage=damage)
             return _Recovery(datadir, state, routers, snapshot, damage, progress, defer_memory=defer_memory).run()
@@ -246,7 +248,7 @@ class _Recovery:
         """End the replay. Return the head of each topic in the files, and whether a topic skips seqs after it."""
         state, restored_ms = self._state, self._restored_ms
         # If a durable topic skips seqs, a snapshot must record that before the log gets entries after them.
-        skips = bool(self._damage or after_power_loss or state.left_ephemeral or replay.loses_copies(state))
+        skips = bool(self._damage or after_power_loss or state.left_ephemeral or self._routers.loses_copies())
         if skips or restored_ms is not None or not self._defer_memory:
             self._backlog.replay_all(state)
         check.end()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 from msgspec import Struct
 
-from topics.engine.consumers.lag import Lag, rough_age_ms, rough_lag_of
+from topics.engine.consumers.lag import Lag, lag_of, rough_age_ms
 from topics.engine.state.name_index import NameIndex
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps
@@ -236,7 +236,7 @@ def _topics(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | 
         ("topics_topic_records_live", "gauge", "Live records per topic.", lambda topic: topic.count),
         ("topics_topic_bytes_live", "gauge", "Bytes of the live records per topic.", lambda topic: topic.bytes),
         ("topics_topic_lost", "gauge", "Seqs per topic that a cap, a TTL, a restart or damage removed.",
-         lambda topic: topic.losses.count()),
+         lambda topic: topic.losses.total),
         ("topics_topic_queue_ready", "gauge", "Claimable jobs per queue.",
          lambda topic: None if topic.queue is None else topic.queue.ready),
         ("topics_topic_queue_in_flight", "gauge", "Leased jobs per queue.",
@@ -287,7 +287,7 @@ def _consumers(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metr
         if not at % CONSUMERS_PER_STEP:
             yield None
         if not topic.gone:
-            lags.append((f"{topic.name} {consumer.name}", rough_lag_of(topic, consumer, now_ms)))
+            lags.append((f"{topic.name} {consumer.name}", lag_of(topic, consumer, now_ms, exact=False)))
     columns: list[ColumnOf[tuple[str, Lag]]] = [
         ("topics_consumer_lag_records", "gauge", "Live records that a consumer has not read yet.",
          lambda row: row[1].records),

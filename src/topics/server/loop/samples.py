@@ -171,7 +171,7 @@ class QueueSamples(Sampler):
 
     def take(self) -> None:
         """Sample the queues that have a ring, and give rings to other queues while there are some left."""
-        if not self._engine.is_replayed:
+        if self._engine.is_replaying:
             return
         queues = self._engine.state.queues
         for topic_id in [topic_id for topic_id in self._rings if topic_id not in queues]:

@@ -112,7 +112,7 @@ class FanOut:
             return topic.head
         if self._synced < topic.head and not self._syncing:
             self._syncing = True
-            engine.commits.log.after_sync(self._note_sync(topic.head))
+            engine.commits.wal.after_sync(self._note_sync(topic.head))
         return self._synced
 
     def _note_sync(self, head: int) -> Callable[[], None]:

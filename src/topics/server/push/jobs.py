@@ -130,7 +130,7 @@ class QueueWaiters:
         self._unlisten()
         self._on_empty()
         if self._topic.queue is not None:
-            self._topic.queue.freed = None
+            self._topic.queue.freed = lambda: None
 
     def _pass(self) -> None:
         self._handle = None

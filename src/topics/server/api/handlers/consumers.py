@@ -36,7 +36,7 @@ from topics.server.loop.answer import json_answer, performance, when_done
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from topics.engine.consumers.batch import ConsumerBatch
+    from topics.engine.consumers.verbs import ConsumerBatch
     from topics.engine.state.consumers import Consumer
     from topics.engine.state.topic import Topic
     from topics.engine.steps import Steps

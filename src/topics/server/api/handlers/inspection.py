@@ -8,7 +8,8 @@ from msgspec import UNSET, UnsetType
 
 import topics.server.api.metrics as metrics
 from topics import __version__
-from topics.engine.steps import Steps, run_all
+from topics.engine.read import timeline
+from topics.engine.steps import Steps, once_loaded, run_all
 from topics.errors import Code, TopicsError, invalid
 from topics.model.inspection import MAX_RANGES, RANGES, Samples, TimelineAnswer, Whoami
 from topics.model.topic import U64_MAX
@@ -127,9 +128,8 @@ def _timeline(services: Services, call: Call) -> Steps[Answer]:
     if to_seq < from_seq:
         raise invalid("to_seq is below from_seq", field="to_seq")
     most = min(query_string.number(found, "ranges", default=RANGES) or RANGES, MAX_RANGES)
-    topic, seen = yield from services.engine.expire_and_describe(
-        call.params["topic"], from_seq=from_seq, to_seq=to_seq, most=most
-    )
+    topic = yield from once_loaded(lambda: services.engine.expire_and_get(call.params["topic"], touch=False))
+    seen = yield from timeline.build(topic, from_seq, to_seq, most)
     lost = topic.losses.total
     answer = TimelineAnswer(
         topic=topic.name,

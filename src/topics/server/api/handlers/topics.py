@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from topics.engine.engine import Configured, Dropped
+from topics.engine.pressure import effective_priority
 from topics.engine.write import archived
 from topics.model.topic import ConfigPatch
 from topics.model.unknown_fields import RequestDecoder
@@ -66,7 +67,7 @@ def get_topic(services: Services, call: Call) -> Answer:
         count=topic.count,
         bytes=topic.bytes,
         config=topic.config,
-        effective_priority=services.engine.effective_priority(topic),
+        effective_priority=effective_priority(topic, services.runtime.clock.now_ms()),
         last_write_ts=topic.last_write_ts,
         last_read_ts=topic.last_read_ts,
         performance=performance(call.request),
@@ -124,7 +125,7 @@ def _summary(services: Services, topic: Topic, *, details: bool) -> TopicSummary
         count=topic.count,
         bytes=topic.bytes,
         durable=topic.config.durable,
-        effective_priority=services.engine.effective_priority(topic),
+        effective_priority=effective_priority(topic, services.runtime.clock.now_ms()),
     )
     if details:
         summary.config = topic.config
