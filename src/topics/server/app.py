@@ -9,7 +9,6 @@ import asyncio
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from topics.clock import Clock
 from topics.config import Settings
@@ -40,17 +39,6 @@ from topics.server.push.jobs import JobWaiters
 from topics.server.push.sessions import Sessions
 from topics.server.push.websocket.commands import SocketServices
 from topics.storage.log.stats import WalStats
-
-if TYPE_CHECKING:
-    from topics.engine.engine import Engine
-    from topics.server.access.caller import Quotas
-    from topics.server.api.services import Startup
-    from topics.server.limits.budget import MemoryBudget
-    from topics.server.loop.samples import Traffic
-    from topics.server.loop.storage import Storage
-    from topics.server.loop.throttle import Throttle
-    from topics.server.push.dispatcher import Dispatcher
-
 
 EXIT_HALTED = 70  # of a process whose state differs from its log: the next start replays the log
 

@@ -12,18 +12,14 @@ from hashlib import sha256
 from hmac import compare_digest
 from itertools import repeat
 from operator import mul
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from topics.config import Settings
+from topics.engine.engine import Engine
 from topics.errors import Code, TopicsError
 from topics.keys import KeyRule
 from topics.server.access.operations import OPERATIONS, Operation, Scope
-from topics.server.limits.budget import check_room, throttled
-
-if TYPE_CHECKING:
-    from topics.config import Settings
-    from topics.engine.engine import Engine
-    from topics.server.limits.budget import MemoryBudget
-
+from topics.server.limits.budget import MemoryBudget, check_room, throttled
 
 ALL = Scope.READ | Scope.WRITE | Scope.DELETE | Scope.ADMIN
 

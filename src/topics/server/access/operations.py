@@ -16,10 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from enum import Flag, auto
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
+from topics.engine.engine import Engine
+from topics.engine.routers.graph import Router
 from topics.model.consumer import CommitRequest, ConsumerRequest
 from topics.model.queue import RedriveRequest
 from topics.model.records import DiffRequest, WriteRequest
@@ -28,10 +30,6 @@ from topics.model.topic import ConfigPatch
 from topics.model.unknown_fields import strict
 from topics.model.watch import Command, CommitCommand, Ping, Publish, Subscribe, Unsubscribe, WatchRequest, is_pattern
 from topics.server.http.request import query_string
-
-if TYPE_CHECKING:
-    from topics.engine.engine import Engine
-    from topics.engine.routers.graph import Router
 
 
 class Scope(Flag):

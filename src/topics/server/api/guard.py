@@ -11,26 +11,20 @@ without asking the server first. Such a request is refused where the operation c
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
 from msgspec import structs
 
+from topics.engine.engine import Engine
 from topics.errors import Code, TopicsError
 from topics.server.access.caller import ANYONE, Caller, KeyRing, Quotas, admit, authorise
 from topics.server.access.operations import no_effects
 from topics.server.api.route import TOKEN, Call, Route, RouteTable
+from topics.server.api.services import Services
+from topics.server.http.browser_origin import Pages
 from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
 from topics.server.http.request import query_string
 from topics.server.limits.budget import SMALL_BYTES
-
-if TYPE_CHECKING:
-    from topics.engine.engine import Engine
-    from topics.server.api.route import Call, Route
-    from topics.server.api.services import Services
-    from topics.server.http.browser_origin import Pages
-    from topics.server.http.messages import Answer
-
 
 BEARER = b"bearer "
 NAME_PARTS = ("topic", "router")  # path parameters that the prefixes of a key must cover

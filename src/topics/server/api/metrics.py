@@ -5,24 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from operator import attrgetter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from topics.engine.consumers.lag import Lag, rough_age_ms, rough_lag_of
+from topics.engine.routers.graph import Router
 from topics.engine.state.name_index import NameIndex
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps
 from topics.engine.write import archived
 from topics.server.access.operations import router_names
+from topics.server.api.services import Services, Startup
 from topics.server.http.messages import Request
 from topics.server.loop.answer import elapsed_ms
 from topics.storage.log.stats import WalStats
-
-if TYPE_CHECKING:
-    from topics.engine.routers.graph import Router
-    from topics.server.api.services import Services, Startup
 
 # Suffix of the name, labels and their values, each separated by spaces (empty for none), value. Not a dictionary: there
 # are thousands of samples, and every long-lived container makes the pauses of the garbage collector longer.

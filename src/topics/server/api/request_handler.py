@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from topics import logs
 from topics.engine.steps import Steps, once_loaded
 from topics.errors import Code, TopicsError
@@ -12,15 +10,13 @@ from topics.server.access.caller import ANYONE
 from topics.server.access.operations import Scope
 from topics.server.api.guard import Guard
 from topics.server.api.route import Call, Route, RouteTable, note_parameters, with_warnings
+from topics.server.api.services import Services, Startup
 from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
 from topics.server.http.request.write_request import LARGE_BYTES
 from topics.server.limits.budget import SMALL_BYTES, MemoryBudget
 from topics.server.loop.answer import error_answer, forward
 from topics.server.loop.runtime import unreadable
 from topics.storage.segments.cold import Cold
-
-if TYPE_CHECKING:
-    from topics.server.api.services import Services, Startup
 
 log = logs.Log("app")
 

@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Callable
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from msgspec import Struct
@@ -25,13 +25,10 @@ from topics.model.records import Limits
 from topics.model.unknown_fields import Noted, note, warning_of
 from topics.model.wire import UnknownField
 from topics.server.access.operations import Operation, Scope
+from topics.server.api.services import Services, Startup
 from topics.server.http.cors import WARNINGS
 from topics.server.http.messages import Answer, Deferred, Request, Response, Stream
 from topics.server.http.request import query_string
-
-if TYPE_CHECKING:
-    from topics.server.api.services import Services, Startup
-
 
 # Cached paths. The longest name of a topic has 255 characters, three bytes each if percent-encoded.
 KNOWN_PATHS, KNOWN_PATH_BYTES = 32_768, 1024

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -13,6 +12,7 @@ from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps
 from topics.errors import Code, TopicsError
 from topics.server.access.caller import Quotas
+from topics.server.http.server import HttpServer
 from topics.server.limits.budget import MemoryBudget
 from topics.server.loop.runtime import Runtime
 from topics.server.loop.samples import QueueSamples, Samples, Traffic
@@ -24,10 +24,6 @@ from topics.server.push.jobs import JobWaiters
 from topics.server.push.sessions import Sessions
 from topics.server.push.websocket.commands import SocketServices
 from topics.storage.log.stats import WalStats
-
-if TYPE_CHECKING:
-    from topics.server.http.server import HttpServer
-
 
 RETRY_AFTER_MS = 1000
 

@@ -18,12 +18,9 @@ A server with keys needs no such checks: a page does not know the key, and brows
 
 import ipaddress
 import re
-from typing import TYPE_CHECKING
 
+from topics.config import Settings
 from topics.errors import Code, TopicsError
-
-if TYPE_CHECKING:
-    from topics.config import Settings
 
 EVENT_STREAM = b"text/event-stream"
 PAGE_MEDIA = (b"text/html", b"application/xhtml+xml")

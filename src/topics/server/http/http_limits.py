@@ -1,15 +1,11 @@
 """Limits of one HTTP server on what a client may send, hold and wait for. Pure."""
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
+from topics.config import Settings
 from topics.server.http.browser_origin import Pages
 from topics.server.limits import os_limits
 from topics.server.limits.budget import CONNECTION_BYTES, TLS_CONNECTION_BYTES, MemoryBudget, budget_bytes_of
-
-if TYPE_CHECKING:
-    from topics.config import Settings
 
 _LONGEST_SWEEP_MS = 1000  # also how old the date in an answer may be
 _SHORTEST_SWEEP_MS = 5

@@ -11,14 +11,11 @@ A key in the query string is left out, as in every log line. So is a path outsid
 
 import logging
 import time
-from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote
 
 from topics import logs
+from topics.config import Settings
 from topics.server.http.messages import Request, Response, Stream, body_bytes
-
-if TYPE_CHECKING:
-    from topics.config import Settings
 
 log = logs.Log("http")
 

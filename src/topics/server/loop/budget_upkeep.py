@@ -10,16 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from topics.engine.state import idempotency
-from topics.server.limits.budget import IDEMPOTENCY, WRITES
+from topics.server.limits.budget import IDEMPOTENCY, WRITES, MemoryBudget
 from topics.server.limits.loop_holds import Cause
 from topics.server.limits.os_limits import find_trim
-
-if TYPE_CHECKING:
-    from topics.server.limits.budget import MemoryBudget
-    from topics.server.loop.runtime import Runtime
+from topics.server.loop.runtime import Runtime
 
 PERIOD_MS = 250
 RELIEF_MS = 20  # after the budget has room again: many answers are often delivered at the same time

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from topics import logs
 from topics.engine.delays import FEW_STEPS, FEW_WRITES, REST, SLICE_NS
 from topics.server.limits.loop_holds import Cause
-from topics.server.loop.runtime import NOT_LOADING, unreadable
+from topics.server.loop.runtime import NOT_LOADING, Runtime, unreadable
 from topics.storage.segments.cold import Cold
-
-if TYPE_CHECKING:
-    from topics.server.loop.runtime import Runtime
 
 log = logs.Log("routers")
 

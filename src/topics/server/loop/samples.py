@@ -13,16 +13,14 @@ import asyncio
 from array import array
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from msgspec import Struct
 
 from topics.engine.consumers.lag import rough_age_ms
-
-if TYPE_CHECKING:
-    from topics.engine.engine import Engine
-    from topics.engine.state.topic import Topic
-    from topics.server.loop.runtime import Runtime
+from topics.engine.engine import Engine
+from topics.engine.state.topic import Topic
+from topics.server.loop.runtime import Runtime
 
 INTERVAL_MS, QUEUE_INTERVAL_MS = 5_000, 15_000
 CAPACITY, QUEUE_CAPACITY = 720, 240

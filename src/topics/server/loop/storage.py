@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING
 
 from topics import logs
+from topics.clock import Clock
+from topics.config import Settings
 from topics.engine.delays import GATHER_TURNS
 from topics.engine.durable.deferred_replay import Backlog
 from topics.engine.durable.store import Store
+from topics.engine.engine import Engine
 from topics.engine.state.topics import State
 from topics.engine.steps import Steps
 from topics.server.limits import os_limits
@@ -22,11 +24,6 @@ from topics.server.loop.sliced_work import Slices
 from topics.storage.datadir import DataDir
 from topics.storage.fs import RealFs
 from topics.storage.log.wal import Wal
-
-if TYPE_CHECKING:
-    from topics.clock import Clock
-    from topics.config import Settings
-    from topics.engine.engine import Engine
 
 log = logs.Log("storage")
 

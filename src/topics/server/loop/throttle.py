@@ -8,18 +8,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from topics import logs
 from topics.engine.pressure import SAMPLE_MS, Pressure, PressureStep
+from topics.engine.write.commit import Ticket
+from topics.engine.write.large_render import LargeBlob
 from topics.model.records import WriteRequest
 from topics.server.http.messages import Answer, Request, Response
 from topics.server.loop.answer import when_done
-
-if TYPE_CHECKING:
-    from topics.engine.write.commit import Ticket
-    from topics.engine.write.large_render import LargeBlob
-    from topics.server.loop.runtime import Runtime
+from topics.server.loop.runtime import Runtime
 
 log = logs.Log("throttle")
 

@@ -14,28 +14,22 @@ dispatcher serves topics by effective priority, gathers for a few ms, and pauses
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from topics import logs
 from topics.engine.delays import GATHER_MS, GATHER_WATCHERS
 from topics.engine.pressure import effective_priority
 from topics.engine.state.topic import Topic
 from topics.model.watch import View, without_nodes
+from topics.server.limits.budget import MemoryBudget
 from topics.server.limits.loop_holds import Cause
-from topics.server.loop.runtime import NOT_LOADING
+from topics.server.loop.runtime import NOT_LOADING, Runtime
+from topics.server.loop.throttle import Throttle
 from topics.server.push.rendering import Event, FrameRenderer, Key, RenderedFrame, deleted_data, tombstone_data
 from topics.server.push.subscription import Subscription, TailGroup, Watcher, notify_deleted
 from topics.storage.segments.cold import Cold
-
-if TYPE_CHECKING:
-    import asyncio
-
-    from topics.server.limits.budget import MemoryBudget
-    from topics.server.loop.runtime import Runtime
-    from topics.server.loop.throttle import Throttle
-
 
 log = logs.Log("watch")
 

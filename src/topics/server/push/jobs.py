@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from topics import logs
 from topics.engine.queue import verbs
@@ -24,14 +24,10 @@ from topics.engine.state.jobs.job import Holder
 from topics.engine.state.topic import Topic, leases_of
 from topics.engine.write.commit import Ticket
 from topics.errors import Code, TopicsError
-from topics.server.loop.runtime import NOT_LOADING
+from topics.server.limits.budget import MemoryBudget
+from topics.server.loop.runtime import NOT_LOADING, Runtime
+from topics.server.loop.throttle import Throttle
 from topics.server.push.live_stream import EventStream, error_frame, event_frame
-
-if TYPE_CHECKING:
-    from topics.server.limits.budget import MemoryBudget
-    from topics.server.loop.runtime import Runtime
-    from topics.server.loop.throttle import Throttle
-
 
 log = logs.Log("queue")
 

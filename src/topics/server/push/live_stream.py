@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -28,10 +28,7 @@ from topics.model.watch import DEFAULT_HEARTBEAT_MS
 from topics.server.http.browser_origin import EVENT_STREAM as NAMED
 from topics.server.http.browser_origin import PAGE_MEDIA, PART_MEDIA, names_any
 from topics.server.http.messages import Request, Response, Sink, Stream
-
-if TYPE_CHECKING:
-    from topics.server.loop.runtime import Runtime
-
+from topics.server.loop.runtime import Runtime
 
 HIGH_WATER_BYTES = 64 << 10  # of one connection; one frame may exceed it
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from topics.engine.read.read import Query, Reading, Span, Tombstone, expire_and_read
 from topics.engine.state.topic import Topic
 from topics.model.records import STORED_FORM, Projection
 from topics.model.watch import View, without_nodes
+from topics.server.limits.budget import MemoryBudget
 from topics.server.push import cursors
 from topics.storage.segments.columns import render_without
 from topics.storage.segments.segment import Rendered
-
-if TYPE_CHECKING:
-    from topics.server.limits.budget import MemoryBudget
 
 # So many records are read for a reader with nodes of its own, and those of its nodes are cut out. Behind more, the read
 # itself skips them: it looks at many records at a time.

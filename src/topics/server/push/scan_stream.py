@@ -9,21 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from topics import logs
 from topics.engine.read.scan import SLICE_BYTES, Scan, ScanStep
 from topics.errors import Code, TopicsError
 from topics.server.http.messages import Response, Sink, Stream
-from topics.server.limits.budget import STREAMS
-from topics.server.loop.runtime import NOT_LOADING, unreadable
+from topics.server.limits.budget import STREAMS, MemoryBudget
+from topics.server.loop.runtime import NOT_LOADING, Runtime, unreadable
+from topics.server.loop.throttle import Throttle
 from topics.server.push import scan_formats as formats
 from topics.storage.segments.cold import Cold
-
-if TYPE_CHECKING:
-    from topics.server.limits.budget import MemoryBudget
-    from topics.server.loop.runtime import Runtime
-    from topics.server.loop.throttle import Throttle
 
 log = logs.Log("scan")
 

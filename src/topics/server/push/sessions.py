@@ -11,22 +11,19 @@ import asyncio
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from topics.engine.state.topic import Topic
 from topics.errors import Code, TopicsError, invalid
 from topics.model.watch import TopicOptions, WatchedTopic, WatchRequest, heartbeat_ms, is_pattern
+from topics.server.access.caller import Caller, Quotas
 from topics.server.limits.budget import MemoryBudget
+from topics.server.loop.runtime import Runtime
 from topics.server.push import cursors
+from topics.server.push.dispatcher import Dispatcher
 from topics.server.push.live_stream import EventStream, error_frame, event_frame
 from topics.server.push.rendering import Event, RenderedFrame, deleted_data
 from topics.server.push.subscription import Subscription
 from topics.server.push.subscription_set import SESSION_BYTES, Pattern, PatternWaiters, SubscriptionSet, resolve
-
-if TYPE_CHECKING:
-    from topics.server.access.caller import Caller, Quotas
-    from topics.server.loop.runtime import Runtime
-    from topics.server.push.dispatcher import Dispatcher
 
 WID_BYTES = 16
 MAX_DELETED = 64  # deletions that a session remembers

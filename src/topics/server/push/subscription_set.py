@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from sys import getsizeof
-from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -30,14 +29,11 @@ from topics.model.watch import (
     match_of,
     with_match,
 )
+from topics.server.access.caller import Caller
 from topics.server.limits.budget import SESSIONS, MemoryBudget
+from topics.server.loop.runtime import Runtime
 from topics.server.push import cursors
 from topics.server.push.subscription import Subscription
-
-if TYPE_CHECKING:
-    from topics.server.access.caller import Caller
-    from topics.server.loop.runtime import Runtime
-
 
 # Measured with 1, 16 and 256 topics, and rounded up for what an open stream adds to each.
 SESSION_BYTES = 1024

@@ -5,20 +5,16 @@ from __future__ import annotations
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import topics
 from topics import __version__
 from topics.errors import Code, TopicsError
 from topics.model.inspection import Index
+from topics.server.api.route import Call
+from topics.server.api.services import Startup
 from topics.server.http.browser_origin import PAGE_MEDIA, names_any
-from topics.server.http.messages import Answer, Response
+from topics.server.http.messages import Answer, Header, Response
 from topics.server.loop.answer import json_answer, performance
-
-if TYPE_CHECKING:
-    from topics.server.api.route import Call
-    from topics.server.api.services import Startup
-    from topics.server.http.messages import Header
 
 JAVASCRIPT = b"text/javascript; charset=utf-8"
 FOUND, NOT_MODIFIED = 302, 304

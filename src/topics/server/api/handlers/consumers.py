@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from topics.engine.consumers.batch import ConsumerBatch
 from topics.engine.consumers.lag import lag_of, lost_of
 from topics.engine.consumers.verbs import Removed, StoredConsumer
-from topics.engine.steps import once_loaded
+from topics.engine.state.consumers import Consumer
+from topics.engine.state.topic import Topic
+from topics.engine.steps import Steps, once_loaded
 from topics.engine.write.commit import Ticket
 from topics.errors import Code, TopicsError
 from topics.model.consumer import (
@@ -29,20 +32,11 @@ from topics.model.consumer import (
 from topics.model.unknown_fields import RequestDecoder
 from topics.server.access.caller import authorise
 from topics.server.access.operations import more_than_route
-from topics.server.http.messages import Answer, Deferred
+from topics.server.api.route import Call
+from topics.server.api.services import Services
+from topics.server.http.messages import Answer, Deferred, Request, Response
 from topics.server.http.request import query_string
 from topics.server.loop.answer import json_answer, performance, when_done
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from topics.engine.consumers.batch import ConsumerBatch
-    from topics.engine.state.consumers import Consumer
-    from topics.engine.state.topic import Topic
-    from topics.engine.steps import Steps
-    from topics.server.api.route import Call
-    from topics.server.api.services import Services
-    from topics.server.http.messages import Request, Response
 
 COMMITS_PER_STEP = 100
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from asyncio import TimerHandle
+from collections.abc import Callable
 
 from topics.engine.consumers.verbs import StoredConsumer
 from topics.engine.read.read import Query, Reading, Tombstone
 from topics.engine.state.topic import Topic
+from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError, invalid
 from topics.model.records import (
     DEFAULT_BATCH_BYTES,
@@ -24,17 +26,11 @@ from topics.model.unknown_fields import RequestDecoder
 from topics.model.wire import check_u64
 from topics.server.access.caller import authorise
 from topics.server.access.operations import more_than_route
+from topics.server.api.route import Call
+from topics.server.api.services import Services
 from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
 from topics.server.loop.answer import error_answer, shown_ms
 from topics.server.loop.runtime import NOT_LOADING, unreadable
-
-if TYPE_CHECKING:
-    from asyncio import TimerHandle
-    from collections.abc import Callable
-
-    from topics.engine.write.commit import Ticket
-    from topics.server.api.route import Call
-    from topics.server.api.services import Services
 
 _decode_diff = RequestDecoder[DiffRequest](DiffRequest).decode
 _now_ns = time.perf_counter_ns

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from msgspec import UNSET, UnsetType
 
 import topics.server.api.metrics as metrics
@@ -15,17 +13,13 @@ from topics.model.topic import U64_MAX
 from topics.model.wire import Health, Ready
 from topics.server.access import operations
 from topics.server.access.caller import admit, scope_words
+from topics.server.api.route import Call
+from topics.server.api.services import Services, Startup
 from topics.server.http.messages import Answer, Response
 from topics.server.http.request import query_string
 from topics.server.limits.loop_holds import Cause
 from topics.server.loop.answer import json_answer, performance
 from topics.server.loop.samples import CAPACITY, INTERVAL_MS, QUEUE_CAPACITY, QUEUE_COLUMNS, QUEUE_INTERVAL_MS
-
-if TYPE_CHECKING:
-    from topics.engine.steps import Steps
-    from topics.server.api.route import Call
-    from topics.server.api.services import Services, Startup
-
 
 PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 

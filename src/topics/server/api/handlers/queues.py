@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
@@ -12,7 +12,8 @@ from msgspec import UNSET
 from topics.engine.queue import job_list
 from topics.engine.queue.dead_letters import Redriven
 from topics.engine.queue.verbs import Claimed, Outcome, Want
-from topics.engine.state.topic import leases_of
+from topics.engine.state.topic import Topic, leases_of
+from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError, invalid, topic_not_found
 from topics.model.names import check_topic
 from topics.model.queue import (
@@ -35,18 +36,13 @@ from topics.model.records import MAX_WAIT_MS, parse_match
 from topics.model.topic import LEASE_MS_RANGE, clamp
 from topics.model.unknown_fields import RequestDecoder
 from topics.model.wire import check_u64
+from topics.server.api.route import Call
+from topics.server.api.services import Services
 from topics.server.http.messages import Answer, Deferred, Request, Response
 from topics.server.http.request import query_string
 from topics.server.loop.answer import error_answer, json_answer, performance, when_done
-from topics.server.push.jobs import WorkStream
+from topics.server.push.jobs import QueueWaiters, WorkStream
 from topics.server.push.live_stream import check_accept
-
-if TYPE_CHECKING:
-    from topics.engine.state.topic import Topic
-    from topics.engine.write.commit import Ticket
-    from topics.server.api.route import Call
-    from topics.server.api.services import Services
-    from topics.server.push.jobs import QueueWaiters
 
 _decode_claim = RequestDecoder[ClaimRequest](ClaimRequest).decode
 _decode_ack = RequestDecoder[AckRequest](AckRequest).decode

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import UNSET
@@ -15,7 +14,9 @@ from topics.engine.steps import Steps, once_loaded
 from topics.engine.write import large_render
 from topics.engine.write.append import Appended
 from topics.engine.write.archived import check_epoch
+from topics.engine.write.commit import Ticket
 from topics.engine.write.delete import Deleted
+from topics.engine.write.large_render import LargeBlob
 from topics.errors import invalid
 from topics.model.records import (
     DeleteRequest,
@@ -27,20 +28,14 @@ from topics.model.records import (
 )
 from topics.model.unknown_fields import RequestDecoder
 from topics.model.wire import RecordsDeleted, check_u64
-from topics.server.api.route import with_warnings
+from topics.server.api.route import Call, with_warnings
+from topics.server.api.services import Services
 from topics.server.http.messages import Answer, Request, Response
 from topics.server.http.request import query_string
 from topics.server.http.request.write_request import LARGE_BYTES, decode_write, decode_write_steps
 from topics.server.loop.answer import json_answer, performance, shown_ms, when_done
 from topics.server.push import scan_formats as formats
 from topics.server.push.scan_stream import ScanStream
-
-if TYPE_CHECKING:
-    from topics.engine.write.commit import Ticket
-    from topics.engine.write.large_render import LargeBlob
-    from topics.server.api.route import Call
-    from topics.server.api.services import Services
-
 
 _decode_delete = RequestDecoder[DeleteRequest](DeleteRequest).decode
 _encode = msgspec.json.encode

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from topics.engine.routers.graph import Router
 from topics.engine.routers.verbs import ROUTERS_PER_STEP, DroppedRouter, PutRouter
+from topics.engine.steps import Steps
+from topics.engine.write.commit import Ticket
 from topics.errors import Code, TopicsError
 from topics.model.names import check_router, check_topic
 from topics.model.router import (
@@ -22,20 +25,14 @@ from topics.model.router import (
 )
 from topics.model.unknown_fields import RequestDecoder
 from topics.model.wire import check_u64
+from topics.server.access.caller import Caller
 from topics.server.access.operations import router_names
-from topics.server.http.messages import Answer
+from topics.server.api.route import Call
+from topics.server.api.services import Services
+from topics.server.http.messages import Answer, Request, Response
 from topics.server.http.request import query_string
 from topics.server.limits.loop_holds import Cause
 from topics.server.loop.answer import json_answer, performance, when_done
-
-if TYPE_CHECKING:
-    from topics.engine.routers.graph import Router
-    from topics.engine.steps import Steps
-    from topics.engine.write.commit import Ticket
-    from topics.server.access.caller import Caller
-    from topics.server.api.route import Call
-    from topics.server.api.services import Services
-    from topics.server.http.messages import Request, Response
 
 decode_router = RequestDecoder[RouterRequest](RouterRequest).decode
 decode_preview = RequestDecoder[PreviewRequest](PreviewRequest).decode

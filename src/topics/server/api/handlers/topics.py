@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from topics.engine.engine import Configured, Dropped
+from topics.engine.state.topic import Topic
+from topics.engine.steps import Steps
 from topics.engine.write import archived
+from topics.engine.write.commit import Ticket
 from topics.model.topic import ConfigPatch
 from topics.model.unknown_fields import RequestDecoder
 from topics.model.wire import (
@@ -20,19 +21,12 @@ from topics.model.wire import (
     TopicSummary,
     check_u64,
 )
-from topics.server.http.messages import Answer
+from topics.server.api.route import Call
+from topics.server.api.services import Services
+from topics.server.http.messages import Answer, Request, Response
 from topics.server.http.request import query_string
 from topics.server.limits.loop_holds import Cause
 from topics.server.loop.answer import json_answer, performance, when_done
-
-if TYPE_CHECKING:
-    from topics.engine.state.topic import Topic
-    from topics.engine.steps import Steps
-    from topics.engine.write.commit import Ticket
-    from topics.server.api.route import Call
-    from topics.server.api.services import Services
-    from topics.server.http.messages import Request, Response
-
 
 TOPICS_PER_STEP = 100  # of a list; one takes about 4 µs
 

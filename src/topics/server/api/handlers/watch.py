@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from msgspec import structs
 
+from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError
 from topics.model.unknown_fields import RequestDecoder
 from topics.model.watch import WatchCreated, WatchRequest
 from topics.server.access.caller import authorise
 from topics.server.access.operations import more_than_route
+from topics.server.api.route import Call
+from topics.server.api.services import Services
 from topics.server.http.messages import Answer, Deferred, Response
 from topics.server.http.request import query_string
 from topics.server.loop.answer import error_answer, json_answer, performance
@@ -20,13 +23,6 @@ from topics.server.push.live_stream import check_accept
 from topics.server.push.sessions import WatchStream
 from topics.server.push.subscription_set import open_positions
 from topics.server.push.websocket.connection import accept
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from topics.engine.write.commit import Ticket
-    from topics.server.api.route import Call
-    from topics.server.api.services import Services
 
 decode_watch = RequestDecoder[WatchRequest](WatchRequest).decode  # the body of `POST /v0/watch`
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from msgspec import UNSET, Struct
+from wsproto import events
 
 from topics.engine.consumers.verbs import StoredConsumer
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps, once_loaded
+from topics.engine.write.commit import Ticket
 from topics.engine.write.large_render import LARGE_BYTES
 from topics.errors import TopicsError, invalid
 from topics.model.records import WriteRequest
@@ -29,7 +31,7 @@ from topics.model.watch import (
     is_pattern,
 )
 from topics.model.wire import check_u64
-from topics.server.access.caller import authorise
+from topics.server.access.caller import Caller, authorise
 from topics.server.access.operations import operation_of
 from topics.server.limits.budget import MemoryBudget
 from topics.server.loop.runtime import NOT_LOADING, Runtime, unreadable
@@ -39,12 +41,6 @@ from topics.server.push.dispatcher import Dispatcher
 from topics.server.push.subscription import Subscription, Watcher
 from topics.server.push.subscription_set import PatternWaiters, SubscriptionSet, open_positions, resolve
 from topics.storage.segments.cold import Cold
-
-if TYPE_CHECKING:
-    from wsproto import events
-
-    from topics.engine.write.commit import Ticket
-    from topics.server.access.caller import Caller
 
 MAX_UNACKED = 1024  # publishes in progress, above which the client is not read from
 MAX_UNACKED_BYTES = 8 << 20  # of their messages

@@ -6,7 +6,7 @@ import binascii
 from base64 import b64decode, b64encode
 from collections.abc import Callable
 from hashlib import sha1
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from wsproto import events
@@ -14,8 +14,10 @@ from wsproto.connection import Connection, ConnectionState, ConnectionType
 from wsproto.extensions import Extension, PerMessageDeflate
 from wsproto.frame_protocol import CloseReason
 
+from topics.config import Settings
 from topics.errors import Code, TopicsError, invalid
 from topics.model.watch import DEFAULT_HEARTBEAT_MS, Command, PublishAck, RequestId
+from topics.server.access.caller import Caller
 from topics.server.http.browser_origin import may_call
 from topics.server.http.messages import Header, Request, Response, Upgrade
 from topics.server.push.live_stream import LiveConnection
@@ -23,12 +25,6 @@ from topics.server.push.rendering import Event, RenderedFrame, socket_payload
 from topics.server.push.subscription import Subscription
 from topics.server.push.websocket.commands import SocketCommands, SocketServices
 from topics.server.push.websocket.input import SocketInput
-
-if TYPE_CHECKING:
-    from topics.config import Settings
-    from topics.server.access.caller import Caller
-    from topics.server.push.websocket.commands import SocketServices
-
 
 UNANSWERED_PINGS = 3
 

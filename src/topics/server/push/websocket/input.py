@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from enum import Enum
-from typing import TYPE_CHECKING
 
 import msgspec
 from wsproto import events
@@ -23,11 +22,8 @@ from topics.model.watch import Addressed, Command, Publish, RequestId
 from topics.model.wire import MAX_PLAIN_BODY_BYTES
 from topics.server.http.request.write_request import LARGE_BYTES, decode_steps
 from topics.server.limits.budget import MESSAGES, SMALL_BYTES
+from topics.server.push.websocket.commands import SocketClient, SocketServices
 from topics.server.push.websocket.frame_splitter import FrameSplitter
-
-if TYPE_CHECKING:
-    from topics.server.push.websocket.commands import SocketClient, SocketServices
-
 
 _command_decoder: RequestDecoder[Command] = RequestDecoder(Command, surrogates.decode)
 _publish_decoder: RequestDecoder[Publish] = RequestDecoder(Publish)
