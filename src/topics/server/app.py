@@ -73,7 +73,6 @@ class TopicsApp:
 
     @property
     def http(self) -> HttpServer | None:
-        """The transport whose connections and requests metrics count."""
         return self.startup.http
 
     @http.setter
@@ -81,7 +80,6 @@ class TopicsApp:
         self.startup.http = server
 
     async def start(self) -> None:
-        """Recover the data directory, then begin to serve it."""
         settings = self.settings
         state = State(segments=segment_limits_of(settings), max_keys=settings.max_idempotency_keys)
         storage = None
@@ -137,7 +135,6 @@ class TopicsApp:
             self.services.queue_samples.begin()
 
     def begin_drain(self) -> None:
-        """End every request and stream that would wait without limit."""
         if self._recovered:
             self.services.runtime.begin_drain()
 
@@ -160,12 +157,10 @@ class TopicsApp:
 
 
 def limits_of(settings: Settings) -> Limits:
-    """Return the limits of requests."""
     return Limits(**{name: getattr(settings, name) for name in Limits.__struct_fields__})
 
 
 def segment_limits_of(settings: Settings) -> SegmentLimits:
-    """Return the limits above which a segment is sealed."""
     return SegmentLimits(
         max_events=settings.segment_max_events,
         max_bytes=settings.segment_max_bytes,

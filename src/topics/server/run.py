@@ -239,7 +239,6 @@ def _bind_one(family: int, address: tuple[Any, ...], *, required: bool) -> socke
 
 
 def url(sock: socket.socket, scheme: str = "http") -> str:
-    """Return the URL of a bound socket."""
     host, port = sock.getsockname()[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 

@@ -46,7 +46,6 @@ class Caller:
         return not self.prefixes or name.startswith(self.prefixes)
 
     def end_request(self) -> None:
-        """Uncount a request that `Quotas.begin_request` has counted."""
         assert self.inflight > 0, "a request ended twice"
         self.inflight -= 1
 
@@ -180,7 +179,6 @@ class Quotas:
         return release
 
     def check_session(self, open_sessions: int) -> None:
-        """Raise `throttled` if there is no room for another watch session."""
         check_room("max_watch_sessions", open_sessions, self._sessions)
 
     def begin_request(self, caller: Caller) -> None:

@@ -58,8 +58,6 @@ OPERATIONS: list[Operation] = []
 
 
 class Operation(Struct, frozen=True, eq=False):
-    """One row."""
-
     name: str
     scope: Scope = Scope.NONE
     names: Mapping[str, NamesIn] = {}  # by source; called with the engine, the target and the decoded request
@@ -246,6 +244,5 @@ _PICK = {**COMMANDS, **{strict(kind): pick for kind, pick in COMMANDS.items()}}
 
 
 def operation_of(command: Command) -> tuple[Operation, tuple[str, ...]]:
-    """Return the operation of a command, and its targets."""
     targets = (command.topic,) if isinstance(command, (Publish, CommitCommand)) else ()
     return _PICK[type(command)](command), targets

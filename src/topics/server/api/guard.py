@@ -84,7 +84,6 @@ class Guard:
             self._quotas.begin_request(caller)
 
     def end(self, caller: Caller) -> None:
-        """Uncount a request."""
         if caller.counted:
             caller.end_request()
 
@@ -101,7 +100,6 @@ class Guard:
 
 
 def targets_of(call: Call) -> list[str]:
-    """Return the topic or router in the path."""
     return [name for part, name in call.params.items() if part in NAME_PARTS]
 
 

@@ -75,7 +75,6 @@ def collect(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metric]
 
 
 def _leases(services: Services) -> Steps[int]:
-    """Return the number of leased jobs."""
     count = 0
     for some in _batches(services.engine.state.queues.values()):
         for topic in some:
@@ -249,7 +248,6 @@ def _topics(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | 
 
 
 def _archives(services: Services, topics: list[Topic]) -> Iterator[Metric | None]:
-    """Return the metrics of topics with an archive."""
     now_ms = services.runtime.clock.now_ms()
     standings: dict[Topic, archived.Standing | None] = {}
     for some in _batches(topics):

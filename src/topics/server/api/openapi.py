@@ -62,7 +62,6 @@ class Described(Struct, forbid_unknown_fields=True):
 
 @lru_cache(maxsize=1)
 def described() -> dict[str, Described]:
-    """Return the operations by name."""
     return msgspec.json.decode(FILE.read_bytes(), type=dict[str, Described])
 
 
@@ -99,7 +98,6 @@ _ANSWERS = {
 
 
 def document(routes: Sequence[Route]) -> bytes:
-    """Return the document as JSON."""
     return run_all(document_steps(routes))
 
 
@@ -290,7 +288,6 @@ def _operation_id(route: Route) -> str:
 
 
 def _tag(route: Route) -> str:
-    """Return the group of the operation."""
     if operation_name(route) == "append":
         return "records"
     return next((tag for part, tag in _TAGS.items() if part in route.path), "server")

@@ -124,7 +124,6 @@ EVERYWHERE = {
 
 
 def types_in(*modules: ModuleType) -> dict[str, type[Struct]]:
-    """Return the types of requests and answers in these modules, by name."""
     return {
         name: kind
         for module in modules
@@ -152,5 +151,4 @@ def described(type_name: str) -> dict[str, str]:
 
 
 def meaning(type_name: str, field: str) -> str | None:
-    """Return what a field means, or None if it is not described."""
     return described(type_name).get(field) or EVERYWHERE.get(field)

@@ -74,7 +74,6 @@ class RequestHandler:
         return None
 
     def handle(self, request: Request) -> Answer:
-        """Answer an admitted request."""
         call: Call = request.context
         request.context = None  # the call refers to its request: this breaks the reference cycle
         answer: Answer
@@ -162,18 +161,15 @@ class RequestHandler:
         return not is_stream and engine.waits_for_replay(call.params.get("topic", ""))
 
     def _replay_and_serve(self, call: Call) -> Steps[Answer]:
-        """Replay the records of the topic in steps, then serve."""
         yield from self._services.engine.replay_topic_in_steps(call.params["topic"])
         return (yield from once_loaded(lambda: self._serve(call)))
 
     def _decode_and_serve(self, call: Call) -> Steps[Answer]:
-        """Decode a large body in steps, then serve."""
         assert call.route.decode_steps is not None
         call.wanted = yield from call.route.decode_steps(call.request.body, self._services.engine.limits, call)
         return (yield from once_loaded(lambda: self._serve(call)))
 
     def _answer_early(self, call: Call) -> Answer:
-        """Answer a request that arrives before the data is recovered."""
         if call.route.while_recovering is None:
             raise self._startup.not_ready()
         return call.route.while_recovering(self._startup, call)

@@ -37,8 +37,6 @@ TOKEN = "token"  # the query parameter with the key of a caller
 
 
 class Parameter(Struct, frozen=True):
-    """A query parameter, as the OpenAPI document describes it."""
-
     name: str
     type: type
     help: str
@@ -47,8 +45,6 @@ class Parameter(Struct, frozen=True):
 
 
 class Route(Struct, frozen=True, kw_only=True, eq=False):
-    """One row of the route table."""
-
     method: str
     path: str  # `{topic}` matches one percent-decoded segment
     handler: Callable[[Services, Call], Answer]
@@ -80,7 +76,6 @@ class Route(Struct, frozen=True, kw_only=True, eq=False):
         )
 
     def parameter_names(self) -> list[str]:
-        """Return the query parameters that the route has."""
         return [*(row.name for row in self.query), *([TOKEN] if self.query_token else [])]
 
 
@@ -106,7 +101,6 @@ class Call(Struct, gc=False):
     warnings: list[str] | None = None  # for the answer: what the request has and the server ignores
 
     def body(self) -> Any:
-        """Return the decoded body of a route with `decode`."""
         if self.wanted is not None:
             return self.wanted
         assert self.route.decode is not None
@@ -114,8 +108,6 @@ class Call(Struct, gc=False):
 
 
 class RouteTable:
-    """Finds the route of a method and a path."""
-
     def __init__(self, routes: list[Route]) -> None:
         self.routes = routes
         self.known: dict[bytes, tuple[dict[str, Route], dict[str, str]]] = {}  # by path: a cache

@@ -52,15 +52,12 @@ class Startup:
         return self._document
 
     def note_progress(self, share: float) -> None:
-        """Note how much of the log has been replayed, 0 to 1."""
         self.progress = share
 
     def requests_total(self) -> int:
-        """Return how many requests the transport has received."""
         return 0 if self.http is None else self.http.requests_total
 
     def uptime_ms(self) -> int:
-        """Return the milliseconds since the process started."""
         return (self._clock.monotonic_ns() - self._started_ns) // 1_000_000
 
     def not_ready(self) -> TopicsError:
@@ -108,7 +105,6 @@ class PollCache:
         self._answers: dict[tuple[str, bytes], CachedAnswer] = {}
 
     def find(self, name: str, body: bytes) -> CachedAnswer | None:
-        """Return the answer to this request if it is still valid."""
         if len(body) > MAX_REQUEST_BYTES:  # hashing 64 MiB takes 50 ms
             return None
         cached = self._answers.get((name, body))
@@ -130,8 +126,6 @@ class PollCache:
 
 
 class Services(Struct, frozen=True, kw_only=True, eq=False):
-    """Built once, when the data is recovered."""
-
     runtime: Runtime
     engine: Engine  # of the runtime, without the second attribute lookup: for hot paths
     startup: Startup
@@ -151,7 +145,6 @@ class Services(Struct, frozen=True, kw_only=True, eq=False):
     storage: Storage | None  # None without a data directory
 
     def check_ready(self) -> None:
-        """Raise 503 while the server stops."""
         if self.runtime.draining:
             raise TopicsError(Code.SHUTTING_DOWN, "the server is stopping", retry_after_ms=1000)
 

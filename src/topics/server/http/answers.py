@@ -117,14 +117,12 @@ def may_compress(response: Response) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def compressible(content_type: bytes) -> bool:
-    """Return whether bodies of this type shrink."""
     return content_type.startswith(b"text/") or any(
         word in content_type for word in (b"json", b"javascript", b"xml", b"wasm")
     )
 
 
 def gzip(body: Body) -> bytes:
-    """Return the compressed body."""
     packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP_WINDOW)
     parts: Iterable[bytes | memoryview] = (body,) if isinstance(body, bytes) else body
     return b"".join([*(packer.compress(part) for part in parts), packer.flush()])

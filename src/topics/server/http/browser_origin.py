@@ -32,8 +32,6 @@ _AUTHORITY = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(?::[0-9]*)?")
 
 
 class Pages:
-    """Decides which requests of browsers are accepted."""
-
     __slots__ = ("_any_origin", "_hosts", "_origins")
 
     def __init__(self, *, hosts: frozenset[str] | None, origins: tuple[str, ...]) -> None:

@@ -42,7 +42,6 @@ class CorsApp:
         self._app.abandon(request)
 
     def _preflight(self, request: Request) -> Response:
-        """Return the answer to a preflight."""
         fields = self._fields(request)
         if fields and fields[0] is not VARY:
             wanted = request.headers.get(b"access-control-request-headers", b"authorization, content-type")

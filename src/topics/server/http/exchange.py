@@ -66,12 +66,10 @@ class Charges:
         self._parked_bytes += delta_bytes
 
     def begin(self, exchange: Exchange) -> None:
-        """Count a request as begun."""
         exchange.begun = True
         self._parked_bytes -= exchange.input_bytes
 
     def release(self, exchange: Exchange) -> None:
-        """Count a request no longer."""
         self._held_bytes -= exchange.input_bytes
         if not exchange.begun:
             self._parked_bytes -= exchange.input_bytes
@@ -88,7 +86,6 @@ class Charges:
             self._budget.receive(receiver, self._parked_bytes + unparsed_bytes)
 
     def note_output(self, account: str, held_bytes: int) -> None:
-        """Charge for answers that the client has not taken."""
         self._note(account, held_bytes)
 
     def _note(self, account: str, held_bytes: int) -> bool:
@@ -152,11 +149,9 @@ class Exchanges(Generic[E]):
         return True
 
     def answer_compressed(self, exchange: E, response: Response, packed: bytes) -> None:
-        """Take the answer to a request with its compressed body."""
         self._make_ready(exchange, _with_fields(response, packed, VARY, GZIPPED), len(packed))
 
     def defer(self, exchange: E, deferred: Deferred) -> None:
-        """Note that the answer to a request comes later, as `deferred`."""
         exchange.deferred = deferred
         if not deferred.keeps_request:
             self.charges.finish(exchange)
@@ -198,8 +193,6 @@ def _with_fields(response: Response, body: Any, *fields: Header) -> Response:
 
 
 class ExchangeConnection(asyncio.Protocol, Generic[E]):
-    """The protocol object of one socket."""
-
     __slots__ = ("_log", "_noted_ns", "_server", "exchanges")
 
     exchanges: Exchanges[E]
@@ -219,7 +212,6 @@ class ExchangeConnection(asyncio.Protocol, Generic[E]):
     # --- requests to the application, and its answers
 
     def handle(self, exchange: E) -> None:
-        """Have the application answer a request."""
         request = exchange.head.request
         if self._noted_ns:
             self._log.begin(request)
@@ -230,7 +222,6 @@ class ExchangeConnection(asyncio.Protocol, Generic[E]):
         self.take(exchange, answer)
 
     def take(self, exchange: E, answer: Answer) -> None:
-        """Take the application's answer, now or when it is there."""
         if self._noted_ns and not isinstance(answer, Deferred):
             self._log.note(exchange.head.request, answer)
         if isinstance(answer, Response):
@@ -243,7 +234,6 @@ class ExchangeConnection(asyncio.Protocol, Generic[E]):
             self.exchanges.grant(exchange, answer)
 
     def resolved(self, exchange: E, response: Response) -> None:
-        """Take an answer that came later."""
         if exchange.dropped:
             self.exchanges.never_sent(response)
         else:

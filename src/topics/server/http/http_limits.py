@@ -54,7 +54,6 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sweep_ms(self) -> int:
-        """How often deadlines are checked."""
         shortest = min(
             self.header_timeout_ms,
             self.body_timeout_ms,

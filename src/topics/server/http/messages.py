@@ -20,7 +20,6 @@ Body = bytes | list[bytes | memoryview]
 
 
 def body_bytes(body: Body) -> int:
-    """Return the size of a body."""
     return len(body) if isinstance(body, bytes) else sum(map(len, body))
 
 
@@ -65,7 +64,6 @@ class Deferred(msgspec.Struct, eq=False):
     on_hurry: Callable[[], None] | None = None  # answers at once with what there is, if the answer waits for something
 
     def resolve(self, response: Response) -> None:
-        """Pass the answer to the transport."""
         if self.cancelled:
             return
         assert self._response is None, "a Deferred is resolved once"

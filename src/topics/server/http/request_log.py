@@ -37,7 +37,6 @@ class RequestLog:
 
     @classmethod
     def of(cls, settings: "Settings") -> "RequestLog":
-        """Return the log for the level and the threshold in the settings."""
         return cls(
             every=log.is_enabled(logging.DEBUG),
             slow_ms=settings.slow_request_ms if log.is_enabled(logging.INFO) else 0,
@@ -48,7 +47,6 @@ class RequestLog:
         request.waited_ns = _now_ns() - request.started_ns
 
     def note(self, request: Request, answer: Response | Stream) -> None:
-        """Log the answer to a request if it must be logged."""
         took_ns = _now_ns() - request.started_ns if request.started_ns else 0
         is_slow = 0 < self._slow_ns < took_ns - request.waited_ns
         if not self._every and not is_slow:

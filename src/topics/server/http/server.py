@@ -113,7 +113,6 @@ class HttpServer:
     # --- for the event loop and the connections
 
     def connection(self) -> Connection:
-        """Return the protocol of a new socket."""
         return Connection(self)
 
     def has_room(self) -> bool:
@@ -133,7 +132,6 @@ class HttpServer:
         return bool(slow or self._refused)
 
     def accept(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
-        """Serve a new socket."""
         loop = asyncio.get_running_loop()
         connection = self.connection()
         protocol: asyncio.Protocol = connection
@@ -215,7 +213,6 @@ class HttpServer:
         connection.refuse(throttled("max_connections", self.limits.max_connections))
 
     def closed(self, connection: ServedConnection) -> None:
-        """Forget a connection that has ended."""
         self.connections.discard(connection)
         self.budget.charge(CONNECTIONS, -self.limits.connection_bytes)
         self._refused.pop(connection, None)
@@ -318,7 +315,6 @@ class Acceptor:
         self._begin()
 
     def close(self) -> None:
-        """Stop listening."""
         if self._waiting is not None:
             self._waiting.cancel()
         self._loop.remove_reader(self._sock)

@@ -86,7 +86,6 @@ class MemoryBudget:
         self._gauges[account] = gauge
 
     def charge(self, account: str, delta_bytes: int) -> None:
-        """Add `delta_bytes`, which may be negative, to an account."""
         self._by_account[account] += delta_bytes
         self._charged_bytes += delta_bytes
         if self._charged_bytes > self.peak_bytes:
@@ -134,7 +133,6 @@ class MemoryBudget:
         return self._charged_bytes
 
     def accounts(self) -> dict[str, int]:
-        """Return the bytes held, by account."""
         return self._by_account | {account: gauge() for account, gauge in self._gauges.items()}
 
     def max_connections(self, connection_bytes: int) -> int:
@@ -142,7 +140,6 @@ class MemoryBudget:
         return self.limit_bytes // (CONNECTIONS_SHARE * connection_bytes)
 
     def error(self) -> TopicsError:
-        """Return the error of a request that the budget has no room for."""
         return TopicsError(
             Code.THROTTLED,
             f"memory_budget_bytes ({self.limit_bytes}) is reached: requests and answers of clients fill the memory; "

@@ -33,6 +33,5 @@ class LoopHolds:
         self.longest_ns = dict.fromkeys(Cause, 0)
 
     def note(self, cause: Cause, took_ns: int) -> None:
-        """Note one hold."""
         if took_ns > self.longest_ns[cause]:
             self.longest_ns[cause] = took_ns

@@ -30,8 +30,6 @@ FEWEST_CONNECTIONS = 8
 
 
 class Descriptors(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of a limit of descriptors."""
-
     limit: int
     segment_files: int  # files of sealed segments that stay open
     refused: int  # connections that are refused and stay open until the client has read why
@@ -47,7 +45,6 @@ def divide(limit: int) -> Descriptors:
 
 
 def descriptors() -> Descriptors:
-    """Return the parts of the limit in force."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return divide(MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft)
 

@@ -18,12 +18,10 @@ _MILLIS = [f"{us / 1000:.3f}" for us in range(10_000)]
 
 
 def json_answer(status: int, answer: Any) -> Response:
-    """Return the response with `answer` as its JSON body."""
     return Response(status, _encode(answer) + b"\n")
 
 
 def elapsed_ms(request: Request) -> float:
-    """Return the milliseconds since the request arrived."""
     return round((time.perf_counter_ns() - request.started_ns) / 1e6, 3)
 
 
@@ -63,7 +61,6 @@ class TicketAnswer(Deferred):
     encode: Callable[[Ticket, Request], Response] | None = None
 
     def finish(self, ticket: Ticket) -> None:
-        """Resolve the answer with the outcome of the ticket."""
         request, encode = self.request, self.encode
         assert request is not None
         assert encode is not None

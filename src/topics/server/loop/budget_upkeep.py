@@ -50,11 +50,9 @@ class Upkeep:
         engine.staging.admit_key = budget.check
 
     def begin(self) -> None:
-        """Start the timer."""
         self._timer = self._runtime.call_later(PERIOD_MS, self._tick)
 
     def end(self) -> None:
-        """Stop the timers."""
         for timer in (self._timer, self._relief):
             if timer is not None:
                 timer.cancel()

@@ -93,6 +93,5 @@ class Forwarding:
         return (delay_ms == 0 or not few) and self._is_asked()
 
     def _is_asked(self) -> bool:
-        """Return whether requests arrived since the last turn."""
         before, self._requests = self._requests, self._requests_total()
         return self._requests != before

@@ -107,7 +107,6 @@ class Loads:
         return loading
 
     def stop(self) -> None:
-        """Fetch nothing and run nothing from now on: the server stops."""
         self._stopped = True
         self._waiting.clear()
 
@@ -186,7 +185,6 @@ class Runtime:
         log.info("slow_reader", stream=stream, timeout_ms=self.settings.slow_consumer_timeout_ms)
 
     def call_later(self, delay_ms: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
-        """Call `callback` on the loop after `delay_ms`."""
         return self.loop.call_later(delay_ms / 1000, callback)
 
     def attempt(self, work: Work, failed: Failed) -> Loading:
@@ -208,6 +206,5 @@ class Runtime:
             one.end()
 
     def stop(self) -> None:
-        """Stop loading, and wait for the threads of the pool."""
         self.loads.stop()
         self.pool.shutdown(wait=True)

@@ -58,13 +58,11 @@ class Ring:
         self._taken = 0
 
     def add(self, row: Sequence[float]) -> None:
-        """Add a sample. The oldest one is overwritten if the ring is full."""
         at = self._taken % self._capacity * self._width
         self.values[at : at + self._width] = array("d", row)
         self._taken += 1
 
     def rows(self, after_ms: int) -> list[list[float]]:
-        """Return the samples after a time, oldest first."""
         starts = (n % self._capacity * self._width for n in range(max(self._taken - self._capacity, 0), self._taken))
         found = (self.values[at : at + self._width] for at in starts if self.values[at] > after_ms)
         return [[int(value) if value.is_integer() else value for value in row] for row in found]
@@ -80,11 +78,9 @@ class Sampler:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """Start the timer."""
         self._timer = self._runtime.call_later(self.interval_ms, self._tick)
 
     def end(self) -> None:
-        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -122,7 +118,6 @@ class Samples(Sampler):
         self._before = values
 
     def rows(self, after_ms: int = 0) -> list[list[float]]:
-        """Return the samples after a time, oldest first."""
         return self._ring.rows(after_ms)
 
     def _read(self) -> list[float]:
@@ -130,8 +125,6 @@ class Samples(Sampler):
 
 
 class QueueRing(Ring):
-    """The samples of one queue, in the order of `QUEUE_COLUMNS`."""
-
     __slots__ = ("_finished", "topic")
 
     def __init__(self, topic: Topic) -> None:
@@ -148,8 +141,6 @@ class QueueRing(Ring):
 
 
 class QueueSamples(Sampler):
-    """The rings of queues."""
-
     interval_ms = QUEUE_INTERVAL_MS
 
     def __init__(self, runtime: Runtime, engine: Engine) -> None:
@@ -158,7 +149,6 @@ class QueueSamples(Sampler):
         self._rings: dict[int, QueueRing] = {}  # by topic id; the ring that was asked for last is the last
 
     def rows(self, topic: Topic, after_ms: int = 0) -> list[list[float]]:
-        """Return the samples of a queue after a time, oldest first. Without a ring it gets one, and has no samples."""
         ring = self._rings.pop(topic.topic_id, None)
         if ring is None:
             if len(self._rings) >= MAX_QUEUES:

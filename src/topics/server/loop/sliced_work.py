@@ -107,8 +107,6 @@ class Slices:
 
 
 class _Sliced(Generic[T]):
-    """One piece of sliced work."""
-
     __slots__ = ("_cause", "_fail", "_finish", "_slices", "_steps")
 
     def __init__(
@@ -172,7 +170,6 @@ class _Sliced(Generic[T]):
             self._fail(unreadable(failure))
 
     def _is_closed(self) -> bool:
-        """Return whether the steps were closed because the client left."""
         return getgeneratorstate(self._steps) == GEN_CLOSED
 
 

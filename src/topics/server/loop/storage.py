@@ -75,7 +75,6 @@ class ThreadWorker:
             self._rested_ns = time.perf_counter_ns()
 
     async def close(self) -> None:
-        """Finish all submitted work and join the thread."""
         self._queue.put(None)
         await asyncio.to_thread(self._thread.join)
 
@@ -106,8 +105,6 @@ def open_directory(settings: Settings) -> DataDir | None:
 
 
 class Storage:
-    """The store of a running server, its threads and its timers."""
-
     def __init__(
         self, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop, datadir: DataDir, state: State
     ) -> None:
@@ -235,7 +232,6 @@ class Storage:
             raise OSError(f"the last snapshot is not written, so the next start replays the log: {failure}")
 
     async def _last_checkpoint(self) -> str | None:
-        """Return why the last checkpoint failed, or None."""
         await self._idle()
         outcome: list[Exception | None] = []
         began = self.store.checkpoint(outcome.append, clean=True)
@@ -279,7 +275,6 @@ class Storage:
         return self._grown_bytes() >= self._settings.checkpoint_wal_bytes * OVERDUE
 
     def _grown_bytes(self) -> int:
-        """Return what was written to the log since the last checkpoint."""
         return self.wal.stats.bytes_written_total - self.store.bytes_at_checkpoint
 
     def _due(self) -> bool:

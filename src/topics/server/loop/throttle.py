@@ -38,12 +38,10 @@ class Throttle:
         self._schedule = runtime.engine.commits.schedule
 
     def begin(self) -> None:
-        """Start the sampling timer."""
         self._due_ns = self._runtime.clock.monotonic_ns() + SAMPLE_MS * 1_000_000
         self._timer = self._runtime.call_later(SAMPLE_MS, self._sample)
 
     def end(self) -> None:
-        """Stop the sampling timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -88,7 +86,6 @@ class Throttle:
             self.begin()
 
     def take(self, lag_ms: float) -> None:
-        """Apply one measurement of how late the loop runs."""
         if self.pressure.sample(lag_ms):
             self._changed()
         if self.pressed:

@@ -31,12 +31,10 @@ class Position(msgspec.Struct, frozen=True):
 
 
 def encode(seqs: dict[str, int]) -> bytes:
-    """Return the id of the seqs by key."""
     return urlsafe_b64encode(_encode(seqs)).rstrip(b"=")
 
 
 def encode_numbered(pairs: list[int]) -> bytes:
-    """Return the id of numbers and seqs in turn."""
     return urlsafe_b64encode(_encode(pairs)).rstrip(b"=")
 
 

@@ -390,7 +390,6 @@ class Dispatcher:
                 self._turn()
 
     def remove(self, fan_out: FanOut) -> None:
-        """Remove a fan-out without subscriptions."""
         self._ready.pop(fan_out, None)
         self._fan_outs.pop(fan_out.topic, None)
         fan_out.topic.waits_since_ms = None

@@ -51,8 +51,6 @@ class Claimer(Protocol):
 
 
 class JobWaiters:
-    """The waiting clients of all queues."""
-
     def __init__(self, runtime: Runtime, throttle: Throttle) -> None:
         self._runtime = runtime
         self._throttle = throttle
@@ -100,7 +98,6 @@ class QueueWaiters:
                 self._handle = self._runtime.loop.call_soon(self._pass)
 
     def leave(self, claimer: Claimer) -> None:
-        """Remove a client that waits no longer."""
         self.waiting.pop(claimer, None)
         if not self.waiting:
             self._close()

@@ -181,7 +181,6 @@ def error_frame(code: int, message: str, **more: Any) -> bytes:
 
 
 def heartbeat(now_ms: int) -> bytes:
-    """Return a comment line with the time."""
     return b": hb %d\n\n" % now_ms
 
 
@@ -205,8 +204,6 @@ def _takes_events(part: bytes) -> bool:
 
 
 class EventStream(LiveConnection):
-    """One event stream; see the docstring of the module."""
-
     __slots__ = ()
 
     def __init__(

@@ -178,7 +178,6 @@ def after_gap(gap: Tombstone) -> int:
 
 
 def deleted_data(topic: Topic) -> bytes:
-    """Return the JSON object of a topic-deleted event."""
     return b'{"topic":"%b","head_seq":%d,"reason":"deleted"}' % (topic.wire_name, topic.head)
 
 
@@ -194,7 +193,6 @@ class FrameRenderer:
         self._frames: dict[Key, RenderedFrame] = {}
 
     def clear(self) -> None:
-        """Drop the frames: the turn has ended."""
         self._frames.clear()
 
     def end(self) -> None:

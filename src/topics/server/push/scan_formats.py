@@ -125,8 +125,6 @@ class NdjsonFormat(ScanFormat):
 
 
 class SegmentFormat(ScanFormat):
-    """Runs of segments, and JSON between them."""
-
     content_type = SEGMENTS
 
     def __init__(self, projection: Projection) -> None:
@@ -147,8 +145,6 @@ class SegmentFormat(ScanFormat):
 
 
 class ArrowFormat(ScanFormat):
-    """An Arrow IPC stream."""
-
     content_type = ARROW
 
     def __init__(self, arrow: Any, projection: Projection, topic: str) -> None:

@@ -86,7 +86,6 @@ class Sessions:
     def create(
         self, request: WatchRequest, caller: Caller, *, lenient: bool
     ) -> tuple[Session, dict[str, WatchedTopic]]:
-        """Create a session. Return it and the `topics` field of the answer."""
         self._remove_expired()
         topics = request.topics
         if request.cursor:
@@ -116,7 +115,6 @@ class Sessions:
         return session
 
     def stream_opened(self, session: Session) -> None:
-        """Keep the session while it has a stream."""
         self._idle.pop(session.wid, None)
 
     def stream_closed(self, session: Session) -> None:

@@ -77,7 +77,6 @@ class TailGroup:
 
 
 def notify_deleted(subscription: Subscription, data: bytes | None = None) -> None:
-    """End the subscription of a deleted topic, and notify its watcher if it has one."""
     topic, watcher = subscription.topic, subscription.watcher
     if data is None:
         data = deleted_data(topic)

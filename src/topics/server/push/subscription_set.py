@@ -53,26 +53,21 @@ class Pattern:
         self.caller = caller
 
     def covers(self, name: str) -> bool:
-        """Return whether a topic of this name is watched."""
         return name.startswith(self.prefix) and self.caller.may_use(name)
 
 
 class ResolvedWatch:
-    """The subscriptions and patterns of a valid request to watch."""
-
     def __init__(self) -> None:
         self.subscriptions: dict[str, Subscription] = {}  # by topic
         self.patterns: dict[str, Pattern] = {}
 
     def answer(self) -> dict[str, WatchedTopic]:
-        """Return the `topics` field of the answer."""
         return {
             name: WatchedTopic(one.seq, one.topic.head, one.topic.earliest, one.topic.epoch)
             for name, one in self.subscriptions.items()
         }
 
     def size_bytes(self) -> int:
-        """Return the memory that the subscriptions and patterns take."""
         return _size_bytes(self.subscriptions.values(), self.patterns.values())
 
 
@@ -160,7 +155,6 @@ class SubscriptionSet:
         self._charge(SESSION_BYTES + kept_bytes + self.other_bytes)
 
     def discharge(self) -> None:
-        """Release the whole charge: the session or the connection has ended."""
         self._charge(0)
 
     def _charge(self, size_bytes: int) -> None:
@@ -179,7 +173,6 @@ class SubscriptionSet:
         self._charge(self._charged_bytes + SUBSCRIPTION_BYTES)
 
     def remove(self, subscription: Subscription) -> None:
-        """Remove the subscription if it is in the set."""
         if self.subscriptions.get(subscription.key) is subscription:
             del self.subscriptions[subscription.key]
 
@@ -202,11 +195,9 @@ class SubscriptionSet:
         return subscription
 
     def prefixes(self) -> list[str]:
-        """Return the prefixes of the patterns."""
         return [pattern.prefix for pattern in self.patterns.values()]
 
     def cursor(self) -> bytes:
-        """Return the positions of all subscriptions as one event id."""
         subscriptions = self.subscriptions
         if len(subscriptions) <= cursors.MAX_NAMED:
             return cursors.encode({key: one.position for key, one in subscriptions.items()})
@@ -259,7 +250,6 @@ class PatternWaiters:
             self._by_prefix[prefix][watcher] = match
 
     def remove(self, watcher: object) -> None:
-        """Remove the watcher with all its prefixes."""
         for prefix in self._watchers.pop(watcher, ()):
             watchers = self._by_prefix[prefix]
             del watchers[watcher]

@@ -60,22 +60,18 @@ def get_index(startup: Startup, call: Call) -> Answer:
 
 
 def get_console(startup: Startup, call: Call) -> Answer:
-    """Return the page of the console."""
     return _console_file("", "index.html", call)
 
 
 def get_console_file(startup: Startup, call: Call) -> Answer:
-    """Return a file of the console."""
     return _console_file("", call.params["file"], call)
 
 
 def get_console_part(startup: Startup, call: Call) -> Answer:
-    """Return a file that the pages of the console share."""
     return _console_file("parts/", call.params["file"], call)
 
 
 def get_console_page(startup: Startup, call: Call) -> Answer:
-    """Return the script of a page of the console."""
     return _console_file("pages/", call.params["file"], call)
 
 

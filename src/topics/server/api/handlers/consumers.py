@@ -45,7 +45,6 @@ decode_commits = RequestDecoder[CommitRequest](CommitRequest).decode
 
 
 def put_consumer(services: Services, call: Call) -> Answer:
-    """Store a consumer, or change it."""
     wanted = check_request(_decode(call.request.body, call))
     topic, name = call.params["topic"], call.params["consumer"]
     if (more := more_than_route(wanted)) is not None:
@@ -116,14 +115,12 @@ def _refused(one: Commit, error: TopicsError) -> RefusedCommit:
 
 
 def get_consumer(services: Services, call: Call) -> Answer:
-    """Return a consumer with its lag and its losses."""
     topic, consumer = services.engine.consumers.get(call.params["topic"], call.params["consumer"])
     found = _summary(services, topic, consumer)
     return json_answer(200, ConsumerState(**msgspec.structs.asdict(found), performance=performance(call.request)))
 
 
 def drop_consumer(services: Services, call: Call) -> Answer:
-    """Delete a consumer."""
 
     def encode(ticket: Ticket, request: Request) -> Response:
         done: Removed = ticket.result
@@ -144,7 +141,6 @@ def list_topic_consumers(services: Services, call: Call) -> Answer:
 
 
 def list_consumers(services: Services, call: Call) -> Answer:
-    """Return a page of the consumers of all topics, in slices."""
     found = query_string.parse(call.request.query)
     rows = services.engine.consumers.everywhere(
         prefix=found.get("prefix", ""), prefixes=call.caller.prefixes, after=_after(found)

@@ -25,7 +25,6 @@ PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 def get_health(startup: Startup, call: Call) -> Answer:
-    """Report that the process is alive."""
     return json_answer(200, Health("ok", __version__, startup.uptime_ms(), performance(call.request)))
 
 
@@ -53,7 +52,6 @@ def get_metrics(services: Services, call: Call) -> Answer:
 
 
 def get_metrics_while_recovering(startup: Startup, call: Call) -> Answer:
-    """Return the metrics of the process, before the data is recovered."""
     rows = metrics.collect_while_recovering(startup)
     if _wants_json(call):
         return Response(200, run_all(metrics.as_json(rows, call.request)))
@@ -75,12 +73,10 @@ def _wants_json(call: Call) -> bool:
 
 
 def get_openapi(services: Services, call: Call) -> Answer:
-    """Return the OpenAPI document."""
     return services.slices.answer(call.request, _describe(services.startup))
 
 
 def get_openapi_while_recovering(startup: Startup, call: Call) -> Answer:
-    """Return the OpenAPI document, before the data is recovered."""
     return run_all(_describe(startup))
 
 
@@ -89,14 +85,12 @@ def _describe(startup: Startup) -> Steps[Answer]:
 
 
 def whoami(services: Services, call: Call) -> Answer:
-    """Return the scopes and prefixes of the caller."""
     caller = call.caller
     answer = Whoami(caller.name or None, scope_words(caller.scopes), list(caller.prefixes), performance(call.request))
     return json_answer(200, answer)
 
 
 def list_samples(services: Services, call: Call) -> Answer:
-    """Return the samples of the server or of a queue after a time."""
     found = query_string.parse(call.request.query)
     after = query_string.number(found, "after", default=0)
     if queue := found.get("queue"):

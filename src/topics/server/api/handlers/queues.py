@@ -57,7 +57,6 @@ _now_ns = time.perf_counter_ns
 
 
 def claim(services: Services, call: Call) -> Answer:
-    """Lease jobs to a worker, or wait for some."""
     wanted = _decode_claim(call.request.body, call)
     limits = services.engine.limits
     check_worker(wanted.node, limits)
@@ -131,7 +130,6 @@ class PendingClaim:
         return self._deferred
 
     def answer(self, claimed: Claimed, ticket: Ticket | None) -> Deferred:
-        """Answer with these jobs, once the ticket is resolved."""
         self._end_wait()
         self._claimed = claimed
         if ticket is None:
@@ -210,7 +208,6 @@ class PendingClaim:
 
 
 def ack(services: Services, call: Call) -> Answer:
-    """Delete finished jobs."""
     wanted = _decode_ack(call.request.body, call)
     check_held(wanted.node, wanted.seqs, wanted.lease_ids, services.engine.limits)
     topic = services.engine.queues.get(call.params["topic"])
@@ -220,7 +217,6 @@ def ack(services: Services, call: Call) -> Answer:
 
 
 def nack(services: Services, call: Call) -> Answer:
-    """Return jobs to the queue."""
     wanted = _decode_nack(call.request.body, call)
     check_held(wanted.node, wanted.seqs, wanted.lease_ids, services.engine.limits)
     delay_ms = clamp(check_u64(wanted.delay_ms, "delay_ms"), 0, MAX_DELAY_MS)
@@ -245,7 +241,6 @@ _ACKED, _NACKED = partial(_acknowledged, b"acked"), partial(_acknowledged, b"nac
 
 
 def extend(services: Services, call: Call) -> Answer:
-    """Extend the leases of jobs."""
     wanted = _decode_extend(call.request.body, call)
     check_held(wanted.node, wanted.seqs, wanted.lease_ids, services.engine.limits)
     lease_ms = clamp(check_u64(wanted.lease_ms, "lease_ms"), *LEASE_MS_RANGE)
@@ -264,7 +259,6 @@ def extend(services: Services, call: Call) -> Answer:
 
 
 def open_work_stream(services: Services, call: Call) -> Answer:
-    """Open a stream that pushes jobs to a worker."""
     check_accept(call.request)
     found = query_string.parse(call.request.query)
     if "node" not in found:
@@ -288,7 +282,6 @@ def open_work_stream(services: Services, call: Call) -> Answer:
 
 
 def list_jobs(services: Services, call: Call) -> Answer:
-    """Return a page of jobs with their states."""
     found = query_string.parse(call.request.query)
     topic = services.engine.queues.get(call.params["topic"])
     after, limit = query_string.cursor_after(found), query_string.page_size(found)
@@ -320,7 +313,6 @@ def _state(given: str | None) -> JobState | None:
 
 
 def redrive(services: Services, call: Call) -> Answer:
-    """Move dead letters back into their queue."""
     wanted: RedriveRequest = call.body()
     if wanted.dead_letter is not None:
         check_topic(wanted.dead_letter, field="dead_letter")

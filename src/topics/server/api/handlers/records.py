@@ -43,7 +43,6 @@ _now_ns = time.perf_counter_ns
 
 
 def append(services: Services, call: Call, blob: LargeBlob | None = None) -> Answer:
-    """Append records, all or none."""
     request = call.request
     write: WriteRequest | None = call.wanted
     if write is None:
@@ -60,7 +59,6 @@ def append(services: Services, call: Call, blob: LargeBlob | None = None) -> Ans
 
 
 def _append_large(services: Services, call: Call) -> Steps[Answer]:
-    """Append a large body, which is decoded and rendered in steps."""
     body_bytes = len(call.request.body)
     call.wanted = yield from decode_write_steps(call.request.body, services.engine.limits, call)
     blob = None
@@ -151,7 +149,6 @@ _decode_scan = RequestDecoder[ScanRequest](ScanRequest).decode
 
 
 def scan(services: Services, call: Call) -> Answer:
-    """Return a range of records as one stream."""
     wanted = _decode_scan(call.request.body, call)
     name = call.params["topic"]
     query = _query(wanted)

@@ -41,7 +41,6 @@ HIDDEN = "…"  # replaces a name that the prefixes of a key do not cover
 
 
 def put_router(services: Services, call: Call) -> Answer:
-    """Create a router, or change it."""
     request: RouterRequest = call.body()
 
     def encode(ticket: Ticket, request: Request) -> Response:
@@ -71,13 +70,11 @@ def _visible_to(caller: Caller, error: TopicsError) -> TopicsError:
 
 
 def get_router(services: Services, call: Call) -> Answer:
-    """Return the state of a router."""
     router = services.engine.routers.get(call.params["router"])
     return json_answer(200, RouterAnswer(**_fields(router), performance=performance(call.request)))
 
 
 def list_routers(services: Services, call: Call) -> Answer:
-    """Return a page of routers, in slices."""
     return services.slices.answer(call.request, _list(services, call), Cause.LIST)
 
 
@@ -101,7 +98,6 @@ def _list(services: Services, call: Call) -> Steps[Answer]:
 
 
 def drop_router(services: Services, call: Call) -> Answer:
-    """Delete a router. Forwarded records stay."""
 
     def encode(ticket: Ticket, request: Request) -> Response:
         done: DroppedRouter = ticket.result

@@ -34,7 +34,6 @@ decode_config = RequestDecoder[ConfigPatch](ConfigPatch).decode
 
 
 def put_topic(services: Services, call: Call) -> Answer:
-    """Create a topic, or change its configuration."""
     patch = call.body()
 
     def encode(ticket: Ticket, request: Request) -> Response:
@@ -47,7 +46,6 @@ def put_topic(services: Services, call: Call) -> Answer:
 
 
 def get_topic(services: Services, call: Call) -> Answer:
-    """Return the state of a topic."""
     found = query_string.parse(call.request.query)
     topic = services.engine.expire_and_get(call.params["topic"], touch=query_string.flag(found, "touch", default=True))
     answer = TopicState(
@@ -129,7 +127,6 @@ def _summary(services: Services, topic: Topic, *, details: bool) -> TopicSummary
 
 
 def drop_topic(services: Services, call: Call) -> Answer:
-    """Delete a topic with everything in it."""
     if_empty = query_string.flag(query_string.parse(call.request.query), "if_empty", default=False)
 
     def encode(ticket: Ticket, request: Request) -> Response:
@@ -144,7 +141,6 @@ _decode = RequestDecoder[ArchivedRequest](ArchivedRequest).decode
 
 
 def report_archived(services: Services, call: Call) -> Answer:
-    """Record how far an archive has copied a topic."""
     body = _decode(call.request.body, call)
     seq, epoch = check_u64(body.seq, "seq"), check_u64(body.epoch, "epoch")
     trimmed = check_u64(body.trimmed_seq, "trimmed_seq")

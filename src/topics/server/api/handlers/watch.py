@@ -28,7 +28,6 @@ decode_watch = RequestDecoder[WatchRequest](WatchRequest).decode  # the body of 
 
 
 def create_watch(services: Services, call: Call) -> Answer:
-    """Create a watch session."""
     wanted: WatchRequest = call.body()
     lenient = query_string.flag(query_string.parse(call.request.query), "lenient", default=False)
     more = more_than_route(wanted)
@@ -73,7 +72,6 @@ def _created(services: Services, call: Call, wanted: WatchRequest, *, lenient: b
 
 
 def open_watch(services: Services, call: Call) -> Answer:
-    """Open the event stream of a session."""
     request = call.request
     check_accept(request)
     services.check_ready()
@@ -87,6 +85,5 @@ def open_watch(services: Services, call: Call) -> Answer:
 
 
 def open_socket(services: Services, call: Call) -> Answer:
-    """Open a WebSocket."""
     services.check_ready()
     return accept(services.sockets, call.request, call.caller, services.quotas.open_stream)

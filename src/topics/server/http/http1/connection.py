@@ -40,8 +40,6 @@ _perf_counter_ns = time.perf_counter_ns
 
 
 class Connection(ExchangeConnection[Exchange]):
-    """The protocol object of one socket."""
-
     __slots__ = (
         "_answer", "_answers", "_entered", "_fast_served", "_known", "_late", "_prefixes", "_pumping", "_seen",
         "_seen_at", "_sink", "_turn", "_usual", "_written_bytes", "opening", "peer", "pipeline", "transport",
@@ -69,7 +67,6 @@ class Connection(ExchangeConnection[Exchange]):
 
     @property
     def served(self) -> int:
-        """Requests whose head was understood."""
         return self._fast_served + self.pipeline.intake.share.heads
 
     # --- the transport
@@ -217,7 +214,6 @@ class Connection(ExchangeConnection[Exchange]):
     # --- the pipeline
 
     def _receive(self, data: bytes) -> None:
-        """Pass input to the pipeline, or to the protocol of an upgrade."""
         if self._late is not None:
             self._adopt_late()
         stream = self.pipeline.stream
@@ -261,7 +257,6 @@ class Connection(ExchangeConnection[Exchange]):
         self._follow()
 
     def _flush(self) -> None:
-        """Write the pipeline's output at once."""
         pipeline = self.pipeline
         output = pipeline.output
         parts, size_bytes = output.parts, output.size_bytes
@@ -354,7 +349,6 @@ class Connection(ExchangeConnection[Exchange]):
             transport.pause_reading()
 
     def stream_drained(self) -> None:
-        """Let the stream write again."""
         if self.pipeline.stream is not None:
             self._guard(self.pipeline.stream.drained)
 
@@ -375,7 +369,6 @@ class Connection(ExchangeConnection[Exchange]):
     # --- memory
 
     def unsent_bytes(self) -> int:
-        """Return the bytes that were written and that the operating system has not taken."""
         return 0 if self.pipeline.state is CLOSED else self.transport.get_write_buffer_size()
 
     def note_memory(self) -> None:
@@ -394,7 +387,6 @@ class Connection(ExchangeConnection[Exchange]):
         self.note_output()
 
     def give_up_input(self, error: TopicsError) -> None:
-        """Drop requests that were not begun, whole or not; answer the first of them with `error`, and end."""
         self.pipeline.give_up_input(error)
         self.proceed()
 
@@ -426,12 +418,10 @@ class Connection(ExchangeConnection[Exchange]):
         return self._seen_at
 
     def refuse(self, error: TopicsError) -> None:
-        """Answer a new connection that has no room with `error`, and end it."""
         self.pipeline.refuse(error)
         self.proceed()
 
     def drain(self) -> None:
-        """Finish what has begun, then close."""
         self._adopt_late()
         self.pipeline.drain()
         if self._sink is not None:
@@ -440,12 +430,10 @@ class Connection(ExchangeConnection[Exchange]):
             self._follow()
 
     def close(self) -> None:
-        """Close once everything written has left."""
         self.pipeline.change(CLOSE)
         self.transport.close()
 
     def abort(self) -> None:
-        """Reset the connection."""
         self.transport.abort()
 
 

@@ -34,17 +34,14 @@ class ExchangeQueue:
         self._charges = charges
 
     def park(self, exchange: Exchange) -> None:
-        """Add a request that is not begun."""
         self.exchanges.append(exchange)
         self._charges.park(exchange, len(exchange.head.request.body))
 
     def begin(self, exchange: Exchange) -> None:
-        """Begin the first parked exchange, which is `exchange`."""
         self.begun += 1
         self._charges.begin(exchange)
 
     def remove_first(self, exchange: Exchange) -> None:
-        """Remove the first exchange, which is `exchange` and ready."""
         del self.exchanges[0]
         self.begun -= 1
         if exchange.held_bytes:
@@ -53,7 +50,6 @@ class ExchangeQueue:
             self._charges.finish(exchange)
 
     def make_ready(self, exchange: Exchange, answer: Response, size_bytes: int) -> None:
-        """Take an answer whose body has `size_bytes`."""
         exchange.answer = answer
         if self.exchanges and self.exchanges[0] is not exchange:
             self.hold(exchange, size_bytes)
@@ -82,8 +78,6 @@ TURN_NS = 2_000_000  # work on the requests of one connection in one turn
 
 
 class TurnShare:
-    """What a connection may still do in this turn."""
-
     __slots__ = ("_clock_ns", "_heads_end", "_max_requests", "_pieces_end", "_requests_left", "ends_ns", "heads")
 
     def __init__(self, max_requests: int, clock_ns: Callable[[], int]) -> None:
@@ -146,7 +140,6 @@ class Intake:
 
     @property
     def phase(self) -> int:
-        """The part of a request that comes next."""
         return BETWEEN if self.reader is None else self.reader.phase
 
     @property
@@ -156,14 +149,12 @@ class Intake:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of input that are not a whole request yet."""
         in_reader_bytes = 0 if self.reader is None else self.reader.held_bytes
         return in_reader_bytes + (0 if self.data is None else len(self.data))
 
     # --- bytes in
 
     def add(self, data: bytes) -> None:
-        """Add input."""
         if self.data is not None:
             self.data += data
             return
@@ -222,7 +213,6 @@ class Intake:
     # --- the end
 
     def stop(self) -> None:
-        """Read no further request."""
         self.ended = True
         if self.reader is not None:
             self.reader.stop()
@@ -245,7 +235,6 @@ class Intake:
             self._exchanges.call(self._service.abandon, reader.head.request)
 
     def release(self) -> None:
-        """Free everything when the connection has ended."""
         self.data = None
         self.abandon_body()
         if self.reader is not None:

@@ -50,8 +50,6 @@ from topics.server.limits.budget import ANSWERS, STREAMS
 
 
 class Wait(Enum):
-    """What a connection waits for its client to do."""
-
     READ = "read its answers"
     CLOSE = "close its side"
     BEGIN = "begin a request"
@@ -60,8 +58,6 @@ class Wait(Enum):
 
 
 class Pipeline(Exchanges[Exchange]):
-    """The requests and answers of one connection."""
-
     __slots__ = (
         "_close_timeout_ms", "account", "ending", "intake", "output", "paused", "queue", "state", "stream",
     )  # fmt: skip
@@ -113,7 +109,6 @@ class Pipeline(Exchanges[Exchange]):
 
     @property
     def has_work(self) -> bool:
-        """Whether requests are parked, or input is not parsed."""
         return self.queue.begun < len(self.queue.exchanges) or self.intake.data is not None
 
     # --- requests out
@@ -182,7 +177,6 @@ class Pipeline(Exchanges[Exchange]):
         return True
 
     def _stop_reading(self) -> None:
-        """Read no request after those in the queue."""
         self.change(LAST)
         self.intake.stop()
         self.intake.discard()
@@ -201,7 +195,6 @@ class Pipeline(Exchanges[Exchange]):
     # --- answers in
 
     def adopt(self, request: Request, *, may_gzip: bool, deferred: Deferred | None = None) -> Exchange:
-        """Take over a request that the fast path has begun."""
         self.change(WORK)
         exchange = Exchange(RequestHead(request, True, may_gzip), deferred=deferred)
         self.queue.park(exchange)
@@ -280,7 +273,6 @@ class Pipeline(Exchanges[Exchange]):
         self.change(CLOSE if whole or self.ending is EOF else SHUT)
 
     def refuse(self, error: TopicsError) -> None:
-        """Answer a new connection that has no room with `error`, before it asks anything, and end it."""
         self.output.add_last(error_response(error))
         self.change(SHUT)
 
@@ -310,7 +302,6 @@ class Pipeline(Exchanges[Exchange]):
         return Wait.END_BODY, limits.body_timeout_ms
 
     def time_out(self, wait: Wait) -> None:
-        """End the connection, because its client did not do in time what it had to."""
         reader = self.intake.reader
         if wait is Wait.BEGIN:
             self.change(CLOSE)
@@ -357,7 +348,6 @@ class Pipeline(Exchanges[Exchange]):
         self.intake.fail(error)
 
     def lose(self) -> None:
-        """Drop everything: the transport has ended."""
         self.change(LOSE)
         self._drop_queue()
         stream, self.stream = self.stream, None
@@ -425,7 +415,6 @@ class AnswerOutput:
         return last
 
     def add_last(self, answer: Response, *, head_only: bool = False) -> None:
-        """Add an answer after which the connection ends."""
         start = self._heads.whole(answer, body_bytes(answer.body), CONNECTION_CLOSE)
         self._append(start, b"" if head_only else answer.body)
 
@@ -438,7 +427,6 @@ class AnswerOutput:
         self._append(start, b"")
 
     def add_continue(self) -> None:
-        """Add 100 Continue."""
         self._append(CONTINUE, b"")
 
     def take_sent_hooks(self) -> list[Callable[[], None]]:

@@ -35,8 +35,6 @@ IDLE, AWAITING, ACTIVE, FINISHING, UPGRADING, STREAMING, LINGERING, CLOSING, ABO
 
 
 class ConnectionEvent(IntEnum):
-    """What changes the state of a connection."""
-
     DEFER = auto()  # the answer to a request of the fast path comes later
     ANSWER = auto()  # that answer is written
     WORK = auto()  # something happens that the fast path cannot do

@@ -22,8 +22,6 @@ WRITE_BYTES = 256 << 10  # of answers that are written at once; the transport ma
 
 
 class Http2Connection(ExchangeConnection[Http2Stream]):
-    """The protocol object of one socket, after the preface."""
-
     def __init__(self, server: Service, transport: asyncio.Transport, peer: str) -> None:
         super().__init__(server)
         self._transport = transport
@@ -39,7 +37,6 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
 
     @property
     def served(self) -> int:
-        """Requests whose head was understood."""
         return self.session.served
 
     # --- the transport
@@ -84,7 +81,6 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
         self.pump()
 
     def pump(self) -> None:
-        """Handle the requests that have come, and write what there is for the client."""
         if self._pumping or self._closed:
             return
         self._pumping = True
@@ -131,7 +127,6 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
         self.note_memory()
 
     def _pace_reading(self) -> None:
-        """Read from the client only while there is room for what it sends."""
         wanted, transport = self.session.wants_input, self._transport
         if wanted is transport.is_reading() or transport.is_closing():
             return
@@ -143,7 +138,6 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
     # --- memory
 
     def unsent_bytes(self) -> int:
-        """Return the bytes that were written and that the operating system has not taken."""
         return 0 if self._closed else self._transport.get_write_buffer_size()
 
     def note_memory(self) -> None:
@@ -211,19 +205,16 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
         return ended
 
     def idle_since(self) -> float | None:
-        """Return when the connection was found idle after its last request; None while it is not idle."""
         session = self.session
         if session.streams or self._seen != (session.served, False) or self.unsent_bytes():
             return None
         return self._seen_at
 
     def refuse(self, error: TopicsError) -> None:
-        """End a connection that has no room."""
         self.session.fail(ErrorCodes.ENHANCE_YOUR_CALM)
         self.pump()
 
     def drain(self) -> None:
-        """Finish what has begun, then close."""
         self.session.drain()
         for stream in list(self.session.streams.values()):
             if stream.is_live:
@@ -231,7 +222,6 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
         self.proceed()
 
     def close(self) -> None:
-        """Close once everything written has left."""
         if not self._closed:
             if not self.session.draining and not self.session.ended:
                 self.session.drain()
@@ -239,13 +229,10 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
             self._transport.close()
 
     def abort(self) -> None:
-        """Reset the connection."""
         self._transport.abort()
 
 
 class Http2Sink:
-    """The `Sink` of one stream of a connection."""
-
     __slots__ = ("_connection", "_high_water_bytes", "_server", "_stream", "held")
 
     def __init__(self, connection: Http2Connection, server: Service, stream: Http2Stream) -> None:

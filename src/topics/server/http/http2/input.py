@@ -56,8 +56,6 @@ TOKENS_PER_S = 100
 
 
 class FrameMeter:
-    """Counts the frames of one connection."""
-
     __slots__ = ("_at", "_block_bytes", "_max_block_bytes", "_tokens", "in_block")
 
     def __init__(self, *, max_block_bytes: int, now: float) -> None:
@@ -93,8 +91,6 @@ TURN_NS = 2_000_000  # of work on the input of one connection, after which the o
 
 
 class SessionInput:
-    """Bytes of the client that are not parsed."""
-
     __slots__ = (
         "_at",
         "_clock_ns",
@@ -119,12 +115,10 @@ class SessionInput:
         self.error: ErrorCodes | None = None  # what is wrong with the input, after `next_frame` has returned None
 
     def add(self, data: bytes, now: float) -> None:
-        """Add bytes of the client."""
         self.now = now
         self._data += data
 
     def begin_turn(self) -> None:
-        """Begin a new turn of the event loop: the connection has its whole share again."""
         self._frames_left = FRAMES_PER_TURN
         self._ends_ns = self._clock_ns() + TURN_NS
 
@@ -169,12 +163,10 @@ class SessionInput:
         self._meter.earn(frames)
 
     def trim(self) -> None:
-        """Free what is parsed."""
         if self._at:
             self._data, self._at = self._data[self._at :], 0
 
     def drop(self) -> None:
-        """Free everything."""
         self._data, self._at = b"", 0
 
     @property

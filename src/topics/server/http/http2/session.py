@@ -42,8 +42,6 @@ MAX_TABLE_BYTES = 4096  # RFC 7541 section 4.2, the default
 
 
 class Http2Session(Exchanges[Http2Stream]):
-    """The streams of one connection."""
-
     def __init__(self, service: Service, peer: str, now: float) -> None:
         super().__init__(service)
         limits = service.limits
@@ -65,7 +63,6 @@ class Http2Session(Exchanges[Http2Stream]):
     # --- bytes in
 
     def receive(self, data: bytes, now: float) -> None:
-        """Take bytes of the client. `next_request` parses them."""
         if not self.ended:
             self.input.add(data, now)
 
@@ -258,7 +255,6 @@ class Http2Session(Exchanges[Http2Stream]):
             self.opened.append(exchange)
 
     def _send(self, stream: Http2Stream, response: Response) -> None:
-        """Send an answer, as far as the client takes it."""
         self.charges.finish(stream)
         if stream.dropped:
             self.never_sent(response)
@@ -299,7 +295,6 @@ class Http2Session(Exchanges[Http2Stream]):
         return not stream.full
 
     def end_stream(self, stream: Http2Stream) -> None:
-        """End an answer without end, after what was written."""
         if not stream.dropped and not stream.ends:
             self.output.end(stream)
 
@@ -340,7 +335,6 @@ class Http2Session(Exchanges[Http2Stream]):
     # --- deadlines
 
     def refuse_late(self, stream: Http2Stream) -> None:
-        """Answer a request whose body did not come in time."""
         error = TopicsError(Code.REQUEST_TIMEOUT, "the request did not arrive completely in time")
         self._refuse(stream, error_response(error))
 
@@ -355,7 +349,6 @@ class Http2Session(Exchanges[Http2Stream]):
     # --- the end
 
     def fail(self, code: ErrorCodes) -> None:
-        """End the connection at once with an error."""
         if not self.ended:
             self._h2.close_connection(code)
             self._end()
@@ -372,7 +365,6 @@ class Http2Session(Exchanges[Http2Stream]):
         return self.draining and not self.streams
 
     def lose(self) -> None:
-        """Drop everything: the transport has ended."""
         self._end()
         # Break the cycles of references in `h2`, whose tables hold bound methods, so that the connection is freed now
         # and not by a full garbage collection.
@@ -386,7 +378,6 @@ class Http2Session(Exchanges[Http2Stream]):
             self._drop(stream)
 
     def reset(self, stream: Http2Stream, code: ErrorCodes) -> None:
-        """End one stream at once."""
         if not stream.dropped:
             self._h2.reset_stream(stream.number, code)
             self._drop(stream)

@@ -44,7 +44,6 @@ class Http2Stream(Exchange, kw_only=True, eq=False):
     seen_at: float
 
     def add(self, body: Body) -> None:
-        """Add bytes to what has to go out."""
         if isinstance(body, bytes):
             if body:
                 self.parts.append(body)
@@ -74,7 +73,6 @@ class Http2Stream(Exchange, kw_only=True, eq=False):
         return b"".join(pieces)
 
     def drop(self) -> None:
-        """Forget everything that has to go out."""
         self.parts.clear()
         self.unsent_bytes = 0
 
@@ -83,8 +81,6 @@ FRAME_BYTES = 1 << 14  # of one stream, before the next stream has its turn
 
 
 class SessionOutput:
-    """The streams that have something to send."""
-
     __slots__ = ("_frames", "_waiting", "_writable", "drained", "finished", "lost", "unsent")
 
     def __init__(self, frames: H2Connection) -> None:
@@ -100,19 +96,16 @@ class SessionOutput:
         return bool(self._writable)
 
     def queue(self, stream: Http2Stream, body: Body) -> None:
-        """Send bytes of an answer, as far as the client allows."""
         before_bytes = stream.unsent_bytes
         stream.add(body)
         self._count(stream, stream.unsent_bytes - before_bytes)
         self._writable[stream] = None
 
     def end(self, stream: Http2Stream) -> None:
-        """End a stream after what was queued."""
         stream.ends = True
         self._writable[stream] = None
 
     def remove(self, stream: Http2Stream) -> None:
-        """Send nothing more of a stream."""
         self._count(stream, -stream.unsent_bytes)
         stream.drop()
         self._writable.pop(stream, None)

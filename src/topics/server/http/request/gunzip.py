@@ -97,7 +97,6 @@ class WorkSlots:
         self._next()
 
     def end(self) -> None:
-        """Free a slot."""
         self._left += 1
         self._next()
 

@@ -31,8 +31,6 @@ class RequestListener(Protocol):
 
 
 class RequestReader:
-    """Parses the input of one connection."""
-
     __slots__ = (
         "_body", "_broken", "_fields", "_head_bytes", "_headers", "_limits", "_listener", "_parser", "_peer",
         "_quiet_bytes", "_repeated", "_replay", "_url", "body_bytes", "head", "phase", "pieces", "wanted",
@@ -70,7 +68,6 @@ class RequestReader:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of a request that is not whole yet."""
         return (
             0
             if self.phase == BETWEEN
@@ -79,7 +76,6 @@ class RequestReader:
 
     @property
     def fields(self) -> int:
-        """Number of header fields in the last head."""
         return self._fields
 
     def feed(self, data: bytes | memoryview) -> int:
@@ -107,13 +103,11 @@ class RequestReader:
         return len(data)
 
     def stop(self) -> None:
-        """Ignore all further input."""
         self._broken = True
         self._body = b""
         self._head_bytes = self._quiet_bytes = 0
 
     def rest(self) -> None:
-        """Free what is left of the last request."""
         self._url, self._headers, self.head = b"", {}, None
 
     def release(self) -> None:

@@ -29,8 +29,6 @@ LARGE_BYTES = 256 << 10  # a larger body is decoded in steps
 
 
 class Batch(Struct, gc=False):
-    """A part of the records of a write."""
-
     records: list[NewRecord]
 
 

@@ -47,8 +47,6 @@ MAX_UNACKED_BYTES = 8 << 20  # of their messages
 
 
 class SocketServices(Struct, frozen=True):
-    """What a WebSocket needs of the server."""
-
     runtime: Runtime
     dispatcher: Dispatcher
     pattern_waiters: PatternWaiters
@@ -123,26 +121,22 @@ class SocketCommands:
             self._loading = self._services.runtime.load(cold, work, partial(self._cannot_read, command))
 
     def resume(self, *, stale: bool) -> None:
-        """Continue delivery: the client has read what it was sent."""
         for subscription in list(self.subscriptions.subscriptions.values()):
             if subscription.group is None:
                 subscription.stale = stale
                 self._services.dispatcher.resume(subscription)
 
     def topic_deleted(self, subscription: Subscription) -> None:
-        """Remove the subscription of a deleted topic."""
         self.subscriptions.remove(subscription)
         self.subscriptions.charge()
 
     def detach(self) -> None:
-        """Stop all deliveries to the connection."""
         self._services.pattern_waiters.remove(self._client)
         for subscription in self.subscriptions.subscriptions.values():
             if subscription.watcher is self._client:
                 self._services.dispatcher.detach(subscription)
 
     def end(self) -> None:
-        """Release everything: the connection is closed."""
         self._loading.cancel()
         self.subscriptions.discharge()
 

@@ -41,8 +41,6 @@ def text_head(size_bytes: int) -> bytes:
 
 
 class WebSocket(LiveConnection, Upgrade):
-    """One connection."""
-
     __slots__ = ("_deflated", "_pings", "_ws", "commands", "input")
 
     reports_too_old = False
@@ -123,13 +121,11 @@ class WebSocket(LiveConnection, Upgrade):
             self.input.unblock()
 
     def hold(self, *, held: bool) -> None:
-        """Stop or continue reading from the client."""
         sink = self._sink
         if sink is not None and sink.held is not held:
             sink.hold(held)
 
     def command(self, command: Command, size_bytes: int, warnings: list[str] | None) -> None:
-        """Carry out a command. Its answer has the warnings."""
         self.commands.begin(command, size_bytes, warnings)
 
     def control(self, event: events.Event) -> None:
@@ -157,11 +153,9 @@ class WebSocket(LiveConnection, Upgrade):
         self._send_json(answer)
 
     def acknowledge(self, ack: PublishAck) -> None:
-        """Send the answer to a publish."""
         self._send_text(_encode(ack))
 
     def refuse(self, error: TopicsError, request_id: RequestId, **more: Any) -> None:
-        """Send an error."""
         answer: dict[str, Any] = {"op": "error", "code": error.code.wire, "message": error.message, **more}
         if error.detail is not None:
             answer["detail"] = error.detail
@@ -190,7 +184,6 @@ class WebSocket(LiveConnection, Upgrade):
         self._send_text(socket_payload(event, data))
 
     def topic_deleted(self, subscription: Subscription) -> None:
-        """Unsubscribe from the deleted topic."""
         self.commands.topic_deleted(subscription)
 
     def topics_paused(self, names: list[str], retry_after_ms: int) -> None:

@@ -104,7 +104,6 @@ class SocketInput:
     # --- for the connection and the memory budget
 
     def received(self, data: bytes) -> None:
-        """Handle bytes from the client, now or in later turns."""
         self._unfed += data
         if self._state is InputState.READING:
             self._handle()
@@ -126,7 +125,6 @@ class SocketInput:
         self._client.close(CloseReason.TRY_AGAIN_LATER, error.message)
 
     def drop(self) -> None:
-        """Drop all input that was not handled."""
         self.message, self._unfed = bytearray(), b""
         if self._decoding is not None:
             self._decoding.close()
@@ -220,7 +218,6 @@ class SocketInput:
     # --- messages
 
     def take(self, event: events.Event) -> None:
-        """Handle one event of the protocol."""
         if isinstance(event, events.TextMessage):
             self._take_text(event)
         else:
@@ -245,7 +242,6 @@ class SocketInput:
             self._decode(text)
 
     def _take_whole(self, text: bytes) -> None:
-        """Decode a message that came in one frame."""
         if len(text) > self._services.runtime.settings.max_body_bytes:
             self._client.close(CloseReason.MESSAGE_TOO_BIG, "the message is too long")
         else:
