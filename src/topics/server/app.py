@@ -97,7 +97,7 @@ class TopicsApp:
         runtime = Runtime(settings, self.clock, self.loop, engine, holds=self.holds)
         self.forwarding = Forwarding(runtime, self.startup.requests_total)
         throttle = Throttle(runtime, refuse_ms=settings.pressure_lag_ms)
-        slices = Slices(self.loop, runtime.loads, self.clock, budget, holds=self.holds)
+        slices = Slices(self.loop, runtime, self.clock, budget, holds=self.holds)
         dispatcher = Dispatcher(runtime, throttle, budget)
         sessions = Sessions(runtime, self.quotas, budget)
         job_waiters = JobWaiters(runtime, throttle)

@@ -82,13 +82,11 @@ class Charges:
 
     def note_input(self, receiver: Receiver, unparsed_bytes: int) -> None:
         """Charge for requests, and bytes of requests that are not whole. `receiver` is the connection."""
-        if self._note(BODIES, self._held_bytes + unparsed_bytes):
+        if self.note(BODIES, self._held_bytes + unparsed_bytes):
             self._budget.receive(receiver, self._parked_bytes + unparsed_bytes)
 
-    def note_output(self, account: str, held_bytes: int) -> None:
-        self._note(account, held_bytes)
-
-    def _note(self, account: str, held_bytes: int) -> bool:
+    def note(self, account: str, held_bytes: int) -> bool:
+        """Charge an account with what is held now. Return whether that differs from before."""
         delta_bytes = held_bytes - self.charged[account]
         if delta_bytes:
             self.charged[account] = held_bytes
@@ -99,17 +97,18 @@ class Charges:
 class Exchanges(Generic[E]):
     """The exchanges of one connection, without I/O. Subclasses override the hooks below."""
 
-    __slots__ = ("_service", "charges", "packed")
+    __slots__ = ("_service", "charges", "packed", "served")
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self.charges = Charges(service.budget)
+        self.served = 0  # requests whose head was understood
         self.packed: list[tuple[E, Gunzip]] = []  # whole requests whose bodies take too long to unpack here
 
     # --- hooks of subclasses
 
-    def _make_ready(self, exchange: E, response: Response, size_bytes: int) -> None:
-        """Send an answer whose body has `size_bytes` when it is its turn."""
+    def send(self, exchange: E, response: Response) -> None:
+        """Send an answer when it is its turn."""
 
     def hold(self, exchange: E, size_bytes: int) -> None:
         """Count an answer that cannot be sent yet."""
@@ -122,6 +121,9 @@ class Exchanges(Generic[E]):
 
     def unpack_failed(self, exchange: E, error: BaseException) -> None:
         """Answer a request whose body cannot be unpacked with `error`."""
+
+    def give_up_input(self, error: TopicsError) -> None:
+        """Drop requests that were not begun, whole or not, and answer them with `error`: the memory is exhausted."""
 
     def _hook_failed(self) -> None:
         """End the connection at once: a hook of the application has raised."""
@@ -145,11 +147,11 @@ class Exchanges(Generic[E]):
                 self.answer_compressed(exchange, response, gzip(response.body))
                 return True
             response = _with_fields(response, response.body, VARY)
-        self._make_ready(exchange, response, size_bytes)
+        self.send(exchange, response)
         return True
 
     def answer_compressed(self, exchange: E, response: Response, packed: bytes) -> None:
-        self._make_ready(exchange, _with_fields(response, packed, VARY, GZIPPED), len(packed))
+        self.send(exchange, _with_fields(response, packed, VARY, GZIPPED))
 
     def defer(self, exchange: E, deferred: Deferred) -> None:
         exchange.deferred = deferred
@@ -193,12 +195,14 @@ def _with_fields(response: Response, body: Any, *fields: Header) -> Response:
 
 
 class ExchangeConnection(asyncio.Protocol, Generic[E]):
-    __slots__ = ("_log", "_noted_ns", "_server", "exchanges")
+    __slots__ = ("_log", "_noted_ns", "_server", "closed", "exchanges", "transport")
 
     exchanges: Exchanges[E]
+    transport: asyncio.Transport
 
     def __init__(self, server: Service) -> None:
         self._server = server
+        self.closed = False
         self._log, self._noted_ns = server.request_log, server.request_log.noted_ns
 
     # --- hooks of subclasses
@@ -208,6 +212,24 @@ class ExchangeConnection(asyncio.Protocol, Generic[E]):
 
     def note_memory(self) -> None:
         """Charge the memory budget with what this connection holds now. May end the connection's input."""
+
+    # --- for the server and the memory budget
+
+    @property
+    def served(self) -> int:
+        return self.exchanges.served
+
+    def unsent_bytes(self) -> int:
+        """Return the bytes that were written and that the operating system has not taken."""
+        return 0 if self.closed else self.transport.get_write_buffer_size()
+
+    def give_up_input(self, error: TopicsError) -> None:
+        self.exchanges.give_up_input(error)
+        self.note_memory()
+        self.proceed()
+
+    def abort(self) -> None:
+        self.transport.abort()
 
     # --- requests to the application, and its answers
 

@@ -3,6 +3,7 @@
 import msgspec
 
 from topics.config import Settings
+from topics.errors import Code, TopicsError
 from topics.server.http.browser_origin import Pages
 from topics.server.limits import os_limits
 from topics.server.limits.budget import CONNECTION_BYTES, TLS_CONNECTION_BYTES, MemoryBudget, budget_bytes_of
@@ -51,6 +52,9 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
             idle_timeout_ms=settings.idle_timeout_ms,
             pages=Pages.of(settings),
         )
+
+    def body_too_large(self) -> TopicsError:
+        return TopicsError(Code.PAYLOAD_TOO_LARGE, f"the body is larger than {self.max_body_bytes} bytes")
 
     @property
     def sweep_ms(self) -> int:

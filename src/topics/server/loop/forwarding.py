@@ -90,8 +90,7 @@ class Forwarding:
         """Return whether requests come first for a while, after a slice that wants its next turn after `delay_ms`."""
         engine = self._runtime.engine
         few = self._routers.forwarder.steps <= FEW_STEPS and engine.commits.batch_writes <= FEW_WRITES
-        return (delay_ms == 0 or not few) and self._is_asked()
-
-    def _is_asked(self) -> bool:
+        if delay_ms != 0 and few:
+            return False
         before, self._requests = self._requests, self._requests_total()
-        return self._requests != before
+        return self._requests != before  # requests arrived since the last such slice

@@ -58,15 +58,7 @@ class Loading:
         self.waiting = False
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
-def _ignore(failure: BaseException) -> None:
-    """Ignore a failure that cannot happen."""
-
-
-NOT_LOADING = Loading(Cold([]), _nothing, _ignore)  # for work that has ended
+NOT_LOADING = Loading(Cold([]), lambda: None, lambda failure: None)  # for work that has ended
 NOT_LOADING.cancel()
 
 
@@ -74,8 +66,8 @@ class Loads:
     """Loads of one event loop. Used on its thread only."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, pool: Executor) -> None:
-        self._loop = loop
-        self._pool = pool
+        self.loop = loop
+        self.pool = pool
         self._running: set[Loading] = set()
         self._waiting: deque[Loading] = deque()
         self._stopped = False
@@ -114,7 +106,7 @@ class Loads:
         if self._stopped:
             return
         self._running.add(loading)
-        trip = self._loop.run_in_executor(self._pool, partial(loading.hold.load, loading.cold))
+        trip = self.loop.run_in_executor(self.pool, partial(loading.hold.load, loading.cold))
         trip.add_done_callback(lambda done: self._loaded(loading, done))
 
     def _loaded(self, loading: Loading, done: asyncio.Future[None]) -> None:
@@ -158,23 +150,17 @@ class OpenEnded(Protocol):
         """Answer with what is there, or close the stream: the server stops."""
 
 
-class Runtime:
+class Runtime(Loads):
     """The runtime of one server, from the end of its recovery until it stops."""
-
-    __slots__ = (
-        "clock", "draining", "engine", "holds", "loads", "loop", "open_ended", "pool", "settings", "slow_readers_total",
-    )  # fmt: skip
 
     def __init__(
         self, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop, engine: Engine, *, holds: LoopHolds
     ) -> None:
+        super().__init__(loop, ThreadPoolExecutor(max_workers=IO_THREADS, thread_name_prefix="topics-io"))
         self.settings = settings
         self.clock = clock
-        self.loop = loop
         self.engine = engine
         self.holds = holds
-        self.pool = ThreadPoolExecutor(max_workers=IO_THREADS, thread_name_prefix="topics-io")
-        self.loads = Loads(loop, self.pool)
         self.open_ended: set[OpenEnded] = set()
         self.draining = False
         self.slow_readers_total = 0
@@ -187,14 +173,6 @@ class Runtime:
     def call_later(self, delay_ms: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
         return self.loop.call_later(delay_ms / 1000, callback)
 
-    def attempt(self, work: Work, failed: Failed) -> Loading:
-        """Run `work`, and again whenever it raises `Cold`; see `Loads.attempt`."""
-        return self.loads.attempt(work, failed)
-
-    def load(self, cold: Cold, work: Work, failed: Failed) -> Loading:
-        """Run `work` once what `cold` names is in memory; see `Loads.load`."""
-        return self.loads.load(cold, work, failed)
-
     def in_pool(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Run `work` on a thread of the pool. The future is resolved on the loop."""
         return self.loop.run_in_executor(self.pool, work)
@@ -206,5 +184,5 @@ class Runtime:
             one.end()
 
     def stop(self) -> None:
-        self.loads.stop()
+        super().stop()
         self.pool.shutdown(wait=True)

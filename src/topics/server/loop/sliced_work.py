@@ -41,7 +41,7 @@ class Slices:
     ) -> None:
         self.loop = loop
         self.holds = holds
-        self.loads = loads
+        self._loads = loads
         self.tick_ns = clock.monotonic_ns
         self._budget = budget
         self._waiting: deque[_Sliced[Any]] = deque()
@@ -71,7 +71,10 @@ class Slices:
         except StopIteration as end:
             answer: Answer = end.value
             return answer
-        sliced.resume_after(cold)
+        if cold is None:
+            self.enqueue(sliced)
+        else:
+            self._loads.load(cold, sliced.run_slice, sliced.unreadable)
         return deferred
 
     def run(
@@ -85,7 +88,7 @@ class Slices:
 
         Call neither if the steps were closed meanwhile.
         """
-        _Sliced(self, steps, finish, fail, cause).resume_after(None)
+        self.enqueue(_Sliced(self, steps, finish, fail, cause))
 
     def enqueue(self, sliced: _Sliced[Any]) -> None:
         """Run one slice of the work in a later turn."""
@@ -98,7 +101,8 @@ class Slices:
         self._scheduled = False
         ends_ns = self.tick_ns() + TURN_NS
         for _ in range(len(self._waiting)):
-            self._waiting.popleft().slice()
+            sliced = self._waiting.popleft()
+            self._loads.attempt(sliced.run_slice, sliced.unreadable)
             if self.tick_ns() > ends_ns:
                 break
         if self._waiting and not self._scheduled:
@@ -134,18 +138,7 @@ class _Sliced(Generic[T]):
             self._slices.holds.note(self._cause, tick_ns() - ends_ns + SLICE_NS)
         return cold
 
-    def resume_after(self, cold: Cold | None) -> None:
-        """Run the next slice in a later turn, or as soon as what `cold` names is in memory."""
-        if cold is None:
-            self._slices.enqueue(self)
-        else:
-            self._slices.loads.load(cold, self._run_slice, self._unreadable)
-
-    def slice(self) -> None:
-        """Run one slice, and continue after loading what it needs."""
-        self._slices.loads.attempt(self._run_slice, self._unreadable)
-
-    def _run_slice(self) -> None:
+    def run_slice(self) -> None:
         """Run one slice. Raise `Cold` if a step needs the disk."""
         if self._is_closed():
             return
@@ -165,16 +158,12 @@ class _Sliced(Generic[T]):
                 raise cold
             self._slices.enqueue(self)
 
-    def _unreadable(self, failure: BaseException) -> None:
+    def unreadable(self, failure: BaseException) -> None:
         if not self._is_closed():
             self._fail(unreadable(failure))
 
     def _is_closed(self) -> bool:
         return getgeneratorstate(self._steps) == GEN_CLOSED
-
-
-Make = Callable[[], Steps[Response]]
-Waiting = list[tuple[Request, Deferred]]
 
 
 class SharedAnswers:
@@ -183,49 +172,42 @@ class SharedAnswers:
     def __init__(self, slices: Slices, budget: MemoryBudget) -> None:
         self._slices = slices
         self._budget = budget
-        self._making: dict[Hashable, Waiting] = {}  # by key, the requests that wait for the answer after this one
+        self._waiting: dict[Hashable, deque[tuple[Request, Deferred]]] = {}  # by key, in order of arrival
 
-    def answer(self, key: Hashable, request: Request, make: Make, cause: Cause = Cause.REQUEST) -> Deferred:
+    def answer(
+        self, key: Hashable, request: Request, make: Callable[[], Steps[Response]], cause: Cause = Cause.REQUEST
+    ) -> Deferred:
         """Return the answer that `make` renders in steps, for this request and all others with the key.
 
         The time that each slice takes is noted under `cause`.
         """
         deferred = Deferred()
-        waiting = self._making.get(key)
-        if waiting is None:
-            self._making[key] = []
-            self._make(key, make, [(request, deferred)], cause)
-        else:
-            waiting.append((request, deferred))
+        if key in self._waiting:
+            self._waiting[key].append((request, deferred))
+            return deferred
+        self._waiting[key] = deque([(request, deferred)])
+
+        def fail(error: TopicsError) -> None:
+            for request, deferred in self._waiting.pop(key):
+                deferred.resolve(error_answer(error, request))
+
+        self._slices.run(self._answer_all(key, make), lambda _: None, fail, cause)
         return deferred
 
-    def _make(self, key: Hashable, make: Make, waiting: Waiting, cause: Cause) -> None:
-        def send(outcome: Response | TopicsError) -> None:
-            sending = self._send(outcome, waiting)
-            self._slices.run(sending, lambda _: self._made(key, make, cause), lambda error: None, cause)
-
-        self._slices.run(make(), send, send, cause)
-
-    def _send(self, outcome: Response | TopicsError, waiting: Waiting) -> Steps[None]:
-        """Send the answer to one request per step: it may be large, and the requests of one connection each write."""
-        for request, deferred in waiting:
-            deferred.resolve(self._checked(outcome, request))
-            yield None
-
-    def _checked(self, outcome: Response | TopicsError, request: Request) -> Response:
-        if isinstance(outcome, TopicsError):
-            return error_answer(outcome, request)
-        try:
-            self._budget.check_answer(body_bytes(outcome.body))
-        except TopicsError as error:
-            return error_answer(error, request)
-        # A copy: the transport and the caller's quota note in it when it was sent.
-        return Response(outcome.status, outcome.body, outcome.content_type, outcome.headers)
-
-    def _made(self, key: Hashable, make: Make, cause: Cause) -> None:
-        waiting = self._making[key]
-        if waiting:
-            self._making[key] = []
-            self._make(key, make, waiting, cause)
-        else:
-            del self._making[key]
+    def _answer_all(self, key: Hashable, make: Callable[[], Steps[Response]]) -> Steps[None]:
+        """Answer one request per step: an answer may be large, and the requests of one connection each write."""
+        waiting, count = self._waiting[key], 1
+        # Bound: each round answers the requests that arrived before it began.
+        while count:
+            made = yield from make()
+            for _ in range(count):
+                request, deferred = waiting.popleft()
+                try:
+                    self._budget.check_answer(body_bytes(made.body))
+                    # A copy: the transport and the caller's quota note in it when it was sent.
+                    deferred.resolve(Response(made.status, made.body, made.content_type, made.headers))
+                except TopicsError as error:
+                    deferred.resolve(error_answer(error, request))
+                yield None
+            count = len(waiting)
+        del self._waiting[key]

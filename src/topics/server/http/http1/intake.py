@@ -11,12 +11,10 @@ have had their turn.
     ready    the answer is there, and goes out when the answers before it have
 """
 
-from collections.abc import Callable
-
 from topics.errors import TopicsError
 from topics.server.http.answers import failure
 from topics.server.http.exchange import Charges, Exchange, Exchanges
-from topics.server.http.messages import Request, Response, error_response
+from topics.server.http.messages import Request, error_response
 from topics.server.http.request.head import RequestHead
 from topics.server.http.request.parser import BETWEEN, IN_BODY, RequestReader
 from topics.server.http.service import Service
@@ -49,13 +47,6 @@ class ExchangeQueue:
         if exchange.input_bytes:
             self._charges.finish(exchange)
 
-    def make_ready(self, exchange: Exchange, answer: Response, size_bytes: int) -> None:
-        exchange.answer = answer
-        if self.exchanges and self.exchanges[0] is not exchange:
-            self.hold(exchange, size_bytes)
-        elif exchange.held_bytes:
-            self.hold(exchange, 0)
-
     def hold(self, exchange: Exchange, size_bytes: int) -> None:
         """Count an answer that cannot be written yet."""
         self.held_bytes += size_bytes - exchange.held_bytes
@@ -77,37 +68,6 @@ MAX_PIECES = 2048  # pieces of chunked bodies that are parsed in one turn
 TURN_NS = 2_000_000  # work on the requests of one connection in one turn
 
 
-class TurnShare:
-    __slots__ = ("_clock_ns", "_heads_end", "_max_requests", "_pieces_end", "_requests_left", "ends_ns", "heads")
-
-    def __init__(self, max_requests: int, clock_ns: Callable[[], int]) -> None:
-        self._max_requests = max_requests
-        self._clock_ns = clock_ns
-        self.ends_ns = 0  # when the share is used up; 0 in a new turn, while no request was begun in it
-        self._requests_left = 0
-        self.heads = 0  # parsed since the connection was opened
-        self._heads_end = self._pieces_end = 0
-
-    def take_request(self) -> bool:
-        """Count a request that is begun; return False if the share is used up."""
-        if not self.ends_ns:
-            self.ends_ns = self._clock_ns() + TURN_NS
-            self._requests_left = self._max_requests
-        elif self._requests_left <= 0 or self._clock_ns() > self.ends_ns:
-            return False
-        self._requests_left -= 1
-        return True
-
-    def allow_parsing(self, pieces: int) -> None:
-        """Allow a turn's share of heads and pieces after the `pieces` that were parsed before."""
-        self._heads_end = self.heads + self._max_requests
-        self._pieces_end = pieces + MAX_PIECES
-
-    def may_parse(self, pieces: int) -> bool:
-        """Return whether more may be parsed after the `pieces` that were parsed before."""
-        return self.heads < self._heads_end and pieces < self._pieces_end
-
-
 # Input is parsed in pieces of this size: the parser cannot be paused, so a piece bounds how many requests it finds.
 PIECE_BYTES = 16 * 1024
 HEAD_PIECE_BYTES = 4 * 1024  # the same between requests, which may follow each other every 30 bytes
@@ -123,7 +83,8 @@ class Intake:
     """
 
     __slots__ = (
-        "_at", "_exchanges", "_peer", "_queue", "_read_at_head", "_service", "data", "ended", "reader", "share",
+        "_at", "_exchanges", "_heads_end", "_peer", "_pieces_end", "_queue", "_read_at_head", "_requests_left",
+        "_service", "data", "ended", "reader", "turn_ends_ns",
     )  # fmt: skip
 
     def __init__(self, service: Service, queue: ExchangeQueue, exchanges: Exchanges[Exchange], peer: str) -> None:
@@ -131,7 +92,8 @@ class Intake:
         self._queue = queue
         self._exchanges = exchanges
         self._peer = peer
-        self.share = TurnShare(service.limits.max_pipelined, service.clock_ns)
+        # The share of this turn. It ends at `turn_ends_ns`, which is 0 while no request was begun in the turn.
+        self.turn_ends_ns = self._requests_left = self._heads_end = self._pieces_end = 0
         self.reader: RequestReader | None = None
         self.data: bytes | None = None  # input that is not parsed, from `_at` on; None: all is parsed
         self._at = 0
@@ -141,11 +103,6 @@ class Intake:
     @property
     def phase(self) -> int:
         return BETWEEN if self.reader is None else self.reader.phase
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether nothing but whole requests has come."""
-        return self.data is None and self.phase == BETWEEN
 
     @property
     def held_bytes(self) -> int:
@@ -161,27 +118,47 @@ class Intake:
         if self.reader is None:
             self.reader = RequestReader(self, self._service.limits, self._peer)
         self.data, self._at = data, 0
-        self._read_at_head = self.share.heads if self.reader.phase == BETWEEN else _MANY_READS
-        self.share.allow_parsing(self.reader.pieces)
+        self._read_at_head = self._exchanges.served if self.reader.phase == BETWEEN else _MANY_READS
+        self._allow_parsing(self.reader)
 
     def begin_turn(self) -> None:
         """Begin a new turn of the event loop: the connection has its whole share again."""
-        self.share.ends_ns = 0
+        self.turn_ends_ns = 0
         if self.data is not None and self.reader is not None:
-            self.share.allow_parsing(self.reader.pieces)
+            self._allow_parsing(self.reader)
+
+    def _allow_parsing(self, reader: RequestReader) -> None:
+        self._heads_end = self._exchanges.served + self._service.limits.max_pipelined
+        self._pieces_end = reader.pieces + MAX_PIECES
+
+    def take_share(self) -> bool:
+        """Count a request that is begun; return False if the share of this turn is used up."""
+        now_ns = self._service.clock_ns()
+        if not self.turn_ends_ns:
+            self.turn_ends_ns = now_ns + TURN_NS
+            self._requests_left = self._service.limits.max_pipelined
+        elif self._requests_left <= 0 or now_ns > self.turn_ends_ns:
+            return False
+        self._requests_left -= 1
+        return True
 
     def parse_piece(self) -> bool:
         """Parse a piece of the input. Return False if there is none, or it has to wait for the next turn."""
         data, reader = self.data, self.reader
-        if data is None or reader is None or not self.share.may_parse(reader.pieces):
+        if data is None or reader is None:
             return False
-        size_bytes = max(self._piece_bytes(), reader.body_left_bytes)
+        if self._exchanges.served >= self._heads_end or reader.pieces >= self._pieces_end:
+            return False
+        if reader.phase == IN_BODY:
+            size_bytes = max(PIECE_BYTES, reader.body_left_bytes)
+        else:
+            size_bytes = FULL_PIECE_BYTES if self._service.budget.full else HEAD_PIECE_BYTES
         # `feed` uses all that it gets, or ends behind the head of an upgrade: it never uses nothing.
         at = self._at = self._at + reader.feed(memoryview(data)[self._at : self._at + size_bytes])
         if at < len(data):
             return True
         self.data = None
-        if reader.head is not None and reader.phase == BETWEEN and self.share.heads == self._read_at_head + 1:
+        if reader.head is not None and reader.phase == BETWEEN and self._exchanges.served == self._read_at_head + 1:
             self._service.heads.learn(data, reader.head, fields=reader.fields)
         return True
 
@@ -195,11 +172,6 @@ class Intake:
         self.trim()
         data, self.data = self.data, None
         return data
-
-    def _piece_bytes(self) -> int:
-        if self.phase == IN_BODY:
-            return PIECE_BYTES
-        return FULL_PIECE_BYTES if self._service.budget.full else HEAD_PIECE_BYTES
 
     def take_continue(self) -> bool:
         """Return, once for each request whose body is being read, whether the client waits for 100 Continue."""
@@ -245,7 +217,7 @@ class Intake:
     # --- what the reader finds
 
     def take_head(self, head: RequestHead) -> bool:
-        self.share.heads += 1
+        self._exchanges.served += 1
         request = head.request
         length = None if head.chunked else head.content_length
         try:

@@ -59,7 +59,7 @@ class Wait(Enum):
 
 class Pipeline(Exchanges[Exchange]):
     __slots__ = (
-        "_close_timeout_ms", "account", "ending", "intake", "output", "paused", "queue", "state", "stream",
+        "account", "close_timeout_ms", "ending", "intake", "output", "paused", "queue", "state", "stream",
     )  # fmt: skip
 
     def __init__(self, service: Service, peer: str) -> None:
@@ -72,7 +72,7 @@ class Pipeline(Exchanges[Exchange]):
         self.output = AnswerOutput(service.answers)
         self.stream: Stream | None = None  # the stream that owns the connection
         self.intake = Intake(service, self.queue, self, peer)
-        self._close_timeout_ms = service.limits.write_timeout_ms
+        self.close_timeout_ms = service.limits.write_timeout_ms  # shorter for a client that was slow for long enough
 
     def change(self, event: ConnectionEvent) -> None:
         """Change the state as the table says. Raise KeyError for a change that it does not have: that is a bug."""
@@ -107,10 +107,6 @@ class Pipeline(Exchanges[Exchange]):
         """Whether to read from the client: all that was read is parsed, or input is discarded anyway."""
         return self.intake.data is None or self.state in DISCARDING
 
-    @property
-    def has_work(self) -> bool:
-        return self.queue.begun < len(self.queue.exchanges) or self.intake.data is not None
-
     # --- requests out
 
     def next_request(self) -> Exchange | None:
@@ -118,7 +114,7 @@ class Pipeline(Exchanges[Exchange]):
 
         Answers that are next in order are moved to the output on the way.
         """
-        queue = self.queue
+        queue, intake = self.queue, self.intake
         exchanges = queue.exchanges
         # Bound: each round takes an exchange out of the queue, begins one, or parses input that is there.
         while True:
@@ -138,9 +134,12 @@ class Pipeline(Exchanges[Exchange]):
                     if self._service.request_log.noted_ns:  # refused before the application could handle it
                         self._service.request_log.note(exchange.head.request, exchange.answer)
                     continue
-            if not self._parse_piece():
+            if self.state is not ACTIVE or self.paused or queue.held_bytes > self._service.limits.high_water_bytes:
                 break
-        intake = self.intake
+            if not intake.parse_piece():
+                break
+            if intake.ended:
+                self._stop_reading()
         intake.trim()
         if not exchanges and self.state is ACTIVE and intake.take_continue():
             self.output.add_continue()
@@ -149,7 +148,7 @@ class Pipeline(Exchanges[Exchange]):
     @property
     def needs_turn(self) -> bool:
         """Whether `intake.begin_turn` and `next_request` must be called in the next turn of the event loop."""
-        if self.intake.share.ends_ns:
+        if self.intake.turn_ends_ns:
             return True
         queue = self.queue
         if self.state is not ACTIVE or self.intake.data is None or self.paused or queue.begun < len(queue.exchanges):
@@ -164,17 +163,7 @@ class Pipeline(Exchanges[Exchange]):
             return False
         if self.output.size_bytes > limits.high_water_bytes:  # it must be written first: the client may not read it
             return False
-        return exchange.answer is not None or self.intake.share.take_request()
-
-    def _parse_piece(self) -> bool:
-        """Parse a piece of the input; return False if there is none, or it has to wait. No request is parked."""
-        if self.state is not ACTIVE or self.paused or self.queue.held_bytes > self._service.limits.high_water_bytes:
-            return False
-        if not self.intake.parse_piece():
-            return False
-        if self.intake.ended:
-            self._stop_reading()
-        return True
+        return exchange.answer is not None or self.intake.take_share()
 
     def _stop_reading(self) -> None:
         self.change(LAST)
@@ -201,8 +190,11 @@ class Pipeline(Exchanges[Exchange]):
         self.queue.begin(exchange)
         return exchange
 
-    def _make_ready(self, exchange: Exchange, response: Response, size_bytes: int) -> None:
-        self.queue.make_ready(exchange, response, size_bytes)
+    def send(self, exchange: Exchange, response: Response) -> None:
+        exchange.answer = response
+        exchanges = self.queue.exchanges
+        waits = bool(exchanges) and exchanges[0] is not exchange
+        self.queue.hold(exchange, body_bytes(response.body) if waits else 0)
 
     def hold(self, exchange: Exchange, size_bytes: int) -> None:
         self.queue.hold(exchange, size_bytes)
@@ -216,7 +208,7 @@ class Pipeline(Exchanges[Exchange]):
         """Take a stream as the answer to a request. No request after it is handled."""
         exchange.answer = stream
         self.charges.finish(exchange)
-        self._abandon(self.queue.drop_from(self.queue.begun))
+        self._drop_from(self.queue.begun)
         if isinstance(stream, Upgrade):
             self.change(GRANT)
         else:
@@ -229,13 +221,15 @@ class Pipeline(Exchanges[Exchange]):
         if isinstance(answer, Stream):
             self._open_stream(exchange, answer)
             return
-        last = not exchange.head.keep_alive or (self.ending is not NOT_ENDING and self._is_last())
+        last = not exchange.head.keep_alive
+        if self.ending is not NOT_ENDING and not self.queue.exchanges and self.intake.data is None:
+            last = last or self.ending is EOF or self.intake.phase == BETWEEN
         if self.output.add(exchange, answer, last=last):
             self._finish()
 
     def _open_stream(self, exchange: Exchange, stream: Stream) -> None:
         """Make the stream the owner of the connection: what came after its request is never handled."""
-        self._drop_queue()
+        self._drop_from(0)
         try:
             self.output.add_stream(exchange, stream)
         except Exception as error:
@@ -249,16 +243,10 @@ class Pipeline(Exchanges[Exchange]):
             return
         if not isinstance(stream, Upgrade):
             self.intake.take_rest()  # there is no protocol that wants it
-        self.charges.note_output(self.account, 0)
+        self.charges.note(self.account, 0)
         self.account = STREAMS
         self.stream = stream
         self.change(OPEN)
-
-    def _is_last(self) -> bool:
-        """Whether no answer follows on a connection that is to end."""
-        if self.queue.exchanges or self.intake.data is not None:
-            return False
-        return self.ending is EOF or self.intake.phase == BETWEEN
 
     def _finish(self) -> None:
         """End the connection after its last answer so that the client can still read it.
@@ -266,8 +254,8 @@ class Pipeline(Exchanges[Exchange]):
         Closing a socket with unread input resets it, and a reset can destroy an answer on its way. So where input may
         follow, only our side is shut, and input is discarded until the client closes too, or for a while.
         """
-        self._drop_queue()
-        whole = self.intake.is_whole
+        self._drop_from(0)
+        whole = self.intake.data is None and self.intake.phase == BETWEEN
         self.intake.stop()
         self.intake.discard()
         self.change(CLOSE if whole or self.ending is EOF else SHUT)
@@ -287,11 +275,11 @@ class Pipeline(Exchanges[Exchange]):
         if state in (STREAMING, ABORTED, CLOSED):
             return None  # a stream finds out by its own heartbeat, and costs nothing while its reader sleeps
         if unsent_bytes:
-            return Wait.READ, self._close_timeout_ms
+            return Wait.READ, self.close_timeout_ms
         if state is LINGERING:
             return Wait.CLOSE, limits.linger_timeout_ms
         if state is CLOSING:
-            return Wait.CLOSE, self._close_timeout_ms
+            return Wait.CLOSE, self.close_timeout_ms
         if state is AWAITING or self.queue.exchanges or self.intake.data is not None:
             return None
         phase = self.intake.phase
@@ -310,10 +298,6 @@ class Pipeline(Exchanges[Exchange]):
         else:
             self.change(LAST)
             self.intake.fail(TopicsError(Code.REQUEST_TIMEOUT, "the request did not arrive completely in time"))
-
-    def give_up(self) -> None:
-        """Shorten the time that the client has for reading the last bytes: it was slow for long enough."""
-        self._close_timeout_ms = self._service.limits.linger_timeout_ms
 
     # --- the end
 
@@ -337,19 +321,18 @@ class Pipeline(Exchanges[Exchange]):
             self.change(WORK)
 
     def give_up_input(self, error: TopicsError) -> None:
-        """Drop requests that were not begun, whole or not; answer the first of them with `error`, and end."""
         if self.intake.reader is None or self.state not in (ACTIVE, UPGRADING, FINISHING):
             return
         queue = self.queue
-        self._abandon(queue.drop_from(queue.begun))
+        self._drop_from(queue.begun)
         if self.state is UPGRADING:  # the new protocol would miss the input that is dropped here
-            self._drop_begun(queue.drop_from(len(queue.exchanges) - 1))
+            self._drop_from(len(queue.exchanges) - 1)
         self.change(LAST)
         self.intake.fail(error)
 
     def lose(self) -> None:
         self.change(LOSE)
-        self._drop_queue()
+        self._drop_from(0)
         stream, self.stream = self.stream, None
         if stream is not None:
             self.call(stream.closed)
@@ -360,25 +343,17 @@ class Pipeline(Exchanges[Exchange]):
     def _hook_failed(self) -> None:
         self.change(ABORT)
 
-    def _drop_queue(self) -> None:
-        self._abandon(self.queue.drop_from(self.queue.begun))
-        self._drop_begun(self.queue.drop_from(0))
-
-    def _abandon(self, parked: list[Exchange]) -> None:
-        for exchange in parked:
-            if exchange.answer is None:
-                self.call(self._service.abandon, exchange.head.request)
-            elif isinstance(exchange.answer, Response):
-                self.never_sent(exchange.answer)
-
-    def _drop_begun(self, begun: list[Exchange]) -> None:
-        for exchange in begun:
+    def _drop_from(self, at: int) -> None:
+        """Drop the exchanges from position `at` on, and report each to the application, as far as it has come."""
+        for exchange in self.queue.drop_from(at):
             if exchange.deferred is not None:
                 self.call(exchange.deferred.cancel)
             if isinstance(exchange.answer, Stream):
                 self.call(exchange.answer.closed)
             elif exchange.answer is not None:
                 self.never_sent(exchange.answer)
+            elif not exchange.begun:
+                self.call(self._service.abandon, exchange.head.request)
 
 
 class AnswerOutput:

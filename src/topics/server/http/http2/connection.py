@@ -10,11 +10,11 @@ import asyncio
 
 from h2.errors import ErrorCodes
 
-from topics.errors import TopicsError
+from topics.errors import Code, TopicsError
 from topics.server.http.exchange import ExchangeConnection
 from topics.server.http.http2.session import Http2Session
 from topics.server.http.http2.stream import Http2Stream, Input
-from topics.server.http.messages import Stream
+from topics.server.http.messages import Stream, error_response
 from topics.server.http.service import Service
 from topics.server.limits.budget import ANSWERS, STREAMS
 
@@ -24,20 +24,15 @@ WRITE_BYTES = 256 << 10  # of answers that are written at once; the transport ma
 class Http2Connection(ExchangeConnection[Http2Stream]):
     def __init__(self, server: Service, transport: asyncio.Transport, peer: str) -> None:
         super().__init__(server)
-        self._transport = transport
+        self.transport = transport
         self._loop = asyncio.get_running_loop()
         self.session = self.exchanges = Http2Session(server, peer, self._loop.time())
         self.high_water_bytes = server.limits.high_water_bytes
         self._turn: asyncio.Handle | None = None  # reads, answers and writes more
         self._pumping = False
-        self._closed = False
         # For the deadlines: what the client has not read, and when that last changed.
         self._seen: object = None
         self._seen_at = self._loop.time()
-
-    @property
-    def served(self) -> int:
-        return self.session.served
 
     # --- the transport
 
@@ -53,7 +48,7 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._closed = True
+        self.closed = True
         if self._turn is not None:
             self._turn.cancel()
         self.session.lose()
@@ -72,7 +67,7 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
 
     def proceed(self) -> None:
         """Read, answer and write more in the next turn of the event loop."""
-        if self._turn is None and not self._closed:
+        if self._turn is None and not self.closed:
             self._turn = self._loop.call_soon(self._next_turn)
 
     def _next_turn(self) -> None:
@@ -81,7 +76,7 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
         self.pump()
 
     def pump(self) -> None:
-        if self._pumping or self._closed:
+        if self._pumping or self.closed:
             return
         self._pumping = True
         session = self.session
@@ -90,7 +85,10 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
             while (stream := session.next_request()) is not None:
                 self.handle(stream)
             self._open_streams()
-            self._write()
+            if not session.paused or session.ended:
+                data = session.fill(WRITE_BYTES)
+                if data:
+                    self.transport.write(data)
         finally:
             self._pumping = False
         self._follow()
@@ -103,31 +101,24 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
             if isinstance(stream.answer, Stream):
                 session.call(stream.answer.opened, Http2Sink(self, self._server, stream))
                 if session.draining:
-                    session.end_stream(stream)
-
-    def _write(self) -> None:
-        """Write what there is for the client: at most `WRITE_BYTES` of answers, and nothing while it reads nothing."""
-        session = self.session
-        if not session.paused or session.ended:
-            data = session.fill(WRITE_BYTES)
-            if data:
-                self._transport.write(data)
+                    session.output.end(stream)
 
     def _follow(self) -> None:
         """See to what is left: unpack bodies, begin the next turn, close, read on or stop reading."""
         session = self.session
-        if session.ended or (session.is_drained and not session.has_output):
+        has_output = bool(session.output or session.goaway)
+        if session.ended or (session.draining and not session.streams and not has_output):
             self.close()
             return
         if session.packed:
             self.unpack_in_threads()
-        if session.needs_turn or (session.has_output and not session.paused) or session.opened:
+        if session.needs_turn or (has_output and not session.paused) or session.opened:
             self.proceed()
         self._pace_reading()
         self.note_memory()
 
     def _pace_reading(self) -> None:
-        wanted, transport = self.session.wants_input, self._transport
+        wanted, transport = self.session.wants_input, self.transport
         if wanted is transport.is_reading() or transport.is_closing():
             return
         if wanted:
@@ -137,20 +128,11 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
 
     # --- memory
 
-    def unsent_bytes(self) -> int:
-        return 0 if self._closed else self._transport.get_write_buffer_size()
-
     def note_memory(self) -> None:
         session, charges = self.session, self.session.charges
         charges.note_input(self, session.input.unparsed_bytes)
-        charges.note_output(ANSWERS, session.output.unsent[ANSWERS] + self.unsent_bytes())
-        charges.note_output(STREAMS, session.output.unsent[STREAMS])
-
-    def give_up_input(self, error: TopicsError) -> None:
-        """Refuse the requests that are still being received: the memory budget is exhausted."""
-        self.session.give_up_input(error)
-        self.note_memory()
-        self.proceed()
+        charges.note(ANSWERS, session.output.unsent[ANSWERS] + self.unsent_bytes())
+        charges.note(STREAMS, session.output.unsent[STREAMS])
 
     def is_short_of_memory(self, stream: Http2Stream) -> bool:
         """Return whether the client has not taken what it was sent, while the budget is full."""
@@ -161,14 +143,14 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
     def sweep(self, now: float) -> None:
         """End what the client has not done in time: the connection, or single streams."""
         limits, session = self._server.limits, self.session
-        unsent_bytes = self._transport.get_write_buffer_size()
+        unsent_bytes = self.transport.get_write_buffer_size()
         seen: object = unsent_bytes or (session.served, bool(session.streams))
         if seen != self._seen:
             self._seen, self._seen_at = seen, now
         quiet_ms = (now - self._seen_at) * 1000
         if unsent_bytes:
             if quiet_ms > (limits.linger_timeout_ms if session.ended else limits.write_timeout_ms):
-                self._transport.abort()
+                self.transport.abort()
             return
         if not session.streams and quiet_ms > limits.idle_timeout_ms:
             session.drain()
@@ -193,7 +175,8 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
         for stream in list(session.streams.values()):
             if stream.input is Input.COMING:
                 if (now - stream.begun_at) * 1000 > limits.body_timeout_ms:
-                    session.refuse_late(stream)
+                    error = TopicsError(Code.REQUEST_TIMEOUT, "the request did not arrive completely in time")
+                    session.refuse(stream, error_response(error))
                     ended = True
             elif stream.unsent_bytes != stream.seen or not stream.ends:
                 stream.seen, stream.seen_at = stream.unsent_bytes, now
@@ -218,18 +201,15 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
         self.session.drain()
         for stream in list(self.session.streams.values()):
             if stream.is_live:
-                self.session.end_stream(stream)
+                self.session.output.end(stream)
         self.proceed()
 
     def close(self) -> None:
-        if not self._closed:
+        if not self.closed:
             if not self.session.draining and not self.session.ended:
                 self.session.drain()
-                self._transport.write(self.session.fill(0))
-            self._transport.close()
-
-    def abort(self) -> None:
-        self._transport.abort()
+                self.transport.write(self.session.fill(0))
+            self.transport.close()
 
 
 class Http2Sink:
@@ -244,17 +224,20 @@ class Http2Sink:
         self.held = False
 
     def write(self, data: bytes) -> bool:
-        connection = self._connection
-        short = connection.is_short_of_memory(self._stream)
-        room = connection.session.write(self._stream, data, self._high_water_bytes)
+        connection, stream = self._connection, self._stream
+        short = connection.is_short_of_memory(stream)
+        if not stream.dropped and not stream.ends:
+            connection.session.output.queue(stream, data)
+            stream.full = stream.full or stream.unsent_bytes > self._high_water_bytes
         connection.proceed()
-        if room and short:
-            self._server.block(self)
+        if stream.dropped or stream.ends or stream.full:
             return False
-        return room
+        if short:
+            self._server.block(self)
+        return not short
 
     def close(self) -> None:
-        self._connection.session.end_stream(self._stream)
+        self._connection.session.output.end(self._stream)
         self._connection.proceed()
 
     def give_up(self) -> None:

@@ -47,7 +47,6 @@ class Http2Session(Exchanges[Http2Stream]):
         limits = service.limits
         self._peer = peer
         self.streams: dict[int, Http2Stream] = {}
-        self.served = 0  # requests whose head was understood
         self.ended = False  # nothing more is read or answered: close the transport once the output is written
         self.draining = False  # no further stream is accepted
         self.paused = False  # the transport holds more than the high-water mark
@@ -56,7 +55,7 @@ class Http2Session(Exchanges[Http2Stream]):
         self._last_number = 0  # of the streams that were accepted
         self.unwanted: dict[int, float] = {}  # streams whose request was answered while its body came, and when
         self.input = SessionInput(service.clock_ns, max_block_bytes=limits.max_header_bytes, now=now)
-        self._goaway = b""
+        self.goaway = b""
         self._h2 = Frames(limits.max_header_bytes)
         self.output = SessionOutput(self._h2)
 
@@ -90,23 +89,17 @@ class Http2Session(Exchanges[Http2Stream]):
                 if self.input.error is not None:
                     self.fail(self.input.error)
                 break
-            self._feed(frame)
+            try:
+                for event in self._h2.receive_data(frame):
+                    if not self.ended:
+                        self._take_event(event)
+            except ProtocolError:
+                self._end()  # `h2` has made the GOAWAY
+            except Exception as error:
+                log.failure("http2_input_failed", error)
+                self.fail(ErrorCodes.INTERNAL_ERROR)
         self.input.trim()
         return None
-
-    def _feed(self, data: bytes) -> None:
-        try:
-            events = self._h2.receive_data(data)
-        except ProtocolError:
-            self._end()  # `h2` has made the GOAWAY
-            return
-        except Exception as error:
-            log.failure("http2_input_failed", error)
-            self.fail(ErrorCodes.INTERNAL_ERROR)
-            return
-        for event in events:
-            if not self.ended:
-                self._take_event(event)
 
     def _take_event(self, event: Event) -> None:
         if isinstance(event, DataReceived):
@@ -145,38 +138,33 @@ class Http2Session(Exchanges[Http2Stream]):
             return
         self._last_number = number
         limits = self._service.limits
+        refused: Response | None = None
         try:
             head = read_head(event.headers or (), limits, self._peer)
+            self.served += 1
         except TopicsError as error:
-            head = RequestHead(Request("", b"", b"", {}, b"", self._peer, 0))
-            self._refuse(self._add(number, head), error_response(error))
-            return
-        self.served += 1
-        stream = self._add(number, head)
+            head, refused = RequestHead(Request("", b"", b"", {}, b"", self._peer, 0)), error_response(error)
+        now = self.input.now
+        stream = self.streams[number] = Http2Stream(head, number=number, begun_at=now, seen_at=now)
+        self.charges.park(stream, 0)
         length = head.content_length if b"content-length" in head.request.headers else None
         if event.stream_ended is not None:
             length = 0
         if length is not None and length > limits.max_body_bytes:
-            self._refuse(stream, error_response(self._too_large()))
-            return
-        try:
-            refused = self._service.admit(head.request, length)
-        except Exception as error:
-            refused = failure(head.request, error)
+            refused = error_response(limits.body_too_large())
+        if refused is None:
+            try:
+                refused = self._service.admit(head.request, length)
+            except Exception as error:
+                refused = failure(head.request, error)
         if refused is not None:
-            self._refuse(stream, refused)
+            self.refuse(stream, refused)
             return
         stream.admitted = True
         if head.expects and length != 0:
             self._h2.send_headers(number, [(b":status", b"100")])
 
-    def _add(self, number: int, head: RequestHead) -> Http2Stream:
-        now = self.input.now
-        stream = self.streams[number] = Http2Stream(head, number=number, begun_at=now, seen_at=now)
-        self.charges.park(stream, 0)
-        return stream
-
-    def _refuse(self, stream: Http2Stream, response: Response) -> None:
+    def refuse(self, stream: Http2Stream, response: Response) -> None:
         """Answer a request without its body."""
         self._abandon(stream)
         if stream.input is Input.COMING:
@@ -184,7 +172,7 @@ class Http2Session(Exchanges[Http2Stream]):
         stream.body = bytearray()
         if self._service.request_log.noted_ns:
             self._service.request_log.note(stream.head.request, response)
-        self._send(stream, response)
+        self.send(stream, response)
 
     def _take_data(self, event: DataReceived) -> None:
         if event.flow_controlled_length:
@@ -194,7 +182,7 @@ class Http2Session(Exchanges[Http2Stream]):
             return
         stream.body += event.data
         if len(stream.body) > self._service.limits.max_body_bytes:
-            self._refuse(stream, error_response(self._too_large()))
+            self.refuse(stream, error_response(self._service.limits.body_too_large()))
         else:
             self.charges.park(stream, len(stream.body))
 
@@ -218,11 +206,7 @@ class Http2Session(Exchanges[Http2Stream]):
     def unpack_failed(self, exchange: Http2Stream, error: BaseException) -> None:
         exchange.unpacking = False
         self._abandon(exchange)
-        self._send(exchange, failure(exchange.head.request, error))
-
-    def _too_large(self) -> TopicsError:
-        most = self._service.limits.max_body_bytes
-        return TopicsError(Code.PAYLOAD_TOO_LARGE, f"the body is larger than {most} bytes")
+        self.send(exchange, failure(exchange.head.request, error))
 
     def _abandon(self, stream: Http2Stream) -> None:
         """Report a request to the application that was admitted and will not be handled."""
@@ -232,21 +216,18 @@ class Http2Session(Exchanges[Http2Stream]):
 
     # --- answers
 
-    def _make_ready(self, exchange: Http2Stream, response: Response, size_bytes: int) -> None:
-        self._send(exchange, response)
-
     def grant(self, exchange: Http2Stream, stream: Stream) -> None:
         if isinstance(stream, Upgrade):
             self.call(stream.closed)
             error = TopicsError(Code.INVALID_REQUEST, "a WebSocket needs a connection of its own, with HTTP/1.1")
-            self._send(exchange, error_response(error))
+            self.send(exchange, error_response(error))
             return
         self.charges.finish(exchange)
         try:
             head = answer_head(stream.head, self._service.answers.date, None)
         except ValueError as error:
             self.call(stream.closed)
-            self._send(exchange, failure(exchange.head.request, error))
+            self.send(exchange, failure(exchange.head.request, error))
             return
         exchange.answer = stream
         exchange.ends = exchange.head.head_only
@@ -254,7 +235,8 @@ class Http2Session(Exchanges[Http2Stream]):
             exchange.is_live = True
             self.opened.append(exchange)
 
-    def _send(self, stream: Http2Stream, response: Response) -> None:
+    def send(self, exchange: Http2Stream, response: Response) -> None:
+        stream = exchange
         self.charges.finish(stream)
         if stream.dropped:
             self.never_sent(response)
@@ -283,27 +265,7 @@ class Http2Session(Exchanges[Http2Stream]):
             self._finish(stream)
         return True
 
-    # --- answers without end
-
-    def write(self, stream: Http2Stream, data: bytes, high_water_bytes: int) -> bool:
-        """Send a piece of an answer without end. Return False if the client must read first, or has left."""
-        if stream.dropped or stream.ends:
-            return False
-        self.output.queue(stream, data)
-        if stream.unsent_bytes > high_water_bytes:
-            stream.full = True
-        return not stream.full
-
-    def end_stream(self, stream: Http2Stream) -> None:
-        if not stream.dropped and not stream.ends:
-            self.output.end(stream)
-
     # --- bytes out
-
-    @property
-    def has_output(self) -> bool:
-        """Whether `fill` would return more."""
-        return bool(self.output) or bool(self._goaway)
 
     def fill(self, most_bytes: int) -> bytes:
         """Return bytes to write: frames of the protocol, and about `most_bytes` of answers, a frame of each in turn."""
@@ -321,8 +283,8 @@ class Http2Session(Exchanges[Http2Stream]):
                 if isinstance(stream.answer, Stream):
                     self.call(stream.answer.drained)
         # What is ready goes first: the Python library `h2`, in clients, takes nothing behind a GOAWAY.
-        sent = self._h2.data_to_send() + self._goaway
-        self._goaway = b""
+        sent = self._h2.data_to_send() + self.goaway
+        self.goaway = b""
         return sent
 
     def _finish(self, stream: Http2Stream) -> None:
@@ -333,10 +295,6 @@ class Http2Session(Exchanges[Http2Stream]):
         self._forget(stream)
 
     # --- deadlines
-
-    def refuse_late(self, stream: Http2Stream) -> None:
-        error = TopicsError(Code.REQUEST_TIMEOUT, "the request did not arrive completely in time")
-        self._refuse(stream, error_response(error))
 
     def stop_body(self, number: int) -> None:
         """Tell the client to stop sending a body that is not wanted (RFC 9113 section 8.1).
@@ -357,12 +315,7 @@ class Http2Session(Exchanges[Http2Stream]):
         """Accept no further stream, and finish those that there are."""
         if not self.draining:
             self.draining = True
-            self._goaway = GoAwayFrame(0, last_stream_id=self._last_number, error_code=ErrorCodes.NO_ERROR).serialize()
-
-    @property
-    def is_drained(self) -> bool:
-        """Whether the connection is to end, and nothing is left to do."""
-        return self.draining and not self.streams
+            self.goaway = GoAwayFrame(0, last_stream_id=self._last_number, error_code=ErrorCodes.NO_ERROR).serialize()
 
     def lose(self) -> None:
         self._end()
@@ -409,7 +362,7 @@ class Http2Session(Exchanges[Http2Stream]):
         for stream in list(self.streams.values()):
             if stream.input is Input.COMING or stream.unpacking:
                 stream.unpacking = False
-                self._refuse(stream, error_response(error))
+                self.refuse(stream, error_response(error))
 
     def _hook_failed(self) -> None:
         self.fail(ErrorCodes.INTERNAL_ERROR)

@@ -59,22 +59,15 @@ class Http2Stream(Exchange, kw_only=True, eq=False):
             self.parts.appendleft(rest)
             part = part[:most_bytes]
         elif len(part) < most_bytes and self.parts:
-            part = self._joined(part, most_bytes)
+            # The parts after it that fit whole: many small writes go out as one frame.
+            pieces, size_bytes = [part], len(part)
+            while self.parts and size_bytes + len(self.parts[0]) <= most_bytes:
+                piece = self.parts.popleft()
+                pieces.append(piece)
+                size_bytes += len(piece)
+            part = b"".join(pieces)
         self.unsent_bytes -= len(part)
         return bytes(part)
-
-    def _joined(self, part: bytes | memoryview, most_bytes: int) -> bytes:
-        """Return a small part with those after it that fit whole: many small writes go out as one frame."""
-        pieces, size_bytes = [part], len(part)
-        while self.parts and size_bytes + len(self.parts[0]) <= most_bytes:
-            piece = self.parts.popleft()
-            pieces.append(piece)
-            size_bytes += len(piece)
-        return b"".join(pieces)
-
-    def drop(self) -> None:
-        self.parts.clear()
-        self.unsent_bytes = 0
 
 
 FRAME_BYTES = 1 << 14  # of one stream, before the next stream has its turn
@@ -102,12 +95,15 @@ class SessionOutput:
         self._writable[stream] = None
 
     def end(self, stream: Http2Stream) -> None:
-        stream.ends = True
-        self._writable[stream] = None
+        """End a stream after what was queued, unless it has ended already."""
+        if not stream.dropped and not stream.ends:
+            stream.ends = True
+            self._writable[stream] = None
 
     def remove(self, stream: Http2Stream) -> None:
         self._count(stream, -stream.unsent_bytes)
-        stream.drop()
+        stream.parts.clear()
+        stream.unsent_bytes = 0
         self._writable.pop(stream, None)
         self._waiting.pop(stream, None)
 

@@ -178,7 +178,7 @@ class RequestReader:
         self.phase = IN_BODY
         if head.content_length > self._limits.max_body_bytes:
             self.wanted = False
-            self._fail(self._too_large())
+            self._fail(self._limits.body_too_large())
             return
         self.wanted = self._listener.take_head(head)
 
@@ -195,9 +195,6 @@ class RequestReader:
             keep_alive=parser.should_keep_alive(),
         )
 
-    def _too_large(self) -> TopicsError:
-        return TopicsError(Code.PAYLOAD_TOO_LARGE, f"the body is larger than {self._limits.max_body_bytes} bytes")
-
     def on_body(self, piece: bytes) -> None:
         if self._broken:
             return
@@ -206,7 +203,7 @@ class RequestReader:
         self.body_bytes += len(piece)
         if self.body_bytes > self._limits.max_body_bytes:
             self._body = b""
-            self._fail(self._too_large())
+            self._fail(self._limits.body_too_large())
         elif self.wanted:
             if not self._body:
                 self._body = piece
