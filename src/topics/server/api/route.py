@@ -17,18 +17,19 @@ from functools import partial, wraps
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from topics.engine.steps import Steps
 from topics.errors import Code, TopicsError, invalid
 from topics.model.records import Limits
-from topics.model.unknown_fields import Noted, note, warning_of
+from topics.model.unknown_fields import Noted, RequestDecoder, note, warning_of
 from topics.model.wire import UnknownField
 from topics.server.access.operations import Operation, Scope
 from topics.server.api.services import Services, Startup
 from topics.server.http.cors import WARNINGS
 from topics.server.http.messages import Answer, Deferred, Request, Response, Stream
 from topics.server.http.request import query_string
+from topics.server.limits.loop_holds import Cause
 
 # Cached paths. The longest name of a topic has 255 characters, three bytes each if percent-encoded.
 KNOWN_PATHS, KNOWN_PATH_BYTES = 32_768, 1024
@@ -51,7 +52,7 @@ class Route(Struct, frozen=True, kw_only=True, eq=False):
     summary: str
     operation: Operation  # also says what a key needs
     body: Any = None  # request type; None if a body is ignored
-    decode: Callable[[bytes, Noted], Any] | None = None  # set if the operation has names in the body
+    decode: Callable[[bytes, Noted], Any] | None = None  # of `body`, which it is made from if it is not given
     # The same for a body larger than `LARGE_BYTES`.
     decode_steps: Callable[[bytes, Limits, Noted], Steps[Any]] | None = None
     answers: dict[int, Any] = {}  # status → type of the answer
@@ -63,6 +64,10 @@ class Route(Struct, frozen=True, kw_only=True, eq=False):
     console: bool = False  # part of the web console: only served if the settings turn it on
     stream: bool = False  # counts as a long-lived connection
     query_token: bool = False  # accepts its key as `?token=`, because browsers cannot send a header there
+
+    def __post_init__(self) -> None:
+        if self.body is not None and self.decode is None:
+            structs.force_setattr(self, "decode", RequestDecoder[Any](self.body).decode)
 
     @property
     def scope(self) -> Scope:
@@ -87,6 +92,21 @@ def at_any_time(answer: Callable[[Startup, Call], Answer]) -> dict[str, Any]:
         return answer(services.startup, call)
 
     return {"handler": handler, "while_recovering": answer}
+
+
+def in_slices(
+    cause: Cause = Cause.REQUEST,
+) -> Callable[[Callable[[Services, Call], Steps[Answer]]], Callable[[Services, Call], Answer]]:
+    """Return a decorator for a handler whose answer takes long: it is a generator, and runs in slices."""
+
+    def decorate(steps: Callable[[Services, Call], Steps[Answer]]) -> Callable[[Services, Call], Answer]:
+        @wraps(steps)
+        def handler(services: Services, call: Call) -> Answer:
+            return services.slices.answer(call.request, steps(services, call), cause)
+
+        return handler
+
+    return decorate
 
 
 class Call(Struct, gc=False):

@@ -83,6 +83,16 @@ def when_done(ticket: Ticket, request: Request, encode: Callable[[Ticket, Reques
     return answer
 
 
+def json_when_done(ticket: Ticket, request: Request, make: Callable[[Any, Performance], Any]) -> Answer:
+    """Return `when_done` with what `make` returns for the result of the ticket, as JSON; with 201 if it says `created`."""
+
+    def encode(ticket: Ticket, request: Request) -> Response:
+        created = getattr(ticket.result, "created", False)
+        return json_answer(201 if created else 200, make(ticket.result, performance(request, ticket)))
+
+    return when_done(ticket, request, encode)
+
+
 def forward(answer: Answer, deferred: Deferred) -> None:
     """Resolve `deferred` with `answer`, now or when it is there. A cancellation is forwarded to `answer`."""
     if isinstance(answer, Deferred):

@@ -13,7 +13,7 @@ from topics.model.topic import U64_MAX
 from topics.model.wire import Health, Ready
 from topics.server.access import operations
 from topics.server.access.caller import admit, scope_words
-from topics.server.api.route import Call
+from topics.server.api.route import Call, in_slices
 from topics.server.api.services import Services, Startup
 from topics.server.http.messages import Answer, Response
 from topics.server.http.request import query_string
@@ -72,16 +72,13 @@ def _wants_json(call: Call) -> bool:
     return b"application/json" in call.request.headers.get(b"accept", b"")
 
 
-def get_openapi(services: Services, call: Call) -> Answer:
-    return services.slices.answer(call.request, _describe(services.startup))
+@in_slices()
+def get_openapi(services: Services, call: Call) -> Steps[Answer]:
+    return Response(200, (yield from services.startup.document()))
 
 
 def get_openapi_while_recovering(startup: Startup, call: Call) -> Answer:
-    return run_all(_describe(startup))
-
-
-def _describe(startup: Startup) -> Steps[Answer]:
-    return Response(200, (yield from startup.document()))
+    return Response(200, run_all(startup.document()))
 
 
 def whoami(services: Services, call: Call) -> Answer:
@@ -103,12 +100,9 @@ def list_samples(services: Services, call: Call) -> Answer:
     return json_answer(200, Samples(INTERVAL_MS, CAPACITY, ring.names, rows, performance(call.request)))
 
 
-def get_timeline(services: Services, call: Call) -> Answer:
+@in_slices()
+def get_timeline(services: Services, call: Call) -> Steps[Answer]:
     """Return what has become of each seq of a window. Runs in slices: marks may have to be loaded."""
-    return services.slices.answer(call.request, _timeline(services, call))
-
-
-def _timeline(services: Services, call: Call) -> Steps[Answer]:
     found = query_string.parse(call.request.query)
     from_seq = query_string.number(found, "from_seq", default=1)
     to_seq = query_string.number(found, "to_seq", default=U64_MAX)

@@ -24,7 +24,6 @@ from topics.model.queue import (
     ClaimRequest,
     ExtendAnswer,
     ExtendRequest,
-    JobState,
     NackRequest,
     RedriveAnswer,
     RedriveRequest,
@@ -35,20 +34,17 @@ from topics.model.queue import (
 from topics.model.records import MAX_WAIT_MS, parse_match
 from topics.model.topic import LEASE_MS_RANGE, clamp
 from topics.model.unknown_fields import RequestDecoder
-from topics.model.wire import check_u64
+from topics.model.wire import Performance, check_u64
 from topics.server.api.route import Call
 from topics.server.api.services import Services
 from topics.server.http.messages import Answer, Deferred, Request, Response
 from topics.server.http.request import query_string
-from topics.server.loop.answer import error_answer, json_answer, performance, when_done
+from topics.server.loop.answer import error_answer, json_when_done, performance, when_done
 from topics.server.push.jobs import QueueWaiters, WorkStream
 from topics.server.push.live_stream import check_accept
 
 _decode_claim = RequestDecoder[ClaimRequest](ClaimRequest).decode
 _decode_ack = RequestDecoder[AckRequest](AckRequest).decode
-_decode_nack = RequestDecoder[NackRequest](NackRequest).decode
-_decode_extend = RequestDecoder[ExtendRequest](ExtendRequest).decode
-decode_redrive = RequestDecoder[RedriveRequest](RedriveRequest).decode
 _encode = msgspec.json.encode
 _now_ns = time.perf_counter_ns
 
@@ -217,7 +213,7 @@ def ack(services: Services, call: Call) -> Answer:
 
 
 def nack(services: Services, call: Call) -> Answer:
-    wanted = _decode_nack(call.request.body, call)
+    wanted: NackRequest = call.body()
     check_held(wanted.node, wanted.seqs, wanted.lease_ids, services.engine.limits)
     delay_ms = clamp(check_u64(wanted.delay_ms, "delay_ms"), 0, MAX_DELAY_MS)
     topic = services.engine.queues.get(call.params["topic"])
@@ -241,18 +237,16 @@ _ACKED, _NACKED = partial(_acknowledged, b"acked"), partial(_acknowledged, b"nac
 
 
 def extend(services: Services, call: Call) -> Answer:
-    wanted = _decode_extend(call.request.body, call)
+    wanted: ExtendRequest = call.body()
     check_held(wanted.node, wanted.seqs, wanted.lease_ids, services.engine.limits)
     lease_ms = clamp(check_u64(wanted.lease_ms, "lease_ms"), *LEASE_MS_RANGE)
     topic = services.engine.queues.get(call.params["topic"])
     ticket = services.engine.queues.extend(topic, wanted.node, wanted.seqs, wanted.lease_ids, lease_ms=lease_ms)
 
-    def encode(ticket: Ticket, request: Request) -> Response:
-        done: Outcome = ticket.result
-        answer = ExtendAnswer(topic.name, done.done, done.skipped, done.deadlines, performance(request, ticket))
-        return json_answer(200, answer)
+    def extended(done: Outcome, took: Performance) -> ExtendAnswer:
+        return ExtendAnswer(topic.name, done.done, done.skipped, done.deadlines, took)
 
-    return when_done(ticket, call.request, encode)
+    return json_when_done(ticket, call.request, extended)
 
 
 # --- the stream
@@ -287,9 +281,11 @@ def list_jobs(services: Services, call: Call) -> Answer:
     after, limit = query_string.cursor_after(found), query_string.page_size(found)
     if after and not (after.isascii() and after.isdigit() and len(after) <= 20):
         raise invalid("cursor is not a `next_cursor` of this server", field="cursor")
+    if (state := found.get("state")) is not None and state not in JOB_STATES:
+        raise invalid(f"state must be one of {', '.join(JOB_STATES)}", field="state")
     rows, more = job_list.expire_and_list(
         topic,
-        state=_state(found.get("state")),
+        state=state,
         after=int(after or 0),
         limit=limit,
         now_ms=services.runtime.clock.now_ms(),
@@ -301,15 +297,6 @@ def list_jobs(services: Services, call: Call) -> Answer:
         _encode(performance(call.request)),
     )  # fmt: skip
     return Response(200, body)
-
-
-def _state(given: str | None) -> JobState | None:
-    if given is None:
-        return None
-    for state in JOB_STATES:
-        if given == state:
-            return state
-    raise invalid(f"state must be one of {', '.join(JOB_STATES)}", field="state")
 
 
 def redrive(services: Services, call: Call) -> Answer:
@@ -327,12 +314,10 @@ def redrive(services: Services, call: Call) -> Answer:
         limit=clamp(wanted.limit, 1, MAX_REDRIVE), dry_run=wanted.dry_run,
     )  # fmt: skip
 
-    def encode(ticket: Ticket, request: Request) -> Response:
-        done: Redriven = ticket.result
-        answer = RedriveAnswer(
+    def redriven(done: Redriven, took: Performance) -> RedriveAnswer:
+        return RedriveAnswer(
             topic.name, done.dead_letter, len(done.seqs), done.seqs, wanted.dry_run, done.next_from_seq, done.caught_up,
-            performance(request, ticket),
+            took,
         )  # fmt: skip
-        return json_answer(200, answer)
 
-    return when_done(ticket, call.request, encode)
+    return json_when_done(ticket, call.request, redriven)

@@ -26,18 +26,16 @@ from topics.model.records import (
     node_set,
     parse_match,
 )
-from topics.model.unknown_fields import RequestDecoder
-from topics.model.wire import RecordsDeleted, check_u64
-from topics.server.api.route import Call, with_warnings
+from topics.model.wire import Performance, RecordsDeleted, check_u64
+from topics.server.api.route import Call, in_slices, with_warnings
 from topics.server.api.services import Services
 from topics.server.http.messages import Answer, Request, Response
 from topics.server.http.request import query_string
 from topics.server.http.request.write_request import LARGE_BYTES, decode_write, decode_write_steps
-from topics.server.loop.answer import json_answer, performance, shown_ms, when_done
+from topics.server.loop.answer import json_when_done, shown_ms, when_done
 from topics.server.push import scan_formats as formats
 from topics.server.push.scan_stream import ScanStream
 
-_decode_delete = RequestDecoder[DeleteRequest](DeleteRequest).decode
 _encode = msgspec.json.encode
 _now_ns = time.perf_counter_ns
 
@@ -122,34 +120,24 @@ def _staged_delete(services: Services, name: str, wanted: DeleteRequest) -> Step
     return (yield from services.engine.delete_records(name, before_seq=before_seq, match=match, dry_run=wanted.dry_run))
 
 
-def delete_records(services: Services, call: Call) -> Answer:
+@in_slices()
+def delete_records(services: Services, call: Call) -> Steps[Answer]:
     """Delete records by seq, by tag, or both. Runs in slices: a delete by tag looks at all records of its topic."""
-    return services.slices.answer(call.request, _delete(services, call))
-
-
-def _delete(services: Services, call: Call) -> Steps[Answer]:
-    request = call.request
-    wanted = _decode_delete(request.body, call)
+    wanted: DeleteRequest = call.body()
     if wanted.epoch is not None:
         check_epoch(services.engine.topic(call.params["topic"]), check_u64(wanted.epoch, "epoch"))
     ticket = yield from _staged_delete(services, call.params["topic"], wanted)
 
-    def encode(done: Ticket, request: Request) -> Response:
-        gone: Deleted = done.result
-        answer = RecordsDeleted(
-            gone.topic.name, gone.deleted, gone.earliest, gone.head, gone.count, gone.bytes,
-            performance(request, done), wanted.dry_run,
-        )  # fmt: skip
-        return json_answer(200, answer)
+    def deleted(gone: Deleted, took: Performance) -> RecordsDeleted:
+        return RecordsDeleted(
+            gone.topic.name, gone.deleted, gone.earliest, gone.head, gone.count, gone.bytes, took, wanted.dry_run
+        )
 
-    return when_done(ticket, request, encode)
-
-
-_decode_scan = RequestDecoder[ScanRequest](ScanRequest).decode
+    return json_when_done(ticket, call.request, deleted)
 
 
 def scan(services: Services, call: Call) -> Answer:
-    wanted = _decode_scan(call.request.body, call)
+    wanted: ScanRequest = call.body()
     name = call.params["topic"]
     query = _query(wanted)
     form = formats.format_for(call.request, Projection(tags=wanted.include_tags, meta=wanted.include_meta), name)

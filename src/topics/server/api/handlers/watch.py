@@ -8,7 +8,6 @@ from msgspec import structs
 
 from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError
-from topics.model.unknown_fields import RequestDecoder
 from topics.model.watch import WatchCreated, WatchRequest
 from topics.server.access.caller import authorise
 from topics.server.access.operations import more_than_route
@@ -23,8 +22,6 @@ from topics.server.push.live_stream import check_accept
 from topics.server.push.sessions import WatchStream
 from topics.server.push.subscription_set import open_positions
 from topics.server.push.websocket.connection import accept
-
-decode_watch = RequestDecoder[WatchRequest](WatchRequest).decode  # the body of `POST /v0/watch`
 
 
 def create_watch(services: Services, call: Call) -> Answer:
