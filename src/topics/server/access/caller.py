@@ -46,8 +46,9 @@ class Caller:
         return not self.prefixes or name.startswith(self.prefixes)
 
     def end_request(self) -> None:
-        assert self.inflight > 0, "a request ended twice"
-        self.inflight -= 1
+        if self.counted:
+            assert self.inflight > 0, "a request ended twice"
+            self.inflight -= 1
 
 
 ANYONE = Caller("")
@@ -148,15 +149,12 @@ Release = Callable[[], None]
 class Quotas:
     """The counts of one server. The counts of a key are on its `Caller`; without keys only the server is counted."""
 
-    __slots__ = ("_budget", "_inflight_per_key", "_sessions", "_streams", "_streams_per_key", "streams")
-
     def __init__(self, settings: Settings, budget: MemoryBudget) -> None:
         self.streams = 0  # open event streams and WebSockets
         self._budget = budget
         self._streams = settings.max_sse_connections
         self._streams_per_key = settings.max_sse_connections_per_key
         self._inflight_per_key = settings.max_inflight_per_key
-        self._sessions = settings.max_watch_sessions
 
     def open_stream(self, caller: Caller) -> Release:
         """Take a slot for a long-lived connection, and return its release. Raise `throttled` if there is none."""
@@ -178,11 +176,10 @@ class Quotas:
 
         return release
 
-    def check_session(self, open_sessions: int) -> None:
-        check_room("max_watch_sessions", open_sessions, self._sessions)
-
     def begin_request(self, caller: Caller) -> None:
         """Count a request of a key, or raise `throttled`. `Caller.end_request` must follow however it ends."""
+        if not caller.counted:
+            return
         if self._inflight_per_key and caller.inflight >= self._inflight_per_key:
             raise throttled("max_inflight_per_key", self._inflight_per_key)
         caller.inflight += 1

@@ -22,10 +22,9 @@ from msgspec import UNSET, Struct, UnsetType
 
 from topics.engine.engine import Engine
 from topics.engine.routers.graph import Router
-from topics.model.consumer import CommitRequest, ConsumerRequest
+from topics.model.consumer import ConsumerRequest
 from topics.model.queue import RedriveRequest
 from topics.model.records import DiffRequest, WriteRequest
-from topics.model.router import PreviewRequest, RouterRequest
 from topics.model.topic import ConfigPatch
 from topics.model.unknown_fields import strict
 from topics.model.watch import Command, CommitCommand, Ping, Publish, Subscribe, Unsubscribe, WatchRequest, is_pattern
@@ -46,14 +45,6 @@ NamesIn = Callable[["Engine", str, Any], Iterable[str | UnsetType | None]]
 Effects = Callable[[Mapping[str, str]], bool]
 
 
-def no_effects(_: Mapping[str, str]) -> bool:
-    return False
-
-
-def _always(_: Mapping[str, str]) -> bool:
-    return True
-
-
 OPERATIONS: list[Operation] = []
 
 
@@ -61,7 +52,7 @@ class Operation(Struct, frozen=True, eq=False):
     name: str
     scope: Scope = Scope.NONE
     names: Mapping[str, NamesIn] = {}  # by source; called with the engine, the target and the decoded request
-    effects: Effects = no_effects
+    effects: Effects | None = None
     secret_names: bool = False  # `names` come from the state and may be unknown to the caller: errors leave them out
 
     def __post_init__(self) -> None:
@@ -99,10 +90,6 @@ def _watched(_: Engine, __: str, wanted: WatchRequest | Subscribe) -> Iterable[s
     return [name[:-1] if is_pattern(name) else name for name in wanted.watched()]
 
 
-def _committed(_: Engine, __: str, wanted: CommitRequest) -> Iterable[str]:
-    return {one.topic for one in wanted.commits}
-
-
 def _router_ends(router: Router) -> tuple[str, str]:
     return router.edge.source.name, router.edge.dest.name
 
@@ -110,18 +97,6 @@ def _router_ends(router: Router) -> tuple[str, str]:
 def _router_topics(engine: Engine, target: str, _: Any) -> Iterable[str]:
     """Return the topics of a router: its state shows their names, so the key must be allowed to use them."""
     return _router_ends(engine.routers.get(target))
-
-
-def _previewed(engine: Engine, target: str, wanted: PreviewRequest) -> Iterable[str]:
-    return _router_topics(engine, target, wanted) if wanted.source is None else (wanted.source,)
-
-
-def _source(_: Engine, __: str, wanted: RouterRequest) -> Iterable[str]:
-    return (wanted.source,)
-
-
-def _dest(_: Engine, __: str, wanted: RouterRequest) -> Iterable[str]:
-    return (wanted.dest,)
 
 
 def router_names(router: Router) -> tuple[str, ...]:
@@ -157,14 +132,14 @@ WATCH = Operation("watch", Scope.READ, names={"topics": _watched})
 WATCH_AS_CONSUMER = Operation("watch as consumer", Scope.READ | Scope.WRITE, names={"topics": _watched})
 COMMIT = Operation("commit", Scope.READ | Scope.WRITE)
 # The session was authorised when it was created, and `Sessions.find` returns it only to the key that created it.
-OPEN_SESSION = Operation("open session", effects=_always)
+OPEN_SESSION = Operation("open session", effects=lambda found: True)
 # Every command is authorised by itself. The handshake refuses pages of other sites.
 CONNECT_SOCKET = Operation("connect socket")
 UNSUBSCRIBE = Operation("unsubscribe")
 PING = Operation("ping")
 
 CLAIM = Operation("claim", Scope.READ | Scope.WRITE)
-WORK = Operation("work", Scope.READ | Scope.WRITE, effects=_always)
+WORK = Operation("work", Scope.READ | Scope.WRITE, effects=lambda found: True)
 ACK = Operation("ack", Scope.WRITE)
 NACK = Operation("nack", Scope.WRITE)
 EXTEND = Operation("extend", Scope.WRITE)
@@ -175,19 +150,37 @@ PUT_CONSUMER = Operation("put consumer", Scope.READ | Scope.WRITE)
 # A hold keeps records past the caps that the topic was configured with, so it needs what configuring needs; and so does
 # its end.
 HOLD_FOR_CONSUMER = Operation("hold for consumer", Scope.READ | Scope.WRITE | Scope.ADMIN)
-COMMIT_MANY = Operation("commit many", Scope.READ | Scope.WRITE, names={"commits": _committed})
+COMMIT_MANY = Operation(
+    "commit many",
+    Scope.READ | Scope.WRITE,
+    names={"commits": lambda _, __, wanted: {one.topic for one in wanted.commits}},
+)
 READ_CONSUMER = Operation("read consumer", Scope.READ)
 LIST_CONSUMERS = Operation("list consumers", Scope.READ)
 DROP_CONSUMER = Operation("drop consumer", Scope.DELETE)
 
-PUT_ROUTER = Operation("put router", Scope.ADMIN, names={"source": _source, "dest": _dest})
+PUT_ROUTER = Operation(
+    "put router",
+    Scope.ADMIN,
+    names={
+        "source": lambda _, __, wanted: (wanted.source,),
+        "dest": lambda _, __, wanted: (wanted.dest,),
+    },
+)
 READ_ROUTER = Operation(
     "read router", Scope.READ, names={"source and dest of the router": _router_topics}, secret_names=True
 )
 LIST_ROUTERS = Operation("list routers", Scope.READ)
 DROP_ROUTER = Operation("drop router", Scope.DELETE)
 PREVIEW_ROUTER = Operation(
-    "preview router", Scope.READ, names={"source, or those of the router": _previewed}, secret_names=True
+    "preview router",
+    Scope.READ,
+    names={
+        "source, or those of the router": lambda engine, target, wanted: (
+            _router_topics(engine, target, wanted) if wanted.source is None else (wanted.source,)
+        )
+    },
+    secret_names=True,
 )
 
 PROBE = Operation("probe")
@@ -200,16 +193,15 @@ READ_DOCUMENT = Operation("read document")
 # --- requests whose body asks for more than the operation of their route
 
 
-def _holds(wanted: ConsumerRequest) -> bool:
-    return wanted.hold is not UNSET or wanted.max_hold_bytes is not UNSET
-
-
 def _consumes(wanted: WatchRequest | Subscribe) -> bool:
     return any(options.by_name for options in wanted.watched().values())
 
 
 MORE: Mapping[type[Any], tuple[Operation, Callable[[Any], bool]]] = {
-    ConsumerRequest: (HOLD_FOR_CONSUMER, _holds),
+    ConsumerRequest: (
+        HOLD_FOR_CONSUMER,
+        lambda wanted: wanted.hold is not UNSET or wanted.max_hold_bytes is not UNSET,
+    ),
     DiffRequest: (DIFF_AS_CONSUMER, lambda wanted: wanted.consumer is not None),
     WatchRequest: (WATCH_AS_CONSUMER, _consumes),
 }
@@ -227,12 +219,8 @@ def more_than_route(wanted: Any) -> Operation | None:
 # --- WebSocket commands
 
 
-def _publish(command: Publish) -> Operation:
-    return APPEND if command.config is None else PUBLISH_CONFIGURED
-
-
 COMMANDS: Mapping[type[Any], Callable[[Any], Operation]] = {
-    Publish: _publish,
+    Publish: lambda command: APPEND if command.config is None else PUBLISH_CONFIGURED,
     Subscribe: lambda command: WATCH_AS_CONSUMER if _consumes(command) else WATCH,
     Unsubscribe: lambda _: UNSUBSCRIBE,
     CommitCommand: lambda _: COMMIT,

@@ -18,7 +18,6 @@ from msgspec import structs
 from topics.engine.engine import Engine
 from topics.errors import Code, TopicsError
 from topics.server.access.caller import ANYONE, Caller, KeyRing, Quotas, admit, authorise
-from topics.server.access.operations import no_effects
 from topics.server.api.route import TOKEN, Call, Route, RouteTable
 from topics.server.api.services import Services
 from topics.server.http.browser_origin import Pages
@@ -33,12 +32,10 @@ NAME_PARTS = ("topic", "router")  # path parameters that the prefixes of a key m
 class Guard:
     """Checks every request of a server with keys."""
 
-    __slots__ = ("_keys", "_probe_auth", "_quotas", "_routes")
-
     def __init__(self, routes: RouteTable, keys: KeyRing, quotas: Quotas, *, probe_auth: bool) -> None:
         self._routes = routes
         self._keys = keys
-        self._quotas = quotas
+        self.quotas = quotas
         self._probe_auth = probe_auth
 
     def admit(self, request: Request) -> Call:
@@ -77,15 +74,6 @@ class Guard:
             )
             raise TopicsError(Code.UNAUTHORIZED, what)
         return caller
-
-    def begin(self, caller: Caller) -> None:
-        """Count a request in progress, or raise `throttled`. `end` or `end_with` must follow however it ends."""
-        if caller.counted:
-            self._quotas.begin_request(caller)
-
-    def end(self, caller: Caller) -> None:
-        if caller.counted:
-            caller.end_request()
 
     def end_with(self, caller: Caller, answer: Answer) -> None:
         """Uncount a request once its answer is delivered; a stream now, because streams have a cap of their own."""
@@ -138,7 +126,7 @@ def protected(routes: list[Route], pages: Pages | None) -> list[Route]:
 
 def _protected(route: Route, pages: Pages) -> Route:
     handler, effects = route.handler, route.operation.effects
-    if effects is no_effects:
+    if effects is None:
         return route
 
     def handle(services: Services, call: Call) -> Answer:

@@ -113,11 +113,11 @@ def _pages(names: NameIndex, prefixes: tuple[str, ...], limit: int) -> Iterator[
         yield page
 
 
-def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
+def _batches(rows: Iterable[Row], size: int = TOPICS_PER_STEP) -> Iterator[list[Row]]:
     """Return the present rows in batches. The caller must handle topics that are deleted between two batches."""
     now = list(rows)
-    for at in range(0, len(now), TOPICS_PER_STEP):
-        yield now[at : at + TOPICS_PER_STEP]
+    for at in range(0, len(now), size):
+        yield now[at : at + size]
 
 
 def collect_while_recovering(startup: Startup) -> list[Metric]:
@@ -335,7 +335,7 @@ def as_text(rows: Iterable[Metric]) -> Steps[list[bytes | memoryview]]:
     parts: list[bytes | memoryview] = []
     for row in rows:
         lines = [f"# HELP {row.name} {row.help}\n# TYPE {row.name} {row.kind}\n"]
-        for some in _some(row.samples):
+        for some in _batches(row.samples, SAMPLES_PER_STEP):
             for suffix, label, text, value in some:
                 labels = f"{{{_labels(label, text)}}}" if label else ""
                 lines.append(f"{row.name}{suffix}{labels} {value}\n")
@@ -365,7 +365,7 @@ def as_json(rows: Iterable[Metric], request: Request) -> Steps[list[bytes | memo
             parts.append(_encode(row.samples[0][3]))
         else:
             objects = []
-            for some in _some(row.samples):
+            for some in _batches(row.samples, SAMPLES_PER_STEP):
                 objects.append(_encode({text.replace(" ", "/"): value for _, _, text, value in some})[1:-1])
                 yield None
             parts.append(b"{%b}" % b",".join(objects))
@@ -373,8 +373,3 @@ def as_json(rows: Iterable[Metric], request: Request) -> Steps[list[bytes | memo
         yield None
     parts.append(b'"performance":%b}\n' % _encode({"server_total_ms": elapsed_ms(request)}))
     return parts
-
-
-def _some(samples: list[Sample]) -> Iterator[list[Sample]]:
-    for at in range(0, len(samples), SAMPLES_PER_STEP):
-        yield samples[at : at + SAMPLES_PER_STEP]

@@ -110,7 +110,13 @@ def document_steps(routes: Sequence[Route]) -> Steps[bytes]:
         operation = _operation(route, schema_of)
         paths.setdefault(route.path, {})[route.method.lower()] = operation
         if route.method == "GET" and not route.stream:
-            paths[route.path]["head"] = _head_of(operation)
+            paths[route.path]["head"] = operation | {
+                "operationId": operation["operationId"] + "_head",
+                "summary": f"{operation['summary']}: the headers alone",
+                "responses": {
+                    status: {"description": answer["description"]} for status, answer in operation["responses"].items()
+                },
+            }
     return (
         msgspec.json.encode(
             {
@@ -129,7 +135,16 @@ def document_steps(routes: Sequence[Route]) -> Steps[bytes]:
                 "paths": paths,
                 "components": {
                     "schemas": components,
-                    "examples": {code.wire: _error_example(code) for code in Code},
+                    "examples": {
+                        code.wire: {
+                            "summary": code.wire,
+                            "value": {
+                                "error": {"code": code.wire, "message": MEANINGS[code].replace("`", "")},
+                                "performance": {"server_total_ms": 0.05},
+                            },
+                        }
+                        for code in Code
+                    },
                     "securitySchemes": {
                         "bearer": {
                             "type": "http",
@@ -189,10 +204,12 @@ def _describe(schema: dict[str, Any], text: str | None) -> None:
 
 
 def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
-    texts = described().get(operation_name(route), Described(""))
+    name = operation_name(route)
+    texts = described().get(name, Described(""))
+    tag = next((tag for part, tag in _TAGS.items() if part in route.path), "server")
     operation: dict[str, Any] = {
-        "operationId": _operation_id(route),
-        "tags": [_tag(route)],
+        "operationId": name + ("_at_root" if route.path in ("/healthz", "/readyz", "/metrics") else ""),
+        "tags": ["records" if name == "append" else tag],
         "summary": route.summary,
         "description": texts.description,
         "parameters": [_path_parameter(name, texts) for name in re.findall(r"{(\w+)}", route.path)]
@@ -203,11 +220,16 @@ def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
         operation["x-scope"] = [scope.name.lower() for scope in Scope if scope in route.scope and scope.name]
     if route.body is not None:
         content = {"schema": schema_of[route.body]}
+        needed = any(field.required for field in msgspec.structs.fields(route.body))
         if texts.body is not UNSET:
             content["example"] = texts.body
-        operation["requestBody"] = {"required": _needs_body(route.body), "content": {"application/json": content}}
+        operation["requestBody"] = {"required": needed, "content": {"application/json": content}}
     for status, codes in _errors(route).items():
-        operation["responses"][str(status)] = _error_answer(codes, schema_of[ErrorAnswer])
+        examples = {code.wire: {"$ref": f"#/components/examples/{code.wire}"} for code in codes}
+        operation["responses"][str(status)] = {
+            "description": " or ".join(f"`{code.wire}`" for code in codes),
+            "content": {"application/json": {"schema": schema_of[ErrorAnswer], "examples": examples}},
+        }
     return operation
 
 
@@ -227,19 +249,6 @@ def _errors(route: Route) -> dict[int, list[Code]]:
     return by_status
 
 
-def _error_answer(codes: list[Code], schema: Any) -> dict[str, Any]:
-    examples = {code.wire: {"$ref": f"#/components/examples/{code.wire}"} for code in codes}
-    return {
-        "description": " or ".join(f"`{code.wire}`" for code in codes),
-        "content": {"application/json": {"schema": schema, "examples": examples}},
-    }
-
-
-def _error_example(code: Code) -> dict[str, Any]:
-    error = {"code": code.wire, "message": MEANINGS[code].replace("`", "")}
-    return {"summary": code.wire, "value": {"error": error, "performance": {"server_total_ms": 0.05}}}
-
-
 def _answer(status: int, kind: Any, schema_of: dict[Any, Any], texts: Described) -> dict[str, Any]:
     if isinstance(kind, str):
         content: dict[str, Any] = {kind: {"schema": _TEXT}}
@@ -249,48 +258,19 @@ def _answer(status: int, kind: Any, schema_of: dict[Any, Any], texts: Described)
         return {"description": _ANSWERS.get(kind, kind), "content": content}
     described = {"schema": schema_of.get(kind, {"type": "object"})}
     if isinstance(texts.answer, dict):
-        described["example"] = _with_status(texts.answer, status)
+        example = texts.answer
+        described["example"] = example | {"created": status == 201} if "created" in example else example
     description = (kind.__doc__ or "").strip().split("\n")[0] if _is_schema(kind) else ""
     return {"description": description or "Success.", "content": {"application/json": described}}
-
-
-def _with_status(answer: dict[str, Any], status: int) -> dict[str, Any]:
-    """Return the answer as it is with this status: 201 says that something was created."""
-    return answer | {"created": status == 201} if "created" in answer else answer
-
-
-def _head_of(operation: dict[str, Any]) -> dict[str, Any]:
-    answers = {status: {"description": answer["description"]} for status, answer in operation["responses"].items()}
-    return operation | {
-        "operationId": operation["operationId"] + "_head",
-        "summary": f"{operation['summary']}: the headers alone",
-        "responses": answers,
-    }
 
 
 def _is_schema(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
-def _needs_body(kind: Any) -> bool:
-    return any(field.required for field in msgspec.structs.fields(kind))
-
-
 def operation_name(route: Route) -> str:
     """Return the name of the operation. Two paths to the same operation share it."""
     return route.handler.__name__
-
-
-def _operation_id(route: Route) -> str:
-    """Return the name that a generated client gives the operation."""
-    alias = "_at_root" if route.path in ("/healthz", "/readyz", "/metrics") else ""
-    return operation_name(route) + alias
-
-
-def _tag(route: Route) -> str:
-    if operation_name(route) == "append":
-        return "records"
-    return next((tag for part, tag in _TAGS.items() if part in route.path), "server")
 
 
 def _path_parameter(name: str, texts: Described) -> dict[str, Any]:

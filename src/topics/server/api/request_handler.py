@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from topics import logs
 from topics.engine.steps import Steps, once_loaded
 from topics.errors import Code, TopicsError
@@ -67,7 +69,7 @@ class RequestHandler:
                         raise body_too_large(content_length)
                     self._budget.check(content_length)
             if guard is not None:
-                guard.begin(call.caller)
+                guard.quotas.begin_request(call.caller)
         except TopicsError as error:
             return error_answer(error, request)
         request.context = call
@@ -80,14 +82,18 @@ class RequestHandler:
         try:
             if request.body and not call.typed:
                 _check_type(request)
-            answer = self._serve(call) if self._recovered else self._answer_early(call)
+            if self._recovered:
+                answer = self._serve(call)
+            elif call.route.while_recovering is not None:
+                answer = call.route.while_recovering(self._startup, call)
+            else:
+                raise self._startup.not_ready()
         except TopicsError as error:
             answer = error_answer(error, request)
         except Cold as cold:
             answer = self._load_and_serve(cold, call)
         except BaseException:
-            if self.guard is not None:
-                self.guard.end(call.caller)
+            call.caller.end_request()
             raise
         if self.guard is not None:
             self.guard.end_with(call.caller, answer)
@@ -120,8 +126,8 @@ class RequestHandler:
         """Uncount an admitted request that will never be handled."""
         call: Call | None = request.context
         request.context = None
-        if call is not None and self.guard is not None:
-            self.guard.end(call.caller)
+        if call is not None:
+            call.caller.end_request()
 
     def _choose_path(self) -> None:
         """Allow the fast path if nothing but the route of a request must be checked."""
@@ -133,13 +139,17 @@ class RequestHandler:
         if call.request.query and (call.route, call.request.query) not in self._known_queries:
             self._check_query(call)
         if self._replaying and self._must_replay(call):
-            return services.slices.answer(call.request, self._replay_and_serve(call))
+            replay = services.engine.replay_topic_in_steps(call.params["topic"])
+            return services.slices.answer(call.request, self._serve_after(replay, call))
         if self.guard is not None:
-            if call.route.decode_steps is not None and call.wanted is None and len(call.request.body) > LARGE_BYTES:
-                return services.slices.answer(call.request, self._decode_and_serve(call))
+            body, decode_steps = call.request.body, call.route.decode_steps
+            if decode_steps is not None and call.wanted is None and len(body) > LARGE_BYTES:
+                decode = decode_steps(body, services.engine.limits, call)
+                return services.slices.answer(call.request, self._serve_after(decode, call))
             self.guard.authorise(services.engine, call)
         answer = call.route.handler(services, call)
-        if self._budget.full and isinstance(answer, Response) and _only_reads(call):
+        # An answer that reports an effect must be sent.
+        if self._budget.full and isinstance(answer, Response) and call.route.scope in (Scope.NONE, Scope.READ):
             self._budget.check_answer(body_bytes(answer.body))
         return answer if call.warnings is None else with_warnings(call, answer)
 
@@ -160,19 +170,10 @@ class RequestHandler:
         is_stream = isinstance(call.route.answers.get(200), str)
         return not is_stream and engine.waits_for_replay(call.params.get("topic", ""))
 
-    def _replay_and_serve(self, call: Call) -> Steps[Answer]:
-        yield from self._services.engine.replay_topic_in_steps(call.params["topic"])
+    def _serve_after(self, steps: Steps[Any], call: Call) -> Steps[Answer]:
+        """Serve after steps that replay the records of the topic, or that decode and return a large body."""
+        call.wanted = yield from steps
         return (yield from once_loaded(lambda: self._serve(call)))
-
-    def _decode_and_serve(self, call: Call) -> Steps[Answer]:
-        assert call.route.decode_steps is not None
-        call.wanted = yield from call.route.decode_steps(call.request.body, self._services.engine.limits, call)
-        return (yield from once_loaded(lambda: self._serve(call)))
-
-    def _answer_early(self, call: Call) -> Answer:
-        if call.route.while_recovering is None:
-            raise self._startup.not_ready()
-        return call.route.while_recovering(self._startup, call)
 
     def _load_and_serve(self, cold: Cold, call: Call) -> Deferred:
         """Return the answer of the handler, which runs once what it needs was loaded from the disk."""
@@ -197,11 +198,6 @@ class RequestHandler:
 
         deferred.on_cancel = self._services.runtime.load(cold, serve, fail).cancel
         return deferred
-
-
-def _only_reads(call: Call) -> bool:
-    """Return whether the request may be refused after it was handled: an answer that reports an effect must be sent."""
-    return call.route.scope in (Scope.NONE, Scope.READ)
 
 
 def _check_type(request: Request) -> None:

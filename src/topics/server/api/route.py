@@ -80,9 +80,6 @@ class Route(Struct, frozen=True, kw_only=True, eq=False):
             self.body is not None and self.body.__struct_config__.forbid_unknown_fields
         )
 
-    def parameter_names(self) -> list[str]:
-        return [*(row.name for row in self.query), *([TOKEN] if self.query_token else [])]
-
 
 def at_any_time(answer: Callable[[Startup, Call], Answer]) -> dict[str, Any]:
     """Return the fields of a route that needs no recovered data: both handlers are `answer`."""
@@ -191,7 +188,7 @@ def note_parameters(call: Call) -> bool:
     parameters: the handler refuses it if it has any.
     """
     route = call.route
-    known = route.parameter_names()
+    known = [*(row.name for row in route.query), *([TOKEN] if route.query_token else [])]
     try:
         unknown = [name for name in query_string.parse(call.request.query) if name not in known]
     except TopicsError:

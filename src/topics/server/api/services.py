@@ -34,8 +34,6 @@ class Startup:
     Only the thread that recovers the data writes `progress`. It assigns a new float, so any thread may read it.
     """
 
-    __slots__ = ("_clock", "_document", "_render", "_started_ns", "console", "http", "progress")
-
     def __init__(self, clock: Clock, render: Callable[[], Steps[bytes]], *, console: bool = True) -> None:
         self._render = render  # renders the OpenAPI document
         self._document: bytes | None = None
@@ -50,9 +48,6 @@ class Startup:
         if self._document is None:
             self._document = yield from self._render()
         return self._document
-
-    def note_progress(self, share: float) -> None:
-        self.progress = share
 
     def requests_total(self) -> int:
         return 0 if self.http is None else self.http.requests_total
@@ -98,8 +93,6 @@ class PollCache:
     as when it was read: then nothing was written, evicted or deleted since, and only the time taken differs. The cache
     is cleared when it is full.
     """
-
-    __slots__ = ("_answers",)
 
     def __init__(self) -> None:
         self._answers: dict[tuple[str, bytes], CachedAnswer] = {}

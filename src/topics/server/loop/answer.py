@@ -84,7 +84,7 @@ def when_done(ticket: Ticket, request: Request, encode: Callable[[Ticket, Reques
 
 
 def json_when_done(ticket: Ticket, request: Request, make: Callable[[Any, Performance], Any]) -> Answer:
-    """Return `when_done` with what `make` returns for the result of the ticket, as JSON; with 201 if it says `created`."""
+    """Return `when_done` with what `make` returns for the result of the ticket, as JSON. What was created gets 201."""
 
     def encode(ticket: Ticket, request: Request) -> Response:
         created = getattr(ticket.result, "created", False)

@@ -15,7 +15,6 @@ dispatcher serves topics by effective priority, gathers for a few ms, and pauses
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
 
 from topics import logs
@@ -106,16 +105,13 @@ class FanOut:
             return topic.head
         if self._synced < topic.head and not self._syncing:
             self._syncing = True
-            engine.commits.log.after_sync(self._note_sync(topic.head))
+            engine.commits.log.after_sync(partial(self._note_sync, topic.head))
         return self._synced
 
-    def _note_sync(self, head: int) -> Callable[[], None]:
-        def synced() -> None:
-            self._syncing = False
-            self._synced = max(self._synced, head)
-            self._owner.serve_soon(self.topic)
-
-        return synced
+    def _note_sync(self, head: int) -> None:
+        self._syncing = False
+        self._synced = max(self._synced, head)
+        self._owner.serve_soon(self.topic)
 
     def deliver(self, now_ms: int, deadline: float) -> bool:
         """Send what is new to all subscriptions, until `deadline`. Return whether there is more to send."""
@@ -282,12 +278,12 @@ class FanOut:
             self._owner.serve_soon(self.topic)
 
     def _load_failed(self, failure: BaseException) -> None:
-        log.failure("cannot_read", failure, topic=self.topic.name)
-        self._reload = self._runtime.call_later(RELOAD_MS, self._retry)
+        def retry() -> None:
+            self._reload = None
+            self._owner.serve_soon(self.topic)
 
-    def _retry(self) -> None:
-        self._reload = None
-        self._owner.serve_soon(self.topic)
+        log.failure("cannot_read", failure, topic=self.topic.name)
+        self._reload = self._runtime.call_later(RELOAD_MS, retry)
 
 
 TURN_S = 0.005  # of delivery, after which requests come first
@@ -306,7 +302,7 @@ class Dispatcher:
         self._gathering: dict[FanOut, asyncio.TimerHandle] = {}  # each with the timer that ends its wait
         self._scheduled = False
         self.delivered_total = 0  # records that were sent to subscriptions
-        throttle.listeners.append(self.serve_paused)
+        throttle.listeners.append(self._schedule)  # serves paused topics: the pressure has changed, or time has passed
         runtime.engine.staging.growth.then = self.serve_ready
 
     # --- for watchers
@@ -342,8 +338,7 @@ class Dispatcher:
     def serve_soon(self, topic: Topic) -> None:
         """Serve the topic at the end of the turn, together with all others that are ready."""
         self.make_ready(topic)
-        if self._ready and not self._scheduled:
-            self._schedule()
+        self._schedule()
 
     def make_ready(self, topic: Topic) -> None:
         """Note that the topic grew or was deleted. The engine calls `serve_ready` after the last topic of a turn."""
@@ -399,14 +394,11 @@ class Dispatcher:
         self._serve(fan_out, self._runtime.clock.now_ms(), self._loop.time() + TURN_S)
         self.serve_soon(fan_out.topic)
 
-    def serve_paused(self) -> None:
-        """Schedule a turn for paused topics: the pressure has changed, or time has passed."""
-        if self._ready and not self._scheduled:
-            self._schedule()
-
     # --- turns
 
     def _schedule(self) -> None:
+        if not self._ready or self._scheduled:
+            return
         self._scheduled = True
         if not self._throttle.pressed:
             self._loop.call_soon(self._turn)
@@ -416,10 +408,6 @@ class Dispatcher:
     def _turn(self) -> None:
         tick_ns = self._runtime.clock.monotonic_ns
         began_ns = tick_ns()
-        self._serve_in_order(began_ns)
-        self._runtime.holds.note(Cause.DELIVERY, tick_ns() - began_ns)
-
-    def _serve_in_order(self, began_ns: int) -> None:
         self._scheduled = False
         ready, self._ready = self._ready, {}
         now_ms, deadline = self._runtime.clock.now_ms(), self._loop.time() + TURN_S
@@ -439,8 +427,11 @@ class Dispatcher:
                 fan_out.topic.waits_since_ms = now_ms
             elif fan_out not in self._ready:
                 fan_out.topic.waits_since_ms = None
-        if self._ready and not self._scheduled and not self._all_paused(now_ms):
+        # If all ready topics are paused, the next sample of the pressure schedules the turn.
+        pressure = self._throttle.pressure
+        if not self._throttle.pressed or not all(pressure.pauses(one.topic, now_ms) for one in self._ready):
             self._schedule()
+        self._runtime.holds.note(Cause.DELIVERY, tick_ns() - began_ns)
 
     def _serve(self, fan_out: FanOut, now_ms: int, deadline: float) -> bool:
         try:
@@ -460,10 +451,3 @@ class Dispatcher:
             else:
                 served.append(fan_out)
         return served
-
-    def _all_paused(self, now_ms: int) -> bool:
-        """Return whether all ready topics are paused: then the next sample of the pressure schedules the turn."""
-        if not self._throttle.pressed:
-            return False
-        pressure = self._throttle.pressure
-        return all(pressure.pauses(fan_out.topic, now_ms) for fan_out in self._ready)

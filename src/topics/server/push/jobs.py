@@ -37,17 +37,12 @@ RETRY_MS = 1000  # after a pass that could not be written to the log
 class Claimer(Protocol):
     """A client that waits for jobs."""
 
-    def want(self) -> Want | None:
-        """Return what it can take now; None for nothing."""
+    def want(self) -> Want | None: ...  # what it can take now
+    def queue_deleted(self) -> None: ...
 
-    def assign(self, claimed: Claimed, ticket: Ticket | None) -> bool:
-        """Take its share, which may be empty. Return whether it waits for more."""
-
-    def refuse(self, error: TopicsError) -> bool:
-        """Handle that no jobs can be assigned for now. Return whether it waits for more."""
-
-    def queue_deleted(self) -> None:
-        """Handle that the queue was deleted."""
+    # Both return whether the client waits for more.
+    def assign(self, claimed: Claimed, ticket: Ticket | None) -> bool: ...
+    def refuse(self, error: TopicsError) -> bool: ...
 
 
 class JobWaiters:
@@ -169,11 +164,7 @@ class QueueWaiters:
     def _wake_in(self, delay_ms: int) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._runtime.call_later(delay_ms, self._timer_fired)
-
-    def _timer_fired(self) -> None:
-        self._timer = None
-        self.wake()
+        self._timer = self._runtime.call_later(delay_ms, self.wake)
 
     def _refuse(self, claimers: list[Claimer], error: TopicsError) -> None:
         for claimer in claimers:

@@ -84,7 +84,11 @@ class LiveConnection(Stream):
         self._last_sent = self._time()
         if sink.write(data):
             return True
-        self._filled()
+        if not self.full:
+            self.full = True
+            self.full_since = self._last_sent
+            timeout_ms = self.runtime.settings.slow_consumer_timeout_ms
+            self._slow_timer = self.runtime.call_later(timeout_ms, self._too_slow)
         return False
 
     def finish(self) -> None:
@@ -140,13 +144,6 @@ class LiveConnection(Stream):
         if self.open:
             wait_s = self._heartbeat_s if self.full else max(self._last_sent + self._heartbeat_s - now, 0.001)
             self._heartbeat_timer = self.runtime.loop.call_later(wait_s, self._check_heartbeat)
-
-    def _filled(self) -> None:
-        if not self.full:
-            self.full = True
-            self.full_since = self.runtime.loop.time()
-            timeout_ms = self.runtime.settings.slow_consumer_timeout_ms
-            self._slow_timer = self.runtime.call_later(timeout_ms, self._too_slow)
 
     def _too_slow(self) -> None:
         assert self._sink is not None

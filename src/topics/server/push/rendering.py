@@ -172,11 +172,6 @@ def tombstone_data(topic: Topic, gap: Tombstone, reason: str) -> bytes:
     )  # fmt: skip
 
 
-def after_gap(gap: Tombstone) -> int:
-    """Return the position after the gap. A position of an earlier epoch moves to the beginning of the present one."""
-    return gap.earliest_seq - 1 if gap.reason == "recreated" else gap.gap_to
-
-
 def deleted_data(topic: Topic) -> bytes:
     return b'{"topic":"%b","head_seq":%d,"reason":"deleted"}' % (topic.wire_name, topic.head)
 
@@ -214,22 +209,17 @@ class FrameRenderer:
 
     def _read(self, view: View, from_seq: int, epoch: int | None, now_ms: int) -> RenderedFrame:
         topic = self._topic
+        # Small while the memory budget is full, as clients may not read it.
+        max_bytes = min(view.max_bytes, FULL_FRAME_BYTES) if self._budget.full else view.max_bytes
         query = Query(
-            from_seq=from_seq, limit=view.limit, max_bytes=self._frame_bytes(view), nodes=view.nodes, match=view.match,
+            from_seq=from_seq, limit=view.limit, max_bytes=max_bytes, nodes=view.nodes, match=view.match,
             upto=self._visible(view) if view.strong else None, epoch=epoch, spans=True,
         )  # fmt: skip
         reading = expire_and_read(topic, query, now_ms)
         gap = reading.tombstone
-        frame = RenderedFrame(
-            topic,
-            from_seq=from_seq if gap is None else after_gap(gap),
-            next_seq=reading.next_from_seq,
-            tombstone=gap,
-        )
+        if gap is not None:  # a position of an earlier epoch moves to the beginning of the present one
+            from_seq = gap.earliest_seq - 1 if gap.reason == "recreated" else gap.gap_to
+        frame = RenderedFrame(topic, from_seq=from_seq, next_seq=reading.next_from_seq, tombstone=gap)
         if reading.count:
             frame.fill(reading, view.projection)
         return frame
-
-    def _frame_bytes(self, view: View) -> int:
-        """Return the maximum size of a frame: small while the memory budget is full, as clients may not read it."""
-        return min(view.max_bytes, FULL_FRAME_BYTES) if self._budget.full else view.max_bytes

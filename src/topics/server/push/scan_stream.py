@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar
 
 from topics import logs
 from topics.engine.read.scan import SLICE_BYTES, Scan, ScanStep
@@ -22,8 +21,6 @@ from topics.server.push import scan_formats as formats
 from topics.storage.segments.cold import Cold
 
 log = logs.Log("scan")
-
-T = TypeVar("T")
 
 PROGRESS_SEQS = 100_000  # looked at and skipped before the progress is reported
 PRESSED_PAUSE_MS = 5  # between two slices while the server runs late
@@ -116,15 +113,11 @@ class ScanStream(Stream):
             self._fail(TopicsError(Code.INTERNAL, "internal error"))
             return
         if step.slices or step.tombstone is not None or step.done:
-            self._on_pool(lambda: self._encode(step), lambda data: self._encoded(step, data))
+            self._on_pool(step)
         elif step.next_from_seq - self._reported_seq >= PROGRESS_SEQS:
             self._encoded(step, b"".join(self._form.progress(step.next_from_seq)))
         else:
             self._continue()
-
-    def _encode(self, step: ScanStep) -> bytes:
-        """Return the bytes of a slice, or nothing if the client has left meanwhile. Runs on a pool thread."""
-        return b"" if self._sink is None else formats.encode(self._form, step)
 
     def _encoded(self, step: ScanStep, data: bytes) -> None:
         sink = self._sink
@@ -148,23 +141,24 @@ class ScanStream(Stream):
         else:
             self._runtime.loop.call_soon(self._next)
 
-    def _on_pool(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
-        """Run `work` on a pool thread, then `then` on the loop with its result."""
+    def _on_pool(self, step: ScanStep) -> None:
+        """Encode a slice on a pool thread, then send it. It is empty if the client has left meanwhile."""
 
-        def done(found: asyncio.Future[T]) -> None:
+        def done(found: asyncio.Future[bytes]) -> None:
             self._on_thread = False
             self._budget.charge(STREAMS, -ENCODING_BYTES)
             failure = found.exception()
             if failure is not None:
                 self._fail(unreadable(failure))
                 return
-            then(found.result())
+            self._encoded(step, found.result())
             if self._ends_with is not None:
                 self._fail(self._ends_with)
 
         self._on_thread = True
         self._budget.charge(STREAMS, ENCODING_BYTES)
-        self._runtime.in_pool(work).add_done_callback(done)
+        encoding = self._runtime.in_pool(lambda: b"" if self._sink is None else formats.encode(self._form, step))
+        encoding.add_done_callback(done)
 
     def _fail(self, error: TopicsError) -> None:
         if self._on_thread:

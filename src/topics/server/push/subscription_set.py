@@ -67,17 +67,11 @@ class ResolvedWatch:
             for name, one in self.subscriptions.items()
         }
 
-    def size_bytes(self) -> int:
-        return _size_bytes(self.subscriptions.values(), self.patterns.values())
 
-
-def _size_bytes(subscriptions: Iterable[Subscription], patterns: Iterable[Pattern]) -> int:
+def size_bytes(of: ResolvedWatch | SubscriptionSet) -> int:
     """Return the memory that subscriptions and patterns take. What several of them share counts once."""
-    views = [subscription.view for subscription in subscriptions]
-    size = len(views) * SUBSCRIPTION_BYTES
-    for pattern in patterns:
-        views.append(pattern.view)
-        size += PATTERN_BYTES
+    views = [one.view for one in of.subscriptions.values()] + [one.view for one in of.patterns.values()]
+    size = len(of.subscriptions) * SUBSCRIPTION_BYTES + len(of.patterns) * PATTERN_BYTES
     # By identity: two requests that name the same nodes keep two sets of them.
     node_sets = {id(view.nodes): view.nodes for view in views if view.nodes is not None}
     filters = {id(view.match): view.match for view in views if view.match is not None}
@@ -103,8 +97,10 @@ def resolve(
         view = with_match(shared, match_of(name, each))
         if is_pattern(name):
             pattern = resolved.patterns[name] = Pattern(name[:-1], view, caller)
-            matching = _matching(runtime, pattern)
-            found = [one for one in matching if one not in topics and one not in resolved.subscriptions]
+            matching = engine.state.names.visible(caller.prefixes, prefix=pattern.prefix)
+            # More than twice the limit would not change the answer.
+            some = islice(matching, 2 * most + 1)
+            found = [one for one in some if one not in topics and one not in resolved.subscriptions]
         else:
             found = [name] if engine.find(name) is not None else []
             if not found and not lenient:
@@ -116,24 +112,15 @@ def resolve(
                 if lenient or is_pattern(name):
                     continue
                 raise
-            resolved.subscriptions[topic_name] = _new_subscription(topic, view, each)
+            if each.tail:
+                subscription = Subscription(topic, view, seq=topic.head)
+            else:
+                subscription = Subscription(topic, view, seq=each.from_seq, epoch=each.epoch)
+                subscription.consumer = each.consumer
+            resolved.subscriptions[topic_name] = subscription
         if len(resolved.subscriptions) > most:
             raise invalid(f"topics matches more than {most} topics, which is the limit", field="topics")
     return resolved
-
-
-def _matching(runtime: Runtime, pattern: Pattern) -> Iterator[str]:
-    """Return the names that the pattern covers, in order. More than twice the limit would not change the answer."""
-    names = runtime.engine.state.names.visible(pattern.caller.prefixes, prefix=pattern.prefix)
-    return islice(names, 2 * runtime.settings.max_watch_topics + 1)
-
-
-def _new_subscription(topic: Topic, view: View, options: TopicOptions) -> Subscription:
-    if options.tail:
-        return Subscription(topic, view, seq=topic.head)
-    subscription = Subscription(topic, view, seq=options.from_seq, epoch=options.epoch)
-    subscription.consumer = options.consumer
-    return subscription
 
 
 class SubscriptionSet:
@@ -151,8 +138,7 @@ class SubscriptionSet:
 
     def charge(self) -> None:
         """Charge the budget with what the set keeps now, after subscriptions or patterns were added or removed."""
-        kept_bytes = _size_bytes(self.subscriptions.values(), self.patterns.values())
-        self._charge(SESSION_BYTES + kept_bytes + self.other_bytes)
+        self._charge(SESSION_BYTES + size_bytes(self) + self.other_bytes)
 
     def discharge(self) -> None:
         self._charge(0)
@@ -204,7 +190,7 @@ class SubscriptionSet:
         pairs: list[int] = []
         for one in subscriptions.values():
             pairs += (one.number, one.position)
-        return cursors.encode_numbered(pairs)
+        return cursors.encode(pairs)
 
     def rewind(self, at: cursors.Position) -> None:
         """Move back to what the client has processed, never forward.
@@ -286,7 +272,10 @@ def open_positions(engine: Engine, topics: dict[str, TopicOptions], *, max_topic
         consumed = {name: options for name, options in consumed.items() if name in topics}
     for name in consumed:
         engine.topic(name)
-    tickets = {name: _open(engine, name, options) for name, options in consumed.items()}
+    tickets = {
+        name: engine.consumers.open(name, options.consumer or "", commit=options.commit, epoch=options.epoch)
+        for name, options in consumed.items()
+    }
     opened, waiting = Ticket(), len(tickets)
 
     def done(_: Ticket) -> None:
@@ -294,7 +283,14 @@ def open_positions(engine: Engine, topics: dict[str, TopicOptions], *, max_topic
         waiting -= 1
         if waiting <= 0:
             error = next((ticket.error for ticket in tickets.values() if ticket.error is not None), None)
-            found = {} if error else {name: _at(options, tickets[name]) for name, options in consumed.items()}
+            found = (
+                {}
+                if error
+                else {
+                    name: structs.replace(options, from_seq=tickets[name].result.seq, commit=False, epoch=None)
+                    for name, options in consumed.items()
+                }
+            )
             opened.resolve(topics | found, error)
 
     if not tickets:
@@ -302,12 +298,3 @@ def open_positions(engine: Engine, topics: dict[str, TopicOptions], *, max_topic
     for ticket in list(tickets.values()):
         ticket.on_done(done)
     return opened
-
-
-def _open(engine: Engine, name: str, options: TopicOptions) -> Ticket:
-    assert options.consumer is not None
-    return engine.consumers.open(name, options.consumer, commit=options.commit, epoch=options.epoch)
-
-
-def _at(options: TopicOptions, ticket: Ticket) -> TopicOptions:
-    return structs.replace(options, from_seq=ticket.result.seq, commit=False, epoch=None)

@@ -169,7 +169,7 @@ class LongPoll:
         self._loading = NOT_LOADING
         self._over = False  # whether to answer even if nothing was found
         self._timer: TimerHandle | None = None
-        self._cancel_wait: Callable[[], None] = _no_wait
+        self._cancel_wait: Callable[[], None] = lambda: None
 
     def start(self, topic: Topic, reading: Reading, wait_ms: int) -> Deferred:
         self._deferred = Deferred(self._stop, on_hurry=self.end)
@@ -294,7 +294,3 @@ class ConsumerPoll(LongPoll):
 
     def _delivered(self, topic: Topic, seq: int) -> None:
         self._services.engine.consumers.note_delivered(topic, self._reader, seq)
-
-
-def _no_wait() -> None:
-    """Cancel nothing: the poll does not wait yet."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from msgspec import UNSET, UnsetType
 
 import topics.server.api.metrics as metrics
@@ -15,7 +17,7 @@ from topics.server.access import operations
 from topics.server.access.caller import admit, scope_words
 from topics.server.api.route import Call, in_slices
 from topics.server.api.services import Services, Startup
-from topics.server.http.messages import Answer, Response
+from topics.server.http.messages import Answer, Request, Response
 from topics.server.http.request import query_string
 from topics.server.limits.loop_holds import Cause
 from topics.server.loop.answer import json_answer, performance
@@ -43,12 +45,11 @@ def get_ready(services: Services, call: Call) -> Answer:
 
 def get_metrics(services: Services, call: Call) -> Answer:
     """Return the metrics, measured in slices because their number grows with the topics. Requests share the text."""
+    request, prefixes = call.request, call.caller.prefixes
     if _wants_json(call):
-        return services.slices.answer(call.request, _measure(services, call), Cause.METRICS)
-    prefixes = call.caller.prefixes
-    return services.shared_answers.answer(
-        ("metrics", prefixes), call.request, lambda: _measure_text(services, prefixes), Cause.METRICS
-    )
+        return services.slices.answer(request, _measure(services, prefixes, request), Cause.METRICS)
+    make = partial(_measure, services, prefixes, None)
+    return services.shared_answers.answer(("metrics", prefixes), request, make, Cause.METRICS)
 
 
 def get_metrics_while_recovering(startup: Startup, call: Call) -> Answer:
@@ -58,13 +59,11 @@ def get_metrics_while_recovering(startup: Startup, call: Call) -> Answer:
     return Response(200, run_all(metrics.as_text(rows)), PROMETHEUS)
 
 
-def _measure(services: Services, call: Call) -> Steps[Answer]:
-    rows = yield from metrics.collect(services, call.caller.prefixes)
-    return Response(200, (yield from metrics.as_json(rows, call.request)))
-
-
-def _measure_text(services: Services, prefixes: tuple[str, ...]) -> Steps[Response]:
+def _measure(services: Services, prefixes: tuple[str, ...], request: Request | None) -> Steps[Response]:
+    """Return the metrics as JSON, with the time that `request` took, or as text."""
     rows = yield from metrics.collect(services, prefixes)
+    if request is not None:
+        return Response(200, (yield from metrics.as_json(rows, request)))
     return Response(200, (yield from metrics.as_text(rows)), PROMETHEUS)
 
 

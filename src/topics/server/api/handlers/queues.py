@@ -90,10 +90,6 @@ def _claimed(claimed: Claimed, request: Request, written: bytes) -> Response:
     return Response(200, body)
 
 
-def _written(ticket: Ticket) -> bytes:
-    return b'"wal_append_ms":%.3f,"fsync_ms":%.3f,' % (ticket.wal_ns / 1e6, ticket.sync_ns / 1e6)
-
-
 class PendingClaim:
     """A claim that is answered later: it waits for other claims that the queue gathers, for a job, or for the log.
 
@@ -167,7 +163,8 @@ class PendingClaim:
         if ticket.error is not None and claimed.rows:
             self._deferred.resolve(error_answer(ticket.error, self._request))
         else:
-            self._deferred.resolve(_claimed(claimed, self._request, _written(ticket)))
+            written = b'"wal_append_ms":%.3f,"fsync_ms":%.3f,' % (ticket.wal_ns / 1e6, ticket.sync_ns / 1e6)
+            self._deferred.resolve(_claimed(claimed, self._request, written))
 
     def _hurried(self) -> None:
         if self._claimed is None:

@@ -50,7 +50,7 @@ def append(services: Services, call: Call, blob: LargeBlob | None = None) -> Ans
     if write.idempotency_key is None and (key := request.headers.get(b"idempotency-key")):
         write.idempotency_key = key.decode("latin-1")
     with_seqs = not request.query or query_string.flag(query_string.parse(request.query), "return_seqs", default=True)
-    encode = _appended_listing if with_seqs else _appended_bounds
+    encode = _appended_listing if with_seqs else partial(_appended, seqs="")
     if services.throttle.pressed:
         return services.throttle.append(call.params["topic"], write, request, encode, blob)
     return when_done(services.engine.append(call.params["topic"], write, blob), request, encode)
@@ -87,10 +87,6 @@ def _appended_one(ticket: Ticket, request: Request) -> Response:
         f'"throttle_wait_ms":0.0}}}}\n'
     )
     return Response(200, body.encode())
-
-
-def _appended_bounds(ticket: Ticket, request: Request) -> Response:
-    return _appended(ticket, request, "")
 
 
 def _appended(ticket: Ticket, request: Request, seqs: str) -> Response:
@@ -139,7 +135,16 @@ def delete_records(services: Services, call: Call) -> Steps[Answer]:
 def scan(services: Services, call: Call) -> Answer:
     wanted: ScanRequest = call.body()
     name = call.params["topic"]
-    query = _query(wanted)
+    for field in ("from_seq", "upto_seq", "from_ts", "epoch"):
+        if (value := getattr(wanted, field)) is not None:
+            check_u64(value, field)
+    query = Query(
+        from_seq=wanted.from_seq,
+        nodes=node_set(wanted.node),
+        match=None if wanted.filter is None else parse_match(wanted.filter, field="filter"),
+        from_ts=wanted.from_ts,
+        epoch=wanted.epoch,
+    )
     form = formats.format_for(call.request, Projection(tags=wanted.include_tags, meta=wanted.include_meta), name)
     services.check_ready()
     if services.throttle.pressed:
@@ -149,12 +154,3 @@ def scan(services: Services, call: Call) -> Answer:
         services.runtime, services.throttle, services.budget, Scan(query, upto_seq=wanted.upto_seq), name, form,
         release=services.quotas.open_stream(call.caller),
     )  # fmt: skip
-
-
-def _query(wanted: ScanRequest) -> Query:
-    for field in ("from_seq", "upto_seq", "from_ts", "epoch"):
-        if (value := getattr(wanted, field)) is not None:
-            check_u64(value, field)
-    nodes = node_set(wanted.node)
-    match = None if wanted.filter is None else parse_match(wanted.filter, field="filter")
-    return Query(from_seq=wanted.from_seq, nodes=nodes, match=match, from_ts=wanted.from_ts, epoch=wanted.epoch)

@@ -39,7 +39,7 @@ from topics.server.loop.sliced_work import Slices
 from topics.server.loop.throttle import Throttle
 from topics.server.push.dispatcher import Dispatcher
 from topics.server.push.subscription import Subscription, Watcher
-from topics.server.push.subscription_set import PatternWaiters, SubscriptionSet, open_positions, resolve
+from topics.server.push.subscription_set import PatternWaiters, SubscriptionSet, open_positions, resolve, size_bytes
 from topics.storage.segments.cold import Cold
 
 MAX_UNACKED = 1024  # publishes in progress, above which the client is not read from
@@ -208,7 +208,7 @@ class SocketCommands:
             raise invalid(f"the connection would watch more than {most} topics", field="topics")
         if resolved.patterns and len(own.patterns.keys() | resolved.patterns.keys()) > most:
             raise invalid(f"the connection would have more than {most} patterns", field="topics")
-        services.budget.check(resolved.size_bytes())
+        services.budget.check(size_bytes(resolved))
         self._client.answer({"op": "subscribed", "topics": resolved.answer()}, command.request_id, warnings)
         for name, subscription in resolved.subscriptions.items():
             self._remove(name)
