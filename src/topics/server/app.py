@@ -190,7 +190,7 @@ def columns(
         Column("records", lambda: totals.records),
         Column("bytes", lambda: totals.bytes),
         Column("topics", lambda: len(engine.topics)),
-        Column("connections", lambda: 0 if startup.http is None else startup.http.open_connections),
+        Column("connections", lambda: 0 if startup.http is None else len(startup.http.connections)),
         Column("streams", lambda: quotas.streams),
         Column("resident_bytes", resident_bytes),
         Column("charged_bytes", lambda: budget.charged_bytes),

@@ -167,7 +167,7 @@ def _process(startup: Startup, *, ready: bool, progress: float) -> Iterator[Metr
     yield _gauge("topics_recovery_progress", "How much of the log has been replayed, 0 to 1.", progress)
     yield _gauge("topics_uptime_ms", "Milliseconds since the process started.", startup.uptime_ms())
     if http is not None:
-        yield _gauge("topics_http_connections", "Open connections.", http.open_connections)
+        yield _gauge("topics_http_connections", "Open connections.", len(http.connections))
         yield _gauge("topics_http_connections_max", "Connections that may be open; 0 is no limit.",
                      http.limits.max_connections)  # fmt: skip
         yield _counter("topics_http_connections_shed_total", "Idle connections closed to make room.",

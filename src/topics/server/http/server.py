@@ -102,18 +102,11 @@ class HttpServer:
     # --- for metrics
 
     @property
-    def open_connections(self) -> int:
-        return len(self.connections)
-
-    @property
     def requests_total(self) -> int:
         """Requests whose head was understood. Each connection counts its own: the fast path touches only one object."""
         return self._closed_requests + sum(connection.served for connection in self.connections)
 
     # --- for the event loop and the connections
-
-    def connection(self) -> Connection:
-        return Connection(self)
 
     def has_room(self) -> bool:
         """Return whether another socket may be open: a connection, one that is refused, or one that shakes hands."""
@@ -133,7 +126,7 @@ class HttpServer:
 
     def accept(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
         loop = asyncio.get_running_loop()
-        connection = self.connection()
+        connection = Connection(self)
         protocol: asyncio.Protocol = connection
         if tls is not None:
             handshake_s = self.limits.header_timeout_ms / 1000

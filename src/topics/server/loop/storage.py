@@ -58,7 +58,7 @@ class ThreadWorker:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
         self._loop = loop
-        self.report: Callable[[Done, Exception | None], None] = _call  # runs on the loop
+        self.report: Callable[[Done, Exception | None], None] = lambda done, error: done(error)  # runs on the loop
         self._rested_ns = 0
         self._queue: SimpleQueue[tuple[Callable[[], None], Done] | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name=name, daemon=True)
@@ -89,10 +89,6 @@ class ThreadWorker:
                 self._loop.call_soon_threadsafe(self.report, done, error)
             else:
                 self._loop.call_soon_threadsafe(self.report, done, None)
-
-
-def _call(done: Done, error: Exception | None) -> None:
-    done(error)
 
 
 def open_directory(settings: Settings) -> DataDir | None:
@@ -252,7 +248,9 @@ class Storage:
         if self._engine is not None and self.wal.read_only is None:
             self._engine.queues.log_returns()
         self.store.caches.period = began_ns // CHECKED_FOR_NS
-        if due and (self.wal.prepare() or self._is_overdue()):
+        # If the log fills its files faster than they are prepared, the checkpoint must not wait for one.
+        overdue_bytes = self._settings.checkpoint_wal_bytes * OVERDUE
+        if due and (self.wal.prepare() or self._grown_bytes() >= overdue_bytes):
             self.store.checkpoint()
         self.store.save()
         self._slices.holds.note(Cause.CHECKPOINT if due else Cause.UPKEEP, self._clock.monotonic_ns() - began_ns)
@@ -269,10 +267,6 @@ class Storage:
             self._is_idle = False
             self._timer.cancel()
             self._schedule(self._settings.sync_interval_ms)
-
-    def _is_overdue(self) -> bool:
-        """Whether the log fills its files faster than they are prepared: the checkpoint must not wait for one."""
-        return self._grown_bytes() >= self._settings.checkpoint_wal_bytes * OVERDUE
 
     def _grown_bytes(self) -> int:
         return self.wal.stats.bytes_written_total - self.store.bytes_at_checkpoint

@@ -114,7 +114,7 @@ def test_work_in_progress_is_reported_and_released_when_a_client_leaves(server: 
             server.call(lambda: None)
     # A connection that is not read from is found to be gone when it is written to.
     server.call(lambda: [later.resolve(Response(200, b"x" * 100_000)) for later in app.waiting])
-    server.wait_until(lambda: server.http.open_connections, 0)
+    server.wait_until(lambda: len(server.http.connections), 0)
     server.wait_until(lambda: server.http.budget.charged_bytes, 0)
     # Streams do not report; the fake application counts them all the same.
     server.wait_until(lambda: app.under_way, 3)

@@ -68,7 +68,7 @@ class World:
         self.app = FakeApp()
         self.http = HttpServer(self.app, HttpLimits(**limits))
         self.transport = ManualTransport()
-        self.connection: Connection = self.http.connection()
+        self.connection: Connection = Connection(self.http)
         self.connection.connection_made(self.transport)
 
     def learn(self, data: bytes) -> None:

@@ -142,7 +142,7 @@ class Pipeline(Exchanges[Exchange]):
                 self._stop_reading()
         intake.trim()
         if not exchanges and self.state is ACTIVE and intake.take_continue():
-            self.output.add_continue()
+            self.output.append(CONTINUE, b"")
         return None
 
     @property
@@ -386,12 +386,12 @@ class AnswerOutput:
             self.add_last(failure(head.request, error), head_only=head.head_only)
             return True
         bodiless = head.head_only or answer.status in BODILESS
-        self._append(start, b"" if bodiless else answer.body)
+        self.append(start, b"" if bodiless else answer.body)
         return last
 
     def add_last(self, answer: Response, *, head_only: bool = False) -> None:
         start = self._heads.whole(answer, body_bytes(answer.body), CONNECTION_CLOSE)
-        self._append(start, b"" if head_only else answer.body)
+        self.append(start, b"" if head_only else answer.body)
 
     def add_stream(self, exchange: Exchange, stream: Stream) -> None:
         """Add the head of a stream. Raise ValueError for a header field that cannot be sent."""
@@ -399,17 +399,14 @@ class AnswerOutput:
         start = heads.switching(stream.head) if isinstance(stream, Upgrade) else heads.endless(stream.head)
         if exchange.head.head_only:  # nothing follows and the connection ends: the client must not keep it
             start = start.replace(KEEP_ALIVE, CONNECTION_CLOSE)
-        self._append(start, b"")
-
-    def add_continue(self) -> None:
-        self._append(CONTINUE, b"")
+        self.append(start, b"")
 
     def take_sent_hooks(self) -> list[Callable[[], None]]:
         """Return the hooks of the answers that were added, and forget them."""
         hooks, self.sent_hooks = self.sent_hooks, []
         return hooks
 
-    def _append(self, start: bytes, body: Body) -> None:
+    def append(self, start: bytes, body: Body) -> None:
         self.parts.append(start)
         if isinstance(body, bytes):
             if body:

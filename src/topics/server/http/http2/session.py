@@ -294,16 +294,6 @@ class Http2Session(Exchanges[Http2Stream]):
         self.input.earn(FRAMES_PER_ANSWER)
         self._forget(stream)
 
-    # --- deadlines
-
-    def stop_body(self, number: int) -> None:
-        """Tell the client to stop sending a body that is not wanted (RFC 9113 section 8.1).
-
-        Until then the body is read and dropped: some clients that are stopped at once report that, not the answer.
-        """
-        del self.unwanted[number]
-        self._h2.reset_stream(number, ErrorCodes.NO_ERROR)
-
     # --- the end
 
     def fail(self, code: ErrorCodes) -> None:
@@ -329,6 +319,14 @@ class Http2Session(Exchanges[Http2Stream]):
         self.unwanted.clear()
         for stream in list(self.streams.values()):
             self._drop(stream)
+
+    def stop_body(self, number: int) -> None:
+        """Tell the client to stop sending a body that is not wanted (RFC 9113 section 8.1).
+
+        Until then the body is read and dropped: some clients that are stopped at once report that, not the answer.
+        """
+        del self.unwanted[number]
+        self._h2.reset_stream(number, ErrorCodes.NO_ERROR)
 
     def reset(self, stream: Http2Stream, code: ErrorCodes) -> None:
         if not stream.dropped:
