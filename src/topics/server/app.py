@@ -1,9 +1,4 @@
-"""The wiring of a server: builds its parts, starts them in order, and stops them in the reverse order.
-
-`columns` has the figures that are sampled for the console, and where they come from.
-"""
-
-from __future__ import annotations
+"""The wiring of a server: builds its parts, starts them in order, and stops them in the reverse order."""
 
 import asyncio
 import os

@@ -1,11 +1,8 @@
-"""Callers: their rights, their keys, and quotas on what they have open.
+"""Callers: their rights, their keys, and quotas on what they have open. `authorise` decides for every transport.
 
-`authorise` decides for every transport, by the table in `operations.py`. A slot of a quota is taken before anything is
-created, and returned by a `release` that may be called twice: its holder calls it on every path to the end, whichever
-comes first.
+A slot of a quota is taken before anything is created. Its `release` may be called twice: the holder calls it on every
+path to the end.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from hashlib import sha256
@@ -98,8 +95,6 @@ def scope_words(scope: Scope) -> list[str]:
 
 class KeyRing:
     """The callers of a server by the digests of their secrets."""
-
-    __slots__ = ("_digests", "_numbers", "_rules", "callers")
 
     def __init__(self, rules: tuple[KeyRule, ...]) -> None:
         self.callers: list[Caller] = []

@@ -1,15 +1,8 @@
 """The operations: everything a client can request, and what a key needs for it. One table for all transports. Pure.
 
-A row of the route table and a WebSocket command each refer to an operation here, and `caller.authorise` decides by it.
-A body that asks for more than its route (`MORE`) is authorised for that operation as well.
-A row of this table has:
-
-    scope    scopes that the key must have, all of them
-    names    names besides the target (the topic or router in the path, the topic of a command) that the prefixes of
-             the key must cover, by their source: a field of the request, or the state of the server
-    effects  whether a GET changes anything, by its query string; `api/guard.py` protects those
-
-Names are looked up in the state with all writes in progress applied, as the handler will find it.
+A row of the route table and a WebSocket command each refer to an operation. A body that asks for more than its route
+(`MORE`) is authorised for that operation as well. Names are looked up in the state with all writes in progress applied,
+as the handler will find it.
 """
 
 from __future__ import annotations
@@ -50,9 +43,11 @@ OPERATIONS: list[Operation] = []
 
 class Operation(Struct, frozen=True, eq=False):
     name: str
-    scope: Scope = Scope.NONE
-    names: Mapping[str, NamesIn] = {}  # by source; called with the engine, the target and the decoded request
-    effects: Effects | None = None
+    scope: Scope = Scope.NONE  # scopes that the key must have, all of them
+    # Names besides the target (the topic or router in the path) that the prefixes of the key must cover, by their
+    # source: a field of the request, or the state. Called with the engine, the target and the decoded request.
+    names: Mapping[str, NamesIn] = {}
+    effects: Effects | None = None  # whether a GET changes anything, by its query string; `api/guard.py` protects it
     secret_names: bool = False  # `names` come from the state and may be unknown to the caller: errors leave them out
 
     def __post_init__(self) -> None:

@@ -1,14 +1,11 @@
 """Access: authentication, authorisation, the count of requests in progress per key, and protection from other sites.
 
-`Guard.admit` checks the head of a request against the operation of its route: the scopes, and the names in the path.
-`Guard.authorise` checks the names that only the body or the state has, before the handler runs. Without a key, a path
-that does not exist is refused like any other: a stranger does not learn which paths exist.
+`Guard.admit` checks the head of a request, and `Guard.authorise` the names that only the body or the state has. Without
+a key, a path that does not exist is refused like any other: a stranger does not learn which paths exist.
 
 A server without keys has no guard, but `protected` routes: a browser sends a GET for an image or a link on any page,
 without asking the server first. Such a request is refused where the operation changes something.
 """
-
-from __future__ import annotations
 
 from functools import partial
 from urllib.parse import parse_qsl

@@ -1,7 +1,5 @@
 """Metrics of the server as rows, and their two formats: Prometheus text and JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from operator import attrgetter

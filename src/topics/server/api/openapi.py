@@ -4,8 +4,6 @@
 The entries are in an order in which a new server can answer all requests; `tests/contract/test_openapi.py` sends them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from functools import lru_cache

@@ -1,8 +1,7 @@
 """What a field of a request, an answer or a message means, for the OpenAPI document and the reference pages.
 
-The meaning is in the annotation of the field: `limit: Annotated[int, "the maximum number of records"]`. `EVERYWHERE`
-has the meaning of a name that means the same in several types. A field without either fails
-`tests/contract/test_openapi.py`. Limits that the settings can change show their default.
+The meaning is in the annotation of the field, or in `EVERYWHERE` if a name means the same in several types. A field
+without either fails `tests/contract/test_openapi.py`. Limits that the settings can change show their default.
 """
 
 from types import ModuleType

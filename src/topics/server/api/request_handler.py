@@ -1,7 +1,5 @@
 """The application that the transport serves: finds the route, runs the handler, and answers every failure."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from topics import logs

@@ -1,7 +1,5 @@
 """The services of a running server that route handlers use, and what they may read before the data is recovered."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from msgspec import Struct

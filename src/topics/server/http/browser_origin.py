@@ -32,8 +32,6 @@ _AUTHORITY = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(?::[0-9]*)?")
 
 
 class Pages:
-    __slots__ = ("_any_origin", "_hosts", "_origins")
-
     def __init__(self, *, hosts: frozenset[str] | None, origins: tuple[str, ...]) -> None:
         self._hosts = hosts  # names of the server besides loopback addresses; None: not known
         self._any_origin = "*" in origins

@@ -1,12 +1,6 @@
 """What HTTP/1.1 and HTTP/2 have in common: a request and its answer, their charges, and the way between application
-and connection.
-
-`Exchange` is one request with its answer. `Exchanges`, without I/O, has the exchanges of a connection: a `Pipeline` or
-an `Http2Session`. `ExchangeConnection` has the socket: it passes requests to the application, and answers to its
-`exchanges`, now or when they are there. Threads pack and unpack bodies that take too long on the event loop.
+and connection. `Exchanges` is without I/O, `ExchangeConnection` has the socket.
 """
-
-from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable

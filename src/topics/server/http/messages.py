@@ -1,8 +1,7 @@
 """Requests and answers as the application sees them, whatever transport carries them.
 
-A transport builds a `Request`, passes it to `App.admit` before it reads the body, and to `App.handle` after. The answer
-is one of four: a `Response`, a response that comes later (`Deferred`), a response without end (`Stream`), or another
-protocol on the same connection (`Upgrade`). Everything happens on the thread of one event loop.
+The answer is one of four: a `Response`, a response that comes later (`Deferred`), a response without end (`Stream`), or
+another protocol on the same connection (`Upgrade`). Everything happens on the thread of one event loop.
 """
 
 import time

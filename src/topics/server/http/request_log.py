@@ -1,10 +1,8 @@
 """The request log: a line per request at level debug, and a line per slow request at level info.
 
-A line has the method, the path, the status, the bytes of the body of the answer, and the milliseconds since the head of
-the request was complete. `waited_ms` is the part of these that the server did not work: it waited for the rest of the
-request, for requests of the same connection before it, or for as long as the client asked for (`wait_ms`, and the
-window in which a queue gathers claims). A request is slow if the rest is above the threshold. A stream is logged when
-it opens, so the time for which it stays open does not count.
+`waited_ms` is the part of the time that the server did not work: it waited for the rest of the request, for requests of
+the same connection before it, or for as long as the client asked for (`wait_ms`, and the window in which a queue
+gathers claims). A request is slow if the rest is above the threshold. A stream is logged when it opens.
 
 A key in the query string is left out, as in every log line. So is a path outside the API, which may be a mistyped key.
 """
@@ -27,8 +25,6 @@ _KNOWN_STARTS = (b"/v0/", b"/console", b"/client.js", b"/metrics", b"/healthz")
 
 class RequestLog:
     """Decides which requests are logged. `noted_ns` is the age above which `note` must see an answer; 0 for none."""
-
-    __slots__ = ("_every", "_slow_ns", "noted_ns")
 
     def __init__(self, *, every: bool = False, slow_ms: int = 0) -> None:
         self._every = every

@@ -1,9 +1,5 @@
 """The HTTP server: accepts connections as long as it has room, enforces their deadlines, and drains them at the end.
 
-    bytes -> http1/connection.py: a head that was seen before -> App -> bytes                            (fast path)
-    bytes -> http1/connection.py -> pipeline.py -> intake.py -> request/parser.py -> App -> pipeline.py -> bytes
-    bytes -> http1/connection.py -> http2/ -> App -> http2/ -> bytes                                       (HTTP/2)
-
 The event loop's own server accepts every connection of the backlog in one turn, and reports one with TLS only after its
 handshake. Until then such connections would be in no limit, and a flood of them could take the descriptors of files. So
 an `Acceptor` accepts, and a connection counts, and is charged, from then on.

@@ -5,8 +5,6 @@ and never shrink: an idle connection that had read 1 MB took 1.3 MiB. Here OpenS
 bytes are in the buffer of the socket's transport alone, so it matters little what a connection has sent and received.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections.abc import Callable, Iterable

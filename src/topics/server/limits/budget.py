@@ -63,11 +63,6 @@ class Receiver(Protocol):
 class MemoryBudget:
     """Charges by account, and their sum. A limit of 0 means unlimited."""
 
-    __slots__ = (
-        "_by_account", "_charged_bytes", "_gauges", "_receivers", "_refusing", "full", "limit_bytes", "listeners",
-        "peak_bytes", "reclaimers", "soft_bytes",
-    )  # fmt: skip
-
     def __init__(self, limit_bytes: int = 0) -> None:
         self.limit_bytes = limit_bytes
         self.full = False

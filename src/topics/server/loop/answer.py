@@ -1,7 +1,5 @@
 """Answers to clients, made from the results and errors of the engine."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any, ClassVar

@@ -5,8 +5,6 @@ The C library keeps much of the memory that is freed, in pieces between others t
 released a lot, `malloc_trim` returns it to the system. That takes about 10 ms, and blocks allocations meanwhile.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from functools import partial

@@ -4,8 +4,6 @@ A write to a source is answered before its copies are made. While many requests 
 forward, forwarding runs for one slice and then rests for several times as long (`engine/delays.py`).
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

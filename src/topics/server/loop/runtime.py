@@ -1,17 +1,10 @@
 """What all work on the event loop shares: the engine, the clock, the loop, the thread pool, and loads from the disk.
 
-    self._loading = runtime.attempt(self._work, self._failed)
-
 Work raises `Cold` if it needs data that is only on the disk. A pool thread then fetches everything that the `Cold`
 names in one trip, and the work runs again on the loop while that data is held in memory. The number of attempts has no
-limit: data stays held until the work has ended, so every attempt gets further than the one before, whatever the kernel
-does with the pages meanwhile.
-
-At most `AT_ONCE` pieces of work hold data at a time; the others wait in order of arrival. This bounds the memory:
-see `topics.storage.segments.cold` for what one hold may take.
+limit: data stays held until the work has ended, so every attempt gets further than the one before. At most `AT_ONCE`
+pieces of work hold data at a time: see `topics.storage.segments.cold` for what one hold may take.
 """
-
-from __future__ import annotations
 
 import asyncio
 from collections import deque

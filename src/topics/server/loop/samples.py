@@ -1,13 +1,8 @@
 """Samples of the last hour, for the console: figures of the server, and of up to `MAX_QUEUES` queues.
 
-A sample is taken at every interval, whether or not a client looks. That of the server costs one call per column; its
-ring takes about 130 KiB with 22 columns.
-
-Until there are `MAX_QUEUES` queues, each has a ring. Beyond that, a queue that a client asks for takes the ring of the
-queue whose samples were not asked for the longest. The rings of queues together take at most 0.8 MiB.
+A sample of the server costs one call per column; its ring takes about 130 KiB with 22 columns. Beyond `MAX_QUEUES`, a
+queue that a client asks for takes the ring of the queue whose samples were not asked for the longest.
 """
-
-from __future__ import annotations
 
 import asyncio
 from array import array
@@ -30,8 +25,6 @@ QUEUE_COLUMNS = ["ts", "ready", "in_flight", "delayed", "finished", "age_ms"]
 
 class Traffic:
     """Reads since the process started. Handlers of hot paths add to the counters directly."""
-
-    __slots__ = ("reads", "records_read")
 
     def __init__(self) -> None:
         self.reads = 0  # answers to `diff`

@@ -1,10 +1,6 @@
 """Long work in slices: generators of steps that run for a slice at a time, with other requests in between.
 
 All such work together gets `TURN_NS` per turn of the loop. One piece of work runs for `SLICE_NS` at a time.
-
-`SharedAnswers` makes expensive answers once for all requests that wait: a request that arrives while an answer is being
-made gets the next one, together with all others that arrive meanwhile. So every answer is made after the request that
-it answers, and shows all earlier writes of its client.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 `Throttle.pressed` is the only flag that hot paths test. While it is false, only the sampling timer runs here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

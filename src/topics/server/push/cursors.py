@@ -8,8 +8,6 @@ alone does not distinguish the positions in two epochs of a topic. The second fo
 an id comes back as a request header, which has a limit. It means nothing outside its session.
 """
 
-from __future__ import annotations
-
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 
 import msgspec

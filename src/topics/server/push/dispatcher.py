@@ -1,15 +1,12 @@
 """The dispatcher: delivers new records of topics to the connections that watch them.
 
-A `Subscription` is one topic as one watcher follows it. A `FanOut` holds all subscriptions of one topic. Those with the
-same view and the same position form a `TailGroup`: what is new is read and rendered once for all of them. A
-subscription that has not reached the tail yet, or has fallen back, is `behind` with its own position, and gets one
-frame per turn until it can join a group.
+A `FanOut` holds all subscriptions of one topic. Those with the same view and the same position form a `TailGroup`: what
+is new is read and rendered once for all of them. A subscription that has not reached the tail, or has fallen back, is
+`behind` with its own position, and gets one frame per turn until it can join a group.
 
-Nothing is polled. The engine calls `make_ready` once per turn for a topic with new records, then `serve_ready` for all
-of them; a connection that is full gets nothing until it has drained. A topic with many watchers is served at once after
-a pause, and then about once per `GATHER_MS`: records that arrive in between share one frame. Under pressure the
-dispatcher serves topics by effective priority, gathers for a few ms, and pauses topics below zero: see
-`engine/pressure.py` and `engine/delays.py`.
+Nothing is polled: the engine calls `make_ready` once per turn for a topic with new records, then `serve_ready`. A topic
+with many watchers is served about once per `GATHER_MS`. Under pressure the dispatcher serves topics by effective
+priority, and pauses topics below zero: see `engine/pressure.py` and `engine/delays.py`.
 """
 
 from __future__ import annotations
@@ -326,12 +323,21 @@ class Dispatcher:
         if (fan_out := self._fan_outs.get(subscription.topic)) is not None:
             fan_out.detach(subscription)
 
-    def resume(self, subscription: Subscription) -> None:
-        """Continue delivery: the watcher of the subscription has drained."""
-        fan_out = self._fan_outs.get(subscription.topic)
-        if fan_out is not None and subscription.group is None and subscription in fan_out.subscriptions:
-            fan_out.behind[subscription] = None
-            self.serve_soon(subscription.topic)
+    def detach_all(self, subscriptions: dict[str, Subscription], watcher: Watcher) -> None:
+        """Stop delivery to `watcher`."""
+        for subscription in subscriptions.values():
+            if subscription.watcher is watcher:
+                self.detach(subscription)
+
+    def resume_all(self, subscriptions: dict[str, Subscription], *, stale: bool) -> None:
+        """Continue delivery: the watcher of the subscriptions has drained."""
+        for subscription in list(subscriptions.values()):
+            if subscription.group is None:
+                subscription.stale = stale
+                fan_out = self._fan_outs.get(subscription.topic)
+                if fan_out is not None and subscription in fan_out.subscriptions:
+                    fan_out.behind[subscription] = None
+                    self.serve_soon(subscription.topic)
 
     # --- for fan-outs
 

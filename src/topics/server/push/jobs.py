@@ -1,14 +1,12 @@
 """Jobs pushed to workers: the clients that wait for jobs of a queue, and the work stream.
 
-Clients that wait are long polls, work streams, and all claims of a queue that gathers them. A queue has a
-`QueueWaiters` only while a client waits for it. It is called when a job may be available (the queue grew, a job was
-returned, a worker has room), and sets a timer for the next time at which a lease or a delay ends. Then one pass of the
-engine serves all waiting clients, each with an even share. Nothing is polled, and no job has a timer.
+A queue has a `QueueWaiters` only while a client waits for it: a long poll, a work stream, or a claim of a queue that
+gathers them. It is called when a job may be available, and sets a timer for the next time at which a lease or a delay
+ends. Then one pass of the engine serves all waiting clients, each with an even share.
 
-A work stream (`GET /v0/topics/:topic/work`) never holds more jobs at a time than its worker asked for. A job that the
-worker acks, nacks or loses makes room for another. When the connection ends, all jobs that were pushed on it and are
-still leased return to the queue at once. Jobs that were claimed for it and never pushed return as if they had not been
-delivered. Jobs that the same worker claimed otherwise stay with it.
+A work stream never holds more jobs at a time than its worker asked for. When the connection ends, all jobs that were
+pushed on it and are still leased return to the queue at once. Jobs that were claimed for it and never pushed return as
+if they had not been delivered. Jobs that the same worker claimed otherwise stay with it.
 """
 
 from __future__ import annotations

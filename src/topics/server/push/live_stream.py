@@ -4,18 +4,9 @@ Nothing is queued here but what the transport holds. Once a connection holds all
 is set: the sender stops, and continues from its own position when `resume` is called. A slow client therefore costs its
 lag and no memory. A connection that stays full for too long is closed.
 
-What an `EventStream`, the base of everything that answers with `text/event-stream`, does by itself:
-
-    open          sends `retry: 2000` and a first heartbeat, then calls `begin`
-    heartbeat     sends `: hb <epoch ms>` whenever nothing else was sent for `heartbeat_ms`
-    slow client   a connection that stays full for `slow_consumer_timeout_ms` gets a last `error` frame and is closed
-    end           the slot of the connection is released, and `ended` is called, exactly once whatever the reason
-
 A subclass overrides `begin`, `resume` and `ended`, and calls `send`, `fail` and `finish`. Everything with effects
 belongs in `begin`, not in the handler: a HEAD request makes a stream that never opens.
 """
-
-from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable

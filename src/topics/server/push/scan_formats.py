@@ -23,8 +23,6 @@ All end with `{"end":{"next_from_seq":…,"head_seq":…,"earliest_seq":…,"epo
 was cut off, or reports why it stopped with `{"error":{…}}`, which has the fields of an error answer.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

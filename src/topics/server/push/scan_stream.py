@@ -1,11 +1,8 @@
 """A bulk read as a stream: one slice per turn of the loop, and nothing more while the client does not read.
 
-A slice is read on the loop, where the state is, and encoded on a pool thread. While the client has not read what it was
-sent, nothing more is read. A scan of any size therefore delays other clients no more than a diff does, and a client
-that stops reading costs the memory of two slices.
+A slice is read on the loop, where the state is, and encoded on a pool thread. A scan of any size therefore delays other
+clients no more than a diff does, and a client that stops reading costs the memory of two slices.
 """
-
-from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable

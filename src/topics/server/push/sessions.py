@@ -5,8 +5,6 @@ A session outlives its connections. Its positions move when a frame is written. 
 after `session_ttl_ms`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections import OrderedDict
@@ -226,10 +224,7 @@ class WatchStream(EventStream):
 
     def resume(self, full_ms: float) -> None:
         stale = full_ms > self.runtime.settings.buffer_grace_ms
-        for subscription in list(self._session.subscriptions.values()):
-            if subscription.group is None:
-                subscription.stale = stale
-                self._dispatcher.resume(subscription)
+        self._dispatcher.resume_all(self._session.subscriptions, stale=stale)
 
     def ended(self) -> None:
         if self._session.stream is self:
@@ -245,9 +240,7 @@ class WatchStream(EventStream):
 
     def _detach(self) -> None:
         self._sessions.pattern_waiters.remove(self)
-        for subscription in self._session.subscriptions.values():
-            if subscription.watcher is self:
-                self._dispatcher.detach(subscription)
+        self._dispatcher.detach_all(self._session.subscriptions, self)
 
     def _note_single(self) -> None:
         """Note whether the session watches one named topic: then its frames, with their ids, are shared."""

@@ -12,7 +12,7 @@ from topics.server.push.rendering import Event, RenderedFrame, deleted_data
 class Watcher(Protocol):
     """One connection, as the dispatcher uses it."""
 
-    full: bool  # takes nothing now, and calls `Dispatcher.resume` when it takes more
+    full: bool  # takes nothing now, and calls `Dispatcher.resume_all` when it takes more
     # Whether a gap that existed on connect, or after a long stall, is reported as `from_seq_too_old`. The contract
     # requires this for event streams. A WebSocket reports the reason itself.
     reports_too_old: bool

@@ -6,7 +6,6 @@ and filters of the requests, which their subscriptions share.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from sys import getsizeof
@@ -220,38 +219,28 @@ class PatternWaiters:
     def __init__(self) -> None:
         self._watchers: dict[object, tuple[str, ...]] = {}  # the prefixes of each
         self._by_prefix: dict[str, dict[object, Match]] = {}
-        self._lengths: Counter[int] = Counter()  # of the prefixes
 
     def put(self, watcher: object, prefixes: Iterable[str], match: Match) -> None:
         """Call `match` for every new topic with one of these prefixes, which replace earlier ones of the watcher."""
         self.remove(watcher)
-        wanted = tuple(prefixes)
-        if not wanted:
-            return
-        self._watchers[watcher] = wanted
+        if wanted := tuple(prefixes):
+            self._watchers[watcher] = wanted
         for prefix in wanted:
-            if prefix not in self._by_prefix:
-                self._by_prefix[prefix] = {}
-                self._lengths[len(prefix)] += 1
-            self._by_prefix[prefix][watcher] = match
+            self._by_prefix.setdefault(prefix, {})[watcher] = match
 
     def remove(self, watcher: object) -> None:
         for prefix in self._watchers.pop(watcher, ()):
-            watchers = self._by_prefix[prefix]
-            del watchers[watcher]
-            if not watchers:
+            del self._by_prefix[prefix][watcher]
+            if not self._by_prefix[prefix]:
                 del self._by_prefix[prefix]
-                self._lengths[len(prefix)] -= 1
-                if not self._lengths[len(prefix)]:
-                    del self._lengths[len(prefix)]
 
     def created(self, topic: Topic) -> None:
         """Call `match` of every watcher with a prefix of the new topic's name, once each."""
         if not self._watchers:
             return
         name, found = topic.name, dict[object, Match]()
-        for length in self._lengths:
-            if length <= len(name) and (watchers := self._by_prefix.get(name[:length])) is not None:
+        for length in range(len(name) + 1):
+            if (watchers := self._by_prefix.get(name[:length])) is not None:
                 found |= watchers
         for match in found.values():
             match(topic)

@@ -1,7 +1,5 @@
 """Handlers of static files: the index, the web console, and the JavaScript client. They answer at any time."""
 
-from __future__ import annotations
-
 from functools import cache
 from hashlib import sha256
 from pathlib import Path

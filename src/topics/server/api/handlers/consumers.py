@@ -1,7 +1,5 @@
 """Handlers of named consumers: store, commit, get, list, delete."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice

@@ -1,7 +1,5 @@
 """Handler of `diff`: reads and long polls. A hot path: answers are sliced as bytes."""
 
-from __future__ import annotations
-
 import time
 from asyncio import TimerHandle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Handlers for looking at a server: probes, metrics, the OpenAPI document, rights of a key, samples, and timelines."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from msgspec import UNSET, UnsetType

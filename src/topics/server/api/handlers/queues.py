@@ -1,7 +1,5 @@
 """Handlers of queues: claim, ack, nack, extend, the stream of jobs, the list of jobs, and redrive."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
 from typing import Any

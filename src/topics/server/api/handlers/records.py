@@ -1,7 +1,5 @@
 """Handlers of records: append, scan, delete. An append is a hot path: its answer is formatted as text."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
 

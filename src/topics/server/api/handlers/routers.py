@@ -1,7 +1,5 @@
 """Handlers of routers: create and configure, get, list, delete, and preview a filter."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from topics.engine.routers.graph import Router

@@ -1,7 +1,5 @@
 """Handlers of topics: create and configure, get, list, delete, and the reports of their archives."""
 
-from __future__ import annotations
-
 from topics.engine.engine import Configured, Dropped
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps

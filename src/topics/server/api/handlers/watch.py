@@ -1,7 +1,5 @@
 """Handlers of watching: create a session, open its event stream, open a WebSocket."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from msgspec import structs

@@ -1,10 +1,8 @@
 """One socket: the asyncio protocol that drives a `Pipeline`, and what a stream writes to.
 
-The common case is one whole request in one read, with a head that was seen before, answered at once: `data_received`
-does that by itself, in a few calls (the fast path). The pipeline does everything else.
+`data_received` answers the common case by itself (the fast path): one whole request in one read, with a head that was
+seen before, answered at once. The pipeline does everything else.
 """
-
-from __future__ import annotations
 
 import asyncio
 import time

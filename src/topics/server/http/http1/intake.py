@@ -1,14 +1,7 @@
 """The input of one connection: bytes become parked requests, a bounded piece at a time. Pure.
 
 A single read can hold thousands of requests, or of chunks. A connection parses and begins a bounded number of them in
-one turn of the event loop (`TurnShare`), and begins none after `TURN_NS`. The rest waits until the other connections
-have had their turn.
-
-`ExchangeQueue` has the requests in the order in which they came, until their answers have gone out:
-
-    parked   the request is whole but not begun: too much is in progress, or the client does not read its answers
-    running  the application has the request and will answer later, or a thread compresses its answer
-    ready    the answer is there, and goes out when the answers before it have
+one turn of the event loop, and begins none after `TURN_NS`. The rest waits for the next turn.
 """
 
 from topics.errors import TopicsError

@@ -1,8 +1,7 @@
 """One HTTP/1.1 connection without I/O: bytes in, requests out; answers in, bytes out in order.
 
-The caller (`connection.py`, or a test) passes input to `receive`, then calls `next_request` until it returns None and
-passes each answer back. Then it writes what `output` holds, calls `rest`, and does what `state` asks for: close, shut,
-open the stream. Nothing here waits, touches a socket or starts a timer.
+The caller passes input to `receive`, calls `next_request` until it returns None, and passes each answer back. Then it
+writes what `output` holds, calls `rest`, and does what `state` asks for: close, shut, open the stream.
 
 Requests that have to wait are parked. While a request is parked no further input is parsed or wanted, so a client that
 does not read its answers can send no new requests.

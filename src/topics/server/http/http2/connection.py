@@ -1,10 +1,4 @@
-"""One socket with HTTP/2: the asyncio protocol that drives a `Http2Session`.
-
-`http/server.py` hands the transport over after the preface. Everything that a turn of the event loop has
-for the client goes out with one write.
-"""
-
-from __future__ import annotations
+"""One socket with HTTP/2: the asyncio protocol that drives a `Http2Session`. One write for each turn of the loop."""
 
 import asyncio
 

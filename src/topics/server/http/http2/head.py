@@ -1,7 +1,5 @@
 """Heads of HTTP/2 requests and answers (RFC 9113 section 8.3). Pure. `h2` has checked what the RFC requires."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

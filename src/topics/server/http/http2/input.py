@@ -9,8 +9,6 @@ the server never runs out of them. A header block is limited as a whole: its CON
 (RFC 9113 section 6.10).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from h2.config import H2Configuration

@@ -1,15 +1,8 @@
 """One HTTP/2 connection without I/O: bytes in, requests out; answers in, bytes out, in turn for all streams.
 
-The caller (`connection.py`, or a test) passes input to `receive`, calls `next_request` until it returns None, and
-passes each answer back. Then it writes what `fill` returns, and closes the transport once `ended` is set. Nothing here
-waits, touches a socket or starts a timer.
-
-Each stream has its own queue of bytes that have to go out. `fill` takes one frame of each in turn, as far as the
-windows of the stream and of the connection allow (RFC 9113 section 5.2): a client that does not read one answer gets
-the others.
+The caller passes input to `receive`, calls `next_request` until it returns None, and passes each answer back. Then it
+writes what `fill` returns, and closes the transport once `ended` is set.
 """
-
-from __future__ import annotations
 
 from collections import deque
 

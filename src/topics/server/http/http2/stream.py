@@ -1,9 +1,8 @@
 """The streams of an HTTP/2 connection: a request, its answer, and the bytes of it that still have to go out. Pure.
 
-`SessionOutput` sends answers as frames, in turn for all streams, as far as the client's windows allow.
+`fill` takes one frame of each stream in turn, as far as the windows of the stream and of the connection allow (RFC 9113
+section 5.2): a client that does not read one answer gets the others.
 """
-
-from __future__ import annotations
 
 from collections import deque
 from enum import Enum

@@ -85,8 +85,6 @@ class WorkSlots:
     If many bodies were unpacked at the same time, all of them would be half unpacked in memory.
     """
 
-    __slots__ = ("_left", "_waiting")
-
     def __init__(self, most: int) -> None:
         self._left = most
         self._waiting: deque[Callable[[], bool]] = deque()

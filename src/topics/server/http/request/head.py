@@ -1,15 +1,10 @@
 """Request heads: the checks that RFC 9112 leaves to a server, and a cache of checked heads. Pure.
 
-A client sends the same few request lines and, but for `content-length`, the same header fields again and again. So the
-result of parsing is cached by the bytes it came from: a head that was seen before costs one dictionary lookup instead
-of a parser run with a Python call for each field. Equal bytes parse equally.
-
-Header blocks are also cached apart from request lines, so that a known client's first request for a new path is found
-too. The meaning of neither depends on the other if the version is 1.1 and the method has no rules of its own; only such
-heads are cached.
-
-Credentials are never cached: an `Authorization` line is removed before a block is stored or looked up, and a request
-line that may carry a token in its query is composed for each request.
+A client sends the same few request lines and, but for `content-length`, the same header fields again and again. A head
+that was seen before costs one dictionary lookup instead of a parser run with a Python call for each field. Header
+blocks are also cached apart from request lines, so that a known client's first request for a new path is found too. The
+meaning of neither depends on the other if the version is 1.1 and the method has no rules of its own; only such heads
+are cached. Credentials are never cached.
 """
 
 import re
@@ -170,8 +165,6 @@ def _part_credential(raw: bytes) -> tuple[bytes, bytes] | None:
 
 class HeadCache:
     """Heads seen before, by their bytes and without credentials."""
-
-    __slots__ = ("_blocks", "known")
 
     def __init__(self) -> None:
         self.known: dict[bytes, Known] = {}

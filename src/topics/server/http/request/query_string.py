@@ -1,7 +1,5 @@
 """Query strings: typed parameters and opaque list cursors. Pure."""
 
-from __future__ import annotations
-
 from base64 import b64decode, urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
 from urllib.parse import parse_qsl

@@ -5,8 +5,6 @@ that would take long, or that the decoder rejects, is decoded a part of its reco
 (`model/write_outline.py`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Generator

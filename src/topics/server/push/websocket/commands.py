@@ -38,7 +38,7 @@ from topics.server.loop.runtime import NOT_LOADING, Runtime, unreadable
 from topics.server.loop.sliced_work import Slices
 from topics.server.loop.throttle import Throttle
 from topics.server.push.dispatcher import Dispatcher
-from topics.server.push.subscription import Subscription, Watcher
+from topics.server.push.subscription import Watcher
 from topics.server.push.subscription_set import PatternWaiters, SubscriptionSet, open_positions, resolve, size_bytes
 from topics.storage.segments.cold import Cold
 
@@ -59,33 +59,16 @@ class SocketClient(Watcher, Protocol):
     """The connection, as its input and its commands use it."""
 
     open: bool
+    commands: SocketCommands
 
-    def is_blocked(self) -> bool:
-        """Return whether the client does not read its answers, or has as much in progress as it may."""
-
-    def hold(self, *, held: bool) -> None:
-        """Stop or continue reading from the client."""
-
-    def control(self, event: events.Event) -> None:
-        """Handle any event that is not text."""
-
-    def command(self, command: Command, size_bytes: int, warnings: list[str] | None) -> None:
-        """Carry out a command. Its answer has the warnings."""
-
-    def answer(self, answer: dict[str, Any], request_id: RequestId, warnings: list[str] | None = None) -> None:
-        """Send the answer to a command, with warnings about its unknown fields."""
-
-    def acknowledge(self, ack: PublishAck) -> None:
-        """Send the answer to a publish."""
-
-    def refuse(self, error: TopicsError, request_id: RequestId, **more: Any) -> None:
-        """Send an error."""
-
-    def unblock(self) -> None:
-        """Read on if nothing else blocks the connection."""
-
-    def close(self, code: int, reason: str) -> None:
-        """Close the connection."""
+    def is_blocked(self) -> bool: ...
+    def unblock(self) -> None: ...
+    def hold(self, *, held: bool) -> None: ...
+    def control(self, event: events.Event) -> None: ...
+    def answer(self, answer: dict[str, Any], request_id: RequestId, warnings: list[str] | None = None) -> None: ...
+    def refuse(self, error: TopicsError, request_id: RequestId, **more: Any) -> None: ...
+    def send_json(self, message: Any) -> None: ...
+    def close(self, code: int, reason: str) -> None: ...
 
 
 class SocketCommands:
@@ -119,22 +102,6 @@ class SocketCommands:
         except Cold as cold:
             work = partial(self._run, command, size_bytes, warnings)
             self._loading = self._services.runtime.load(cold, work, partial(self._cannot_read, command))
-
-    def resume(self, *, stale: bool) -> None:
-        for subscription in list(self.subscriptions.subscriptions.values()):
-            if subscription.group is None:
-                subscription.stale = stale
-                self._services.dispatcher.resume(subscription)
-
-    def topic_deleted(self, subscription: Subscription) -> None:
-        self.subscriptions.remove(subscription)
-        self.subscriptions.charge()
-
-    def detach(self) -> None:
-        self._services.pattern_waiters.remove(self._client)
-        for subscription in self.subscriptions.subscriptions.values():
-            if subscription.watcher is self._client:
-                self._services.dispatcher.detach(subscription)
 
     def end(self) -> None:
         self._loading.cancel()
@@ -327,7 +294,7 @@ class SocketCommands:
             self._client.refuse(ticket.error, request_id)
         else:
             done = ticket.result
-            self._client.acknowledge(
+            self._client.send_json(
                 PublishAck(
                     name, done.first, done.last, done.head, done.created, done.deduped,
                     PublishTimes(round(ticket.wal_ns / 1e6, 3), round(ticket.sync_ns / 1e6, 3)),

@@ -16,7 +16,7 @@ from wsproto.frame_protocol import CloseReason
 
 from topics.config import Settings
 from topics.errors import Code, TopicsError, invalid
-from topics.model.watch import DEFAULT_HEARTBEAT_MS, Command, PublishAck, RequestId
+from topics.model.watch import DEFAULT_HEARTBEAT_MS, RequestId
 from topics.server.access.caller import Caller
 from topics.server.http.browser_origin import may_call
 from topics.server.http.messages import Header, Request, Response, Upgrade
@@ -41,7 +41,7 @@ def text_head(size_bytes: int) -> bytes:
 
 
 class WebSocket(LiveConnection, Upgrade):
-    __slots__ = ("_deflated", "_pings", "_ws", "commands", "input")
+    __slots__ = ("_deflated", "_pings", "_services", "_ws", "commands", "input")
 
     reports_too_old = False
     kind = "WebSocket"
@@ -56,6 +56,7 @@ class WebSocket(LiveConnection, Upgrade):
         release: Callable[[], None],
     ) -> None:
         super().__init__(services.runtime, head, release=release, heartbeat_ms=DEFAULT_HEARTBEAT_MS)
+        self._services = services
         self._ws = Connection(ConnectionType.SERVER, [] if deflate is None else [deflate])
         self._deflated = deflate is not None
         self._pings = 0  # sent since the client last sent anything
@@ -77,11 +78,12 @@ class WebSocket(LiveConnection, Upgrade):
             self.send(self._ws.send(events.Ping()))
 
     def resume(self, full_ms: float) -> None:
-        self.commands.resume(stale=full_ms > self.runtime.settings.buffer_grace_ms)
+        stale = full_ms > self.runtime.settings.buffer_grace_ms
+        self._services.dispatcher.resume_all(self.commands.subscriptions.subscriptions, stale=stale)
         self.unblock()
 
     def ended(self) -> None:
-        self.commands.detach()
+        self._detach()
         self.input.drop()
         self.commands.end()
 
@@ -95,7 +97,7 @@ class WebSocket(LiveConnection, Upgrade):
     def fail(self, code: int, message: str) -> None:
         going = code == Code.SHUTTING_DOWN.status
         error = Code.SHUTTING_DOWN if going else Code.REQUEST_TIMEOUT
-        self._send_json({"op": "error", "code": error.wire, "message": message})
+        self.send_json({"op": "error", "code": error.wire, "message": message})
         self.close(CloseReason.GOING_AWAY if going else CloseReason.POLICY_VIOLATION, message)
 
     def close(self, code: int, reason: str) -> None:
@@ -106,14 +108,18 @@ class WebSocket(LiveConnection, Upgrade):
 
     def finish(self) -> None:
         if self.open:
-            self.commands.detach()
+            self._detach()
         super().finish()
+
+    def _detach(self) -> None:
+        self._services.pattern_waiters.remove(self)
+        self._services.dispatcher.detach_all(self.commands.subscriptions.subscriptions, self)
 
     # --- for the input
 
     def is_blocked(self) -> bool:
         """Return whether the client does not read its answers, or has as much in progress as it may."""
-        return self.full or self.commands.is_blocked() or self.input.is_decoding()
+        return self.full or self.commands.is_blocked() or self.input.decoding is not None
 
     def unblock(self) -> None:
         """Read on if nothing else blocks the connection. Do nothing after its end."""
@@ -124,9 +130,6 @@ class WebSocket(LiveConnection, Upgrade):
         sink = self._sink
         if sink is not None and sink.held is not held:
             sink.hold(held)
-
-    def command(self, command: Command, size_bytes: int, warnings: list[str] | None) -> None:
-        self.commands.begin(command, size_bytes, warnings)
 
     def control(self, event: events.Event) -> None:
         """Handle an event of the protocol that is no text message."""
@@ -150,10 +153,7 @@ class WebSocket(LiveConnection, Upgrade):
             answer["request_id"] = request_id
         if warnings is not None:
             answer["warnings"] = warnings
-        self._send_json(answer)
-
-    def acknowledge(self, ack: PublishAck) -> None:
-        self._send_text(_encode(ack))
+        self.send_json(answer)
 
     def refuse(self, error: TopicsError, request_id: RequestId, **more: Any) -> None:
         answer: dict[str, Any] = {"op": "error", "code": error.code.wire, "message": error.message, **more}
@@ -163,8 +163,8 @@ class WebSocket(LiveConnection, Upgrade):
             answer["retry_after_ms"] = error.retry_after_ms
         self.answer(answer, request_id)
 
-    def _send_json(self, answer: dict[str, Any]) -> None:
-        self._send_text(_encode(answer))
+    def send_json(self, message: Any) -> None:
+        self._send_text(_encode(message))
 
     def _send_text(self, payload: bytes) -> None:
         if not self._deflated:
@@ -184,7 +184,8 @@ class WebSocket(LiveConnection, Upgrade):
         self._send_text(socket_payload(event, data))
 
     def topic_deleted(self, subscription: Subscription) -> None:
-        self.commands.topic_deleted(subscription)
+        self.commands.subscriptions.remove(subscription)
+        self.commands.subscriptions.charge()
 
     def topics_paused(self, names: list[str], retry_after_ms: int) -> None:
         error = TopicsError(Code.THROTTLED, "watch throttled under CPU pressure", retry_after_ms=retry_after_ms)
@@ -201,7 +202,8 @@ def accept(
     key = _check_handshake(request)
     settings = services.runtime.settings
     _check_origin(settings, request)
-    fields: list[Header] = [(b"upgrade", b"websocket"), (b"sec-websocket-accept", _accept_token(key))]
+    token = b64encode(sha1(key + ACCEPT_GUID, usedforsecurity=False).digest())
+    fields: list[Header] = [(b"upgrade", b"websocket"), (b"sec-websocket-accept", token)]
     deflate = _negotiate(settings, request, fields)
     head = Response(101, headers=tuple(fields))
     return WebSocket(services, head, caller, deflate=deflate, release=open_stream(caller))
@@ -243,10 +245,6 @@ def _check_origin(settings: Settings, request: Request) -> None:
             "pages of this origin may not connect; add the origin to TOPICS_CORS_ORIGINS to allow it",
             detail={"origin": origin[:256]},
         )
-
-
-def _accept_token(key: bytes) -> bytes:
-    return b64encode(sha1(key + ACCEPT_GUID, usedforsecurity=False).digest())
 
 
 def _negotiate(settings: Settings, request: Request, fields: list[Header]) -> BoundedDeflate | None:

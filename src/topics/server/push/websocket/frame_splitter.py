@@ -6,8 +6,6 @@ messages, long frames, whatever is invalid. It is split at the ends of frames, s
 frame when a short text message follows.
 """
 
-from __future__ import annotations
-
 TEXT_WHOLE = 0x81  # the first byte of an unfragmented text message
 MASKED = 0x80  # of the second byte
 FIN, RESERVED, OPCODE, LENGTH = 0x80, 0x70, 0x0F, 0x7F
