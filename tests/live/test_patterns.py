@@ -114,4 +114,3 @@ def test_new_topic_reaches_exactly_the_watchers_of_its_prefixes() -> None:
     for watcher in ("rooms", "green", "no"):
         waiters.remove(watcher)
     assert not waiters._by_prefix
-    assert not waiters._lengths

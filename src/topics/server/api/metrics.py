@@ -55,7 +55,6 @@ def collect(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metric]
     consumers = yield from _consumers(services, prefixes)
     parts = (
         _totals(services, leases),
-        _holds(services),
         _process(services.startup, ready=not services.runtime.draining, progress=1.0),
         _wal(services.wal_stats(), read_only=services.read_only() is not None),
         [_checkpoints(failing=services.checkpoint_failure() is not None)],
@@ -147,8 +146,6 @@ def _totals(services: Services, leases: int) -> Iterator[Metric]:
         [("", "account", account, size) for account, size in services.budget.accounts().items()],
     )  # fmt: skip
 
-
-def _holds(services: Services) -> Iterator[Metric]:
     pressure = services.throttle.pressure
     yield _gauge("topics_loop_lag_ms", "How late the event loop runs: the lowest of the last four samples.",
                  pressure.lag_ms)  # fmt: skip

@@ -154,7 +154,9 @@ class RouteTable:
             if method == "HEAD" and "GET" in routes:
                 route = routes["GET"]
             else:
-                raise _wrong_method(method, routes)
+                allowed = sorted({*routes, *({"HEAD"} if "GET" in routes else ())})
+                what = f"this path does not take {method[:32]}; it takes {', '.join(allowed)}"
+                raise TopicsError(Code.METHOD_NOT_ALLOWED, what, detail={"allow": allowed})
         if len(request.path) <= KNOWN_PATH_BYTES:
             if len(self.known) >= KNOWN_PATHS:
                 self.known.clear()
@@ -167,15 +169,6 @@ def _decode(part: bytes) -> str:
         return (unquote_to_bytes(part) if b"%" in part else part).decode()
     except UnicodeDecodeError:
         raise invalid("a part of the path is not UTF-8") from None
-
-
-def _wrong_method(method: str, routes: dict[str, Route]) -> TopicsError:
-    allowed = sorted({*routes, *({"HEAD"} if "GET" in routes else ())})
-    return TopicsError(
-        Code.METHOD_NOT_ALLOWED,
-        f"this path does not take {method[:32]}; it takes {', '.join(allowed)}",
-        detail={"allow": allowed},
-    )
 
 
 _END = b"}\n"

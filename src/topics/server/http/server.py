@@ -155,7 +155,11 @@ class HttpServer:
             self._sweep()
         most = self.limits.max_connections
         if most and len(self.connections) - len(self._refused) > most and not self._shed_idle():
-            self._refuse(connection)
+            self.refused_total += 1
+            if len(self._refused) >= self.limits.max_refused:
+                next(iter(self._refused)).abort()
+            self._refused[connection] = None
+            connection.refuse(throttled("max_connections", most))
 
     def begin_http2(self, connection: OpeningConnection) -> None:
         """Hand a connection over to HTTP/2, whose modules take 35 ms to import: a thread does that, the first time."""
@@ -193,13 +197,6 @@ class HttpServer:
         if not idle:
             self._look_at = now + _LOOK_AGAIN_S
         return bool(idle)
-
-    def _refuse(self, connection: ServedConnection) -> None:
-        self.refused_total += 1
-        if len(self._refused) >= self.limits.max_refused:
-            next(iter(self._refused)).abort()
-        self._refused[connection] = None
-        connection.refuse(throttled("max_connections", self.limits.max_connections))
 
     def closed(self, connection: ServedConnection) -> None:
         self.connections.discard(connection)
@@ -268,23 +265,17 @@ class HttpServer:
             try:
                 await asyncio.wait_for(self._emptied.wait(), timeout_ms / 1000)
             except TimeoutError:
-                left = await self._cut_off()
+                left = len(self.connections)
+                for connection in tuple(self.connections):
+                    connection.abort()
+                # The transports report the loss in a later turn; the application is stopped only after that.
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._emptied.wait(), CUT_OFF_S)
         if self._sweeping is not None:
             self._sweeping.cancel()
             self._sweeping = None
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
-        return left
-
-    async def _cut_off(self) -> int:
-        """Abort the connections that are left, and return their number."""
-        left = len(self.connections)
-        for connection in tuple(self.connections):
-            connection.abort()
-        # The transports report the loss in a later turn of the loop; the application is stopped only after that.
-        if self.connections and self._emptied is not None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._emptied.wait(), CUT_OFF_S)
         return left
 
 

@@ -63,19 +63,15 @@ class Upkeep:
         if self._runtime.engine.state.expiring:
             self._runtime.engine.consumers.sweep(topics=TOPICS_PER_SWEEP // 4)
         self._budget.refresh()
-        self._trim_heap()
+        # Return freed memory to the system if clients have released at least half of what they held.
+        budget = self._budget
+        released_bytes = budget.peak_bytes - budget.charged_bytes
+        if self._trim is not None and released_bytes >= max(TRIM_BYTES, budget.peak_bytes // 2):
+            if began_ns - self._trimmed_ns >= TRIM_PERIOD_NS:
+                self._trimmed_ns, budget.peak_bytes = began_ns, budget.charged_bytes
+                self._runtime.in_pool(partial(self._trim, 0))
         self._runtime.holds.note(Cause.UPKEEP, tick_ns() - began_ns)
         self.begin()
-
-    def _trim_heap(self) -> None:
-        """Return freed memory to the system if clients have released at least half of what they held."""
-        budget, now_ns = self._budget, self._runtime.clock.monotonic_ns()
-        released_bytes = budget.peak_bytes - budget.charged_bytes
-        if self._trim is None or released_bytes < max(TRIM_BYTES, budget.peak_bytes // 2):
-            return
-        if now_ns - self._trimmed_ns >= TRIM_PERIOD_NS:
-            self._trimmed_ns, budget.peak_bytes = now_ns, budget.charged_bytes
-            self._runtime.in_pool(partial(self._trim, 0))
 
     def _reclaim(self) -> None:
         """Remove expired keys before a request is refused, but not once per request of a burst."""
@@ -91,9 +87,9 @@ class Upkeep:
             idempotency.sweep(state, now_ms, topics=TOPICS_PER_SWEEP, keys=KEYS_PER_SWEEP)
 
     def _changed(self) -> None:
-        if not self._budget.full and self._relief is None:
-            self._relief = self._runtime.call_later(RELIEF_MS, self._relieve)
+        def relieve() -> None:
+            self._relief = None
+            self._on_relief()
 
-    def _relieve(self) -> None:
-        self._relief = None
-        self._on_relief()
+        if not self._budget.full and self._relief is None:
+            self._relief = self._runtime.call_later(RELIEF_MS, relieve)

@@ -84,24 +84,16 @@ class Throttle:
             self.begin()
 
     def take(self, lag_ms: float) -> None:
+        was = self.pressed
         if self.pressure.sample(lag_ms):
-            self._changed()
-        if self.pressed:
-            self._notify()
-
-    def _changed(self) -> None:
-        step = self.pressure.step
-        was, self.pressed = self.pressed, step is not PressureStep.CALM
-        window_ms = self.pressure.commit_window_ms
-        commits, loop = self._runtime.engine.commits, self._runtime.loop
-        if window_ms:
-            commits.schedule = lambda flush: loop.call_later(window_ms / 1000, flush)
-        else:
-            commits.schedule = self._schedule
-        log.info("pressure", step=step.name.lower(), lag_ms=round(self.pressure.lag_ms, 1))
-        if was and not self.pressed:
-            self._notify()
-
-    def _notify(self) -> None:
-        for listener in self.listeners:
-            listener()
+            step, window_ms = self.pressure.step, self.pressure.commit_window_ms
+            self.pressed = step is not PressureStep.CALM
+            commits, loop = self._runtime.engine.commits, self._runtime.loop
+            if window_ms:
+                commits.schedule = lambda flush: loop.call_later(window_ms / 1000, flush)
+            else:
+                commits.schedule = self._schedule
+            log.info("pressure", step=step.name.lower(), lag_ms=round(self.pressure.lag_ms, 1))
+        if was or self.pressed:
+            for listener in self.listeners:
+                listener()

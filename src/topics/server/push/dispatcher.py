@@ -356,25 +356,20 @@ class Dispatcher:
             return
         if topic.waits_since_ms is None:
             topic.waits_since_ms = self._runtime.clock.now_ms()
-        if self._gathers(fan_out):
+        # A topic with many watchers that was just served waits. What waits must not be evicted meanwhile: it is at most
+        # an eighth of the live records of a topic that evicts.
+        config = topic.config
+        evicts = config.cap_records or config.cap_bytes or config.ttl_ms
+        if (
+            len(fan_out.subscriptions) >= GATHER_WATCHERS
+            and not self._throttle.pressed
+            and not (evicts and (topic.head - fan_out.served_head) * 8 > topic.count)
+            and self._runtime.clock.monotonic_ns() - fan_out.served_ns < GATHER_MS * 1_000_000
+        ):
             if fan_out not in self._gathering:
                 self._gathering[fan_out] = self._runtime.call_later(GATHER_MS, partial(self._end_gathering, fan_out))
         else:
             self._ready[fan_out] = None
-
-    def _gathers(self, fan_out: FanOut) -> bool:
-        """Return whether the topic has many watchers and was served less than `GATHER_MS` ago.
-
-        What waits must not be evicted meanwhile: it is at most an eighth of the live records of a topic that evicts.
-        """
-        topic = fan_out.topic
-        if len(fan_out.subscriptions) < GATHER_WATCHERS or self._throttle.pressed:
-            return False
-        config = topic.config
-        if config.cap_records or config.cap_bytes or config.ttl_ms:
-            if (topic.head - fan_out.served_head) * 8 > topic.count:
-                return False
-        return self._runtime.clock.monotonic_ns() - fan_out.served_ns < GATHER_MS * 1_000_000
 
     def _end_gathering(self, fan_out: FanOut) -> None:
         del self._gathering[fan_out]

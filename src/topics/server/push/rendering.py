@@ -81,18 +81,8 @@ class RenderedFrame:
         if nodes.isdisjoint(self.by_node) or not self.topic.config.dedupe_node:
             return self
         found = self._others.get(nodes)
-        if found is None:
-            found = self._others[nodes] = self._without(nodes)
-        return found
-
-    @property
-    def by_node(self) -> dict[str, list[int]]:
-        """The nodes that wrote the records, each with the positions of its records in the frame."""
-        if self._pieces is None:
-            self._cut(STORED_FORM)
-        return self._by_node
-
-    def _without(self, nodes: frozenset[str]) -> RenderedFrame:
+        if found is not None:
+            return found
         pieces, by_node = self._pieces, self._by_node
         assert pieces is not None
         if len(nodes) == 1:
@@ -107,7 +97,15 @@ class RenderedFrame:
                 del kept[at]
             frame._start, frame._records, frame._end = self._start, b",".join(kept), self._end
             frame._cursor = self.cursor()
+        self._others[nodes] = frame
         return frame
+
+    @property
+    def by_node(self) -> dict[str, list[int]]:
+        """The nodes that wrote the records, each with the positions of its records in the frame."""
+        if self._pieces is None:
+            self._cut(STORED_FORM)
+        return self._by_node
 
     def _cut(self, projection: Projection) -> None:
         """Cut the records apart, and note which node wrote which of them."""

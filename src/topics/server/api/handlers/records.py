@@ -64,18 +64,14 @@ def _append_large(services: Services, call: Call) -> Steps[Answer]:
 
 
 def _appended_listing(ticket: Ticket, request: Request) -> Response:
-    if ticket.plain:
-        return _appended_one(ticket, request)
-    first, last, entry = ticket.result.first, ticket.result.last, ticket.entry
-    if entry is not None and entry.seqs:
-        seqs = entry.seqs.decode()
-    else:
-        seqs = str(first) if first == last else _encode(list(range(first, last + 1)))[1:-1].decode()
-    return _appended(ticket, request, f',"seqs":[{seqs}]')
-
-
-def _appended_one(ticket: Ticket, request: Request) -> Response:
-    """Return what `_appended` returns for a single record: most answers of a busy server."""
+    if not ticket.plain:
+        first, last, entry = ticket.result.first, ticket.result.last, ticket.entry
+        if entry is not None and entry.seqs:
+            seqs = entry.seqs.decode()
+        else:
+            seqs = str(first) if first == last else _encode(list(range(first, last + 1)))[1:-1].decode()
+        return _appended(ticket, request, f',"seqs":[{seqs}]')
+    # What `_appended` returns for a single record: most answers of a busy server.
     seq, topic, sync_ns = ticket.first, ticket.topic, ticket.sync_ns
     assert topic is not None
     body = (

@@ -112,12 +112,7 @@ def check(
     request = Request("GET" if head_only else method, path, query, headers, b"", peer, time.perf_counter_ns())
     gzip = accepts_gzip(headers.get(b"accept-encoding"))
     head = RequestHead(request, keep_alive=keep_alive, gzip=gzip, head_only=head_only, old=old)
-    _frame(head, headers)
-    return head
-
-
-def _frame(head: RequestHead, headers: dict[bytes, bytes]) -> None:
-    """Set where the body ends (RFC 9112 section 6). Raise `TopicsError` for what other hops may read differently."""
+    # Where the body ends (RFC 9112 section 6). What other hops may read differently is refused.
     coding = headers.get(b"transfer-encoding")
     if coding is not None:
         if head.old or coding.lower() != b"chunked" or b"content-length" in headers:
@@ -129,6 +124,7 @@ def _frame(head: RequestHead, headers: dict[bytes, bytes]) -> None:
     if packing not in (b"identity", b"gzip", b"x-gzip"):
         raise TopicsError(Code.UNSUPPORTED_MEDIA_TYPE, "Content-Encoding can only be gzip")
     head.packed = packing != b"identity"
+    return head
 
 
 def split_target(url: bytes) -> tuple[bytes, bytes]:

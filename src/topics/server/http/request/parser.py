@@ -20,14 +20,9 @@ BETWEEN, IN_HEAD, IN_BODY = range(3)
 class RequestListener(Protocol):
     """Takes what a reader finds."""
 
-    def take_head(self, head: RequestHead) -> bool:
-        """Take a checked head. Return False if the body is not wanted: then it is skipped."""
-
-    def take_request(self, head: RequestHead, body: bytes) -> None:
-        """Take a whole request. Not called if the body is not wanted."""
-
-    def take_error(self, error: TopicsError) -> None:
-        """Take an error: the input is no request, or over a limit. The reader has stopped."""
+    def take_head(self, head: RequestHead) -> bool: ...  # whether the body is wanted; otherwise it is skipped
+    def take_request(self, head: RequestHead, body: bytes) -> None: ...
+    def take_error(self, error: TopicsError) -> None: ...  # the reader has stopped
 
 
 class RequestReader:
@@ -160,8 +155,17 @@ class RequestReader:
     def on_headers_complete(self) -> None:
         if self._broken:
             return
+        size_bytes, parser = self._head_bytes + len(self._url), self._parser
         try:
-            head = self._checked()
+            check_fields(self._headers, self._limits, self._fields, size_bytes, repeated=self._repeated)
+            head = check(
+                method=parser.get_method().decode(),
+                version=parser.get_http_version(),
+                url=self._url,
+                headers=self._headers,
+                peer=self._peer,
+                keep_alive=parser.should_keep_alive(),
+            )
         except TopicsError as error:
             self._fail(error)
             return
@@ -181,19 +185,6 @@ class RequestReader:
             self._fail(self._limits.body_too_large())
             return
         self.wanted = self._listener.take_head(head)
-
-    def _checked(self) -> RequestHead:
-        """Return the head. Raise `TopicsError` if it is not valid or a browser may not send it."""
-        size_bytes, parser = self._head_bytes + len(self._url), self._parser
-        check_fields(self._headers, self._limits, self._fields, size_bytes, repeated=self._repeated)
-        return check(
-            method=parser.get_method().decode(),
-            version=parser.get_http_version(),
-            url=self._url,
-            headers=self._headers,
-            peer=self._peer,
-            keep_alive=parser.should_keep_alive(),
-        )
 
     def on_body(self, piece: bytes) -> None:
         if self._broken:

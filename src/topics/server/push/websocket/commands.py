@@ -110,17 +110,9 @@ class SocketCommands:
     # --- commands
 
     def _run(self, command: Command, size_bytes: int, warnings: list[str] | None) -> None:
-        if self._client.open:
-            self._carry_out(command, warnings, size_bytes=size_bytes)
-            self._client.unblock()
-
-    def _cannot_read(self, command: Command, failure: BaseException) -> None:
-        if self._client.open:
-            self._client.refuse(unreadable(failure), command.request_id)
-            self._client.unblock()
-
-    def _carry_out(self, command: Command, warnings: list[str] | None, *, size_bytes: int) -> None:
         """Carry out and answer a command. Raise `Cold` before anything has happened."""
+        if not self._client.open:
+            return
         request_id = command.request_id
         try:
             operation, targets = operation_of(command)
@@ -137,6 +129,12 @@ class SocketCommands:
                 self._client.answer({"op": "pong"}, request_id, warnings)
         except TopicsError as error:
             self._client.refuse(error, request_id)
+        self._client.unblock()
+
+    def _cannot_read(self, command: Command, failure: BaseException) -> None:
+        if self._client.open:
+            self._client.refuse(unreadable(failure), command.request_id)
+            self._client.unblock()
 
     def _subscribe(self, command: Subscribe, warnings: list[str] | None) -> None:
         topics = command.watched()
@@ -154,17 +152,17 @@ class SocketCommands:
 
     def _opened(self, command: Subscribe, warnings: list[str] | None, opened: Ticket) -> None:
         """Begin to watch: the positions of the consumers are in the log."""
+
+        def watch() -> None:
+            try:
+                self._begin_watching(command, opened.value(), warnings)
+            except TopicsError as error:
+                self._client.refuse(error, command.request_id)
+
         self._unfinished -= 1
         if self._client.open:
-            work = partial(self._try_watching, command, warnings, opened)
-            self._loading = self._services.runtime.attempt(work, partial(self._cannot_read, command))
+            self._loading = self._services.runtime.attempt(watch, partial(self._cannot_read, command))
             self._client.unblock()
-
-    def _try_watching(self, command: Subscribe, warnings: list[str] | None, opened: Ticket) -> None:
-        try:
-            self._begin_watching(command, opened.value(), warnings)
-        except TopicsError as error:
-            self._client.refuse(error, command.request_id)
 
     def _begin_watching(self, command: Subscribe, topics: dict[str, TopicOptions], warnings: list[str] | None) -> None:
         services, own = self._services, self.subscriptions
@@ -252,7 +250,20 @@ class SocketCommands:
         def ended(done: Ticket) -> None:
             self.unacked -= 1
             self.unacked_bytes -= size_bytes
-            self._published(done, request_id, name, warnings, with_seqs=command.return_seqs)
+            if done.error is not None:
+                self._client.refuse(done.error, request_id)
+            else:
+                at = done.result
+                self._client.send_json(
+                    PublishAck(
+                        name, at.first, at.last, at.head, at.created, at.deduped,
+                        PublishTimes(round(done.wal_ns / 1e6, 3), round(done.sync_ns / 1e6, 3)),
+                        list(range(at.first, at.last + 1)) if command.return_seqs else UNSET,
+                        UNSET if request_id is None else request_id,
+                        UNSET if warnings is None else warnings,
+                    )
+                )  # fmt: skip
+            self._client.unblock()
 
         def staged(ticket: Ticket) -> None:
             self.unacked += 1
@@ -286,21 +297,3 @@ class SocketCommands:
 
         self._unfinished += 1
         self._services.slices.run(steps(), finish, fail)
-
-    def _published(
-        self, ticket: Ticket, request_id: RequestId, name: str, warnings: list[str] | None, *, with_seqs: bool
-    ) -> None:
-        if ticket.error is not None:
-            self._client.refuse(ticket.error, request_id)
-        else:
-            done = ticket.result
-            self._client.send_json(
-                PublishAck(
-                    name, done.first, done.last, done.head, done.created, done.deduped,
-                    PublishTimes(round(ticket.wal_ns / 1e6, 3), round(ticket.sync_ns / 1e6, 3)),
-                    list(range(done.first, done.last + 1)) if with_seqs else UNSET,
-                    UNSET if request_id is None else request_id,
-                    UNSET if warnings is None else warnings,
-                )
-            )  # fmt: skip
-        self._client.unblock()
