@@ -187,9 +187,6 @@ class StopSignals:
         self.asked.set()
 
 
-# --- sockets ---
-
-
 def bind(host: str, port: int) -> list[socket.socket]:
     """Return a listening socket for every address of `host`, all on one port. Raise `OSError` if none can be bound."""
     found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

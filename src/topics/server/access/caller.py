@@ -52,10 +52,7 @@ ANYONE = Caller("")
 
 
 def admit(caller: Caller, operation: Operation, *targets: str) -> None:
-    """Raise `forbidden` unless the key has the scopes of the operation and may use its targets.
-
-    This needs only the head of a request; `authorise` also checks the body and the state.
-    """
+    """Raise `forbidden` unless the key has the scopes of the operation and may use its targets."""
     if operation not in caller.operations:
         raise TopicsError(
             Code.FORBIDDEN,

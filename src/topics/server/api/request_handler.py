@@ -25,10 +25,7 @@ KNOWN_QUERIES, KNOWN_QUERY_BYTES = 4096, 128
 
 
 class RequestHandler:
-    """Admits, authorises and answers requests; see `http.messages.App`.
-
-    Before the data is recovered there are no services: requests are answered from `startup`, or refused.
-    """
+    """Admits, authorises and answers requests; see `http.messages.App`."""
 
     _services: Services  # set once `_recovered`
 

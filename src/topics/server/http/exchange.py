@@ -122,8 +122,6 @@ class Exchanges(Generic[E]):
     def _hook_failed(self) -> None:
         """End the connection at once: a hook of the application has raised."""
 
-    # --- answers in
-
     def answer(self, exchange: E, response: Response) -> bool:
         """Take the answer to a request. Return False if compressing its body takes too long here: then
         `answer_compressed` must follow."""
@@ -166,8 +164,6 @@ class Exchanges(Generic[E]):
             exchange.unpacking = True
             self.packed.append((exchange, gunzip))
 
-    # --- hooks of the application
-
     def call(self, hook: Callable[..., Any], *arguments: Any) -> None:
         """Call into the application where no client waits for an answer. End the connection if that raises."""
         try:
@@ -207,8 +203,6 @@ class ExchangeConnection(asyncio.Protocol, Generic[E]):
     def note_memory(self) -> None:
         """Charge the memory budget with what this connection holds now. May end the connection's input."""
 
-    # --- for the server and the memory budget
-
     @property
     def served(self) -> int:
         return self.exchanges.served
@@ -224,8 +218,6 @@ class ExchangeConnection(asyncio.Protocol, Generic[E]):
 
     def abort(self) -> None:
         self.transport.abort()
-
-    # --- requests to the application, and its answers
 
     def handle(self, exchange: E) -> None:
         request = exchange.head.request
@@ -262,8 +254,6 @@ class ExchangeConnection(asyncio.Protocol, Generic[E]):
         else:
             self.exchanges.answer_compressed(exchange, response, done.result())
         self.proceed()
-
-    # --- gzip bodies of requests that take too long to unpack on the event loop
 
     def unpack_in_threads(self) -> None:
         """Have threads unpack the bodies in `packed`, some megabytes at a time."""

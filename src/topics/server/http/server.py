@@ -95,14 +95,10 @@ class HttpServer:
         self._sweeping: asyncio.TimerHandle | None = None
         self._emptied: asyncio.Event | None = None
 
-    # --- for metrics
-
     @property
     def requests_total(self) -> int:
         """Requests whose head was understood. Each connection counts its own: the fast path touches only one object."""
         return self._closed_requests + sum(connection.served for connection in self.connections)
-
-    # --- for the event loop and the connections
 
     def has_room(self) -> bool:
         """Return whether another socket may be open: a connection, one that is refused, or one that shakes hands."""
@@ -245,8 +241,6 @@ class HttpServer:
             self._sweeping = loop.call_later(0, self._sweep_some, connections, end)
         else:
             self._sweeping = loop.call_later(self.limits.sweep_ms / 1000, self._sweep)
-
-    # --- the end
 
     async def drain(self, timeout_ms: int) -> int:
         """Let every connection finish what it has begun. Return how many had not by the deadline and were aborted.

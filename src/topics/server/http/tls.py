@@ -78,10 +78,7 @@ HANDSHAKE, OPEN, CLOSING = _State
 
 
 class TlsTransport(asyncio.Protocol):
-    """The protocol of a socket's transport, and the transport of a connection's protocol.
-
-    As a transport it has all methods of the socket's transport, and replaces those that TLS changes.
-    """
+    """The protocol of a socket's transport, and the transport of a connection's protocol."""
 
     __slots__ = ("_incoming", "_lost", "_outgoing", "_protocol", "_raw", "_ssl", "_state", "_timer", "_wait_s")
 
@@ -97,8 +94,6 @@ class TlsTransport(asyncio.Protocol):
         self._raw: Any = None  # the socket's transport
         self._state = HANDSHAKE
         self._timer: asyncio.TimerHandle | None = None
-
-    # --- the protocol of the socket's transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._raw = transport
@@ -178,8 +173,6 @@ class TlsTransport(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    # --- the transport of the connection's protocol
 
     def write(self, data: Data) -> None:
         self.writelines((data,))

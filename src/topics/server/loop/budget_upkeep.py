@@ -27,10 +27,7 @@ COPIES_OF_A_WRITE = 2  # its rendered records, and the frame of the log
 
 
 class Upkeep:
-    """The periodic work of the budget, and the work that the budget asks for.
-
-    `on_relief` is called shortly after the budget has room again.
-    """
+    """The periodic work of the budget, and the work that the budget asks for."""
 
     def __init__(self, runtime: Runtime, budget: MemoryBudget, *, on_relief: Callable[[], None]) -> None:
         self._runtime = runtime

@@ -173,10 +173,7 @@ class SharedAnswers:
     def answer(
         self, key: Hashable, request: Request, make: Callable[[], Steps[Response]], cause: Cause = Cause.REQUEST
     ) -> Deferred:
-        """Return the answer that `make` renders in steps, for this request and all others with the key.
-
-        The time that each slice takes is noted under `cause`.
-        """
+        """Return the answer that `make` renders in steps, for this request and all others with the key."""
         deferred = Deferred()
         if key in self._waiting:
             self._waiting[key].append((request, deferred))

@@ -52,10 +52,7 @@ class Throttle:
     def append(
         self, name: str, write: WriteRequest, request: Request, encode: Encode, blob: LargeBlob | None
     ) -> Answer:
-        """Append while the server is under pressure. Raise if the topic has too low a priority for that.
-
-        The answer says how long the write waited for the batch that it was written with.
-        """
+        """Append while the server is under pressure. Raise if the topic has too low a priority for that."""
         if not write.disable_backpressure:
             self.check(name)
         ticket = self._runtime.engine.append(name, write, blob)

@@ -212,8 +212,6 @@ class WorkStream(EventStream):
         self._waiters: QueueWaiters | None = None
         self._reported = ""  # code of the error that the client was last sent
 
-    # --- the connection
-
     def begin(self) -> None:
         if self._topic.gone:
             self.queue_deleted()
@@ -232,8 +230,6 @@ class WorkStream(EventStream):
             self.runtime.engine.queues.undo_claim(self._topic, claimed.jobs)
         self.runtime.engine.queues.release(self._topic, self._holder)
         self._holder.changed = _ignore
-
-    # --- for the waiters of the queue
 
     def want(self) -> Want | None:
         room = self._max - len(self._holder.held)
@@ -266,8 +262,6 @@ class WorkStream(EventStream):
     def queue_deleted(self) -> None:
         self._waiters = None
         self.fail(Code.NOT_A_QUEUE.status, f'"{self._topic.name}" is not a queue any more', topic=self._topic.name)
-
-    # --- frames
 
     def _push(self, claimed: Claimed) -> None:
         if not claimed.rows or not self.open:

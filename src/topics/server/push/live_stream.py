@@ -90,8 +90,6 @@ class LiveConnection(Stream):
             assert self._sink is not None
             self._sink.close()
 
-    # --- for the transport and the server
-
     def opened(self, sink: Sink) -> None:
         self._sink = sink
         self.open = True
@@ -124,8 +122,6 @@ class LiveConnection(Stream):
             if self._sink is not None:
                 self._sink.give_up()  # a client that does not read must not delay the stop
             self.fail(Code.SHUTTING_DOWN.status, "the server is stopping; connect again")
-
-    # --- timers
 
     def _check_heartbeat(self) -> None:
         """Send a heartbeat if one is due. The timer is set again only here, so that sending costs nothing."""

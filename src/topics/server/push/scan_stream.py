@@ -56,8 +56,6 @@ class ScanStream(Stream):
         self._on_thread = False
         self._ends_with: TopicsError | None = None
 
-    # --- for the transport and the server
-
     def opened(self, sink: Sink) -> None:
         self._sink = sink
         self._runtime.open_ended.add(self)
@@ -82,8 +80,6 @@ class ScanStream(Stream):
     def end(self) -> None:
         """End the answer with an error: the server stops, and the client continues later."""
         self._fail(TopicsError(Code.SHUTTING_DOWN, "the server is stopping", retry_after_ms=1000))
-
-    # --- slices
 
     def _next(self) -> None:
         self._loading = self._runtime.attempt(self._step, self._cannot_read)

@@ -193,8 +193,6 @@ class WatchStream(EventStream):
         self._position = position
         self._single = False
 
-    # --- the connection
-
     def begin(self) -> None:
         session = self._session
         before, session.stream = session.stream, self
@@ -261,8 +259,6 @@ class WatchStream(EventStream):
         self._note_single()
         self._dispatcher.attach(subscription, self)
         return True
-
-    # --- for the dispatcher
 
     def push(self, subscription: Subscription, frame: RenderedFrame) -> None:
         if self._single:

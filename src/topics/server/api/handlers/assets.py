@@ -41,9 +41,6 @@ _PROTECTION: tuple[Header, ...] = (
 )
 
 
-# --- the index
-
-
 def get_index(startup: Startup, call: Call) -> Answer:
     """Return the addresses of the server, or send a browser to the console."""
     console = "/console" if startup.console else None
@@ -52,9 +49,6 @@ def get_index(startup: Startup, call: Call) -> Answer:
         return Response(FOUND, b"", _TYPES[".html"], headers)
     took = performance(call.request)
     return json_answer(200, Index("topics", __version__, console, "/v0/openapi.json", "/client.js", "/v0/health", took))
-
-
-# --- the console
 
 
 def get_console(startup: Startup, call: Call) -> Answer:
@@ -91,9 +85,6 @@ def _console_files() -> dict[str, tuple[bytes, bytes, bytes]]:
             body = path.read_bytes()
             files[path.relative_to(_CONSOLE).as_posix()] = body, _etag(body), _TYPES[path.suffix]
     return files
-
-
-# --- the client
 
 
 def get_client_js(startup: Startup, call: Call) -> Answer:

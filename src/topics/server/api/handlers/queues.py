@@ -47,9 +47,6 @@ _encode = msgspec.json.encode
 _now_ns = time.perf_counter_ns
 
 
-# --- claim
-
-
 def claim(services: Services, call: Call) -> Answer:
     wanted = _decode_claim(call.request.body, call)
     limits = services.engine.limits
@@ -133,8 +130,6 @@ class PendingClaim:
         if self._waiters is not None:
             self.answer(self._nothing(), self._ticket)
 
-    # --- for the waiters of the queue
-
     def want(self) -> Want | None:
         return None if self._services.budget.full else self._want
 
@@ -152,8 +147,6 @@ class PendingClaim:
 
     def queue_deleted(self) -> None:
         self.refuse(topic_not_found(self._topic.name))
-
-    # --- the end
 
     def _finish(self, ticket: Ticket) -> None:
         claimed = self._claimed
@@ -193,9 +186,6 @@ class PendingClaim:
         self._services.runtime.open_ended.discard(self)
         if self._timer is not None:
             self._timer.cancel()
-
-
-# --- held jobs
 
 
 def ack(services: Services, call: Call) -> Answer:
@@ -244,9 +234,6 @@ def extend(services: Services, call: Call) -> Answer:
     return json_when_done(ticket, call.request, extended)
 
 
-# --- the stream
-
-
 def open_work_stream(services: Services, call: Call) -> Answer:
     check_accept(call.request)
     found = query_string.parse(call.request.query)
@@ -265,9 +252,6 @@ def open_work_stream(services: Services, call: Call) -> Answer:
         services.runtime, services.job_waiters, services.budget, topic,
         node=node, max=most, lease_ms=lease_ms, release=services.quotas.open_stream(call.caller),
     )  # fmt: skip
-
-
-# --- lists and dead letters
 
 
 def list_jobs(services: Services, call: Call) -> Answer:

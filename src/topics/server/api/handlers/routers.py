@@ -85,10 +85,7 @@ def drop_router(services: Services, call: Call) -> Answer:
 
 @in_slices()
 def preview_router(services: Services, call: Call) -> Steps[Answer]:
-    """Count what a router would forward: as it is, with another filter, or (with `source`) before it exists.
-
-    Runs in slices, because a preview looks at all records of its source.
-    """
+    """Count what a router would forward: as it is, with another filter, or (with `source`) before it exists."""
     wanted: PreviewRequest = call.body()
     name = check_router(call.params["router"])
     match = parse_filter(wanted.filter)

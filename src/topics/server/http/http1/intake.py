@@ -102,8 +102,6 @@ class Intake:
         in_reader_bytes = 0 if self.reader is None else self.reader.held_bytes
         return in_reader_bytes + (0 if self.data is None else len(self.data))
 
-    # --- bytes in
-
     def add(self, data: bytes) -> None:
         if self.data is not None:
             self.data += data
@@ -175,8 +173,6 @@ class Intake:
         head.expects = False
         return not reader.body_bytes
 
-    # --- the end
-
     def stop(self) -> None:
         self.ended = True
         if self.reader is not None:
@@ -206,8 +202,6 @@ class Intake:
             self.reader.release()
             self.reader = None  # they refer to each other
         del self._exchanges  # the pipeline refers to this object
-
-    # --- what the reader finds
 
     def take_head(self, head: RequestHead) -> bool:
         self._exchanges.served += 1

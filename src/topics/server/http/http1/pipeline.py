@@ -109,10 +109,7 @@ class Pipeline(Exchanges[Exchange]):
     # --- requests out
 
     def next_request(self) -> Exchange | None:
-        """Begin the next request and return it; return None if there is none, or it has to wait.
-
-        Answers that are next in order are moved to the output on the way.
-        """
+        """Begin the next request and return it; return None if there is none, or it has to wait."""
         queue, intake = self.queue, self.intake
         exchanges = queue.exchanges
         # Bound: each round takes an exchange out of the queue, begins one, or parses input that is there.
@@ -266,10 +263,7 @@ class Pipeline(Exchanges[Exchange]):
     # --- deadlines
 
     def deadline(self, unsent_bytes: int) -> tuple[Wait, int] | None:
-        """Return what the client must do next and within how many ms; None while nothing is expected of it.
-
-        `unsent_bytes` is what was written and the operating system has not taken.
-        """
+        """Return what the client must do next and within how many ms; None while nothing is expected of it."""
         state, limits = self.state, self._service.limits
         if state in (STREAMING, ABORTED, CLOSED):
             return None  # a stream finds out by its own heartbeat, and costs nothing while its reader sleeps

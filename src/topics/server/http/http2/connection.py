@@ -28,8 +28,6 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
         self._seen: object = None
         self._seen_at = self._loop.time()
 
-    # --- the transport
-
     def data_received(self, data: bytes) -> None:
         session = self.session
         session.receive(data, self._loop.time())
@@ -56,8 +54,6 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
     def resume_writing(self) -> None:
         self.session.paused = False
         self.proceed()
-
-    # --- work
 
     def proceed(self) -> None:
         """Read, answer and write more in the next turn of the event loop."""
@@ -120,8 +116,6 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
         else:
             transport.pause_reading()
 
-    # --- memory
-
     def note_memory(self) -> None:
         session, charges = self.session, self.session.charges
         charges.note_input(self, session.input.unparsed_bytes)
@@ -131,8 +125,6 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
     def is_short_of_memory(self, stream: Http2Stream) -> bool:
         """Return whether the client has not taken what it was sent, while the budget is full."""
         return self._server.budget.full and bool(stream.unsent_bytes or self.unsent_bytes())
-
-    # --- for the server
 
     def sweep(self, now: float) -> None:
         """End what the client has not done in time: the connection, or single streams."""

@@ -167,10 +167,7 @@ class HeadCache:
         self._blocks: dict[bytes, Block] = {}
 
     def compose(self, raw: bytes) -> Known | None:
-        """Return a new head, made of a known block and a plain request line; None if it is not of that form.
-
-        `raw` is the head without its empty line.
-        """
+        """Return a new head, made of a known block and a plain request line; None if it is not of that form."""
         first, _, fields = raw.partition(b"\r\n")
         block = self._blocks.get(fields)
         if block is None:

@@ -87,8 +87,6 @@ class SocketCommands:
         self.subscriptions = SubscriptionSet(services.budget)
         self.unacked = self.unacked_bytes = 0
 
-    # --- for the connection
-
     def is_blocked(self) -> bool:
         """Return whether a command waits for the disk or the log, or too many publishes are in progress."""
         if self.unacked >= MAX_UNACKED or self.unacked_bytes > MAX_UNACKED_BYTES:
@@ -106,8 +104,6 @@ class SocketCommands:
     def end(self) -> None:
         self._loading.cancel()
         self.subscriptions.discharge()
-
-    # --- commands
 
     def _run(self, command: Command, size_bytes: int, warnings: list[str] | None) -> None:
         """Carry out and answer a command. Raise `Cold` before anything has happened."""

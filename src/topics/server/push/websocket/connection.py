@@ -63,8 +63,6 @@ class WebSocket(LiveConnection, Upgrade):
         self.input = SocketInput(services, self._ws, self, deflated=self._deflated)
         self.commands = SocketCommands(services, caller, self)
 
-    # --- the connection
-
     def received(self, data: bytes) -> None:
         if self.open:
             self._pings = 0
@@ -115,8 +113,6 @@ class WebSocket(LiveConnection, Upgrade):
         self._services.pattern_waiters.remove(self)
         self._services.dispatcher.detach_all(self.commands.subscriptions.subscriptions, self)
 
-    # --- for the input
-
     def is_blocked(self) -> bool:
         """Return whether the client does not read its answers, or has as much in progress as it may."""
         return self.full or self.commands.is_blocked() or self.input.decoding is not None
@@ -145,8 +141,6 @@ class WebSocket(LiveConnection, Upgrade):
         elif isinstance(event, events.BytesMessage):
             self.close(CloseReason.UNSUPPORTED_DATA, "commands are text messages")
 
-    # --- for the commands
-
     def answer(self, answer: dict[str, Any], request_id: RequestId, warnings: list[str] | None = None) -> None:
         """Send the answer to a command, with its `request_id` and its warnings if it has any."""
         if request_id is not None:
@@ -171,8 +165,6 @@ class WebSocket(LiveConnection, Upgrade):
             self.send(text_head(len(payload)) + payload)
         elif self.open and self._ws.state is ConnectionState.OPEN:
             self.send(self._ws.send(events.TextMessage(data=payload.decode())))
-
-    # --- for the dispatcher
 
     def push(self, subscription: Subscription, frame: RenderedFrame) -> None:
         if self._deflated:

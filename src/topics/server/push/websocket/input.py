@@ -94,8 +94,6 @@ class SocketInput:
         self._decoding_bytes = 0
         self._charged_bytes = 0
 
-    # --- for the connection and the memory budget
-
     def received(self, data: bytes) -> None:
         self._unfed += data
         if self._state is InputState.READING:
@@ -118,8 +116,6 @@ class SocketInput:
         if self.decoding is not None:
             self.decoding.close()
         self._end_decoding()
-
-    # --- turns
 
     def _charge(self) -> None:
         """Charge the memory budget for unhandled input. May close the connection."""
@@ -209,8 +205,6 @@ class SocketInput:
         if state is InputState.NEXT_TURN:
             self._services.runtime.loop.call_soon(self._next_turn)
         self._client.hold(held=True)
-
-    # --- messages
 
     def _take_text(self, event: events.TextMessage) -> None:
         """Assemble a message, bounded in bytes and in fragments, and decode it once it is complete."""
