@@ -128,7 +128,6 @@ async def _serve_until_stopped(app: TopicsApp, stop: StopSignals, garbage: Garba
 
 
 async def _drain(settings: Settings, app: TopicsApp, http: HttpServer) -> int:
-    """Finish open requests and stop the application. Return the exit status."""
     app.begin_drain()
     left = await http.drain(settings.drain_timeout_ms)
     if left:

@@ -39,7 +39,6 @@ class Caller:
         self.operations = frozenset(operation for operation in OPERATIONS if operation.scope in scopes)
 
     def may_use(self, name: str) -> bool:
-        """Return whether the prefixes of the key cover the name."""
         return not self.prefixes or name.startswith(self.prefixes)
 
     def end_request(self) -> None:
@@ -86,7 +85,6 @@ def _check_name(caller: Caller, name: str, *, secret: bool = False) -> None:
 
 
 def scope_words(scope: Scope) -> list[str]:
-    """Return the names of scopes, as the configuration spells them."""
     return [one.name.lower() for one in Scope if one in scope and one.name]
 
 

@@ -27,8 +27,6 @@ NAME_PARTS = ("topic", "router")  # path parameters that the prefixes of a key m
 
 
 class Guard:
-    """Checks every request of a server with keys."""
-
     def __init__(self, routes: RouteTable, keys: KeyRing, quotas: Quotas, *, probe_auth: bool) -> None:
         self._routes = routes
         self._keys = keys
@@ -53,7 +51,6 @@ class Guard:
         return call
 
     def authorise(self, engine: Engine, call: Call) -> None:
-        """Check the names in the body, and those that the state holds. Raise `forbidden`."""
         route = call.route
         if call.caller.prefixes and route.operation.names:
             if route.decode is not None and call.wanted is None:

@@ -24,7 +24,7 @@ from topics.storage.log.stats import WalStats
 # are thousands of samples, and every long-lived container makes the pauses of the garbage collector longer.
 Sample = tuple[str, str, str, float]
 Row = TypeVar("Row")
-ColumnOf = tuple[str, str, str, Callable[[Row], float | None]]  # name, kind, help, and the value of a row
+ColumnOf = tuple[str, str, Callable[[Row], float | None]]  # name, help, and the value of a row
 
 TOPICS_PER_STEP = 250  # one takes about 2 µs
 CONSUMERS_PER_STEP = 200
@@ -36,9 +36,13 @@ CLASSES = ("ephemeral", "memory", "disk", "fsync")
 
 class Metric(Struct):
     name: str
-    kind: str  # gauge, counter, histogram
     help: str
     samples: list[Sample]
+    kind: str = "gauge"  # a name that ends with `_total` is a counter
+
+    def __post_init__(self) -> None:
+        if self.name.endswith("_total"):
+            self.kind = "counter"
 
 
 def collect(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metric]]:
@@ -125,55 +129,53 @@ def collect_while_recovering(startup: Startup) -> list[Metric]:
 
 def _totals(services: Services, leases: int) -> Iterator[Metric]:
     state = services.engine.state
-    yield _gauge("topics_topics", "Topics.", len(services.engine.topics))
+    yield _one("topics_topics", "Topics.", len(services.engine.topics))
     yield Metric(
-        "topics_topics_by_class", "gauge", "Topics by durability class.",
+        "topics_topics_by_class", "Topics by durability class.",
         [("", "class", name, state.by_class.get(name, 0)) for name in CLASSES],
     )  # fmt: skip
-    yield _gauge("topics_routers", "Routers.", len(services.engine.routers.table.by_name))
-    yield _gauge("topics_records_live", "Records that readers can still get.", state.totals.records)
-    yield _gauge("topics_bytes_live", "Bytes of those records.", state.totals.bytes)
-    yield _gauge("topics_queue_topics", "Topics of type queue.", len(state.queues))
-    yield _gauge("topics_queue_leases_in_flight", "Jobs that a worker holds.", leases)
-    yield _gauge("topics_sse_connections", "Open event streams and WebSockets.", services.quotas.streams)
-    yield _gauge("topics_watch_sessions", "Watch sessions.", len(services.sessions))
-    yield _counter("topics_slow_readers_total", "Streams closed because their client did not read.",
+    yield _one("topics_routers", "Routers.", len(services.engine.routers.table.by_name))
+    yield _one("topics_records_live", "Records that readers can still get.", state.totals.records)
+    yield _one("topics_bytes_live", "Bytes of those records.", state.totals.bytes)
+    yield _one("topics_queue_topics", "Topics of type queue.", len(state.queues))
+    yield _one("topics_queue_leases_in_flight", "Jobs that a worker holds.", leases)
+    yield _one("topics_sse_connections", "Open event streams and WebSockets.", services.quotas.streams)
+    yield _one("topics_watch_sessions", "Watch sessions.", len(services.sessions))
+    yield _one("topics_slow_readers_total", "Streams closed because their client did not read.",
                    services.runtime.slow_readers_total)  # fmt: skip
-    yield _gauge("topics_memory_budget_bytes", "Bytes that clients may make the server hold; 0 is no limit.",
+    yield _one("topics_memory_budget_bytes", "Bytes that clients may make the server hold; 0 is no limit.",
                  services.budget.limit_bytes)  # fmt: skip
     yield Metric(
-        "topics_memory_charged_bytes", "gauge", "Bytes charged to the memory budget by account.",
+        "topics_memory_charged_bytes", "Bytes charged to the memory budget by account.",
         [("", "account", account, size) for account, size in services.budget.accounts().items()],
     )  # fmt: skip
 
     pressure = services.throttle.pressure
-    yield _gauge("topics_loop_lag_ms", "How late the event loop runs: the lowest of the last four samples.",
+    yield _one("topics_loop_lag_ms", "How late the event loop runs: the lowest of the last four samples.",
                  pressure.lag_ms)  # fmt: skip
-    yield _gauge("topics_pressure_step", "0 without pressure; 1 to 4 for the steps under pressure.", int(pressure.step))
+    yield _one("topics_pressure_step", "0 without pressure; 1 to 4 for the steps under pressure.", int(pressure.step))
     yield Metric(
-        "topics_loop_hold_max_ms", "gauge", "Longest time since the start for which the event loop was held, by cause.",
+        "topics_loop_hold_max_ms", "Longest time since the start for which the event loop was held, by cause.",
         [("", "cause", cause.value, ns / 1e6) for cause, ns in services.runtime.holds.longest_ns.items()],
     )  # fmt: skip
 
 
 def _process(startup: Startup, *, ready: bool, progress: float) -> Iterator[Metric]:
     http = startup.http
-    yield _gauge("topics_ready", "1 while the server serves.", int(ready))
-    yield _gauge("topics_recovery_progress", "How much of the log has been replayed, 0 to 1.", progress)
-    yield _gauge("topics_uptime_ms", "Milliseconds since the process started.", startup.uptime_ms())
+    yield _one("topics_ready", "1 while the server serves.", int(ready))
+    yield _one("topics_recovery_progress", "How much of the log has been replayed, 0 to 1.", progress)
+    yield _one("topics_uptime_ms", "Milliseconds since the process started.", startup.uptime_ms())
     if http is not None:
-        yield _gauge("topics_http_connections", "Open connections.", len(http.connections))
-        yield _gauge("topics_http_connections_max", "Connections that may be open; 0 is no limit.",
+        yield _one("topics_http_connections", "Open connections.", len(http.connections))
+        yield _one("topics_http_connections_max", "Connections that may be open; 0 is no limit.",
                      http.limits.max_connections)  # fmt: skip
-        yield _counter("topics_http_connections_shed_total", "Idle connections closed to make room.",
-                       http.shed_total)  # fmt: skip
-        yield _counter("topics_http_connections_refused_total", "Connections refused at the limit.",
-                       http.refused_total)  # fmt: skip
-        yield Metric("topics_http_requests_total", "counter", "Requests answered.", [("", "", "", http.requests_total)])
+        yield _one("topics_http_connections_shed_total", "Idle connections closed to make room.", http.shed_total)
+        yield _one("topics_http_connections_refused_total", "Connections refused at the limit.", http.refused_total)
+        yield _one("topics_http_requests_total", "Requests answered.", http.requests_total)
 
 
 def _checkpoints(*, failing: bool) -> Metric:
-    return _gauge("topics_checkpoint_failing", "1 while checkpoints fail and the log grows.", int(failing))
+    return _one("topics_checkpoint_failing", "1 while checkpoints fail and the log grows.", int(failing))
 
 
 def _wal(wal: WalStats, *, read_only: bool) -> Iterator[Metric]:
@@ -185,18 +187,18 @@ def _wal(wal: WalStats, *, read_only: bool) -> Iterator[Metric]:
         ("rotations_total", "Log files begun after the first."),
         ("submit_full_total", "Entries that the log refused."),
     ):
-        yield Metric(f"topics_wal_{name}", "counter", help, [("", "", "", getattr(wal, name))])
-    yield _gauge("topics_wal_queue_depth", "Entries written and not synced yet.", wal.queue_depth)
-    yield _gauge("topics_wal_queue_depth_peak", "Most entries that ever waited for a sync.", wal.queue_depth_peak)
-    yield _gauge("topics_wal_read_only", "1 while the log cannot be written.", int(read_only))
+        yield _one(f"topics_wal_{name}", help, getattr(wal, name))
+    yield _one("topics_wal_queue_depth", "Entries written and not synced yet.", wal.queue_depth)
+    yield _one("topics_wal_queue_depth_peak", "Most entries that ever waited for a sync.", wal.queue_depth_peak)
+    yield _one("topics_wal_read_only", "1 while the log cannot be written.", int(read_only))
     buckets: list[Sample] = []
     running = 0
     for bound, n in zip([*wal.BOUNDS_US, None], wal.fsync_buckets, strict=True):
         running += n
         buckets.append(("_bucket", "le", "+Inf" if bound is None else str(bound), running))
     yield Metric(
-        "topics_wal_fsync_latency_us", "histogram", "Microseconds a sync of the log took.",
-        [*buckets, ("_sum", "", "", wal.fsync_sum_us), ("_count", "", "", running)],
+        "topics_wal_fsync_latency_us", "Microseconds a sync of the log took.",
+        [*buckets, ("_sum", "", "", wal.fsync_sum_us), ("_count", "", "", running)], "histogram",
     )  # fmt: skip
 
 
@@ -204,12 +206,12 @@ def _columns(
     label: str, rows: list[Row], columns: list[ColumnOf[Row]], name: Callable[[Row], str] = attrgetter("name")
 ) -> Iterator[Metric | None]:
     """Yield a metric per column, with a sample per row. A value of None is left out: its row may have changed since."""
-    for metric, kind, help, value in columns:
+    for metric, help, value in columns:
         samples: list[Sample] = []
         for some in _batches(rows):
             samples += [("", label, name(row), found) for row in some if (found := value(row)) is not None]
             yield None
-        yield Metric(metric, kind, help, samples)
+        yield Metric(metric, help, samples)
 
 
 def _topics(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | None]:
@@ -222,22 +224,21 @@ def _topics(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | 
         found += some
         yield None
     columns: list[ColumnOf[Topic]] = [
-        ("topics_topic_head_seq", "gauge", "Highest assigned seq per topic.", lambda topic: topic.head),
-        ("topics_topic_earliest_seq", "gauge", "Seq of the first live record per topic.",
-         lambda topic: topic.earliest),
-        ("topics_topic_records_live", "gauge", "Live records per topic.", lambda topic: topic.count),
-        ("topics_topic_bytes_live", "gauge", "Bytes of the live records per topic.", lambda topic: topic.bytes),
-        ("topics_topic_lost", "gauge", "Seqs per topic that a cap, a TTL, a restart or damage removed.",
+        ("topics_topic_head_seq", "Highest assigned seq per topic.", lambda topic: topic.head),
+        ("topics_topic_earliest_seq", "Seq of the first live record per topic.", lambda topic: topic.earliest),
+        ("topics_topic_records_live", "Live records per topic.", lambda topic: topic.count),
+        ("topics_topic_bytes_live", "Bytes of the live records per topic.", lambda topic: topic.bytes),
+        ("topics_topic_lost", "Seqs per topic that a cap, a TTL, a restart or damage removed.",
          lambda topic: topic.losses.count()),
-        ("topics_topic_queue_ready", "gauge", "Claimable jobs per queue.",
+        ("topics_topic_queue_ready", "Claimable jobs per queue.",
          lambda topic: None if topic.queue is None else topic.queue.ready),
-        ("topics_topic_queue_in_flight", "gauge", "Leased jobs per queue.",
+        ("topics_topic_queue_in_flight", "Leased jobs per queue.",
          lambda topic: None if topic.queue is None else topic.queue.in_flight),
-        ("topics_topic_queue_oldest_seconds", "gauge", "Age of the oldest job per queue that is not done.",
+        ("topics_topic_queue_oldest_seconds", "Age of the oldest job per queue that is not done.",
          lambda topic: None if topic.queue is None else rough_age_ms(topic, now_ms) / 1000),
     ]  # fmt: skip
     yield from _columns("topic", found[:limit], columns)
-    yield _gauge(
+    yield _one(
         "topics_topic_metrics_truncated", "1 if there are more topics than are named here.", int(len(found) > limit)
     )
 
@@ -254,13 +255,12 @@ def _archives(services: Services, topics: list[Topic]) -> Iterator[Metric | None
         return lambda topic: getattr(standings[topic], name, None)
 
     columns: list[ColumnOf[Topic]] = [
-        ("topics_topic_archive_unarchived", "gauge", "Live records that the archive does not have yet.",
-         part("unarchived")),
-        ("topics_topic_archive_overdue", "gauge",
-         "Records past their TTL that are there only because the topic holds them.", part("overdue")),
-        ("topics_topic_archive_evicted_total", "counter",
+        ("topics_topic_archive_unarchived", "Live records that the archive does not have yet.", part("unarchived")),
+        ("topics_topic_archive_overdue", "Records past their TTL that are there only because the topic holds them.",
+         part("overdue")),
+        ("topics_topic_archive_evicted_total",
          "Records that a cap evicted before they were archived, though the topic holds.", part("evicted")),
-        ("topics_topic_archived_seq", "gauge", "Seq up to which an archive was reported to have everything.",
+        ("topics_topic_archived_seq", "Seq up to which an archive was reported to have everything.",
          lambda topic: topic.archived),
     ]  # fmt: skip
     yield from _columns("topic", list(standings), columns)
@@ -280,12 +280,11 @@ def _consumers(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metr
         if not topic.gone:
             lags.append((f"{topic.name} {consumer.name}", rough_lag_of(topic, consumer, now_ms)))
     columns: list[ColumnOf[tuple[str, Lag]]] = [
-        ("topics_consumer_lag_records", "gauge", "Live records that a consumer has not read yet.",
-         lambda row: row[1].records),
-        ("topics_consumer_lag_seconds", "gauge", "Age of the oldest record that a consumer has not read yet.",
+        ("topics_consumer_lag_records", "Live records that a consumer has not read yet.", lambda row: row[1].records),
+        ("topics_consumer_lag_seconds", "Age of the oldest record that a consumer has not read yet.",
          lambda row: row[1].age_ms / 1000),
     ]  # fmt: skip
-    truncated = _gauge(
+    truncated = _one(
         "topics_consumer_metrics_truncated", "1 if there are more consumers than are named here.",
         int(len(found) > limit),
     )  # fmt: skip
@@ -303,23 +302,16 @@ def _routers(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric |
         seen += [one for one in some if not prefixes or all(name.startswith(prefixes) for name in router_names(one))]
         yield None
     columns: list[ColumnOf[Router]] = [
-        ("topics_router_forwarded_total", "counter", "Copies made per router.", lambda router: router.forwarded_total),
-        ("topics_router_cursor", "gauge", "Seq of the source up to which a router has come.",
-         lambda router: router.cursor),
-        ("topics_router_lag", "gauge", "Records of the source that a router has not processed yet.",
-         lambda router: router.lag),
-        ("topics_router_held", "gauge", "1 while it has a last_error.",
-         lambda router: int(bool(router.edge.last_error))),
+        ("topics_router_forwarded_total", "Copies made per router.", lambda router: router.forwarded_total),
+        ("topics_router_cursor", "Seq of the source up to which a router has come.", lambda router: router.cursor),
+        ("topics_router_lag", "Records of the source that a router has not processed yet.", lambda router: router.lag),
+        ("topics_router_held", "1 while it has a last_error.", lambda router: int(bool(router.edge.last_error))),
     ]  # fmt: skip
     yield from _columns("router", seen[:most], columns)
 
 
-def _gauge(name: str, help: str, value: float) -> Metric:
-    return Metric(name, "gauge", help, [("", "", "", value)])
-
-
-def _counter(name: str, help: str, value: float) -> Metric:
-    return Metric(name, "counter", help, [("", "", "", value)])
+def _one(name: str, help: str, value: float) -> Metric:
+    return Metric(name, help, [("", "", "", value)])
 
 
 def as_text(rows: Iterable[Metric]) -> Steps[list[bytes | memoryview]]:

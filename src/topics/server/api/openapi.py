@@ -159,7 +159,6 @@ def document_steps(routes: Sequence[Route]) -> Steps[bytes]:
 
 
 def _schemas(routes: Sequence[Route]) -> Steps[tuple[dict[Any, Any], dict[str, Any]]]:
-    """Return the schema of each type of a request or an answer, and the components that these refer to."""
     types = [ErrorAnswer]
     for route in routes:
         types += [kind for kind in (route.body, *route.answers.values()) if _is_schema(kind)]

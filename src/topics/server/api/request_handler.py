@@ -41,7 +41,6 @@ class RequestHandler:
         budget.listeners.append(self._choose_path)
 
     def begin(self, services: Services) -> None:
-        """Serve all routes from now on: the data is recovered."""
         self._services = services
         self._recovered = True
         self._replaying = services.engine.is_replaying

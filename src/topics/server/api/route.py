@@ -107,8 +107,6 @@ def in_slices(
 
 
 class Call(Struct, gc=False):
-    """A request and its route."""
-
     request: Request
     route: Route
     params: dict[str, str]  # shared between calls to the same path

@@ -42,7 +42,6 @@ class Startup:
         self.http: HttpServer | None = None  # the transport whose connections and requests metrics count
 
     def document(self) -> Steps[bytes]:
-        """Return the OpenAPI document, which the first request renders."""
         if self._document is None:
             self._document = yield from self._render()
         return self._document
@@ -54,7 +53,6 @@ class Startup:
         return (self._clock.monotonic_ns() - self._started_ns) // 1_000_000
 
     def not_ready(self) -> TopicsError:
-        """Return the 503 for a request that needs the recovered data, with the replay progress."""
         return TopicsError(
             Code.NOT_READY,
             "the log is being replayed",
@@ -140,13 +138,10 @@ class Services(Struct, frozen=True, kw_only=True, eq=False):
             raise TopicsError(Code.SHUTTING_DOWN, "the server is stopping", retry_after_ms=1000)
 
     def read_only(self) -> str | None:
-        """Return why nothing can be written; None if writes are possible."""
         return None if self.storage is None else self.storage.wal.read_only
 
     def checkpoint_failure(self) -> str | None:
-        """Return why the last checkpoint failed; None if it succeeded."""
         return None if self.storage is None else self.storage.store.retries.reason
 
     def wal_stats(self) -> WalStats:
-        """Return the counters of the log; zeros without a data directory."""
         return WalStats() if self.storage is None else self.storage.wal.stats

@@ -23,8 +23,6 @@ T = TypeVar("T")
 
 
 class Exchange(msgspec.Struct, eq=False):
-    """A request and its answer, until the answer has gone out."""
-
     head: RequestHead
     answer: Response | Stream | None = None
     deferred: Deferred | None = None

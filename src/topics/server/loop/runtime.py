@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -32,17 +33,15 @@ loads_log = logs.Log("loads")
 T = TypeVar("T")
 
 
+@dataclass(slots=True, eq=False)
 class Loading:
     """One piece of work that needs the disk. `waiting` is true while the disk is read, false while the work runs."""
 
-    __slots__ = ("cold", "failed", "hold", "waiting", "work")
-
-    def __init__(self, cold: Cold, work: Work, failed: Failed) -> None:
-        self.cold = cold
-        self.work: Work | None = work  # None once the work has ended or was cancelled
-        self.failed: Failed | None = failed
-        self.hold = Hold()
-        self.waiting = True
+    cold: Cold
+    work: Work | None  # None once the work has ended or was cancelled
+    failed: Failed | None
+    hold: Hold = field(default_factory=Hold)
+    waiting: bool = True
 
     def cancel(self) -> None:
         """Do not run the work again, and fetch nothing more for it."""
@@ -159,7 +158,6 @@ class Runtime(Loads):
         self.slow_readers_total = 0
 
     def note_slow_reader(self, stream: str) -> None:
-        """Count and log a client whose stream is closed because it does not read."""
         self.slow_readers_total += 1
         log.info("slow_reader", stream=stream, timeout_ms=self.settings.slow_consumer_timeout_ms)
 
@@ -167,7 +165,6 @@ class Runtime(Loads):
         return self.loop.call_later(delay_ms / 1000, callback)
 
     def in_pool(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Run `work` on a thread of the pool. The future is resolved on the loop."""
         return self.loop.run_in_executor(self.pool, work)
 
     def begin_drain(self) -> None:

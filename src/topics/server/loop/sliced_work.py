@@ -8,6 +8,7 @@ from __future__ import annotations
 from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from inspect import GEN_CLOSED, getgeneratorstate
 from typing import Any, Generic, TypeVar
 
@@ -30,8 +31,6 @@ SLICE_NS = 500_000
 
 
 class Slices:
-    """Work that takes more than one slice, and waits for its next one."""
-
     def __init__(
         self, loop: AbstractEventLoop, loads: Loads, clock: Clock, budget: MemoryBudget, *, holds: LoopHolds
     ) -> None:
@@ -87,7 +86,6 @@ class Slices:
         self.enqueue(_Sliced(self, steps, finish, fail, cause))
 
     def enqueue(self, sliced: _Sliced[Any]) -> None:
-        """Run one slice of the work in a later turn."""
         self._waiting.append(sliced)
         if not self._scheduled:
             self._scheduled = True
@@ -106,32 +104,23 @@ class Slices:
             self.loop.call_soon(self._turn)
 
 
+@dataclass(slots=True, eq=False)
 class _Sliced(Generic[T]):
-    __slots__ = ("_cause", "_fail", "_finish", "_slices", "_steps")
-
-    def __init__(
-        self,
-        slices: Slices,
-        steps: Steps[T],
-        finish: Callable[[T], None],
-        fail: Callable[[TopicsError], None],
-        cause: Cause,
-    ) -> None:
-        self._cause = cause
-        self._slices = slices
-        self._steps = steps
-        self._finish = finish
-        self._fail = fail
+    slices: Slices
+    steps: Steps[T]
+    finish: Callable[[T], None]
+    fail: Callable[[TopicsError], None]
+    cause: Cause
 
     def run(self, ends_ns: int) -> Cold | None:
         """Run steps until the slice ends or a step needs the disk. Raise `StopIteration` with the result."""
-        tick_ns = self._slices.tick_ns
+        tick_ns = self.slices.tick_ns
         try:
-            cold = next(self._steps)
+            cold = next(self.steps)
             while cold is None and tick_ns() < ends_ns:
-                cold = next(self._steps)
+                cold = next(self.steps)
         finally:
-            self._slices.holds.note(self._cause, tick_ns() - ends_ns + SLICE_NS)
+            self.slices.holds.note(self.cause, tick_ns() - ends_ns + SLICE_NS)
         return cold
 
     def run_slice(self) -> None:
@@ -139,27 +128,27 @@ class _Sliced(Generic[T]):
         if self._is_closed():
             return
         try:
-            cold = self.run(self._slices.tick_ns() + SLICE_NS)
+            cold = self.run(self.slices.tick_ns() + SLICE_NS)
         except StopIteration as end:
-            self._finish(end.value)
+            self.finish(end.value)
         except TopicsError as error:
-            self._fail(error)
+            self.fail(error)
         except OSError as error:
-            self._fail(unreadable(error))
+            self.fail(unreadable(error))
         except Exception as error:
             log.failure("handler_failed", error)
-            self._fail(TopicsError(Code.INTERNAL, "internal error"))
+            self.fail(TopicsError(Code.INTERNAL, "internal error"))
         else:
             if cold is not None:
                 raise cold
-            self._slices.enqueue(self)
+            self.slices.enqueue(self)
 
     def unreadable(self, failure: BaseException) -> None:
         if not self._is_closed():
-            self._fail(unreadable(failure))
+            self.fail(unreadable(failure))
 
     def _is_closed(self) -> bool:
-        return getgeneratorstate(self._steps) == GEN_CLOSED
+        return getgeneratorstate(self.steps) == GEN_CLOSED
 
 
 class SharedAnswers:

@@ -69,7 +69,6 @@ class ThreadWorker:
         self._queue.put((work, done))
 
     def rest(self) -> None:
-        """Sleep for `REST_S` after `WORK_NS` of work."""
         if time.perf_counter_ns() - self._rested_ns > WORK_NS:
             time.sleep(REST_S)
             self._rested_ns = time.perf_counter_ns()
@@ -192,7 +191,6 @@ class Storage:
         self._replay_some()
 
     def _run(self, steps: Steps[None], done: Done) -> None:
-        """Run the steps in slices, with requests in between."""
         assert self._slices is not None, "recovery takes its snapshot in one go"
         self._slices.run(steps, lambda _: done(None), done, Cause.CHECKPOINT)
 

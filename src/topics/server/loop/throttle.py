@@ -45,7 +45,6 @@ class Throttle:
             self._timer = None
 
     def check(self, name: str) -> None:
-        """Raise `throttled` if a request to this topic must wait."""
         engine = self._runtime.engine
         self.pressure.check(engine.topics.get(name), engine.clock.now_ms())
 

@@ -24,7 +24,7 @@ from topics.server.limits.loop_holds import Cause
 from topics.server.loop.runtime import NOT_LOADING, Runtime
 from topics.server.loop.throttle import Throttle
 from topics.server.push.rendering import Event, FrameRenderer, Key, RenderedFrame, deleted_data, tombstone_data
-from topics.server.push.subscription import Subscription, TailGroup, Watcher, notify_deleted
+from topics.server.push.subscription_set import Subscription, TailGroup, Watcher, notify_deleted
 from topics.storage.segments.cold import Cold
 
 log = logs.Log("watch")
@@ -68,7 +68,6 @@ class FanOut:
         subscription.fresh, subscription.caught_up, subscription.group = True, False, None
 
     def detach(self, subscription: Subscription) -> None:
-        """Stop delivery to the subscription, which keeps its position."""
         self._leave_group(subscription)
         self.subscriptions.pop(subscription, None)
         self.behind.pop(subscription, None)
@@ -87,7 +86,6 @@ class FanOut:
                 del self.groups[group.view]
 
     def end(self) -> None:
-        """Detach and notify all subscriptions: the topic was deleted."""
         data = deleted_data(self.topic)
         for subscription in list(self.subscriptions):
             self.detach(subscription)
@@ -318,13 +316,11 @@ class Dispatcher:
         self.serve_soon(topic)
 
     def detach(self, subscription: Subscription) -> None:
-        """Stop delivery. The subscription keeps its position."""
         subscription.watcher = None
         if (fan_out := self._fan_outs.get(subscription.topic)) is not None:
             fan_out.detach(subscription)
 
     def detach_all(self, subscriptions: dict[str, Subscription], watcher: Watcher) -> None:
-        """Stop delivery to `watcher`."""
         for subscription in subscriptions.values():
             if subscription.watcher is watcher:
                 self.detach(subscription)

@@ -50,7 +50,6 @@ class JobWaiters:
         self._queues: dict[Topic, QueueWaiters] = {}
 
     def join(self, topic: Topic, claimer: Claimer) -> QueueWaiters:
-        """Let `claimer` wait for jobs of the queue, and schedule a pass."""
         waiters = self._queues.get(topic)
         if waiters is None:
             waiters = QueueWaiters(self._runtime, self._throttle, topic, on_empty=lambda: self._queues.pop(topic, None))

@@ -83,7 +83,6 @@ class LiveConnection(Stream):
         return False
 
     def finish(self) -> None:
-        """Close the connection once everything sent has left."""
         if self.open:
             self.open = False
             self._stop_timers()

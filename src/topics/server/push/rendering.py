@@ -127,11 +127,9 @@ class RenderedFrame:
 
     @property
     def payload(self) -> bytes:
-        """The records and their range as a JSON object."""
         return b"".join((self._start, self._records, self._end))
 
     def cursor(self) -> bytes:
-        """Return the event id for a watcher of this topic alone."""
         if self._cursor is None:
             self._cursor = cursors.encode({self.topic.name: self.next_seq})
         return self._cursor
@@ -154,7 +152,6 @@ class RenderedFrame:
 
 
 def socket_payload(event: Event, data: bytes) -> bytes:
-    """Return a WebSocket message: the JSON object `data` with the `op` of the event."""
     return b'{"op":"%b",%b' % (event.op, data[1:])
 
 

@@ -20,11 +20,11 @@ from topics.server.push import cursors
 from topics.server.push.dispatcher import Dispatcher
 from topics.server.push.live_stream import EventStream, error_frame, event_frame
 from topics.server.push.rendering import Event, RenderedFrame, deleted_data
-from topics.server.push.subscription import Subscription
 from topics.server.push.subscription_set import (
     SESSION_BYTES,
     Pattern,
     PatternWaiters,
+    Subscription,
     SubscriptionSet,
     resolve,
     size_bytes,
@@ -52,7 +52,6 @@ class Session(SubscriptionSet):
         self._deleted: dict[str, tuple[int, bytes]] = {}
 
     def remove_deleted(self, subscription: Subscription) -> None:
-        """Remove the subscription of a deleted topic, and remember the deletion."""
         self.remove(subscription)
         self._deleted[subscription.key] = subscription.number, deleted_data(subscription.topic)
         if len(self._deleted) > MAX_DELETED:
@@ -150,7 +149,6 @@ class Sessions:
         return topics | found
 
     def _expire(self) -> None:
-        """Remove expired sessions, and set the timer for the next one."""
         self._expiry = None
         self._remove_expired()
         if self._idle:

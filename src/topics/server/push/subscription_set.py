@@ -7,8 +7,10 @@ and filters of the requests, which their subscriptions share.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import islice
 from sys import getsizeof
+from typing import Protocol
 
 from msgspec import structs
 
@@ -32,7 +34,85 @@ from topics.server.access.caller import Caller
 from topics.server.limits.budget import SESSIONS, MemoryBudget
 from topics.server.loop.runtime import Runtime
 from topics.server.push import cursors
-from topics.server.push.subscription import Subscription
+from topics.server.push.rendering import Event, RenderedFrame, deleted_data
+
+
+class Watcher(Protocol):
+    """One connection, as the dispatcher uses it."""
+
+    full: bool  # takes nothing now, and calls `Dispatcher.resume_all` when it takes more
+    # Whether a gap that existed on connect, or after a long stall, is reported as `from_seq_too_old`. The contract
+    # requires this for event streams. A WebSocket reports the reason itself.
+    reports_too_old: bool
+
+    def push(self, subscription: Subscription, frame: RenderedFrame) -> None:
+        """Send records. The position of the subscription is already after them."""
+
+    def notify(self, subscription: Subscription, event: Event, data: bytes) -> None:
+        """Send any other event of one topic; `data` is a JSON object."""
+
+    def topic_deleted(self, subscription: Subscription) -> None:
+        """Note that the topic was deleted. The client was notified."""
+
+    def topics_paused(self, names: list[str], retry_after_ms: int) -> None:
+        """Report that these topics wait because the server is under pressure."""
+
+
+@dataclass(slots=True, eq=False)
+class Subscription:
+    """One topic of one watcher. Between connections it only keeps the position of its reader."""
+
+    topic: Topic
+    view: View
+    _: KW_ONLY
+    seq: int  # the position while the subscription is in no group
+    epoch: int | None = None  # that the first position belongs to, if the reader gave it
+    key: str = ""  # in event ids
+    number: int = 0
+    from_pattern: bool = False  # a pattern matched the topic after the session was created
+    group: TailGroup | None = None
+    watcher: Watcher | None = None
+    fresh: bool = True  # nothing was delivered on this connection yet
+    stale: bool = False  # the connection was full for so long that a gap counts as too old
+    caught_up: bool = False  # the client was notified that it has caught up
+    deleted: bool = False
+    consumer: str | None = None  # the named consumer whose position it began at
+    nodes: frozenset[str] | None = field(init=False)  # of the view: delivery looks at it for every frame
+    start: int = field(init=False)  # the first position
+    start_epoch: int | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.nodes, self.start, self.start_epoch = self.view.nodes, self.seq, self.epoch
+        self.key = self.key or self.topic.name
+
+    @property
+    def position(self) -> int:
+        """The last seq that the reader does not need again."""
+        group = self.group
+        return self.seq if group is None else group.seq
+
+
+@dataclass(slots=True, eq=False)
+class TailGroup:
+    """The subscriptions at the same position near the head of a topic whose views differ in their nodes alone."""
+
+    view: View  # without nodes
+    seq: int
+    members: dict[Subscription, None] = field(default_factory=dict)
+    has_nodes: bool = False  # a member has, or had, nodes of its own
+    caught_up: bool = True
+
+
+def notify_deleted(subscription: Subscription, data: bytes | None = None) -> None:
+    topic, watcher = subscription.topic, subscription.watcher
+    if data is None:
+        data = deleted_data(topic)
+    subscription.seq = topic.head
+    subscription.deleted = True
+    if watcher is not None:
+        watcher.notify(subscription, Event.TOPIC_DELETED, data)
+        watcher.topic_deleted(subscription)
+
 
 # Measured with 1, 16 and 256 topics, and rounded up for what an open stream adds to each.
 SESSION_BYTES = 1024
@@ -41,24 +121,22 @@ PATTERN_BYTES = 512
 NAME_BYTES = 64  # of a node name in a set, besides the text
 
 
+@dataclass(slots=True, eq=False)
 class Pattern:
     """A prefix of topic names. It covers all present and future topics with it that its caller may read."""
 
-    __slots__ = ("caller", "prefix", "view")
-
-    def __init__(self, prefix: str, view: View, caller: Caller) -> None:
-        self.prefix = prefix
-        self.view = view
-        self.caller = caller
+    prefix: str
+    view: View
+    caller: Caller
 
     def covers(self, name: str) -> bool:
         return name.startswith(self.prefix) and self.caller.may_use(name)
 
 
+@dataclass(eq=False)
 class ResolvedWatch:
-    def __init__(self) -> None:
-        self.subscriptions: dict[str, Subscription] = {}  # by topic
-        self.patterns: dict[str, Pattern] = {}
+    subscriptions: dict[str, Subscription] = field(default_factory=dict)  # by topic
+    patterns: dict[str, Pattern] = field(default_factory=dict)
 
     def answer(self) -> dict[str, WatchedTopic]:
         return {
@@ -162,7 +240,6 @@ class SubscriptionSet:
             del self.subscriptions[subscription.key]
 
     def named(self, name: str) -> Iterator[Subscription]:
-        """Return the subscriptions of topics by that name, of every epoch."""
         return (one for one in list(self.subscriptions.values()) if one.topic.name == name)
 
     def match(self, topic: Topic, pattern: Pattern | None = None) -> Subscription | None:

@@ -78,7 +78,6 @@ def _console_file(folder: str, name: str, call: Call) -> Answer:
 
 @cache
 def _console_files() -> dict[str, tuple[bytes, bytes, bytes]]:
-    """Return body, entity tag and content type of every file of the console, by its path in the folder."""
     files = {}
     for path in sorted(_CONSOLE.rglob("*")):
         if path.is_file() and path.suffix in _TYPES:

@@ -36,7 +36,6 @@ SMALL_BYTES = 16 << 10  # of an answer that is joined here
 
 
 def diff(services: Services, call: Call) -> Answer:
-    """Return the records after a position, or wait for some."""
     request = call.request
     name = call.params["topic"]
     if services.throttle.pressed:

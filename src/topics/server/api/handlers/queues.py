@@ -106,7 +106,6 @@ class PendingClaim:
         self._claimed: Claimed | None = None  # what it answers once the log has it
 
     def wait(self, wait_ms: int, ticket: Ticket | None = None) -> Deferred:
-        """Wait for a job. `ticket` is that of a pass that found none."""
         self._ticket = ticket
         self._patient = wait_ms > 0
         if self._patient:

@@ -154,7 +154,6 @@ class Connection(ExchangeConnection[Exchange]):
         self.proceed()
 
     def _late_answered(self, response: Response) -> None:
-        """Write the answer to the one request that is in progress."""
         late, self._late = self._late, None
         assert late is not None
         pipeline = self.pipeline

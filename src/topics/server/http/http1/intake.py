@@ -154,7 +154,6 @@ class Intake:
         return True
 
     def trim(self) -> None:
-        """Free the input that is parsed, because the rest has to wait."""
         if self.data is not None and self._at:
             self.data, self._at, self._read_at_head = self.data[self._at :], 0, _MANY_READS
 

@@ -308,7 +308,6 @@ class Pipeline(Exchanges[Exchange]):
             self.change(REST)
 
     def drain(self) -> None:
-        """Finish what has begun, then end: `rest` closes."""
         self.ending = max(self.ending, DRAIN)
         if self.state is IDLE:
             self.change(WORK)

@@ -94,7 +94,6 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
                     session.output.end(stream)
 
     def _follow(self) -> None:
-        """See to what is left: unpack bodies, begin the next turn, close, read on or stop reading."""
         session = self.session
         has_output = bool(session.output or session.goaway)
         if session.ended or (session.draining and not session.streams and not has_output):
@@ -127,7 +126,6 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
         return self._server.budget.full and bool(stream.unsent_bytes or self.unsent_bytes())
 
     def sweep(self, now: float) -> None:
-        """End what the client has not done in time: the connection, or single streams."""
         limits, session = self._server.limits, self.session
         unsent_bytes = self.transport.get_write_buffer_size()
         seen: object = unsent_bytes or (session.served, bool(session.streams))

@@ -4,7 +4,9 @@ The caller passes input to `receive`, calls `next_request` until it returns None
 writes what `fill` returns, and closes the transport once `ended` is set.
 """
 
+import re
 from collections import deque
+from collections.abc import Iterable
 
 from h2.errors import ErrorCodes
 from h2.events import (
@@ -20,15 +22,71 @@ from h2.events import (
 from h2.exceptions import ProtocolError
 from hyperframe.frame import GoAwayFrame
 
-from topics.errors import Code, TopicsError
+from topics.errors import Code, TopicsError, invalid
 from topics.server.http.answers import BODILESS, failure, log
 from topics.server.http.exchange import Exchanges
-from topics.server.http.http2.head import answer_head, read_head
 from topics.server.http.http2.input import Frames, SessionInput
 from topics.server.http.http2.stream import Http2Stream, Input, SessionOutput
-from topics.server.http.messages import Request, Response, Stream, Upgrade, body_bytes, error_response
-from topics.server.http.request.head import RequestHead
+from topics.server.http.http_limits import HttpLimits
+from topics.server.http.messages import JSON, Header, Request, Response, Stream, Upgrade, body_bytes, error_response
+from topics.server.http.request.head import SINGLE, RequestHead, check, check_fields
 from topics.server.http.service import Service
+
+_TARGET = re.compile(rb"[!-~]+")
+_METHOD = re.compile(rb"[A-Z]{1,16}")
+# Fields that the transport sets, or that HTTP/2 does not have.
+_TRANSPORT_FIELDS = frozenset(
+    (b"connection", b"content-length", b"transfer-encoding", b"date", b"keep-alive", b"upgrade", b"proxy-connection")
+)
+
+
+def read_head(fields: Iterable[tuple[bytes, bytes]], limits: HttpLimits, peer: str) -> RequestHead:
+    """Return the checked head of a request. Raise `TopicsError` for what this server does not accept."""
+    special: dict[bytes, bytes] = {}
+    headers: dict[bytes, bytes] = {}
+    count = size_bytes = 0
+    repeated = False
+    for name, value in fields:
+        size_bytes += len(name) + len(value)
+        if name.startswith(b":"):
+            special[name] = value
+            continue
+        count += 1
+        value = value.strip(b" \t")
+        if name in headers:
+            repeated = repeated or name in SINGLE
+            value = b"%b, %b" % (headers[name], value)
+        headers[name] = value
+    if (authority := special.get(b":authority")) is not None:
+        headers[b"host"] = authority
+    check_fields(headers, limits, count, size_bytes, repeated=repeated)
+    method, target = special.get(b":method", b""), special.get(b":path", b"")
+    if method == b"CONNECT":
+        raise invalid("CONNECT is not supported: this server is not a proxy")
+    if _METHOD.fullmatch(method) is None or _TARGET.fullmatch(target) is None:
+        raise invalid("the method or the request target is malformed")
+    return check(method=method.decode(), version="1.1", url=target, headers=headers, peer=peer, keep_alive=True)
+
+
+def answer_head(response: Response, date: bytes, length: int | None) -> list[Header]:
+    """Return the head of an answer; `length` is None for one without end. Raise ValueError for a bad field."""
+    head: list[Header] = [(b":status", b"%d" % response.status), (b"date", date)]
+    if response.status not in BODILESS:
+        head.append((b"content-type", response.content_type))
+        head.append((b"x-content-type-options", b"nosniff"))
+        if response.content_type == JSON:
+            head.append((b"cache-control", b"no-store"))
+        if length is not None:
+            head.append((b"content-length", b"%d" % length))
+    for name, value in response.headers:
+        name = name.lower()
+        if name in _TRANSPORT_FIELDS:
+            continue
+        if b"\r" in value or b"\n" in value:
+            raise ValueError("a header field is one line")
+        head.append((name, value))
+    return head
+
 
 FRAMES_PER_ANSWER = 3  # that a client may send for each answer, and for each frame of one, without being a flood
 MAX_TABLE_BYTES = 4096  # RFC 7541 section 4.2, the default

@@ -38,8 +38,14 @@ from topics.server.loop.runtime import NOT_LOADING, Runtime, unreadable
 from topics.server.loop.sliced_work import Slices
 from topics.server.loop.throttle import Throttle
 from topics.server.push.dispatcher import Dispatcher
-from topics.server.push.subscription import Watcher
-from topics.server.push.subscription_set import PatternWaiters, SubscriptionSet, open_positions, resolve, size_bytes
+from topics.server.push.subscription_set import (
+    PatternWaiters,
+    SubscriptionSet,
+    Watcher,
+    open_positions,
+    resolve,
+    size_bytes,
+)
 from topics.storage.segments.cold import Cold
 
 MAX_UNACKED = 1024  # publishes in progress, above which the client is not read from

@@ -22,7 +22,7 @@ from topics.server.http.browser_origin import may_call
 from topics.server.http.messages import Header, Request, Response, Upgrade
 from topics.server.push.live_stream import LiveConnection
 from topics.server.push.rendering import Event, RenderedFrame, socket_payload
-from topics.server.push.subscription import Subscription
+from topics.server.push.subscription_set import Subscription
 from topics.server.push.websocket.commands import SocketCommands, SocketServices
 from topics.server.push.websocket.input import SocketInput
 
@@ -99,7 +99,6 @@ class WebSocket(LiveConnection, Upgrade):
         self.close(CloseReason.GOING_AWAY if going else CloseReason.POLICY_VIOLATION, message)
 
     def close(self, code: int, reason: str) -> None:
-        """Send a close frame, then close the connection."""
         if self.open and self._ws.state is ConnectionState.OPEN:
             self.send(self._ws.send(events.CloseConnection(code=code, reason=reason[:120])))
         self.finish()
@@ -142,7 +141,6 @@ class WebSocket(LiveConnection, Upgrade):
             self.close(CloseReason.UNSUPPORTED_DATA, "commands are text messages")
 
     def answer(self, answer: dict[str, Any], request_id: RequestId, warnings: list[str] | None = None) -> None:
-        """Send the answer to a command, with its `request_id` and its warnings if it has any."""
         if request_id is not None:
             answer["request_id"] = request_id
         if warnings is not None:
