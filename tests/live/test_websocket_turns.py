@@ -129,13 +129,13 @@ def test_compressed_input_is_unpacked_in_small_pieces(monkeypatch: pytest.Monkey
     message = bytearray(frame(TEXT, packed[:-4]))
     message[0] |= 0x40  # RSV1: compressed
     sizes = []
-    take = SocketInput.take
+    take = SocketInput._take_text
 
-    def counting(input: SocketInput, event: events.Event) -> None:
-        sizes.append(len(getattr(event, "data", "")))
+    def counting(input: SocketInput, event: events.TextMessage) -> None:
+        sizes.append(len(event.data))
         take(input, event)
 
-    monkeypatch.setattr(SocketInput, "take", counting)
+    monkeypatch.setattr(SocketInput, "_take_text", counting)
     client.ws.received(bytes(message))
     while client.sink.held and not client.sink.closed:
         client.turn()

@@ -54,7 +54,13 @@ def collect(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metric]
     Runs in steps, because there may be many topics. A step is a metric, or `TOPICS_PER_STEP` topics.
     """
     yield from services.engine.replay_in_steps()
-    leases = yield from _leases(services)
+    leases = 0
+    for some in _batches(services.engine.state.queues.values()):
+        for topic in some:
+            if topic.queue is not None:
+                services.engine.expire_in_memory(topic)
+                leases += topic.queue.in_flight
+        yield None
     archived = yield from _archived(services, prefixes)
     consumers = yield from _consumers(services, prefixes)
     parts = (
@@ -73,17 +79,6 @@ def collect(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metric]
             rows.append(row)
         yield None
     return rows
-
-
-def _leases(services: Services) -> Steps[int]:
-    count = 0
-    for some in _batches(services.engine.state.queues.values()):
-        for topic in some:
-            if topic.queue is not None:
-                services.engine.expire_in_memory(topic)
-                count += topic.queue.in_flight
-        yield None
-    return count
 
 
 def _archived(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Topic]]:

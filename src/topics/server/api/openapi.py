@@ -174,7 +174,14 @@ def _schemas(routes: Sequence[Route]) -> Steps[tuple[dict[Any, Any], dict[str, A
         components.get(name, {}).pop("additionalProperties", None)
     for name, component in components.items():
         for field, schema in component.get("properties", {}).items():
-            _describe(schema, meaning(name, field))
+            if (text := meaning(name, field)) is not None:
+                schema["description"] = text
+            # The default moves to the description, because generators make a field with a default a required one.
+            if (default := schema.pop("default", None)) is not None:
+                shown = f"default: {msgspec.json.encode(default).decode()}"
+                schema["description"] = f"{schema['description']}; {shown}" if "description" in schema else shown
+            if "enum" in schema and all(isinstance(value, str) for value in schema["enum"]):
+                schema["type"] = "string"
             if name == ConfigPatch.__name__ and (default := _CONFIG_DEFAULTS[field]) is not None:
                 schema["description"] += f"; default: {msgspec.json.encode(default).decode()}"
     if (job := components.get(ListedJob.__name__)) is not None:
@@ -182,22 +189,6 @@ def _schemas(routes: Sequence[Route]) -> Steps[tuple[dict[Any, Any], dict[str, A
         del job["properties"]["$node"]
         job["description"] += " `$node`, the node that sent the job, is a further member if it has one."
     return schema_of, components
-
-
-def _describe(schema: dict[str, Any], text: str | None) -> None:
-    """Set the description of a field: its meaning and its default.
-
-    The default moves there, because generators make a field with a default a required one.
-    """
-    if text is not None:
-        schema["description"] = text
-    default = schema.pop("default", None)
-    if default is not None:
-        text = schema.get("description")
-        shown = f"default: {msgspec.json.encode(default).decode()}"
-        schema["description"] = shown if text is None else f"{text}; {shown}"
-    if "enum" in schema and all(isinstance(value, str) for value in schema["enum"]):
-        schema["type"] = "string"
 
 
 def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
@@ -221,16 +212,6 @@ def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
         if texts.body is not UNSET:
             content["example"] = texts.body
         operation["requestBody"] = {"required": needed, "content": {"application/json": content}}
-    for status, codes in _errors(route).items():
-        examples = {code.wire: {"$ref": f"#/components/examples/{code.wire}"} for code in codes}
-        operation["responses"][str(status)] = {
-            "description": " or ".join(f"`{code.wire}`" for code in codes),
-            "content": {"application/json": {"schema": schema_of[ErrorAnswer], "examples": examples}},
-        }
-    return operation
-
-
-def _errors(route: Route) -> dict[int, list[Code]]:
     codes = [*_EVERYWHERE, *route.errors]
     if route.body is not None:
         codes += _WITH_BODY
@@ -243,7 +224,13 @@ def _errors(route: Route) -> dict[int, list[Code]]:
     by_status: dict[int, list[Code]] = {}
     for code in dict.fromkeys(codes):
         by_status.setdefault(code.status, []).append(code)
-    return by_status
+    for status, codes in by_status.items():
+        examples = {code.wire: {"$ref": f"#/components/examples/{code.wire}"} for code in codes}
+        operation["responses"][str(status)] = {
+            "description": " or ".join(f"`{code.wire}`" for code in codes),
+            "content": {"application/json": {"schema": schema_of[ErrorAnswer], "examples": examples}},
+        }
+    return operation
 
 
 def _answer(status: int, kind: Any, schema_of: dict[Any, Any], texts: Described) -> dict[str, Any]:

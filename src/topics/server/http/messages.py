@@ -134,17 +134,10 @@ class Sink(Protocol):
     def write(self, data: bytes) -> bool:
         """Write bytes. Return False if the client must read first, or has left: write no more until `drained`."""
 
-    def close(self) -> None:
-        """End the connection once everything written has left."""
-
-    def give_up(self) -> None:
-        """Abort the connection soon after `close` if the client still reads nothing: it was slow for long enough."""
-
-    def buffered(self) -> int:
-        """Return the bytes that were written and that the operating system has not taken."""
-
-    def hold(self, held: bool, /) -> None:
-        """Stop reading from the client, or read again; for an `Upgrade` that has enough to do."""
+    def close(self) -> None: ...  # once everything written has left
+    def give_up(self) -> None: ...  # abort soon after `close` if the client still reads nothing: it was slow for long
+    def buffered(self) -> int: ...  # the bytes that were written and that the operating system has not taken
+    def hold(self, held: bool, /) -> None: ...  # stop reading from the client, or read again; for an `Upgrade`
 
 
 class Stream:
@@ -181,11 +174,8 @@ class App(Protocol):
     def admit(self, request: Request, content_length: int | None) -> Response | None:
         """Return an answer to refuse a request before its body is read. A `content_length` of None is not known yet."""
 
-    def handle(self, request: Request) -> Answer:
-        """Return the answer to a whole request."""
-
-    def abandon(self, request: Request) -> None:
-        """Free what `admit` reserved: the request will not be handled. Its body broke off, or its client has left."""
+    def handle(self, request: Request) -> Answer: ...
+    def abandon(self, request: Request) -> None: ...  # frees what `admit` reserved: the request will not be handled
 
 
 def answer_of(app: App) -> Callable[[Request], Answer]:

@@ -56,8 +56,7 @@ def budget_bytes_of(settings: Settings) -> int:
 class Receiver(Protocol):
     """A connection that holds input that is not handled yet."""
 
-    def give_up_input(self, error: TopicsError) -> None:
-        """Drop the input, answer it with `error`, and charge nothing more for it."""
+    def give_up_input(self, error: TopicsError) -> None: ...  # drop it, answer it, and charge nothing more for it
 
 
 class MemoryBudget:

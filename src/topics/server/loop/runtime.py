@@ -138,8 +138,7 @@ def unreadable(failure: BaseException) -> TopicsError:
 class OpenEnded(Protocol):
     """A request or a stream that waits without a limit of its own, so that a drain must end it."""
 
-    def end(self) -> None:
-        """Answer with what is there, or close the stream: the server stops."""
+    def end(self) -> None: ...  # answer with what is there, or close the stream
 
 
 class Runtime(Loads):

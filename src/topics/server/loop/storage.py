@@ -217,22 +217,19 @@ class Storage:
             self._timer.cancel()
         if self._engine is not None:
             self._engine.replay_all()
-        failure = await self._last_checkpoint()
+        await self._idle()
+        outcome: list[Exception | None] = []
+        began = self.store.checkpoint(outcome.append, clean=True)
+        await self._idle()
+        failure = None
+        if not began or outcome != [None]:
+            failure = self.store.retries.reason or self.wal.read_only or "the log is not complete"
         for worker in (self._store_worker, self._write_worker, self._sync_worker):
             await worker.close()
         await asyncio.sleep(0)  # run the callbacks that the workers reported last
         self.store.close()
         if failure is not None:
             raise OSError(f"the last snapshot is not written, so the next start replays the log: {failure}")
-
-    async def _last_checkpoint(self) -> str | None:
-        await self._idle()
-        outcome: list[Exception | None] = []
-        began = self.store.checkpoint(outcome.append, clean=True)
-        await self._idle()
-        if began and outcome == [None]:
-            return None
-        return self.store.retries.reason or self.wal.read_only or "the log is not complete"
 
     async def _idle(self) -> None:
         idle = asyncio.Event()

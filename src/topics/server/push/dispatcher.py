@@ -120,7 +120,15 @@ class FanOut:
             for group in list(self.groups.values()):
                 more |= self._serve_group(group, now_ms)
             if self.behind:
-                more |= self._serve_behind(now_ms, deadline)
+                behind, time = self.behind, self._runtime.loop.time
+                for subscription in list(behind):
+                    if time() > deadline:
+                        return True
+                    if self._serve_one(subscription, now_ms):
+                        more = True
+                        if subscription in behind:  # move it to the end of the line
+                            del behind[subscription]
+                            behind[subscription] = None
         finally:
             self._renderer.clear()
         return more
@@ -175,19 +183,6 @@ class FanOut:
             self._leave_group(subscription)
             subscription.caught_up = False
 
-    def _serve_behind(self, now_ms: int, deadline: float) -> bool:
-        more = False
-        behind, time = self.behind, self._runtime.loop.time
-        for subscription in list(behind):
-            if time() > deadline:
-                return True
-            if self._serve_one(subscription, now_ms):
-                more = True
-                if subscription in behind:  # move it to the end of the line
-                    del behind[subscription]
-                    behind[subscription] = None
-        return more
-
     def _serve_one(self, subscription: Subscription, now_ms: int) -> bool:
         """Send one frame to a subscription that is behind. Return whether it needs another."""
         watcher, view = subscription.watcher, subscription.view
@@ -217,16 +212,11 @@ class FanOut:
         if subscription.seq < visible:
             subscription.caught_up = False
             return True
-        self._join_group(subscription, visible)
-        return False
-
-    def _join_group(self, subscription: Subscription, visible: int) -> None:
-        """Report that the subscription has caught up, and move it into its group once that has the same position."""
-        assert subscription.watcher is not None
         if not subscription.caught_up:
             subscription.caught_up = True
-            subscription.watcher.notify(subscription, Event.CAUGHT_UP, self._caught_up_data(visible))
-        view = without_nodes(subscription.view)
+            watcher.notify(subscription, Event.CAUGHT_UP, self._caught_up_data(visible))
+        # It moves into its group once that has the same position.
+        view = without_nodes(view)
         group = self.groups.get(view)
         if group is None:
             group = self.groups[view] = TailGroup(view, subscription.seq)
@@ -235,6 +225,7 @@ class FanOut:
             group.has_nodes = group.has_nodes or subscription.nodes is not None
             subscription.group = group
             group.members[subscription] = None
+        return False
 
     def _caught_up_data(self, head: int) -> bytes:
         return b'{"topic":"%b","head_seq":%d}' % (self.topic.wire_name, head)

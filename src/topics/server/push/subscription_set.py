@@ -45,17 +45,11 @@ class Watcher(Protocol):
     # requires this for event streams. A WebSocket reports the reason itself.
     reports_too_old: bool
 
-    def push(self, subscription: Subscription, frame: RenderedFrame) -> None:
-        """Send records. The position of the subscription is already after them."""
-
-    def notify(self, subscription: Subscription, event: Event, data: bytes) -> None:
-        """Send any other event of one topic; `data` is a JSON object."""
-
-    def topic_deleted(self, subscription: Subscription) -> None:
-        """Note that the topic was deleted. The client was notified."""
-
-    def topics_paused(self, names: list[str], retry_after_ms: int) -> None:
-        """Report that these topics wait because the server is under pressure."""
+    # Records; the position of the subscription is already after them. Then any other event, as a JSON object.
+    def push(self, subscription: Subscription, frame: RenderedFrame) -> None: ...
+    def notify(self, subscription: Subscription, event: Event, data: bytes) -> None: ...
+    def topic_deleted(self, subscription: Subscription) -> None: ...  # the client was notified
+    def topics_paused(self, names: list[str], retry_after_ms: int) -> None: ...
 
 
 @dataclass(slots=True, eq=False)

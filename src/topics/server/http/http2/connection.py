@@ -74,7 +74,13 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
             # Bound: the share of the connection in one turn, see `Http2Session.next_request`.
             while (stream := session.next_request()) is not None:
                 self.handle(stream)
-            self._open_streams()
+            # Bound: each round opens an answer that was granted.
+            while session.opened:
+                stream = session.opened.pop(0)
+                if isinstance(stream.answer, Stream):
+                    session.call(stream.answer.opened, Http2Sink(self, self._server, stream))
+                    if session.draining:
+                        session.output.end(stream)
             if not session.paused or session.ended:
                 data = session.fill(WRITE_BYTES)
                 if data:
@@ -82,16 +88,6 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
         finally:
             self._pumping = False
         self._follow()
-
-    def _open_streams(self) -> None:
-        session = self.session
-        # Bound: each round opens an answer that was granted.
-        while session.opened:
-            stream = session.opened.pop(0)
-            if isinstance(stream.answer, Stream):
-                session.call(stream.answer.opened, Http2Sink(self, self._server, stream))
-                if session.draining:
-                    session.output.end(stream)
 
     def _follow(self) -> None:
         session = self.session

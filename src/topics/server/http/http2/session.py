@@ -154,7 +154,15 @@ class Http2Session(Exchanges[Http2Stream]):
 
     def _take_event(self, event: Event) -> None:
         if isinstance(event, DataReceived):
-            self._take_data(event)
+            if event.flow_controlled_length:
+                self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+            stream = self.streams.get(event.stream_id)
+            if stream is not None and stream.input is Input.COMING and event.data:
+                stream.body += event.data
+                if len(stream.body) > self._service.limits.max_body_bytes:
+                    self.refuse(stream, error_response(self._service.limits.body_too_large()))
+                else:
+                    self.charges.park(stream, len(stream.body))
         elif isinstance(event, RequestReceived):
             self._take_head(event)
         elif isinstance(event, StreamEnded):
@@ -224,18 +232,6 @@ class Http2Session(Exchanges[Http2Stream]):
         if self._service.request_log.noted_ns:
             self._service.request_log.note(stream.head.request, response)
         self.send(stream, response)
-
-    def _take_data(self, event: DataReceived) -> None:
-        if event.flow_controlled_length:
-            self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
-        stream = self.streams.get(event.stream_id)
-        if stream is None or stream.input is not Input.COMING or not event.data:
-            return
-        stream.body += event.data
-        if len(stream.body) > self._service.limits.max_body_bytes:
-            self.refuse(stream, error_response(self._service.limits.body_too_large()))
-        else:
-            self.charges.park(stream, len(stream.body))
 
     def _take_end(self, stream: Http2Stream) -> None:
         wanted, stream.input = stream.input is Input.COMING, Input.WHOLE

@@ -86,16 +86,12 @@ def decode_steps(
         finally:
             del refused  # breaks a cycle of references: the error refers to this frame
     yield
-    write = _decode_or_fail(decoder.lenient, body)
+    try:
+        write = decoder.lenient.decode(body)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise decode_error(error, decoder.lenient.type) from None
     note(noted, warnings_about(refused, body, write))
     return _checked(write, limits)
-
-
-def _decode_or_fail(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
-    try:
-        return decoder.decode(body)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise decode_error(error, decoder.type) from None
 
 
 def _decode_parts(
