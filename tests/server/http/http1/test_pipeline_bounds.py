@@ -18,7 +18,7 @@ from topics.server.http.messages import Response
 def test_parked_requests_stop_the_input():
     driver = Driver(max_pipelined=2)
     assert driver.feed(request("/a") * 3) == [b"/a"] * 2
-    assert len(driver.pipeline.queue.exchanges) == 3
+    assert len(driver.pipeline.queue) == 3
     assert driver.feed(request("/b")) == []
     assert not driver.pipeline.wants_input
     for number, begun in ((0, [b"/a"]), (1, [b"/b"])):

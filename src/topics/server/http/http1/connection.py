@@ -355,7 +355,7 @@ class Connection(ExchangeConnection[Exchange]):
     def note_output(self) -> None:
         """Charge for answers that the client has not taken: those still queued, and those in the transport."""
         pipeline = self.pipeline
-        held_bytes = pipeline.queue.held_bytes + max(self._written_bytes, self.unsent_bytes())
+        held_bytes = pipeline.held_bytes + max(self._written_bytes, self.unsent_bytes())
         pipeline.charges.note(pipeline.account, held_bytes if held_bytes > SMALL_BYTES else 0)
 
     def note_written(self, size_bytes: int) -> None:

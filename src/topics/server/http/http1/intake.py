@@ -6,56 +6,11 @@ one turn of the event loop, and begins none after `TURN_NS`. The rest waits for 
 
 from topics.errors import TopicsError
 from topics.server.http.answers import failure
-from topics.server.http.exchange import Charges, Exchange, Exchanges
+from topics.server.http.exchange import Exchange, Exchanges
 from topics.server.http.messages import Request, error_response
 from topics.server.http.request.head import RequestHead
 from topics.server.http.request.parser import BETWEEN, IN_BODY, RequestReader
 from topics.server.http.service import Service
-
-
-class ExchangeQueue:
-    """Exchanges in order. The first `begun` of them are running or ready, the others are parked."""
-
-    __slots__ = ("_charges", "begun", "exchanges", "held_bytes")
-
-    def __init__(self, charges: Charges) -> None:
-        self.exchanges: list[Exchange] = []
-        self.begun = 0
-        self.held_bytes = 0  # of answers that wait for the answers before them
-        self._charges = charges
-
-    def park(self, exchange: Exchange) -> None:
-        self.exchanges.append(exchange)
-        self._charges.park(exchange, len(exchange.head.request.body))
-
-    def begin(self, exchange: Exchange) -> None:
-        self.begun += 1
-        self._charges.begin(exchange)
-
-    def remove_first(self, exchange: Exchange) -> None:
-        del self.exchanges[0]
-        self.begun -= 1
-        if exchange.held_bytes:
-            self.hold(exchange, 0)
-        if exchange.input_bytes:
-            self._charges.finish(exchange)
-
-    def hold(self, exchange: Exchange, size_bytes: int) -> None:
-        """Count an answer that cannot be written yet."""
-        self.held_bytes += size_bytes - exchange.held_bytes
-        exchange.held_bytes = size_bytes
-
-    def drop_from(self, at: int) -> list[Exchange]:
-        """Remove and return the exchanges from position `at` on. They are dropped."""
-        dropped = self.exchanges[at:]
-        del self.exchanges[at:]
-        self.begun = min(self.begun, at)
-        for exchange in dropped:
-            exchange.dropped = True
-            self.hold(exchange, 0)
-            self._charges.release(exchange)
-        return dropped
-
 
 MAX_PIECES = 2048  # pieces of chunked bodies that are parsed in one turn
 TURN_NS = 2_000_000  # work on the requests of one connection in one turn
@@ -80,7 +35,7 @@ class Intake:
         "_service", "data", "ended", "reader", "turn_ends_ns",
     )  # fmt: skip
 
-    def __init__(self, service: Service, queue: ExchangeQueue, exchanges: Exchanges[Exchange], peer: str) -> None:
+    def __init__(self, service: Service, queue: list[Exchange], exchanges: Exchanges[Exchange], peer: str) -> None:
         self._service = service
         self._queue = queue
         self._exchanges = exchanges
@@ -202,6 +157,11 @@ class Intake:
             self.reader = None  # they refer to each other
         del self._exchanges  # the pipeline refers to this object
 
+    def _park(self, exchange: Exchange) -> None:
+        """Add a request that is not begun."""
+        self._queue.append(exchange)
+        self._exchanges.charges.park(exchange, len(exchange.head.request.body))
+
     def take_head(self, head: RequestHead) -> bool:
         self._exchanges.served += 1
         request = head.request
@@ -216,7 +176,7 @@ class Intake:
         # request begins.
         if head.expects or length is None or length > self._service.limits.skip_body_bytes:
             head.keep_alive = False
-        self._queue.park(Exchange(head, refused))
+        self._park(Exchange(head, refused))
         if not head.keep_alive:
             self.stop()
         return False
@@ -224,7 +184,7 @@ class Intake:
     def take_request(self, head: RequestHead, body: bytes) -> None:
         head.request.body = body
         exchange = Exchange(head)
-        self._queue.park(exchange)
+        self._park(exchange)
         if not head.keep_alive:
             self.stop()
         if head.packed and body:
@@ -233,5 +193,5 @@ class Intake:
     def take_error(self, error: TopicsError) -> None:
         self.abandon_body()
         request = Request("", b"", b"", {}, b"", self._peer, 0)
-        self._queue.park(Exchange(RequestHead(request, keep_alive=False), error_response(error)))
+        self._park(Exchange(RequestHead(request, keep_alive=False), error_response(error)))
         self.stop()

@@ -13,7 +13,7 @@ from enum import Enum
 from topics.errors import Code, TopicsError
 from topics.server.http.answers import BODILESS, CONNECTION_CLOSE, CONTINUE, KEEP_ALIVE, AnswerHeads, failure
 from topics.server.http.exchange import Exchange, Exchanges
-from topics.server.http.http1.intake import ExchangeQueue, Intake
+from topics.server.http.http1.intake import Intake
 from topics.server.http.http1.pipeline_state import (
     ABORT,
     ABORTED,
@@ -58,7 +58,8 @@ class Wait(Enum):
 
 class Pipeline(Exchanges[Exchange]):
     __slots__ = (
-        "account", "close_timeout_ms", "ending", "intake", "output", "paused", "queue", "state", "stream",
+        "account", "begun", "close_timeout_ms", "ending", "held_bytes", "intake", "output", "paused", "queue", "state",
+        "stream",
     )  # fmt: skip
 
     def __init__(self, service: Service, peer: str) -> None:
@@ -66,7 +67,11 @@ class Pipeline(Exchanges[Exchange]):
         self.state = IDLE
         self.ending = NOT_ENDING  # why the connection ends after the requests that have begun
         self.paused = False  # the transport holds more than the high-water mark
-        self.queue = ExchangeQueue(self.charges)
+        # Exchanges in the order in which the requests came, until their answers have gone out. The first `begun` ones
+        # are with the application, or ready; the others are parked.
+        self.queue: list[Exchange] = []
+        self.begun = 0
+        self.held_bytes = 0  # of answers that wait for the answers before them
         self.account = ANSWERS  # what the output is charged to
         self.output = AnswerOutput(service.answers)
         self.stream: Stream | None = None  # the stream that owns the connection
@@ -95,11 +100,11 @@ class Pipeline(Exchanges[Exchange]):
             self.change(WORK)
         if self.stream is not None or self.state is LINGERING:
             return False
-        for exchange in tuple(self.queue.exchanges):
+        for exchange in tuple(self.queue):
             if exchange.deferred is not None:
                 # It may wait for minutes, and a client that has left for good looks no different from here.
                 self.call(exchange.deferred.hurry)
-        return len(self.queue.exchanges) > 0 or self.intake.data is not None
+        return bool(self.queue) or self.intake.data is not None
 
     @property
     def wants_input(self) -> bool:
@@ -111,33 +116,37 @@ class Pipeline(Exchanges[Exchange]):
     def next_request(self) -> Exchange | None:
         """Begin the next request and return it; return None if there is none, or it has to wait."""
         queue, intake = self.queue, self.intake
-        exchanges = queue.exchanges
         # Bound: each round takes an exchange out of the queue, begins one, or parses input that is there.
         while True:
-            if exchanges:
-                first = exchanges[0]
-                if queue.begun and first.answer is not None:
-                    queue.remove_first(first)
+            if queue:
+                first = queue[0]
+                if self.begun and first.answer is not None:
+                    del queue[0]
+                    self.begun -= 1
+                    self.hold(first, 0)
+                    if first.input_bytes:
+                        self.charges.finish(first)
                     self._emit(first, first.answer)
                     continue
-                if queue.begun < len(exchanges):
-                    exchange = exchanges[queue.begun]
+                if self.begun < len(queue):
+                    exchange = queue[self.begun]
                     if not self._may_begin(exchange):
                         break
-                    queue.begin(exchange)
+                    self.begun += 1
+                    self.charges.begin(exchange)
                     if exchange.answer is None:
                         return exchange
                     if self._service.request_log.noted_ns:  # refused before the application could handle it
                         self._service.request_log.note(exchange.head.request, exchange.answer)
                     continue
-            if self.state is not ACTIVE or self.paused or queue.held_bytes > self._service.limits.high_water_bytes:
+            if self.state is not ACTIVE or self.paused or self.held_bytes > self._service.limits.high_water_bytes:
                 break
             if not intake.parse_piece():
                 break
             if intake.ended:
                 self._stop_reading()
         intake.trim()
-        if not exchanges and self.state is ACTIVE and intake.take_continue():
+        if not queue and self.state is ACTIVE and intake.take_continue():
             self.output.append(CONTINUE, b"")
         return None
 
@@ -146,16 +155,15 @@ class Pipeline(Exchanges[Exchange]):
         """Whether `intake.begin_turn` and `next_request` must be called in the next turn of the event loop."""
         if self.intake.turn_ends_ns:
             return True
-        queue = self.queue
-        if self.state is not ACTIVE or self.intake.data is None or self.paused or queue.begun < len(queue.exchanges):
+        if self.state is not ACTIVE or self.intake.data is None or self.paused or self.begun < len(self.queue):
             return False
-        return queue.held_bytes <= self._service.limits.high_water_bytes
+        return self.held_bytes <= self._service.limits.high_water_bytes
 
     def _may_begin(self, exchange: Exchange) -> bool:
-        queue, limits = self.queue, self._service.limits
+        limits = self._service.limits
         if self.paused or exchange.unpacking or self.state not in (ACTIVE, FINISHING):
             return False
-        if queue.begun >= limits.max_pipelined or queue.held_bytes > limits.high_water_bytes:
+        if self.begun >= limits.max_pipelined or self.held_bytes > limits.high_water_bytes:
             return False
         if self.output.size_bytes > limits.high_water_bytes:  # it must be written first: the client may not read it
             return False
@@ -182,18 +190,20 @@ class Pipeline(Exchanges[Exchange]):
     def adopt(self, request: Request, *, may_gzip: bool, deferred: Deferred | None = None) -> Exchange:
         self.change(WORK)
         exchange = Exchange(RequestHead(request, True, may_gzip), deferred=deferred)
-        self.queue.park(exchange)
-        self.queue.begin(exchange)
+        self.queue.append(exchange)
+        self.charges.park(exchange, len(request.body))
+        self.begun += 1
+        self.charges.begin(exchange)
         return exchange
 
     def send(self, exchange: Exchange, response: Response) -> None:
         exchange.answer = response
-        exchanges = self.queue.exchanges
-        waits = bool(exchanges) and exchanges[0] is not exchange
-        self.queue.hold(exchange, body_bytes(response.body) if waits else 0)
+        waits = bool(self.queue) and self.queue[0] is not exchange
+        self.hold(exchange, body_bytes(response.body) if waits else 0)
 
     def hold(self, exchange: Exchange, size_bytes: int) -> None:
-        self.queue.hold(exchange, size_bytes)
+        self.held_bytes += size_bytes - exchange.held_bytes
+        exchange.held_bytes = size_bytes
 
     def defer(self, exchange: Exchange, deferred: Deferred) -> None:
         super().defer(exchange, deferred)
@@ -204,7 +214,7 @@ class Pipeline(Exchanges[Exchange]):
         """Take a stream as the answer to a request. No request after it is handled."""
         exchange.answer = stream
         self.charges.finish(exchange)
-        self._drop_from(self.queue.begun)
+        self._drop_from(self.begun)
         if isinstance(stream, Upgrade):
             self.change(GRANT)
         else:
@@ -218,7 +228,7 @@ class Pipeline(Exchanges[Exchange]):
             self._open_stream(exchange, answer)
             return
         last = not exchange.head.keep_alive
-        if self.ending is not NOT_ENDING and not self.queue.exchanges and self.intake.data is None:
+        if self.ending is not NOT_ENDING and not self.queue and self.intake.data is None:
             last = last or self.ending is EOF or self.intake.phase == BETWEEN
         if self.output.add(exchange, answer, last=last):
             self._finish()
@@ -273,7 +283,7 @@ class Pipeline(Exchanges[Exchange]):
             return Wait.CLOSE, limits.linger_timeout_ms
         if state is CLOSING:
             return Wait.CLOSE, self.close_timeout_ms
-        if state is AWAITING or self.queue.exchanges or self.intake.data is not None:
+        if state is AWAITING or self.queue or self.intake.data is not None:
             return None
         phase = self.intake.phase
         if phase == BETWEEN:
@@ -297,7 +307,7 @@ class Pipeline(Exchanges[Exchange]):
     def rest(self) -> None:
         """After the output is written: become idle if everything is done, or close if the connection is to end."""
         intake = self.intake
-        if self.state is not ACTIVE or self.queue.exchanges or intake.data is not None:
+        if self.state is not ACTIVE or self.queue or intake.data is not None:
             return
         between = intake.phase == BETWEEN
         if between and intake.reader is not None:
@@ -315,10 +325,9 @@ class Pipeline(Exchanges[Exchange]):
     def give_up_input(self, error: TopicsError) -> None:
         if self.intake.reader is None or self.state not in (ACTIVE, UPGRADING, FINISHING):
             return
-        queue = self.queue
-        self._drop_from(queue.begun)
+        self._drop_from(self.begun)
         if self.state is UPGRADING:  # the new protocol would miss the input that is dropped here
-            self._drop_from(len(queue.exchanges) - 1)
+            self._drop_from(len(self.queue) - 1)
         self.change(LAST)
         self.intake.fail(error)
 
@@ -337,7 +346,14 @@ class Pipeline(Exchanges[Exchange]):
 
     def _drop_from(self, at: int) -> None:
         """Drop the exchanges from position `at` on, and report each to the application, as far as it has come."""
-        for exchange in self.queue.drop_from(at):
+        dropped = self.queue[at:]
+        del self.queue[at:]
+        self.begun = min(self.begun, at)
+        for exchange in dropped:
+            exchange.dropped = True
+            self.hold(exchange, 0)
+            self.charges.release(exchange)
+        for exchange in dropped:
             if exchange.deferred is not None:
                 self.call(exchange.deferred.cancel)
             if isinstance(exchange.answer, Stream):
