@@ -28,10 +28,9 @@ from topics.server.loop.samples import Column, QueueSamples, Samples, Traffic
 from topics.server.loop.sliced_work import SharedAnswers, Slices
 from topics.server.loop.storage import Storage, open_directory
 from topics.server.loop.throttle import Throttle
-from topics.server.push.dispatcher import Dispatcher
+from topics.server.push.dispatcher import Dispatcher, PushServices
 from topics.server.push.jobs import JobWaiters
 from topics.server.push.sessions import Sessions
-from topics.server.push.websocket.commands import SocketServices
 from topics.storage.log.stats import WalStats
 
 EXIT_HALTED = 70  # of a process whose state differs from its log: the next start replays the log
@@ -121,7 +120,7 @@ class TopicsApp:
             dispatcher=dispatcher,
             sessions=sessions,
             job_waiters=job_waiters,
-            sockets=SocketServices(runtime, dispatcher, sessions.pattern_waiters, throttle, slices, budget),
+            push=PushServices(runtime, dispatcher, sessions.pattern_waiters, throttle, slices, budget),
             storage=storage,
         )
         if storage is not None:

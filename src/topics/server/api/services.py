@@ -17,10 +17,9 @@ from topics.server.loop.samples import QueueSamples, Samples, Traffic
 from topics.server.loop.sliced_work import SharedAnswers, Slices
 from topics.server.loop.storage import Storage
 from topics.server.loop.throttle import Throttle
-from topics.server.push.dispatcher import Dispatcher
+from topics.server.push.dispatcher import Dispatcher, PushServices
 from topics.server.push.jobs import JobWaiters
 from topics.server.push.sessions import Sessions
-from topics.server.push.websocket.commands import SocketServices
 from topics.storage.log.stats import WalStats
 
 RETRY_AFTER_MS = 1000
@@ -130,7 +129,7 @@ class Services(Struct, frozen=True, kw_only=True, eq=False):
     dispatcher: Dispatcher
     sessions: Sessions
     job_waiters: JobWaiters
-    sockets: SocketServices
+    push: PushServices
     storage: Storage | None  # None without a data directory
 
     def check_ready(self) -> None:

@@ -3,17 +3,14 @@
 Such a server trusts every client that can connect, and a browser on the same machine connects for every page it shows.
 Some header fields that a page cannot forge show where a request comes from:
 
-    Host            the host name in the URL. A name that is not the server's own belongs to a page whose own name was
-                    made to point here (DNS rebinding). The browser does not see a foreign origin in that case.
-    Origin          the page behind a request to another site. The browser hides the answer from the page, but the
+    Host            A name that is not the server's own belongs to a page whose own name was made to point here (DNS
+                    rebinding). The browser does not see a foreign origin in that case.
+    Origin          The page behind a request to another site. The browser hides the answer from the page, but the
                     request has been carried out by then, and the data of a WebSocket is not hidden at all.
-    Sec-Fetch-Site  where a request comes from that has no `Origin`: images, scripts, frames, links. It is checked for
-                    GETs with effects (`api/guard.py`). `same-site` is refused like `cross-site`: it means
-                    another origin on this host, for instance a development server on localhost, and only origins
-                    are trusted. Browsers send the field to loopback addresses and over TLS. Elsewhere, and for old
-                    browsers, the `Accept` of an image, a script or a medium shows what the request is for.
-
-A server with keys needs no such checks: a page does not know the key, and browsers do not send it by themselves.
+    Sec-Fetch-Site  Where a request comes from that has no `Origin`: images, scripts, frames, links. It is checked for
+                    GETs with effects (`api/guard.py`). `same-site` is refused like `cross-site`: it means another
+                    origin on this host. Browsers send the field to loopback addresses and over TLS. Elsewhere the
+                    `Accept` of an image, a script or a medium shows what the request is for.
 """
 
 import ipaddress

@@ -10,21 +10,16 @@ import contextlib
 import heapq
 import socket
 import ssl
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from topics import logs
-from topics.server.http.answers import AnswerHeads
 from topics.server.http.http1.connection import Connection
 from topics.server.http.http_limits import HttpLimits
-from topics.server.http.messages import App, answer_of
-from topics.server.http.request.gunzip import WorkSlots
-from topics.server.http.request.head import HeadCache
+from topics.server.http.messages import App
 from topics.server.http.request_log import RequestLog
-from topics.server.http.service import BlockedSink, OpeningConnection, ServedConnection, Service
+from topics.server.http.service import OpeningConnection, ServedConnection, Service
 from topics.server.http.tls import Certificate, TlsTransport
 from topics.server.limits.budget import CONNECTIONS, MemoryBudget, throttled
 from topics.server.limits.loop_holds import Cause, LoopHolds
@@ -38,8 +33,6 @@ log = logs.Log("http")
 _SHED_SHARE = 32  # one in 32 connections is shed at a time, because finding idle ones takes a look at all
 _SHED_AFTER_S = 1.0  # a younger connection is not shed: its first request may be on the way
 _HANDSHAKE_S = 0.25  # without room for another connection, TLS handshakes that take longer are cut off
-_GZIP_THREADS = 2
-_UNBLOCK_S = 0.05  # how often streams that wait for the memory budget are tried again
 _LOOK_AGAIN_S = 0.25  # pause after a search that found no idle connection
 _SWEPT_AT_ONCE = 500  # connections whose deadlines are checked in one turn; each takes about 2 µs
 CUT_OFF_S = 5  # how long a drain waits for aborted connections to be reported as lost
@@ -53,7 +46,7 @@ def _import_http2() -> MakeHttp2:
     return Http2Connection
 
 
-class HttpServer:
+class HttpServer(Service):
     """Serves one `App` on any number of sockets of one event loop."""
 
     def __init__(
@@ -65,18 +58,8 @@ class HttpServer:
         request_log: RequestLog | None = None,
         holds: LoopHolds | None = None,
     ) -> None:
-        # Bound once and shared: a connection needs neither the lookup nor bound methods of its own.
-        self.admit = app.admit
-        self.handle = app.handle
-        self.answer = answer_of(app)
-        self.abandon = app.abandon
-        self.limits = limits or HttpLimits()
-        self.budget = budget or MemoryBudget()
+        super().__init__(app, limits, budget, request_log)
         self._holds = holds or LoopHolds()
-        self.request_log = request_log or RequestLog()
-        self.heads = HeadCache()
-        self.answers = AnswerHeads(time.time)
-        self.clock_ns = time.perf_counter_ns
         self.connections: set[ServedConnection] = set()
         # Accepted connections that are not in `connections` yet, oldest first, with the time; and those of them that
         # shake hands for TLS. Without TLS, the next turn opens the connection.
@@ -86,12 +69,8 @@ class HttpServer:
         self.refused_total = 0  # connections that were refused because there was no room
         self._refused: dict[ServedConnection, None] = {}  # refused connections that are still open, oldest first
         self._look_at = 0.0  # when the next search for idle connections may begin
-        self._blocked: dict[BlockedSink, None] = {}  # streams that wait for the budget
-        self.draining = False
         self._closed_requests = 0
-        self._pool: ThreadPoolExecutor | None = None
         self._http2: asyncio.Future[MakeHttp2] | None = None  # set by the first connection with HTTP/2
-        self.unpacking_slots = WorkSlots(_GZIP_THREADS)
         self._sweeping: asyncio.TimerHandle | None = None
         self._emptied: asyncio.Event | None = None
 
@@ -201,25 +180,6 @@ class HttpServer:
         self._closed_requests += connection.served
         if not self.connections and self._emptied is not None:
             self._emptied.set()
-
-    def block(self, sink: BlockedSink) -> None:
-        """Have `sink.unblock` called until it returns True."""
-        if not self._blocked:
-            asyncio.get_running_loop().call_later(_UNBLOCK_S, self._unblock)
-        self._blocked[sink] = None
-
-    def _unblock(self) -> None:
-        waiting, self._blocked = self._blocked, {}
-        for sink in waiting:
-            if not sink.unblock():
-                self.block(sink)
-
-    @property
-    def pool(self) -> ThreadPoolExecutor:
-        """Threads for gzip, started when first needed: most servers never compress anything."""
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(max_workers=_GZIP_THREADS, thread_name_prefix="topics-gzip")
-        return self._pool
 
     def _sweep(self) -> None:
         """Check all deadlines until the last connection has ended. A timer for each would cost as much as a request."""

@@ -1,7 +1,6 @@
 """The memory budget: one limit on the bytes that clients make the server hold, by account. Pure.
 
-Records are not counted: `max_total_bytes` and the caps of topics bound those. Everything else that clients can make the
-server hold is counted while it is held:
+Records are not counted: `max_total_bytes` and the caps of topics bound those.
 
     account      charged for
     connections  open connections, a flat amount each, from the moment they are accepted
@@ -13,13 +12,10 @@ server hold is counted while it is held:
     sessions     watch sessions and subscriptions of WebSockets: node names, filters
     idempotency  keys within their windows
 
-New requests may use seven eighths of the limit: `check` refuses a request that needs more, with `throttled`. `charge`
-never refuses, so that requests that have begun can finish. While more than seven eighths are held, `full` is set. Then
-only small requests with small answers are served, so that clients that hold much memory do not keep other clients from
-writing and acknowledging.
-
-Input is different: a body or a message may grow long after its request was admitted. Above the whole limit, requests
-that are still being received are refused, the newest first.
+New requests may use seven eighths of the limit: `check` refuses a request that needs more. `charge` never refuses, so
+that requests that have begun can finish. While more than seven eighths are held, `full` is set: only small requests
+with small answers are served. A body or a message may grow long after its request was admitted. Above the whole limit,
+requests that are still being received are refused, the newest first.
 """
 
 from collections.abc import Callable

@@ -1,10 +1,8 @@
 """Limits of the operating system on this process: memory and descriptors.
 
-A container limits memory by cgroup and not by the size of the machine, so both are read. Both versions of cgroups have
-a limit for each folder, and the limits of all enclosing folders apply too.
-
-Sockets and files share one limit of descriptors. A part of it is reserved for files, so that clients that open
-connections cannot keep the server from writing its log or reading a segment.
+A container limits memory by cgroup and not by the size of the machine, so both are read. Sockets and files share one
+limit of descriptors. A part of it is reserved for files, so that clients that open connections cannot keep the server
+from writing its log or reading a segment.
 """
 
 import contextlib

@@ -1,8 +1,7 @@
-"""Upkeep: refresh the gauges of the memory budget, remove expired idempotency keys and consumers, serve waiters, return
-freed memory.
+"""Upkeep: gauges of the memory budget, expired idempotency keys and consumers, waiters, and freed memory.
 
-The C library keeps much of the memory that is freed, in pieces between others that are still in use. After clients have
-released a lot, `malloc_trim` returns it to the system. That takes about 10 ms, and blocks allocations meanwhile.
+The C library keeps much of the memory that is freed. After clients have released a lot, `malloc_trim` returns it to the
+system. That takes about 10 ms, and blocks allocations meanwhile.
 """
 
 import asyncio

@@ -1,8 +1,4 @@
-"""Routers on the event loop: when forwarding gets its turns.
-
-A write to a source is answered before its copies are made. While many requests arrive, or while there is much to
-forward, forwarding runs for one slice and then rests for several times as long (`engine/delays.py`).
-"""
+"""Routers on the event loop: when forwarding gets its turns. `engine/delays.py` says how long it rests."""
 
 import asyncio
 from collections.abc import Callable

@@ -14,6 +14,8 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+from msgspec import Struct
+
 from topics import logs
 from topics.engine.delays import GATHER_MS, GATHER_WATCHERS
 from topics.engine.pressure import effective_priority
@@ -22,9 +24,10 @@ from topics.model.watch import View, without_nodes
 from topics.server.limits.budget import MemoryBudget
 from topics.server.limits.loop_holds import Cause
 from topics.server.loop.runtime import NOT_LOADING, Runtime
+from topics.server.loop.sliced_work import Slices
 from topics.server.loop.throttle import Throttle
 from topics.server.push.rendering import Event, FrameRenderer, Key, RenderedFrame, deleted_data, tombstone_data
-from topics.server.push.subscription_set import Subscription, TailGroup, Watcher, notify_deleted
+from topics.server.push.subscription_set import PatternWaiters, Subscription, TailGroup, Watcher, notify_deleted
 from topics.storage.segments.cold import Cold
 
 log = logs.Log("watch")
@@ -439,3 +442,14 @@ class Dispatcher:
             else:
                 served.append(fan_out)
         return served
+
+
+class PushServices(Struct, frozen=True):
+    """What streams to clients need of the server."""
+
+    runtime: Runtime
+    dispatcher: Dispatcher
+    pattern_waiters: PatternWaiters
+    throttle: Throttle
+    slices: Slices
+    budget: MemoryBudget

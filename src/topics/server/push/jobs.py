@@ -22,9 +22,9 @@ from topics.engine.state.jobs.job import Holder
 from topics.engine.state.topic import Topic, leases_of
 from topics.engine.write.commit import Ticket
 from topics.errors import Code, TopicsError
-from topics.server.limits.budget import MemoryBudget
 from topics.server.loop.runtime import NOT_LOADING, Runtime
 from topics.server.loop.throttle import Throttle
+from topics.server.push.dispatcher import PushServices
 from topics.server.push.live_stream import EventStream, error_frame, event_frame
 
 log = logs.Log("queue")
@@ -189,9 +189,8 @@ class WorkStream(EventStream):
 
     def __init__(
         self,
-        runtime: Runtime,
+        services: PushServices,
         job_waiters: JobWaiters,
-        budget: MemoryBudget,
         topic: Topic,
         *,
         node: str,
@@ -199,9 +198,9 @@ class WorkStream(EventStream):
         lease_ms: int | None,
         release: Callable[[], None],
     ) -> None:
-        super().__init__(runtime, release=release)
+        super().__init__(services.runtime, release=release)
         self._job_waiters = job_waiters
-        self._budget = budget
+        self._budget = services.budget
         self._topic = topic
         self._node = node
         self._max = max

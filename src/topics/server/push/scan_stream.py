@@ -11,10 +11,10 @@ from topics import logs
 from topics.engine.read.scan import SLICE_BYTES, Scan, ScanStep
 from topics.errors import Code, TopicsError
 from topics.server.http.messages import Response, Sink, Stream
-from topics.server.limits.budget import STREAMS, MemoryBudget
-from topics.server.loop.runtime import NOT_LOADING, Runtime, unreadable
-from topics.server.loop.throttle import Throttle
+from topics.server.limits.budget import STREAMS
+from topics.server.loop.runtime import NOT_LOADING, unreadable
 from topics.server.push import scan_formats as formats
+from topics.server.push.dispatcher import PushServices
 from topics.storage.segments.cold import Cold
 
 log = logs.Log("scan")
@@ -30,20 +30,12 @@ class ScanStream(Stream):
     high_water_bytes = SLICE_BYTES
 
     def __init__(
-        self,
-        runtime: Runtime,
-        throttle: Throttle,
-        budget: MemoryBudget,
-        scan: Scan,
-        topic: str,
-        form: formats.ScanFormat,
-        *,
-        release: Callable[[], None],
+        self, services: PushServices, scan: Scan, topic: str, form: formats.ScanFormat, *, release: Callable[[], None]
     ) -> None:
         super().__init__(Response(200, b"", form.content_type, ((b"cache-control", b"no-store"),)))
-        self._runtime = runtime
-        self._throttle = throttle
-        self._budget = budget
+        self._runtime = services.runtime
+        self._throttle = services.throttle
+        self._budget = services.budget
         self._topic = topic
         self._scan = scan
         self._form = form

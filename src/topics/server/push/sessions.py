@@ -1,8 +1,7 @@
 """Watch sessions: what a client watches and how far it has got, and the event stream that serves a session.
 
-A session outlives its connections. Its positions move when a frame is written. A client that reconnects with
-`Last-Event-ID` moves them back to what it has really processed, never forward. A session without a stream is removed
-after `session_ttl_ms`.
+A session outlives its connections. A client that reconnects with `Last-Event-ID` moves its positions back to what it
+has really processed, never forward. A session without a stream is removed after `session_ttl_ms`.
 """
 
 import asyncio
@@ -17,7 +16,7 @@ from topics.server.access.caller import Caller
 from topics.server.limits.budget import MemoryBudget, check_room
 from topics.server.loop.runtime import Runtime
 from topics.server.push import cursors
-from topics.server.push.dispatcher import Dispatcher
+from topics.server.push.dispatcher import PushServices
 from topics.server.push.live_stream import EventStream, error_frame, event_frame
 from topics.server.push.rendering import Event, RenderedFrame, deleted_data
 from topics.server.push.subscription_set import (
@@ -176,16 +175,15 @@ class WatchStream(EventStream):
 
     def __init__(
         self,
-        runtime: Runtime,
-        dispatcher: Dispatcher,
+        services: PushServices,
         sessions: Sessions,
         session: Session,
         *,
         position: cursors.Position | None,
         release: Callable[[], None],
     ) -> None:
-        super().__init__(runtime, release=release, heartbeat_ms=session.heartbeat_ms)
-        self._dispatcher = dispatcher
+        super().__init__(services.runtime, release=release, heartbeat_ms=session.heartbeat_ms)
+        self._dispatcher = services.dispatcher
         self._sessions = sessions
         self._session = session
         self._position = position

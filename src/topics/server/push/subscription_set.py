@@ -1,4 +1,4 @@
-"""Subscriptions of one session or one WebSocket, and the patterns that add more of them.
+"""Subscriptions, those of one session or one WebSocket as a set, and the patterns that add more of them.
 
 A set is charged to the memory budget by what it keeps: a flat amount per subscription and pattern, and the node names
 and filters of the requests, which their subscriptions share.

@@ -144,7 +144,5 @@ def scan(services: Services, call: Call) -> Answer:
     if services.throttle.pressed:
         services.throttle.check(name)
     services.engine.topic(name)  # raises 404, which cannot be sent once the stream has begun
-    return ScanStream(
-        services.runtime, services.throttle, services.budget, Scan(query, upto_seq=wanted.upto_seq), name, form,
-        release=services.quotas.open_stream(call.caller),
-    )  # fmt: skip
+    release = services.quotas.open_stream(call.caller)
+    return ScanStream(services.push, Scan(query, upto_seq=wanted.upto_seq), name, form, release=release)

@@ -73,12 +73,10 @@ def open_watch(services: Services, call: Call) -> Answer:
     session = services.sessions.find(call.params["wid"], call.caller)
     # A malformed id is ignored: browsers return any id they once received, and the session has its own position.
     position = cursors.find(request.headers.get(b"last-event-id", b"").decode("latin-1"))
-    return WatchStream(
-        services.runtime, services.dispatcher, services.sessions, session,
-        position=position, release=services.quotas.open_stream(session.caller),
-    )  # fmt: skip
+    release = services.quotas.open_stream(session.caller)
+    return WatchStream(services.push, services.sessions, session, position=position, release=release)
 
 
 def open_socket(services: Services, call: Call) -> Answer:
     services.check_ready()
-    return accept(services.sockets, call.request, call.caller, services.quotas.open_stream)
+    return accept(services.push, call.request, call.caller, services.quotas.open_stream)

@@ -1,12 +1,9 @@
 """Input of one HTTP/2 connection: cut into frames, metered, and in bounded parts per turn of the event loop. Pure.
 
-The package `h2` would take any number of frames at once, and looks at the length of a frame only once it has all of it.
-
 Frames that make the server work and ask nothing of it are free for an attacker: pings, settings, resets of streams that
 were just opened, empty pieces of bodies. Each takes a token. A connection gets `TOKENS` at its start, `TOKENS_PER_S`
-from then on, and more with every answer and every piece of an answer that the server sends, so that a client which uses
-the server never runs out of them. A header block is limited as a whole: its CONTINUATION frames may come without end
-(RFC 9113 section 6.10).
+from then on, and more with everything that the server sends. A header block is limited as a whole: its CONTINUATION
+frames may come without end (RFC 9113 section 6.10).
 """
 
 from collections.abc import Callable

@@ -1,8 +1,7 @@
 """Decoding of write bodies: small ones at once, large ones in steps. Pure.
 
-The decoder cannot be interrupted. A large body is decoded in one step if that is fast: 64 MiB take 30 to 60 ms. A body
-that would take long, or that the decoder rejects, is decoded a part of its records at a time
-(`model/write_outline.py`).
+The decoder cannot be interrupted, and takes 30 to 60 ms for 64 MiB. A body that would take longer, or that the decoder
+rejects, is decoded a part of its records at a time (`model/write_outline.py`).
 """
 
 import contextlib

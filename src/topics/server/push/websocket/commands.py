@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET
 from wsproto import events
 
 from topics.engine.consumers.verbs import StoredConsumer
@@ -33,13 +33,9 @@ from topics.model.watch import (
 from topics.model.wire import check_u64
 from topics.server.access.caller import Caller, authorise
 from topics.server.access.operations import operation_of
-from topics.server.limits.budget import MemoryBudget
-from topics.server.loop.runtime import NOT_LOADING, Runtime, unreadable
-from topics.server.loop.sliced_work import Slices
-from topics.server.loop.throttle import Throttle
-from topics.server.push.dispatcher import Dispatcher
+from topics.server.loop.runtime import NOT_LOADING, unreadable
+from topics.server.push.dispatcher import PushServices
 from topics.server.push.subscription_set import (
-    PatternWaiters,
     SubscriptionSet,
     Watcher,
     open_positions,
@@ -50,15 +46,6 @@ from topics.storage.segments.cold import Cold
 
 MAX_UNACKED = 1024  # publishes in progress, above which the client is not read from
 MAX_UNACKED_BYTES = 8 << 20  # of their messages
-
-
-class SocketServices(Struct, frozen=True):
-    runtime: Runtime
-    dispatcher: Dispatcher
-    pattern_waiters: PatternWaiters
-    throttle: Throttle
-    slices: Slices
-    budget: MemoryBudget
 
 
 class SocketClient(Watcher, Protocol):
@@ -84,7 +71,7 @@ class SocketCommands:
         "_caller", "_client", "_loading", "_services", "_unfinished", "subscriptions", "unacked", "unacked_bytes",
     )  # fmt: skip
 
-    def __init__(self, services: SocketServices, caller: Caller, client: SocketClient) -> None:
+    def __init__(self, services: PushServices, caller: Caller, client: SocketClient) -> None:
         self._services = services
         self._caller = caller
         self._client = client

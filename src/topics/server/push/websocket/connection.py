@@ -20,10 +20,11 @@ from topics.model.watch import DEFAULT_HEARTBEAT_MS, RequestId
 from topics.server.access.caller import Caller
 from topics.server.http.browser_origin import may_call
 from topics.server.http.messages import Header, Request, Response, Upgrade
+from topics.server.push.dispatcher import PushServices
 from topics.server.push.live_stream import LiveConnection
 from topics.server.push.rendering import Event, RenderedFrame, socket_payload
 from topics.server.push.subscription_set import Subscription
-from topics.server.push.websocket.commands import SocketCommands, SocketServices
+from topics.server.push.websocket.commands import SocketCommands
 from topics.server.push.websocket.input import SocketInput
 
 UNANSWERED_PINGS = 3
@@ -48,7 +49,7 @@ class WebSocket(LiveConnection, Upgrade):
 
     def __init__(
         self,
-        services: SocketServices,
+        services: PushServices,
         head: Response,
         caller: Caller,
         *,
@@ -186,7 +187,7 @@ ACCEPT_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455 section 1.3
 
 
 def accept(
-    services: SocketServices, request: Request, caller: Caller, open_stream: Callable[[Caller], Callable[[], None]]
+    services: PushServices, request: Request, caller: Caller, open_stream: Callable[[Caller], Callable[[], None]]
 ) -> WebSocket:
     """Return the connection. Raise if the handshake is invalid, or if a page of this origin may not connect."""
     key = _check_handshake(request)

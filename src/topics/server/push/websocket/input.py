@@ -1,7 +1,4 @@
-"""Input of one WebSocket: from bytes to commands, in turns of bounded frames, bytes and time.
-
-After a turn the other connections get the loop, and the client is not read from until its input was handled.
-"""
+"""Input of one WebSocket: from bytes to commands, in turns of bounded frames, bytes and time."""
 
 from collections.abc import Generator
 from enum import Enum
@@ -20,7 +17,8 @@ from topics.model.watch import Addressed, Command, Publish, RequestId
 from topics.model.wire import MAX_PLAIN_BODY_BYTES
 from topics.server.http.request.write_request import LARGE_BYTES, decode_steps
 from topics.server.limits.budget import MESSAGES, SMALL_BYTES
-from topics.server.push.websocket.commands import SocketClient, SocketServices
+from topics.server.push.dispatcher import PushServices
+from topics.server.push.websocket.commands import SocketClient
 from topics.server.push.websocket.frame_splitter import FrameSplitter
 
 _command_decoder: RequestDecoder[Command] = RequestDecoder(Command, surrogates.decode)
@@ -78,7 +76,7 @@ class SocketInput:
         "_frames_left", "_services", "_splitter", "_state", "_unfed", "_ws", "decoding", "message",
     )  # fmt: skip
 
-    def __init__(self, services: SocketServices, ws: Connection, client: SocketClient, *, deflated: bool) -> None:
+    def __init__(self, services: PushServices, ws: Connection, client: SocketClient, *, deflated: bool) -> None:
         self._services = services
         self._ws = ws
         self._client = client
