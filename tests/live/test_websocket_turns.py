@@ -39,9 +39,6 @@ class RecordingSink:
     def give_up(self) -> None:
         pass
 
-    def buffered(self) -> int:
-        return 0
-
     def hold(self, held: bool, /) -> None:
         self.held = held
 

@@ -8,7 +8,6 @@ without asking the server first. Such a request is refused where the operation c
 """
 
 from functools import partial
-from urllib.parse import parse_qsl
 
 from msgspec import structs
 
@@ -105,10 +104,10 @@ def _secret(request: Request, route: Route | None) -> bytes | None:
     if route is None or not route.query_token or not request.query:
         return None
     try:
-        pairs = parse_qsl(request.query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=100)
-    except ValueError:
+        found = query_string.parse(request.query).get(TOKEN)
+    except TopicsError:
         return None
-    return next((value.encode() for name, value in pairs if name == TOKEN), None)
+    return None if found is None else found.encode()
 
 
 def protected(routes: list[Route], pages: Pages | None) -> list[Route]:

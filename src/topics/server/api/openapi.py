@@ -23,7 +23,7 @@ from topics.model.topic import DEFAULT_CONFIG, ArchiveConfig, ConfigPatch, Topic
 from topics.model.wire import ErrorAnswer
 from topics.server.access.operations import Scope
 from topics.server.api.openapi_fields import meaning
-from topics.server.api.route import Parameter, Route
+from topics.server.api.route import Route
 from topics.server.push import scan_formats as formats
 
 FILE = Path(__file__).with_name("openapi_operations.json")
@@ -200,8 +200,7 @@ def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
         "tags": ["records" if name == "append" else tag],
         "summary": route.summary,
         "description": texts.description,
-        "parameters": [_path_parameter(name, texts) for name in re.findall(r"{(\w+)}", route.path)]
-        + [_query_parameter(row, texts) for row in route.query],
+        "parameters": _parameters(route, texts),
         "responses": {str(status): _answer(status, kind, schema_of, texts) for status, kind in route.answers.items()},
     }
     if route.scope:
@@ -257,27 +256,25 @@ def operation_name(route: Route) -> str:
     return route.handler.__name__
 
 
-def _path_parameter(name: str, texts: Described) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "string"}
-    if name in _PATTERNS:
-        schema["pattern"] = _PATTERNS[name]
-    row = {
-        "name": name,
-        "in": "path",
-        "required": True,
-        "description": PATH_PARAMETERS.get(name, name),
-        "schema": schema,
-    }
-    return row | {"example": texts.path[name]} if name in texts.path else row
-
-
-def _query_parameter(row: Parameter, texts: Described) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": _TYPES[row.type]}
-    if row.type is int:
-        schema["minimum"] = 0
-    if row.default is not None:
-        schema["default"] = row.default
-    found = {"name": row.name, "in": "query", "required": row.required, "description": row.help, "schema": schema}
-    if (text := texts.query.get(row.name)) is not None:
-        found["example"] = text if row.type is str else msgspec.json.decode(text)
-    return found
+def _parameters(route: Route, texts: Described) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for name in re.findall(r"{(\w+)}", route.path):
+        schema: dict[str, Any] = {"type": "string"}
+        if name in _PATTERNS:
+            schema["pattern"] = _PATTERNS[name]
+        text = PATH_PARAMETERS.get(name, name)
+        rows.append({"name": name, "in": "path", "required": True, "description": text, "schema": schema})
+        if name in texts.path:
+            rows[-1]["example"] = texts.path[name]
+    for row in route.query:
+        schema = {"type": _TYPES[row.type]}
+        if row.type is int:
+            schema["minimum"] = 0
+        if row.default is not None:
+            schema["default"] = row.default
+        rows.append(
+            {"name": row.name, "in": "query", "required": row.required, "description": row.help, "schema": schema}
+        )
+        if (given := texts.query.get(row.name)) is not None:
+            rows[-1]["example"] = given if row.type is str else msgspec.json.decode(given)
+    return rows

@@ -136,7 +136,6 @@ class Sink(Protocol):
 
     def close(self) -> None: ...  # once everything written has left
     def give_up(self) -> None: ...  # abort soon after `close` if the client still reads nothing: it was slow for long
-    def buffered(self) -> int: ...  # the bytes that were written and that the operating system has not taken
     def hold(self, held: bool, /) -> None: ...  # stop reading from the client, or read again; for an `Upgrade`
 
 

@@ -120,7 +120,7 @@ class HttpServer(Service):
         if self._opening.pop(connection, None) is not None:
             self.budget.charge(CONNECTIONS, -self.limits.connection_bytes)
 
-    def opened(self, connection: ServedConnection) -> None:
+    def opened(self, connection: OpeningConnection) -> None:
         """Count a new connection. Shed idle ones if there are too many, or refuse it if none is idle."""
         self.connections.add(connection)
         self._handshakes.pop(connection, None)

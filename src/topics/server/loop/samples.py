@@ -23,12 +23,11 @@ MAX_QUEUES = 64
 QUEUE_COLUMNS = ["ts", "ready", "in_flight", "delayed", "finished", "age_ms"]
 
 
-class Traffic:
+class Traffic(Struct):
     """Reads since the process started. Handlers of hot paths add to the counters directly."""
 
-    def __init__(self) -> None:
-        self.reads = 0  # answers to `diff`
-        self.records_read = 0  # records in these answers
+    reads: int = 0  # answers to `diff`
+    records_read: int = 0  # records in these answers
 
 
 class Column(Struct, frozen=True):

@@ -216,7 +216,7 @@ def test_streams_wait_for_the_budget_and_go_on(serve: Serve, app: CountingApp):
         results = [server.call(lambda: stream.sink.write(b"x" * 30_000)) for _ in range(400)]
         assert results[0]
         assert not results[-1]
-        assert server.call(lambda: stream.sink.buffered()) > 0
+        assert server.call(stream.sink._connection.unsent_bytes) > 0
         client.sock.setblocking(False)
 
         def read_and_look() -> bool:

@@ -440,9 +440,6 @@ class StreamSink:
     def give_up(self) -> None:
         self._pipeline.close_timeout_ms = self._server.limits.linger_timeout_ms
 
-    def buffered(self) -> int:
-        return self._connection.unsent_bytes()
-
     def hold(self, held: bool, /) -> None:
         self.held = held
         self._connection.pace_reading()

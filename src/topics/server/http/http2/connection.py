@@ -173,10 +173,6 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
             return None
         return self._seen_at
 
-    def refuse(self, error: TopicsError) -> None:
-        self.session.fail(ErrorCodes.ENHANCE_YOUR_CALM)
-        self.pump()
-
     def drain(self) -> None:
         self.session.drain()
         for stream in list(self.session.streams.values()):
@@ -222,9 +218,6 @@ class Http2Sink:
 
     def give_up(self) -> None:
         self._stream.given_up = True
-
-    def buffered(self) -> int:
-        return self._stream.unsent_bytes
 
     def hold(self, held: bool, /) -> None:
         """Do nothing: an answer without end reads nothing from the client."""
