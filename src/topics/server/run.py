@@ -156,7 +156,6 @@ def _cannot_start(error: Exception) -> int:
 
 
 def _bind_hint(error: Exception) -> str:
-    """Return what an operator can do about a failed bind."""
     if getattr(error, "errno", None) == errno.EADDRINUSE:
         return "another process uses the port; choose another with --port or TOPICS_PORT, or 0 for a free one"
     if getattr(error, "errno", None) in (errno.EACCES, errno.EPERM):

@@ -82,7 +82,6 @@ def collect(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metric]
 
 
 def _archived(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Topic]]:
-    """Return the first topics with an archive, by name."""
     found: list[Topic] = []
     topics, most = services.engine.topics, _max_named(services)
     for names in _pages(services.engine.state.names, prefixes, len(topics)):

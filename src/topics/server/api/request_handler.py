@@ -117,7 +117,6 @@ class RequestHandler:
             return self._load_and_serve(cold, call)
 
     def abandon(self, request: Request) -> None:
-        """Uncount an admitted request that will never be handled."""
         call: Call | None = request.context
         request.context = None
         if call is not None:

@@ -99,26 +99,15 @@ class Exchanges(Generic[E]):
 
     # --- hooks of subclasses
 
-    def send(self, exchange: E, response: Response) -> None:
-        """Send an answer when it is its turn."""
-
-    def hold(self, exchange: E, size_bytes: int) -> None:
-        """Count an answer that cannot be sent yet."""
-
-    def grant(self, exchange: E, stream: Stream) -> None:
-        """Take an answer without end."""
-
-    def unpacked(self, exchange: E, body: bytes) -> None:
-        """Take the unpacked body of a request."""
-
-    def unpack_failed(self, exchange: E, error: BaseException) -> None:
-        """Answer a request whose body cannot be unpacked with `error`."""
+    def send(self, exchange: E, response: Response) -> None: ...  # when it is its turn
+    def hold(self, exchange: E, size_bytes: int) -> None: ...  # counts an answer that cannot be sent yet
+    def grant(self, exchange: E, stream: Stream) -> None: ...  # takes an answer without end
+    def unpacked(self, exchange: E, body: bytes) -> None: ...
+    def unpack_failed(self, exchange: E, error: BaseException) -> None: ...
+    def _hook_failed(self) -> None: ...  # ends the connection at once: a hook of the application has raised
 
     def give_up_input(self, error: TopicsError) -> None:
         """Drop requests that were not begun, whole or not, and answer them with `error`: the memory is exhausted."""
-
-    def _hook_failed(self) -> None:
-        """End the connection at once: a hook of the application has raised."""
 
     def answer(self, exchange: E, response: Response) -> bool:
         """Take the answer to a request. Return False if compressing its body takes too long here: then
@@ -195,11 +184,8 @@ class ExchangeConnection(asyncio.Protocol, Generic[E]):
 
     # --- hooks of subclasses
 
-    def proceed(self) -> None:
-        """Write what there is for the client, and handle further requests: an answer or a body has come."""
-
-    def note_memory(self) -> None:
-        """Charge the memory budget with what this connection holds now. May end the connection's input."""
+    def proceed(self) -> None: ...  # writes, and handles further requests: an answer or a body has come
+    def note_memory(self) -> None: ...  # charges what this connection holds now. May end the connection's input
 
     @property
     def served(self) -> int:

@@ -147,21 +147,15 @@ class Stream:
     def __init__(self, head: Response) -> None:
         self.head = head
 
-    def opened(self, sink: Sink) -> None:
-        """Begin to write to `sink`: the head is written."""
-
-    def drained(self) -> None:
-        """Write again: the client has read what was above the high-water mark."""
-
-    def closed(self) -> None:
-        """Stop: nothing can be written any more."""
+    def opened(self, sink: Sink) -> None: ...  # the head is written
+    def drained(self) -> None: ...  # the client has read what was above the high-water mark
+    def closed(self) -> None: ...  # nothing can be written any more
 
 
 class Upgrade(Stream):
     """The answer 101, after which the connection carries another protocol in both directions."""
 
-    def received(self, data: bytes) -> None:
-        """Take bytes of the client."""
+    def received(self, data: bytes) -> None: ...
 
 
 Answer = Response | Deferred | Stream

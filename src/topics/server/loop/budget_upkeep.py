@@ -26,8 +26,6 @@ COPIES_OF_A_WRITE = 2  # its rendered records, and the frame of the log
 
 
 class Upkeep:
-    """The periodic work of the budget, and the work that the budget asks for."""
-
     def __init__(self, runtime: Runtime, budget: MemoryBudget, *, on_relief: Callable[[], None]) -> None:
         self._runtime = runtime
         self._budget = budget

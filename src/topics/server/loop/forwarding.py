@@ -15,8 +15,6 @@ RETRY_MS = 1000  # after an unexpected failure
 
 
 class Forwarding:
-    """Calls `Forwarder.run` whenever there is something to forward."""
-
     def __init__(self, runtime: Runtime, requests_total: Callable[[], int]) -> None:
         self._runtime = runtime
         self._requests_total = requests_total

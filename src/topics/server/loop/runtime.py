@@ -142,8 +142,6 @@ class OpenEnded(Protocol):
 
 
 class Runtime(Loads):
-    """The runtime of one server, from the end of its recovery until it stops."""
-
     def __init__(
         self, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop, engine: Engine, *, holds: LoopHolds
     ) -> None:

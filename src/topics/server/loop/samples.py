@@ -77,8 +77,7 @@ class Sampler:
             self._timer.cancel()
             self._timer = None
 
-    def take(self) -> None:
-        """Take a sample."""
+    def take(self) -> None: ...
 
     def _tick(self) -> None:
         self.take()
@@ -125,7 +124,6 @@ class QueueRing(Ring):
         self._finished = _finished(topic)
 
     def take(self, now_ms: int) -> None:
-        """Add a sample of the queue as it is now."""
         queue, finished = self.topic.queue, _finished(self.topic)
         assert queue is not None
         grown, self._finished = max(finished - self._finished, 0), finished
@@ -150,7 +148,6 @@ class QueueSamples(Sampler):
         return ring.rows(after_ms)
 
     def take(self) -> None:
-        """Sample the queues that have a ring, and give rings to other queues while there are some left."""
         if not self._engine.is_replayed:
             return
         queues = self._engine.state.queues

@@ -28,7 +28,6 @@ class Position(msgspec.Struct, frozen=True):
 
 
 def encode(position: dict[str, int] | list[int]) -> bytes:
-    """Return the id of seqs by key, or of numbers and seqs in turn."""
     return urlsafe_b64encode(_encode(position)).rstrip(b"=")
 
 

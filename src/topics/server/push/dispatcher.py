@@ -445,8 +445,6 @@ class Dispatcher:
 
 
 class PushServices(Struct, frozen=True):
-    """What streams to clients need of the server."""
-
     runtime: Runtime
     dispatcher: Dispatcher
     pattern_waiters: PatternWaiters

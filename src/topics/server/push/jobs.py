@@ -33,8 +33,6 @@ RETRY_MS = 1000  # after a pass that could not be written to the log
 
 
 class Claimer(Protocol):
-    """A client that waits for jobs."""
-
     def want(self) -> Want | None: ...  # what it can take now
     def queue_deleted(self) -> None: ...
 
@@ -59,7 +57,6 @@ class JobWaiters:
         return waiters
 
     def wake(self) -> None:
-        """Schedule a pass over every queue that clients wait for."""
         for waiters in self._queues.values():
             waiters.wake()
 
@@ -81,7 +78,6 @@ class QueueWaiters:
         leases_of(topic).freed = self.wake
 
     def wake(self) -> None:
-        """Schedule a pass: at the end of this turn, or of the window in which the queue gathers claims."""
         if self._handle is None and not self._loading.waiting:
             jitter_ms = self._topic.config.claim_jitter_ms
             if jitter_ms:

@@ -51,17 +51,10 @@ class LiveConnection(Stream):
 
     # --- hooks of subclasses
 
-    def begin(self) -> None:
-        """Send what there is: the connection is open."""
-
-    def resume(self, full_ms: float) -> None:
-        """Send more: the client has read what it was sent, after the connection was full for `full_ms`."""
-
-    def ended(self) -> None:
-        """Release everything. Called once for every connection that began, never for one that did not."""
-
-    def beat(self) -> None:
-        """Send a heartbeat: nothing was sent for one interval."""
+    def begin(self) -> None: ...  # the connection is open
+    def resume(self, full_ms: float) -> None: ...  # the client has read, after the connection was full for `full_ms`
+    def ended(self) -> None: ...  # called once for every connection that began, never for one that did not
+    def beat(self) -> None: ...  # nothing was sent for one interval
 
     def fail(self, code: int, message: str) -> None:
         """Send an error with the meaning of an HTTP status code, then close."""

@@ -167,8 +167,6 @@ class Sessions:
 
 
 class WatchStream(EventStream):
-    """One connection of a session; the session has at most one."""
-
     __slots__ = ("_dispatcher", "_position", "_session", "_sessions", "_single")
 
     reports_too_old = True

@@ -158,7 +158,6 @@ class Intake:
         del self._exchanges  # the pipeline refers to this object
 
     def _park(self, exchange: Exchange) -> None:
-        """Add a request that is not begun."""
         self._queue.append(exchange)
         self._exchanges.charges.park(exchange, len(exchange.head.request.body))
 

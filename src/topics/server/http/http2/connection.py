@@ -224,7 +224,6 @@ class Http2Sink:
         self.held = held
 
     def unblock(self) -> bool:
-        """Let an answer go on that was short of memory; return False if it still is."""
         stream, connection = self._stream, self._connection
         if stream.ends or stream.full or not isinstance(stream.answer, Stream):
             return True

@@ -349,7 +349,6 @@ class Http2Session(Exchanges[Http2Stream]):
             self._end()
 
     def drain(self) -> None:
-        """Accept no further stream, and finish those that there are."""
         if not self.draining:
             self.draining = True
             self.goaway = GoAwayFrame(0, last_stream_id=self._last_number, error_code=ErrorCodes.NO_ERROR).serialize()

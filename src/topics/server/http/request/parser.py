@@ -18,8 +18,6 @@ BETWEEN, IN_HEAD, IN_BODY = range(3)
 
 
 class RequestListener(Protocol):
-    """Takes what a reader finds."""
-
     def take_head(self, head: RequestHead) -> bool: ...  # whether the body is wanted; otherwise it is skipped
     def take_request(self, head: RequestHead, body: bytes) -> None: ...
     def take_error(self, error: TopicsError) -> None: ...  # the reader has stopped

@@ -218,7 +218,6 @@ class SocketCommands:
             self.subscriptions.remove(subscription)
 
     def _match(self, topic: Topic) -> None:
-        """Watch a new topic if a pattern covers it, or report that the limit is reached."""
         subscription = self.subscriptions.match(topic)
         if subscription is None:
             return
