@@ -6,16 +6,7 @@ from topics.model.records import DeleteRequest, DiffRequest, ScanRequest, WriteR
 from topics.model.topic import ConfigPatch
 from topics.model.watch import WatchCreated, WatchRequest
 from topics.server.access import operations
-from topics.server.api.handlers import (
-    assets,
-    consumers,
-    diff,
-    queues,
-    records,
-    routers,
-    topics,
-    watch,
-)
+from topics.server.api.handlers import assets, consumers, diff, queues, records, routers, topics, watch
 from topics.server.api.handlers import inspection as looks
 from topics.server.api.route import Parameter, Route, at_any_time
 from topics.server.http.request import write_request

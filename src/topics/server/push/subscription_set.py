@@ -18,18 +18,8 @@ from topics.engine.engine import Engine
 from topics.engine.state.topic import Topic
 from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError, invalid, topic_not_found
-from topics.model.watch import (
-    TopicOptions,
-    View,
-    ViewOptions,
-    WatchedTopic,
-    check_by_name,
-    check_watched,
-    is_pattern,
-    make_view,
-    match_of,
-    with_match,
-)
+from topics.model import watch
+from topics.model.watch import TopicOptions, View, ViewOptions, WatchedTopic
 from topics.server.access.caller import Caller
 from topics.server.limits.budget import SESSIONS, MemoryBudget
 from topics.server.loop.runtime import Runtime
@@ -161,12 +151,12 @@ def resolve(
     more than `max_watch_topics` besides those that the request names.
     """
     engine, most = runtime.engine, runtime.settings.max_watch_topics
-    check_watched(topics, max_topics=most)
+    watch.check_watched(topics, max_topics=most)
     resolved = ResolvedWatch()
-    shared = make_view(options, max_limit=engine.limits.max_limit)
+    shared = watch.make_view(options, max_limit=engine.limits.max_limit)
     for name, each in topics.items():
-        view = with_match(shared, match_of(name, each))
-        if is_pattern(name):
+        view = watch.with_match(shared, watch.match_of(name, each))
+        if watch.is_pattern(name):
             pattern = resolved.patterns[name] = Pattern(name[:-1], view, caller)
             matching = engine.state.names.visible(caller.prefixes, prefix=pattern.prefix)
             # More than twice the limit would not change the answer.
@@ -180,7 +170,7 @@ def resolve(
             try:
                 topic = engine.expire_and_get(topic_name, touch=True)
             except TopicsError:  # its deletion was in progress
-                if lenient or is_pattern(name):
+                if lenient or watch.is_pattern(name):
                     continue
                 raise
             if each.tail:
@@ -323,10 +313,10 @@ def open_positions(engine: Engine, topics: dict[str, TopicOptions], *, max_topic
     Ends with the options of all topics, in which a consumer has its position as `from_seq`, once the commits are in the
     log. Raises errors of the request before anything is changed, except an `epoch_mismatch` or a seq beyond the head.
     """
-    check_watched(topics, max_topics=max_topics)
+    watch.check_watched(topics, max_topics=max_topics)
     consumed = {name: options for name, options in topics.items() if options.by_name}
     for name, options in consumed.items():
-        check_by_name(name, options)
+        watch.check_by_name(name, options)
     if lenient:
         topics = {name: options for name, options in topics.items() if name not in consumed or engine.find(name)}
         consumed = {name: options for name, options in consumed.items() if name in topics}

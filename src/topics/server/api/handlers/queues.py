@@ -13,22 +13,9 @@ from topics.engine.queue.verbs import Claimed, Outcome, Want
 from topics.engine.state.topic import Topic, leases_of
 from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError, invalid, topic_not_found
+from topics.model import queue as model
 from topics.model.names import check_topic
-from topics.model.queue import (
-    JOB_STATES,
-    MAX_DELAY_MS,
-    MAX_REDRIVE,
-    AckRequest,
-    ClaimRequest,
-    ExtendAnswer,
-    ExtendRequest,
-    NackRequest,
-    RedriveAnswer,
-    RedriveRequest,
-    check_held,
-    check_worker,
-    lease_ms_or,
-)
+from topics.model.queue import AckRequest, ClaimRequest, check_held, check_worker, lease_ms_or
 from topics.model.records import MAX_WAIT_MS, parse_match
 from topics.model.topic import LEASE_MS_RANGE, clamp
 from topics.model.unknown_fields import RequestDecoder
@@ -197,9 +184,9 @@ def ack(services: Services, call: Call) -> Answer:
 
 
 def nack(services: Services, call: Call) -> Answer:
-    wanted: NackRequest = call.body()
+    wanted: model.NackRequest = call.body()
     check_held(wanted.node, wanted.seqs, wanted.lease_ids, services.engine.limits)
-    delay_ms = clamp(check_u64(wanted.delay_ms, "delay_ms"), 0, MAX_DELAY_MS)
+    delay_ms = clamp(check_u64(wanted.delay_ms, "delay_ms"), 0, model.MAX_DELAY_MS)
     topic = services.engine.queues.get(call.params["topic"])
     ticket = services.engine.queues.nack(topic, wanted.node, wanted.seqs, wanted.lease_ids, delay_ms=delay_ms)
     return when_done(ticket, call.request, _NACKED)
@@ -221,14 +208,14 @@ _ACKED, _NACKED = partial(_acknowledged, b"acked"), partial(_acknowledged, b"nac
 
 
 def extend(services: Services, call: Call) -> Answer:
-    wanted: ExtendRequest = call.body()
+    wanted: model.ExtendRequest = call.body()
     check_held(wanted.node, wanted.seqs, wanted.lease_ids, services.engine.limits)
     lease_ms = clamp(check_u64(wanted.lease_ms, "lease_ms"), *LEASE_MS_RANGE)
     topic = services.engine.queues.get(call.params["topic"])
     ticket = services.engine.queues.extend(topic, wanted.node, wanted.seqs, wanted.lease_ids, lease_ms=lease_ms)
 
-    def extended(done: Outcome, took: Performance) -> ExtendAnswer:
-        return ExtendAnswer(topic.name, done.done, done.skipped, done.deadlines, took)
+    def extended(done: Outcome, took: Performance) -> model.ExtendAnswer:
+        return model.ExtendAnswer(topic.name, done.done, done.skipped, done.deadlines, took)
 
     return json_when_done(ticket, call.request, extended)
 
@@ -259,8 +246,8 @@ def list_jobs(services: Services, call: Call) -> Answer:
     after, limit = query_string.cursor_after(found), query_string.page_size(found)
     if after and not (after.isascii() and after.isdigit() and len(after) <= 20):
         raise invalid("cursor is not a `next_cursor` of this server", field="cursor")
-    if (state := found.get("state")) is not None and state not in JOB_STATES:
-        raise invalid(f"state must be one of {', '.join(JOB_STATES)}", field="state")
+    if (state := found.get("state")) is not None and state not in model.JOB_STATES:
+        raise invalid(f"state must be one of {', '.join(model.JOB_STATES)}", field="state")
     rows, more = job_list.expire_and_list(
         topic,
         state=state,
@@ -278,22 +265,22 @@ def list_jobs(services: Services, call: Call) -> Answer:
 
 
 def redrive(services: Services, call: Call) -> Answer:
-    wanted: RedriveRequest = call.body()
+    wanted: model.RedriveRequest = call.body()
     if wanted.dead_letter is not None:
         check_topic(wanted.dead_letter, field="dead_letter")
     for field in ("from_seq", "limit"):
         check_u64(getattr(wanted, field), field)
-    if wanted.seqs is not None and len(wanted.seqs) > MAX_REDRIVE:
-        raise invalid(f"seqs may name at most {MAX_REDRIVE} records", field="seqs")
+    if wanted.seqs is not None and len(wanted.seqs) > model.MAX_REDRIVE:
+        raise invalid(f"seqs may name at most {model.MAX_REDRIVE} records", field="seqs")
     match = None if wanted.match is UNSET or wanted.match is None else parse_match(wanted.match)
     topic = services.engine.queues.get(call.params["topic"])
     ticket = services.engine.queues.dead_letters.redrive(
         topic, dead_letter=wanted.dead_letter, match=match, seqs=wanted.seqs, from_seq=wanted.from_seq,
-        limit=clamp(wanted.limit, 1, MAX_REDRIVE), dry_run=wanted.dry_run,
+        limit=clamp(wanted.limit, 1, model.MAX_REDRIVE), dry_run=wanted.dry_run,
     )  # fmt: skip
 
-    def redriven(done: Redriven, took: Performance) -> RedriveAnswer:
-        return RedriveAnswer(
+    def redriven(done: Redriven, took: Performance) -> model.RedriveAnswer:
+        return model.RedriveAnswer(
             topic.name, done.dead_letter, len(done.seqs), done.seqs, wanted.dry_run, done.next_from_seq, done.caught_up,
             took,
         )  # fmt: skip

@@ -16,14 +16,7 @@ from topics.engine.write.commit import Ticket
 from topics.engine.write.delete import Deleted
 from topics.engine.write.large_render import LargeBlob
 from topics.errors import invalid
-from topics.model.records import (
-    DeleteRequest,
-    Projection,
-    ScanRequest,
-    WriteRequest,
-    node_set,
-    parse_match,
-)
+from topics.model.records import DeleteRequest, Projection, ScanRequest, WriteRequest, node_set, parse_match
 from topics.model.wire import Performance, RecordsDeleted, check_u64
 from topics.server.api.route import Call, in_slices, with_warnings
 from topics.server.api.services import Services

@@ -8,17 +8,8 @@ import re
 from collections import deque
 from collections.abc import Iterable
 
+from h2 import events
 from h2.errors import ErrorCodes
-from h2.events import (
-    ConnectionTerminated,
-    DataReceived,
-    Event,
-    RemoteSettingsChanged,
-    RequestReceived,
-    StreamEnded,
-    StreamReset,
-    WindowUpdated,
-)
 from h2.exceptions import ProtocolError
 from hyperframe.frame import GoAwayFrame
 
@@ -152,8 +143,8 @@ class Http2Session(Exchanges[Http2Stream]):
         self.input.trim()
         return None
 
-    def _take_event(self, event: Event) -> None:
-        if isinstance(event, DataReceived):
+    def _take_event(self, event: events.Event) -> None:
+        if isinstance(event, events.DataReceived):
             if event.flow_controlled_length:
                 self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
             stream = self.streams.get(event.stream_id)
@@ -163,33 +154,33 @@ class Http2Session(Exchanges[Http2Stream]):
                     self.refuse(stream, error_response(self._service.limits.body_too_large()))
                 else:
                     self.charges.park(stream, len(stream.body))
-        elif isinstance(event, RequestReceived):
+        elif isinstance(event, events.RequestReceived):
             self._take_head(event)
-        elif isinstance(event, StreamEnded):
+        elif isinstance(event, events.StreamEnded):
             self.unwanted.pop(event.stream_id, None)
             stream = self.streams.get(event.stream_id)
             if stream is not None:
                 self._take_end(stream)
-        elif isinstance(event, StreamReset):
+        elif isinstance(event, events.StreamReset):
             self.unwanted.pop(event.stream_id, None)
             stream = self.streams.get(event.stream_id)
             if stream is not None:
                 self._drop(stream)
-        elif isinstance(event, WindowUpdated):
+        elif isinstance(event, events.WindowUpdated):
             number = event.stream_id
             if not number or number in self.streams:
                 self.output.unblock(self.streams[number] if number else None)
-        elif isinstance(event, RemoteSettingsChanged):
+        elif isinstance(event, events.RemoteSettingsChanged):
             # The client decides how much both sides must remember to pack heads. This server remembers no more than
             # the default, whatever the client allows.
             self._h2.encoder.header_table_size = min(self._h2.encoder.header_table_size, MAX_TABLE_BYTES)
             self.output.unblock(None)  # the windows of all streams may have grown
-        elif isinstance(event, ConnectionTerminated):
+        elif isinstance(event, events.ConnectionTerminated):
             self.draining = True  # the client opens no further stream
 
     # --- requests
 
-    def _take_head(self, event: RequestReceived) -> None:
+    def _take_head(self, event: events.RequestReceived) -> None:
         number = event.stream_id
         assert number is not None
         if self.draining:

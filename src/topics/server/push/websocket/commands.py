@@ -15,33 +15,15 @@ from topics.engine.steps import Steps, once_loaded
 from topics.engine.write.commit import Ticket
 from topics.engine.write.large_render import LARGE_BYTES
 from topics.errors import TopicsError, invalid
+from topics.model import watch
 from topics.model.records import WriteRequest
-from topics.model.watch import (
-    Command,
-    CommitCommand,
-    Ping,
-    Publish,
-    PublishAck,
-    PublishTimes,
-    RequestId,
-    Subscribe,
-    TopicOptions,
-    Unsubscribe,
-    check_name,
-    is_pattern,
-)
+from topics.model.watch import Command, Publish, PublishAck, PublishTimes, RequestId, Subscribe, TopicOptions
 from topics.model.wire import check_u64
 from topics.server.access.caller import Caller, authorise
 from topics.server.access.operations import operation_of
 from topics.server.loop.runtime import NOT_LOADING, unreadable
 from topics.server.push.dispatcher import PushServices
-from topics.server.push.subscription_set import (
-    SubscriptionSet,
-    Watcher,
-    open_positions,
-    resolve,
-    size_bytes,
-)
+from topics.server.push.subscription_set import SubscriptionSet, Watcher, open_positions, resolve, size_bytes
 from topics.storage.segments.cold import Cold
 
 MAX_UNACKED = 1024  # publishes in progress, above which the client is not read from
@@ -110,11 +92,11 @@ class SocketCommands:
                 self._publish(command, warnings, size_bytes=size_bytes)
             elif isinstance(command, Subscribe):
                 self._subscribe(command, warnings)
-            elif isinstance(command, Unsubscribe):
+            elif isinstance(command, watch.Unsubscribe):
                 self._unsubscribe(command, warnings)
-            elif isinstance(command, CommitCommand):
+            elif isinstance(command, watch.CommitCommand):
                 self._commit(command)
-            elif isinstance(command, Ping):
+            elif isinstance(command, watch.Ping):
                 self._client.answer({"op": "pong"}, request_id, warnings)
         except TopicsError as error:
             self._client.refuse(error, request_id)
@@ -142,7 +124,7 @@ class SocketCommands:
     def _opened(self, command: Subscribe, warnings: list[str] | None, opened: Ticket) -> None:
         """Begin to watch: the positions of the consumers are in the log."""
 
-        def watch() -> None:
+        def begin() -> None:
             try:
                 self._begin_watching(command, opened.value(), warnings)
             except TopicsError as error:
@@ -150,7 +132,7 @@ class SocketCommands:
 
         self._unfinished -= 1
         if self._client.open:
-            self._loading = self._services.runtime.attempt(watch, partial(self._cannot_read, command))
+            self._loading = self._services.runtime.attempt(begin, partial(self._cannot_read, command))
             self._client.unblock()
 
     def _begin_watching(self, command: Subscribe, topics: dict[str, TopicOptions], warnings: list[str] | None) -> None:
@@ -174,7 +156,7 @@ class SocketCommands:
         if resolved.patterns:
             services.pattern_waiters.put(self._client, own.prefixes(), self._match)
 
-    def _commit(self, command: CommitCommand) -> None:
+    def _commit(self, command: watch.CommitCommand) -> None:
         """Move the consumer of a subscription to the seq that the client has processed."""
         name, reader = command.topic, command.consumer
         if reader is None:
@@ -198,10 +180,10 @@ class SocketCommands:
 
         ticket.on_done(finish)
 
-    def _unsubscribe(self, command: Unsubscribe, warnings: list[str] | None) -> None:
+    def _unsubscribe(self, command: watch.Unsubscribe, warnings: list[str] | None) -> None:
         name, own = command.topic, self.subscriptions
-        check_name(name)
-        if is_pattern(name):
+        watch.check_name(name)
+        if watch.is_pattern(name):
             own.patterns.pop(name, None)
             for subscription in list(own.subscriptions.values()):
                 if subscription.topic.name.startswith(name[:-1]):
