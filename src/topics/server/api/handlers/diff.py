@@ -9,17 +9,8 @@ from topics.engine.read.read import Query, Reading
 from topics.engine.state.topic import Topic
 from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError, invalid
-from topics.model.records import (
-    DEFAULT_BATCH_BYTES,
-    DEFAULT_LIMIT,
-    MAX_BATCH_BYTES,
-    MAX_WAIT_MS,
-    STORED_FORM,
-    DiffRequest,
-    Projection,
-    node_set,
-    parse_match,
-)
+from topics.model import records as model
+from topics.model.records import DEFAULT_BATCH_BYTES, DEFAULT_LIMIT, MAX_BATCH_BYTES, STORED_FORM, DiffRequest
 from topics.model.unknown_fields import RequestDecoder
 from topics.model.wire import check_u64
 from topics.server.access.caller import authorise
@@ -54,7 +45,7 @@ def diff(services: Services, call: Call) -> Answer:
         query.lend = request.headers.get(b"accept-encoding", b"identity") == b"identity"
     topic, reading = services.engine.read(name, query)
     if wanted.wait_ms and _nothing(topic, reading) and not services.runtime.draining:
-        return LongPoll(services, name, query, request).start(topic, reading, min(wanted.wait_ms, MAX_WAIT_MS))
+        return LongPoll(services, name, query, request).start(topic, reading, min(wanted.wait_ms, model.MAX_WAIT_MS))
     traffic = services.traffic
     traffic.reads += 1
     traffic.records_read += reading.count
@@ -79,7 +70,7 @@ def _diff_as_consumer(services: Services, call: Call, wanted: DiffRequest) -> An
     query.epoch = None  # `open` has compared it
     commit = check_u64(wanted.commit, "commit") if type(wanted.commit) is int else wanted.commit
     ticket = services.engine.consumers.open(name, reader, commit=commit, epoch=wanted.epoch)
-    return LongPoll(services, name, query, call.request, reader).begin(ticket, min(wanted.wait_ms, MAX_WAIT_MS))
+    return LongPoll(services, name, query, call.request, reader).begin(ticket, min(wanted.wait_ms, model.MAX_WAIT_MS))
 
 
 def _query(services: Services, wanted: DiffRequest) -> Query:
@@ -98,11 +89,11 @@ def _query(services: Services, wanted: DiffRequest) -> Query:
         query.plain = True
         return query
     if wanted.node is not None:
-        query.nodes = node_set(wanted.node)
+        query.nodes = model.node_set(wanted.node)
     if wanted.include_tags or not wanted.include_meta:
-        query.projection = Projection(tags=wanted.include_tags, meta=wanted.include_meta)
+        query.projection = model.Projection(tags=wanted.include_tags, meta=wanted.include_meta)
     if wanted.filter is not None:
-        query.match = parse_match(wanted.filter, field="filter")
+        query.match = model.parse_match(wanted.filter, field="filter")
     if wanted.from_ts is not None:
         query.from_ts = check_u64(wanted.from_ts, "from_ts")
     if wanted.epoch is not None:

@@ -13,20 +13,9 @@ from typing import Any, cast
 from topics.errors import TopicsError
 from topics.server.http.answers import MIN_GZIP_BYTES, VARY, compressible, failure
 from topics.server.http.exchange import Exchange, ExchangeConnection
+from topics.server.http.http1 import pipeline_state as states
 from topics.server.http.http1.pipeline import Pipeline, Wait
-from topics.server.http.http1.pipeline_state import (
-    ABORTED,
-    AWAITING,
-    CLOSE,
-    CLOSED,
-    CLOSING,
-    DRAIN,
-    EOF,
-    IDLE,
-    LINGERING,
-    STREAMING,
-    WORK,
-)
+from topics.server.http.http1.pipeline_state import AWAITING, CLOSED, IDLE, STREAMING
 from topics.server.http.messages import JSON, Deferred, Request, Response, Upgrade
 from topics.server.http.service import PREFACE, Service
 from topics.server.limits.budget import BODIES, SMALL_BYTES
@@ -88,7 +77,7 @@ class Connection(ExchangeConnection[Exchange]):
         """Return whether our side stays open: a client may shut its side after it has asked, and gets its answers."""
         self._adopt_late()
         stays_open = self.pipeline.receive_eof()
-        if self.pipeline.state is ABORTED:
+        if self.pipeline.state is states.ABORTED:
             self.transport.abort()
         return stays_open
 
@@ -97,7 +86,7 @@ class Connection(ExchangeConnection[Exchange]):
         pipeline.paused = True
         self._adopt_late()
         if pipeline.state is IDLE:
-            pipeline.change(WORK)
+            pipeline.change(states.WORK)
         self.note_output()
         if pipeline.stream is not None:
             self.pace_reading()
@@ -270,15 +259,15 @@ class Connection(ExchangeConnection[Exchange]):
             self._entered = state
             if state is STREAMING:
                 self._open_stream()
-            elif state is CLOSING:
+            elif state is states.CLOSING:
                 self.transport.close()
-            elif state is LINGERING:
+            elif state is states.LINGERING:
                 # Send the end of the answers and read on. TLS has no half-closed connections: its close does the same.
                 if self.transport.can_write_eof():
                     self.transport.write_eof()
                 else:
                     self.transport.close()
-            elif state is ABORTED:
+            elif state is states.ABORTED:
                 self.transport.abort()
         if pipeline.packed:
             self.unpack_in_threads()
@@ -304,7 +293,7 @@ class Connection(ExchangeConnection[Exchange]):
         if stream.high_water_bytes is not None:
             self.transport.set_write_buffer_limits(stream.high_water_bytes)
         self.guard(stream.opened, self._sink)
-        if self.pipeline.ending is DRAIN:
+        if self.pipeline.ending is states.DRAIN:
             self._sink.close()
         elif isinstance(stream, Upgrade):
             asyncio.get_running_loop().call_soon(self._hand_over)
@@ -328,7 +317,7 @@ class Connection(ExchangeConnection[Exchange]):
             wanted = False  # the protocol has enough input, or there is no room for what it would answer
         if wanted is transport.is_reading():
             return
-        if transport.is_closing() or pipeline.state is CLOSED or pipeline.ending is EOF:
+        if transport.is_closing() or pipeline.state is CLOSED or pipeline.ending is states.EOF:
             return  # it cannot be read any more
         if wanted:
             transport.resume_reading()
@@ -338,7 +327,7 @@ class Connection(ExchangeConnection[Exchange]):
     def guard(self, hook: Callable[..., None], *arguments: Any) -> None:
         """Call into the application where no client waits for an answer. Abort the connection if that raises."""
         self.pipeline.call(hook, *arguments)
-        if self.pipeline.state is ABORTED:
+        if self.pipeline.state is states.ABORTED:
             self.transport.abort()
 
     def _report_sent(self) -> None:
@@ -403,7 +392,7 @@ class Connection(ExchangeConnection[Exchange]):
             self._follow()
 
     def close(self) -> None:
-        self.pipeline.change(CLOSE)
+        self.pipeline.change(states.CLOSE)
         self.transport.close()
 
 

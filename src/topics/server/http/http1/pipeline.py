@@ -13,34 +13,8 @@ from enum import Enum
 from topics.errors import Code, TopicsError
 from topics.server.http.answers import BODILESS, CONNECTION_CLOSE, CONTINUE, KEEP_ALIVE, AnswerHeads, failure
 from topics.server.http.exchange import Exchange, Exchanges
+from topics.server.http.http1 import pipeline_state as states
 from topics.server.http.http1.intake import Intake
-from topics.server.http.http1.pipeline_state import (
-    ABORT,
-    ABORTED,
-    ACTIVE,
-    AWAITING,
-    CLOSE,
-    CLOSED,
-    CLOSING,
-    DISCARDING,
-    DRAIN,
-    EOF,
-    FINISHING,
-    GRANT,
-    IDLE,
-    LAST,
-    LINGERING,
-    LOSE,
-    NOT_ENDING,
-    OPEN,
-    REST,
-    SHUT,
-    STREAMING,
-    TRANSITIONS,
-    UPGRADING,
-    WORK,
-    ConnectionEvent,
-)
 from topics.server.http.messages import Body, Deferred, Request, Response, Stream, Upgrade, body_bytes, error_response
 from topics.server.http.request.head import RequestHead
 from topics.server.http.request.parser import BETWEEN, IN_HEAD
@@ -64,8 +38,8 @@ class Pipeline(Exchanges[Exchange]):
 
     def __init__(self, service: Service, peer: str) -> None:
         super().__init__(service)
-        self.state = IDLE
-        self.ending = NOT_ENDING  # why the connection ends after the requests that have begun
+        self.state = states.IDLE
+        self.ending = states.NOT_ENDING  # why the connection ends after the requests that have begun
         self.paused = False  # the transport holds more than the high-water mark
         # Exchanges in the order in which the requests came, until their answers have gone out. The first `begun` ones
         # are with the application, or ready; the others are parked.
@@ -78,27 +52,27 @@ class Pipeline(Exchanges[Exchange]):
         self.intake = Intake(service, self.queue, self, peer)
         self.close_timeout_ms = service.limits.write_timeout_ms  # shorter for a client that was slow for long enough
 
-    def change(self, event: ConnectionEvent) -> None:
+    def change(self, event: states.ConnectionEvent) -> None:
         """Change the state as the table says. Raise KeyError for a change that it does not have: that is a bug."""
-        self.state = TRANSITIONS[self.state, event]
+        self.state = states.TRANSITIONS[self.state, event]
 
     # --- bytes in
 
     def receive(self, data: bytes) -> None:
         """Take bytes of the client. `next_request` parses them as far as there is room for what they hold."""
         state = self.state
-        if state is IDLE:
-            self.change(WORK)
-        elif state in DISCARDING:
+        if state is states.IDLE:
+            self.change(states.WORK)
+        elif state in states.DISCARDING:
             return
         self.intake.add(data)
 
     def receive_eof(self) -> bool:
         """Take the end of the client's input. Return whether the connection stays open for the answers still due."""
-        self.ending = EOF
-        if self.state is IDLE:
-            self.change(WORK)
-        if self.stream is not None or self.state is LINGERING:
+        self.ending = states.EOF
+        if self.state is states.IDLE:
+            self.change(states.WORK)
+        if self.stream is not None or self.state is states.LINGERING:
             return False
         for exchange in tuple(self.queue):
             if exchange.deferred is not None:
@@ -109,7 +83,7 @@ class Pipeline(Exchanges[Exchange]):
     @property
     def wants_input(self) -> bool:
         """Whether to read from the client: all that was read is parsed, or input is discarded anyway."""
-        return self.intake.data is None or self.state in DISCARDING
+        return self.intake.data is None or self.state in states.DISCARDING
 
     # --- requests out
 
@@ -139,14 +113,18 @@ class Pipeline(Exchanges[Exchange]):
                     if self._service.request_log.noted_ns:  # refused before the application could handle it
                         self._service.request_log.note(exchange.head.request, exchange.answer)
                     continue
-            if self.state is not ACTIVE or self.paused or self.held_bytes > self._service.limits.high_water_bytes:
+            if (
+                self.state is not states.ACTIVE
+                or self.paused
+                or self.held_bytes > self._service.limits.high_water_bytes
+            ):
                 break
             if not intake.parse_piece():
                 break
             if intake.ended:
                 self._stop_reading()
         intake.trim()
-        if not queue and self.state is ACTIVE and intake.take_continue():
+        if not queue and self.state is states.ACTIVE and intake.take_continue():
             self.output.append(CONTINUE, b"")
         return None
 
@@ -155,13 +133,13 @@ class Pipeline(Exchanges[Exchange]):
         """Whether `intake.begin_turn` and `next_request` must be called in the next turn of the event loop."""
         if self.intake.turn_ends_ns:
             return True
-        if self.state is not ACTIVE or self.intake.data is None or self.paused or self.begun < len(self.queue):
+        if self.state is not states.ACTIVE or self.intake.data is None or self.paused or self.begun < len(self.queue):
             return False
         return self.held_bytes <= self._service.limits.high_water_bytes
 
     def _may_begin(self, exchange: Exchange) -> bool:
         limits = self._service.limits
-        if self.paused or exchange.unpacking or self.state not in (ACTIVE, FINISHING):
+        if self.paused or exchange.unpacking or self.state not in (states.ACTIVE, states.FINISHING):
             return False
         if self.begun >= limits.max_pipelined or self.held_bytes > limits.high_water_bytes:
             return False
@@ -170,7 +148,7 @@ class Pipeline(Exchanges[Exchange]):
         return exchange.answer is not None or self.intake.take_share()
 
     def _stop_reading(self) -> None:
-        self.change(LAST)
+        self.change(states.LAST)
         self.intake.stop()
         self.intake.discard()
 
@@ -188,7 +166,7 @@ class Pipeline(Exchanges[Exchange]):
     # --- answers in
 
     def adopt(self, request: Request, *, may_gzip: bool, deferred: Deferred | None = None) -> Exchange:
-        self.change(WORK)
+        self.change(states.WORK)
         exchange = Exchange(RequestHead(request, True, may_gzip), deferred=deferred)
         self.queue.append(exchange)
         self.charges.park(exchange, len(request.body))
@@ -207,7 +185,7 @@ class Pipeline(Exchanges[Exchange]):
 
     def defer(self, exchange: Exchange, deferred: Deferred) -> None:
         super().defer(exchange, deferred)
-        if self.ending is EOF:
+        if self.ending is states.EOF:
             self.call(deferred.hurry)
 
     def grant(self, exchange: Exchange, stream: Stream) -> None:
@@ -216,7 +194,7 @@ class Pipeline(Exchanges[Exchange]):
         self.charges.finish(exchange)
         self._drop_from(self.begun)
         if isinstance(stream, Upgrade):
-            self.change(GRANT)
+            self.change(states.GRANT)
         else:
             self._stop_reading()
 
@@ -228,8 +206,8 @@ class Pipeline(Exchanges[Exchange]):
             self._open_stream(exchange, answer)
             return
         last = not exchange.head.keep_alive
-        if self.ending is not NOT_ENDING and not self.queue and self.intake.data is None:
-            last = last or self.ending is EOF or self.intake.phase == BETWEEN
+        if self.ending is not states.NOT_ENDING and not self.queue and self.intake.data is None:
+            last = last or self.ending is states.EOF or self.intake.phase == BETWEEN
         if self.output.add(exchange, answer, last=last):
             self._finish()
 
@@ -243,7 +221,7 @@ class Pipeline(Exchanges[Exchange]):
             self.output.add_last(failure(exchange.head.request, error))
             self._finish()
             return
-        if exchange.head.head_only or self.ending is EOF:
+        if exchange.head.head_only or self.ending is states.EOF:
             self.call(stream.closed)
             self._finish()
             return
@@ -252,7 +230,7 @@ class Pipeline(Exchanges[Exchange]):
         self.charges.note(self.account, 0)
         self.account = STREAMS
         self.stream = stream
-        self.change(OPEN)
+        self.change(states.OPEN)
 
     def _finish(self) -> None:
         """End the connection after its last answer so that the client can still read it.
@@ -264,26 +242,26 @@ class Pipeline(Exchanges[Exchange]):
         whole = self.intake.data is None and self.intake.phase == BETWEEN
         self.intake.stop()
         self.intake.discard()
-        self.change(CLOSE if whole or self.ending is EOF else SHUT)
+        self.change(states.CLOSE if whole or self.ending is states.EOF else states.SHUT)
 
     def refuse(self, error: TopicsError) -> None:
         self.output.add_last(error_response(error))
-        self.change(SHUT)
+        self.change(states.SHUT)
 
     # --- deadlines
 
     def deadline(self, unsent_bytes: int) -> tuple[Wait, int] | None:
         """Return what the client must do next and within how many ms; None while nothing is expected of it."""
         state, limits = self.state, self._service.limits
-        if state in (STREAMING, ABORTED, CLOSED):
+        if state in (states.STREAMING, states.ABORTED, states.CLOSED):
             return None  # a stream finds out by its own heartbeat, and costs nothing while its reader sleeps
         if unsent_bytes:
             return Wait.READ, self.close_timeout_ms
-        if state is LINGERING:
+        if state is states.LINGERING:
             return Wait.CLOSE, limits.linger_timeout_ms
-        if state is CLOSING:
+        if state is states.CLOSING:
             return Wait.CLOSE, self.close_timeout_ms
-        if state is AWAITING or self.queue or self.intake.data is not None:
+        if state is states.AWAITING or self.queue or self.intake.data is not None:
             return None
         phase = self.intake.phase
         if phase == BETWEEN:
@@ -295,11 +273,11 @@ class Pipeline(Exchanges[Exchange]):
     def time_out(self, wait: Wait) -> None:
         reader = self.intake.reader
         if wait is Wait.BEGIN:
-            self.change(CLOSE)
+            self.change(states.CLOSE)
         elif wait in (Wait.READ, Wait.CLOSE) or reader is None or not reader.wanted:
-            self.change(ABORT)
+            self.change(states.ABORT)
         else:
-            self.change(LAST)
+            self.change(states.LAST)
             self.intake.fail(TopicsError(Code.REQUEST_TIMEOUT, "the request did not arrive completely in time"))
 
     # --- the end
@@ -307,32 +285,32 @@ class Pipeline(Exchanges[Exchange]):
     def rest(self) -> None:
         """After the output is written: become idle if everything is done, or close if the connection is to end."""
         intake = self.intake
-        if self.state is not ACTIVE or self.queue or intake.data is not None:
+        if self.state is not states.ACTIVE or self.queue or intake.data is not None:
             return
         between = intake.phase == BETWEEN
         if between and intake.reader is not None:
             intake.reader.rest()
-        if self.ending is EOF or (self.ending is DRAIN and between):
-            self.change(CLOSE)
+        if self.ending is states.EOF or (self.ending is states.DRAIN and between):
+            self.change(states.CLOSE)
         elif between and not self.paused:
-            self.change(REST)
+            self.change(states.REST)
 
     def drain(self) -> None:
-        self.ending = max(self.ending, DRAIN)
-        if self.state is IDLE:
-            self.change(WORK)
+        self.ending = max(self.ending, states.DRAIN)
+        if self.state is states.IDLE:
+            self.change(states.WORK)
 
     def give_up_input(self, error: TopicsError) -> None:
-        if self.intake.reader is None or self.state not in (ACTIVE, UPGRADING, FINISHING):
+        if self.intake.reader is None or self.state not in (states.ACTIVE, states.UPGRADING, states.FINISHING):
             return
         self._drop_from(self.begun)
-        if self.state is UPGRADING:  # the new protocol would miss the input that is dropped here
+        if self.state is states.UPGRADING:  # the new protocol would miss the input that is dropped here
             self._drop_from(len(self.queue) - 1)
-        self.change(LAST)
+        self.change(states.LAST)
         self.intake.fail(error)
 
     def lose(self) -> None:
-        self.change(LOSE)
+        self.change(states.LOSE)
         self._drop_from(0)
         stream, self.stream = self.stream, None
         if stream is not None:
@@ -342,7 +320,7 @@ class Pipeline(Exchanges[Exchange]):
             self.call(hook)
 
     def _hook_failed(self) -> None:
-        self.change(ABORT)
+        self.change(states.ABORT)
 
     def _drop_from(self, at: int) -> None:
         """Drop the exchanges from position `at` on, and report each to the application, as far as it has come."""
