@@ -314,7 +314,6 @@ class Garbage:
         self._note = note
         self._freeze = freeze
         self._began_ns = 0
-        self._thresholds = gc.get_threshold()
         gc.disable()  # what a start makes is there to stay
 
     def begin(self) -> None:
@@ -323,12 +322,6 @@ class Garbage:
         gc.set_threshold(*THRESHOLDS)
         gc.callbacks.append(self.watch)
         gc.enable()
-
-    def end(self) -> None:
-        """Have the interpreter collect as it did before. For tests: a process that ends needs no collection."""
-        gc.set_threshold(*self._thresholds)
-        gc.callbacks.remove(self.watch)
-        gc.unfreeze()
 
     def watch(self, phase: str, info: dict[str, int]) -> None:
         """Freeze the survivors of a full collection that took too long. The interpreter calls this."""

@@ -67,7 +67,7 @@ class MemoryBudget:
         self._receivers: dict[Receiver, None] = {}  # in the order in which they passed `SMALL_BYTES`
         self._refusing = False
         self.peak_bytes = 0  # the most that was charged since `Upkeep` last reset it
-        self._charged_bytes = 0
+        self.charged_bytes = 0
         self._by_account = dict.fromkeys(_CHARGED, 0)
         self._gauges: dict[str, Callable[[], int]] = {}
 
@@ -77,9 +77,9 @@ class MemoryBudget:
 
     def charge(self, account: str, delta_bytes: int) -> None:
         self._by_account[account] += delta_bytes
-        self._charged_bytes += delta_bytes
-        if self._charged_bytes > self.peak_bytes:
-            self.peak_bytes = self._charged_bytes
+        self.charged_bytes += delta_bytes
+        if self.charged_bytes > self.peak_bytes:
+            self.peak_bytes = self.charged_bytes
         self.refresh()
 
     def refresh(self) -> None:
@@ -118,10 +118,6 @@ class MemoryBudget:
         if self.full and size_bytes > SMALL_BYTES:
             raise self.error()
 
-    @property
-    def charged_bytes(self) -> int:
-        return self._charged_bytes
-
     def accounts(self) -> dict[str, int]:
         return self._by_account | {account: gauge() for account, gauge in self._gauges.items()}
 
@@ -141,7 +137,7 @@ class MemoryBudget:
     def _has_room(self, size_bytes: int, limit_bytes: int) -> bool:
         if not limit_bytes:
             return True
-        held_bytes = self._charged_bytes + size_bytes
+        held_bytes = self.charged_bytes + size_bytes
         for gauge in self._gauges.values():
             held_bytes += gauge()
         return held_bytes <= limit_bytes

@@ -25,8 +25,8 @@ class RequestListener(Protocol):
 
 class RequestReader:
     __slots__ = (
-        "_body", "_broken", "_fields", "_head_bytes", "_headers", "_limits", "_listener", "_parser", "_peer",
-        "_quiet_bytes", "_repeated", "_replay", "_url", "body_bytes", "head", "phase", "pieces", "wanted",
+        "_body", "_broken", "_head_bytes", "_headers", "_limits", "_listener", "_parser", "_peer",
+        "_quiet_bytes", "_repeated", "_replay", "_url", "body_bytes", "fields", "head", "phase", "pieces", "wanted",
     )  # fmt: skip
 
     def __init__(self, listener: RequestListener, limits: HttpLimits, peer: str) -> None:
@@ -43,7 +43,7 @@ class RequestReader:
     def _reset(self) -> None:
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
-        self._fields = 0
+        self.fields = 0  # header fields of the head
         self._head_bytes = 0
         self._repeated = False
         self.head: RequestHead | None = None
@@ -66,10 +66,6 @@ class RequestReader:
             if self.phase == BETWEEN
             else (self.body_bytes if self._body else 0) + max(self._head_bytes, self._quiet_bytes)
         )
-
-    @property
-    def fields(self) -> int:
-        return self._fields
 
     def feed(self, data: bytes | memoryview) -> int:
         """Parse `data` and return how many bytes were used.
@@ -138,8 +134,8 @@ class RequestReader:
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.phase != IN_HEAD:
             return  # a trailer field: it is dropped
-        self._fields += 1
-        if self._fields > self._limits.max_headers:
+        self.fields += 1
+        if self.fields > self._limits.max_headers:
             return
         self._head_bytes += len(name) + len(value)
         name = name.lower()
@@ -155,7 +151,7 @@ class RequestReader:
             return
         size_bytes, parser = self._head_bytes + len(self._url), self._parser
         try:
-            check_fields(self._headers, self._limits, self._fields, size_bytes, repeated=self._repeated)
+            check_fields(self._headers, self._limits, self.fields, size_bytes, repeated=self._repeated)
             head = check(
                 method=parser.get_method().decode(),
                 version=parser.get_http_version(),
