@@ -61,16 +61,14 @@ def collect(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metric]
                 services.engine.expire_in_memory(topic)
                 leases += topic.queue.in_flight
         yield None
-    archived = yield from _archived(services, prefixes)
-    consumers = yield from _consumers(services, prefixes)
     parts = (
         _totals(services, leases),
         _process(services.startup, ready=not services.runtime.draining, progress=1.0),
         _wal(services.wal_stats(), read_only=services.read_only() is not None),
         [_checkpoints(failing=services.checkpoint_failure() is not None)],
         _topics(services, prefixes),
-        _archives(services, archived),
-        consumers,
+        _archives(services, prefixes),
+        _consumers(services, prefixes),
         _routers(services, prefixes),
     )
     rows = []
@@ -79,19 +77,6 @@ def collect(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metric]
             rows.append(row)
         yield None
     return rows
-
-
-def _archived(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Topic]]:
-    found: list[Topic] = []
-    topics, most = services.engine.topics, _max_named(services)
-    for names in _pages(services.engine.state.names, prefixes, len(topics)):
-        if len(found) >= most:
-            break
-        found += [
-            topic for topic in map(topics.__getitem__, names) if topic.archived or topic.config.archive is not None
-        ]
-        yield None
-    return found[:most]
 
 
 def _max_named(services: Services) -> int:
@@ -237,11 +222,18 @@ def _topics(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | 
     )
 
 
-def _archives(services: Services, topics: list[Topic]) -> Iterator[Metric | None]:
-    now_ms = services.runtime.clock.now_ms()
+def _archives(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | None]:
+    topics, most, now_ms = services.engine.topics, _max_named(services), services.runtime.clock.now_ms()
+    found: list[Topic] = []
+    for names in _pages(services.engine.state.names, prefixes, len(topics)):
+        if len(found) >= most:
+            break
+        some = map(topics.__getitem__, names)
+        found += [topic for topic in some if topic.archived or topic.config.archive is not None]
+        yield None
     standings: dict[Topic, archived.Standing | None] = {}
-    for some in _batches(topics):
-        left = (topic for topic in some if not topic.gone)
+    for batch in _batches(found[:most]):
+        left = (topic for topic in batch if not topic.gone)
         standings |= {topic: archived.standing(topic, now_ms, exact=False) for topic in left}
         yield None
 
@@ -260,7 +252,7 @@ def _archives(services: Services, topics: list[Topic]) -> Iterator[Metric | None
     yield from _columns("topic", list(standings), columns)
 
 
-def _consumers(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metric | None]]:
+def _consumers(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | None]:
     """Return the lag of the consumers of topics that the prefixes cover.
 
     There are at most as many series as named topics, in the order of topics and names: the same ones every time.
@@ -278,11 +270,11 @@ def _consumers(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metr
         ("topics_consumer_lag_seconds", "Age of the oldest record that a consumer has not read yet.",
          lambda row: row[1].age_ms / 1000),
     ]  # fmt: skip
-    truncated = _one(
+    yield from _columns("topic consumer", lags, columns, lambda row: row[0])
+    yield _one(
         "topics_consumer_metrics_truncated", "1 if there are more consumers than are named here.",
         int(len(found) > limit),
     )  # fmt: skip
-    return [*_columns("topic consumer", lags, columns, lambda row: row[0]), truncated]
 
 
 def _routers(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | None]:
