@@ -172,7 +172,7 @@ def test_nothing_is_read_for_a_client_that_left(world: World):
     world.disk.asked.clear()
     stuck = [Background(lambda: world.slow.diff("t", limit=1000)) for _ in range(8)]
     assert world.disk.asked.wait(WAIT_S)
-    loads = world.inside.app.services.runtime.loads
+    loads = world.inside.app.services.runtime
     eventually(lambda: len(loads._running), lambda running: running == 8)
     leaver = socket.create_connection(("127.0.0.1", world.inside.port))
     body = b'{"from_seq":0,"limit":1000}'
