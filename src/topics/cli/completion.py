@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from topics.cli import tree
 from topics.cli.connect import target
 from topics.cli.connect.server import Server, get
+from topics.cli.options import add_parser, option
 from topics.cli.output.failures import Failure
 from topics.cli.output.screen import Screen
-from topics.cli.tree import Subparsers, add_parser
+from topics.cli.tree import Subparsers
 from topics.errors import TopicsError
 
 BASH = """\
@@ -67,14 +68,15 @@ SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 
 def register(subparsers: Subparsers) -> None:
     parser = add_parser(
-        subparsers, "completion", details="It completes commands, options and topic names.",
+        subparsers, "completion", "",
+        option("SHELL", "bash, zsh or fish", choices=SCRIPTS),
+        option("--json", "print the script as a member of one JSON object"),
+        details="It completes commands, options and topic names.",
         epilog="load it now, or in the start file of the shell:\n"
         "  source <(topics completion bash)        # ~/.bashrc\n"
         "  source <(topics completion zsh)         # ~/.zshrc, after compinit\n"
         "  topics completion fish | source         # ~/.config/fish/config.fish",
     )  # fmt: skip
-    parser.add_argument("shell", choices=SCRIPTS, metavar="SHELL", help="bash, zsh or fish")
-    parser.add_argument("--json", action="store_true", help="print the script as a member of one JSON object")
     parser.set_defaults(execute=_print)
 
 

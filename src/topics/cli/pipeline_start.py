@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
-EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
+EXIT_USAGE = 2
 CORRECT = "correct the command; --help lists its options"
 AGAIN = "run the same command again: it continues where this run stopped"
 
@@ -23,7 +23,7 @@ def is_pipeline(words: Sequence[str]) -> bool:
     return words[:1] == ["pipeline"]
 
 
-def print_failure(pipeline: str, *, kind: str, message: str, next: str, as_json: bool, dry_run: bool) -> None:
+def print_failure(pipeline: str, kind: str, message: str, next: str, *, as_json: bool, dry_run: bool) -> None:
     """Print why a pipeline did not start: to standard error, and as a report on standard output with `--json`."""
     from topics.cli.output.screen import Screen, pretty_json
 
@@ -36,15 +36,10 @@ def print_failure(pipeline: str, *, kind: str, message: str, next: str, as_json:
     Screen().fail(message, next)
 
 
-def _print_failure_of(words: Sequence[str], *, kind: str, message: str, next: str) -> None:
+def print_failure_of(words: Sequence[str], kind: str, message: str, next: str) -> None:
     """Print the failure of a command line that was not parsed."""
     name = words[1] if len(words) > 1 and not words[1].startswith("-") else ""
-    print_failure(name, kind=kind, message=message, next=next, as_json="--json" in words, dry_run="--dry-run" in words)
-
-
-def print_interrupted(words: Sequence[str]) -> int:
-    _print_failure_of(words, kind="interrupted", message="interrupted", next=AGAIN)
-    return EXIT_INTERRUPTED
+    print_failure(name, kind, message, next, as_json="--json" in words, dry_run="--dry-run" in words)
 
 
 @contextmanager
@@ -100,7 +95,7 @@ class Parser(argparse.ArgumentParser):
             parser = self._command_of(words) if mistake.parser is self else mistake.parser
             parser.print_usage(sys.stderr)
             if is_pipeline(words):
-                _print_failure_of(words, kind="usage", message=str(mistake), next=CORRECT)
+                print_failure_of(words, "usage", str(mistake), CORRECT)
             else:
                 from topics.cli.output.screen import Screen
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from topics.cli.options import one_of, option
 from topics.cli.output.failures import EXIT_NOT_FOUND, EXIT_USAGE, Failure, usage
 
 DEFAULT_PORT = 4000
@@ -56,19 +57,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose a server."""
     group = parser.add_argument_group("server")
     add_address(group)
-    keys = group.add_mutually_exclusive_group()
-    keys.add_argument("--token-file", metavar="FILE", help="file with the API key [TOPICS_TOKEN_FILE]")
-    keys.add_argument("--token", metavar="KEY", help="API key; other users of this machine can see it")
+    one_of(
+        option("--token-file FILE", "file with the API key [TOPICS_TOKEN_FILE]"),
+        option("--token KEY", "API key; other users of this machine can see it"),
+    )(group)
 
 
 def add_address(group: argparse._ActionsContainer, meaning: str = "address of the server") -> None:
     """Add `--url` and `--context`."""
-    group.add_argument(
-        "--url", metavar="URL",
-        help=f"{meaning} [the first of --context, TOPICS_URL, TOPICS_CONTEXT, the current context, {DEFAULT_URL}]",
-    )  # fmt: skip
-    context = group.add_argument("-c", "--context", metavar="NAME", help="use this context [TOPICS_CONTEXT]")
-    context.completes = "contexts"  # type: ignore[attr-defined]
+    order = f"the first of --context, TOPICS_URL, TOPICS_CONTEXT, the current context, {DEFAULT_URL}"
+    option("--url URL", f"{meaning} [{order}]")(group)
+    option("-c --context NAME", "use this context [TOPICS_CONTEXT]", completes="contexts")(group)
 
 
 def resolve(args: argparse.Namespace, env: Mapping[str, str]) -> Target:

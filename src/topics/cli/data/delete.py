@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
-
-from topics.cli.command import Args, Call, Command, registering, topic_argument
+from topics.cli.command import Args, Call, Command
 from topics.cli.connect.server import post, tag_match
-from topics.cli.output.failures import EXIT_DONE, usage
+from topics.cli.options import TOPIC, option
+from topics.cli.output.failures import usage
 from topics.cli.output.screen import confirm
-from topics.cli.output.units import parse_count, parse_seqs
+from topics.cli.output.units import parse_seqs
 from topics.client.call import Request, given, topic_path
 from topics.plurals import counted
-
-
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    topic_argument(parser)
-    parser.add_argument("--tag", metavar="TAG", help="records with this tag; a trailing * matches the beginning")
-    parser.add_argument("--before", metavar="SEQ", type=parse_count, help="records with a seq below this one")
-    parser.add_argument(
-        "--seq", metavar="SEQ", type=parse_seqs, action="append", default=[], help="one record, or a range such as 7-9"
-    )
-    parser.add_argument("-n", "--dry-run", action="store_true", help="count the records, and delete none")
 
 
 def _request(args: Args, *, dry_run: bool = False) -> Request:
@@ -34,27 +23,17 @@ def _request(args: Args, *, dry_run: bool = False) -> Request:
     return post(topic_path(args.topic, "delete"), body | dry)
 
 
-def _run(call: Call) -> int:
-    if not call.args.yes and not call.args.dry_run:
-        found = call.server.json(_request(call.args, dry_run=True))["deleted"]
-        if not found:
-            call.screen.note("no record matches")
-            return EXIT_DONE
-        confirm(f"delete {counted(found, 'record')} of {call.args.topic}?")
-    answer = call.server.json(_request(call.args))
-    verb = "would delete" if call.args.dry_run else "deleted"
-    # A dry run deletes nothing, so its answer still counts the records that match.
-    left = answer["count"] - (answer["deleted"] if call.args.dry_run else 0)
-    call.screen.result(answer, f"{verb} {counted(answer['deleted'], 'record')}; {counted(left, 'record')} left")
-    return EXIT_DONE
-
-
-DELETE = Command(
-    name="delete",
-    arguments=_arguments,
+@Command(
+    "delete",
+    options=(
+        TOPIC,
+        option("--tag TAG", "records with this tag; a trailing * matches the beginning"),
+        option("--before SEQ", "records with a seq below this one"),
+        option("--seq SEQ", "one record, or a range such as 7-9", type=parse_seqs, action="append", default=[]),
+        option("-n --dry-run", "count the records, and delete none"),
+    ),
     asks=True,
     request=_request,
-    run=_run,
     curl_notes=lambda args, curl: [] if args.dry_run else ["The request does not count the records or ask first."],
     details="Shows the number of records and asks first. Readers see no gap where records were deleted.",
     examples="""\
@@ -63,4 +42,18 @@ DELETE = Command(
   topics delete orders --seq 7 --seq 20-29
 """,
 )
-register = registering(DELETE)
+def delete(call: Call) -> None:
+    if not call.args.yes and not call.args.dry_run:
+        found = call.server.json(_request(call.args, dry_run=True))["deleted"]
+        if not found:
+            call.screen.note("no record matches")
+            return
+        confirm(f"delete {counted(found, 'record')} of {call.args.topic}?")
+    answer = call.server.json(_request(call.args))
+    verb = "would delete" if call.args.dry_run else "deleted"
+    # A dry run deletes nothing, so its answer still counts the records that match.
+    left = answer["count"] - (answer["deleted"] if call.args.dry_run else 0)
+    call.screen.result(answer, f"{verb} {counted(answer['deleted'], 'record')}; {counted(left, 'record')} left")
+
+
+register = delete.register

@@ -2,42 +2,35 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from topics.cli.command import Args, Call, Command, registering, topic_argument
+from topics.cli.command import Call, Command
 from topics.cli.connect.server import get
-from topics.cli.output.failures import EXIT_DONE
+from topics.cli.options import option
 from topics.cli.output.screen import Cell, Styled
-from topics.cli.output.units import count, parse_duration, rate, size
-from topics.client.call import Request
+from topics.cli.output.units import count, rate, size
 from topics.plurals import counted
 
 Topics = dict[str, dict[str, Any]]
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    topic_argument(
-        parser, "pattern", nargs="?", default="", metavar="PATTERN", help="a prefix, or a pattern such as 'chat-*'"
-    )
-    parser.add_argument(
-        "--rates", metavar="DURATION", nargs="?", const=1000, type=parse_duration,
-        help="measure the records per second over this time [1s]",
-    )  # fmt: skip
-    parser.add_argument(
-        "--sort", choices=("name", "records", "size", "rate", "lag"), default="name", help="order [name]"
-    )
-
-
-def _request(args: Args) -> Request:
-    return get("/v0/topics", prefix=args.pattern.partition("*")[0] or None, details=True)
-
-
-def _run(call: Call) -> int:
-    found = _with_lag(call, _list(call))
+@Command(
+    "ls",
+    options=(
+        option("[PATTERN]", "a prefix, or a pattern such as 'chat-*'", default="", completes="topics"),
+        option("--rates DURATION", "measure the records per second over this time [1s]", nargs="?", const=1000),
+        option("--sort", "order [name]", choices=("name", "records", "size", "rate", "lag"), default="name"),
+    ),
+    request=lambda args: get("/v0/topics", prefix=args.pattern.partition("*")[0] or None, details=True),
+    details="The lag is that of the slowest router or named consumer that reads the topic.",
+    examples="  topics ls\n  topics ls 'chat-*' --rates 5s --sort rate\n  topics ls | jq -r .topic\n",
+)
+def ls(call: Call) -> None:
+    found = _list(call)
+    _add_jobs_and_lag(call, found)
     window_ms = call.args.rates or (1000 if call.args.sort == "rate" else 0)
     if window_ms:
         _add_rates(call, found, window_ms)
@@ -52,32 +45,23 @@ def _run(call: Call) -> int:
         _print(call, rows, rates=bool(window_ms))
     else:
         call.screen.note("no topics; `topics append NAME 'hello'` creates one")
-    return EXIT_DONE
 
 
 def _list(call: Call) -> Topics:
     pattern = call.args.pattern
-    rows = call.server.rows(_request(call.args).path, "topics")
+    rows = call.server.rows(call.request(call.args).path, "topics")
     return {row["topic"]: row for row in rows if "*" not in pattern or fnmatchcase(row["topic"], pattern)}
 
 
-def _with_lag(call: Call, found: Topics) -> Topics:
+def _add_jobs_and_lag(call: Call, found: Topics) -> None:
     """Add the jobs of queues, and the lag of the slowest router or consumer that reads a topic."""
+    figures = {"lag": call.server.lags()}
     if any(row["type"] == "queue" for row in found.values()):
         metrics = call.server.json(get("/v0/metrics"))
-        for field in ("ready", "in_flight"):
-            for topic, number in _by_name(metrics, f"topics_topic_queue_{field}").items():
-                if topic in found:
-                    found[topic][field] = number
-    for topic, lag in call.server.lags().items():
-        if topic in found:
-            found[topic]["lag"] = lag
-    return found
-
-
-def _by_name(metrics: Mapping[str, Any], name: str) -> dict[str, int]:
-    found = metrics.get(name)
-    return found if isinstance(found, dict) else {}
+        figures |= {name: metrics.get(f"topics_topic_queue_{name}") or {} for name in ("ready", "in_flight")}
+    for name, by_topic in figures.items():
+        for topic in found.keys() & by_topic.keys():
+            found[topic][name] = by_topic[topic]
 
 
 def _add_rates(call: Call, found: Topics, window_ms: int) -> None:
@@ -119,12 +103,4 @@ def _cells(row: Mapping[str, Any], *, losses: bool, rates: bool) -> list[Cell]:
     return [*cells, jobs]
 
 
-LS = Command(
-    name="ls",
-    arguments=_arguments,
-    request=_request,
-    run=_run,
-    details="The lag is that of the slowest router or named consumer that reads the topic.",
-    examples="  topics ls\n  topics ls 'chat-*' --rates 5s --sort rate\n  topics ls | jq -r .topic\n",
-)
-register = registering(LS)
+register = ls.register

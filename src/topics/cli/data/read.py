@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -13,11 +12,12 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from topics.cli.command import Args, Call, Command, Curl, registering, topic_argument
+from topics.cli.command import Args, Call, Command, Curl
 from topics.cli.connect.server import get, post, tag_match
-from topics.cli.output.failures import EXIT_DONE, usage
+from topics.cli.options import TOPIC, one_of, option
+from topics.cli.output.failures import usage
 from topics.cli.output.records import Gap, elements, members, print_gap, print_record
-from topics.cli.output.units import parse_count, parse_duration, parse_positive, parse_time
+from topics.cli.output.units import parse_count, parse_time
 from topics.client.call import NDJSON, Request, given, topic_path
 from topics.client.errors import TopicsError, Unreachable
 from topics.client.items import Position
@@ -34,27 +34,6 @@ Piece = bytes | Raw
 """Whole lines with a record each, or the text of a tombstone."""
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    topic_argument(parser)
-    start = parser.add_mutually_exclusive_group()
-    start.add_argument("--from", dest="first", metavar="SEQ", type=parse_count, help="first seq to read [the earliest]")
-    start.add_argument("--ago", metavar="DURATION", type=parse_duration, help="start this long ago, such as 1h")
-    start.add_argument(
-        "--since", metavar="TIME", type=parse_time, help="start at this time (ISO 8601, or milliseconds)"
-    )
-    start.add_argument(
-        "-n", "--last", metavar="N", type=parse_count, help="the last N records; 0 with -f: only new ones"
-    )
-    parser.add_argument(
-        "--to", dest="last_seq", metavar="SEQ", type=parse_count, help="last seq to read [the head]; -f ends there"
-    )
-    parser.add_argument("--limit", metavar="N", type=parse_positive, help="stop after N records")
-    parser.add_argument("-f", "--follow", action="store_true", help="keep printing new records")
-    parser.add_argument("--tag", metavar="TAG", help="only this tag; a trailing * matches the beginning")
-    parser.add_argument("--skip-node", metavar="NODE", action="append", help="leave out records of this writer")
-    parser.add_argument("--data", action="store_true", help="print only the data of each record")
-
-
 def _fields(args: Args) -> dict[str, Any]:
     """Return the filters, which `scan` and `diff` share."""
     return given(filter=tag_match(args.tag), node=args.skip_node, include_tags=True)
@@ -69,17 +48,53 @@ def _request(args: Args, start: Position | None = None) -> Request:
     return post(topic_path(args.topic, "scan"), body, accept=NDJSON)
 
 
-def _run(call: Call) -> int:
+def _curl_notes(args: Args, curl: Curl) -> list[str]:
+    notes, last = [], args.last
+    if last is not None:
+        notes.append(f"--last {last}: the command first asks for the head, and starts {last:,} seqs before it")
+    if args.follow:
+        notes.append("-f: the command then repeats this request, from the next_from_seq of the answer before it:")
+        notes.append(curl(_poll(args, Position(args.first - 1 if args.first else 0))))
+    return notes
+
+
+@Command(
+    "read",
+    options=(
+        TOPIC,
+        one_of(
+            option("--from SEQ", "first seq to read [the earliest]", dest="first"),
+            option("--ago DURATION", "start this long ago, such as 1h"),
+            option("--since TIME", "start at this time (ISO 8601, or milliseconds)", type=parse_time),
+            option("-n --last N", "the last N records; 0 with -f: only new ones", type=parse_count),
+        ),
+        option("--to SEQ", "last seq to read [the head]; -f ends there", dest="last_seq"),
+        option("--limit N", "stop after N records"),
+        option("-f --follow", "keep printing new records"),
+        option("--tag TAG", "only this tag; a trailing * matches the beginning"),
+        option("--skip-node NODE", "leave out records of this writer", action="append"),
+        option("--data", "print only the data of each record"),
+    ),
+    request=_request,
+    curl_notes=_curl_notes,
+    details="Gaps where records were lost are printed between the records.",
+    examples="""\
+  topics read orders --last 10 -f
+  topics read orders --from 42 --to 99
+  topics read orders --ago 1h --tag 'eu:*'
+  topics read orders --data > orders.jsonl
+""",
+)
+def read(call: Call) -> None:
     printer, reader = Printer(call), Reader(call)
     waiting = _after_head(call)
     if waiting is not None:
         reader.position = waiting
     elif not printer.show(reader.scan() if call.args.last is None else _last(call, reader)):
-        return EXIT_DONE
+        return
     if call.args.follow:
         call.screen.flush()
         printer.show(within(reader.follow(), call.args.first or 1, call.args.last_seq))
-    return EXIT_DONE
 
 
 def _after_head(call: Call) -> Position | None:
@@ -260,33 +275,4 @@ class Printer:
             self._write(b'{"tombstone":' + tombstone + b"}\n")
 
 
-def _curl_notes(args: Args, curl: Curl) -> list[str]:
-    notes = []
-    if args.last is not None:
-        notes.append(
-            f"--last {args.last}: the command first asks for the head, and starts {args.last:,} seqs before it"
-        )
-    if args.follow:
-        poll = _poll(args, Position(args.first - 1 if args.first else 0))
-        notes += [
-            "-f: the command then repeats this request, from the next_from_seq of the answer before it:",
-            curl(poll),
-        ]
-    return notes
-
-
-READ = Command(
-    name="read",
-    arguments=_arguments,
-    request=_request,
-    run=_run,
-    curl_notes=_curl_notes,
-    details="Gaps where records were lost are printed between the records.",
-    examples="""\
-  topics read orders --last 10 -f
-  topics read orders --from 42 --to 99
-  topics read orders --ago 1h --tag 'eu:*'
-  topics read orders --data > orders.jsonl
-""",
-)
-register = registering(READ)
+register = read.register

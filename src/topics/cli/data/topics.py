@@ -2,41 +2,53 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from topics.cli.command import Args, Call, Command, registering, topic_argument
+from topics.cli.command import Args, Call, Command
 from topics.cli.connect.server import delete, get, put
 from topics.cli.data import config_options
+from topics.cli.options import TOPIC, option
 from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND
 from topics.cli.output.screen import Cell, Styled, confirm
 from topics.cli.output.units import count, duration, moment, size
+from topics.cli.tree import Subparsers
 from topics.client.call import Request, topic_path
 from topics.clock import SystemClock
 from topics.errors import Code, TopicsError
 from topics.plurals import counted
 
+LIMITS = ("ttl", "cap-records", "cap-bytes")
 MAX_RANGES = 2000  # the most that the server returns
 LOST_SHOWN = 3
 KEPT_STATES = ("live", "deleted", "archived", "merged")  # of a range; any other state is the reason of a loss
-
-
-# --- create
-
-
-def _create_arguments(parser: argparse.ArgumentParser) -> None:
-    topic_argument(parser, help="name of the topic: letters, digits, and . _ : -")
-    config_options.add_options(parser)
 
 
 def _put(args: Args) -> Request:
     return put(topic_path(args.topic), config_options.chosen(args))
 
 
-def _run_create(call: Call) -> int:
+def _state(args: Args) -> Request:
+    return get(topic_path(args.topic, touch=False))
+
+
+@Command(
+    "create",
+    options=(
+        option("TOPIC", "name of the topic: letters, digits, and . _ : -", completes="topics"),
+        config_options.add_options,
+    ),
+    request=_put,
+    details="The first append creates a topic with the defaults, so this is for other settings.",
+    examples="""\
+  topics create orders --durability fsync --cap-records 1M
+  topics create mail --type queue --max-deliveries 3 --dead-letter mail.dead
+  topics create sessions --ttl 30m
+""",
+)
+def create(call: Call) -> None:
     before = _config_before(call)
-    answer = call.server.json(_put(call.args))
+    answer = call.ask()
     is_same = not answer["created"] and before == answer["config"]
     if call.screen.is_human:
         word = "created" if answer["created"] else "unchanged:" if is_same else "already there; configuration updated:"
@@ -46,13 +58,12 @@ def _run_create(call: Call) -> int:
     else:
         call.screen.json(answer)
     _warn_of_options(call, answer["config"])
-    return EXIT_DONE
 
 
 def _config_before(call: Call) -> dict[str, Any] | None:
     """Return the configuration of the topic, or None if there is none or the key may not read it."""
     try:
-        config: dict[str, Any] = call.server.json(get(topic_path(call.args.topic, touch=False)))["config"]
+        config: dict[str, Any] = call.server.json(_state(call.args))["config"]
         return config
     except TopicsError as error:
         if error.code in (Code.TOPIC_NOT_FOUND, Code.FORBIDDEN):
@@ -82,40 +93,20 @@ def _warn_of_options(call: Call, config: Mapping[str, Any]) -> None:
         )
 
 
-CREATE = Command(
-    name="create",
-    arguments=_create_arguments,
-    request=_put,
-    run=_run_create,
-    details="The first append creates a topic with the defaults, so this is for other settings.",
-    examples="""\
-  topics create orders --durability fsync --cap-records 1M
-  topics create mail --type queue --max-deliveries 3 --dead-letter mail.dead
-  topics create sessions --ttl 30m
-""",
+@Command(
+    "config",
+    options=(TOPIC, config_options.add_options),
+    request=lambda args: _put(args) if config_options.chosen(args) else _state(args),
+    details="Options change it; an option that is left out keeps its value. The settings of the server itself are "
+    "`topics settings`.",
+    examples="  topics config orders\n  topics config orders --ttl 7d --cap-bytes 1GiB\n",
 )
-
-
-# --- config
-
-
-def _config_arguments(parser: argparse.ArgumentParser) -> None:
-    topic_argument(parser)
-    config_options.add_options(parser)
-
-
-def _config(args: Args) -> Request:
-    return _put(args) if config_options.chosen(args) else get(topic_path(args.topic, touch=False))
-
-
-def _run_config(call: Call) -> int:
-    patch = config_options.chosen(call.args)
-    if patch:
-        call.server.json(get(topic_path(call.args.topic, touch=False)))  # a PUT would create a topic with this name
-    answer = call.server.json(_config(call.args))
+def config(call: Call) -> None:
+    if config_options.chosen(call.args):
+        call.server.json(_state(call.args))  # a PUT would create a topic with this name
+    answer = call.ask()
     call.screen.fields(answer["config"], _config_rows(answer["config"]))
     _warn_of_options(call, answer["config"])
-    return EXIT_DONE
 
 
 def _config_rows(config: Mapping[str, Any]) -> Iterator[tuple[str, Cell]]:
@@ -125,55 +116,35 @@ def _config_rows(config: Mapping[str, Any]) -> Iterator[tuple[str, Cell]]:
             yield field.flag.removeprefix("--"), field.shown(value)
 
 
-CONFIG = Command(
-    name="config",
-    arguments=_config_arguments,
-    request=_config,
-    run=_run_config,
-    details="Options change it; an option that is left out keeps its value. The settings of the server itself are "
-    "`topics settings`.",
-    examples="""\
-  topics config orders
-  topics config orders --ttl 7d --cap-bytes 1GiB
-""",
-)
-
-
 # --- state
 
 
-def _state_arguments(parser: argparse.ArgumentParser) -> None:
-    topic_argument(parser)
-    parser.add_argument(
-        "--ranges", action="store_true", help="print what has become of each seq: live, deleted, or why it was lost"
-    )
+def _timeline(args: Args) -> Request:
+    return get(topic_path(args.topic, "timeline", ranges=MAX_RANGES))
 
 
-def _state(args: Args) -> Request:
-    return _timeline(args.topic) if args.ranges else get(topic_path(args.topic, touch=False))
-
-
-def _timeline(topic: str) -> Request:
-    return get(topic_path(topic, "timeline", ranges=MAX_RANGES))
-
-
-def _run_state(call: Call) -> int:
+@Command(
+    "state",
+    options=(TOPIC, option("--ranges", "print what has become of each seq: live, deleted, or why it was lost")),
+    request=lambda args: _timeline(args) if args.ranges else _state(args),
+    examples="""\
+  topics state orders
+  topics state orders --ranges                 which seqs were lost, and why
+  topics state orders | jq .head_seq
+  topics state orders | jq '.lost, .lost_ranges'
+""",
+)
+def state(call: Call) -> None:
+    answer = call.ask()
     if call.args.ranges:
-        return _print_ranges(call)
-    answer = call.server.json(_state(call.args))
-    timeline = call.server.json(_timeline(call.args.topic))
+        call.screen.rows(answer["ranges"], ("from>", "to>", "seqs>", "state"), _range_cells)
+        if call.screen.is_human and answer["resolution"] > 1:
+            call.screen.note(f"there are too many ranges: those shorter than {answer['resolution']} seqs are merged")
+        return
+    timeline = call.server.json(_timeline(call.args))
     ranges = [row for row in timeline["ranges"] if row["state"] not in KEPT_STATES or row.get("lost")]
     answer = {**answer, "lost": timeline["lost"], "lost_ranges": ranges}
     call.screen.fields(answer, _state_rows(answer, _lost_texts(ranges)))
-    return EXIT_DONE
-
-
-def _print_ranges(call: Call) -> int:
-    found = call.server.json(_timeline(call.args.topic))
-    call.screen.rows(found["ranges"], ("from>", "to>", "seqs>", "state"), _range_cells)
-    if call.screen.is_human and found["resolution"] > 1:
-        call.screen.note(f"there are too many ranges: those shorter than {found['resolution']} seqs are merged")
-    return EXIT_DONE
 
 
 def _range_cells(row: Mapping[str, Any]) -> list[Cell]:
@@ -213,45 +184,38 @@ def _state_rows(state: Mapping[str, Any], lost: list[str]) -> Iterator[tuple[str
         yield name.replace("_", " "), Styled(str(value), "red") if "error" in name else f"{value:,}"
     for name, value in (state.get("archive") or {}).items():
         yield f"archive {name}", f"{value:,}"
-    limits = [f"{name} {text}" for name, text in _config_rows(state["config"]) if name in _LIMITS and text != "off"]
+    limits = [f"{name} {text}" for name, text in _config_rows(state["config"]) if name in LIMITS and text != "off"]
     yield "limits", ", ".join(limits) or "none: every record is kept"
     yield "epoch", str(state["epoch"])
 
 
-_LIMITS = ("ttl", "cap-records", "cap-bytes")
-
-STATE = Command(
-    name="state",
-    arguments=_state_arguments,
-    request=_state,
-    run=_run_state,
-    examples="""\
-  topics state orders
-  topics state orders --ranges                 which seqs were lost, and why
-  topics state orders | jq .head_seq
-  topics state orders | jq '.lost, .lost_ranges'
-""",
-)
-
-
 # --- rm
-
-
-def _rm_arguments(parser: argparse.ArgumentParser) -> None:
-    topic_argument(parser, "topics", nargs="+", metavar="TOPIC", help="topics to remove")
-    parser.add_argument("--if-empty", action="store_true", help="refuse a topic that has records")
 
 
 def _rm(args: Args, topic: str | None = None) -> Request:
     return delete(topic_path(topic or args.topics[0], if_empty=args.if_empty or None))
 
 
-def _run_rm(call: Call) -> int:
+@Command(
+    "rm",
+    options=(
+        option("TOPIC…", "topics to remove", dest="topics", completes="topics"),
+        option("--if-empty", "refuse a topic that has records"),
+    ),
+    asks=True,
+    request=_rm,
+    curl_notes=lambda args, curl: [
+        "The request does not ask first.",
+        *(["The command sends one request for each topic; this is the first:"] if args.topics[1:] else []),
+    ],
+    details="Asks first. To delete only some records, use `topics delete`.",
+    examples="  topics rm orders\n  topics rm old-1 old-2 --yes\n",
+)
+def rm(call: Call) -> int:
     if not call.args.yes:
         for topic in call.args.topics:
-            state = call.server.json(get(topic_path(topic, touch=False)))
-            held = f"{counted(state['count'], 'record')} ({size(state['bytes'])})"
-            call.screen.note(f"{topic}: {held}")
+            found = call.server.json(get(topic_path(topic, touch=False)))
+            call.screen.note(f"{topic}: {counted(found['count'], 'record')} ({size(found['bytes'])})")
         them = "it" if len(call.args.topics) == 1 else "them"
         confirm(f"remove {', '.join(call.args.topics)} and everything in {them}?")
     status = EXIT_DONE
@@ -264,17 +228,6 @@ def _run_rm(call: Call) -> int:
     return status
 
 
-RM = Command(
-    name="rm",
-    arguments=_rm_arguments,
-    asks=True,
-    request=_rm,
-    run=_run_rm,
-    curl_notes=lambda args, curl: [
-        "The request does not ask first.",
-        *(["The command sends one request for each topic; this is the first:"] if args.topics[1:] else []),
-    ],
-    details="Asks first. To delete only some records, use `topics delete`.",
-    examples="  topics rm orders\n  topics rm old-1 old-2 --yes\n",
-)
-register = registering(CREATE, CONFIG, STATE, RM)
+def register(subparsers: Subparsers) -> None:
+    for command in (create, config, state, rm):
+        command.register(subparsers)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
 from collections.abc import Iterator
 
-from topics.cli.command import Args, Call, Command, Curl, registering, topic_argument
+from topics.cli.command import Args, Call, Command
 from topics.cli.connect.server import events, post, tag_match
-from topics.cli.output.failures import EXIT_DONE, Failure
+from topics.cli.options import option
+from topics.cli.output.failures import Failure
 from topics.cli.output.records import elements, members, print_gap, print_record
-from topics.cli.output.units import parse_positive
 from topics.client.call import Request, given
 from topics.client.streams import EventParser
 from topics.errors import Code, TopicsError
@@ -21,27 +20,32 @@ PAUSE_S = 0.5
 HEARTBEAT_S = 15.0
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    topic_argument(
-        parser,
-        "topics",
-        nargs="+",
-        metavar="TOPIC",
-        help="topics, or patterns such as 'chat-*', also for future topics",
-    )
-    parser.add_argument("--from-start", action="store_true", help="print the records that are there already, too")
-    parser.add_argument("--tag", metavar="TAG", help="only this tag; a trailing * matches the beginning")
-    parser.add_argument("--skip-node", metavar="NODE", action="append", help="leave out records of this writer")
-    parser.add_argument("-n", "--limit", metavar="N", type=parse_positive, help="stop after N records")
-
-
 def _request(args: Args, cursor: str | None = None) -> Request:
     options = given(tail=None if args.from_start else True, filter=tag_match(args.tag))
     body = {"topics": dict.fromkeys(args.topics, options), "include_tags": True}
     return post("/v0/watch", {**body, **given(cursor=cursor, node=args.skip_node)}, safe=False)
 
 
-def _run(call: Call) -> int:
+@Command(
+    "watch",
+    options=(
+        option(
+            "TOPIC…", "topics, or patterns such as 'chat-*', also for future topics", dest="topics", completes="topics"
+        ),
+        option("--from-start", "print the records that are there already, too"),
+        option("--tag TAG", "only this tag; a trailing * matches the beginning"),
+        option("--skip-node NODE", "leave out records of this writer", action="append"),
+        option("-n --limit N", "stop after N records"),
+    ),
+    request=_request,
+    curl_notes=lambda args, curl: [
+        "This request opens a session and prints its stream_url. The records follow on that address:",
+        curl(events("/STREAM_URL")),
+    ],
+    details="Prints new records of all topics and patterns, and gaps where records were lost, until interrupted.",
+    examples="  topics watch 'chat-*' orders\n  topics watch orders --from-start --tag 'eu:*'\n",
+)
+def watch(call: Call) -> None:
     left, cursor, lost_contact = call.args.limit, None, False
     while True:
         try:
@@ -49,7 +53,7 @@ def _run(call: Call) -> int:
                 lost_contact, cursor = False, event_id or cursor
                 left = _print(call, name, data, left)
                 if left == 0:
-                    return EXIT_DONE
+                    return
         except TopicsError as error:
             known = cursor is not None or lost_contact
             passing = error.retryable or error.code is Code.NOT_FOUND
@@ -107,20 +111,4 @@ def _print_records(call: Call, data: bytes, left: int | None) -> int | None:
     return None if left is None else max(left - len(records), 0)
 
 
-def _curl_notes(args: Args, curl: Curl) -> list[str]:
-    return [
-        "This request opens a session and prints its stream_url. The records follow on that address:",
-        curl(events("/STREAM_URL")),
-    ]
-
-
-WATCH = Command(
-    name="watch",
-    arguments=_arguments,
-    request=_request,
-    run=_run,
-    curl_notes=_curl_notes,
-    details="Prints new records of all topics and patterns, and gaps where records were lost, until interrupted.",
-    examples="  topics watch 'chat-*' orders\n  topics watch orders --from-start --tag 'eu:*'\n",
-)
-register = registering(WATCH)
+register = watch.register

@@ -15,11 +15,11 @@ from typing import Any
 
 from topics.cli.connect.server import Server, post, put
 from topics.cli.connect.target import Target
+from topics.cli.options import add_parser, option
 from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED, Failure
 from topics.cli.output.screen import Screen
-from topics.cli.output.units import parse_duration
 from topics.cli.servers import dev
-from topics.cli.tree import Subparsers, add_parser
+from topics.cli.tree import Subparsers
 from topics.client.call import consumer_path, router_path, topic_path
 from topics.errors import TopicsError
 from topics.testing.server import server
@@ -45,11 +45,14 @@ TOUR = (
 
 
 def register(subparsers: Subparsers) -> None:
-    parser = add_parser(subparsers, "demo", details="Ctrl-C stops it and removes everything.")
-    parser.add_argument("--port", metavar="PORT", default="0", help="port of the server [a free one]")
-    parser.add_argument("--time", metavar="DURATION", type=parse_duration, help="stop after this time [Ctrl-C]")
-    parser.add_argument("--open", action="store_true", help="open the console in a browser")
-    parser.add_argument("--json", action="store_true", help="print the addresses as JSON, also on a terminal")
+    parser = add_parser(
+        subparsers, "demo", "",
+        option("--port PORT", "port of the server [a free one]", default="0"),
+        option("--time DURATION", "stop after this time [Ctrl-C]"),
+        option("--open", "open the console in a browser"),
+        option("--json", "print the addresses as JSON, also on a terminal"),
+        details="Ctrl-C stops it and removes everything.",
+    )  # fmt: skip
     parser.set_defaults(execute=execute)
 
 

@@ -7,8 +7,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from topics import early_signals, logs
+from topics.cli.options import add_parser, option
 from topics.cli.servers.settings import DEST, add_flags, report, serve_flags
-from topics.cli.tree import Subparsers, add_parser
+from topics.cli.tree import Subparsers
 from topics.config import SETTINGS, BadSettings, Setting, Settings, unknown_variables
 
 if TYPE_CHECKING:
@@ -21,21 +22,16 @@ log = logs.Log("serve")
 
 def register(subparsers: Subparsers) -> None:
     parser = add_parser(
-        subparsers,
-        "serve",
+        subparsers, "serve", "",
+        option("--dev", "for development: in memory, on a free port, with few log lines"),
+        option("--open", "with --dev: open the console in a browser"),
+        option("--json", "print only JSON lines, also on a terminal: implies --log-format json"),
+        add_flags,
         usage="%(prog)s [-h] [--dev [--open]] [--json] [--SETTING VALUE ...]",
         description="Run the server. Each setting is a flag and a TOPICS_* variable; the flag wins. "
         "On SIGTERM or SIGINT, open requests finish and the server exits with status 0. SIGHUP reads the files of "
         "certificates and API keys again.",
-    )
-    parser.add_argument(
-        "--dev", action="store_true", help="for development: in memory, on a free port, with few log lines"
-    )
-    parser.add_argument("--open", action="store_true", help="with --dev: open the console in a browser")
-    parser.add_argument(
-        "--json", action="store_true", help="print only JSON lines, also on a terminal: implies --log-format json"
-    )
-    add_flags(parser)
+    )  # fmt: skip
     parser.set_defaults(execute=execute)
 
 
@@ -70,15 +66,11 @@ def _warn(settings: Settings) -> None:
     for line in unknown_variables(os.environ):
         log.warning("unknown_variable", hint=line)
     if settings.data_dir is None:
-        log.warning(
-            "memory_only", hint="records are lost when the server stops; set TOPICS_DATA_DIR to keep them on disk"
-        )
+        hint = "records are lost when the server stops; set TOPICS_DATA_DIR to keep them on disk"
+        log.warning("memory_only", hint=hint)
     if not settings.key_rules():
-        log.warning(
-            "no_api_keys",
-            hint="every client of this address has full access; set TOPICS_API_KEYS to require a key",
-            host=settings.host,
-        )
+        hint = "every client of this address has full access; set TOPICS_API_KEYS to require a key"
+        log.warning("no_api_keys", hint=hint, host=settings.host)
 
 
 # --- secrets
