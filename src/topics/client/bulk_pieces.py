@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from topics.client import errors
-from topics.client.request import End, Tombstone
+from topics.client.items import End, Tombstone
 from topics.storage.segments import record_run as runs
 from topics.storage.segments.record_run import Run
 
@@ -66,9 +66,7 @@ def resume_at(piece: Piece) -> tuple[int, int | None]:
     if isinstance(piece, Run):
         return piece.last, None
     if isinstance(piece, Tombstone):
-        if piece.reason == "recreated":
-            return piece.earliest_seq - 1, piece.epoch
-        return piece.gap_to, None
+        return piece.resume_seq, piece.epoch if piece.reason == "recreated" else None
     return piece.next_from_seq, None
 
 

@@ -28,6 +28,7 @@ from topics.client.errors import TopicNotFound, TopicsError
 from topics.client.items import encode
 from topics.errors import Corrupt
 from topics.model import consumer as consuming
+from topics.model import router as routing
 from topics.model import wire
 from topics.model.records import DiffRequest, ScanRequest
 from topics.model.topic import ConfigPatch
@@ -38,16 +39,6 @@ Page = TypeVar("Page", bound=ListPage)
 
 PAGE_RECORDS = 1000
 NO_LAST = (1 << 64) - 1  # the highest seq there could be
-
-
-class _Topics(Struct):
-    topics: list[request.Summary]
-    next_cursor: str | None = None
-
-
-class _Routers(Struct):
-    routers: list[request.Router]
-    next_cursor: str | None = None
 
 
 class NoPyArrow(ImportError):
@@ -74,7 +65,7 @@ class Client(Connection):
         return self._call("GET", topic_path(topic, touch=touch), request.State)
 
     def topics(self, prefix: str = "") -> Iterator[request.Summary]:
-        for page in self._pages("/v0/topics", _Topics, prefix=prefix or None):
+        for page in self._pages("/v0/topics", wire.TopicList, prefix=prefix or None):
             yield from page.topics
 
     def drop_topic(self, topic: str, *, if_empty: bool = False) -> wire.TopicDropped:
@@ -236,9 +227,9 @@ class Client(Connection):
 
     def routers(
         self, *, prefix: str | None = None, source: str | None = None, dest: str | None = None
-    ) -> Iterator[request.Router]:
+    ) -> Iterator[routing.RouterSummary]:
         """Yield the routers that the key may see."""
-        for page in self._pages("/v0/routers", _Routers, prefix=prefix, source=source, dest=dest):
+        for page in self._pages("/v0/routers", routing.RouterList, prefix=prefix, source=source, dest=dest):
             yield from page.routers
 
     def is_ready(self) -> bool:

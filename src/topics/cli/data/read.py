@@ -16,12 +16,12 @@ from topics.cli.command import Args, Call, Command, Curl
 from topics.cli.connect.server import get, post, tag_match
 from topics.cli.options import TOPIC, one_of, option
 from topics.cli.output.failures import usage
-from topics.cli.output.records import Gap, elements, members, print_gap, print_record
+from topics.cli.output.records import elements, members, print_gap, print_record
 from topics.cli.output.units import parse_count, parse_time
 from topics.client.call import NDJSON, Request, given, topic_path
 from topics.client.errors import TopicsError, Unreachable
-from topics.client.items import Position
-from topics.client.streams import ScanEnd, ScanLines
+from topics.client.items import End, Position, Tombstone
+from topics.client.streams import ScanLines
 from topics.clock import SystemClock
 
 WAIT_MS = 20_000
@@ -147,7 +147,7 @@ def within(pieces: Iterable[Piece], first: int, last: int | None) -> Iterator[Pi
     """
     for piece in pieces:
         if isinstance(piece, Raw):
-            gap = msgspec.json.decode(piece, type=Gap)
+            gap = msgspec.json.decode(piece, type=Tombstone)
             first = 0 if gap.reason == "recreated" else first
             if gap.gap_to >= first:
                 yield piece
@@ -178,7 +178,7 @@ class Reader:
                 for chunk in server.stream(_request(self._call.args, start)):
                     began = True
                     for piece in lines.feed(chunk):
-                        if isinstance(piece, ScanEnd):
+                        if isinstance(piece, End):
                             self.position = Position(piece.next_from_seq, piece.epoch)
                             return
                         last = piece

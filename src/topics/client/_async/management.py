@@ -11,7 +11,7 @@ from topics.client._async.transport import AsyncCalls
 from topics.client.call import Request, consumer_path, given, router_path, topic_path, with_query
 from topics.client.cursors import ConsumerInfo, ConsumerPage
 from topics.client.errors import Unavailable, Unreachable
-from topics.client.items import Config, Match
+from topics.client.items import Config, Match, TopicPut, TopicState
 from topics.model import consumer as consuming
 from topics.model import inspection, wire
 from topics.model import router as routing
@@ -25,14 +25,14 @@ class AsyncManagementCalls(AsyncCalls):
 
     # --- topics
 
-    async def put_topic(self, topic: str, **config: Unpack[Config]) -> wire.TopicPut:
+    async def put_topic(self, topic: str, **config: Unpack[Config]) -> TopicPut:
         """Create a topic, or change its configuration. Raises `TopicExistsIncompatible` if its type would change.
 
         await topics.put_topic("orders", durability="fsync", cap_records=1_000_000)
         """
-        return await self._http.call("PUT", topic_path(topic), wire.TopicPut, body=config)
+        return await self._http.call("PUT", topic_path(topic), TopicPut, body=config)
 
-    async def topic(self, topic: str, *, touch: bool = False) -> wire.TopicState:
+    async def topic(self, topic: str, *, touch: bool = False) -> TopicState:
         """Return the state of a topic: head, count, bytes, configuration. Raises `TopicNotFound`.
 
         With `touch`, the request counts as a read of the topic, which raises its automatic priority.
@@ -40,7 +40,7 @@ class AsyncManagementCalls(AsyncCalls):
         state = await topics.topic("orders")
         print(state.count, state.head_seq, state.config.durability)
         """
-        return await self._http.call("GET", topic_path(topic, touch=touch), wire.TopicState)
+        return await self._http.call("GET", topic_path(topic, touch=touch), TopicState)
 
     async def topics(self, prefix: str = "") -> AsyncIterator[wire.TopicSummary]:
         """Yield the topics whose names begin with `prefix`, by name.

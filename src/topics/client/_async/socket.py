@@ -193,13 +193,13 @@ class AsyncSocket:
             raise self._broken or RuntimeError("use the socket in a `with` block")
         self._number += 1
         command = encode({"op": op, "request_id": self._number, **fields})
-        future: tools.Future[bytes] = tools.new_future()
+        future: tools.Future[bytes] = tools.Future()
         self._waiting[self._number] = future
         try:
             await self._connection.send(command, text=True)
         except ConnectionClosed as error:
             raise Unreachable(f"the WebSocket is closed: {error}", code="closed") from error
-        return await tools.result_of_future(future)
+        return await tools.result_of(future)
 
     async def _receive(self) -> None:
         assert self._connection is not None

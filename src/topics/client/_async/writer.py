@@ -36,7 +36,7 @@ class _Batch:
     def __init__(self) -> None:
         self.texts: list[bytes] = []
         self.size_bytes = 0
-        self.seqs: tools.Future[Seqs] = tools.new_future()
+        self.seqs: tools.Future[Seqs] = tools.Future()
 
 
 class AsyncWriter:
@@ -169,7 +169,7 @@ class AsyncWriter:
             self._drained.clear()
             await tools.wait_for(self._drained, PAUSE_S)
         else:
-            await tools.yield_now()
+            await tools.sleep(0)
 
     async def flush(self) -> None:
         """Wait until every record that was appended so far is written or has failed.
