@@ -199,7 +199,7 @@ class AsyncSocket:
             await self._connection.send(command, text=True)
         except ConnectionClosed as error:
             raise Unreachable(f"the WebSocket is closed: {error}", code="closed") from error
-        return await tools.result_of(future)
+        return await tools.result_of_future(future)
 
     async def _receive(self) -> None:
         assert self._connection is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import cache
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -25,6 +24,8 @@ UNLIMITED = 1 << 30  # retries
 BRIEFLY = -1  # retries: the number of the client, or `FIRST_RETRIES` if it has none
 FIRST_RETRIES = 5  # until the first answer: a wrong address fails within about three seconds
 CONNECT_TIMEOUT_S = 10.0
+
+_decoders: dict[type[Any], msgspec.json.Decoder[Any]] = {}
 
 
 class AsyncCalls:
@@ -89,13 +90,14 @@ class AsyncTransport:
         safe. `retries` replaces the number of the client. A `keyed` request is safe for as long as the server remembers
         its idempotency key: after that, raise `OutcomeUnknown` if an answer was lost.
         """
+        decoder = _decoders.get(answer) or _decoders.setdefault(answer, msgspec.json.Decoder(answer))
         backoff = Backoff()
         answer_lost = False
         content = body if body is None or isinstance(body, bytes) else encode(body)
         request = Request(method, path, content, JSON, safe, wait_ms)
         while True:
             try:
-                found: Answer = decode_records(_decoder(answer), await self.send(request))
+                found: Answer = decode_records(decoder, await self.send(request))
                 return found
             except TopicsError as error:
                 lost = isinstance(error, Unreachable)
@@ -190,8 +192,3 @@ class AsyncTransport:
         if isinstance(error, httpx.TimeoutException):
             return TimedOut(f"no answer from {self.url} in time: {why}")
         return Unreachable(f"no answer from {self.url}: {why}")
-
-
-@cache
-def _decoder(answer: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(answer)

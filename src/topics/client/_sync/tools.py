@@ -23,9 +23,14 @@ def wait_for(event: Event, seconds: float) -> bool:
     return event.wait(seconds)
 
 
-def result_of(value: T | Awaitable[T] | Future[T]) -> T:
-    """Return a value. Wait for a future: it is the only promise here."""
-    return cast("T", value.result() if isinstance(value, Future) else value)
+def result_of(value: T | Awaitable[T]) -> T:
+    """Return a value: there are no promises here."""
+    return cast("T", value)
+
+
+def result_of_future(future: Future[T]) -> T:
+    """Wait for a future, and return its result."""
+    return future.result()
 
 
 def call_within(seconds: float | None, function: Callable[[Any], Any], argument: Any) -> Any:
