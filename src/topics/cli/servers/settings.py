@@ -7,9 +7,8 @@ import sys
 from topics.cli.options import add_parser, option
 from topics.cli.output.screen import Screen
 from topics.cli.tree import Subparsers
-from topics.config import SETTINGS, BadSettings, Settings
+from topics.config import FLAG, SETTINGS, BadSettings, Settings
 from topics.plurals import counted
-from topics.setting_kinds import FLAG
 
 EXIT_BAD_SETTINGS = 2
 DEST = "setting_"
