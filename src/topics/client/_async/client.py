@@ -14,7 +14,7 @@ from topics.client._async.management import AsyncManagementCalls
 from topics.client._async.queues import AsyncJob, AsyncQueueCalls
 from topics.client._async.socket import AsyncSocket
 from topics.client._async.transport import AsyncTransport
-from topics.client._async.work import AsyncJobLoop, AsyncPushes, AsyncWorker, Handler
+from topics.client._async.work import AsyncLeases, AsyncPushes, AsyncWorker, Handler, default_delay_ms
 from topics.client._async.writer import AsyncWriter
 
 
@@ -53,7 +53,7 @@ class AsyncTopics(AsyncManagementCalls, AsyncFollowCalls, AsyncQueueCalls):
             transport=transport,
         )  # fmt: skip
         self._workers: list[AsyncWorker] = []
-        self._loops: list[AsyncJobLoop] = []
+        self._held: list[AsyncLeases] = []  # of the workers, and of loops over jobs
 
     async def __aenter__(self) -> Self:
         return self
@@ -123,8 +123,7 @@ class AsyncTopics(AsyncManagementCalls, AsyncFollowCalls, AsyncQueueCalls):
         given back, with a delay that grows with its deliveries, when the body raises or leaves the loop. A body can
         also call `job.ack()` or `job.nack()` itself. The loop resumes after broken connections.
         """
-        _, loop = self._job_loop(topic, node, lease_ms, retry_delay_ms, handle_signals=handle_signals)
-        return loop.run()
+        return self._leases(topic, node, lease_ms, retry_delay_ms).jobs(handle_signals)
 
     def pushed_jobs(
         self,
@@ -142,24 +141,16 @@ class AsyncTopics(AsyncManagementCalls, AsyncFollowCalls, AsyncQueueCalls):
         async for job in topics.pushed_jobs("emails"):
             await send(job.data)
         """
-        worker, loop = self._job_loop(topic, node, lease_ms, retry_delay_ms, handle_signals=handle_signals)
-        return loop.run(AsyncPushes(self, self._http, topic, node=worker, lease_ms=lease_ms))
+        leases = self._leases(topic, node, lease_ms, retry_delay_ms)
+        leases.pushes = AsyncPushes(self, self._http, topic, node=leases.node, lease_ms=lease_ms)
+        return leases.jobs(handle_signals)
 
-    def _job_loop(
-        self,
-        topic: str,
-        node: str | None,
-        lease_ms: int,
-        retry_delay_ms: Callable[[int], int] | None,
-        *,
-        handle_signals: bool | None,
-    ) -> tuple[str, AsyncJobLoop]:
+    def _leases(
+        self, topic: str, node: str | None, lease_ms: int, retry_delay_ms: Callable[[int], int] | None
+    ) -> AsyncLeases:
         worker = node or f"py-{uuid4().hex[:12]}"
-        loop = AsyncJobLoop(
-            self, topic, node=worker, lease_ms=lease_ms, retry_delay_ms=retry_delay_ms, handle_signals=handle_signals
-        )
-        self._loops.append(loop)
-        return worker, loop
+        self._held.append(AsyncLeases(self, topic, worker, lease_ms, retry_delay_ms or default_delay_ms))
+        return self._held[-1]
 
     def worker(
         self,
@@ -188,10 +179,8 @@ class AsyncTopics(AsyncManagementCalls, AsyncFollowCalls, AsyncQueueCalls):
         """
 
         def register(handler: Handler) -> AsyncWorker:
-            made = AsyncWorker(
-                self, topic, handler, concurrency=concurrency, node=node, lease_ms=lease_ms, timeout_s=timeout_s,
-                retry_delay_ms=retry_delay_ms, on_start=on_start, on_done=on_done, on_error=on_error,
-            )  # fmt: skip
+            leases = self._leases(topic, node, lease_ms, retry_delay_ms)
+            made = AsyncWorker(leases, handler, concurrency, timeout_s, on_start, on_done, on_error)
             self._workers.append(made)
             return made
 
@@ -213,7 +202,5 @@ class AsyncTopics(AsyncManagementCalls, AsyncFollowCalls, AsyncQueueCalls):
 
         topics.stop()
         """
-        for worker in self._workers:
-            worker.stop()
-        for loop in self._loops:
-            loop.stop()
+        for leases in self._held:
+            leases.stopping.set()

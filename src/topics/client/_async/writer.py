@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from threading import Lock
 from types import TracebackType
 from typing import Any, Self
@@ -28,15 +29,13 @@ class _Plain(Struct, gc=False):
     data: Any
 
 
+@dataclass(eq=False, slots=True)
 class _Batch:
     """Records that go out together, and a future of their seqs."""
 
-    __slots__ = ("seqs", "size_bytes", "texts")
-
-    def __init__(self) -> None:
-        self.texts: list[bytes] = []
-        self.size_bytes = 0
-        self.seqs: tools.Future[Seqs] = tools.Future()
+    texts: list[bytes] = field(default_factory=list)
+    size_bytes: int = 0
+    seqs: tools.Future[Seqs] = field(default_factory=tools.Future)
 
 
 class AsyncWriter:
@@ -61,14 +60,10 @@ class AsyncWriter:
         max_pending_bytes: int,
         node: str | None,
     ) -> None:
-        self._http = http
+        self._http, self._topic, self._node = http, topic, node
         self._path = topic_path(topic, return_seqs=False)
-        self._topic = topic
-        self._max_records = max_records
-        self._max_bytes = max_bytes
+        self._max_records, self._max_bytes, self._max_pending_bytes = max_records, max_bytes, max_pending_bytes
         self._linger_s = linger_ms / 1000
-        self._max_pending_bytes = max_pending_bytes
-        self._node = node
         self._key = uuid4().hex.encode()
         self._requests = 0
         self._open: _Batch | None = None  # takes records
@@ -90,12 +85,11 @@ class AsyncWriter:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            await self.aclose()
-            return
         try:
             await self.aclose()
         except Exception as failure:
+            if error is None:
+                raise
             error.add_note(f"The writer of {self._topic} failed, too: {failure}")
 
     async def append(
@@ -121,7 +115,8 @@ class AsyncWriter:
                 data=data, tag=tag, node=node or self._node, meta=None if meta is None else dict(meta),
                 priority=priority, delay_ms=delay_ms, deliver_at=deliver_at,
             )  # fmt: skip
-            text = self._encoded(record)
+            with tracing.sending(self._topic, [record]) as traced:
+                text = encode(traced[0])
         size = len(text)
         if self._pending_bytes + size > self._max_pending_bytes:
             await self._wait_for_room(size)
@@ -141,10 +136,6 @@ class AsyncWriter:
             self._changed.set()
         await self._let_sender_run()
         return tools.SeqFuture(batch.seqs, index)
-
-    def _encoded(self, record: NewRecord) -> bytes:
-        with tracing.sending(self._topic, [record]) as traced:
-            return encode(traced[0])
 
     def _begin_batch(self) -> _Batch:
         if self._closing:
@@ -207,17 +198,14 @@ class AsyncWriter:
                     continue
                 if self._linger_s and not self._closing:
                     await tools.wait_for(self._changed, self._linger_s)
-            await self._send(self._take())
-
-    def _take(self) -> _Batch:
-        """Return the oldest batch, full or not."""
-        with self._lock:
-            if self._full:
-                self._sent = self._full.popleft()
-            else:
-                self._sent, self._open = self._open, None
-            assert self._sent is not None
-            return self._sent
+            with self._lock:
+                if self._full:
+                    batch = self._full.popleft()
+                else:
+                    assert self._open is not None
+                    batch, self._open = self._open, None
+                self._sent = batch
+            await self._send(batch)
 
     async def _send(self, batch: _Batch) -> None:
         try:
