@@ -41,13 +41,6 @@ PAGE_RECORDS = 1000
 NO_LAST = (1 << 64) - 1  # the highest seq there could be
 
 
-class NoPyArrow(ImportError):
-    """Reading from a lake needs pyarrow, and it is not installed."""
-
-    def __init__(self) -> None:
-        super().__init__("reading from a lake needs pyarrow, which is not installed: pip install pyarrow")
-
-
 class Client(Connection):
     """The verbs of a server as methods. Not thread-safe: each thread needs its own client."""
 
@@ -123,9 +116,18 @@ class Client(Connection):
         fields = {"limit": PAGE_RECORDS, **fields}
         _fields(fields, DiffRequest)  # raise for an unknown field now, not at the first page
         last = NO_LAST if upto_seq is None else upto_seq
-        if lake is not None:
-            return request.upto(self._read_healed(topic, lake, from_seq, last, fields), last)
-        return request.upto(self._read(topic, from_seq, last, fields), last)
+        if lake is None:
+            return request.upto(self._read(topic, from_seq, last, fields), last)
+        try:
+            from topics.client.lake_read import HealedRead
+            from topics.lake import Lake
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.split(".")[0] != "pyarrow":
+                raise
+            message = "reading from a lake needs pyarrow, which is not installed: pip install pyarrow"
+            raise ImportError(message) from None
+        healed = HealedRead(topic, Lake(os.fspath(lake)), self.diff, lambda: self._found(topic), fields)
+        return request.upto(healed.items(from_seq, last), last)
 
     def _read(
         self, topic: str, from_seq: int, last: int, fields: dict[str, Any]
@@ -140,20 +142,6 @@ class Client(Connection):
             fields.pop("from_ts", None)
             if page.caught_up:
                 return
-
-    def _read_healed(
-        self, topic: str, lake: str | os.PathLike[str], from_seq: int, last: int, fields: dict[str, Any]
-    ) -> Iterator[request.Record | request.Tombstone]:
-        try:
-            from topics.client import lake_read
-            from topics.lake import Lake
-        except ModuleNotFoundError as error:
-            if error.name is None or error.name.split(".")[0] != "pyarrow":
-                raise
-            raise NoPyArrow() from None
-
-        source = lake_read.HealedTopic(topic, Lake(os.fspath(lake)), self.diff, lambda: self._found(topic))
-        return lake_read.read(source, from_seq=from_seq, last=last, fields=fields)
 
     def _found(self, topic: str) -> request.State | None:
         try:

@@ -22,7 +22,7 @@ from topics.cli.servers import dev
 from topics.cli.tree import Subparsers
 from topics.client.call import consumer_path, router_path, topic_path
 from topics.errors import TopicsError
-from topics.testing.server import server
+from topics.testing import server
 
 TURN_S = 0.2
 SKUS = ("AEROPRESS-GO", "V60", "FILTERS-350", "SCALE-MINI", "KETTLE-1L")
