@@ -31,7 +31,9 @@ def build_parser(words: list[str] | None = None) -> argparse.ArgumentParser:
 
     from topics.cli import pipeline_start
 
+    pipeline_start.Parser.words = words or ()
     parser = pipeline_start.Parser(prog="topics", allow_abbrev=False)
+    parser.is_first = True
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for module in tree.modules_of(words):
         importlib.import_module(f"topics.cli.{module}").register(subparsers)
@@ -66,15 +68,21 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _run(words: list[str]) -> int:
+    import signal
+    from contextlib import nullcontext
+
+    from topics import early_signals
     from topics.cli import pipeline_start
 
+    is_pipeline = words[0] == "pipeline"
     try:
-        with pipeline_start.interruptible(words):
+        # A pipeline can take seconds to start. It handles the signals itself then.
+        with early_signals.handled(signal.default_int_handler) if is_pipeline else nullcontext():
             args = build_parser(words).parse_args(words)
             code: int = args.execute(args)
             sys.stdout.flush()
     except KeyboardInterrupt:
-        if pipeline_start.is_pipeline(words):
+        if is_pipeline:
             pipeline_start.print_failure_of(words, "interrupted", "interrupted", pipeline_start.AGAIN)
         return EXIT_INTERRUPTED
     return code

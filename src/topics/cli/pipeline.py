@@ -11,7 +11,6 @@ import importlib
 import logging
 import math
 import os
-import signal
 import threading
 import time
 import warnings
@@ -21,6 +20,7 @@ from dataclasses import KW_ONLY, dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from topics import early_signals
 from topics.cli import pipeline_start
 from topics.cli.connect import target as targets
 from topics.cli.options import Row, add_parser, one_of, option, section
@@ -65,15 +65,18 @@ class Pipeline:
     def register(self, subparsers: Subparsers) -> None:
         parser = add_parser(subparsers, self.name, self.help, SHARED_OPTIONS, *self.options, epilog=self.epilog)
 
-        def execute(args: argparse.Namespace) -> RunReport:
-            report: RunReport = getattr(_driver(self.name), self.name)(**(self.arguments or own)(args), **shared(args))
-            return report
+        parser.set_defaults(execute=lambda args: run(self.name, self._execute, args, self._show), extra=self.extra)
 
-        def text_of(report: RunReport) -> str:
-            show: Show = getattr(_driver(self.name), "describe", describe) if self.show is None else self.show
-            return show(report)
+    def _execute(self, args: argparse.Namespace) -> RunReport:
+        function: Callable[..., RunReport] = getattr(self._module(), self.name)
+        return function(**(self.arguments or own)(args), **shared(args))
 
-        parser.set_defaults(execute=lambda args: run(self.name, execute, args, text_of), extra=self.extra)
+    def _show(self, report: RunReport) -> str:
+        show: Show = getattr(self._module(), "describe", describe) if self.show is None else self.show
+        return show(report)
+
+    def _module(self) -> Any:
+        return importlib.import_module(f"topics.spark.pipelines.{self.name}")
 
 
 def follow(every_s: float) -> Row:
@@ -155,10 +158,6 @@ def own(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in vars(args).items() if name not in SHARED}
 
 
-def _driver(name: str) -> Any:
-    return importlib.import_module(f"topics.spark.pipelines.{name}")
-
-
 def run(name: str, execute: Execute, args: argparse.Namespace, show: Show) -> int:
     """Run a pipeline, print its report, also of a failure, and return the exit status of its kind."""
     args.started_ms = SystemClock().now_ms()  # before the slow import of Spark
@@ -211,11 +210,6 @@ class _Stop(threading.Event):
         self.last_s = -math.inf
         self.interrupted = False
 
-    def is_echo(self) -> bool:
-        """Return whether the signal repeats the last one: `timeout` signals a process and then its group."""
-        before, self.last_s = self.last_s, time.monotonic()
-        return self.last_s - before < ECHO_S
-
     def cause_of(self, error: BaseException) -> BaseException:
         """Return KeyboardInterrupt for any error of an interrupted job: an interrupted import can raise another one."""
         if self.interrupted and "report" not in error.__dict__:
@@ -231,23 +225,19 @@ def _stoppable(*, follows: bool) -> Iterator[_Stop]:
     stop = _Stop()
 
     def asked(number: int, frame: FrameType | None) -> None:
-        if stop.is_echo():
-            return
+        before, stop.last_s = stop.last_s, time.monotonic()
+        if stop.last_s - before < ECHO_S:
+            return  # `timeout` signals a process and then its group
         if stop.is_set() or not follows:
             logging.disable(logging.ERROR)  # py4j logs a long traceback for an interrupt
             stop.interrupted = True
             raise KeyboardInterrupt
         stop.set()
 
-    if threading.current_thread() is not threading.main_thread():
-        yield stop  # only the main thread can handle signals
-        return
-    before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield stop
+        with early_signals.handled(asked):
+            yield stop
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         logging.disable(logging.NOTSET)
 
 

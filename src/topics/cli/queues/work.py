@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
+from topics import early_signals
 from topics.cli.command import Args, Call, Command
 from topics.cli.connect.server import Server, get, post
 from topics.cli.options import QUEUE, option
@@ -116,29 +117,20 @@ class Pool:
         self._lock = threading.Lock()
 
     def run(self) -> int:
-        before = {number: signal.signal(number, self._signalled) for number in (signal.SIGINT, signal.SIGTERM)}
         threads = [threading.Thread(target=self._work) for _ in range(self.call.args.concurrency)]
-        try:
+        with early_signals.handled(self._signalled):
             for thread in threads:
                 thread.start()
             for thread in threads:
                 while thread.is_alive():
                     thread.join(PAUSE_S)
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
         if self.problem is not None:
             raise self.problem
-        self._report()
+        queue, dead = self.call.args.queue, self.dead
+        summary = {"topic": queue, "finished": self.done, "returned": self.returned, "dead": dead}
+        moved = f", moved {dead:,} to {self._config['dead_letter']}" if dead else ""
+        self.call.screen.result(summary, f"finished {counted(self.done, 'job')}, returned {self.returned:,}{moved}")
         return EXIT_FAILED if (self.returned or self.dead) and self.call.args.until_empty else EXIT_DONE
-
-    def _report(self) -> None:
-        summary = {
-            "topic": self.call.args.queue, "finished": self.done, "returned": self.returned, "dead": self.dead
-        }  # fmt: skip
-        moved = f", moved {self.dead:,} to {self._config['dead_letter']}" if self.dead else ""
-        text = f"finished {counted(self.done, 'job')}, returned {self.returned:,}{moved}"
-        self.call.screen.result(summary, text)
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
         if self.stopping.is_set():

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
+from topics import early_signals
 from topics.cli.connect.server import Server, post, put
 from topics.cli.connect.target import Target
 from topics.cli.options import add_parser, option
@@ -59,14 +58,22 @@ def register(subparsers: Subparsers) -> None:
 def execute(args: argparse.Namespace) -> int:
     screen = Screen(as_json=args.json)
     try:
-        with tempfile.TemporaryDirectory(prefix="topics-demo-") as folder, _stoppable():
+        with (
+            tempfile.TemporaryDirectory(prefix="topics-demo-") as folder,
+            early_signals.handled(signal.default_int_handler),  # SIGTERM stops the demo as Ctrl-C does
+        ):
             with (
                 server(data_dir=Path(folder, "data"), port=args.port, log_level="warning") as url,
                 Server(Target(url=url, source="demo")) as shop_server,
             ):
                 try:
                     _introduce(screen, url, opens=args.open)
-                    _play(Shop(shop_server), args.time)
+                    shop = Shop(shop_server)
+                    shop.open()
+                    deadline_s = math.inf if args.time is None else time.monotonic() + args.time / 1000
+                    while time.monotonic() < deadline_s:
+                        shop.turn()
+                        time.sleep(TURN_S)
                 except KeyboardInterrupt:
                     pass
                 except TopicsError as error:
@@ -76,29 +83,6 @@ def execute(args: argparse.Namespace) -> int:
         return getattr(failure, "status", EXIT_FAILED)
     screen.note("stopped; nothing was left behind")
     return EXIT_DONE
-
-
-def _play(shop: Shop, time_ms: int | None) -> None:
-    """Play turns of the shop until the time is up or a signal arrives."""
-    shop.open()
-    deadline = None if time_ms is None else time.monotonic() + time_ms / 1000
-    while deadline is None or time.monotonic() < deadline:
-        shop.turn()
-        time.sleep(TURN_S)
-
-
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """Let SIGTERM stop the demo as Ctrl-C does."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _introduce(screen: Screen, url: str, *, opens: bool) -> None:
