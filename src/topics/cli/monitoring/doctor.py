@@ -7,8 +7,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from topics import __version__
@@ -36,83 +35,70 @@ class Finding(NamedTuple):
     fix: str = ""
 
 
-@dataclass
-class Facts:
-    """What the checks look at: the answers of the server, fetched once."""
-
-    call: Call
-    metrics: dict[str, Any] = field(default_factory=dict)
-    is_reachable: bool = False
+def _warning_if(wrong: bool, check: str, text: str, fix: str) -> Finding:
+    return Finding(check, "warning", text, fix) if wrong else Finding(check, "ok", text)
 
 
 # --- checks
 
 
-def _check_address(facts: Facts) -> Iterator[Finding]:
-    target = facts.call.server.target
+def _check_server(call: Call) -> Iterator[Finding]:
+    """Check the address. If the server answers, check its version, its clock, and what it reports."""
+    target = call.server.target
     key = "with a key" if target.token else "without a key"
     if target.token_file:
         key = f"with the key of {target.token_file}"
     yield Finding("address", "ok", f"{target.url}, from {target.source}, {key}")
-
-
-def _check_server(facts: Facts) -> Iterator[Finding]:
-    """Check that the server answers, its version, and its clock."""
     began_s = time.time()
     try:
-        body, response = facts.call.server.send_once(facts.call.request(facts.call.args))
+        body, response = call.server.send_once(call.request(call.args))
     except TopicsError as error:
         fix = "see the log of the server"
         if isinstance(error, Unreachable):
-            fix = facts.call.server.failure(error).next_step
+            fix = call.server.failure(error).next_step
         elif error.status in (401, 403):
             fix = "pass --token-file, or add the key to the context"
         yield Finding("server", "problem", error.message, fix)
         return
-    facts.is_reachable = True
     took_s = time.time() - began_s
     health = json.loads(body)
     yield Finding("server", "ok", f"answers in {duration(took_s * 1000)}, up {duration(health['uptime_ms'])}")
     fix = "use the same version on both sides; newer fields may be missing"
     text = f"server {health['version']}, this command {__version__}"
     yield _warning_if(health["version"] != __version__, "version", text, fix)
-    yield from _check_clock(response.getheader("date"), began_s + took_s / 2)
+    if (date := response.getheader("date")) is not None:
+        yield _check_clock(date, began_s + took_s / 2)
+    yield _check_ready(call)
+    yield from _check_limits(call)
 
 
-def _check_clock(date: str | None, now_s: float) -> Iterator[Finding]:
+def _check_clock(date: str, now_s: float) -> Finding:
     from email.utils import parsedate_to_datetime
 
-    if date is None:
-        return
     skew_s = parsedate_to_datetime(date).timestamp() + 0.5 - now_s  # the header has whole seconds
     if abs(skew_s) <= MAX_SKEW_S:
-        yield Finding("clock", "ok", "the clocks of both machines agree")
-        return
+        return Finding("clock", "ok", "the clocks of both machines agree")
     side = "ahead of" if skew_s > 0 else "behind"
     fix = "synchronize both clocks with NTP; `read --ago` and TTLs use them"
-    yield Finding("clock", "warning", f"the server is {duration(abs(skew_s) * 1000)} {side} this machine", fix)
+    return Finding("clock", "warning", f"the server is {duration(abs(skew_s) * 1000)} {side} this machine", fix)
 
 
-def _check_ready(facts: Facts) -> Iterator[Finding]:
-    if not facts.is_reachable:
-        return
+def _check_ready(call: Call) -> Finding:
     try:
-        ready = facts.call.server.json(get("/v0/ready"))
-        yield Finding("ready", "ok", f"serves {counted(ready['topics'], 'topic')}")
+        ready = call.server.json(get("/v0/ready"))
+        return Finding("ready", "ok", f"serves {counted(ready['topics'], 'topic')}")
     except TopicsError as error:
         fixes: dict[str, str] = {
             Code.READ_ONLY: "free space on its disk; writes resume by themselves",
             Code.NOT_READY: "wait: the server replays its log",
         }
-        yield Finding("ready", "problem", error.message, fixes.get(error.code, "see the log of the server"))
+        return Finding("ready", "problem", error.message, fixes.get(error.code, "see the log of the server"))
 
 
-def _check_limits(facts: Facts) -> Iterator[Finding]:
-    """Check how close the server is to its limits."""
-    if not facts.is_reachable:
-        return
+def _check_limits(call: Call) -> Iterator[Finding]:
+    """Check how close the server is to its limits, and its queues and routers."""
     try:
-        facts.metrics = metrics = facts.call.server.json(get("/v0/metrics"))
+        metrics = call.server.json(get("/v0/metrics"))
     except TopicsError as error:
         text = f"the metrics cannot be read: {error.message}"
         yield Finding("limits", "warning", text, "use a key with the scope read")
@@ -134,49 +120,40 @@ def _check_limits(facts: Facts) -> Iterator[Finding]:
         yield Finding("losses", "warning", f"records were lost in {names}", fix)
     else:
         yield Finding("losses", "ok", "no topic has lost records")
+    yield from _check_queues(metrics)
 
 
-def _warning_if(wrong: bool, check: str, text: str, fix: str) -> Finding:
-    return Finding(check, "warning", text, fix) if wrong else Finding(check, "ok", text)
-
-
-def _check_queues(facts: Facts) -> Iterator[Finding]:
+def _check_queues(metrics: Mapping[str, Any]) -> Iterator[Finding]:
     """Check for jobs that no worker claims, and for dead letters that cannot move."""
-    if not facts.metrics:
-        return
-    held = facts.metrics.get("topics_topic_queue_in_flight") or {}
-    for name, jobs in (facts.metrics.get("topics_topic_queue_ready") or {}).items():
+    held = metrics.get("topics_topic_queue_in_flight") or {}
+    for name, jobs in (metrics.get("topics_topic_queue_ready") or {}).items():
         if jobs and not held.get(name):
             fix = f"start a worker: `topics queue work {name} -- COMMAND`"
             yield Finding("queues", "warning", f"{name}: {counted(jobs, 'job')} ready, and no worker holds one", fix)
-    for name, waits in (facts.metrics.get("topics_router_held") or {}).items():
+    for name, waits in (metrics.get("topics_router_held") or {}).items():
         if waits:
             yield Finding("routers", "warning", f"{name} waits for its destination", "`topics router ls` shows why")
 
 
-def _check_disk(facts: Facts) -> Iterator[Finding]:
-    directory = facts.call.args.data_dir
-    if directory is None:
-        return
+def _check_disk(directory: str) -> Finding:
     if not os.path.isdir(directory):
-        yield Finding("disk", "problem", f"{directory} does not exist", "correct TOPICS_DATA_DIR or --data-dir")
-        return
+        return Finding("disk", "problem", f"{directory} does not exist", "correct TOPICS_DATA_DIR or --data-dir")
     disk = shutil.disk_usage(directory)
     text = f"{size(disk.free)} of {size(disk.total)} free for {directory}"
     fix = "free space, or move the directory: a full disk makes the server read-only"
-    yield _warning_if(disk.free < disk.total * LOW_SHARE, "disk", text, fix)
+    return _warning_if(disk.free < disk.total * LOW_SHARE, "disk", text, fix)
 
 
-def _check_machine(facts: Facts) -> Iterator[Finding]:
+def _check_machine() -> Finding:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = soft if hard == resource.RLIM_INFINITY else hard
     fix = f"raise it with `ulimit -n {FEW_DESCRIPTORS * 4}` before `topics serve`"
-    yield _warning_if(most < FEW_DESCRIPTORS, "descriptors", f"this shell may open {most:,} files", fix)
+    return _warning_if(most < FEW_DESCRIPTORS, "descriptors", f"this shell may open {most:,} files", fix)
 
 
-def _check_settings(facts: Facts) -> Iterator[Finding]:
+def _check_settings() -> Iterator[Finding]:
     """Check the settings that `topics serve` would read from this environment."""
     from topics.config import BadSettings, Settings, unknown_variables
 
@@ -193,12 +170,6 @@ def _check_settings(facts: Facts) -> Iterator[Finding]:
         yield Finding("settings", "ok", "the TOPICS_* variables of this shell are valid")
 
 
-CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
-    _check_settings, _check_machine, _check_disk, _check_address, _check_server, _check_ready, _check_limits,
-    _check_queues,
-)  # fmt: skip
-
-
 def _add_data_dir(parser: argparse.ArgumentParser) -> None:
     default, help = os.environ.get("TOPICS_DATA_DIR") or None, "data directory on this machine, to check its disk"
     option("--data-dir DIR", f"{help} [TOPICS_DATA_DIR]", default=default)(parser)
@@ -212,8 +183,9 @@ def _add_data_dir(parser: argparse.ArgumentParser) -> None:
     examples="  topics doctor\n  topics doctor --context prod --json\n",
 )
 def doctor(call: Call) -> int:
-    facts = Facts(call)
-    findings = [finding for check in CHECKS for finding in check(facts)]
+    directory = call.args.data_dir
+    disk = [] if directory is None else [_check_disk(directory)]
+    findings = [*_check_settings(), _check_machine(), *disk, *_check_server(call)]
     width = max(len(finding.check) for finding in findings)
     for finding in findings:
         mark = call.screen.paint(*MARKS[finding.level])
