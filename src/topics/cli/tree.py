@@ -30,15 +30,15 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         Row("settings", "servers.settings", "print the settings of the server"),
     ),
     "Records": (
-        Row("ls", "data.ls", "list topics with their sizes, rates, losses and lag"),
+        Row("ls", "data.topics", "list topics with their sizes, rates, losses and lag"),
         Row("create", "data.topics", "create a topic or a queue"),
         Row("config", "data.topics", "show or change the configuration of a topic"),
         Row("state", "data.topics", "show the state of a topic"),
         Row("rm", "data.topics", "remove topics with everything in them"),
         Row("append", "data.append", "append records, from arguments or from a pipe"),
         Row("read", "data.read", "read the records of a topic; -f follows it"),
-        Row("watch", "data.watch", "follow many topics at once"),
-        Row("delete", "data.delete", "delete records by tag or seq"),
+        Row("watch", "data.read", "follow many topics at once"),
+        Row("delete", "data.topics", "delete records by tag or seq"),
     ),
     "Queues, routers, consumers": (
         Row("queue", "queues.commands", "work with queues: claim, finish, return and inspect jobs"),

@@ -1,4 +1,4 @@
-"""`topics read`: the records of a topic, once or as they come, with the gaps between them."""
+"""`topics read` and `topics watch`: the records of a topic or of many, once or as they come, with the gaps between."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ import msgspec
 from msgspec import Raw
 
 from topics.cli.command import Args, Call, Command, Curl
-from topics.cli.connect.server import get, post, tag_match
+from topics.cli.connect.server import events, get, post, tag_match
 from topics.cli.options import TOPIC, one_of, option
-from topics.cli.output.failures import usage
+from topics.cli.output.failures import Failure, usage
 from topics.cli.output.records import elements, members, print_gap, print_record
 from topics.cli.output.units import parse_count, parse_time
+from topics.cli.tree import Subparsers
 from topics.client.call import NDJSON, Request, given, topic_path
 from topics.client.errors import TopicsError, Unreachable
 from topics.client.items import End, Position, Tombstone
-from topics.client.streams import ScanLines
+from topics.client.streams import EventParser, ScanLines
 from topics.clock import SystemClock
+from topics.errors import Code
 
 WAIT_MS = 20_000
 PAUSE_S = 0.5
@@ -275,4 +277,102 @@ class Printer:
             self._write(b'{"tombstone":' + tombstone + b"}\n")
 
 
-register = read.register
+# --- watch
+
+HEARTBEAT_S = 15.0
+
+
+def _open(args: Args, cursor: str | None = None) -> Request:
+    options = given(tail=None if args.from_start else True, filter=tag_match(args.tag))
+    body = {"topics": dict.fromkeys(args.topics, options), "include_tags": True}
+    return post("/v0/watch", {**body, **given(cursor=cursor, node=args.skip_node)}, safe=False)
+
+
+@Command(
+    "watch",
+    options=(
+        option(
+            "TOPIC…", "topics, or patterns such as 'chat-*', also for future topics", dest="topics", completes="topics"
+        ),
+        option("--from-start", "print the records that are there already, too"),
+        option("--tag TAG", "only this tag; a trailing * matches the beginning"),
+        option("--skip-node NODE", "leave out records of this writer", action="append"),
+        option("-n --limit N", "stop after N records"),
+    ),
+    request=_open,
+    curl_notes=lambda args, curl: [
+        "This request opens a session and prints its stream_url. The records follow on that address:",
+        curl(events("/STREAM_URL")),
+    ],
+    details="Prints new records of all topics and patterns, and gaps where records were lost, until interrupted.",
+    examples="  topics watch 'chat-*' orders\n  topics watch orders --from-start --tag 'eu:*'\n",
+)
+def watch(call: Call) -> None:
+    left, cursor, lost_contact = call.args.limit, None, False
+    while True:
+        try:
+            for name, data, event_id in _events(call, _open(call.args, cursor)):
+                lost_contact, cursor = False, event_id or cursor
+                left = _print_event(call, name, data, left)
+                if left == 0:
+                    return
+        except TopicsError as error:
+            known = cursor is not None or lost_contact
+            passing = error.retryable or error.code is Code.NOT_FOUND
+            if not known or not passing:
+                raise
+            if not lost_contact:
+                call.screen.warn(f"{error}; trying again")
+            lost_contact = True
+        time.sleep(PAUSE_S)
+
+
+def _events(call: Call, request: Request) -> Iterator[tuple[str, bytes, str | None]]:
+    """Open a session and yield the name, data and id of its events."""
+    session = call.server.json(request)
+    parser = EventParser()
+    for chunk in call.server.stream(events(session["stream_url"]), timeout_s=3 * HEARTBEAT_S):
+        for event in parser.feed(chunk):
+            if event.name:
+                yield event.name, event.data, event.id
+        call.screen.flush()
+
+
+def _print_event(call: Call, name: str, data: bytes, left: int | None) -> int | None:
+    """Print one event and return how many records are left to print."""
+    if name == "record":
+        return _print_records(call, data, left)
+    fields = json.loads(data)
+    if name == "tombstone":
+        if call.screen.is_human:
+            print_gap(call.screen, fields, topic=fields["topic"])
+        else:
+            call.screen.json({"topic": fields.pop("topic"), "tombstone": fields})
+    elif name == "topic-deleted":
+        if call.screen.is_human:
+            call.screen.line(call.screen.paint(f"  ────  {fields['topic']} was removed  ────", "yellow"))
+        else:
+            call.screen.json({"topic": fields.pop("topic"), "topic_deleted": fields})
+    elif name == "error":
+        text = f"the server reports {fields.get('code')}: {fields.get('error')}"
+        if fields.get("code") not in (429, 503, 408):
+            raise Failure(text)
+        call.screen.warn(text)
+    return left
+
+
+def _print_records(call: Call, data: bytes, left: int | None) -> int | None:
+    frame = members(data)
+    topic, records = json.loads(frame["topic"]), elements(frame["records"])
+    start = b'{"topic":' + frame["topic"] + b","
+    for record in records[:left]:
+        if call.screen.is_human:
+            print_record(call.screen, record, topic=topic)
+        else:
+            sys.stdout.buffer.write(start + record[1:] + b"\n")
+    return None if left is None else max(left - len(records), 0)
+
+
+def register(subparsers: Subparsers) -> None:
+    read.register(subparsers)
+    watch.register(subparsers)

@@ -1,19 +1,21 @@
-"""`topics create`, `config`, `state` and `rm`: whole topics."""
+"""`topics ls`, `create`, `config`, `state`, `rm` and `delete`: list topics, and change them or their records."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 from topics.cli.command import Args, Call, Command
-from topics.cli.connect.server import delete, get, put
+from topics.cli.connect.server import delete, get, post, put, tag_match
 from topics.cli.data import config_options
 from topics.cli.options import TOPIC, option
-from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND
+from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND, usage
 from topics.cli.output.screen import Cell, Styled, confirm
-from topics.cli.output.units import count, duration, moment, size
+from topics.cli.output.units import count, duration, moment, parse_seqs, rate, size
 from topics.cli.tree import Subparsers
-from topics.client.call import Request, topic_path
+from topics.client.call import Request, given, topic_path
 from topics.clock import SystemClock
 from topics.errors import Code, TopicsError
 from topics.plurals import counted
@@ -22,6 +24,100 @@ LIMITS = ("ttl", "cap-records", "cap-bytes")
 MAX_RANGES = 2000  # the most that the server returns
 LOST_SHOWN = 3
 KEPT_STATES = ("live", "deleted", "archived", "merged")  # of a range; any other state is the reason of a loss
+
+
+# --- ls
+
+Topics = dict[str, dict[str, Any]]
+
+
+@Command(
+    "ls",
+    options=(
+        option("[PATTERN]", "a prefix, or a pattern such as 'chat-*'", default="", completes="topics"),
+        option("--rates DURATION", "measure the records per second over this time [1s]", nargs="?", const=1000),
+        option("--sort", "order [name]", choices=("name", "records", "size", "rate", "lag"), default="name"),
+    ),
+    request=lambda args: get("/v0/topics", prefix=args.pattern.partition("*")[0] or None, details=True),
+    details="The lag is that of the slowest router or named consumer that reads the topic.",
+    examples="  topics ls\n  topics ls 'chat-*' --rates 5s --sort rate\n  topics ls | jq -r .topic\n",
+)
+def ls(call: Call) -> None:
+    found = _listed(call)
+    _add_jobs_and_lag(call, found)
+    window_ms = call.args.rates or (1000 if call.args.sort == "rate" else 0)
+    if window_ms:
+        _add_rates(call, found, window_ms)
+    rows = sorted(found.values(), key=lambda row: row["topic"])
+    if call.args.sort != "name":
+        member = {"records": "count", "size": "bytes"}.get(call.args.sort, call.args.sort)
+        rows.sort(key=lambda row: -(row.get(member) or 0))
+    if not call.screen.is_human:
+        for row in rows:
+            call.screen.json(row)
+    elif rows:
+        _print_topics(call, rows, rates=bool(window_ms))
+    else:
+        call.screen.note("no topics; `topics append NAME 'hello'` creates one")
+
+
+def _listed(call: Call) -> Topics:
+    pattern = call.args.pattern
+    rows = call.server.rows(call.request(call.args).path, "topics")
+    return {row["topic"]: row for row in rows if "*" not in pattern or fnmatchcase(row["topic"], pattern)}
+
+
+def _add_jobs_and_lag(call: Call, found: Topics) -> None:
+    """Add the jobs of queues, and the lag of the slowest router or consumer that reads a topic."""
+    figures = {"lag": call.server.lags()}
+    if any(row["type"] == "queue" for row in found.values()):
+        metrics = call.server.json(get("/v0/metrics"))
+        figures |= {name: metrics.get(f"topics_topic_queue_{name}") or {} for name in ("ready", "in_flight")}
+    for name, by_topic in figures.items():
+        for topic in found.keys() & by_topic.keys():
+            found[topic][name] = by_topic[topic]
+
+
+def _add_rates(call: Call, found: Topics, window_ms: int) -> None:
+    """Measure how fast the heads move."""
+    began = time.monotonic()
+    time.sleep(window_ms / 1000)
+    later, took_s = _listed(call), time.monotonic() - began
+    for topic, row in found.items():
+        now = later.get(topic, row)
+        row["rate"] = round(max(now["head_seq"] - row["head_seq"], 0) / took_s, 1)
+
+
+def _print_topics(call: Call, rows: list[dict[str, Any]], *, rates: bool) -> None:
+    losses = any(row.get("lost") for row in rows)
+    extra = [*(["lost>"] if losses else []), *(["rate>"] if rates else [])]
+    columns = ["topic", "type", "records>", "size>", "head>", "lag>", *extra, "jobs"]
+    call.screen.table(columns, [_topic_cells(row, losses=losses, rates=rates) for row in rows])
+    call.screen.note(
+        f"{counted(len(rows), 'topic')}, {counted(sum(row['count'] for row in rows), 'record')}, "
+        f"{size(sum(row['bytes'] for row in rows))}"
+    )
+
+
+def _topic_cells(row: Mapping[str, Any], *, losses: bool, rates: bool) -> list[Cell]:
+    lag, lost = row.get("lag"), row.get("lost")
+    cells: list[Cell] = [
+        Styled(row["topic"], "bold"),
+        row["type"],
+        count(row["count"]),
+        size(row["bytes"]),
+        count(row["head_seq"]),
+        "" if lag is None else Styled(count(lag), "yellow" if lag else "dim"),
+    ]
+    if losses:
+        cells.append(Styled(count(lost), "red") if lost else "")
+    if rates:
+        cells.append(rate(row["rate"]))
+    jobs = f"{row.get('ready', 0):,} ready, {row.get('in_flight', 0):,} in flight" if row["type"] == "queue" else ""
+    return [*cells, jobs]
+
+
+# --- create and config
 
 
 def _put(args: Args) -> Request:
@@ -228,6 +324,53 @@ def rm(call: Call) -> int:
     return status
 
 
+# --- delete
+
+
+def _delete(args: Args, *, dry_run: bool = False) -> Request:
+    seqs = [seq for part in args.seq for seq in part] or None
+    body = given(match=tag_match(args.tag), before_seq=args.before, seqs=seqs)
+    if seqs and len(body) > 1:
+        raise usage("--seq cannot be combined with --tag or --before", "delete in two commands, one for each condition")
+    if not body:
+        raise usage("name the records: --tag, --before or --seq", "`topics rm` removes a whole topic")
+    dry = {"dry_run": True} if args.dry_run or dry_run else {}
+    return post(topic_path(args.topic, "delete"), body | dry)
+
+
+@Command(
+    "delete",
+    options=(
+        TOPIC,
+        option("--tag TAG", "records with this tag; a trailing * matches the beginning"),
+        option("--before SEQ", "records with a seq below this one"),
+        option("--seq SEQ", "one record, or a range such as 7-9", type=parse_seqs, action="append", default=[]),
+        option("-n --dry-run", "count the records, and delete none"),
+    ),
+    asks=True,
+    request=_delete,
+    curl_notes=lambda args, curl: [] if args.dry_run else ["The request does not count the records or ask first."],
+    details="Shows the number of records and asks first. Readers see no gap where records were deleted.",
+    examples="""\
+  topics delete chat --tag 'bob:*'
+  topics delete orders --before 1000 --yes
+  topics delete orders --seq 7 --seq 20-29
+""",
+)
+def delete_records(call: Call) -> None:
+    if not call.args.yes and not call.args.dry_run:
+        found = call.server.json(_delete(call.args, dry_run=True))["deleted"]
+        if not found:
+            call.screen.note("no record matches")
+            return
+        confirm(f"delete {counted(found, 'record')} of {call.args.topic}?")
+    answer = call.server.json(_delete(call.args))
+    verb = "would delete" if call.args.dry_run else "deleted"
+    # A dry run deletes nothing, so its answer still counts the records that match.
+    left = answer["count"] - (answer["deleted"] if call.args.dry_run else 0)
+    call.screen.result(answer, f"{verb} {counted(answer['deleted'], 'record')}; {counted(left, 'record')} left")
+
+
 def register(subparsers: Subparsers) -> None:
-    for command in (create, config, state, rm):
+    for command in (ls, create, config, state, rm, delete_records):
         command.register(subparsers)

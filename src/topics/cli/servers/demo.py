@@ -17,7 +17,7 @@ from topics.cli.connect.target import Target
 from topics.cli.options import add_parser, option
 from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED, Failure
 from topics.cli.output.screen import Screen
-from topics.cli.servers import dev
+from topics.cli.servers import serve
 from topics.cli.tree import Subparsers
 from topics.client.call import consumer_path, router_path, topic_path
 from topics.errors import TopicsError
@@ -86,7 +86,7 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _introduce(screen: Screen, url: str, *, opens: bool) -> None:
-    console = f"{url}/console" if dev.has_console(url) else None
+    console = f"{url}/console" if serve.answers(url, "/console") else None
     if not screen.is_human:
         screen.json({"url": url, "console": console})
         screen.flush()
