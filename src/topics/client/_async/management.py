@@ -7,7 +7,7 @@ from typing import Any, Literal, Unpack, overload
 
 import msgspec
 
-from topics.client._async.transport import AsyncCalls
+from topics.client._async.calls import AsyncCalls
 from topics.client.call import Request, consumer_path, given, router_path, topic_path, with_query
 from topics.client.cursors import ConsumerInfo, ConsumerPage
 from topics.client.errors import Unavailable, Unreachable
@@ -61,6 +61,25 @@ class AsyncManagementCalls(AsyncCalls):
         """
         path = topic_path(topic, if_empty=True if if_empty else None)
         return (await self._http.call("DELETE", path, wire.TopicDropped)).deleted
+
+    async def delete(
+        self,
+        topic: str,
+        *,
+        before_seq: int | None = None,
+        match: Match | Sequence[str] | None = None,
+        seqs: Sequence[int] | None = None,
+        epoch: int | None = None,
+        dry_run: bool = False,
+    ) -> wire.RecordsDeleted:
+        """Delete records by seq, by tag, or both; or a list of `seqs`. Readers see no gap where records were deleted.
+
+        With `dry_run`, count the records only. With `epoch`, raise `EpochMismatch` if the topic was created again.
+
+        await topics.delete("orders", match=("tag", "Glob", "customer-7:*"))
+        """
+        body = given(before_seq=before_seq, match=match, seqs=seqs, epoch=epoch, dry_run=dry_run or None)
+        return await self._http.call("POST", topic_path(topic, "delete"), wire.RecordsDeleted, body=body)
 
     async def timeline(
         self, topic: str, *, from_seq: int = 1, to_seq: int | None = None, ranges: int = inspection.RANGES

@@ -10,7 +10,8 @@ from uuid import uuid4
 from msgspec import Struct, structs
 
 from topics.client import tracing
-from topics.client._async.transport import AsyncCalls, AsyncTransport
+from topics.client._async.calls import AsyncCalls
+from topics.client._async.transport import AsyncTransport
 from topics.client.call import NDJSON, SEGMENTS, Backoff, Request, given, topic_path
 from topics.client.errors import TopicsError, Unreachable
 from topics.client.items import (
@@ -27,7 +28,6 @@ from topics.client.items import (
     encode,
 )
 from topics.client.streams import Piece, ScanLines, decoded
-from topics.model import wire
 
 PAGE_RECORDS = 1000  # the most that a server returns unless it is configured otherwise
 SCAN_FORMATS = {
@@ -226,25 +226,6 @@ class AsyncRecordCalls(AsyncCalls):
         async with opened(self._http, topic, wanted, SCAN_FORMATS[format]) as chunks:
             async for chunk in chunks:
                 yield chunk
-
-    async def delete(
-        self,
-        topic: str,
-        *,
-        before_seq: int | None = None,
-        match: Match | None = None,
-        seqs: Sequence[int] | None = None,
-        epoch: int | None = None,
-        dry_run: bool = False,
-    ) -> wire.RecordsDeleted:
-        """Delete records by seq, by tag, or both; or a list of `seqs`. Readers see no gap where records were deleted.
-
-        With `dry_run`, count the records only. With `epoch`, raise `EpochMismatch` if the topic was created again.
-
-        await topics.delete("orders", match=("tag", "Glob", "customer-7:*"))
-        """
-        body = given(before_seq=before_seq, match=match, seqs=seqs, epoch=epoch, dry_run=dry_run or None)
-        return await self._http.call("POST", topic_path(topic, "delete"), wire.RecordsDeleted, body=body)
 
 
 # --- scans

@@ -28,12 +28,6 @@ CONNECT_TIMEOUT_S = 10.0
 _decoders: dict[type[Any], msgspec.json.Decoder[Any]] = {}
 
 
-class AsyncCalls:
-    """Calls of one group, which share the connections of a client."""
-
-    _http: AsyncTransport
-
-
 class AsyncTransport:
     """One server and its connections."""
 
