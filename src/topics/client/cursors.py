@@ -10,8 +10,9 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct
 
+from topics.client.call import given
 from topics.client.items import Match, Position
-from topics.model.consumer import Lost
+from topics.model.consumer import ConsumerSummary
 
 
 class Cursor(Protocol):
@@ -61,26 +62,14 @@ class FileCursor:
 # --- named consumers, whose positions the server keeps
 
 
-class ConsumerInfo(Struct):
+class ConsumerInfo(ConsumerSummary):
     """A consumer of a topic: its position, and how far it is behind.
 
     `lag_ms` is the age of the oldest record that it has not read. `lost` lists records that were lost before it read
     them.
     """
 
-    topic: str
-    consumer: str
-    epoch: int
-    seq: int
-    head_seq: int
-    lag_records: int
-    lag_ms: int
-    expire_ms: int = 0
-    hold: bool = False
-    max_hold_bytes: int = 0
-    updated_ms: int = 0
-    meta: dict[str, Any] | None = None
-    lost: Lost | None = None
+    meta: dict[str, Any] | None  # type: ignore[assignment]  # decoded
 
 
 class ConsumerPage(Struct):
@@ -106,8 +95,7 @@ class ServerCursor(Struct, frozen=True):
 
     def settings(self) -> dict[str, int | bool]:
         """Return the settings that were given."""
-        given = {"hold": self.hold, "max_hold_bytes": self.max_hold_bytes, "expire_ms": self.expire_ms}
-        return {name: value for name, value in given.items() if value is not None}
+        return given(hold=self.hold, max_hold_bytes=self.max_hold_bytes, expire_ms=self.expire_ms)
 
 
 # --- watches over many topics

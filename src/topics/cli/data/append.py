@@ -37,7 +37,9 @@ WRITTEN = ("data", "tag", "node", "meta", "priority", "delay_ms", "deliver_at")
 def _request(args: Args) -> Request:
     """Return the request for the arguments, or for the first lines of the pipe."""
     if _is_piped(args):
-        return _first_request(args)
+        for request in _requests(args, before_wait=lambda: None):
+            return request
+        raise usage("standard input has no lines to append")
     if "-" in args.data:
         raise usage("- reads the records from a pipe, so it must be the only DATA")
     records = [_record(text, args) for text in args.data]
@@ -272,28 +274,17 @@ def _append_lines(call: Call) -> None:
     call.screen.result(answer, done if progress.records else "the input was empty; nothing was appended")
 
 
-def _first_request(args: Args) -> Request:
-    """Return the request of the first batch, for `--curl`."""
-    for request in _requests(args, lambda: None):
-        return request
-    raise usage("standard input has no lines to append")
-
-
 def _requests(args: Args, before_wait: Callable[[], None]) -> Iterator[Request]:
     """Yield the writes for the lines of standard input. `before_wait` is called when the pipe is empty."""
-    make = _record_maker(args)
-    base = args.key or os.urandom(8).hex()
+    common, base = defaults(args), args.key or os.urandom(8).hex()
     for number, batch in enumerate(_batches(args, before_wait, exact=args.key is not None), start=1):
-        yield write(args, _encode([make(raw) for raw in batch])[1:-1], key=f"{base}/{number}")
-
-
-def _record_maker(args: Args) -> Any:
-    common = defaults(args)
-    if args.records:
-        return lambda raw: Raw(as_record(bytes(raw), common))
-    if args.text:
-        return lambda raw: {"data": raw, **common}
-    return (lambda raw: Line(raw, **common)) if common else Line
+        if args.records:
+            records: list[Any] = [Raw(as_record(bytes(value), common)) for value in batch]
+        elif args.text:
+            records = [{"data": value, **common} for value in batch]
+        else:
+            records = [Line(value, **common) for value in batch]
+        yield write(args, _encode(records)[1:-1], key=f"{base}/{number}")
 
 
 def _batches(args: Args, before_wait: Callable[[], None], *, exact: bool) -> Iterator[list[Any]]:

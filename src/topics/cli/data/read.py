@@ -22,7 +22,7 @@ from topics.cli.tree import Subparsers
 from topics.client.call import NDJSON, Request, given, topic_path
 from topics.client.errors import TopicsError, Unreachable
 from topics.client.items import End, Position, Tombstone
-from topics.client.streams import EventParser, ScanLines
+from topics.client.streams import Event, EventParser, ScanLines
 from topics.clock import SystemClock
 from topics.errors import Code
 
@@ -191,7 +191,8 @@ class Reader:
                 if not began or attempts >= MAX_ATTEMPTS:
                     raise
             if last is not None:
-                start = Position(_last_seq(last))
+                line = last.rstrip(b"\n").rpartition(b"\n")[2] if isinstance(last, bytes) else b""
+                start = Position(_seq_of(line) if line else int(json.loads(bytes(last))["gap_to"]))
             time.sleep(PAUSE_S)
 
     def follow(self) -> Iterator[Piece]:
@@ -230,12 +231,6 @@ def _seq_of(line: bytes) -> int:
     return int(json.loads(line)["$seq"])
 
 
-def _last_seq(piece: Piece) -> int:
-    if isinstance(piece, Raw):
-        return int(json.loads(bytes(piece))["gap_to"])
-    return _seq_of(piece.rstrip(b"\n").rpartition(b"\n")[2])
-
-
 class Printer:
     """Prints records and gaps: coloured lines for a person, otherwise the JSON lines of the server as they are."""
 
@@ -243,30 +238,28 @@ class Printer:
         self._screen, self._data_only, self._left = call.screen, call.args.data, call.args.limit
         # Whole blocks can be passed on if no option needs single lines: a pipe then gets millions a second.
         self._takes_blocks = not call.screen.is_human and not self._data_only and self._left is None
-        self._write = sys.stdout.buffer.write
 
     def show(self, pieces: Iterable[Piece]) -> bool:
         """Print pieces. Return False if `--limit` records were printed."""
+        write = sys.stdout.buffer.write
         for piece in pieces:
             if isinstance(piece, Raw):
                 self._gap(bytes(piece))
-            elif self._takes_blocks:
-                self._write(piece)
-            else:
-                for line in piece.splitlines():
-                    self._record(line)
-                    self._left = None if self._left is None else self._left - 1
-                    if self._left == 0:
-                        return False
+                continue
+            if self._takes_blocks:
+                write(piece)
+                continue
+            for line in piece.splitlines():
+                if self._data_only:
+                    write(members(line)["data"] + b"\n")
+                elif self._screen.is_human:
+                    print_record(self._screen, line)
+                else:
+                    write(line + b"\n")
+                self._left = None if self._left is None else self._left - 1
+                if self._left == 0:
+                    return False
         return True
-
-    def _record(self, line: bytes) -> None:
-        if self._data_only:
-            self._write(members(line)["data"] + b"\n")
-        elif self._screen.is_human:
-            print_record(self._screen, line)
-        else:
-            self._write(line + b"\n")
 
     def _gap(self, tombstone: bytes) -> None:
         if self._screen.is_human:
@@ -274,7 +267,7 @@ class Printer:
         elif self._data_only:
             self._screen.warn(f"records were lost: {tombstone.decode()}")
         else:
-            self._write(b'{"tombstone":' + tombstone + b"}\n")
+            self._screen.json(b'{"tombstone":' + tombstone + b"}")
 
 
 # --- watch
@@ -311,9 +304,9 @@ def watch(call: Call) -> None:
     left, cursor, lost_contact = call.args.limit, None, False
     while True:
         try:
-            for name, data, event_id in _events(call, _open(call.args, cursor)):
-                lost_contact, cursor = False, event_id or cursor
-                left = _print_event(call, name, data, left)
+            for event in _events(call, _open(call.args, cursor)):
+                lost_contact, cursor = False, event.id or cursor
+                left = _print_event(call, event.name, event.data, left)
                 if left == 0:
                     return
         except TopicsError as error:
@@ -327,14 +320,12 @@ def watch(call: Call) -> None:
         time.sleep(PAUSE_S)
 
 
-def _events(call: Call, request: Request) -> Iterator[tuple[str, bytes, str | None]]:
-    """Open a session and yield the name, data and id of its events."""
+def _events(call: Call, request: Request) -> Iterator[Event]:
+    """Open a session and yield its events, without heartbeats."""
     session = call.server.json(request)
     parser = EventParser()
     for chunk in call.server.stream(events(session["stream_url"]), timeout_s=3 * HEARTBEAT_S):
-        for event in parser.feed(chunk):
-            if event.name:
-                yield event.name, event.data, event.id
+        yield from (event for event in parser.feed(chunk) if event.name)
         call.screen.flush()
 
 
@@ -349,10 +340,9 @@ def _print_event(call: Call, name: str, data: bytes, left: int | None) -> int | 
         else:
             call.screen.json({"topic": fields.pop("topic"), "tombstone": fields})
     elif name == "topic-deleted":
-        if call.screen.is_human:
-            call.screen.line(call.screen.paint(f"  ────  {fields['topic']} was removed  ────", "yellow"))
-        else:
-            call.screen.json({"topic": fields.pop("topic"), "topic_deleted": fields})
+        topic = fields.pop("topic")
+        text = call.screen.paint(f"  ────  {topic} was removed  ────", "yellow")
+        call.screen.result({"topic": topic, "topic_deleted": fields}, text)
     elif name == "error":
         text = f"the server reports {fields.get('code')}: {fields.get('error')}"
         if fields.get("code") not in (429, 503, 408):
