@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from topics.cli.command import Args, Call, Command, group
 from topics.cli.connect.server import delete, get, put
 from topics.cli.options import TOPIC, one_of, option
 from topics.cli.output.failures import usage
-from topics.cli.output.screen import Cell, Styled, confirm
+from topics.cli.output.screen import Columns, Styled, confirm, highlighted
 from topics.cli.output.units import count, duration
 from topics.client.call import Request, consumer_path, given, topic_path
 from topics.clock import SystemClock
 
 CONSUMER = option("CONSUMER", "name of the consumer")
+COLUMNS: Columns = {
+    "topic": lambda row: row["topic"],
+    "consumer": lambda row: Styled(row["consumer"], "bold"),
+    "position>": lambda row: count(row["seq"]),
+    "head>": lambda row: count(row["head_seq"]),
+    "lag>": lambda row: highlighted(row["lag_records"], "yellow"),
+    "behind>": lambda row: duration(row["lag_ms"]) if row["lag_records"] else "",
+    "lost>": lambda row: Styled(count(row["lost"]["records"]), "red") if row["lost"] else "",
+    "updated": lambda row: f"{duration(max(SystemClock().now_ms() - row['updated_ms'], 0))} ago",
+    "keeps records": lambda row: "yes" if row["hold"] else "",
+}
 
 
 @Command(
@@ -25,25 +33,8 @@ CONSUMER = option("CONSUMER", "name of the consumer")
     examples="  topics consumer ls\n  topics consumer ls orders | jq .lag_records\n",
 )
 def ls(call: Call) -> None:
-    columns = ("topic", "consumer", "position>", "head>", "lag>", "behind>", "lost>", "updated", "keeps records")
     rows = list(call.server.rows(call.request(call.args).path, "consumers"))
-    call.screen.rows(rows, columns, _cells, empty="no consumers; `topics consumer set TOPIC NAME --seq N` adds one")
-
-
-def _cells(row: Mapping[str, Any]) -> list[Cell]:
-    lag, lost = row["lag_records"], (row["lost"] or {}).get("records", 0)
-    age_ms = max(SystemClock().now_ms() - row["updated_ms"], 0)
-    return [
-        row["topic"],
-        Styled(row["consumer"], "bold"),
-        count(row["seq"]),
-        count(row["head_seq"]),
-        Styled(count(lag), "yellow" if lag else "dim"),
-        duration(row["lag_ms"]) if lag else "",
-        Styled(count(lost), "red") if lost else "",
-        f"{duration(age_ms)} ago",
-        "yes" if row["hold"] else "",
-    ]
+    call.screen.rows(rows, COLUMNS, empty="no consumers; `topics consumer set TOPIC NAME --seq N` adds one")
 
 
 def _set(args: Args, seq: int | None = None) -> Request:

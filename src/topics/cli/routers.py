@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from topics.cli.command import Args, Call, Command, group
 from topics.cli.connect.server import delete, get, post, put, tag_match
 from topics.cli.options import option
-from topics.cli.output.screen import Cell, Styled, confirm
+from topics.cli.output.screen import Columns, Styled, confirm, highlighted
 from topics.cli.output.units import count, size
 from topics.client.call import Request, given, router_path
 from topics.errors import Code, TopicsError
 from topics.plurals import counted
 
 ROUTER = option("ROUTER", "name of the router", completes="routers")
+COLUMNS: Columns = {
+    "router": lambda row: Styled(row["router"], "bold"),
+    "from": lambda row: row["source"],
+    "to": lambda row: row["dest"],
+    "tags": lambda row: row["filter"][2] if row["filter"] else "all",
+    "lag>": lambda row: highlighted(row["lag"], "yellow"),
+    "copied>": lambda row: count(row["forwarded_total"]),
+    "guarantee": lambda row: row["guarantee"].replace("_", " "),
+    "problem": lambda row: Styled(row["last_error"] or "", "red"),
+}
 
 
 @Command(
@@ -39,22 +46,8 @@ def ls(call: Call) -> None:
                 raise
         else:
             rows.append({**row, "filter": found["filter"]})
-    columns = ("router", "from", "to", "tags", "lag>", "copied>", "guarantee", "problem")
     empty = "no routers; `topics router create NAME --from TOPIC --to TOPIC` creates one"
-    call.screen.rows(rows, columns, _cells, empty=empty)
-
-
-def _cells(row: Mapping[str, Any]) -> list[Cell]:
-    return [
-        Styled(row["router"], "bold"),
-        row["source"],
-        row["dest"],
-        row["filter"][2] if row["filter"] else "all",
-        Styled(count(row["lag"]), "yellow" if row["lag"] else "dim"),
-        count(row["forwarded_total"]),
-        row["guarantee"].replace("_", " "),
-        Styled(row["last_error"] or "", "red"),
-    ]
+    call.screen.rows(rows, COLUMNS, empty=empty)
 
 
 def _create(args: Args) -> Request:

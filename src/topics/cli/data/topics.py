@@ -12,7 +12,7 @@ from topics.cli.connect.server import delete, get, post, put, tag_match
 from topics.cli.data import config_options
 from topics.cli.options import TOPIC, option
 from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND, usage
-from topics.cli.output.screen import Cell, Styled, confirm
+from topics.cli.output.screen import Cell, Columns, Styled, confirm, highlighted
 from topics.cli.output.units import count, duration, moment, parse_seqs, rate, size
 from topics.cli.tree import Subparsers
 from topics.client.call import Request, given, topic_path
@@ -23,12 +23,26 @@ from topics.plurals import counted
 LIMITS = ("ttl", "cap-records", "cap-bytes")
 MAX_RANGES = 2000  # the most that the server returns
 LOST_SHOWN = 3
-KEPT_STATES = ("live", "deleted", "archived", "merged")  # of a range; any other state is the reason of a loss
+# States of a range, and their styles. Any other state is the reason of a loss.
+KEPT_STATES = {"live": "green", "deleted": "dim", "archived": "dim", "merged": ""}
 
 
 # --- ls
 
 Topics = dict[str, dict[str, Any]]
+TOPIC_COLUMNS: Columns = {
+    "topic": lambda row: Styled(row["topic"], "bold"),
+    "type": lambda row: row["type"],
+    "records>": lambda row: count(row["count"]),
+    "size>": lambda row: size(row["bytes"]),
+    "head>": lambda row: count(row["head_seq"]),
+    "lag>": lambda row: highlighted(row["lag"], "yellow") if "lag" in row else "",
+    "lost>": lambda row: Styled(count(row["lost"]), "red") if row.get("lost") else "",
+    "rate>": lambda row: rate(row["rate"]),
+    "jobs": lambda row: (
+        f"{row.get('ready', 0):,} ready, {row.get('in_flight', 0):,} in flight" if row["type"] == "queue" else ""
+    ),
+}
 
 
 @Command(
@@ -52,13 +66,15 @@ def ls(call: Call) -> None:
     if call.args.sort != "name":
         member = {"records": "count", "size": "bytes"}.get(call.args.sort, call.args.sort)
         rows.sort(key=lambda row: -(row.get(member) or 0))
-    if not call.screen.is_human:
-        for row in rows:
-            call.screen.json(row)
-    elif rows:
-        _print_topics(call, rows, rates=bool(window_ms))
-    else:
-        call.screen.note("no topics; `topics append NAME 'hello'` creates one")
+    shown = dict(TOPIC_COLUMNS)
+    if not any(row.get("lost") for row in rows):
+        del shown["lost>"]
+    if not window_ms:
+        del shown["rate>"]
+    call.screen.rows(rows, shown, empty="no topics; `topics append NAME 'hello'` creates one")
+    if call.screen.is_human and rows:
+        records, total = sum(row["count"] for row in rows), sum(row["bytes"] for row in rows)
+        call.screen.note(f"{counted(len(rows), 'topic')}, {counted(records, 'record')}, {size(total)}")
 
 
 def _listed(call: Call) -> Topics:
@@ -86,35 +102,6 @@ def _add_rates(call: Call, found: Topics, window_ms: int) -> None:
     for topic, row in found.items():
         now = later.get(topic, row)
         row["rate"] = round(max(now["head_seq"] - row["head_seq"], 0) / took_s, 1)
-
-
-def _print_topics(call: Call, rows: list[dict[str, Any]], *, rates: bool) -> None:
-    losses = any(row.get("lost") for row in rows)
-    extra = [*(["lost>"] if losses else []), *(["rate>"] if rates else [])]
-    columns = ["topic", "type", "records>", "size>", "head>", "lag>", *extra, "jobs"]
-    call.screen.table(columns, [_topic_cells(row, losses=losses, rates=rates) for row in rows])
-    call.screen.note(
-        f"{counted(len(rows), 'topic')}, {counted(sum(row['count'] for row in rows), 'record')}, "
-        f"{size(sum(row['bytes'] for row in rows))}"
-    )
-
-
-def _topic_cells(row: Mapping[str, Any], *, losses: bool, rates: bool) -> list[Cell]:
-    lag, lost = row.get("lag"), row.get("lost")
-    cells: list[Cell] = [
-        Styled(row["topic"], "bold"),
-        row["type"],
-        count(row["count"]),
-        size(row["bytes"]),
-        count(row["head_seq"]),
-        "" if lag is None else Styled(count(lag), "yellow" if lag else "dim"),
-    ]
-    if losses:
-        cells.append(Styled(count(lost), "red") if lost else "")
-    if rates:
-        cells.append(rate(row["rate"]))
-    jobs = f"{row.get('ready', 0):,} ready, {row.get('in_flight', 0):,} in flight" if row["type"] == "queue" else ""
-    return [*cells, jobs]
 
 
 # --- create and config
@@ -233,7 +220,7 @@ def _timeline(args: Args) -> Request:
 def state(call: Call) -> None:
     answer = call.ask()
     if call.args.ranges:
-        call.screen.rows(answer["ranges"], ("from>", "to>", "seqs>", "state"), _range_cells)
+        call.screen.rows(answer["ranges"], RANGE_COLUMNS)
         if call.screen.is_human and answer["resolution"] > 1:
             call.screen.note(f"there are too many ranges: those shorter than {answer['resolution']} seqs are merged")
         return
@@ -243,12 +230,19 @@ def state(call: Call) -> None:
     call.screen.fields(answer, _state_rows(answer, _lost_texts(ranges)))
 
 
-def _range_cells(row: Mapping[str, Any]) -> list[Cell]:
+RANGE_COLUMNS: Columns = {
+    "from>": lambda row: str(row["from_seq"]),
+    "to>": lambda row: str(row["to_seq"]),
+    "seqs>": lambda row: count(row["to_seq"] - row["from_seq"] + 1),
+    "state": lambda row: _range_state(row),
+}
+
+
+def _range_state(row: Mapping[str, Any]) -> Cell:
     numbers = [f"{row[name]:,} {name}" for name in ("live", "deleted", "lost") if row.get(name)]
-    style = {"live": "green", "deleted": "dim", "archived": "dim", "merged": ""}.get(row["state"], "red")
-    seqs = row["to_seq"] - row["from_seq"] + 1
-    state = f"lost ({row['state']})" if style == "red" else ", ".join(numbers) or row["state"]
-    return [str(row["from_seq"]), str(row["to_seq"]), f"{seqs:,}", Styled(state, style)]
+    if row["state"] not in KEPT_STATES:
+        return Styled(f"lost ({row['state']})", "red")
+    return Styled(", ".join(numbers) or row["state"], KEPT_STATES[row["state"]])
 
 
 def _lost_texts(ranges: list[dict[str, Any]]) -> list[str]:

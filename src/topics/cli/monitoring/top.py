@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from topics.cli.command import Call, Command
 from topics.cli.connect.server import get
 from topics.cli.options import option
-from topics.cli.output.screen import Cell, Styled, table
+from topics.cli.output.screen import Columns, Styled, highlighted, table
 from topics.cli.output.units import count, duration, rate, size
 from topics.errors import TopicsError
 
@@ -132,14 +132,13 @@ class View:
             Text(self._problem, style="red"),
         ]  # fmt: skip
         shown = sort_rows(self._rows, self._order, self._filter)
-        columns = ("topic", "rate>", "head>", "records>", "size>", "lag>", "ready>", "in flight>", "lost>")
         more = len(shown) - room
         keys = f"filter: {self._filter}█  (Enter keeps it, Esc clears it)" if self._typing else (
             f"q quit   s sort ({self._order})   / filter{f' ({self._filter})' if self._filter else ''}"
         )  # fmt: skip
         if more > 0:
             keys += f"   {more:,} more topics"
-        return Group(*lines, table(columns, [_cells(row) for row in shown[:room]]), Text(""), Text(keys, style="dim"))
+        return Group(*lines, table(COLUMNS, shown[:room]), Text(""), Text(keys, style="dim"))
 
     def press(self, keys: str) -> bool:
         """Handle keys. Return whether the screen must be drawn again."""
@@ -197,18 +196,17 @@ def _syncs(total: Overview) -> str:
     return ", ".join(f"{share} ≤ {'more' if us == inf else duration(us / 1000)}" for share, us in bounds.items())
 
 
-def _cells(row: TopicRow) -> list[Cell]:
-    return [
-        Styled(row["topic"], "bold"),
-        Styled(rate(row["rate"]), "green" if row["rate"] else "dim"),
-        count(row["head"]),
-        count(row["records"]),
-        size(row["bytes"]),
-        "" if row["lag"] is None else Styled(count(row["lag"]), "yellow" if row["lag"] else "dim"),
-        "" if row["ready"] is None else count(row["ready"]),
-        "" if row["in_flight"] is None else count(row["in_flight"]),
-        "" if not row["lost"] else Styled(count(row["lost"]), "red" if row["losing"] else "yellow"),
-    ]
+COLUMNS: Columns = {
+    "topic": lambda row: Styled(row["topic"], "bold"),
+    "rate>": lambda row: Styled(rate(row["rate"]), "green" if row["rate"] else "dim"),
+    "head>": lambda row: count(row["head"]),
+    "records>": lambda row: count(row["records"]),
+    "size>": lambda row: size(row["bytes"]),
+    "lag>": lambda row: "" if row["lag"] is None else highlighted(row["lag"], "yellow"),
+    "ready>": lambda row: "" if row["ready"] is None else count(row["ready"]),
+    "in flight>": lambda row: "" if row["in_flight"] is None else count(row["in_flight"]),
+    "lost>": lambda row: Styled(count(row["lost"]), "red" if row["losing"] else "yellow") if row["lost"] else "",
+}
 
 
 # --- figures; no I/O

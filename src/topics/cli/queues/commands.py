@@ -9,7 +9,6 @@ import argparse
 import json
 import os
 import socket
-from collections.abc import Mapping
 from typing import Any
 
 from topics.cli.command import Args, Call, Command, group
@@ -17,7 +16,7 @@ from topics.cli.connect.server import get, post, tag_match
 from topics.cli.options import QUEUE, option
 from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND, usage
 from topics.cli.output.records import elements, members, print_record
-from topics.cli.output.screen import Cell, Styled, confirm
+from topics.cli.output.screen import Columns, Styled, confirm, highlighted
 from topics.cli.output.units import count, duration, moment, parse_seqs
 from topics.cli.queues.work import queue_state, work
 from topics.client.call import Request, given, topic_path
@@ -28,6 +27,46 @@ from topics.plurals import counted
 PAGE_ROWS = 1000
 SHOWN_CONFIG = ("lease_ms", "max_deliveries", "dead_letter")
 ORIGIN, DELIVERIES, SOURCE_SEQ = "$dead_letter_from", "$dead_letter_deliveries", "$dead_letter_src_seq"
+
+
+QUEUE_COLUMNS: Columns = {
+    "queue": lambda row: Styled(row["topic"], "bold"),
+    "ready>": lambda row: highlighted(row["ready"], "green"),
+    "in flight>": lambda row: count(row["in_flight"]),
+    "delayed>": lambda row: count(row["delayed"]),
+    "dead ever>": lambda row: highlighted(row["dead_lettered"], "red"),
+    "lease>": lambda row: duration(row["lease_ms"]),
+    "deliveries>": lambda row: count(row["max_deliveries"]) if row["max_deliveries"] else "any",
+    "dead letters": lambda row: row.get("dead_letter_error") or row["dead_letter"] or "none",
+}
+JOB_STYLES = {"ready": "green", "in_flight": "yellow"}
+JOB_COLUMNS: Columns = {
+    "seq>": lambda job: str(job["$seq"]),
+    "state": lambda job: Styled(job["state"].replace("_", " "), JOB_STYLES.get(job["state"], "dim")),
+    "deliveries>": lambda job: str(job["deliveries"]),
+    "held by": lambda job: job.get("node") or "",
+    "until": lambda job: _until(job.get("deadline") or job.get("deliver_at") or 0),
+    "tag": lambda job: job.get("$tag") or "",
+    "data": lambda job: job["data"],
+}
+LETTER_COLUMNS: Columns = {
+    "seq>": lambda letter: Styled(str(letter["$seq"]), "red"),
+    "moved at": lambda letter: moment(letter["$ts"], SystemClock().now_ms()),
+    "was job>": lambda letter: str(letter.get("meta", {}).get(SOURCE_SEQ, "")),
+    "deliveries>": lambda letter: str(letter.get("meta", {}).get(DELIVERIES, "")),
+    "tag": lambda letter: letter.get("$tag") or "",
+    "data": lambda letter: letter["data"],
+}
+
+
+def _decoded(raw: bytes) -> dict[str, Any]:
+    """Decode a job or record, except its data, which stays as it was written."""
+    return {**json.loads(raw), "data": members(raw).get("data", b"null").decode()}
+
+
+def _until(ms: int) -> str:
+    left_ms = ms - SystemClock().now_ms()
+    return f"in {duration(left_ms)}" if left_ms >= 0 else ""
 
 
 def _add_node(parser: argparse.ArgumentParser) -> None:
@@ -52,22 +91,8 @@ def ls(call: Call) -> None:
     for name in names:
         state = call.server.json(get(topic_path(name, touch=False)))
         rows.append({"topic": name, **state["queue"], **{key: state["config"][key] for key in SHOWN_CONFIG}})
-    columns = ("queue", "ready>", "in flight>", "delayed>", "dead ever>", "lease>", "deliveries>", "dead letters")
     empty = "no queues; `topics create NAME --type queue` creates one"
-    call.screen.rows(rows, columns, _queue_cells, empty=empty)
-
-
-def _queue_cells(row: Mapping[str, Any]) -> list[Cell]:
-    return [
-        Styled(row["topic"], "bold"),
-        Styled(count(row["ready"]), "green" if row["ready"] else "dim"),
-        count(row["in_flight"]),
-        count(row["delayed"]),
-        Styled(count(row["dead_lettered"]), "red" if row["dead_lettered"] else "dim"),
-        duration(row["lease_ms"]),
-        count(row["max_deliveries"]) if row["max_deliveries"] else "any",
-        row.get("dead_letter_error") or row["dead_letter"] or "none",
-    ]
+    call.screen.rows(rows, QUEUE_COLUMNS, empty=empty)
 
 
 # --- claim, ack, nack, extend
@@ -185,30 +210,9 @@ def peek(call: Call) -> None:
         cursor = json.loads(body).get("next_cursor")
         if cursor is None:
             break
-    call.screen.rows(jobs, ("seq>", "state", "deliveries>", "held by", "until", "tag", "data"), _job_cells)
+    call.screen.rows(jobs, JOB_COLUMNS, decode=_decoded)
     if call.screen.is_human:
         call.screen.note(f"{counted(len(jobs), 'job')} shown; the queue still has them all")
-
-
-def _job_cells(raw: bytes) -> list[Cell]:
-    job = json.loads(raw)
-    now_ms = SystemClock().now_ms()
-    until = job.get("deadline") or job.get("deliver_at")
-    style = {"ready": "green", "in_flight": "yellow"}.get(job["state"], "dim")
-    return [
-        str(job["$seq"]),
-        Styled(job["state"].replace("_", " "), style),
-        str(job["deliveries"]),
-        job.get("node") or "",
-        "" if until is None or until < now_ms else f"in {duration(until - now_ms)}",
-        job.get("$tag") or "",
-        _data_of(raw),
-    ]
-
-
-def _data_of(raw: bytes) -> str:
-    """Return the data of a job or record as it was written."""
-    return members(raw).get("data", b"null").decode()
 
 
 # --- dead letters
@@ -228,8 +232,7 @@ def dead(call: Call) -> None:
         hint = f"set one: `topics config {queue} --dead-letter {queue}.dead --max-deliveries 3`"
         raise usage(f"{queue} has no dead-letter topic", hint)
     letters = _letters(call, topic)
-    columns = ("seq>", "moved at", "was job>", "deliveries>", "tag", "data")
-    call.screen.rows(letters, columns, _letter_cells, empty=f"{topic} has no dead letters of {queue}")
+    call.screen.rows(letters, LETTER_COLUMNS, empty=f"{topic} has no dead letters of {queue}", decode=_decoded)
     if call.screen.is_human and letters:
         call.screen.note(f"`topics queue redrive {queue}` moves them back")
 
@@ -251,19 +254,6 @@ def _letters(call: Call, topic: str) -> list[bytes]:
         found += [raw for raw, one in pairs if one.get("meta", {}).get(ORIGIN) == call.args.queue]
         cursor, caught_up = page["next_from_seq"], page["caught_up"]
     return found[: call.args.limit]
-
-
-def _letter_cells(raw: bytes) -> list[Cell]:
-    letter = json.loads(raw)
-    meta = letter.get("meta", {})
-    return [
-        Styled(str(letter["$seq"]), "red"),
-        moment(letter["$ts"], SystemClock().now_ms()),
-        str(meta.get(SOURCE_SEQ, "")),
-        str(meta.get(DELIVERIES, "")),
-        letter.get("$tag") or "",
-        _data_of(raw),
-    ]
 
 
 def _redrive(args: Args, *, dry_run: bool | None = None, from_seq: int = 0) -> Request:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from topics.cli.connect.target import Context, Contexts, load_contexts, normal, save_contexts
 from topics.cli.options import JSON_LINES, Row, add_group, add_parser, option
 from topics.cli.output.failures import EXIT_DONE, Failure, usage
-from topics.cli.output.screen import Cell, Screen, Styled
+from topics.cli.output.screen import Columns, Screen, Styled
 from topics.cli.tree import Subparsers
 
 KNOWN = option("NAME", completes="contexts")
+COLUMNS: Columns = {
+    "": lambda row: Styled("*" if row["current"] else "", "green"),
+    "context": lambda row: Styled(row["name"], "bold"),
+    "url": lambda row: row["url"],
+    "key file": lambda row: row["token_file"] or "",
+}
 Act = Callable[[argparse.Namespace, Contexts, Screen], bool]
 
 
@@ -96,10 +101,5 @@ def _ls(args: argparse.Namespace, known: Contexts, screen: Screen) -> bool:
         for name, row in sorted(known.by_name.items())
     ]
     empty = "no contexts; `topics context add NAME --url URL` adds one"
-    screen.rows(rows, ("", "context", "url", "key file"), _cells, empty=empty)
+    screen.rows(rows, COLUMNS, empty=empty)
     return False
-
-
-def _cells(row: Mapping[str, Any]) -> list[Cell]:
-    mark = Styled("*" if row["current"] else "", "green")
-    return [mark, Styled(row["name"], "bold"), row["url"], row["token_file"] or ""]

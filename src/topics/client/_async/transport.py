@@ -98,21 +98,15 @@ class AsyncTransport:
                 if lost and not safe:
                     raise
                 answer_lost = answer_lost or lost
-                await self.wait_after(error, backoff, retries, keyed=keyed, answer_lost=answer_lost)
+                await self.wait_after(error, backoff, retries, answer_lost if keyed else None)
 
     async def wait_after(
-        self,
-        error: TopicsError,
-        backoff: Backoff,
-        retries: int | None = None,
-        *,
-        keyed: bool = False,
-        answer_lost: bool = False,
+        self, error: TopicsError, backoff: Backoff, retries: int | None = None, answer_lost: bool | None = None
     ) -> None:
         """Sleep before the next attempt. Raise the error if another one cannot help.
 
         A request is repeated as often as the call says, then as the client says. If neither says so, a client that has
-        had an answer repeats it for `retry_for_s`.
+        had an answer repeats it for `retry_for_s`. `answer_lost` is None for a request without an idempotency key.
         """
         most = FIRST_RETRIES if self.retries is None else self.retries
         if retries is not None and retries != BRIEFLY:
@@ -122,9 +116,9 @@ class AsyncTransport:
         if not error.retryable or backoff.attempts >= most:
             raise error
         wait_s = backoff.next_s(error)
-        limited = keyed or (self.retries is None and retries is None)
+        limited = answer_lost is not None or (self.retries is None and retries is None)
         if limited and backoff.passed_s + wait_s > self.retry_for_s:
-            if keyed and answer_lost:
+            if answer_lost:
                 raise OutcomeUnknown(f"no confirmation for {self.retry_for_s:g} s: {error}") from error
             raise error
         await tools.sleep(wait_s)
