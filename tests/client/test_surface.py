@@ -106,9 +106,9 @@ def test_every_route_has_a_method() -> None:
 def test_settings_of_a_newer_server_are_ignored() -> None:
     config = {"type": "log", "not_yet_known": 1, "archive": {"hold": True, "also_new": 2}}
     state = {
-        "topic": "a", "type": "log", "epoch": 1, "head_seq": 0, "earliest_seq": 1, "next_seq": 1, "count": 0, "bytes": 0,
-        "config": config, "effective_priority": 0, "last_write_ts": None, "last_read_ts": None, "created": True,
-        "performance": {"server_total_ms": 0.1},
+        "topic": "a", "type": "log", "epoch": 1, "head_seq": 0, "earliest_seq": 1, "next_seq": 1, "count": 0,
+        "bytes": 0, "config": config, "effective_priority": 0, "last_write_ts": None, "last_read_ts": None,
+        "created": True, "performance": {"server_total_ms": 0.1},
     }  # fmt: skip
     with Topics(transport=httpx.MockTransport(lambda request: httpx.Response(200, json=state))) as topics:
         for found in (topics.topic("a"), topics.put_topic("a")):

@@ -1,13 +1,7 @@
 """For tests of programs that use topics: a real server in memory, on a free port, in its own process.
 
-    from topics.testing import server
-
-    def test_orders():
-        with server() as url:
-            ...
-
-The pytest fixture `topics_server` yields the URL of a server that runs during the test. Nothing in the server imports
-this.
+The pytest fixture `topics_server` yields the URL of a server that runs during the test. The server itself
+does not import this.
 """
 
 from __future__ import annotations
