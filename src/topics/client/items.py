@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any, Literal, Required, TypedDict, TypeVar
 
 import msgspec
@@ -80,6 +81,7 @@ class Tombstone(Struct):
     head_seq: int = 0
     epoch: int = 0  # the epoch that the reader continues with, if the answer contains it
     cause: str | None = None  # of a gap whose `reason` is `from_seq_too_old`
+    topic: str = ""  # of a pushed one
 
     def gap(self, topic: str) -> Gap:
         return Gap(topic, self.gap_from, self.gap_to, self.cause or self.reason, self.missed_estimate)
@@ -211,8 +213,11 @@ class Config(TypedDict, total=False):
     archive: ArchiveConfig | None
 
 
-def decode_records(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """Decode an answer that holds records. They keep half a surrogate pair, which the decoder itself refuses."""
+def decode_records(decoder: msgspec.json.Decoder[T], body: bytes, fields: Sequence[str] = ("json", "raw_meta")) -> T:
+    """Decode an answer that holds records. They keep half a surrogate pair, which the decoder itself refuses.
+
+    `fields` are those of a record that hold JSON text.
+    """
     try:
         return decoder.decode(body)
     except msgspec.DecodeError:
@@ -223,9 +228,9 @@ def decode_records(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
             raise
         answer = decoder.decode(masked.text)
         for record in getattr(answer, "records", None) or getattr(answer, "claimed", []):
-            record.json = masked.restore(record.json)
-            if not isinstance(record.raw_meta, UnsetType):
-                record.raw_meta = masked.restore(record.raw_meta)
+            for field in fields:
+                if not isinstance(text := getattr(record, field), UnsetType):
+                    setattr(record, field, masked.restore(text))
         return answer
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct, structs
 
-from topics.client.items import End, Tombstone
+from topics.client.items import End, Tombstone, decode_records
 from topics.client.items import TopicPut as Put
 from topics.client.items import TopicState as State
 from topics.model import surrogates
@@ -46,22 +46,12 @@ class Diff(Struct):
     tombstone: Tombstone | None = None
 
 
-_decode_diff = msgspec.json.Decoder(Diff).decode
+_decoder = msgspec.json.Decoder(Diff)
 
 
 def diff_answer(body: bytes) -> Diff:
-    """Decode the answer of `diff`. Half surrogate pairs, which the decoder rejects, are masked and then restored."""
-    try:
-        answer = _decode_diff(body)
-    except msgspec.DecodeError:
-        masked = surrogates.mask(body)
-        if masked is None:
-            raise
-        answer = _decode_diff(masked.text)
-        for record in answer.records:
-            record.data = masked.restore(record.data)
-            if not isinstance(record.meta, msgspec.UnsetType):
-                record.meta = masked.restore(record.meta)
+    """Decode the answer of `diff`."""
+    answer = decode_records(_decoder, body, ("data", "meta"))
     if answer.tombstone is not None:
         answer.tombstone.epoch = answer.epoch
     return answer

@@ -70,10 +70,6 @@ class _Batch(Struct):
     records: list[Record]
 
 
-class _Lost(Tombstone):
-    topic: str = ""
-
-
 class _Problem(Struct):
     code: int
     error: str
@@ -81,7 +77,6 @@ class _Problem(Struct):
 
 
 _batches = msgspec.json.Decoder(_Batch)
-_decode_lost = msgspec.json.Decoder(_Lost).decode
 _decode_problem = msgspec.json.Decoder(_Problem).decode
 
 
@@ -95,7 +90,7 @@ def records_of(message: bytes) -> list[Record]:
 
 def gap_of(message: bytes) -> Gap:
     """Return the lost range that a pushed tombstone reports."""
-    lost = _decode_lost(message)
+    lost = _decode_tombstone(message)
     return lost.gap(lost.topic)
 
 
