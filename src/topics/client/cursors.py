@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct
 
-from topics.client.call import given
 from topics.client.items import Match, Position
 from topics.model.consumer import ConsumerSummary
 
@@ -92,10 +91,6 @@ class ServerCursor(Struct, frozen=True):
     hold: bool | None = None
     max_hold_bytes: int | None = None
     expire_ms: int | None = None
-
-    def settings(self) -> dict[str, int | bool]:
-        """Return the settings that were given."""
-        return given(hold=self.hold, max_hold_bytes=self.max_hold_bytes, expire_ms=self.expire_ms)
 
 
 # --- watches over many topics

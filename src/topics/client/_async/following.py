@@ -31,7 +31,7 @@ class AsyncServerPosition:
     def __init__(self, http: AsyncTransport, topic: str, cursor: ServerCursor) -> None:
         self._http = http
         self._path = consumer_path(topic, cursor.name)
-        self._settings = cursor.settings()
+        self._settings = given(hold=cursor.hold, max_hold_bytes=cursor.max_hold_bytes, expire_ms=cursor.expire_ms)
         self._expire_s = 0.0
         self._used_at = time.monotonic()
 

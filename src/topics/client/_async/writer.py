@@ -18,7 +18,8 @@ from topics.client._async.transport import UNLIMITED, AsyncTransport
 from topics.client.call import topic_path
 from topics.client.errors import BatchTooLarge, PayloadTooLarge
 from topics.client.items import Appended, NewRecord, encode
-from topics.client.seqs import Failures, Seqs
+from topics.client.seqs import Seqs
+from topics.plurals import counted
 
 PAUSE_S = 0.005
 
@@ -69,7 +70,8 @@ class AsyncWriter:
         self._open: _Batch | None = None  # takes records
         self._full: deque[_Batch] = deque()  # wait to be sent
         self._sent: _Batch | None = None  # waits for its answer
-        self._failures = Failures()  # not raised yet
+        self._failure: Exception | None = None  # the first one that was not raised yet
+        self._failed = 0  # records
         self._pending_bytes = 0  # of all three
         self._plain = False  # whether records without tag and meta need no more than their data
         self._closing = False
@@ -175,7 +177,15 @@ class AsyncWriter:
         if last is not None:
             self._changed.set()
             await tools.wait_until_done(last.seqs)
-        self._failures.raise_first(self._topic)
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        """Raise the first failure, once. A note says how many records were not written."""
+        with self._lock:
+            failure, failed, self._failure, self._failed = self._failure, self._failed, None, 0
+        if failure is not None:
+            failure.add_note(f"{counted(failed, 'record')} of {self._topic} failed")
+            raise failure
 
     async def aclose(self) -> None:
         """Write what is pending, and end. A `with` block does so by itself. Raise a failure as `flush` does.
@@ -185,7 +195,7 @@ class AsyncWriter:
         self._closing = True
         self._changed.set()
         await self._group.join()
-        self._failures.raise_first(self._topic)
+        self._raise_failure()
 
     async def _send_batches(self) -> None:
         while True:
@@ -208,16 +218,20 @@ class AsyncWriter:
             await self._send(batch)
 
     async def _send(self, batch: _Batch) -> None:
+        error: Exception | None = None
         try:
             seqs = await self._written(batch.texts)
-        except Exception as error:
-            self._failures.add([error] * len(batch.texts))
+        except Exception as failure:
+            error, seqs = failure, [failure] * len(batch.texts)
+        failed = [] if isinstance(seqs, range) else [found for found in seqs if isinstance(found, Exception)]
+        with self._lock:  # before the future is done: `flush` waits for it, then raises the failure
+            self._failure = self._failure or next(iter(failed), None)
+            self._failed += len(failed)
+        if error is None:
+            batch.seqs.set_result(seqs)
+        else:
             batch.seqs.set_exception(error)
             batch.seqs.exception()  # asyncio logs an exception that was not asked for; `flush` raises this one
-        else:
-            if not isinstance(seqs, range):
-                self._failures.add(seqs)
-            batch.seqs.set_result(seqs)
         with self._lock:
             self._sent = None
             self._pending_bytes -= batch.size_bytes
