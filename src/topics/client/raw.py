@@ -26,6 +26,7 @@ from topics.client.connection import Connection, Retries
 from topics.client.errors import TopicNotFound, TopicsError
 from topics.client.items import encode
 from topics.errors import Corrupt
+from topics.model import wire
 from topics.model.records import DiffRequest, ScanRequest
 from topics.model.topic import ConfigPatch
 from topics.storage.segments.record_run import Run
@@ -54,6 +55,15 @@ class Client(Connection, ManagementCalls):
 
     def put_topic(self, topic: str, **config: Any) -> request.Put:
         return super().put_topic(topic, **_checked(config))
+
+    def drop_topic(self, topic: str, *, if_empty: bool = False) -> wire.TopicDropped:  # type: ignore[override]
+        return self.call("DELETE", topic_path(topic, if_empty=if_empty or None), wire.TopicDropped)
+
+    def is_ready(self) -> bool:
+        try:
+            return bool(self.ready())
+        except TopicsError:
+            return False
 
     # --- records
 
