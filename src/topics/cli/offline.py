@@ -6,16 +6,17 @@ import argparse
 import gc
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
-from topics.cli.output.meter import Meter
+from topics.cli.options import Row, add_parser, option
 from topics.cli.output.screen import Screen, pretty_json
 from topics.cli.output.units import size
-from topics.cli.tree import Subparsers, add_parser
+from topics.cli.tree import Subparsers
 from topics.clock import SystemClock
 from topics.plurals import counted
 
@@ -32,43 +33,30 @@ Execute = Callable[[argparse.Namespace], int]
 
 
 def register(subparsers: Subparsers) -> None:
-    verify = _add(
-        subparsers, "verify", run_verify,
-        examples="  topics verify /var/lib/topics\n  topics verify /backup/topics --json\n",
-    )  # fmt: skip
-    verify.add_argument("directory", metavar="DIR", help="data directory of a stopped server, or a backup")
-    _add_cold_dir(verify)
-    backup = _add(
-        subparsers, "backup", run_backup,
-        examples="  topics backup /var/lib/topics /backup/topics       the same again updates it\n",
-    )  # fmt: skip
-    backup.add_argument("directory", metavar="DIR", help="data directory to copy")
-    backup.add_argument("target", metavar="TARGET", help="new directory, or an earlier backup to update")
-    _add_cold_dir(backup)
-    restore = _add(
-        subparsers, "restore", run_restore,
-        examples="  topics restore /backup/topics /var/lib/topics --force      the server must be stopped\n",
-    )  # fmt: skip
-    restore.add_argument("source", metavar="SOURCE", help="the backup")
-    restore.add_argument("directory", metavar="DIR", help="new data directory; must be empty or absent")
-    restore.add_argument("--force", action="store_true", help="move an existing data directory aside")
+    directory = option("DIR", "data directory of a stopped server, or a backup", dest="directory")
+    examples = "  topics verify /var/lib/topics\n  topics verify /backup/topics --json\n"
+    _add(subparsers, "verify", run_verify, directory, _add_cold_dir, examples=examples)
+    directory = option("DIR", "data directory to copy", dest="directory")
+    target = option("TARGET", "new directory, or an earlier backup to update")
+    examples = "  topics backup /var/lib/topics /backup/topics       the same again updates it\n"
+    _add(subparsers, "backup", run_backup, directory, target, _add_cold_dir, examples=examples)
+    source = option("SOURCE", "the backup")
+    directory = option("DIR", "new data directory; must be empty or absent", dest="directory")
+    force = option("--force", "move an existing data directory aside")
+    examples = "  topics restore /backup/topics /var/lib/topics --force      the server must be stopped\n"
+    _add(subparsers, "restore", run_restore, source, directory, force, examples=examples)
 
 
-def _add(subparsers: Subparsers, name: str, execute: Execute, *, examples: str) -> argparse.ArgumentParser:
-    parser = add_parser(subparsers, name, examples=examples)
-    parser.add_argument(
-        "--json", action="store_true", help="print the result as one JSON object; without it, text, also in a pipe"
-    )
+def _add(subparsers: Subparsers, name: str, execute: Execute, *rows: Row, examples: str) -> None:
+    as_json = option("--json", "print the result as one JSON object; without it, text, also in a pipe")
+    parser = add_parser(subparsers, name, "", as_json, *rows, examples=examples)
     parser.set_defaults(execute=lambda args: _guarded(execute, args))
-    return parser
 
 
 def _add_cold_dir(parser: argparse.ArgumentParser) -> None:
     default = os.environ.get("TOPICS_COLD_DIR") or None
-    parser.add_argument(
-        "--cold-dir", metavar="DIRECTORY", default=default,
-        help="directory of the server's cold segments [TOPICS_COLD_DIR]",
-    )  # fmt: skip
+    text = "directory of the server's cold segments [TOPICS_COLD_DIR]"
+    option("--cold-dir DIRECTORY", text, default=default)(parser)
 
 
 def _guarded(execute: Execute, args: argparse.Namespace) -> int:
@@ -145,9 +133,9 @@ def _print_topics(report: Report, screen: Screen) -> None:
         reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(one.lost.items()))
         lost = f"{sum(one.lost.values())}" + (f" ({reasons})" if reasons else "")
         rows.append((one.topic, str(one.head_seq), str(one.live), size(one.bytes), str(one.deleted), lost))
-    widths = [max(len(row[at]) for row in rows) for at in range(5)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for at, row in enumerate(rows):
-        figures = "  ".join(cell.rjust(width) for cell, width in zip(row[1:5], widths[1:], strict=True))
+        figures = "  ".join(cell.rjust(width) for cell, width in zip(row[1:5], widths[1:5], strict=True))
         lost = screen.paint(row[5], "yellow" if at and row[5] != "0" else "")
         print(screen.paint(f"  {row[0].ljust(widths[0])}  {figures}  ", "" if at else "bold") + lost)
     if len(report.topics) > TOPICS_SHOWN:
@@ -229,3 +217,43 @@ def _print_copied(done: Copied, seconds: float, args: argparse.Namespace, target
     if done.problems:
         print("the copy contains this damage, except where it had a good file; `topics verify` lists what it lacks")
     return EXIT_DAMAGED if done.problems else EXIT_CLEAN
+
+
+# --- progress
+
+
+class Meter:
+    """Progress on standard error: a bar on a terminal, otherwise a line every few seconds."""
+
+    WIDTH = 30
+    LINE_EVERY_S = 5.0
+    BAR_EVERY_S = 0.1
+
+    def __init__(self, verb: str, out: TextIO | None = None) -> None:
+        self._verb = verb
+        self._out = out or sys.stderr
+        self._bar = self._out.isatty()
+        self._last = time.monotonic()
+        self._drawn = False
+
+    def __enter__(self) -> Meter:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        if self._drawn and self._bar:
+            with suppress(OSError):
+                print("\r\x1b[K", end="", file=self._out, flush=True)
+
+    def show(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._last < (self.BAR_EVERY_S if self._bar else self.LINE_EVERY_S):
+            return
+        self._last, self._drawn = now, True
+        share = min(done / total, 1.0) if total else 1.0
+        text = f"{self._verb} {size(done)} of {size(max(done, total))}"
+        if self._bar:
+            filled = round(share * self.WIDTH)
+            bar = "#" * filled + "." * (self.WIDTH - filled)
+            print(f"\r\x1b[K[{bar}] {share:4.0%}  {text}", end="", file=self._out, flush=True)
+        else:
+            print(f"{text} ({share:.0%})", file=self._out, flush=True)

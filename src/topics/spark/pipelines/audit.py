@@ -7,13 +7,13 @@ Nothing is changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Unpack
 
 from msgspec import Struct, field
 
 from topics.client import Client
-from topics.client.request import Summary
+from topics.client.request import State, Summary
 from topics.lake import ArchivedEpoch, File, Lake, Snapshot
 from topics.lake.archived import Range, merged
 from topics.plurals import counted
@@ -53,7 +53,7 @@ class EpochAccount(Struct, kw_only=True):
     topic: str
     epoch: int
     head: int
-    state: Summary | None  # None: the server does not have this epoch
+    state: Summary | State | None  # None: the server does not have this epoch
     archived: ArchivedEpoch
     reported_to: int = 0  # the last archived seq that the server knows
     trimmed_to: int = 0  # the last trimmed seq that the server knows
@@ -179,22 +179,17 @@ def _accounts(client: Client, lake: Lake, snapshot: Snapshot, topics: Sequence[s
     return found
 
 
-def _reported(client: Client, state: Summary) -> tuple[int, int]:
+def _reported(client: Client, state: Summary | State) -> tuple[int, int]:
     """Return the last archived and the last trimmed seq that the server knows."""
     now = state_of(client, state.topic, epoch=state.epoch)
     return (0, 0) if now is None else (now.archived_seq or 0, now.trimmed_seq or 0)
 
 
-def _live_topics(client: Client, topics: Sequence[str]) -> dict[str, Summary]:
+def _live_topics(client: Client, topics: Sequence[str]) -> Mapping[str, Summary | State]:
     if not topics:
         return {row.topic: row for row in client.topics()}
     states = [state for name in topics if (state := state_of(client, name)) is not None]
-    return {
-        one.topic: Summary(
-            one.topic, one.epoch, one.head_seq, one.earliest_seq, one.count, one.bytes, one.config.durable
-        )
-        for one in states
-    }
+    return {one.topic: one for one in states}
 
 
 def _attempt(job: PipelineJob, lake: Lake, url: str, snapshot: Snapshot, accounts: list[EpochAccount]) -> bool:
