@@ -107,7 +107,7 @@ def register(subparsers: Subparsers) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Return the exit status: 0 success, 1 a query failed, 2 invalid arguments or statement, 130 interrupted."""
     try:
-        from topics.spark.sql.rewrite import split
+        from topics.spark.sql.text import split
 
         options, is_prompt = _options(args), args.query is None and sys.stdin.isatty()
         statements = [] if is_prompt else split(sys.stdin.read() if args.query in (None, "-") else args.query)
@@ -233,7 +233,7 @@ def _interruptible(tables: Tables, do: Callable[[], None]) -> None:
 
 def _statements() -> Iterator[str]:
     """Yield statements from the prompt. The commands help and quit need no semicolon."""
-    from topics.spark.sql.rewrite import is_whole, split
+    from topics.spark.sql.text import is_whole, split
 
     held = ""
     while True:

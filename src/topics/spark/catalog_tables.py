@@ -11,8 +11,8 @@ from pyspark.sql.types import StructType
 from topics.spark.options import BadOption, read_options, with_absolute_paths
 from topics.spark.source.schema_layout import layout_of, plain_schema
 from topics.spark.source.table_options import with_options
-from topics.spark.sql.rewrite import quoted
 from topics.spark.sql.tables import LEDGER, names_of
+from topics.spark.sql.text import quoted
 
 
 def create_tables(

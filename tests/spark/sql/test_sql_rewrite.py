@@ -2,7 +2,7 @@
 
 import pytest
 
-from topics.spark.sql.rewrite import NoQuery, read, read_condition, split
+from topics.spark.sql.text import NoQuery, is_whole, read, read_condition, split
 
 TOPICS = {"orders", "orders.eu", "app:log-2", "Mixed", "a.b.c"}
 
@@ -50,7 +50,10 @@ def test_topics_are_found_in_table_positions(typed: str, tables: list[str], run:
 )
 def test_fields_are_read_from_the_typed_column(typed: str, run: str | None, paths: object):
     statement = read(typed, TOPICS)
-    assert statement.paths == paths
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for field in statement.fields:
+        found.setdefault(field.column, []).append(field.path)
+    assert found == paths
     assert run is None or statement.text == run
 
 
@@ -93,3 +96,33 @@ def test_condition_is_rewritten_like_a_statement():
     statement = read_condition("data.total > 100 and tag like 'a%' and value:x::int = 1")
     assert statement.text == "_data.total > 100 and tag like 'a%' and value:x::int = 1"
     assert statement.variant
+
+
+@pytest.mark.parametrize(
+    ("typed", "whole"),
+    [
+        ("select 1;", True),
+        ("select 1", False),
+        ("select ';", False),
+        ("select 1 -- ;", False),
+        ("/* ;", False),
+        ("", False),
+    ],
+)
+def test_statement_is_whole_at_a_semicolon_of_its_own(typed: str, whole: bool):
+    assert is_whole(typed) is whole
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select extract(year from ts) from orders where tag is distinct from node",
+        "select * from range(3)",
+        "select * from parquet.`/x/y`",
+        "with a as (select 1) select * from a",
+        "select * from orders, lateral explode(array(1))",
+        "select * from (select * from orders)",
+    ],
+)
+def test_uncertain_errors_are_left_to_spark(query: str):
+    assert read(query, {"orders"}).missing is None

@@ -35,8 +35,8 @@ from topics.spark.pipelines.compact_task import (
 from topics.spark.pipelines.rounds import STEP_SEQS, Rounds, SourceTopic, TableOutput, TopicOutput, one_task
 from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.job import JobOptions, PipelineJob, check_may_delete
-from topics.spark.pipelines.run.lenient_sql import lenient
 from topics.spark.pipelines.run.report import RunReport
+from topics.spark.sql.text import lenient
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

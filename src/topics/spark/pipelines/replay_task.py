@@ -26,13 +26,13 @@ from topics.spark.failures import BadUsage, Failed
 from topics.spark.options import ConnectionOptions, offset_option, read_options
 from topics.spark.pipelines.run import delivery
 from topics.spark.pipelines.run.delivery import DeliveryResult, OutgoingRow, RangeDelivery, cut, fields_of, record_of
-from topics.spark.pipelines.run.lenient_sql import lenient
 from topics.spark.sink.chunks import MAX_RECORDS
 from topics.spark.sink.write_options import WriteOptions
 from topics.spark.source import plan
 from topics.spark.source.catalog import catalog_of, client_for
 from topics.spark.source.layout import Layout
 from topics.spark.source.read import how_of, read_span
+from topics.spark.sql.text import lenient
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -185,16 +185,12 @@ class ReplaySource:
         frame = spark.read.format("topics").options(**given).load()
         if self._where is None:
             return frame
-        from topics.spark.sql.tables import Tables, condition
+        from topics.spark.sql.tables import Tables
 
-        tables = self._tables = self._tables or Tables(spark, self._options)
+        self._tables = self._tables or Tables(spark, self._options)
         try:
-            return condition(
-                frame,
-                f"kind = 'gap' OR ({lenient(self._where)})",
-                lambda column: tables.fields(self._topic, column),
-                self._warn,
-            )
+            condition = f"kind = 'gap' OR ({lenient(self._where)})"
+            return self._tables.matching(frame, self._topic, condition, self._warn)
         except Failed as error:
             raise BadUsage(f"where: {error}") from None
 

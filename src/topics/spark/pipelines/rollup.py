@@ -40,13 +40,13 @@ from topics.spark.pipelines.rounds import (
 from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.delivery import metas
 from topics.spark.pipelines.run.job import JobOptions, PipelineJob
-from topics.spark.pipelines.run.lenient_sql import lenient
 from topics.spark.pipelines.run.report import ReportedGap, RunReport
 from topics.spark.pipelines.windows import Declaration, Open, Seen, digest_of, number_of, open_windows, place_windows
 from topics.spark.sink.chunks import pieces
 from topics.spark.sink.send import Sent, send
 from topics.spark.sink.write_options import WriteOptions
 from topics.spark.source.catalog import client_for
+from topics.spark.sql.text import lenient
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -44,7 +44,7 @@ from msgspec import Struct
 
 from topics.errors import TopicsError
 from topics.model.names import check_topic
-from topics.spark.sql.rewrite import tokens
+from topics.spark.sql.text import names_in
 
 LONGEST_MS = 365_250 * 86_400_000
 NEVER = -(1 << 62)  # the watermark before the first record
@@ -151,7 +151,7 @@ class Declaration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise ValueError("choose one output: a topic (into) or a Delta table (table)")
         if self.sql is not None and (self.by or self.where or self.select != COUNT):
             raise ValueError("sql replaces by, select and where: remove them")
-        if self.sql is not None and not {"window", "records"} <= {token.name.lower() for token in tokens(self.sql)}:
+        if self.sql is not None and not {"window", "records"} <= names_in(self.sql):
             raise ValueError("sql: must be a query FROM records with window among its columns")
         if self.tag is not None and self.into is None:
             raise ValueError("tag: only records of a topic have a tag; a table has columns")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 from pyspark.errors import AnalysisException, PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, StringType, StructField, StructType
 
@@ -27,16 +27,7 @@ from topics.spark.options import connection, known, read_options, with_absolute_
 from topics.spark.source.batch import TopicsReader
 from topics.spark.source.catalog import catalog_of, client_for
 from topics.spark.source.where import Narrowing
-from topics.spark.sql.rewrite import (
-    JSON_COLUMNS,
-    Field,
-    NoQuery,
-    Statement,
-    quoted,
-    read,
-    read_condition,
-    surely_missing,
-)
+from topics.spark.sql.text import JSON_COLUMNS, VARIANT, Field, NoQuery, Statement, quoted, read, read_condition
 from topics.spark.unknown_names import nearest
 from topics.storage.fs import RealFs
 
@@ -79,12 +70,15 @@ def names_of(options: Mapping[str, str]) -> set[str]:
 
 def check(text: str, names: set[str]) -> None:
     """Raise `BadQuery` if a statement certainly fails. Needs no Spark."""
+    if (missing := _read(text, names).missing) is not None:
+        raise BadQuery(_no_topic(missing, names))
+
+
+def _read(text: str, names: set[str]) -> Statement:
     try:
-        read(text, names)
+        return read(text, names)
     except NoQuery as error:
         raise BadQuery(str(error)) from None
-    if (missing := surely_missing(text, names)) is not None:
-        raise BadQuery(_no_topic(missing, names))
 
 
 class Tables:
@@ -105,12 +99,9 @@ class Tables:
     def run(self, text: str) -> QueryResult:
         """Run one statement and return its rows. Raise `BadQuery` if it cannot be run."""
         names = names_of(self._options)
-        if (own := self._own(text, names)) is not None:
+        statement = _read(text, names)
+        if (own := self._own(text, statement)) is not None:
             return own
-        try:
-            statement = read(text, names)
-        except NoQuery as error:
-            raise BadQuery(str(error)) from None
         self._make_views(statement)
         notes = [*self._missing(statement), *self._gap_notes(statement)]
         try:
@@ -124,23 +115,29 @@ class Tables:
         """Cancel the running statement. Called from another thread than the one that waits for it."""
         self._spark.sparkContext.cancelAllJobs()
 
-    def fields(self, topic: str, column: str) -> StructType | None:
-        """Return the fields of `data` or `meta` in a sample, or None if the sample has no JSON object."""
-        kind, _ = self._infer(topic, column)
-        return kind if isinstance(kind, StructType) else None
+    def matching(self, frame: DataFrame, topic: str, text: str, note: Callable[[str], None]) -> DataFrame:
+        """Return the rows of a topic for which a condition holds. It may use fields of `data` and `meta` by path."""
+        statement = read_condition(text)
+        for field in statement.fields:
+            kind, _ = self._infer(topic, field.column)
+            if field.path and not _has(kind or StructType(), field.path):
+                note(f"{'.'.join((field.column, *field.path))} is in none of the sampled records")
+        wide = frame.select("*", *self._parsed(statement, topic))
+        try:
+            return wide.where(statement.text).select(*frame.columns)
+        except PySparkException as error:
+            raise BadQuery(_explain(error, statement, set())) from None
 
     # --- names
 
-    def _own(self, text: str, names: set[str]) -> QueryResult | None:
+    def _own(self, text: str, statement: Statement) -> QueryResult | None:
         """Answer SHOW TABLES and DESCRIBE of a topic; return None for other statements."""
         words = text.lower().split()
         if words == ["show", "tables"]:
             rows = [(name,) for name in self.names()]
             return QueryResult(self._spark.createDataFrame(rows, "table STRING"), [])
-        if len(words) == 2 and words[0] in ("describe", "desc"):
-            statement = read(text, names)
-            if statement.tables and not self._is_ledger(statement.tables[0]):
-                return self._describe(statement.tables[0])
+        if len(words) == 2 and words[0] in ("describe", "desc") and statement.tables:
+            return None if self._is_ledger(statement.tables[0]) else self._describe(statement.tables[0])
         return None
 
     def _describe(self, table: str) -> QueryResult:
@@ -159,10 +156,11 @@ class Tables:
     def _make_views(self, statement: Statement) -> None:
         for table in dict.fromkeys(statement.tables):
             if self._is_ledger(table):
-                self._ledger().createOrReplaceTempView(quoted(table))
+                ledger = Lake(self._options["lake"]).ledger()
+                self._spark.createDataFrame(ledger).createOrReplaceTempView(quoted(table))
                 continue
             # Spark reuses a plan with its first filters, so filters are pushed only for a table that is read once.
-            push = statement.tables.count(table) == 1 and not statement.has_with
+            push = statement.tables.count(table) == 1 and "with" not in statement.words
             typed = self._typed_columns(table)
             frame = self._from_files(table, typed)
             if frame is None:
@@ -170,11 +168,22 @@ class Tables:
                 for name, kind in typed.fields:
                     frame = frame.withColumn(name, F.from_json("data", f"`{name}` {kind}")[name])
             columns = [F.col(quoted(name)) for name in (*self._columns(), *(name for name, _ in typed.fields))]
-            for column, paths in statement.paths.items():
-                columns.append(F.from_json(column, self._typed(table, column, paths)).alias(f"_{column}"))
-            if statement.variant:
-                columns.append(F.try_parse_json("data").alias("value"))
-            frame.select(*columns).createOrReplaceTempView(quoted(table))
+            frame.select(*columns, *self._parsed(statement, table)).createOrReplaceTempView(quoted(table))
+
+    def _parsed(self, statement: Statement, table: str) -> Iterable[Column]:
+        """Yield the typed columns `_data` and `_meta`, and `value`, if the statement uses them.
+
+        A table also gets the fields that the statement uses of other tables: only Spark resolves which table a name
+        belongs to. A field that no sample has is a string.
+        """
+        for column in dict.fromkeys(field.column for field in statement.fields):
+            kind = self._infer(table, column)[0] or StructType()
+            for field in statement.fields:
+                if isinstance(kind, StructType) and field.column == column and not _has(kind, field.path):
+                    kind = _with(kind, field.path)
+            yield F.from_json(column, kind).alias(f"_{column}")
+        if statement.variant:
+            yield F.try_parse_json("data").alias(VARIANT)
 
     def _typed_columns(self, table: str) -> TypedColumns:
         """Return the typed columns that the table has in the lake."""
@@ -205,9 +214,6 @@ class Tables:
         lake = self._options.get("lake")
         return table == LEDGER and lake is not None and LEDGER not in Lake(lake).snapshot().topics()
 
-    def _ledger(self) -> DataFrame:
-        return self._spark.createDataFrame(Lake(self._options["lake"]).ledger())
-
     def _columns(self) -> tuple[str, ...]:
         return (*RECORD_COLUMNS, *GAP_COLUMNS) if self._gaps else RECORD_COLUMNS
 
@@ -218,21 +224,6 @@ class Tables:
         if table.endswith("*"):
             return {**self._options, "subscribePrefix": table[:-1]}
         return {**self._options, "subscribe": table}
-
-    def _typed(self, table: str, column: str, paths: list[tuple[str, ...]]) -> Nested:
-        """Return the type for `column`: the fields of a sample, and strings for other used fields.
-
-        A table also gets the fields that the statement uses of other tables: only Spark resolves which table a name
-        belongs to.
-        """
-        kind, _ = self._infer(table, column)
-        if isinstance(kind, ArrayType):
-            return kind
-        kind = kind or StructType()
-        for path in paths:
-            if path and not _has(kind, path):
-                kind = _with(kind, path)
-        return kind
 
     # --- notes
 
@@ -313,27 +304,6 @@ class Tables:
         for part in reader.partitions():
             for batch in reader.read(part):
                 yield from batch.column(column).to_pylist()
-
-
-def condition(
-    frame: DataFrame, text: str, schema_of: Callable[[str], StructType | None], note: Callable[[str], None]
-) -> DataFrame:
-    """Return the rows for which a condition holds. The condition may use fields of `data` and `meta` by path."""
-    statement = read_condition(text)
-    wide = frame
-    for column, paths in statement.paths.items():
-        kind = schema_of(column) or StructType()
-        for path in paths:
-            if path and not _has(kind, path):
-                note(f"{'.'.join((column, *path))} is in none of the sampled records")
-                kind = _with(kind, path)
-        wide = wide.withColumn(f"_{column}", F.from_json(column, kind))
-    if statement.variant:
-        wide = wide.withColumn("value", F.try_parse_json("data"))
-    try:
-        return wide.where(statement.text).select(*frame.columns)
-    except PySparkException as error:
-        raise BadQuery(_explain(error, statement, set())) from None
 
 
 def _has(kind: DataType, path: tuple[str, ...]) -> bool:
