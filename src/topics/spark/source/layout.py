@@ -5,16 +5,13 @@ A read returns columns of the record, fields of its `data`, or both.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import pyarrow as pa
 from msgspec import Struct
 
 from topics.spark.options import ReadOptions
 from topics.spark.source.where import Comparison, Narrowing, narrowing, parse
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructField
 
 UTC_TIMESTAMP = pa.timestamp("us", tz="UTC")
 HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
@@ -84,7 +81,7 @@ class Layout(Struct, frozen=True, kw_only=True):
 
     shape: Shape = Shape()
     outputs: tuple[OutputColumn, ...] = ()  # none: all columns of the shape
-    fields: tuple[StructField, ...] = ()
+    fields: tuple[pa.Field, ...] = ()
     typed: bool = False
     where: str | None = None
 

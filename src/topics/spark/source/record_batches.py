@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 
 from topics.arrow import GAP, RECORD, Cells, cells
+from topics.lake.json_fields import JsonFields
 from topics.model import surrogates
 from topics.spark.source.layout import HEADERS, Layout
 from topics.spark.source.where import Condition, parse
 from topics.storage.segments.record_run import Run
 
-if TYPE_CHECKING:
-    from topics.spark.source.data_fields import DataFields
-
 LOG_APPEND_TIME = 1  # Kafka's timestampType for a timestamp that the log assigned
 KAFKA_NAMES = {"offset": "seq", "timestamp": "ts"}
 CELL_NAMES = {**KAFKA_NAMES, "key": "tag", "headers": "meta"}
-
-
-def _data_fields(layout: Layout) -> DataFields | None:
-    """Return the parser of the fields of data; None if the layout has none, and then no Spark is imported."""
-    if not layout.fields:
-        return None
-    from topics.spark.source.data_fields import DataFields
-
-    return DataFields(layout.fields)
 
 
 class Batches:
@@ -37,7 +26,7 @@ class Batches:
         self._layout = layout
         self._columns = layout.columns
         self._schema = layout.arrow()
-        self._fields = _data_fields(layout)
+        self._fields = JsonFields(layout.fields) if layout.fields else None
         self._where: Condition | None = None if layout.where is None else parse(layout.where, layout.kinds())
         used = {one.source for one in self._columns}
         if self._where is not None:
