@@ -8,6 +8,7 @@ Nothing is changed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Unpack
 
 from msgspec import Struct, field
@@ -17,15 +18,7 @@ from topics.client.request import Summary
 from topics.lake import ArchivedEpoch, File, Lake, Snapshot
 from topics.lake.archived import Range, merged
 from topics.plurals import counted
-from topics.spark.pipelines.audit_task import (
-    Difference,
-    FileCheck,
-    FileFindings,
-    Stretch,
-    StretchFindings,
-    check_file,
-    look,
-)
+from topics.spark.pipelines.audit_task import Difference, Stretch, StretchFindings, check_file, look
 from topics.spark.pipelines.run.job import Failed, JobOptions, PipelineJob
 from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
 from topics.spark.pipelines.run.tasks import Tasks, Workload
@@ -199,42 +192,33 @@ def _live_topics(client: Client, topics: Sequence[str]) -> dict[str, Summary]:
 
 def _attempt(job: PipelineJob, lake: Lake, url: str, snapshot: Snapshot, accounts: list[EpochAccount]) -> bool:
     """Fill the accounts. Return False if the findings may come from a change of the lake during the audit."""
-    tasks = job.tasks(_workload(accounts))
+    seqs = sum(account.head for account in accounts)
+    tasks = job.tasks(Workload(seqs=seqs, size_bytes=sum(account.size_bytes for account in accounts)))
     _check_files(job, tasks, lake, accounts)
     suspicious = any(account.damaged or account.trimmed_to > account.archived.trimmed_to for account in accounts)
     work = [(account, one) for account in accounts for one in account.stretches(lake.path, job, url)]
     topics = {account.topic for account in accounts}  # a topic may have several epochs
-    seqs = counted(sum(account.head for account in accounts), "seq")
-    job.step(f"looking for {seqs} of {counted(len(topics), 'topic')}")
+    job.step(f"looking for {counted(seqs, 'seq')} of {counted(len(topics), 'topic')}")
     done = tasks.run(
         [one for _, one in work], look, result=StretchFindings, weight=lambda one: one.last - one.first + 1
     )
     for (account, stretch), found in zip(work, done, strict=True):
-        account.found.append(_closed(stretch, found))
+        # A stretch that could not be read is unexplained as a whole.
+        unread = StretchFindings(unexplained=[(stretch.first, stretch.last)])
+        account.found.append(found if found.problem is None else unread)
         suspicious |= found.problem is not None
         suspicious |= bool(found.unexplained or found.lost or found.missing or found.doubled)
     return not suspicious or snapshot.is_newest()
 
 
-def _closed(stretch: Stretch, found: StretchFindings) -> StretchFindings:
-    """Return the findings; a stretch that could not be read is unexplained as a whole."""
-    return found if found.problem is None else StretchFindings(unexplained=[(stretch.first, stretch.last)])
-
-
-def _workload(accounts: list[EpochAccount]) -> Workload:
-    return Workload(
-        seqs=sum(account.head for account in accounts), size_bytes=sum(account.size_bytes for account in accounts)
-    )
-
-
 def _check_files(job: PipelineJob, tasks: Tasks, lake: Lake, accounts: list[EpochAccount]) -> None:
     checks = [(account, file) for account in accounts for file in account.archived.files]
     job.step(f"reading back {counted(len(checks), 'file')} of the lake")
-    work = [FileCheck(lake=lake.path, topic=one.topic, epoch=one.epoch, file=file) for one, file in checks]
-    done = tasks.run(work, check_file, result=FileFindings, weight=lambda check: check.file.bytes)
-    for (account, file), found in zip(checks, done, strict=True):
-        if found.problem is not None:
-            account.damaged.append((file, found.problem))
+    check = partial(check_file, lake=lake.path)
+    done = tasks.run([file for _, file in checks], check, result=str, weight=lambda file: file.bytes)
+    for (account, file), problem in zip(checks, done, strict=True):
+        if problem:
+            account.damaged.append((file, problem))
 
 
 # --- the report

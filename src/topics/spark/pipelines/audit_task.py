@@ -36,19 +36,6 @@ LIVE, ARCHIVED, GAP, DELETED, LOST, UNEXPLAINED = range(1, 7)
 NAMES = {LIVE: "live", ARCHIVED: "archived", GAP: "in_gaps", DELETED: "deleted", LOST: "lost"}
 
 
-class FileCheck(Struct, kw_only=True):
-    """One file to read back."""
-
-    lake: str
-    topic: str
-    epoch: int
-    file: File
-
-
-class FileFindings(Struct, kw_only=True):
-    problem: str | None = None
-
-
 class Stretch(Struct, kw_only=True):
     """Seqs `first` to `last` of one epoch, with their state in the lake."""
 
@@ -87,13 +74,13 @@ class StretchFindings(Struct, kw_only=True):
     problem: str | None = None  # why the stretch could not be read: a file was removed meanwhile
 
 
-def check_file(check: FileCheck) -> FileFindings:
-    """Read a file back, and check its checksums and that its rows match its commit."""
+def check_file(file: File, *, lake: str) -> str:
+    """Read a file back. Return what is wrong with its checksums or its rows, or an empty text."""
     try:
-        Lake(check.lake).verify(check.file)
+        Lake(lake).verify(file)
     except (Damaged, OSError, pa.ArrowException) as error:
-        return FileFindings(problem=str(error))
-    return FileFindings()
+        return str(error)
+    return ""
 
 
 def look(stretch: Stretch) -> StretchFindings:

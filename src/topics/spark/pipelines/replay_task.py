@@ -30,8 +30,7 @@ from topics.spark.sink.chunks import MAX_RECORDS
 from topics.spark.sink.write_options import WriteOptions
 from topics.spark.source import plan
 from topics.spark.source.catalog import catalog_of, client_for
-from topics.spark.source.layout import Layout
-from topics.spark.source.read import how_of, read_span
+from topics.spark.source.read import read_span
 from topics.spark.sql.text import lenient
 
 if TYPE_CHECKING:
@@ -175,9 +174,8 @@ class ReplaySource:
         with catalog_of(options) as catalog:
             spans = plan.spans(options, catalog.extents(), catalog.seq_at)
             parts = [(span, catalog.excerpt(span)) for span in spans]
-        how = how_of(options, Layout())
         for span, excerpt in parts:
-            yield from read_span(span, how, excerpt)
+            yield from read_span(span, options, excerpt=excerpt)
 
     def frame(self, spark: SparkSession, start: int, stop: int, *, allow_gaps: bool) -> DataFrame:
         """Return the rows of seqs [start, stop), in one partition."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
+from msgspec import structs
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
@@ -15,9 +16,9 @@ from topics.spark.pyspark_api import INHERITED_PUSH_FILTERS
 from topics.spark.source import plan
 from topics.spark.source.catalog import Catalog, catalog_of
 from topics.spark.source.plan import Span, TopicExtent
-from topics.spark.source.read import how_of, read_span
+from topics.spark.source.read import read_span
 from topics.spark.source.schema_layout import layout_of
-from topics.spark.source.where import narrowing, of_filters
+from topics.spark.source.where import Narrowing, narrowing, of_filters
 
 CARRIED_BYTES = 16 << 20  # most bytes that a partition carries of records that are in no segment file
 
@@ -104,9 +105,14 @@ class TopicsReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, ReadPartition)
-        how = how_of(self.options, layout_of(self.options, self.schema), tag=self.narrowing.tag)
+        layout, options = layout_of(self.options, self.schema), with_tag(self.options, self.narrowing)
         for span, excerpt in partition.spans:
-            yield from read_span(span, how, excerpt)
+            yield from read_span(span, options, layout, excerpt)
+
+
+def with_tag(options: ReadOptions, narrow: Narrowing) -> ReadOptions:
+    """Return the options with the tag that the condition of a read implies, unless they have one."""
+    return structs.replace(options, tag=options.tag or narrow.tag)
 
 
 def _portable(part: list[tuple[Span, Excerpt | None]]) -> Iterator[list[tuple[Span, Excerpt | None]]]:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Protocol, TypeAlias
 
 import pyarrow as pa
-from msgspec import Struct
 
 from topics.client import request
 from topics.engine.offline import directory
@@ -19,8 +18,7 @@ from topics.errors import Code, TopicsError
 from topics.lake import Gap as ArchivedGap
 from topics.lake import Lake
 from topics.lake.heal import OTHER_LAKE, Healer, RecordFilter
-from topics.model.records import TagMatch
-from topics.spark.options import ConnectionOptions, ReadOptions
+from topics.spark.options import ReadOptions
 from topics.spark.source.catalog import client_for, state_of
 from topics.spark.source.layout import Layout
 from topics.spark.source.plan import Span
@@ -28,6 +26,7 @@ from topics.spark.source.record_batches import Batches
 from topics.storage.fs import RealFs
 from topics.storage.segments.record_run import Run
 
+PLAIN_LAYOUT = Layout()
 HINTS = {
     OTHER_LAKE: "an archive reported to the server that a lake has them, but this lake does not: it is another lake, "
     "an older copy, or lacks its last versions; restore the right one; ",
@@ -63,38 +62,15 @@ class LostRange(Protocol):
 Piece: TypeAlias = Run | pa.RecordBatch | LostRange | int  # an int is the seq after the last one examined
 
 
-class How(Struct, frozen=True, kw_only=True):
-    """The part of the options that executors need to read spans."""
-
-    connection: ConnectionOptions = ConnectionOptions()
-    nodes: tuple[str, ...] = ()
-    tag: TagMatch | None = None
-    fail_on_data_loss: bool = True
-    layout: Layout = Layout()
-    lake: str | None = None
-    lake_only: bool = False
-
-
-def how_of(options: ReadOptions, layout: Layout, *, tag: TagMatch | None = None) -> How:
-    """Return what executors need to read. `tag` is a pushed-down filter, used if the options have no tag."""
-    return How(
-        connection=options.connection,
-        nodes=options.nodes,
-        tag=options.tag or tag,
-        fail_on_data_loss=options.fail_on_data_loss,
-        layout=layout,
-        lake=options.lake,
-        lake_only=options.lake_only,
-    )
-
-
-def read_span(span: Span, how: How, excerpt: Excerpt | None = None) -> Iterator[pa.RecordBatch]:
+def read_span(
+    span: Span, options: ReadOptions, layout: Layout = PLAIN_LAYOUT, excerpt: Excerpt | None = None
+) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a span, from files if there is an excerpt. Raise `DataLoss` if gaps are not allowed."""
-    rows = Rows(span, how)
+    rows = Rows(span, layout, fails=options.fail_on_data_loss)
     if span.lost is not None:
         yield from rows.lose(span.start, span.stop - 1, span.lost)
         return
-    for piece in _pieces(span, how, excerpt):
+    for piece in _pieces(span, options, excerpt):
         if isinstance(piece, Run):
             yield rows.take(piece)
         elif isinstance(piece, pa.RecordBatch):
@@ -106,22 +82,22 @@ def read_span(span: Span, how: How, excerpt: Excerpt | None = None) -> Iterator[
     rows.check_complete()
 
 
-def _pieces(span: Span, how: How, excerpt: Excerpt | None) -> Iterator[Piece]:
+def _pieces(span: Span, options: ReadOptions, excerpt: Excerpt | None) -> Iterator[Piece]:
     if excerpt is not None:
-        return _from_files(span, how, excerpt)
-    if how.lake is None:
-        return _from_server(span, how)
-    return _from_lake(span, how, how.lake) if how.lake_only else _healed(span, how, how.lake)
+        return _from_files(span, options, excerpt)
+    if options.lake is None:
+        return _from_server(span, options)
+    return (_from_lake if options.lake_only else _healed)(span, options, options.lake)
 
 
 class Rows:
     """Builds the batches of one span, and checks that they cover it."""
 
-    def __init__(self, span: Span, how: How) -> None:
+    def __init__(self, span: Span, layout: Layout, *, fails: bool) -> None:
         self.at = span.start
         self._span = span
-        self._fails = how.fail_on_data_loss
-        self._batches = Batches(how.layout)
+        self._fails = fails
+        self._batches = Batches(layout)
 
     def take(self, run: Run) -> pa.RecordBatch:
         self._advance(run.first, run.last)
@@ -165,10 +141,10 @@ DROPPED = "dropped"  # reason of a gap: the topic was deleted after the query wa
 UNARCHIVED = "unarchived"  # reason of a gap: lakeOnly, and the lake does not cover the seqs
 
 
-def _from_server(span: Span, how: How) -> Iterator[Run | LostRange | int]:
+def _from_server(span: Span, options: ReadOptions) -> Iterator[Run | LostRange | int]:
     """Yield runs and gaps, and last the seq after the last one examined."""
     at = span.start
-    for piece in _scan(span, how):
+    for piece in _scan(span, options):
         if isinstance(piece, request.Tombstone) and piece.reason in ("recreated", DROPPED):
             yield request.Tombstone(at, span.stop - 1, piece.reason)  # later pieces belong to another epoch
             yield span.stop
@@ -178,14 +154,14 @@ def _from_server(span: Span, how: How) -> Iterator[Run | LostRange | int]:
         yield piece
 
 
-def _scan(span: Span, how: How) -> Iterator[Run | request.Tombstone | int]:
+def _scan(span: Span, options: ReadOptions) -> Iterator[Run | request.Tombstone | int]:
     fields = {
         "upto_seq": span.stop - 1,
         "epoch": span.epoch,
-        "node": list(how.nodes) or None,
-        "filter": None if how.tag is None else how.tag.wire(),
+        "node": list(options.nodes) or None,
+        "filter": None if options.tag is None else options.tag.wire(),
     }
-    with client_for(how.connection, span.server) as client:
+    with client_for(options.connection, span.server) as client:
         try:
             for piece in client.scan(span.topic, from_seq=span.start - 1, **fields):
                 yield piece.next_from_seq + 1 if isinstance(piece, request.End) else piece
@@ -195,18 +171,18 @@ def _scan(span: Span, how: How) -> Iterator[Run | request.Tombstone | int]:
             yield request.Tombstone(span.start, span.stop - 1, DROPPED)
 
 
-def _from_files(span: Span, how: How, excerpt: Excerpt) -> Iterator[Piece]:
-    query = Query(from_seq=span.start - 1, epoch=span.epoch, nodes=frozenset(how.nodes) or None, match=how.tag)
+def _from_files(span: Span, options: ReadOptions, excerpt: Excerpt) -> Iterator[Piece]:
+    query = Query(from_seq=span.start - 1, epoch=span.epoch, nodes=frozenset(options.nodes) or None, match=options.tag)
     yield from directory.scan(RealFs(), excerpt, query, upto_seq=span.stop - 1)
     yield span.stop
 
 
-def _healed(span: Span, how: How, lake: str) -> Iterator[Piece]:
+def _healed(span: Span, options: ReadOptions, lake: str) -> Iterator[Piece]:
     """Yield the server's records, and the lake's where the server has none; see `topics.lake.heal`."""
-    wanted = RecordFilter(tag=how.tag, nodes=_filtered_nodes(span, how))
-    healer = Healer(Lake(lake), span.topic, span.epoch, wanted, trimmed_to=lambda: _trimmed_to(span, how))
+    wanted = RecordFilter(tag=options.tag, nodes=_filtered_nodes(span, options))
+    healer = Healer(Lake(lake), span.topic, span.epoch, wanted, trimmed_to=lambda: _trimmed_to(span, options))
     at = span.start
-    for piece in _from_server(span, how):
+    for piece in _from_server(span, options):
         if isinstance(piece, int):
             # The server skips a trimmed range up to its first record, which may be after the end of the span.
             yield from _as_tombstones(healer.skipped(at, min(piece, span.stop) - 1))
@@ -223,8 +199,8 @@ def _healed(span: Span, how: How, lake: str) -> Iterator[Piece]:
             at = max(at, high + 1)
 
 
-def _from_lake(span: Span, how: How, lake: str) -> Iterator[Piece]:
-    healer = Healer(Lake(lake), span.topic, span.epoch, RecordFilter(tag=how.tag, nodes=how.nodes))
+def _from_lake(span: Span, options: ReadOptions, lake: str) -> Iterator[Piece]:
+    healer = Healer(Lake(lake), span.topic, span.epoch, RecordFilter(tag=options.tag, nodes=options.nodes))
     yield from _as_tombstones(healer.lost(span.start, span.stop - 1, UNARCHIVED))
     yield span.stop
 
@@ -238,17 +214,17 @@ def _as_tombstones(pieces: Iterator[pa.RecordBatch | ArchivedGap]) -> Iterator[P
             yield piece
 
 
-def _filtered_nodes(span: Span, how: How) -> tuple[str, ...]:
+def _filtered_nodes(span: Span, options: ReadOptions) -> tuple[str, ...]:
     """Return the nodes whose records the server would filter out of this topic."""
-    if not how.nodes:
+    if not options.nodes:
         return ()
-    with client_for(how.connection, span.server) as client:
+    with client_for(options.connection, span.server) as client:
         state = state_of(client, span.topic)
-    return how.nodes if state is None or state.config.dedupe_node else ()
+    return options.nodes if state is None or state.config.dedupe_node else ()
 
 
-def _trimmed_to(span: Span, how: How) -> int:
+def _trimmed_to(span: Span, options: ReadOptions) -> int:
     """Return the last trimmed seq that the server knows for this epoch of the topic."""
-    with client_for(how.connection, span.server) as client:
+    with client_for(options.connection, span.server) as client:
         state = state_of(client, span.topic, epoch=span.epoch)
     return 0 if state is None else state.trimmed_seq or 0

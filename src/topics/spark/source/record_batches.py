@@ -45,15 +45,15 @@ class Batches:
         names = {f"{prefix}{name}": name for name, _, _ in self._layout.shape.rows}
         if self._where is not None and self._where.columns <= names.keys():  # data need not be parsed to decide
             used = {name: _record_column(names[name], found, server, topic) for name in self._where.columns}
-            mask = self._where.test(used)
-            found = Cells(*(column.filter(mask) for column in found))
+            rows = self._where.rows(used)
+            found = Cells(*(column.take(rows) for column in found))
         columns = self._all_columns(found, server, topic)
         if self._where is not None and not self._where.columns <= names.keys():
             used = {one.name: column for one, column in zip(self._columns, columns, strict=True)}
             for name in self._where.columns - used.keys():
                 used[name] = _record_column(names[name], found, server, topic)
-            mask = self._where.test(used)
-            columns = [column.filter(mask) for column in columns]
+            rows = self._where.rows(used)
+            columns = [column.take(rows) for column in columns]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def _all_columns(self, found: Cells, server: str, topic: str) -> list[pa.Array]:

@@ -14,11 +14,11 @@ from pyspark.sql.types import StructType
 from topics.spark.options import BadOption, Offset, ReadOptions
 from topics.spark.pyspark_api import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from topics.spark.source import offsets, plan
-from topics.spark.source.batch import ReadPartition
+from topics.spark.source.batch import ReadPartition, with_tag
 from topics.spark.source.catalog import ServerCatalog
 from topics.spark.source.offsets import Key, OffsetCodec, StreamPosition, StreamPositions
 from topics.spark.source.plan import Impossible, Span, TopicExtent
-from topics.spark.source.read import how_of, read_span
+from topics.spark.source.read import read_span
 from topics.spark.source.schema_layout import layout_of
 
 # An idle query asks for the latest offset a hundred times a second, so the answer waits for new records. The wait is
@@ -109,9 +109,9 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, ReadPartition)
         layout = layout_of(self.options, self.schema)
-        how = how_of(self.options, layout, tag=layout.narrowing().tag)
+        options = with_tag(self.options, layout.narrowing())
         for span, _ in partition.spans:
-            yield from read_span(span, how)
+            yield from read_span(span, options, layout)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Show the progress of the stream as the position of a named consumer. Its checkpoint stays what counts."""

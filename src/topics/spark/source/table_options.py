@@ -19,7 +19,7 @@ from topics.spark.options import CONNECTION, BadOption, listed
 KEY = "topics"
 PREFIX = "option."  # CREATE TABLE passes each option twice, once with this prefix, between properties of the table
 _CHOICES = ("subscribe", "subscribeprefix", "subscribepattern", "path")
-_CONNECTION = {row.name.lower() for row in CONNECTION}
+_CONNECTION = {name.lower() for name in CONNECTION}
 
 
 def of_create_table(given: Mapping[str, str]) -> dict[str, str] | None:

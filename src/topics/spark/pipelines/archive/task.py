@@ -19,11 +19,11 @@ from topics.lake import Change, File, Gap, Snapshot, TypedColumns, joined, write
 from topics.lake.files import NO_COLUMNS
 from topics.lake.storage import Storage
 from topics.plurals import counted
-from topics.spark.options import ConnectionOptions
+from topics.spark.options import ConnectionOptions, ReadOptions
 from topics.spark.pipelines.run.tasks import Tasks, Workload
 from topics.spark.source import plan
 from topics.spark.source.plan import Span, TopicExtent
-from topics.spark.source.read import How, read_span
+from topics.spark.source.read import read_span
 
 
 class Done(Struct, frozen=True):
@@ -32,12 +32,6 @@ class Done(Struct, frozen=True):
     span: Span
     files: list[File]
     gaps: list[Gap]
-
-
-class PartDone(Struct, frozen=True):
-    """The results of one task."""
-
-    done: list[Done]
 
 
 def archive_spans(
@@ -49,26 +43,26 @@ def archive_spans(
     typed: Mapping[str, TypedColumns],
 ) -> list[Done]:
     """Run one task per part and return the results. `typed` has the typed columns of topics."""
-    how = How(connection=connection, fail_on_data_loss=False)
-    work = partial(archive_part, how=how, lake=lake, typed=dict(typed))
-    found = tasks.run(parts, work, result=PartDone, weight=lambda part: sum(span.stop - span.start for span in part))
-    return [done for one in found for done in one.done]
+    options = ReadOptions(connection=connection, fail_on_data_loss=False)
+    work = partial(archive_part, options=options, lake=lake, typed=dict(typed))
+    found = tasks.run(parts, work, result=list[Done], weight=lambda part: sum(span.stop - span.start for span in part))
+    return [done for one in found for done in one]
 
 
-def archive_part(spans: Sequence[Span], *, how: How, lake: str, typed: Mapping[str, TypedColumns]) -> PartDone:
+def archive_part(
+    spans: Sequence[Span], *, options: ReadOptions, lake: str, typed: Mapping[str, TypedColumns]
+) -> list[Done]:
     """Archive the spans of one task."""
     storage = Storage(lake)
-    return PartDone(
-        [archive_span(span, how, storage=storage, typed=typed.get(span.topic, NO_COLUMNS)) for span in spans]
-    )
+    return [archive_span(span, options, storage=storage, typed=typed.get(span.topic, NO_COLUMNS)) for span in spans]
 
 
-def archive_span(span: Span, how: How, *, storage: Storage, typed: TypedColumns = NO_COLUMNS) -> Done:
+def archive_span(span: Span, options: ReadOptions, *, storage: Storage, typed: TypedColumns = NO_COLUMNS) -> Done:
     """Read a span to its end and write its records to files."""
     gaps: list[Gap] = []
 
     def records() -> Iterator[pa.RecordBatch]:
-        for batch in read_span(span, how):
+        for batch in read_span(span, options):
             if batch.num_rows == 1 and batch.column("kind")[0].as_py() == GAP:
                 [row] = batch.to_pylist()
                 gaps.append(Gap(row["seq"], row["gap_to"], row["reason"], SystemClock().now_ms()))

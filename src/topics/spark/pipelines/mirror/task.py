@@ -31,7 +31,7 @@ import xxhash
 from msgspec import UNSET, Struct, UnsetType
 
 from topics.model import surrogates
-from topics.spark.options import ConnectionOptions
+from topics.spark.options import ConnectionOptions, ReadOptions
 from topics.spark.pipelines.run import delivery
 from topics.spark.pipelines.run.delivery import OutgoingRow, RangeDelivery, cut, fields_of, record_of
 from topics.spark.pipelines.run.report import ReportedGap
@@ -39,7 +39,7 @@ from topics.spark.pipelines.run.trimmed import Watch
 from topics.spark.sink.write_options import WriteOptions
 from topics.spark.source.catalog import client_for
 from topics.spark.source.plan import Span
-from topics.spark.source.read import How, read_span
+from topics.spark.source.read import read_span
 
 LOSS = b'{"kind":"gap"}'  # meta of a record that reports a gap
 MAX_ROUNDS = 8  # how often a record may pass a circle of mirrors and routers
@@ -128,9 +128,9 @@ def read(task: CopyTask, outcome: MirrorResult) -> Iterator[OutgoingRow]:
     span = Span(server=task.source.servers[0], topic=task.topic, epoch=task.epoch, start=task.start, stop=task.stop)
     if span.start >= span.stop:
         return
-    how = How(connection=task.source, nodes=task.nodes, fail_on_data_loss=False, lake=task.lake)
+    options = ReadOptions(connection=task.source, nodes=task.nodes, fail_on_data_loss=False, lake=task.lake)
     watch = Watch(span, task.source) if task.heeds_trims else None
-    batches = read_span(span, how)
+    batches = read_span(span, options)
     for batch in batches if watch is None else watch.over(batches):
         yield from outgoing(batch, task, outcome)
     if watch is not None:

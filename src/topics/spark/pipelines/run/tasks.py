@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Encoded = TypeVar("Encoded", bound=Struct)
 
 # The most work that this process does by default: an archive or an audit of so much takes it about ten seconds, as long
 # as a start of Spark.
@@ -69,11 +68,11 @@ class Tasks:
     def run(
         self,
         items: Sequence[Item],
-        task: Callable[[Item], Encoded],
+        task: Callable[[Item], Result],
         *,
-        result: type[Encoded],
+        result: type[Result],
         weight: Callable[[Item], int],
-    ) -> list[Encoded]:
+    ) -> list[Result]:
         """Run `task(item)` for each item. Return the results in the order of the items.
 
         On Spark each task processes a list of items, without a shuffle and without an RDD, which Spark Connect lacks.
