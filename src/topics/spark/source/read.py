@@ -65,76 +65,59 @@ Piece: TypeAlias = Run | pa.RecordBatch | LostRange | int  # an int is the seq a
 def read_span(
     span: Span, options: ReadOptions, layout: Layout = PLAIN_LAYOUT, excerpt: Excerpt | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a span, from files if there is an excerpt. Raise `DataLoss` if gaps are not allowed."""
-    rows = Rows(span, layout, fails=options.fail_on_data_loss)
-    if span.lost is not None:
-        yield from rows.lose(span.start, span.stop - 1, span.lost)
-        return
+    """Yield the rows of a span, from files if there is an excerpt.
+
+    Raise `DataLoss` if gaps are not allowed, and `Incomplete` if the rows do not cover the span.
+    """
+    batches, at = Batches(layout), span.start
+    where = f"reading topic {span.topic} in {span.server}"
     for piece in _pieces(span, options, excerpt):
-        if isinstance(piece, Run):
-            yield rows.take(piece)
-        elif isinstance(piece, pa.RecordBatch):
-            yield rows.take_archived(piece)
-        elif isinstance(piece, int):
-            rows.at = max(rows.at, piece)
-        else:
-            yield from rows.lose(piece.gap_from, piece.gap_to, piece.reason)
-    rows.check_complete()
+        if isinstance(piece, int):
+            at = max(at, piece)
+        elif isinstance(piece, Run | pa.RecordBatch):
+            first, last = _ends(piece)
+            if not at <= first <= last < span.stop:
+                raise Incomplete(
+                    f"{where} returned seqs {first} to {last}, where seqs from {at} to {span.stop - 1} were expected"
+                )
+            at = last + 1
+            yield batches.records(piece, span.server, span.topic)
+        else:  # clipped to the span: the reader of a neighbouring span reports the rest
+            first, last = max(piece.gap_from, at), min(piece.gap_to, span.stop - 1)
+            if first > last:
+                continue
+            if options.fail_on_data_loss:
+                raise DataLoss(span, first, last, piece.reason)
+            at = last + 1
+            yield batches.gap(span.server, span.topic, first, last, piece.reason)
+    if at < span.stop:
+        raise Incomplete(f"{where} ended at seq {at - 1}, before the last requested seq {span.stop - 1}")
+
+
+def _ends(piece: Run | pa.RecordBatch) -> tuple[int, int]:
+    if isinstance(piece, Run):
+        return piece.first, piece.last
+    seqs = piece.column("seq")
+    return seqs[0].as_py(), seqs[-1].as_py()
 
 
 def _pieces(span: Span, options: ReadOptions, excerpt: Excerpt | None) -> Iterator[Piece]:
-    if excerpt is not None:
-        return _from_files(span, options, excerpt)
-    if options.lake is None:
-        return _from_server(span, options)
-    return (_from_lake if options.lake_only else _healed)(span, options, options.lake)
-
-
-class Rows:
-    """Builds the batches of one span, and checks that they cover it."""
-
-    def __init__(self, span: Span, layout: Layout, *, fails: bool) -> None:
-        self.at = span.start
-        self._span = span
-        self._fails = fails
-        self._batches = Batches(layout)
-
-    def take(self, run: Run) -> pa.RecordBatch:
-        self._advance(run.first, run.last)
-        return self._batches.records(run, self._span.server, self._span.topic)
-
-    def take_archived(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        seqs = batch.column("seq")
-        self._advance(seqs[0].as_py(), seqs[-1].as_py())
-        return self._batches.archived(batch, self._span.server, self._span.topic)
-
-    def _advance(self, first: int, last: int) -> None:
-        """Move past the seqs of a piece. Raise `Incomplete` if they are not the next ones of the span."""
-        span = self._span
-        if not self.at <= first <= last < span.stop:
-            raise Incomplete(
-                f"reading topic {span.topic} in {span.server} returned seqs {first} to {last}, "
-                f"where seqs from {self.at} to {span.stop - 1} were expected"
-            )
-        self.at = last + 1
-
-    def lose(self, gap_from: int, gap_to: int, reason: str) -> Iterator[pa.RecordBatch]:
-        """Yield the gap, clipped to the span. The reader of a neighbouring span reports the rest."""
-        span = self._span
-        gap_from, gap_to = max(gap_from, self.at), min(gap_to, span.stop - 1)
-        if gap_from > gap_to:
-            return
-        if self._fails:
-            raise DataLoss(span, gap_from, gap_to, reason)
-        self.at = gap_to + 1
-        yield self._batches.gap(span.server, span.topic, gap_from, gap_to, reason)
-
-    def check_complete(self) -> None:
-        if self.at < self._span.stop:
-            raise Incomplete(
-                f"reading topic {self._span.topic} in {self._span.server} ended at seq {self.at - 1}, "
-                f"before the last requested seq {self._span.stop - 1}"
-            )
+    if span.lost is not None:
+        yield request.Tombstone(span.start, span.stop - 1, span.lost)
+        yield span.stop
+    elif excerpt is not None:
+        nodes = frozenset(options.nodes) or None
+        query = Query(from_seq=span.start - 1, epoch=span.epoch, nodes=nodes, match=options.tag)
+        yield from directory.scan(RealFs(), excerpt, query, upto_seq=span.stop - 1)
+        yield span.stop
+    elif options.lake is None:
+        yield from _from_server(span, options)
+    elif options.lake_only:
+        healer = Healer(Lake(options.lake), span.topic, span.epoch, RecordFilter(tag=options.tag, nodes=options.nodes))
+        yield from _as_tombstones(healer.lost(span.start, span.stop - 1, UNARCHIVED))
+        yield span.stop
+    else:
+        yield from _healed(span, options, Lake(options.lake))
 
 
 DROPPED = "dropped"  # reason of a gap: the topic was deleted after the query was planned
@@ -171,16 +154,17 @@ def _scan(span: Span, options: ReadOptions) -> Iterator[Run | request.Tombstone 
             yield request.Tombstone(span.start, span.stop - 1, DROPPED)
 
 
-def _from_files(span: Span, options: ReadOptions, excerpt: Excerpt) -> Iterator[Piece]:
-    query = Query(from_seq=span.start - 1, epoch=span.epoch, nodes=frozenset(options.nodes) or None, match=options.tag)
-    yield from directory.scan(RealFs(), excerpt, query, upto_seq=span.stop - 1)
-    yield span.stop
-
-
-def _healed(span: Span, options: ReadOptions, lake: str) -> Iterator[Piece]:
+def _healed(span: Span, options: ReadOptions, lake: Lake) -> Iterator[Piece]:
     """Yield the server's records, and the lake's where the server has none; see `topics.lake.heal`."""
+
+    def trimmed_to() -> int:
+        """Return the last trimmed seq that the server knows for this epoch of the topic."""
+        with client_for(options.connection, span.server) as client:
+            state = state_of(client, span.topic, epoch=span.epoch)
+        return 0 if state is None else state.trimmed_seq or 0
+
     wanted = RecordFilter(tag=options.tag, nodes=_filtered_nodes(span, options))
-    healer = Healer(Lake(lake), span.topic, span.epoch, wanted, trimmed_to=lambda: _trimmed_to(span, options))
+    healer = Healer(lake, span.topic, span.epoch, wanted, trimmed_to=trimmed_to)
     at = span.start
     for piece in _from_server(span, options):
         if isinstance(piece, int):
@@ -199,12 +183,6 @@ def _healed(span: Span, options: ReadOptions, lake: str) -> Iterator[Piece]:
             at = max(at, high + 1)
 
 
-def _from_lake(span: Span, options: ReadOptions, lake: str) -> Iterator[Piece]:
-    healer = Healer(Lake(lake), span.topic, span.epoch, RecordFilter(tag=options.tag, nodes=options.nodes))
-    yield from _as_tombstones(healer.lost(span.start, span.stop - 1, UNARCHIVED))
-    yield span.stop
-
-
 def _as_tombstones(pieces: Iterator[pa.RecordBatch | ArchivedGap]) -> Iterator[Piece]:
     """Yield the pieces, with each archived gap converted to a tombstone."""
     for piece in pieces:
@@ -221,10 +199,3 @@ def _filtered_nodes(span: Span, options: ReadOptions) -> tuple[str, ...]:
     with client_for(options.connection, span.server) as client:
         state = state_of(client, span.topic)
     return options.nodes if state is None or state.config.dedupe_node else ()
-
-
-def _trimmed_to(span: Span, options: ReadOptions) -> int:
-    """Return the last trimmed seq that the server knows for this epoch of the topic."""
-    with client_for(options.connection, span.server) as client:
-        state = state_of(client, span.topic, epoch=span.epoch)
-    return 0 if state is None else state.trimmed_seq or 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from topics.arrow import GAP, RECORD, Cells, cells
@@ -33,14 +34,12 @@ class Batches:
             used |= {name.removeprefix("_") if layout.typed else name for name in self._where.columns}
         self._unused = {"ts", "node", "tag", "meta"} - {CELL_NAMES.get(name, name) for name in used}
 
-    def records(self, run: Run, server: str, topic: str) -> pa.RecordBatch:
-        return self._rows(cells(run, without=self._unused), server, topic)
-
-    def archived(self, batch: pa.RecordBatch, server: str, topic: str) -> pa.RecordBatch:
-        """Return archived rows, whose columns have the same names, as a batch of this layout."""
-        return self._rows(Cells(*(batch.column(name) for name in Cells._fields)), server, topic)
-
-    def _rows(self, found: Cells, server: str, topic: str) -> pa.RecordBatch:
+    def records(self, piece: Run | pa.RecordBatch, server: str, topic: str) -> pa.RecordBatch:
+        """Return the records of a run, or archived ones, whose columns have the same names."""
+        if isinstance(piece, Run):
+            found = cells(piece, without=self._unused)
+        else:
+            found = Cells(*(piece.column(name) for name in Cells._fields))
         prefix = "_" if self._layout.typed else ""
         names = {f"{prefix}{name}": name for name, _, _ in self._layout.shape.rows}
         if self._where is not None and self._where.columns <= names.keys():  # data need not be parsed to decide
@@ -64,7 +63,9 @@ class Batches:
             if one.of == "field":
                 columns.append(next(fields))
             elif one.of == "malformed":
-                columns.append(_malformed(found.data, malformed))
+                fits = np.ones(len(found.data), np.bool_)
+                fits[malformed] = False
+                columns.append(found.data.take(pa.array(np.arange(len(fits)), mask=fits)))
             else:
                 columns.append(_record_column(one.source, found, server, topic))
         return columns
@@ -77,15 +78,6 @@ class Batches:
         }  # fmt: skip
         shown = {one.name: row.get(one.source) for one in self._columns if one.of == "record"}
         return pa.RecordBatch.from_pylist([shown], schema=self._schema)
-
-
-def _malformed(data: pa.Array, positions: list[int]) -> pa.Array:
-    if not positions:
-        return pa.nulls(len(data), pa.string())
-    places: list[int | None] = [None] * len(data)
-    for at in positions:
-        places[at] = at
-    return data.take(pa.array(places, pa.int64()))
 
 
 def _record_column(name: str, found: Cells, server: str, topic: str) -> pa.Array:
@@ -123,12 +115,16 @@ def _headers(meta: pa.Array, n: int) -> pa.Array:
     """
     if meta.null_count == n:
         return pa.nulls(n, HEADERS)
-    return pa.array([None if text is None else _header_rows(text) for text in meta.to_pylist()], HEADERS)
-
-
-def _header_rows(text: str) -> list[dict[str, Any]]:
-    members = surrogates.members(text).items()
-    return [{"key": surrogates.escaped(key), "value": _header_value(value)} for key, value in members]
+    rows = [
+        None
+        if text is None
+        else [
+            {"key": surrogates.escaped(key), "value": _header_value(value)}
+            for key, value in surrogates.members(text).items()
+        ]
+        for text in meta.to_pylist()
+    ]
+    return pa.array(rows, HEADERS)
 
 
 def _header_value(value: msgspec.Raw) -> bytes:

@@ -150,9 +150,12 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _check_deleted(self, at: StreamPositions, there: set[Key]) -> None:
         """Raise `TopicDeleted` if a subscribed topic with a position is gone and loss is not allowed."""
-        for (server, topic), position in sorted(at.items()) if self.options.fail_on_data_loss else ():
-            if (server, topic) not in there and self._is_wanted(server, topic):
-                raise TopicDeleted(server, topic, position.seq, lake=self.options.lake)
+        options = self.options
+        for (server, topic), position in sorted(at.items()) if options.fail_on_data_loss else ():
+            # A restarted query may subscribe to fewer topics.
+            is_wanted = server in options.connection.servers and options.wants(topic)
+            if (server, topic) not in there and is_wanted:
+                raise TopicDeleted(server, topic, position.seq, lake=options.lake)
 
     def _unread(self, at: StreamPositions, there: set[Key]) -> list[TopicExtent]:
         """Return deleted topics whose known end is after the position of the stream, so that the gap is reported."""
@@ -163,10 +166,6 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for key, end in self._ends.items()
             if key not in there and key in at and at[key].epoch == end.epoch and at[key].seq < end.seq
         ]
-
-    def _is_wanted(self, server: str, topic: str) -> bool:
-        """Return whether the topic is still subscribed to: a restarted query may subscribe to fewer topics."""
-        return server in self.options.connection.servers and self.options.wants(topic)
 
     def _extents(self) -> list[TopicExtent]:
         return self._refresh() if self._target is None else self._target
