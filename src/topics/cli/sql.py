@@ -38,6 +38,7 @@ LOOK_S = 0.1
 CANCEL_S = 10.0  # time for an interrupted query to stop
 SHOWN_CHARS = 60  # of a statement in an error message
 PROMPT, MORE = "topics> ", "     -> "
+QUIT, ASK_HELP = ("quit", "exit", "\\q"), ("help", "\\h", "?")
 HELP = """\
   select …;           a query, on one or several lines; ends with a semicolon
   show tables;        list the tables
@@ -183,9 +184,9 @@ def prompt(tables: Tables, args: argparse.Namespace) -> int:
     print("Topics are tables. End statements with a semicolon. Type help; or quit;.")
     with _history():
         for statement in _statements():
-            if statement.lower() in ("quit", "exit", "\\q"):
+            if statement.lower() in QUIT:
                 break
-            if statement.lower() in ("help", "\\h", "?"):
+            if statement.lower() in ASK_HELP:
                 print(HELP)
                 continue
             try:
@@ -246,7 +247,7 @@ def _statements() -> Iterator[str]:
             print()
             held = ""
             continue
-        if not held and line.strip().rstrip(";").lower() in ("quit", "exit", "\\q", "help", "\\h", "?"):
+        if not held and line.strip().rstrip(";").lower() in (*QUIT, *ASK_HELP):
             yield line.strip().rstrip(";")
             continue
         held = f"{held}\n{line}" if held else line
@@ -327,7 +328,7 @@ def _options(args: argparse.Namespace) -> dict[str, str]:
 def _failed(error: Exception, args: argparse.Namespace) -> int:
     """Print an error and, unless the statement itself is wrong, what to do next. Return the exit status."""
     from topics.spark.failures import FailureKind, explain, kind_of, next_step
-    from topics.spark.sql.tables import BadQuery
+    from topics.spark.sql.text import BadQuery
 
     text, kind = explain(error), kind_of(error)
     if "are lost (" in text:

@@ -22,7 +22,8 @@ from topics.client import Client
 from topics.lake import Lake, TypedColumns
 from topics.spark import infer_schema, register
 from topics.spark.data_source import TopicsSource
-from topics.spark.sql.tables import BadQuery, check
+from topics.spark.sql.tables import check
+from topics.spark.sql.text import BadQuery
 
 SLOW = "select count(*) from range(1000000000000) where id % 7 = 3;"
 Ask = Callable[..., tuple[int, str, str]]

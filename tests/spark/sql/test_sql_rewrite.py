@@ -2,7 +2,7 @@
 
 import pytest
 
-from topics.spark.sql.text import NoQuery, is_whole, read, read_condition, split
+from topics.spark.sql.text import BadQuery, is_whole, read, read_condition, split
 
 TOPICS = {"orders", "orders.eu", "app:log-2", "Mixed", "a.b.c"}
 
@@ -84,7 +84,7 @@ def test_unknown_name_is_left_to_spark():
 
 @pytest.mark.parametrize("typed", ["drop table orders", "insert into orders values (1)", "", "-- nothing", "set a=b"])
 def test_only_queries_are_accepted(typed: str):
-    with pytest.raises(NoQuery):
+    with pytest.raises(BadQuery):
         read(typed, TOPICS)
 
 

@@ -8,8 +8,8 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from msgspec import Struct
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -21,13 +21,14 @@ from topics.lake import Lake, TypedColumns
 from topics.lake.heal import newest_epoch
 from topics.model.records import TagMatch
 from topics.plurals import counted
-from topics.spark.failures import BadUsage, explain
+from topics.spark.failures import explain
 from topics.spark.options import READ as KNOWN_OPTIONS
 from topics.spark.options import connection, known, read_options, with_absolute_paths
 from topics.spark.source.batch import TopicsReader
 from topics.spark.source.catalog import catalog_of, client_for
 from topics.spark.source.where import Narrowing
-from topics.spark.sql.text import JSON_COLUMNS, VARIANT, Field, NoQuery, Statement, quoted, read, read_condition
+from topics.spark.sql.text import JSON_COLUMNS, VARIANT, BadQuery, Field, Statement, quoted, read, read_condition
+from topics.spark.typed_tables import merged_type
 from topics.spark.unknown_names import nearest
 from topics.storage.fs import RealFs
 
@@ -40,11 +41,7 @@ LEDGER = "lake.gaps"  # a table that is not a topic: ranges that were lost befor
 HIDDEN = tuple(f"_{name}" for name in JSON_COLUMNS)
 
 
-class BadQuery(BadUsage):
-    """A statement cannot be run. The message says why."""
-
-
-class QueryResult(Struct):
+class QueryResult(NamedTuple):
     """The rows of a query, and notes about them for the user."""
 
     frame: DataFrame
@@ -70,15 +67,8 @@ def names_of(options: Mapping[str, str]) -> set[str]:
 
 def check(text: str, names: set[str]) -> None:
     """Raise `BadQuery` if a statement certainly fails. Needs no Spark."""
-    if (missing := _read(text, names).missing) is not None:
+    if (missing := read(text, names).missing) is not None:
         raise BadQuery(_no_topic(missing, names))
-
-
-def _read(text: str, names: set[str]) -> Statement:
-    try:
-        return read(text, names)
-    except NoQuery as error:
-        raise BadQuery(str(error)) from None
 
 
 class Tables:
@@ -99,7 +89,7 @@ class Tables:
     def run(self, text: str) -> QueryResult:
         """Run one statement and return its rows. Raise `BadQuery` if it cannot be run."""
         names = names_of(self._options)
-        statement = _read(text, names)
+        statement = read(text, names)
         if (own := self._own(text, statement)) is not None:
             return own
         self._make_views(statement)
@@ -273,16 +263,9 @@ class Tables:
             texts = [text for text in self._sample(table, column) if text is not None]
             objects = [text for text in texts if text.lstrip()[:1] == "{"]
             chosen = objects or [text for text in texts if text.lstrip()[:1] == "["]
-            kind = self._schema_of(chosen) if chosen else None
-            self._schemas[table, column] = kind, len(texts)
+            kind = merged_type(self._spark, chosen) if chosen else None
+            self._schemas[table, column] = kind if isinstance(kind, Nested) else None, len(texts)
         return self._schemas[table, column]
-
-    def _schema_of(self, texts: list[str]) -> Nested | None:
-        # One literal array of all samples: Spark merges its elements into one type.
-        [(ddl,)] = self._spark.range(1).select(F.schema_of_json(F.lit(f"[{','.join(texts)}]"))).collect()
-        found = ArrayType.fromDDL(ddl)
-        assert isinstance(found, ArrayType)
-        return found.elementType if isinstance(found.elementType, Nested) else None
 
     def _sample(self, table: str, column: str) -> Iterable[str | None]:
         """Yield values from both ends of each topic. They are read on the driver, without a Spark job."""
@@ -344,17 +327,13 @@ def _missing_note(field: Field, seen: Sequence[tuple[str, Nested | None, int]]) 
 
 
 def _no_topic(name: str, names: set[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=3)
-    return f"there is no topic {name}; " + (f"did you mean {' or '.join(near)}?" if near else _there_is(name, names))
-
-
-def _there_is(name: str, names: set[str]) -> str:
+    if near := difflib.get_close_matches(name, names, n=3):
+        return f"there is no topic {name}; did you mean {' or '.join(near)}?"
     shown = nearest(name, names - {LEDGER})
-    if not shown:
-        return "there is none yet"
     more = len(names - {LEDGER}) - len(shown)
     others = f" and {counted(more, 'other')}; SHOW TABLES lists them" if more else ""
-    return f"there {'is' if len(shown) == 1 else 'are'} {', '.join(shown)}{others}"
+    listed = f"{'is' if len(shown) == 1 else 'are'} {', '.join(shown)}{others}" if shown else "is none yet"
+    return f"there is no topic {name}; there {listed}"
 
 
 def _explain(error: PySparkException, statement: Statement, names: set[str]) -> str:

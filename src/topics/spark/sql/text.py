@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 from msgspec import Struct, field
 
+from topics.spark.failures import BadUsage
+
 JSON_COLUMNS = ("data", "meta")
 VARIANT = "value"
 
@@ -61,8 +63,8 @@ class Statement(Struct, kw_only=True):
     variant: bool = False  # whether `value:a.b` is used
 
 
-class NoQuery(ValueError):
-    """The statement is empty, or is not a query."""
+class BadQuery(BadUsage):
+    """A statement cannot be run. The message says why."""
 
 
 def tokens(text: str) -> Iterator[re.Match[str]]:
@@ -90,11 +92,11 @@ def is_whole(text: str) -> bool:
 
 
 def read(text: str, topics: set[str]) -> Statement:
-    """Rewrite a statement; `topics` are the existing ones. Raise `NoQuery` if it is not a query."""
+    """Rewrite a statement; `topics` are the existing ones. Raise `BadQuery` if it is not a query."""
     first = next((match[0] for match in tokens(text) if match[0] != "("), "nothing")
     if first.lower() not in _QUERIES:
         given = "nothing" if first == "nothing" else first.upper()
-        raise NoQuery(f"only queries can be run here (SELECT, WITH, VALUES, SHOW, DESCRIBE, EXPLAIN), not {given}")
+        raise BadQuery(f"only queries can be run here (SELECT, WITH, VALUES, SHOW, DESCRIBE, EXPLAIN), not {given}")
     return read_condition(text, topics)
 
 

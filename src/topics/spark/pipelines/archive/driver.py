@@ -8,6 +8,7 @@ missing.
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,13 +17,14 @@ from typing import TypeVar, Unpack
 
 from topics.client import Client
 from topics.client.request import Tombstone
+from topics.errors import TopicsError
 from topics.lake import ArchivedEpoch, BadColumns, Change, Conflict, Damaged, Lake, Snapshot, TypedColumns
 from topics.lake.archived import outside
 from topics.lake.heal import OTHER_LAKE
+from topics.model.names import check_topic
 from topics.plurals import counted
 from topics.spark.pipelines.archive.after_commit import GAPS_SHOWN, ArchiveState
 from topics.spark.pipelines.archive.lake_match import (
-    ArchiveSelection,
     Key,
     ahead_of,
     check_heads,
@@ -30,7 +32,6 @@ from topics.spark.pipelines.archive.lake_match import (
     last_files,
     refuse_other_lake,
     reported_as_archived,
-    selection,
     verify,
     with_gaps,
 )
@@ -45,11 +46,11 @@ from topics.spark.pipelines.archive.task import (
 )
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete
 from topics.spark.pipelines.run.report import ReportedGap, RunReport
+from topics.spark.pipelines.run.selection import Selection
 from topics.spark.pipelines.run.tasks import Tasks
 from topics.spark.source import plan
 from topics.spark.source.catalog import ServerCatalog, state_of
 from topics.spark.source.plan import Span, TopicExtent
-from topics.spark.unknown_names import no_topic, unknown_topic
 
 MERGE_FILES = 8  # least number of small neighbouring files that are merged into one
 EVERY_S = 5.0
@@ -95,8 +96,12 @@ def archive(
     A lake that has less than was reported to the server is refused. With `new_lake` it is accepted, and seqs that
     neither the lake nor the topic has become a gap.
     """
-    wanted = selection(topics, prefix, pattern)
-    typed = _typed_columns(columns)
+    given = {EVERY_TOPIC: columns} if isinstance(columns, str) else columns or {}
+    try:
+        typed = {topic: TypedColumns.parse(text) for topic, text in given.items()}
+    except BadColumns as error:
+        raise BadUsage(f"--columns: {error}") from None
+    wanted = _selection(topics, prefix, pattern)
     with PipelineJob("archive", servers=[url], **options) as job:
         run = _ArchiveRun(
             job, Lake(lake), url, wanted,
@@ -112,12 +117,18 @@ def archive(
 EVERY_TOPIC = ""  # key of the typed columns that all topics get
 
 
-def _typed_columns(columns: str | Mapping[str, str] | None) -> dict[str, TypedColumns]:
-    given = {EVERY_TOPIC: columns} if isinstance(columns, str) else columns or {}
+def _selection(topics: Sequence[str], prefix: str | None, pattern: str | None) -> Selection:
+    if not topics and prefix is None and pattern is None:
+        raise BadUsage("no topics selected: use --topic, --prefix or --pattern")
     try:
-        return {topic: TypedColumns.parse(text) for topic, text in given.items()}
-    except BadColumns as error:
-        raise BadUsage(f"--columns: {error}") from None
+        for topic in topics:
+            check_topic(topic, field="--topic")
+        re.compile(pattern or "")
+    except TopicsError as error:
+        raise BadUsage(error.message) from None
+    except re.error as error:
+        raise BadUsage(f"--pattern: {pattern!r} is not a regular expression: {error}") from None
+    return Selection(topics=tuple(dict.fromkeys(topics)), prefix=prefix, pattern=pattern)
 
 
 class _ArchiveRun:
@@ -128,7 +139,7 @@ class _ArchiveRun:
         job: PipelineJob,
         lake: Lake,
         url: str,
-        wanted: ArchiveSelection,
+        wanted: Selection,
         *,
         trim: bool,
         merge_files: int,
@@ -215,26 +226,16 @@ class _ArchiveRun:
         """
         extents = [extent for extent in self._servers.present() if self._wanted.has(extent.topic)]
         there = {extent.topic for extent in extents}
+        archived = {topic for topic in self._wanted.topics if topic not in there and snapshot.epochs(topic)}
         for topic in self._wanted.topics:
-            if topic in there or snapshot.epochs(topic):
+            if topic in there | archived:
                 self._state.row(topic)
-            elif follow:
-                self._job.warn(f"topic {topic} does not exist on {self._url} yet: waiting for it")
-            else:
-                raise unknown_topic(client, topic)
-        if self._wanted.matches_none(extents):
-            self._no_match(client, follow=follow)
+        self._wanted.check([client], there | archived, self._job.warn, follow=follow)
         self._job.report.looked_at = max(self._job.report.looked_at, len(extents))
         snapshot.load([extent.topic for extent in extents])
         check_heads(snapshot, extents)
         self._check_lake(client, snapshot, extents)
         return extents
-
-    def _no_match(self, client: Client, *, follow: bool) -> None:
-        """Raise `BadUsage` because prefix and pattern match no topic; with `follow`, warn and wait instead."""
-        if not follow:
-            raise no_topic([client], str(self._wanted), like=self._wanted.prefix or "")
-        self._job.warn(f"no topic on {self._url} {self._wanted}: waiting for one")
 
     def _check_lake(self, client: Client, snapshot: Snapshot, extents: list[TopicExtent]) -> None:
         """Check once per epoch that lake and server belong together. The run itself cannot break this."""

@@ -34,6 +34,7 @@ from topics.spark.pipelines.erase.router_copies import NEEDED, Id, Origins, Rows
 from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete
 from topics.spark.pipelines.run.report import RunReport
+from topics.spark.pipelines.run.selection import Selection
 from topics.spark.source.catalog import state_of
 from topics.spark.unknown_names import begins_with, existing_lake, no_topic, unknown_topic
 from topics.storage.segments.record_run import Run
@@ -177,8 +178,7 @@ class _Erasure:
         names = set(topics)
         if prefix is not None or not topics:
             live = [one.topic for one in self.client.topics(prefix or "")]
-            begins = prefix or ""
-            found = {name for name in (*live, *archived) if name.startswith(begins) and _is_selected(name, begins)}
+            found = set(filter(Selection(prefix=prefix or "").matches, (*live, *archived)))
             if prefix and not found:
                 raise no_topic([self.client], begins_with(prefix), like=prefix, lake=self.lake)
             names |= found
@@ -469,8 +469,3 @@ def _passes(only: list[str], tag: str | None) -> bool:
         return False
     _, op, text = only
     return tag == text if op == "Eq" else tag.startswith(text.removesuffix("*"))
-
-
-def _is_selected(name: str, prefix: str) -> bool:
-    """Return whether the prefix selects the topic: `sys:` topics need a prefix that begins so."""
-    return not name.startswith("sys:") or prefix.startswith("sys:")

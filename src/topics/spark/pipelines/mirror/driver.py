@@ -18,11 +18,12 @@ from topics.client.request import Record
 from topics.errors import Code, TopicsError
 from topics.lake import Lake, NoLake
 from topics.lake.storage import real_location, set_options
-from topics.spark.pipelines.mirror.link import Link, MirrorSelection, check_wanted
+from topics.spark.pipelines.mirror.link import Link
 from topics.spark.pipelines.mirror.task import CopyTask, MirrorResult, copy, rehearse
 from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.job import RUNS, BadUsage, Failed, JobOptions, PipelineJob
 from topics.spark.pipelines.run.report import RunReport
+from topics.spark.pipelines.run.selection import Selection
 from topics.spark.pipelines.run.tasks import Workload
 
 STEP_SEQS = 50_000  # most seqs of a topic in one step, so that topics take turns
@@ -74,7 +75,8 @@ def mirror(
         lake = _existing(lake)
         if skip_trimmed:
             raise BadUsage("lake and skip_trimmed: a lake has the trimmed records; give one of them")
-    wanted = MirrorSelection(prefix=prefix, topics=tuple(topics), except_for=(*EXCLUDED, positions_topic))
+    wanted = Selection(prefix=prefix, topics=tuple(topics), has_system=True)
+    excluded = (*EXCLUDED, positions_topic)
     keys = {source: source_token_file, target: target_token_file}
     with (
         PipelineJob("mirror", servers=[source, target], token_files=keys, **options) as job,
@@ -82,7 +84,10 @@ def mirror(
     ):
         job.step(f"looking at {source} and {target}")
         one, other = (open_clients.enter_context(job.client(url)) for url in (source, target))
-        check_wanted(job, wanted, [one, other] if both_ways else [one], follow=follow)
+        sources = [one, other] if both_ways else [one]
+        there = {row.topic for client in sources for row in wanted.among(client) if row.topic not in excluded}
+        wanted.check(sources, there, job.warn, follow=follow)
+        job.report.looked_at = len(there)
         one_id, other_id = _identities(job, (one, source_name), (other, target_name))
 
         def link(here: Client, there: Client, ids: tuple[str, str], nodes: Sequence[str], lake: str | None) -> Link:
@@ -92,7 +97,10 @@ def mirror(
                 lake=lake, heeds_trims=lake is None and not skip_trimmed,
             )  # fmt: skip
             step = ALL_SEQS if job.dry_run else step_seqs
-            return Link(job, wanted, here, there, task, step_seqs=step, positions_topic=positions_topic)
+            return Link(
+                job, wanted, here, there, task,
+                step_seqs=step, positions_topic=positions_topic, excluded=excluded,
+            )  # fmt: skip
 
         links = [link(one, other, (one_id, other_id), target_nodes, lake)]
         if both_ways:

@@ -5,7 +5,7 @@ The position of each topic is saved on the target server before and after each s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from msgspec import Struct, structs
@@ -15,13 +15,13 @@ from topics.client.request import Summary
 from topics.model.topic import TopicConfig
 from topics.spark.pipelines.mirror.task import MAX_ROUNDS, CopyTask, LostSeqs, MirrorResult, hops_of, is_copy
 from topics.spark.pipelines.run.delivery import last_shown
-from topics.spark.pipelines.run.job import BadUsage, PipelineJob, common
+from topics.spark.pipelines.run.job import BadUsage, PipelineJob
 from topics.spark.pipelines.run.positions import Positions
 from topics.spark.pipelines.run.report import ReportedGap, TopicReport
+from topics.spark.pipelines.run.selection import Selection
 from topics.spark.pipelines.run.tasks import Workload
 from topics.spark.pipelines.run.trimmed import Removed, removed
 from topics.spark.sink.write_options import DEFAULT_WINDOW_MS
-from topics.spark.unknown_names import begins_with, no_topic, unknown_topic
 
 KEPT_SETTINGS = (
     "ttl_ms",
@@ -54,20 +54,21 @@ class Link:
     def __init__(
         self,
         job: PipelineJob,
-        wanted: MirrorSelection,
+        wanted: Selection,
         source: Client,
         target: Client,
         pattern: CopyTask,
         *,
         step_seqs: int,
         positions_topic: str,
+        excluded: Collection[str],
     ) -> None:
         self.source, self.target = source, target
         self.backlog = Workload(seqs=0, size_bytes=0)  # what was left to copy at the last plan, in all steps
         self._job = job
         self._wanted = wanted
         self._pattern = pattern  # the fields that all tasks of this direction share
-        self._step_seqs = step_seqs
+        self._step_seqs, self._excluded = step_seqs, excluded
         self._positions = Positions(
             target, f"mirror:{pattern.source_id}:", run=job.report.run_id, topic=positions_topic
         )
@@ -76,14 +77,17 @@ class Link:
         self._warned_removed: set[str] = set()
         self._warned_circle: set[str] = set()
 
+    def _among(self, client: Client) -> list[Summary]:
+        return [row for row in self._wanted.among(client) if row.topic not in self._excluded]
+
     def aim(self) -> None:
         """Set the present heads as the end of a run that does not follow."""
-        self._goal = {row.topic: row.head_seq for row in self._wanted.among(self.source)}
+        self._goal = {row.topic: row.head_seq for row in self._among(self.source)}
 
     def plan(self, *, follow: bool) -> list[CopyTask]:
         """Return the next tasks. Their plan is saved on the target before."""
-        there = {row.topic: row for row in self._wanted.among(self.target)}
-        rows = [row for row in self._wanted.among(self.source) if self._is_log(row)]
+        there = {row.topic: row for row in self._among(self.target)}
+        rows = [row for row in self._among(self.source) if self._is_log(row)]
         self._check_no_queue([there[row.topic] for row in rows if row.topic in there])
         found = []
         seqs, size_bytes = 0, 0.0
@@ -188,7 +192,7 @@ class Link:
 
     def save_results(self, tasks: Sequence[CopyTask], outcomes: Sequence[MirrorResult]) -> None:
         """Save the new positions, with the epoch of the target topic: the first step may have created it."""
-        there = {row.topic: row for row in self._wanted.among(self.target)}
+        there = {row.topic: row for row in self._among(self.target)}
         done = {}
         for task, outcome in zip(tasks, outcomes, strict=True):
             at = self._at[task.topic]
@@ -273,44 +277,3 @@ class Link:
             name: getattr(config, name) for name in KEPT_SETTINGS if getattr(config, name) != getattr(defaults, name)
         }
         return kept | {"idempotency_window_ms": max(config.idempotency_window_ms, DEFAULT_WINDOW_MS)}
-
-
-# --- the topics that a mirror copies
-
-
-class MirrorSelection(Struct, frozen=True, kw_only=True):
-    """The topics to mirror."""
-
-    prefix: str | None
-    topics: tuple[str, ...]
-    except_for: tuple[str, ...]
-
-    def among(self, client: Client) -> Iterator[Summary]:
-        begins = common([*self.topics, *([] if self.prefix is None else [self.prefix])])
-        return (row for row in client.topics(begins) if self.has(row.topic) and row.topic not in self.except_for)
-
-    def has(self, topic: str) -> bool:
-        return topic in self.topics or self.begins(topic)
-
-    def begins(self, topic: str) -> bool:
-        """Return whether the prefix selects the topic. `sys:` topics need a prefix that begins so, or the empty one."""
-        if self.prefix is None or not topic.startswith(self.prefix):
-            return False
-        return not topic.startswith("sys:") or (self.prefix or "sys:").startswith("sys:")
-
-
-def check_wanted(job: PipelineJob, wanted: MirrorSelection, sources: Sequence[Client], *, follow: bool) -> None:
-    """Raise `BadUsage` if a name or the prefix selects no topic; with `follow`, warn and wait instead."""
-    there = {row.topic for client in sources for row in wanted.among(client)}
-    where = " or ".join(client.url for client in sources)
-    for topic in wanted.topics:
-        if topic not in there and not follow:
-            raise unknown_topic(sources[0], topic)
-        if topic not in there:
-            job.warn(f"topic {topic} does not exist on {where} yet: waiting for it")
-    if wanted.prefix is not None and not any(wanted.begins(topic) for topic in there):
-        which = begins_with(wanted.prefix or "")
-        if not follow:
-            raise no_topic(sources, which, like=wanted.prefix or "")
-        job.warn(f"no topic on {where} {which}: waiting for one")
-    job.report.looked_at = len(there)
