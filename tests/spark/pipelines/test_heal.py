@@ -19,9 +19,8 @@ from topics.client import Client
 from topics.client.request import Record
 from topics.lake import Lake, NoLake
 from topics.spark.options import BadOption, read_options
-from topics.spark.source.batch import TopicsReader
 from topics.spark.source.read import DataLoss
-from topics.spark.source.stream import TopicDeleted, TopicsStreamReader
+from topics.spark.source.readers import TopicDeleted, TopicsReader, TopicsStreamReader
 
 
 def write(client: Client, topic: str, count: int, **config: Any) -> list[Seen]:

@@ -11,9 +11,9 @@ from pyspark.sql import types as t
 from tests.conftest import ServerProcess
 from topics.client import Client
 from topics.spark.options import BadOption, ReadOptions, read_options
-from topics.spark.source.batch import TopicsReader
 from topics.spark.source.plan import Span
 from topics.spark.source.read import Incomplete, read_span
+from topics.spark.source.readers import TopicsReader
 from topics.spark.source.schema_layout import layout_of
 
 NAMES = {"STRING": t.StringType(), "BIGINT": t.LongType(), "INT": t.IntegerType()}

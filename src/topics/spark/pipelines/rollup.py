@@ -42,8 +42,7 @@ from topics.spark.pipelines.run.delivery import metas
 from topics.spark.pipelines.run.job import JobOptions, PipelineJob
 from topics.spark.pipelines.run.report import ReportedGap, RunReport
 from topics.spark.pipelines.windows import Declaration, Open, Seen, digest_of, number_of, open_windows, place_windows
-from topics.spark.sink.chunks import pieces
-from topics.spark.sink.send import Sent, send
+from topics.spark.sink.chunks import Sent, pieces, send
 from topics.spark.sink.write_options import WriteOptions
 from topics.spark.source.catalog import client_for
 from topics.spark.sql.text import lenient

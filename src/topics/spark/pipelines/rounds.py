@@ -33,8 +33,7 @@ from topics.spark.pipelines.run.job import PipelineJob
 from topics.spark.pipelines.run.positions import Positions
 from topics.spark.pipelines.run.report import ReportedGap
 from topics.spark.pipelines.run.trimmed import removed
-from topics.spark.sink.chunks import Chunk, framed
-from topics.spark.sink.send import Sent
+from topics.spark.sink.chunks import Chunk, Sent, framed
 from topics.spark.source.catalog import state_of
 from topics.spark.unknown_names import existing_lake, unknown_topic
 

@@ -22,9 +22,9 @@ from topics.spark.options import (
     known,
     valid,
 )
-from topics.spark.sink.chunks import KeyBy
 
 DataFormat = Literal["json", "text"]
+KeyBy = Literal["rows", "source"]
 DEFAULT_WINDOW_MS = 7 * 24 * 3_600_000
 # A sink waits for a server that restarts, because a failed query must be started again by hand. The pauses between
 # so many attempts add up to about half a minute.

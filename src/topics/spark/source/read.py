@@ -20,9 +20,8 @@ from topics.lake import Lake
 from topics.lake.heal import OTHER_LAKE, Healer, RecordFilter
 from topics.spark.options import ReadOptions
 from topics.spark.source.catalog import client_for, state_of
-from topics.spark.source.layout import Layout
+from topics.spark.source.layout import Batches, Layout
 from topics.spark.source.plan import Span
-from topics.spark.source.record_batches import Batches
 from topics.storage.fs import RealFs
 from topics.storage.segments.record_run import Run
 

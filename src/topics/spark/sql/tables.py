@@ -24,8 +24,8 @@ from topics.plurals import counted
 from topics.spark.failures import explain
 from topics.spark.options import READ as KNOWN_OPTIONS
 from topics.spark.options import connection, known, read_options, with_absolute_paths
-from topics.spark.source.batch import TopicsReader
 from topics.spark.source.catalog import catalog_of, client_for
+from topics.spark.source.readers import TopicsReader
 from topics.spark.source.where import Narrowing
 from topics.spark.sql.text import JSON_COLUMNS, VARIANT, BadQuery, Field, Statement, quoted, read, read_condition
 from topics.spark.typed_tables import merged_type
