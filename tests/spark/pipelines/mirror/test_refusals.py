@@ -15,7 +15,7 @@ from tests.spark.processes import wait_for
 from topics.client import Client
 from topics.client.request import Record
 from topics.spark.failures import BadUsage, Failed
-from topics.spark.pipelines.mirror.driver import mirror
+from topics.spark.pipelines.mirror import mirror
 from topics.spark.pipelines.run.report import RunReport
 
 
