@@ -35,20 +35,16 @@ def register(
     catalog: `SELECT * FROM topics.orders`. Call it again to see new topics. `database` is the name before the dot.
     `schemas` gives the fields of `data` that are the columns of a table, by topic. `subscribePrefix` limits the topics.
     """
-    _register_source(spark)
+    # Registered once: Spark would warn about a source that replaces another, even if it is the same.
+    if spark.conf.get(REGISTERED, None) is None and not _is_found(spark):
+        spark.dataSource.register(TopicsSource)
+        spark.conf.set(REGISTERED, "true")
     given = {name: str(value) for name, value in options.items()} | ({} if url is None else {"url": url})
     if given:
         from topics.spark.spark_session import create_tables
 
         create_tables(spark, given, database=database, schemas=schemas or {})
     return spark
-
-
-def _register_source(spark: SparkSession) -> None:
-    """Register the source once: Spark would warn about one that replaces another, even if it is the same."""
-    if spark.conf.get(REGISTERED, None) is None and not _is_found(spark):
-        spark.dataSource.register(TopicsSource)
-        spark.conf.set(REGISTERED, "true")
 
 
 def _is_found(spark: SparkSession) -> bool:

@@ -162,20 +162,11 @@ def _accounts(client: Client, lake: Lake, snapshot: Snapshot, topics: Sequence[s
         for epoch, archived in sorted(epochs.items()):
             of_server = state if state is not None and state.epoch == epoch else None
             head = max(archived.archived_to, 0 if of_server is None else of_server.head_seq)
-            reported_to, trimmed_to = (0, 0) if of_server is None else _reported(client, of_server)
-            found.append(
-                EpochAccount(
-                    topic=name, epoch=epoch, head=head, state=of_server, archived=archived,
-                    reported_to=reported_to, trimmed_to=trimmed_to,
-                )
-            )  # fmt: skip
+            account = EpochAccount(topic=name, epoch=epoch, head=head, state=of_server, archived=archived)
+            if of_server is not None and (now := state_of(client, name, epoch=epoch)) is not None:
+                account.reported_to, account.trimmed_to = now.archived_seq or 0, now.trimmed_seq or 0
+            found.append(account)
     return found
-
-
-def _reported(client: Client, state: Summary) -> tuple[int, int]:
-    """Return the last archived and the last trimmed seq that the server knows."""
-    now = state_of(client, state.topic, epoch=state.epoch)
-    return (0, 0) if now is None else (now.archived_seq or 0, now.trimmed_seq or 0)
 
 
 def _live_topics(client: Client, topics: Sequence[str]) -> dict[str, Summary]:

@@ -19,7 +19,7 @@ from msgspec import Struct, field
 from topics.arrow import Cells, cells
 from topics.client import request
 from topics.errors import Code, TopicsError
-from topics.lake import Damaged, File, Lake
+from topics.lake import SCHEMA, Damaged, File, Lake
 from topics.lake.archived import Range, merged
 from topics.lake.rewrite import row_groups
 from topics.spark.options import ConnectionOptions
@@ -127,7 +127,8 @@ def _live(stretch: Stretch) -> tuple[pa.Table, list[Range]]:
         try:
             for piece in client.scan(stretch.topic, from_seq=stretch.first - 1, **fields):
                 if isinstance(piece, Run):
-                    batches.append(_columns(cells(piece)))
+                    found = pa.RecordBatch.from_arrays(list(cells(piece)), names=list(Cells._fields))
+                    batches.append(found.select(["seq", *COMPARED]))
                 elif isinstance(piece, request.Tombstone):
                     whole = piece.reason == "recreated"  # the server has nothing of this epoch any more
                     lost.append((stretch.first, stretch.last) if whole else (piece.gap_from, piece.gap_to))
@@ -170,7 +171,9 @@ def _compare(stretch: Stretch, live: pa.Table, archived: pa.Table, found: Stretc
     fields_of: dict[int, list[str]] = {}
     differing = np.zeros(len(common), np.bool_)
     for name in COMPARED:
-        unlike = _unlike(one.column(name), other.column(name))
+        this, that = one.column(name), other.column(name)
+        is_other = pc.fill_null(pc.not_equal(this, that), False)
+        unlike = pc.or_(is_other, pc.not_equal(pc.is_null(this), pc.is_null(that))).to_numpy()
         differing |= unlike
         for at in np.flatnonzero(unlike)[:SHOWN].tolist():
             fields_of.setdefault(int(common[at]), []).append(name)
@@ -185,19 +188,7 @@ def _compare(stretch: Stretch, live: pa.Table, archived: pa.Table, found: Stretc
     found.differences = rows[:SHOWN]
 
 
-def _unlike(one: pa.ChunkedArray, other: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
-    unlike = pc.or_(pc.fill_null(pc.not_equal(one, other), False), pc.not_equal(pc.is_null(one), pc.is_null(other)))
-    found: npt.NDArray[np.bool_] = unlike.to_numpy()
-    return found
-
-
-def _columns(found: Cells) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(list(found), names=list(Cells._fields)).select(["seq", *COMPARED])
-
-
 def _table(batches: Any) -> pa.Table:
-    from topics.lake import SCHEMA
-
     schema = pa.schema([SCHEMA.field(name) for name in ("seq", *COMPARED)])
     return pa.Table.from_batches(list(batches), schema)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
@@ -150,15 +151,13 @@ class WriteLatestTable(Count, kw_only=True):
                     if passed > at:
                         writer.cut()
                         at = passed
-                    end = len(kept) if at == len(self.cuts) else bisect_left(kept, self.cuts[at], key=_key)
+                    end = len(kept)
+                    if at < len(self.cuts):
+                        end = bisect_left(kept, self.cuts[at], key=itemgetter("key"))
                     writer.write(pa.RecordBatch.from_pylist(kept[:end], schema=COLUMNS))
                     kept = kept[end:]
             outcome.files = writer.finish()
         yield answered(outcome)
-
-
-def _key(row: dict[str, Any]) -> str:
-    return str(row["key"])
 
 
 class FindFiles(Struct):
@@ -301,7 +300,11 @@ def compact(
         else:
             output = CompactTopic(job, client, topic, into, positions_topic=positions_topic, null_removes=null_removes)
             if not job.dry_run:
-                output.check_rights()
+                try:  # without deletes each run would add one more record per key
+                    check_may_delete(client, into)
+                except TopicsError as error:
+                    if error.code is not Code.TOPIC_NOT_FOUND:  # returned only to a key that may delete
+                        raise
         # A dry run writes nothing that a second step could build on, so it reads everything in one step.
         step_seqs = ALL_SEQS if job.dry_run else step_seqs
         Compaction(job, source, output, by=by, step_seqs=step_seqs, full=full).run(follow=follow, every_s=every_s)
@@ -324,7 +327,7 @@ class Compaction(Rounds[CompactPosition]):
         full: bool,
     ) -> None:
         self._by = by
-        self._declaration = declaration_of(source.topic, by)
+        self._declaration = xxhash.xxh3_64_intdigest(msgspec.json.encode((source.topic, by))) >> 1
         super().__init__(job, source, output, step_seqs=step_seqs, full=full)
 
     def check_fits(self, known: CompactPosition) -> None:
@@ -469,14 +472,6 @@ class CompactTopic(TopicOutput[CompactPosition]):
         self._topic = topic
         self._null_removes = null_removes
 
-    def check_rights(self) -> None:
-        """Raise if the API key may not delete: without deletes each run would add one more record per key."""
-        try:
-            check_may_delete(self._client, self.name)
-        except TopicsError as error:
-            if error.code is not Code.TOPIC_NOT_FOUND:  # returned only to a key that may delete
-                raise
-
     def plan(self, at: CompactPosition) -> CompactPosition:
         epoch, head = self.target()
         stale_to = head if self.restarts else at.stale_to
@@ -500,11 +495,3 @@ class CompactTopic(TopicOutput[CompactPosition]):
         """Save the position. The first records create the topic, so its epoch is known only now."""
         self.restarts = False
         return super().save(structs.replace(at, target_epoch=at.target_epoch or self.target()[0]))
-
-
-# --- helpers
-
-
-def declaration_of(topic: str, by: str) -> int:
-    """Return a hash of the topic and the key expression."""
-    return xxhash.xxh3_64_intdigest(msgspec.json.encode((topic, by))) >> 1

@@ -103,7 +103,8 @@ def rollup(
         try:
             work.run(follow=follow, every_s=every_s)
         finally:
-            work.drop_view()
+            if work.has_view:
+                job.spark.catalog.dropTempView("records")
     return job.report
 
 
@@ -123,7 +124,7 @@ class Rolling(Rounds[RollupPosition]):
         full: bool,
     ) -> None:
         self._declared = declared
-        self._checked = self._has_view = False
+        self._checked = self.has_view = False
         super().__init__(job, source, output, step_seqs=step_seqs, full=full)
         if self._at is not None and self._at.digest != declared.digest:
             self._generation, self._at = self._at.generation + 1, None
@@ -172,12 +173,8 @@ class Rolling(Rounds[RollupPosition]):
     def _query(self, records: DataFrame) -> DataFrame:
         """Return the result of the declared statement over these records. The view must exist while it is used."""
         records.createOrReplaceTempView("records")
-        self._has_view = True
+        self.has_view = True
         return self._job.spark.sql(lenient(self._declared.statement))
-
-    def drop_view(self) -> None:
-        if self._has_view:
-            self._job.spark.catalog.dropTempView("records")
 
     def _find_due(self, at: RollupPosition, stop: int) -> RollupPosition:
         """Add the seqs before `stop` to the open windows, and return the position with the windows that close."""

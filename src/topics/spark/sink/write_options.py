@@ -58,17 +58,13 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
     if any(key.lower() == "path" for key in given):
         raise BadOption("path: a topic is written through its server; use the options topic and url")
     found = known({key: given[key] for key in given if key.lower() not in OF_SPARK}, WRITE)
-    options = WriteOptions(connection=_one_server(found), **converted(WriteOptions, found, WRITE))
+    reached = patient(connection(found), found)
+    if len(reached.servers) > 1:
+        raise BadOption(f"url: rows are written to one server, not to {len(reached.servers)}; start a query for each")
+    options = WriteOptions(connection=reached, **converted(WriteOptions, found, WRITE))
     if options.window_ms is None:
         return options
     return structs.replace(options, config={**options.config, "idempotency_window_ms": options.window_ms})
-
-
-def _one_server(found: Mapping[str, str]) -> ConnectionOptions:
-    made = connection(found)
-    if len(made.servers) > 1:
-        raise BadOption(f"url: rows are written to one server, not to {len(made.servers)}; start a query for each")
-    return patient(made, found)
 
 
 def patient(made: ConnectionOptions, given: Mapping[str, str]) -> ConnectionOptions:

@@ -25,6 +25,8 @@ from topics.spark.failures import explain
 from topics.spark.options import READ as KNOWN_OPTIONS
 from topics.spark.options import connection, known, read_options, with_absolute_paths
 from topics.spark.source.catalog import catalog_of, client_for
+from topics.spark.source.plan import Span
+from topics.spark.source.read import read_span
 from topics.spark.source.readers import TopicsReader
 from topics.spark.source.where import Narrowing
 from topics.spark.sql.text import JSON_COLUMNS, VARIANT, BadQuery, Field, Statement, quoted, read, read_condition
@@ -272,21 +274,13 @@ class Tables:
         options = read_options({**self._subscription(table), "failOnDataLoss": "false"})
         with catalog_of(options) as catalog:
             extents = catalog.extents()
-        share = max(SAMPLE // max(len(extents), 1), 10)
-        for extent in extents[:SAMPLE]:
-            head = range(extent.earliest, min(extent.earliest + share, extent.end))
-            tail = range(max(head.stop, extent.end - share), extent.end)
-            for part in (head, tail):
-                if part:
-                    yield from self._read(extent.topic, part, column)
-
-    def _read(self, topic: str, seqs: range, column: str) -> Iterable[str | None]:
-        given = {**self._options, "subscribe": topic, "failOnDataLoss": "false"}
-        given["startingOffsets"], given["endingOffsets"] = f'{{"{topic}":{seqs.start}}}', f'{{"{topic}":{seqs.stop}}}'
-        reader = TopicsReader(read_options(given))
-        for part in reader.partitions():
-            for batch in reader.read(part):
-                yield from batch.column(column).to_pylist()
+            share = max(SAMPLE // max(len(extents), 1), 10)
+            for one in extents[:SAMPLE]:
+                head = range(one.earliest, min(one.earliest + share, one.end))
+                for seqs in (head, range(max(head.stop, one.end - share), one.end)):
+                    span = Span(server=one.server, topic=one.topic, epoch=one.epoch, start=seqs.start, stop=seqs.stop)
+                    for batch in read_span(span, options, excerpt=catalog.excerpt(span)) if seqs else ():
+                        yield from batch.column(column).to_pylist()
 
 
 def _has(kind: DataType, path: tuple[str, ...]) -> bool:

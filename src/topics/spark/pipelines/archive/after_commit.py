@@ -70,8 +70,10 @@ class ArchiveState:
             archived = snapshot.archived(extent.topic, extent.epoch)
             if archived is None:
                 continue
-            self._report_archived(client, extent, archived.archived_to)
             key = (extent.topic, extent.epoch)
+            # For topics that retain unarchived records.
+            if self._reported.get(key, 0) < archived.archived_to and self._report(client, extent, archived.archived_to):
+                self._reported[key] = archived.archived_to
             try:
                 if self.trim and archived.archived_to >= extent.earliest and key not in self.damaged:
                     self._trim_topic(client, extent)
@@ -92,12 +94,6 @@ class ArchiveState:
         if table.checkpoints > self._tidied[topic]:
             self._tidied[topic] = table.checkpoints
             self.job.report.add(removed=table.vacuum().files)
-
-    def _report_archived(self, client: Client, extent: TopicExtent, archived_to: int) -> None:
-        """Report the last archived seq to the server, for topics that retain unarchived records."""
-        key = (extent.topic, extent.epoch)
-        if self._reported.get(key, 0) < archived_to and self._report(client, extent, archived_to):
-            self._reported[key] = archived_to
 
     def _report(self, client: Client, extent: TopicExtent, archived_to: int, *, trimmed_to: int = 0) -> bool:
         """Return whether the server has the report. Warn if the key may not report."""

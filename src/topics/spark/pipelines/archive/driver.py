@@ -191,8 +191,10 @@ class _ArchiveRun:
             worked = self._catch_up(client, extents)
             self._job.rest()
             due = time.monotonic() + (every_s if worked else 0)
-            if follow and not worked:
-                self._wait(extents)
+            if follow and not worked and len(extents) == 1:
+                self._servers.wait(extents[0], POLL_MS)
+            elif follow and not worked:
+                self._job.stopping.wait(POLL_MANY_S)
 
     def _catch_up(self, client: Client, extents: list[TopicExtent]) -> bool:
         """Archive up to the heads in `extents`. Return whether there was anything to do."""
@@ -209,13 +211,6 @@ class _ArchiveRun:
             self._state.after_commit(client, [extent for extent in extents if extent.topic in moved])
         self._state.after_commit(client, extents, merge=False)  # the steps that a killed run has not reached
         return worked
-
-    def _wait(self, extents: list[TopicExtent]) -> None:
-        """Return when there are new records, at the latest after a poll interval."""
-        if len(extents) == 1:
-            self._servers.wait(extents[0], POLL_MS)
-        else:
-            self._job.stopping.wait(POLL_MANY_S)
 
     # --- planning
 
@@ -252,9 +247,8 @@ class _ArchiveRun:
         if self._trim and not self._job.dry_run:
             for extent in new:  # not after hours of archiving
                 check_may_delete(client, extent.topic)
-                client.archived(
-                    extent.topic, seq=0, epoch=extent.epoch
-                )  # moves nothing; raises if the key may not report
+                # This moves nothing, and raises if the key may not report.
+                client.archived(extent.topic, seq=0, epoch=extent.epoch)
         for extent in new:
             if (archived := newest.archived(extent.topic, extent.epoch)) is not None:
                 self._check_records(extent, archived)

@@ -44,10 +44,6 @@ class Workload(Struct, frozen=True, kw_only=True):
     size_bytes: int
     effort: int = 1  # how many times as long a seq takes as in an archive
 
-    @property
-    def is_small(self) -> bool:
-        return self.seqs * self.effort <= SMALL_SEQS and self.size_bytes * self.effort <= SMALL_BYTES
-
     def __str__(self) -> str:
         return f"{self.seqs:,} seq{'' if self.seqs == 1 else 's'}, {_size(self.size_bytes)}"
 
@@ -127,7 +123,8 @@ def choose(
         return Execution(engine="spark" if asked else "process", reason=f"{work}: {where}, as requested")
     if running is not None:
         return Execution(engine="spark", reason=f"{work}: {ON_SPARK}, {running}; --no-spark uses this process")
-    if work.is_small or in_order:
+    is_small = work.seqs * work.effort <= SMALL_SEQS and work.size_bytes * work.effort <= SMALL_BYTES
+    if is_small or in_order:
         return Execution(engine="process", reason=f"{work}: {HERE}; --spark uses Spark")
     return Execution(engine="spark", reason=f"{work}: {ON_SPARK}; --no-spark uses this process")
 
