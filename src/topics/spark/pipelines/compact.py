@@ -307,7 +307,7 @@ def compact(
                         raise
         # A dry run writes nothing that a second step could build on, so it reads everything in one step.
         step_seqs = ALL_SEQS if job.dry_run else step_seqs
-        Compaction(job, source, output, by=by, step_seqs=step_seqs, full=full).run(follow=follow, every_s=every_s)
+        Compaction(job, source, output, by, step_seqs=step_seqs, full=full).run(follow=follow, every_s=every_s)
     return job.report
 
 
@@ -315,25 +315,16 @@ class Compaction(Rounds[CompactPosition]):
     """One run that compacts a topic."""
 
     _output: CompactTable | CompactTopic
+    _declared: str  # the expression of the key
 
-    def __init__(
-        self,
-        job: PipelineJob,
-        source: SourceTopic,
-        output: CompactTable | CompactTopic,
-        *,
-        by: str,
-        step_seqs: int,
-        full: bool,
-    ) -> None:
-        self._by = by
-        self._declaration = xxhash.xxh3_64_intdigest(msgspec.json.encode((source.topic, by))) >> 1
-        super().__init__(job, source, output, step_seqs=step_seqs, full=full)
+    @property
+    def _declaration(self) -> int:
+        return xxhash.xxh3_64_intdigest(msgspec.json.encode((self._source.topic, self._declared))) >> 1
 
     def check_fits(self, known: CompactPosition) -> None:
         if known.declaration != self._declaration:
             raise BadUsage(
-                f"{self._output.name} holds something else than the latest of {self._source.topic} by {self._by}",
+                f"{self._output.name} holds something else than the latest of {self._source.topic} by {self._declared}",
                 next="use another output, or start again with --full",
             )
 
@@ -349,7 +340,7 @@ class Compaction(Rounds[CompactPosition]):
 
     def transform(self, at: CompactPosition, last: int) -> tuple[CompactPosition, DataFrame]:
         rows = self._source.load(at.done + 1, last + 1)
-        return structs.replace(at, plan=last), latest_of(rows, by=self._by, epoch=at.epoch)
+        return structs.replace(at, plan=last), latest_of(rows, by=self._declared, epoch=at.epoch)
 
     def count(self, rows: DataFrame) -> CompactResult:
         return self._output.count(rows)

@@ -11,6 +11,7 @@ import re
 import secrets
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any, Unpack
 
 from msgspec import Struct, structs
@@ -117,8 +118,8 @@ def mirror(
             )  # fmt: skip
             step = ALL_SEQS if job.dry_run else step_seqs
             return Link(
-                job, wanted, here, there, task,
-                step_seqs=step, positions_topic=positions_topic, excluded=excluded,
+                job=job, wanted=wanted, source=here, target=there, pattern=task, step_seqs=step,
+                positions_topic=positions_topic, excluded=excluded,
             )  # fmt: skip
 
         links = [link(one, other, (one_id, other_id), target_nodes, lake)]
@@ -253,36 +254,29 @@ class MirrorPosition(Struct, frozen=True, kw_only=True):
     pending_gap: LostSeqs | None = None  # the gap right before the next record
 
 
+@dataclass(kw_only=True)
 class Link:
     """One direction of a mirror."""
 
-    def __init__(
-        self,
-        job: PipelineJob,
-        wanted: Selection,
-        source: Client,
-        target: Client,
-        pattern: CopyTask,
-        *,
-        step_seqs: int,
-        positions_topic: str,
-        excluded: Collection[str],
-    ) -> None:
-        self.source, self.target = source, target
-        self.backlog = Workload(seqs=0, size_bytes=0)  # what was left to copy at the last plan, in all steps
-        self._job = job
-        self._wanted = wanted
-        self._pattern = pattern  # the fields that all tasks of this direction share
-        self._step_seqs, self._excluded = step_seqs, excluded
-        self._positions = Positions(
-            target, f"mirror:{pattern.source_id}:", run=job.report.run_id, topic=positions_topic
-        )
+    job: PipelineJob
+    wanted: Selection
+    source: Client
+    target: Client
+    pattern: CopyTask  # the fields that all tasks of this direction share
+    step_seqs: int
+    positions_topic: str
+    excluded: Collection[str]
+    backlog = Workload(seqs=0, size_bytes=0)  # what was left to copy at the last plan, in all steps
+
+    def __post_init__(self) -> None:
+        prefix = f"mirror:{self.pattern.source_id}:"
+        self._positions = Positions(self.target, prefix, run=self.job.report.run_id, topic=self.positions_topic)
         self._at = self._positions.load(MirrorPosition)
         self._goal: dict[str, int] = {}
         self._warned_removed: set[str] = set()
 
     def _among(self, client: Client) -> list[Summary]:
-        return [row for row in self._wanted.among(client) if row.topic not in self._excluded]
+        return [row for row in self.wanted.among(client) if row.topic not in self.excluded]
 
     def aim(self) -> None:
         """Set the present heads as the end of a run that does not follow."""
@@ -296,7 +290,7 @@ class Link:
             if row.type == "log":
                 rows.append(row)
             else:
-                self._job.warn(
+                self.job.warn(
                     f"topic {row.topic} in {self.source.url} is a queue and is not mirrored: jobs would run twice"
                 )
         self._check_no_queue([there[row.topic] for row in rows if row.topic in there])
@@ -314,7 +308,7 @@ class Link:
                 seqs += max(left, 0)
                 size_bytes += max(left, 0) * row.bytes / max(row.head_seq + 1 - row.earliest_seq, 1)
         self.backlog = Workload(seqs=seqs, size_bytes=round(size_bytes))
-        if found and not self._job.dry_run:
+        if found and not self.job.dry_run:
             self._positions.check_alone()
             self._positions.save({task.topic: self._at[task.topic] for task in found})
         return found
@@ -331,16 +325,16 @@ class Link:
         present = 0
         if at.plan > at.done:
             stop = at.plan + 1
-            present = 0 if self._job.dry_run else self._present(row.topic, at)
+            present = 0 if self.job.dry_run else self._present(row.topic, at)
         else:
             # A gap at the front is reported as one record, so it does not count as part of the step.
-            stop = min(head, max(at.done, row.earliest_seq - 1) + self._step_seqs) + 1
+            stop = min(head, max(at.done, row.earliest_seq - 1) + self.step_seqs) + 1
             at = structs.replace(at, plan=stop - 1, target_epoch=target_epoch, target_seq=target_seq)
         if stop <= at.done + 1 and at.lost_epoch is None:
             return None
         self._at[row.topic] = at
         return structs.replace(
-            self._pattern,
+            self.pattern,
             topic=row.topic,
             epoch=row.epoch,
             generation=at.generation,
@@ -357,10 +351,10 @@ class Link:
         found = removed(self.source, row.topic, epoch=row.epoch, start=at.done + 1)
         if found is None:
             return False
-        lake = self._pattern.lake
+        lake = self.pattern.lake
         if lake is not None and (not found.is_trimmed or found.is_in(lake, row.topic, row.epoch)):
             return False
-        held = found.is_trimmed and (lake is not None or self._pattern.heeds_trims)
+        held = found.is_trimmed and (lake is not None or self.pattern.heeds_trims)
         if row.topic not in self._warned_removed:
             self._warned_removed.add(row.topic)
             self._warn_about_removed(row, found, held=held)
@@ -374,27 +368,27 @@ class Link:
     def _warn_about_removed(self, row: Summary, found: Removed, *, held: bool) -> None:
         where = f"topic {row.topic} in {self.source.url}: {found} were removed"
         if not found.is_trimmed:
-            self._job.warn(f"{where} before they were copied; the copy does not have them")
+            self.job.warn(f"{where} before they were copied; the copy does not have them")
         elif not held:
-            self._job.warn(f"{where} after they were archived; they are left out")
+            self.job.warn(f"{where} after they were archived; they are left out")
         else:
-            lake = self._pattern.lake
+            lake = self.pattern.lake
             why = "and are in a lake" if lake is None else f"and are not in {lake}, but in another lake"
-            self._job.warn(f"{where} before they were copied, {why}; the topic is not copied")
-            self._job.report.ok = False
-            self._job.report.next = (
+            self.job.warn(f"{where} before they were copied, {why}; the topic is not copied")
+            self.job.report.ok = False
+            self.job.report.next = (
                 f"run topics pipeline mirror --from {self.source.url} --to {self.target.url} with --lake DIR to copy "
                 "them as well, or with --skip-trimmed to continue without them"
             )
 
     def _row(self, topic: str) -> TopicReport:
-        return self._job.report.topic(topic, server=self.source.url, into=self.target.url)
+        return self.job.report.topic(topic, server=self.source.url, into=self.target.url)
 
     def _refill(self, topic: str, at: MirrorPosition, there: Summary | None) -> MirrorPosition:
         """Return the position for a target topic that was replaced. One restored from a backup holds a part."""
         shown = self._present(topic, MirrorPosition(epoch=at.epoch))
         if not shown:
-            self._job.warn(f"topic {topic} in {self.target.url} was deleted or set back: it is copied again")
+            self.job.warn(f"topic {topic} in {self.target.url} was deleted or set back: it is copied again")
         target_epoch, target_seq = (0, 0) if there is None else (there.epoch, there.head_seq)
         return MirrorPosition(
             epoch=at.epoch, done=shown, plan=shown, generation=at.generation + 1, lost_epoch=at.lost_epoch,
@@ -438,7 +432,7 @@ class Link:
         lost = sum(gap.to_seq - gap.from_seq + 1 for gap in outcome.gaps)
         row.add(echoes=outcome.echoes, foreign=outcome.foreign, circling=outcome.circling, lost_seqs=lost)
         if outcome.circling:
-            self._job.warn(
+            self.job.warn(
                 f"topic {task.topic} in {self.source.url}: records came back {MAX_ROUNDS} times through routers or "
                 f"other pipelines, and are not copied to {self.target.url} again: remove one topic from the circle"
             )
@@ -446,7 +440,7 @@ class Link:
     def _note_reached(self, topic: str) -> None:
         """Set the position from which the job computes the lag of a topic."""
         at = self._at.get(topic)
-        self._job.reached[self.source.url, topic] = (0, 0) if at is None else (at.epoch, at.done)
+        self.job.reached[self.source.url, topic] = (0, 0) if at is None else (at.epoch, at.done)
 
     def _check_no_queue(self, there: Sequence[Summary]) -> None:
         """Raise `BadUsage` if a target topic is a queue: copied records would become jobs."""
@@ -463,7 +457,7 @@ class Link:
 
         def seq_of(meta: bytes) -> int:
             hops = hops_of(meta)
-            if not is_copy(hops, topic) or (hops[-1].at, hops[-1].epoch) != (self._pattern.source_id, at.epoch):
+            if not is_copy(hops, topic) or (hops[-1].at, hops[-1].epoch) != (self.pattern.source_id, at.epoch):
                 return 0
             return hops[-1].last
 

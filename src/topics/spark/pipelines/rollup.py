@@ -112,23 +112,14 @@ class Rolling(Rounds[RollupPosition]):
     """One run of a rollup."""
 
     _output: RollupTable | RollupTopic
+    _declared: Declaration
+    _checked = has_view = False
 
-    def __init__(
-        self,
-        job: PipelineJob,
-        source: SourceTopic,
-        output: RollupTable | RollupTopic,
-        declared: Declaration,
-        *,
-        step_seqs: int,
-        full: bool,
-    ) -> None:
-        self._declared = declared
-        self._checked = self.has_view = False
-        super().__init__(job, source, output, step_seqs=step_seqs, full=full)
-        if self._at is not None and self._at.digest != declared.digest:
+    def run(self, *, follow: bool, every_s: float) -> None:
+        if self._at is not None and self._at.digest != self._declared.digest:
             self._generation, self._at = self._at.generation + 1, None
         self._row.figures["late"] = 0
+        super().run(follow=follow, every_s=every_s)
 
     def check_fits(self, known: RollupPosition) -> None:
         """Raise `BadUsage` if the output holds another declaration, unless nothing was written under it yet."""

@@ -241,11 +241,10 @@ class Rounds(Generic[At]):
     """Processes one topic in rounds. A dry run writes nothing to the output."""
 
     def __init__(
-        self, job: PipelineJob, source: SourceTopic, output: Output[At], *, step_seqs: int, full: bool
+        self, job: PipelineJob, source: SourceTopic, output: Output[At], declared: Any, *, step_seqs: int, full: bool
     ) -> None:
-        self._job = job
-        self._source = source
-        self._output = output
+        """`declared` says what the pipeline computes."""
+        self._job, self._source, self._output, self._declared = job, source, output, declared
         self._step_seqs = step_seqs
         self._row = job.report.topic(source.topic, into=output.name)
         known = output.load()

@@ -5,6 +5,8 @@ A run that was killed before these steps has not done them: the next run repeats
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from topics.client import Client
 from topics.errors import Code, TopicsError
 from topics.lake import Change, Damaged, Lake, Snapshot
@@ -17,16 +19,19 @@ from topics.spark.source.plan import TopicExtent
 GAPS_SHOWN = 100  # most gaps of a topic in a report
 
 
+@dataclass(kw_only=True)
 class ArchiveState:
     """The job, the lake and the server of one run, its findings, and the steps after its commits."""
 
-    def __init__(self, job: PipelineJob, lake: Lake, url: str, *, trim: bool, merge_files: int) -> None:
-        self.job, self.lake, self.url = job, lake, url.rstrip("/")
-        self.trim, self.merge_files = trim, merge_files
-        self._tidied: dict[str, int] = {}  # checkpoints of each table at its last vacuum by this run
-        self._reported: dict[Key, int] = {}  # the last archived seq that this run has reported to the server
-        self.elsewhere: dict[Key, int] = {}  # the last archived seq that the server knows, if this lake has less
-        self.damaged: dict[Key, str] = {}  # epochs with a damaged file, which this run does not merge or trim
+    job: PipelineJob
+    lake: Lake
+    url: str
+    trim: bool
+    merge_files: int
+    elsewhere: dict[Key, int] = field(default_factory=dict)  # the last archived seq that the server knows, if not here
+    damaged: dict[Key, str] = field(default_factory=dict)  # epochs that this run does not merge or trim, and why
+    _tidied: dict[str, int] = field(default_factory=dict)  # checkpoints of each table at its last vacuum by this run
+    _reported: dict[Key, int] = field(default_factory=dict)  # the last archived seq that the server got from this run
 
     def snapshot(self) -> Snapshot:
         """Return the present state of the lake; an empty one if there is no lake."""

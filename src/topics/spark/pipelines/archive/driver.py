@@ -103,10 +103,8 @@ def archive(
         raise BadUsage(f"--columns: {error}") from None
     wanted = _selection(topics, prefix, pattern)
     with PipelineJob("archive", servers=[url], **options) as job:
-        run = _ArchiveRun(
-            job, Lake(lake), url, wanted,
-            trim=trim, merge_files=merge_files, round_bytes=round_bytes, new_lake=new_lake, typed=typed,
-        )  # fmt: skip
+        state = ArchiveState(job=job, lake=Lake(lake), url=url.rstrip("/"), trim=trim, merge_files=merge_files)
+        run = _ArchiveRun(state, wanted, round_bytes=round_bytes, new_lake=new_lake, typed=typed)
         if job.dry_run:
             run.dry_run()
         else:
@@ -135,24 +133,14 @@ class _ArchiveRun:
     """One run of the archive."""
 
     def __init__(
-        self,
-        job: PipelineJob,
-        lake: Lake,
-        url: str,
-        wanted: Selection,
-        *,
-        trim: bool,
-        merge_files: int,
-        round_bytes: int | None,
-        new_lake: bool,
-        typed: Mapping[str, TypedColumns],
-    ) -> None:
-        self._state = ArchiveState(job, lake, url, trim=trim, merge_files=merge_files)
-        self._job, self._lake, self._url, self._wanted = job, lake, self._state.url, wanted
-        self._trim, self._round_bytes, self._new_lake = trim, round_bytes, new_lake
-        self._wanted_columns = typed
+        self, state: ArchiveState, wanted: Selection, *,
+        round_bytes: int | None, new_lake: bool, typed: Mapping[str, TypedColumns],
+    ) -> None:  # fmt: skip
+        self._state, self._wanted, self._wanted_columns = state, wanted, typed
+        self._job, self._lake, self._url, self._trim = state.job, state.lake, state.url, state.trim
+        self._round_bytes, self._new_lake = round_bytes, new_lake
         self._typed: dict[str, TypedColumns] = {}  # the typed columns of each table that this run has prepared
-        self._servers = ServerCatalog(wanted.reading(job.connection(url)))
+        self._servers = ServerCatalog(wanted.reading(state.job.connection(state.url)))
         self._checked: set[Key] = set()
         self._done = 0
         self._tasks: Tasks | None = None  # what runs the tasks until the topics are archived up to their heads
