@@ -23,7 +23,7 @@ from topics.spark.pipelines.run.job import Failed, JobOptions, PipelineJob
 from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
 from topics.spark.pipelines.run.tasks import Tasks, Workload
 from topics.spark.source.catalog import state_of
-from topics.spark.unknown_names import existing_lake, no_topic, unknown_topic
+from topics.spark.topic_names import existing_lake, no_topic, unknown_topic
 
 ATTEMPTS = 5  # audits until one runs without a change of the lake
 STRETCH_SEQS = 100_000

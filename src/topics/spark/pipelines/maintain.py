@@ -14,7 +14,7 @@ from topics.lake.table import KEPT_HOURS
 from topics.plurals import counted
 from topics.spark.pipelines.run.job import BadUsage, JobOptions, PipelineJob
 from topics.spark.pipelines.run.report import RunReport, TopicReport
-from topics.spark.unknown_names import existing_lake, missing_in
+from topics.spark.topic_names import existing_lake, missing_in
 
 MERGE_FILES = 2
 

@@ -37,10 +37,10 @@ from topics.spark.pipelines.run.delivery import last_shown
 from topics.spark.pipelines.run.job import RUNS, BadUsage, Failed, JobOptions, PipelineJob
 from topics.spark.pipelines.run.positions import Positions
 from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
-from topics.spark.pipelines.run.selection import Selection
 from topics.spark.pipelines.run.tasks import Workload
 from topics.spark.pipelines.run.trimmed import Removed, removed
 from topics.spark.sink.write_options import DEFAULT_WINDOW_MS
+from topics.spark.topic_names import Selection
 
 STEP_SEQS = 50_000  # most seqs of a topic in one step, so that topics take turns
 ALL_SEQS = 1 << 62

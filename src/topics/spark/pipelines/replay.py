@@ -59,7 +59,7 @@ from topics.spark.source.catalog import NoSuchTopic, catalog_of, client_for
 from topics.spark.source.plan import GRID, Span
 from topics.spark.source.read import read_span
 from topics.spark.sql.text import lenient
-from topics.spark.unknown_names import missing_in
+from topics.spark.topic_names import missing_in
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

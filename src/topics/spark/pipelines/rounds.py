@@ -35,7 +35,7 @@ from topics.spark.pipelines.run.report import ReportedGap
 from topics.spark.pipelines.run.trimmed import removed
 from topics.spark.sink.chunks import Chunk, Sent, framed
 from topics.spark.source.catalog import state_of
-from topics.spark.unknown_names import existing_lake, unknown_topic
+from topics.spark.topic_names import existing_lake, unknown_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -30,8 +30,8 @@ from topics.spark.source.read import read_span
 from topics.spark.source.readers import TopicsReader
 from topics.spark.source.where import Narrowing
 from topics.spark.sql.text import JSON_COLUMNS, VARIANT, BadQuery, Field, Statement, quoted, read, read_condition
+from topics.spark.topic_names import nearest
 from topics.spark.typed_tables import merged_type
-from topics.spark.unknown_names import nearest
 from topics.storage.fs import RealFs
 
 SAMPLE = 1000  # records from both ends of the topics that are read to infer their fields

@@ -23,8 +23,9 @@ from topics.lake.archived import outside
 from topics.lake.heal import OTHER_LAKE
 from topics.model.names import check_topic
 from topics.plurals import counted
-from topics.spark.pipelines.archive.after_commit import GAPS_SHOWN, ArchiveState
-from topics.spark.pipelines.archive.lake_match import (
+from topics.spark.pipelines.archive.state import (
+    GAPS_SHOWN,
+    ArchiveState,
     Key,
     ahead_of,
     check_heads,
@@ -46,11 +47,11 @@ from topics.spark.pipelines.archive.task import (
 )
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete
 from topics.spark.pipelines.run.report import ReportedGap, RunReport
-from topics.spark.pipelines.run.selection import Selection
 from topics.spark.pipelines.run.tasks import Tasks
 from topics.spark.source import plan
 from topics.spark.source.catalog import ServerCatalog, state_of
 from topics.spark.source.plan import Span, TopicExtent
+from topics.spark.topic_names import Selection
 
 MERGE_FILES = 8  # least number of small neighbouring files that are merged into one
 EVERY_S = 5.0

@@ -45,9 +45,8 @@ from topics.spark.pipelines.erase.router_copies import (
 from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete
 from topics.spark.pipelines.run.report import RunReport
-from topics.spark.pipelines.run.selection import Selection
 from topics.spark.source.catalog import state_of
-from topics.spark.unknown_names import begins_with, existing_lake, no_topic, unknown_topic
+from topics.spark.topic_names import Selection, begins_with, existing_lake, no_topic, unknown_topic
 from topics.storage.segments.record_run import Run
 
 SEQS_A_REQUEST = 1000

@@ -38,6 +38,7 @@ from topics.spark.pipelines.run.progress import Progress
 from topics.spark.pipelines.run.report import RunProblem, RunReport, TopicReport
 from topics.spark.pipelines.run.tasks import Tasks, Workload, choose
 from topics.spark.source.catalog import state_of
+from topics.spark.topic_names import common
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -363,12 +364,6 @@ def heads(client: Client, topics: Sequence[str]) -> dict[str, State | Summary]:
     if len(names) <= ASKED_SINGLY:
         return {name: state for name in names if (state := state_of(client, name)) is not None}
     return {row.topic: row for row in client.topics(common(topics)) if row.topic in names}
-
-
-def common(names: Sequence[str]) -> str:
-    """Return the longest common prefix of the names, for a list request by prefix."""
-    first, last = min(names), max(names)
-    return next((first[:at] for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), first[: len(last)])
 
 
 def _active_session() -> SparkSession | None:
