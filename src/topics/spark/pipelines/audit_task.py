@@ -16,15 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct, field
 
-from topics.arrow import Cells, cells
-from topics.client import request
-from topics.errors import Code, TopicsError
 from topics.lake import SCHEMA, Damaged, File, Lake
 from topics.lake.archived import Range, merged
 from topics.lake.rewrite import row_groups
-from topics.spark.options import ConnectionOptions
-from topics.spark.source.catalog import client_for
-from topics.storage.segments.record_run import Run
+from topics.spark.options import ConnectionOptions, ReadOptions
+from topics.spark.source.plan import Span
+from topics.spark.source.read import LostRange, read_span, without_gaps
 
 Marks: TypeAlias = npt.NDArray[np.uint8]
 
@@ -118,27 +115,15 @@ def _mark(stretch: Stretch, live: pa.Table, lost: Sequence[Range], archived: pa.
 
 def _live(stretch: Stretch) -> tuple[pa.Table, list[Range]]:
     """Return the records on the server, and the ranges that it reports as lost."""
-    lost: list[Range] = []
-    batches: list[pa.RecordBatch] = []
     if stretch.connection is None:
-        return _table(batches), lost
-    fields = {"upto_seq": stretch.last, "epoch": stretch.epoch}
-    with client_for(stretch.connection, stretch.connection.servers[0]) as client:
-        try:
-            for piece in client.scan(stretch.topic, from_seq=stretch.first - 1, **fields):
-                if isinstance(piece, Run):
-                    found = pa.RecordBatch.from_arrays(list(cells(piece)), names=list(Cells._fields))
-                    batches.append(found.select(["seq", *COMPARED]))
-                elif isinstance(piece, request.Tombstone):
-                    whole = piece.reason == "recreated"  # the server has nothing of this epoch any more
-                    lost.append((stretch.first, stretch.last) if whole else (piece.gap_from, piece.gap_to))
-                    if whole:
-                        break
-        except TopicsError as error:
-            if error.code is not Code.TOPIC_NOT_FOUND:
-                raise
-            lost.append((stretch.first, stretch.last))
-    return _table(batches), lost
+        return _table([]), []
+    options, lost = ReadOptions(connection=stretch.connection, fail_on_data_loss=False), list[LostRange]()
+    span = Span(
+        server=stretch.connection.servers[0], topic=stretch.topic, epoch=stretch.epoch,
+        start=stretch.first, stop=stretch.last + 1,
+    )  # fmt: skip
+    batches = [batch.select(["seq", *COMPARED]) for batch in without_gaps(read_span(span, options), lost)]
+    return _table(batches), [(one.gap_from, one.gap_to) for one in lost]
 
 
 def _archived(stretch: Stretch) -> Iterator[pa.RecordBatch]:

@@ -5,11 +5,12 @@ Batch queries and streams both read through this module, from a server, from fil
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
+from topics.arrow import GAP
 from topics.client import request
 from topics.engine.offline import directory
 from topics.engine.offline.directory import Excerpt
@@ -91,6 +92,16 @@ def read_span(
             yield batches.gap(span.server, span.topic, first, last, piece.reason)
     if at < span.stop:
         raise Incomplete(f"{where} ended at seq {at - 1}, before the last requested seq {span.stop - 1}")
+
+
+def without_gaps(batches: Iterable[pa.RecordBatch], gaps: list[LostRange]) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of records with plain columns. Add the gaps, which have a batch each, to `gaps`."""
+    for batch in batches:
+        if batch.num_rows == 1 and batch.column("kind")[0].as_py() == GAP:
+            [row] = batch.to_pylist()
+            gaps.append(request.Tombstone(row["seq"], row["gap_to"], row["reason"]))
+        else:
+            yield batch
 
 
 def _ends(piece: Run | pa.RecordBatch) -> tuple[int, int]:

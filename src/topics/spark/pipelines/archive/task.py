@@ -7,13 +7,11 @@ rest. The driver commits the returned files; files of failed or repeated tasks a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
-import pyarrow as pa
 from msgspec import Struct, structs
 
-from topics.arrow import GAP
 from topics.clock import SystemClock
 from topics.lake import Change, File, Gap, Snapshot, TypedColumns, joined, write_files
 from topics.lake.files import NO_COLUMNS
@@ -23,7 +21,7 @@ from topics.spark.options import ConnectionOptions, ReadOptions
 from topics.spark.pipelines.run.tasks import Tasks, Workload
 from topics.spark.source import plan
 from topics.spark.source.plan import Span, TopicExtent
-from topics.spark.source.read import read_span
+from topics.spark.source.read import LostRange, read_span, without_gaps
 
 
 class Done(Struct, frozen=True):
@@ -59,17 +57,11 @@ def archive_part(
 
 def archive_span(span: Span, options: ReadOptions, *, storage: Storage, typed: TypedColumns = NO_COLUMNS) -> Done:
     """Read a span to its end and write its records to files."""
-    gaps: list[Gap] = []
-
-    def records() -> Iterator[pa.RecordBatch]:
-        for batch in read_span(span, options):
-            if batch.num_rows == 1 and batch.column("kind")[0].as_py() == GAP:
-                [row] = batch.to_pylist()
-                gaps.append(Gap(row["seq"], row["gap_to"], row["reason"], SystemClock().now_ms()))
-            else:
-                yield batch
-
-    return Done(span, write_files(storage, span.topic, span.epoch, records(), typed=typed), gaps)
+    lost: list[LostRange] = []
+    records = without_gaps(read_span(span, options), lost)
+    files = write_files(storage, span.topic, span.epoch, records, typed=typed)
+    now_ms = SystemClock().now_ms()
+    return Done(span, files, [Gap(one.gap_from, one.gap_to, one.reason, now_ms) for one in lost])
 
 
 # --- the seqs that an archive run still has to copy, and the changes of the lake after its tasks have copied them
