@@ -163,9 +163,9 @@ def _check(options: dict[str, str], statements: list[str]) -> None:
 
     read_options({**options, "subscribe": "t"})
     names = names_of({**options, "retries": "1"})
-    for statement in statements[:1]:
+    if statements:
         with _named(1, statements):
-            check(statement, names)
+            check(statements[0], names)
 
 
 def answer(tables: Tables, statement: str, args: argparse.Namespace) -> None:

@@ -114,11 +114,6 @@ class ReadOptions(Struct, frozen=True, kw_only=True, rename="camel"):
     typed: bool = False
     push_filters: bool = False
 
-    @property
-    def several_servers(self) -> bool:
-        """Whether there are several servers, so that rows have a column with their server."""
-        return len(self.connection.servers) > 1
-
     def wants(self, topic: str) -> bool:
         """Return whether the subscription includes a topic of this name."""
         if self.topics:

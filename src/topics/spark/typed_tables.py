@@ -12,7 +12,7 @@ from pyspark.sql import types as t
 
 from topics.plurals import counted
 from topics.spark.options import BadOption, read_options, with_absolute_paths
-from topics.spark.source.layout import shape_of
+from topics.spark.source.layout import record_columns
 from topics.spark.source.schema_layout import MALFORMED, SPARK_TYPES
 
 SAMPLE = 1000
@@ -43,7 +43,7 @@ def table(
     if str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() != "true":
         wanted = distinct(wanted)
     given = _given(topic, options)
-    record = [t.StructField(f"_{name}", SPARK_TYPES[ddl]) for name, ddl, _ in shape_of(read_options(given)).rows]
+    record = [t.StructField(f"_{name}", SPARK_TYPES[ddl]) for name, ddl, _ in record_columns(read_options(given))]
     fields = [*wanted.fields, t.StructField(MALFORMED, t.StringType()), *record]
     if columns is not None:
         by_name = {field.name: field for field in fields}

@@ -362,8 +362,8 @@ def test_archived_records_have_the_requested_form(client: Client, topic: str, tm
 
 def test_schemas_of_lake_and_source_agree():
     from topics.lake import SCHEMA
-    from topics.spark.source.layout import Shape
+    from topics.spark.source.layout import Layout
 
-    plain: pa.Schema = Shape().arrow()
+    plain: pa.Schema = Layout().arrow()
     assert all(SCHEMA.field(name).type == plain.field(name).type for name in SCHEMA.names if name != "epoch")
     assert Lake("/x").path == "/x"

@@ -21,7 +21,6 @@ from msgspec import Raw, Struct, field, structs
 from topics.client import Client
 from topics.errors import Code, TopicsError
 from topics.lake.files import RowsFile, RowsWriter, read_rows
-from topics.lake.output import LiveFile
 from topics.lake.storage import Storage
 from topics.model import surrogates
 from topics.spark.failures import BadUsage
@@ -385,8 +384,8 @@ class CompactTable(TableOutput[CompactPosition]):
         self._topic = topic
         self._null_removes = null_removes
         self._files: list[RowsFile] = []
-        self._replaced: list[LiveFile] = []
-        self._kept: list[LiveFile] = []
+        self._replaced: list[RowsFile] = []
+        self._kept: list[RowsFile] = []
 
     def load(self) -> CompactPosition | None:
         found = self.load_position()
@@ -404,7 +403,7 @@ class CompactTable(TableOutput[CompactPosition]):
         numbers = self._job.spark.range(0, len(paths), 1, len(paths))
         return with_known(latest, numbers.mapInArrow(ReadFiles(self.table.storage, paths), KNOWN))
 
-    def _changed(self, latest: DataFrame, files: list[LiveFile]) -> Iterable[int]:
+    def _changed(self, latest: DataFrame, files: list[RowsFile]) -> Iterable[int]:
         """Return the numbers of the files that the rows change; all if the files overlap or lack statistics.
 
         Sort the files by their first keys.

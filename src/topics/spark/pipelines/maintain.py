@@ -65,14 +65,14 @@ def _maintain_topic(job: PipelineJob, lake: Lake, row: TopicReport, *, merge_fil
     left = lake.table(row.topic).state().epochs.values()
     row.figures = {
         "merged": merged,
-        "removed_files": removed.files,
-        "removed_bytes": removed.bytes,
+        "removed_files": len(removed),
+        "removed_bytes": sum(removed),
         "files": sum(len(archived.files) for archived in left),
     }
     row.records = 0
     row.size_bytes = sum(file.bytes for archived in left for file in archived.files)
     if job.dry_run:
-        files, size = counted(removed.files, "file"), counted(removed.bytes, "byte")
+        files, size = counted(len(removed), "file"), counted(sum(removed), "byte")
         row.would.append(f"merge {counted(merged, 'file')}, and remove {files}, {size}")
 
 

@@ -54,23 +54,10 @@ KAFKA = (
 )
 
 
-class Shape(Struct, frozen=True):
-    """The set of columns: plain or Kafka names, with or without the server."""
-
-    kafka: bool = False
-    server: bool = False
-
-    @property
-    def rows(self) -> tuple[tuple[str, str, pa.DataType], ...]:
-        columns = KAFKA if self.kafka else PLAIN
-        return (*columns, SERVER) if self.server else columns
-
-    def arrow(self) -> pa.Schema:
-        return pa.schema([pa.field(name, kind) for name, _, kind in self.rows])
-
-
-def shape_of(options: ReadOptions) -> Shape:
-    return Shape(kafka=options.kafka_columns, server=options.several_servers)
+def record_columns(options: ReadOptions) -> tuple[tuple[str, str, pa.DataType], ...]:
+    """Return the columns of the record: name, and type in SQL and in Arrow. With several servers there is `server`."""
+    columns = KAFKA if options.kafka_columns else PLAIN
+    return (*columns, SERVER) if len(options.connection.servers) > 1 else columns
 
 
 class OutputColumn(NamedTuple):
@@ -85,7 +72,8 @@ class OutputColumn(NamedTuple):
 class Layout(Struct, frozen=True, kw_only=True):
     """The columns of a read, the fields of data among them, and the condition on records."""
 
-    shape: Shape = Shape()
+    rows: tuple[tuple[str, str, pa.DataType], ...] = PLAIN  # the columns of the record
+    kafka: bool = False  # whether these have the names of Kafka
     outputs: tuple[OutputColumn, ...] = ()  # none: all columns of the shape
     fields: tuple[pa.Field, ...] = ()
     typed: bool = False
@@ -93,7 +81,7 @@ class Layout(Struct, frozen=True, kw_only=True):
 
     @property
     def columns(self) -> tuple[OutputColumn, ...]:
-        return self.outputs or tuple(OutputColumn(name, "record", name, kind) for name, _, kind in self.shape.rows)
+        return self.outputs or tuple(OutputColumn(name, "record", name, kind) for name, _, kind in self.rows)
 
     def arrow(self) -> pa.Schema:
         return pa.schema([pa.field(one.name, one.arrow) for one in self.columns])
@@ -101,7 +89,7 @@ class Layout(Struct, frozen=True, kw_only=True):
     def kinds(self) -> dict[str, pa.DataType]:
         """Return the columns that a condition can use: those of the read, and all columns of the record."""
         prefix = "_" if self.typed else ""
-        record = {f"{prefix}{name}": kind for name, _, kind in self.shape.rows}
+        record = {f"{prefix}{name}": kind for name, _, kind in self.rows}
         return {one.name: one.arrow for one in self.columns} | record
 
     def implied(self) -> tuple[Comparison, ...]:
@@ -110,7 +98,7 @@ class Layout(Struct, frozen=True, kw_only=True):
 
     def narrowing(self) -> Narrowing:
         """Return what the condition implies for the plan of the read."""
-        return narrowing(self.implied(), kafka=self.shape.kafka, typed=self.typed)
+        return narrowing(self.implied(), kafka=self.kafka, typed=self.typed)
 
 
 # --- record batches in the layout of a read
@@ -142,7 +130,7 @@ class Batches:
         else:
             found = Cells(*(piece.column(name) for name in Cells._fields))
         prefix = "_" if self._layout.typed else ""
-        names = {f"{prefix}{name}": name for name, _, _ in self._layout.shape.rows}
+        names = {f"{prefix}{name}": name for name, _, _ in self._layout.rows}
         if self._where is not None and self._where.columns <= names.keys():  # data need not be parsed to decide
             used = {name: _record_column(names[name], found, server, topic) for name in self._where.columns}
             rows = self._where.rows(used)

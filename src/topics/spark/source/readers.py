@@ -82,9 +82,7 @@ class TopicsReader(DataSourceReader):
     def push(self, filters: list[Any]) -> Iterable[Any]:
         """Remember the filters that narrow the read. Return all of them, so that Spark still evaluates each one."""
         layout = layout_of(self.options, self.schema)
-        self.narrowing = narrowing(
-            [*layout.implied(), *of_filters(filters)], kafka=layout.shape.kafka, typed=layout.typed
-        )
+        self.narrowing = narrowing([*layout.implied(), *of_filters(filters)], kafka=layout.kafka, typed=layout.typed)
         return filters
 
     def partitions(self) -> list[InputPartition]:

@@ -12,7 +12,7 @@ from pyspark.sql import types as t
 
 from topics.lake.json_fields import NAME
 from topics.spark.options import BadOption, ReadOptions
-from topics.spark.source.layout import UTC_TIMESTAMP, Layout, OutputColumn, shape_of
+from topics.spark.source.layout import UTC_TIMESTAMP, Layout, OutputColumn, record_columns
 from topics.spark.source.where import parse
 
 MALFORMED = "_malformed"
@@ -38,8 +38,8 @@ _ARROW: dict[type[t.DataType], pa.DataType] = {
 
 def layout_of(options: ReadOptions, schema: t.StructType | None = None) -> Layout:
     """Return the layout of a read with these options and this schema. Raise `BadOption` if they do not match."""
-    shape = shape_of(options)
-    rows = {name: (SPARK_TYPES[ddl], arrow) for name, ddl, arrow in shape.rows}
+    columns = record_columns(options)
+    rows = {name: (SPARK_TYPES[ddl], arrow) for name, ddl, arrow in columns}
     if options.columns is not None:
         for name in options.columns:
             if name not in rows:
@@ -49,12 +49,12 @@ def layout_of(options: ReadOptions, schema: t.StructType | None = None) -> Layou
             raise BadOption("typed: the columns are missing; give them with .schema(…)")
         names = list(rows) if options.columns is None else list(options.columns)
         outputs = tuple(OutputColumn(name, "record", name, rows[name][1]) for name in names)
-        found = Layout(shape=shape, outputs=outputs, where=options.where)
+        found = Layout(rows=columns, kafka=options.kafka_columns, outputs=outputs, where=options.where)
     elif options.columns is not None and schema.fieldNames() != list(options.columns):
         raise BadOption("columns and a schema: the schema already chooses the columns; remove one of them")
     elif not options.typed and _is_plain(schema, rows):
         outputs = tuple(OutputColumn(name, "record", name, rows[name][1]) for name in schema.fieldNames())
-        found = Layout(shape=shape, outputs=outputs, where=options.where)
+        found = Layout(rows=columns, kafka=options.kafka_columns, outputs=outputs, where=options.where)
     else:
         found = _typed_layout(options, schema, rows)
     if found.where is not None:
@@ -64,7 +64,7 @@ def layout_of(options: ReadOptions, schema: t.StructType | None = None) -> Layou
 
 def plain_schema(options: ReadOptions) -> t.StructType:
     """Return the columns of a read without a schema."""
-    ddl_of = {name: ddl for name, ddl, _ in shape_of(options).rows}
+    ddl_of = {name: ddl for name, ddl, _ in record_columns(options)}
     columns = layout_of(options).columns
     return t.StructType([t.StructField(one.name, SPARK_TYPES[ddl_of[one.name]]) for one in columns])
 
@@ -101,7 +101,7 @@ def _typed_layout(
             fields.append(data_field(field, field.name))
             outputs.append(OutputColumn(field.name, "field", "data", fields[-1].type))
     return Layout(
-        shape=shape_of(options), outputs=tuple(outputs), fields=tuple(fields), typed=True, where=options.where
+        rows=record_columns(options), outputs=tuple(outputs), fields=tuple(fields), typed=True, where=options.where
     )
 
 

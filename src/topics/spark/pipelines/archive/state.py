@@ -247,7 +247,7 @@ class ArchiveState:
             table.remove_dead_files()
         if table.checkpoints > self._tidied[topic]:
             self._tidied[topic] = table.checkpoints
-            self.job.report.add(removed=table.vacuum().files)
+            self.job.report.add(removed=len(table.vacuum()))
 
     def _report(self, client: Client, extent: TopicExtent, archived_to: int, *, trimmed_to: int = 0) -> bool:
         """Return whether the server has the report. Warn if the key may not report."""
