@@ -14,7 +14,7 @@ from typing import Any, Unpack
 from msgspec import Struct, field
 
 from topics.client import Client
-from topics.client.request import Summary
+from topics.client.request import State, Summary
 from topics.lake import ArchivedEpoch, File, Lake, Snapshot
 from topics.lake.archived import Range, merged
 from topics.plurals import counted
@@ -46,7 +46,7 @@ class EpochAccount(Struct, kw_only=True):
     topic: str
     epoch: int
     head: int
-    state: Summary | None  # None: the server does not have this epoch
+    state: State | Summary | None  # None: the server does not have this epoch
     archived: ArchivedEpoch
     reported_to: int = 0  # the last archived seq that the server knows
     trimmed_to: int = 0  # the last trimmed seq that the server knows
@@ -145,7 +145,9 @@ def _audited(job: PipelineJob, client: Client, lake: Lake, url: str, topics: Seq
 
 
 def _accounts(client: Client, lake: Lake, snapshot: Snapshot, topics: Sequence[str]) -> list[EpochAccount]:
-    live = _live_topics(client, topics)
+    live: dict[str, State | Summary] = {name: one for name in topics if (one := state_of(client, name)) is not None}
+    if not topics:
+        live = {row.topic: row for row in client.topics()}
     in_lake = set(snapshot.topics())
     for name in topics:
         if name not in live and name not in in_lake:
@@ -167,18 +169,6 @@ def _accounts(client: Client, lake: Lake, snapshot: Snapshot, topics: Sequence[s
                 account.reported_to, account.trimmed_to = now.archived_seq or 0, now.trimmed_seq or 0
             found.append(account)
     return found
-
-
-def _live_topics(client: Client, topics: Sequence[str]) -> dict[str, Summary]:
-    if not topics:
-        return {row.topic: row for row in client.topics()}
-    states = [state for name in topics if (state := state_of(client, name)) is not None]
-    return {
-        one.topic: Summary(
-            one.topic, one.epoch, one.head_seq, one.earliest_seq, one.count, one.bytes, one.config.durable
-        )
-        for one in states
-    }
 
 
 def _attempt(job: PipelineJob, lake: Lake, url: str, snapshot: Snapshot, accounts: list[EpochAccount]) -> bool:

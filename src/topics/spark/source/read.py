@@ -6,7 +6,7 @@ Batch queries and streams both read through this module, from a server, from fil
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -14,7 +14,7 @@ from topics.arrow import GAP
 from topics.client import request
 from topics.engine.offline import directory
 from topics.engine.offline.directory import Excerpt
-from topics.engine.read.read import Query
+from topics.engine.read.read import Query, Tombstone
 from topics.errors import Code, TopicsError
 from topics.lake import Gap as ArchivedGap
 from topics.lake import Lake
@@ -27,19 +27,19 @@ from topics.storage.fs import RealFs
 from topics.storage.segments.record_run import Run
 
 PLAIN_LAYOUT = Layout()
-HINTS = {
-    OTHER_LAKE: "an archive reported to the server that a lake has them, but this lake does not: it is another lake, "
-    "an older copy, or lacks its last versions; restore the right one; ",
-}
 
 
 class DataLoss(RuntimeError):
     """A range that a query asked for is lost."""
 
     def __init__(self, span: Span, gap_from: int, gap_to: int, reason: str) -> None:
+        other_lake = (
+            "an archive reported to the server that a lake has them, but this lake does not: it is another lake, "
+            "an older copy, or lacks its last versions; restore the right one; "
+        )
         super().__init__(
             f"seqs {gap_from} to {gap_to} of topic {span.topic} in {span.server} are lost ({reason}); "
-            f"{HINTS.get(reason, '')}"
+            f"{other_lake if reason == OTHER_LAKE else ''}"
             "with failOnDataLoss=false the query continues, and the lost range is a row of kind gap"
         )
 
@@ -48,17 +48,7 @@ class Incomplete(RuntimeError):
     """A read did not return the range that was requested, and no gap explains it."""
 
 
-class LostRange(Protocol):
-    """A lost range: a tombstone of the engine or of the client."""
-
-    @property
-    def gap_from(self) -> int: ...
-    @property
-    def gap_to(self) -> int: ...
-    @property
-    def reason(self) -> str: ...
-
-
+LostRange: TypeAlias = request.Tombstone | Tombstone  # of a server, or of files
 Piece: TypeAlias = Run | pa.RecordBatch | LostRange | int  # an int is the seq after the last one examined
 
 

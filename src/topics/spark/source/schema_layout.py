@@ -44,16 +44,13 @@ def layout_of(options: ReadOptions, schema: t.StructType | None = None) -> Layou
         for name in options.columns:
             if name not in rows:
                 raise BadOption(f"columns: there is no column {name!r}; there are {', '.join(rows)}")
-    if schema is None:
-        if options.typed:
-            raise BadOption("typed: the columns are missing; give them with .schema(…)")
-        names = list(rows) if options.columns is None else list(options.columns)
-        outputs = tuple(OutputColumn(name, "record", name, rows[name][1]) for name in names)
-        found = Layout(rows=columns, kafka=options.kafka_columns, outputs=outputs, where=options.where)
-    elif options.columns is not None and schema.fieldNames() != list(options.columns):
+    if schema is None and options.typed:
+        raise BadOption("typed: the columns are missing; give them with .schema(…)")
+    if schema is not None and options.columns is not None and schema.fieldNames() != list(options.columns):
         raise BadOption("columns and a schema: the schema already chooses the columns; remove one of them")
-    elif not options.typed and _is_plain(schema, rows):
-        outputs = tuple(OutputColumn(name, "record", name, rows[name][1]) for name in schema.fieldNames())
+    if schema is None or (not options.typed and _is_plain(schema, rows)):
+        names = (options.columns or rows) if schema is None else schema.fieldNames()
+        outputs = tuple(OutputColumn(name, "record", name, rows[name][1]) for name in names)
         found = Layout(rows=columns, kafka=options.kafka_columns, outputs=outputs, where=options.where)
     else:
         found = _typed_layout(options, schema, rows)
