@@ -89,17 +89,13 @@ class TopicTable:
         known = self._delta.facts()
         files = _files(self._folder, self._delta.files())
         of_epoch = facts.by_epoch(known)
-        epochs = {
-            epoch: ArchivedEpoch(
-                topic=self.topic,
-                epoch=epoch,
-                files=tuple(sorted(files.get(epoch, ()), key=lambda file: file.first)),
-                archived_to=of_epoch[epoch].archived_to if epoch in of_epoch else 0,
-                gaps=tuple(of_epoch[epoch].gaps) if epoch in of_epoch else (),
-                trimmed_to=of_epoch[epoch].trimmed_to if epoch in of_epoch else 0,
-            )
-            for epoch in sorted({*files, *of_epoch})
-        }
+        epochs = {}
+        for epoch in sorted({*files, *of_epoch}):
+            of = of_epoch.get(epoch, facts.EpochFacts())
+            epochs[epoch] = ArchivedEpoch(
+                topic=self.topic, epoch=epoch, archived_to=of.archived_to, trimmed_to=of.trimmed_to,
+                files=tuple(sorted(files.get(epoch, ()), key=lambda file: file.first)), gaps=tuple(of.gaps),
+            )  # fmt: skip
         return TopicState(
             topic=self.topic, version=self._delta.version, epochs=epochs,
             erasures=known.get(facts.ERASED, 0), removed=known.get(facts.REMOVED, 0), purged=known.get(facts.PURGED, 0),

@@ -33,6 +33,7 @@ from topics.spark.pipelines.rounds import (
     SourceTopic,
     TableOutput,
     TopicOutput,
+    Written,
     answered,
     chunk,
     one_task,
@@ -82,7 +83,7 @@ class CompactPosition(RoundsPosition, frozen=True, kw_only=True):
     gaps: list[ReportedGap] = field(default_factory=list)
 
 
-class CompactResult(Sent, kw_only=True):
+class CompactResult(Written, kw_only=True):
     """The result of the task that writes the latest records."""
 
     looked_at: int = 0
@@ -125,12 +126,6 @@ class Count(Struct, kw_only=True):
         return kept
 
 
-class LatestFiles(CompactResult, kw_only=True):
-    """The result of the task that writes files."""
-
-    files: list[RowsFile] = field(default_factory=list)
-
-
 class WriteLatestTable(Count, kw_only=True):
     """Writes rows, sorted by key, to files for a commit. Gaps come first, because they have no key.
 
@@ -141,7 +136,7 @@ class WriteLatestTable(Count, kw_only=True):
     cuts: list[str]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        outcome, at = LatestFiles(), 0
+        outcome, at = CompactResult(), 0
         with RowsWriter(self.storage, COLUMNS) as writer:
             for batch in batches:
                 kept = self.kept(batch, outcome)
@@ -428,7 +423,7 @@ class CompactTable(TableOutput[CompactPosition]):
             rows = self._rows(latest)
             cuts = [str(file.low) for file in self._kept]
             task = WriteLatestTable(storage=self.table.storage, cuts=cuts, null_removes=self._null_removes)
-            outcome = one_task(rows, task, LatestFiles, order=("key", "seq"))
+            outcome = one_task(rows, task, CompactResult, order=("key", "seq"))
         finally:
             latest.unpersist()
         self._files = outcome.files

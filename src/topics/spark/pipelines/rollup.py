@@ -33,6 +33,7 @@ from topics.spark.pipelines.rounds import (
     SourceTopic,
     TableOutput,
     TopicOutput,
+    Written,
     answered,
     chunk,
     one_task,
@@ -276,7 +277,7 @@ class RollupTable(TableOutput[RollupPosition]):
             raise BadUsage(f"{self.name} has other columns than the result", next=OTHER_OUTPUT)
 
     def write(self, result: DataFrame, at: RollupPosition) -> Sent:
-        outcome = one_task(result, WriteWindowsTable(self.table.storage, self._schema), WindowFiles)
+        outcome = one_task(result, WriteWindowsTable(self.table.storage, self._schema), Written)
         self._adds = outcome.files
         return outcome
 
@@ -349,12 +350,6 @@ def stamp_of(meta: bytes) -> PartStamp | None:
         return None
 
 
-class WindowFiles(Sent, kw_only=True):
-    """The result of the task that writes windows to files."""
-
-    files: list[RowsFile] = field(default_factory=list)
-
-
 class WriteWindowsTable(Struct):
     """Writes the result, sorted, to files for a commit."""
 
@@ -370,7 +365,7 @@ class WriteWindowsTable(Struct):
                 for batch in (table.sort_by(keys) if keys else table).combine_chunks().to_batches():
                     writer.write(batch)
             files = writer.finish()
-        yield answered(WindowFiles(records=sum(file.rows for file in files), files=files))
+        yield answered(Written(records=sum(file.rows for file in files), files=files))
 
 
 class WriteWindowsTopic(Struct):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 import pyarrow as pa
 import xxhash
-from msgspec import Struct
+from msgspec import Struct, field
 
 from topics.client import Client
 from topics.client.request import State
@@ -54,6 +54,12 @@ class RoundsPosition(Struct, frozen=True, kw_only=True):
     done: int = 0
     generation: int = 0  # counts restarts from the first seq; part of every write's key
     target_epoch: int = 0  # epoch of the output topic; 0 if it does not exist or the output is not a topic
+
+
+class Written(Sent, kw_only=True):
+    """The result of a task that writes rows, with the files if the output is a table."""
+
+    files: list[RowsFile] = field(default_factory=list)
 
 
 At = TypeVar("At", bound=RoundsPosition)
