@@ -45,6 +45,11 @@ def test_topics_are_found_in_table_positions(typed: str, tables: list[str], run:
         ("select orders.eu.data.x from orders.eu", "select `orders.eu`._data.x from `orders.eu`", {"data": [("x",)]}),
         ("select 'data.x', `data.x` from orders", "select 'data.x', `data.x` from `orders`", {}),
         ("select get_json_object(data, '$.x') from orders", None, {}),
+        (
+            "select extract(year from data.at) from orders",
+            "select extract(year from _data.at) from `orders`",
+            {"data": [("at",)]},
+        ),
         ("select x.y.data.z from orders", "select x.y.data.z from `orders`", {}),
     ],
 )

@@ -112,17 +112,20 @@ def read_condition(text: str, topics: set[str] | None = None) -> Statement:
         if match.start() < table_end:
             continue
         if expected and (is_chain or match.lastgroup == "number") and word not in _NO_TABLE:
-            name, table_end = _table_at(text, match.start())
-            rest = text[table_end:].lstrip()
+            name, end = _table_at(text, match.start())
+            rest = text[end:].lstrip()
             topic = known(name, topics)
             if topic is not None and not rest.startswith("("):
                 statement.tables.append(topic)
-                statement.aliases.setdefault(_alias(text, table_end, topic).lower(), []).append(topic)
-                edits.append((match.start(), table_end, quoted(topic)))
+                statement.aliases.setdefault(_alias(text, end, topic).lower(), []).append(topic)
+                edits.append((match.start(), end, quoted(topic)))
+                table_end = end
             elif not rest.startswith("("):
                 statement.unknown.append(name)
-                is_sure = is_chain and len(in_from) == 1 and expected != "," and not rest.startswith(".")
-                statement.missing = statement.missing or (name if is_sure else None)
+                is_sure = is_chain and len(in_from) == 1 and expected == found[at - 1][0].lower() != ","
+                statement.missing = statement.missing or (name if is_sure and not rest.startswith(".") else None)
+            if is_chain and table_end != end:  # perhaps no table, as in extract(year from data.at)
+                edits += _path(match, _text(found, at + 1), topics, statement)
             expected = ""
         elif word in ("from", "join") and not (at and found[at - 1][0].lower() == "distinct"):
             in_from[-1], expected = True, word
@@ -137,13 +140,17 @@ def read_condition(text: str, topics: set[str] | None = None) -> Statement:
         elif word in ("describe", "desc") and at == 0:
             expected = word if len(found) == 2 else ","
         elif is_chain:
-            edits += _path(match, found[at + 1][0] if at + 1 < len(found) else "", topics, statement)
+            edits += _path(match, _text(found, at + 1), topics, statement)
     if "with" in statement.words:
         statement.missing = None  # the names of a WITH clause are tables as well
     for start, stop, new in reversed(edits):
         text = text[:start] + new + text[stop:]
     statement.text = text
     return statement
+
+
+def _text(found: list[re.Match[str]], at: int) -> str:
+    return found[at][0] if at < len(found) else ""
 
 
 def known(name: str, topics: set[str]) -> str | None:
