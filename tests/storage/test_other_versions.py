@@ -192,7 +192,7 @@ def test_format_number_is_raised_with_every_change_of_the_format() -> None:
 
 def test_client_reads_the_settings_of_a_newer_server() -> None:
     config = msgspec.to_builtins(TopicConfig()) | {"colour": "red", "archive": {"hold": True, "colour": "red"}}
-    answer = {"topic": "t", "created": True, "epoch": 1, "config": config, "performance": {"total_ms": 1}}
+    answer = {"topic": "t", "created": True, "epoch": 1, "config": config, "performance": {"server_total_ms": 1.0}}
     put_topic = msgspec.json.decode(msgspec.json.encode(answer), type=Put)
     assert put_topic.config.archive is not None
     assert put_topic.config.archive.hold
