@@ -9,7 +9,6 @@ Spark hide its value.
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
 import re
@@ -250,20 +249,24 @@ def _object_store(location: str, options: dict[str, str]) -> pafs.FileSystem:
     """Return the file system of an object store, as deltalake opens it."""
     from deltalake.fs import DeltaStorageHandler
 
-    class Output(io.RawIOBase):
+    class Output:
         """A file that takes any buffer: Arrow passes its own kind, and deltalake takes only bytes."""
 
         def __init__(self, file: Any) -> None:
             self._file = file
+            self.closed = False
 
         def write(self, data: Any) -> int:
             self._file.write(bytes(memoryview(data)))
             return len(memoryview(data))
 
+        def flush(self) -> None:
+            self._file.flush()
+
         def close(self) -> None:
             if not self.closed:
+                self.closed = True
                 self._file.close()
-            super().close()
 
     class Handler(DeltaStorageHandler):
         def open_output_stream(self, path: str, metadata: Any = None) -> Any:
