@@ -355,7 +355,7 @@ def read_past(topic: Topic, look: Callable[[], T]) -> T:
 
 
 def look_through(
-    topic: Topic, low_seq: int, high_seq: int, look: Callable[[Segment, int, int], None], *, from_ts: int = 0
+    topic: Topic, low_seq: int, high_seq: int, look: Callable[[Segment, int, int], None], *, from_ts: int | None = None
 ) -> Steps[None]:
     """Call `look` with each part of a segment in [low_seq, high_seq) that has live records, as one step each.
 
@@ -370,8 +370,11 @@ def look_through(
             except Damaged as damage:
                 lose_range(topic, damage)
 
-    spans = topic.walk(low_seq, high_seq)
-    yield from each_loaded(partial(look_at, *span) for span in spans if span[0].live and span[0].max_ts >= from_ts)
+    yield from each_loaded(
+        partial(look_at, segment, low, high)
+        for segment, low, high in topic.walk(low_seq, high_seq)
+        if segment.live and (from_ts is None or segment.max_ts >= from_ts)
+    )
 
 
 def lose_range(topic: Topic, damage: Damaged) -> bool:

@@ -197,7 +197,7 @@ class Routers:
             found.add(look_for(segment, match, low, high, from_ts=from_ts))
 
         start = max(from_seq + 1, source.earliest)
-        yield from retention.look_through(source, start, source.head + 1, look, from_ts=from_ts or 0)
+        yield from retention.look_through(source, start, source.head + 1, look, from_ts=from_ts)
         if source.gone:
             raise topic_not_found(source.name)
         return found
