@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from tools.docs.configuration import reference
-from topics.config import SETTINGS, TIERS, BadSettings, Setting, Settings, unknown_variables
-from topics.setting_kinds import GIB, KIB, MIB
+from topics.config import GIB, KIB, MIB, SETTINGS, TIERS, BadSettings, Setting, Settings, unknown_variables
 
 ROOT = Path(__file__).resolve().parent.parent
 

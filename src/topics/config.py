@@ -12,37 +12,162 @@ import dataclasses
 import difflib
 import ipaddress
 import itertools
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import urlsplit
 
-from topics.keys import BadKeys, KeyRule, check_distinct
-from topics.setting_kinds import (
-    BUCKET_URL,
-    COUNT,
-    DIRECTORY,
-    FLAG,
-    GIB,
-    INPUT_FILE,
-    KEY_FILE,
-    KEYS,
-    KIB,
-    MIB,
-    MILLIS,
-    ORIGINS,
-    OUTPUT_FILE,
-    SIZE,
-    TEXT,
-    KeyFile,
-    Kind,
-    choice,
-)
+from topics.keys import BadKeys, KeyRule, check_distinct, parse_lines, parse_list
 
 PREFIX = "TOPICS_"
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 U63 = (1 << 63) - 1
+
+
+# --- kinds of settings: how a value is parsed from text, and shown as an operator would write it
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+_SIZE = re.compile(r"([0-9]+) ?(|k|K|M|G|T|KiB|MiB|GiB|TiB)")
+_UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": 1 << 40}
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s@]+")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kind:
+    """Parser, printer and default bounds of a type of setting. `parse` raises ValueError with the reason."""
+
+    name: str
+    parse: Callable[[str], Any]
+    show: Callable[[Any], str] = str
+    low: int | None = None
+    high: int | None = None
+
+
+def _parse_integer(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,19}", text):
+        raise ValueError(f"{text!r} is not a whole number, such as 100")
+    return int(text)
+
+
+def _parse_size(text: str) -> int:
+    match = _SIZE.fullmatch(text)
+    if match is None or len(text) > 24:
+        raise ValueError(
+            f"{text!r} is not a size; use a number of bytes, or a number with KiB, MiB or GiB (short: k, M, G)"
+        )
+    return int(match[1]) * _UNITS[match[2][:1].upper()]
+
+
+def _show_size(value: int) -> str:
+    for unit, factor in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if value and value % factor == 0:
+            return f"{value // factor}{unit}"
+    return str(value)
+
+
+def _parse_bool(text: str) -> bool:
+    word = text.lower()
+    if word not in _TRUE | _FALSE:
+        raise ValueError(f"{text!r} is not a boolean; use 1, 0, true, false, yes, no, on or off")
+    return word in _TRUE
+
+
+def _parse_origins(text: str) -> tuple[str, ...]:
+    origins = tuple(part.strip() for part in text.split(",") if part.strip())
+    for origin in origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise ValueError(f"{origin!r} is not an origin; use * or scheme://host[:port], without a path")
+    return origins
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyFile:
+    """A file of API keys and its rules. Only digests of its secrets are kept."""
+
+    path: Path
+    rules: tuple[KeyRule, ...] = dataclasses.field(repr=False)
+
+
+def _parse_key_file(text: str) -> KeyFile:
+    path = Path(text)
+    try:
+        return KeyFile(path, parse_lines(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else type(error).__name__
+        raise ValueError(f"{text} cannot be read: {reason}") from None
+    except BadKeys as error:
+        raise ValueError(f"{text}: {error}") from None
+
+
+def _parse_output_file(text: str) -> Path:
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise ValueError(f"the directory {path.parent} does not exist; create it first")
+    return path
+
+
+def _parse_input_file(text: str) -> Path:
+    path = Path(text)
+    if not path.is_file():
+        raise ValueError(f"the file {text} does not exist")
+    return path
+
+
+def _parse_directory(text: str) -> Path:
+    path = Path(text)
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{text} is a file, not a directory; choose a directory")
+    return path
+
+
+def choice(*words: str) -> Kind:
+    """Return a kind whose values are these words."""
+
+    def parse(text: str) -> str:
+        word = text.lower()
+        if word not in words:
+            raise ValueError(f"{text!r} is not one of {', '.join(words)}")
+        return word
+
+    return Kind(name=" | ".join(words), parse=parse)
+
+
+def parse_bucket_url(url: str) -> str:
+    """Return the URL of a replica. Raise `ValueError` if it is none."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("s3", "gs", "az", "file"):
+        raise ValueError(f"{url} is no replica; use s3://bucket/prefix, gs://…, az://container/prefix or file:///dir")
+    if parts.username or parts.password or parts.query:
+        raise ValueError("the URL must have no credentials; set them in the environment, as for other programs")
+    if parts.scheme == "file" and (parts.netloc or parts.path in ("", "/")):
+        raise ValueError(f"{url} has no directory; use file:///var/lib/topics-replica")
+    if parts.scheme != "file" and not parts.netloc:
+        raise ValueError(f"{url} has no bucket; use {parts.scheme}://bucket/prefix")
+    return url
+
+
+BUCKET_URL = Kind(name="URL", parse=parse_bucket_url)
+TEXT = Kind(name="text", parse=str)
+COUNT = Kind(name="integer", parse=_parse_integer, low=1, high=U63)
+MILLIS = Kind(name="milliseconds", parse=_parse_integer, low=1, high=DAY_MS)
+SIZE = Kind(name="size", parse=_parse_size, show=_show_size, low=1, high=U63)
+FLAG = Kind(name="boolean", parse=_parse_bool, show=lambda value: "true" if value else "false")
+ORIGINS = Kind(name="list of origins", parse=_parse_origins, show=",".join)
+DIRECTORY = Kind(name="directory", parse=_parse_directory)
+KEYS = Kind(name="list of keys", parse=parse_list)
+KEY_FILE = Kind(name="file", parse=_parse_key_file, show=lambda value: str(value.path))
+INPUT_FILE = Kind(name="file", parse=_parse_input_file)
+OUTPUT_FILE = Kind(name="file", parse=_parse_output_file)
+
+
+# --- the table
 
 
 class BadSettings(Exception):
@@ -99,117 +224,86 @@ class Setting:
         return "(hidden)" if self.secret else self.kind.show(value)
 
 
-_ROW = "setting"
-
-
 def _row(
-    kind: Kind,
-    default: Any,
-    help: str,
-    *,
-    group: str,
-    low: int | None = None,
-    high: int | None = None,
-    secret: bool = False,
+    kind: Kind, default: Any, help: str, *, low: int | None = None, high: int | None = None, secret: bool = False
 ) -> Any:
     """Return a field of `Settings` with its table row. The type is `Any`, so that the annotation declares it."""
-    row = {"kind": kind, "default": default, "low": low, "high": high, "help": help, "group": group, "secret": secret}
-    return dataclasses.field(default=default, repr=not secret, metadata={_ROW: row})
-
-
-def _count(default: int, help: str, *, group: str, low: int = 1, high: int = U63) -> Any:
-    return _row(COUNT, default, help, group=group, low=low, high=high)
-
-
-def _size(default: int, help: str, *, group: str, low: int = 1, high: int = U63) -> Any:
-    return _row(SIZE, default, help, group=group, low=low, high=high)
-
-
-def _millis(default: int, help: str, *, group: str, low: int = 1, high: int = DAY_MS) -> Any:
-    return _row(MILLIS, default, help, group=group, low=low, high=high)
+    bounds = {"low": kind.low if low is None else low, "high": kind.high if high is None else high}
+    row = {"kind": kind, "default": default, "help": help, "secret": secret, **bounds}
+    return dataclasses.field(default=default, repr=not secret, metadata=row)
 
 
 def _cap(default: int, help: str) -> Any:
-    return _row(COUNT, default, help + " 0 means unlimited.", group=CAPS, low=0, high=U63)
+    return _row(COUNT, default, help + " 0 means unlimited.", low=0)
 
 
-ADDRESS = "Address"
-LOGGING = "Logging"
-SECURITY = "Security"
-REQUESTS = "Sizes of requests and answers"
-CAPS = "Resource caps"
-CONNECTIONS = "Connections"
-STORAGE = "Storage"
 TIERS = "Hot and cold segments"
-REPLICA = "Replica"
+GROUPS = {  # by their first settings
+    "host": "Address",
+    "log_level": "Logging",
+    "api_keys": "Security",
+    "max_batch_records": "Sizes of requests and answers",
+    "max_topics": "Resource caps",
+    "max_connections": "Connections",
+    "data_dir": "Storage",
+    "cold_dir": TIERS,
+    "replica": "Replica",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
     """The settings of a server. `load` reads them from the environment and flags; tests pass them by keyword."""
 
-    host: str = _row(
-        TEXT, "127.0.0.1", "Address or host name to listen on. A non-loopback address needs API keys.", group=ADDRESS
-    )
-    port: int = _count(4000, "Port to listen on. 0 chooses a free port.", group=ADDRESS, low=0, high=65_535)
-    port_file: Path | None = _row(
-        OUTPUT_FILE, None, "File to which the server writes its port once it listens.", group=ADDRESS
-    )
+    host: str = _row(TEXT, "127.0.0.1", "Address or host name to listen on. A non-loopback address needs API keys.")
+    port: int = _row(COUNT, 4000, "Port to listen on. 0 chooses a free port.", low=0, high=65_535)
+    port_file: Path | None = _row(OUTPUT_FILE, None, "File to which the server writes its port once it listens.")
     cors_origins: tuple[str, ...] = _row(
-        ORIGINS, (), "Origins whose pages may call the API, separated by commas. * allows all.", group=ADDRESS
+        ORIGINS, (), "Origins whose pages may call the API, separated by commas. * allows all."
     )
-    console: bool = _row(FLAG, True, "Serve the web console at /console.", group=ADDRESS)
+    console: bool = _row(FLAG, True, "Serve the web console at /console.")
 
-    log_level: str = _row(
-        choice("debug", "info", "warning", "error"), "info", "Minimum severity of log lines.", group=LOGGING
-    )
+    log_level: str = _row(choice("debug", "info", "warning", "error"), "info", "Minimum severity of log lines.")
     log_format: str = _row(
         choice("auto", "human", "json"),
         "auto",
         "Format of log lines. auto means human on a terminal and json elsewhere.",
-        group=LOGGING,
     )
-    slow_request_ms: int = _millis(1000, "Log requests that take longer. 0 disables this.", group=LOGGING, low=0)
+    slow_request_ms: int = _row(MILLIS, 1000, "Log requests that take longer. 0 disables this.", low=0)
 
     api_keys: tuple[KeyRule, ...] = _row(
         KEYS,
         (),
         "API keys, separated by commas, each secret[:scopes[:prefixes]]. Other users of the machine can see flags: use "
         "the variable or the file.",
-        group=SECURITY,
         secret=True,
     )
     api_keys_file: KeyFile | None = _row(
         KEY_FILE,
         None,
         "File with one API key per line, in addition to those above. Lines that start with # are comments.",
-        group=SECURITY,
     )
-    allow_insecure_no_auth: bool = _row(FLAG, False, "Allow a non-loopback address without API keys.", group=SECURITY)
-    probe_auth: bool = _row(FLAG, False, "Require an API key for the health and readiness probes too.", group=SECURITY)
-    tls_cert: Path | None = _row(
-        INPUT_FILE, None, "Certificate chain in PEM form. The server then serves HTTPS only.", group=SECURITY
-    )
-    tls_key: Path | None = _row(
-        INPUT_FILE, None, "Private key of the certificate, if it is not in the same file.", group=SECURITY
-    )
+    allow_insecure_no_auth: bool = _row(FLAG, False, "Allow a non-loopback address without API keys.")
+    probe_auth: bool = _row(FLAG, False, "Require an API key for the health and readiness probes too.")
+    tls_cert: Path | None = _row(INPUT_FILE, None, "Certificate chain in PEM form. The server then serves HTTPS only.")
+    tls_key: Path | None = _row(INPUT_FILE, None, "Private key of the certificate, if it is not in the same file.")
 
-    max_batch_records: int = _count(10_000, "Maximum records in one write.", group=REQUESTS, high=1_000_000)
-    max_record_bytes: int = _size(
-        MIB, "Data and meta of one record. If unset, it follows the body and meta limits.", group=REQUESTS, high=GIB
+    max_batch_records: int = _row(COUNT, 10_000, "Maximum records in one write.", high=1_000_000)
+    max_record_bytes: int = _row(
+        SIZE, MIB, "Data and meta of one record. If unset, it follows the body and meta limits.", high=GIB
     )
-    max_body_bytes: int = _size(
-        64 * MIB, "A request body, decompressed. If unset, it is at least the record limit.", group=REQUESTS, high=GIB
+    max_body_bytes: int = _row(
+        SIZE, 64 * MIB, "A request body, decompressed. If unset, it is at least the record limit.", high=GIB
     )
-    max_meta_bytes: int = _size(
-        16 * KIB, "Meta of one record. If unset, it is at most the record limit.", group=REQUESTS, high=GIB
+    max_meta_bytes: int = _row(
+        SIZE, 16 * KIB, "Meta of one record. If unset, it is at most the record limit.", high=GIB
     )
-    max_tag_bytes: int = _size(256, "Maximum size of a tag.", group=REQUESTS, high=64 * KIB - 1)
-    max_node_bytes: int = _size(128, "Maximum size of a node name.", group=REQUESTS, high=64 * KIB - 1)
-    max_limit: int = _count(1000, "Maximum records in one read; larger is clamped.", group=REQUESTS, high=1_000_000)
-    max_claim: int = _count(1000, "Maximum jobs in one claim, ack, nack or extend.", group=REQUESTS, high=1_000_000)
-    max_watch_topics: int = _count(
-        256, "Maximum topics, and patterns, in one watch session or WebSocket.", group=REQUESTS, high=1_000_000
+    max_tag_bytes: int = _row(SIZE, 256, "Maximum size of a tag.", high=64 * KIB - 1)
+    max_node_bytes: int = _row(SIZE, 128, "Maximum size of a node name.", high=64 * KIB - 1)
+    max_limit: int = _row(COUNT, 1000, "Maximum records in one read; larger is clamped.", high=1_000_000)
+    max_claim: int = _row(COUNT, 1000, "Maximum jobs in one claim, ack, nack or extend.", high=1_000_000)
+    max_watch_topics: int = _row(
+        COUNT, 256, "Maximum topics, and patterns, in one watch session or WebSocket.", high=1_000_000
     )
 
     max_topics: int = _cap(100_000, "Maximum number of topics.")
@@ -220,107 +314,95 @@ class Settings:
     max_sse_connections: int = _cap(10_000, "Maximum open event streams, WebSockets and scans.")
     max_sse_connections_per_key: int = _cap(1000, "Maximum open event streams, WebSockets and scans per API key.")
     max_inflight_per_key: int = _cap(1000, "Maximum number of concurrent requests per API key.")
-    max_total_bytes: int = _size(0, "Maximum size of all stored records. 0 means unlimited.", group=CAPS, low=0)
+    max_total_bytes: int = _row(SIZE, 0, "Maximum size of all stored records. 0 means unlimited.", low=0)
     memory_budget_bytes: int | None = _row(
-        SIZE, None,
+        SIZE,
+        None,
         "Maximum memory for clients: bodies, answers, sessions, idempotency keys. Past it, large requests get 429. If "
         "unset, a quarter of the memory of the machine or its cgroup. 0 means unlimited.",
-        group=CAPS, low=0, high=U63,
-    )  # fmt: skip
-    max_idempotency_keys: int = _count(1_000_000, "Maximum number of idempotency keys per topic.", group=CAPS)
-    metrics_max_topics: int = _count(
-        1000, "Maximum number of topics with their own metrics. The others are summed.", group=CAPS, low=0
+        low=0,
+        high=U63,
     )
-    session_ttl_ms: int = _millis(300_000, "Time until a watch session without a stream expires.", group=CAPS)
+    max_idempotency_keys: int = _row(COUNT, 1_000_000, "Maximum number of idempotency keys per topic.")
+    metrics_max_topics: int = _row(
+        COUNT, 1000, "Maximum number of topics with their own metrics. The others are summed.", low=0
+    )
+    session_ttl_ms: int = _row(MILLIS, 300_000, "Time until a watch session without a stream expires.")
 
-    max_connections: int = _count(
+    max_connections: int = _row(
+        COUNT,
         0,
         "Maximum number of open connections. Past it, a new connection replaces an idle one, or gets 429. 0 means as "
         "many as the file descriptor limit (ulimit -n) allows; larger values are lowered to that.",
-        group=CONNECTIONS,
         low=0,
     )
-    max_header_bytes: int = _size(
-        32 * KIB, "Maximum size of the request line and headers.", group=CONNECTIONS, low=KIB, high=MIB
+    max_header_bytes: int = _row(SIZE, 32 * KIB, "Maximum size of the request line and headers.", low=KIB, high=MIB)
+    max_headers: int = _row(COUNT, 100, "Maximum number of header fields in a request.", high=10_000)
+    header_timeout_ms: int = _row(
+        MILLIS, 10_000, "Maximum time from the first byte of a request to the end of its headers."
     )
-    max_headers: int = _count(100, "Maximum number of header fields in a request.", group=CONNECTIONS, high=10_000)
-    header_timeout_ms: int = _millis(
-        10_000, "Maximum time from the first byte of a request to the end of its headers.", group=CONNECTIONS
-    )
-    body_timeout_ms: int = _millis(
-        60_000, "Maximum time from the end of the headers to the end of the body.", group=CONNECTIONS
-    )
-    idle_timeout_ms: int = _millis(75_000, "Time after which an idle connection is closed.", group=CONNECTIONS)
-    buffer_grace_ms: int = _millis(
-        5_000, "Time for which a watcher's connection may be full before its gaps are reported as from_seq_too_old.",
-        group=CONNECTIONS, low=0,
-    )  # fmt: skip
-    slow_consumer_timeout_ms: int = _millis(
-        30_000, "Time for which a watcher's connection may be full before it is closed.", group=CONNECTIONS
-    )
-    ws_deflate: bool = _row(FLAG, False, "Compress WebSocket messages if the client supports it.", group=CONNECTIONS)
-    pressure_lag_ms: int = _millis(
-        250,
-        "Loop lag at which requests get 429; pushes are delayed earlier. 0 disables this.",
-        group=CONNECTIONS,
+    body_timeout_ms: int = _row(MILLIS, 60_000, "Maximum time from the end of the headers to the end of the body.")
+    idle_timeout_ms: int = _row(MILLIS, 75_000, "Time after which an idle connection is closed.")
+    buffer_grace_ms: int = _row(
+        MILLIS,
+        5_000,
+        "Time for which a watcher's connection may be full before its gaps are reported as from_seq_too_old.",
         low=0,
     )
-    drain_timeout_ms: int = _millis(
-        10_000, "Maximum time for open requests to finish after SIGTERM or SIGINT.", group=CONNECTIONS, low=0
+    slow_consumer_timeout_ms: int = _row(
+        MILLIS, 30_000, "Time for which a watcher's connection may be full before it is closed."
+    )
+    ws_deflate: bool = _row(FLAG, False, "Compress WebSocket messages if the client supports it.")
+    pressure_lag_ms: int = _row(
+        MILLIS, 250, "Loop lag at which requests get 429; pushes are delayed earlier. 0 disables this.", low=0
+    )
+    drain_timeout_ms: int = _row(
+        MILLIS, 10_000, "Maximum time for open requests to finish after SIGTERM or SIGINT.", low=0
     )
 
     data_dir: Path | None = _row(
-        DIRECTORY,
-        None,
-        "Data directory. If unset, records are in memory only and lost when the server stops.",
-        group=STORAGE,
+        DIRECTORY, None, "Data directory. If unset, records are in memory only and lost when the server stops."
     )
-    sync_interval_ms: int = _millis(
-        100, "Time after which writes are synced, for topics that do not wait for the sync.", group=STORAGE, high=60_000
+    sync_interval_ms: int = _row(
+        MILLIS, 100, "Time after which writes are synced, for topics that do not wait for the sync.", high=60_000
     )
-    wal_file_bytes: int = _size(
-        16 * MIB, "Size at which a new write-ahead log file is started.", group=STORAGE, low=64 * KIB, high=4 * GIB
+    wal_file_bytes: int = _row(
+        SIZE, 16 * MIB, "Size at which a new write-ahead log file is started.", low=64 * KIB, high=4 * GIB
     )
-    checkpoint_wal_bytes: int = _size(
-        64 * MIB, "Growth of the write-ahead log after which a checkpoint is taken.", group=STORAGE, low=64 * KIB
+    checkpoint_wal_bytes: int = _row(
+        SIZE, 64 * MIB, "Growth of the write-ahead log after which a checkpoint is taken.", low=64 * KIB
     )
-    checkpoint_interval_ms: int = _millis(300_000, "Maximum time between two checkpoints.", group=STORAGE, low=100)
-    segment_max_events: int = _count(
-        65_536, "Number of records at which a segment is sealed.", group=STORAGE, low=16, high=1_048_576
+    checkpoint_interval_ms: int = _row(MILLIS, 300_000, "Maximum time between two checkpoints.", low=100)
+    segment_max_events: int = _row(
+        COUNT, 65_536, "Number of records at which a segment is sealed.", low=16, high=1_048_576
     )
-    segment_max_bytes: int = _size(64 * MIB, "Size at which a segment is sealed.", group=STORAGE, low=4 * KIB, high=GIB)
-    segment_max_age_ms: int = _millis(
-        HOUR_MS, "Age at which a segment is sealed.", group=STORAGE, low=100, high=365 * DAY_MS
-    )
+    segment_max_bytes: int = _row(SIZE, 64 * MIB, "Size at which a segment is sealed.", low=4 * KIB, high=GIB)
+    segment_max_age_ms: int = _row(MILLIS, HOUR_MS, "Age at which a segment is sealed.", low=100, high=365 * DAY_MS)
 
-    cold_dir: Path | None = _row(DIRECTORY, None, "Directory for sealed segments beyond the limits below.", group=TIERS)
-    hot_retain_segments: int = _count(
-        0, "Maximum sealed segments per topic in the data directory. 0 means unlimited.", group=TIERS, low=0
+    cold_dir: Path | None = _row(DIRECTORY, None, "Directory for sealed segments beyond the limits below.")
+    hot_retain_segments: int = _row(
+        COUNT, 0, "Maximum sealed segments per topic in the data directory. 0 means unlimited.", low=0
     )
-    hot_retain_bytes: int = _size(
-        0, "Maximum size of sealed segments per topic in the data directory. 0 means unlimited.", group=TIERS, low=0
+    hot_retain_bytes: int = _row(
+        SIZE, 0, "Maximum size of sealed segments per topic in the data directory. 0 means unlimited.", low=0
     )
 
     replica: str | None = _row(
-        BUCKET_URL, None, "Replica of the data directory: s3://bucket/prefix, gs://…, az://… or file:///directory.",
-        group=REPLICA,
-    )  # fmt: skip
-    replica_interval_ms: int = _millis(
-        1000, "Time after which writes are uploaded, for topics that do not wait for it.", group=REPLICA, low=10,
+        BUCKET_URL, None, "Replica of the data directory: s3://bucket/prefix, gs://…, az://… or file:///directory."
+    )
+    replica_interval_ms: int = _row(
+        MILLIS,
+        1000,
+        "Time after which writes are uploaded, for topics that do not wait for it.",
+        low=10,
         high=3_600_000,
-    )  # fmt: skip
-    replica_timeout_ms: int = _millis(
-        10_000, "Time after which a write that waits for the replica gets 503.", group=REPLICA, low=100, high=600_000
     )
-    replica_max_lag_bytes: int = _size(
-        4 * GIB, "Log that is kept while the replica cannot be reached.", group=REPLICA, low=MIB
+    replica_timeout_ms: int = _row(
+        MILLIS, 10_000, "Time after which a write that waits for the replica gets 503.", low=100, high=600_000
     )
-    replica_keep_ms: int = _millis(
-        7 * DAY_MS,
-        "Time for which every moment can be restored from the replica.",
-        group=REPLICA,
-        low=0,
-        high=3650 * DAY_MS,
+    replica_max_lag_bytes: int = _row(SIZE, 4 * GIB, "Log that is kept while the replica cannot be reached.", low=MIB)
+    replica_keep_ms: int = _row(
+        MILLIS, 7 * DAY_MS, "Time for which every moment can be restored from the replica.", low=0, high=3650 * DAY_MS
     )
 
     @classmethod
@@ -329,11 +411,13 @@ class Settings:
         values: dict[str, Any] = {}
         problems: list[str] = []
         for row in SETTINGS:
-            source, text = _given(row, env, flags)
-            if not text:
+            source, text = row.variable, env.get(row.variable, "")
+            if row.name in flags:  # an empty flag unsets the variable
+                source, text = row.flag, flags[row.name]
+            if not text.strip():
                 continue
             try:
-                values[row.name] = row.read(text)
+                values[row.name] = row.read(text.strip())
             except (ValueError, OSError) as error:
                 is_safe = not row.secret or isinstance(error, BadKeys)
                 problems.append(f"{source}: {error if is_safe else 'the value is invalid'}")
@@ -367,16 +451,14 @@ class Settings:
             return False
 
 
-SETTINGS: tuple[Setting, ...] = tuple(
-    Setting(name=field.name, **field.metadata[_ROW]) for field in dataclasses.fields(Settings)
-)
+def _rows() -> Iterator[Setting]:
+    group = ""
+    for field in dataclasses.fields(Settings):
+        group = GROUPS.get(field.name, group)
+        yield Setting(name=field.name, group=group, **field.metadata)
 
 
-def _given(row: Setting, env: Mapping[str, str], flags: Mapping[str, str]) -> tuple[str, str]:
-    """Return the source of a setting and its text. An empty flag unsets the variable."""
-    if row.name in flags:
-        return row.flag, flags[row.name].strip()
-    return row.variable, env.get(row.variable, "").strip()
+SETTINGS = tuple(_rows())
 
 
 def _conflicts(settings: Settings) -> list[str]:

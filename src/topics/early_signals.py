@@ -1,7 +1,10 @@
-"""Signals before and after the event loop of a server. Imports little: it is the first module of a start."""
+"""Signals of commands: before and after the event loop of a server, and while a command runs. Imports little."""
 
 import signal
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
@@ -29,3 +32,17 @@ def _count(number: int, frame: FrameType | None) -> None:
 def _end(number: int, frame: FrameType | None) -> None:
     ignore()
     sys.exit(0)
+
+
+@contextmanager
+def handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Handle SIGINT and SIGTERM within the block. Only the main thread can: elsewhere, nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

@@ -78,28 +78,15 @@ def _parse_entry(entry: str, number: int) -> KeyRule:
         raise BadKeys(
             f"key {number}: the secret is empty, too long (over 4096), or has characters that a header cannot carry"
         )
-    return KeyRule(digest_of(secret.encode()), _parse_scopes(scopes, number), _parse_prefixes(prefixes, number))
-
-
-def _parse_scopes(text: str, number: int) -> frozenset[str]:
-    if not text:
-        return frozenset(SCOPES)
-    found: set[str] = set()
-    for word in text.split("+"):
-        if word not in _WORDS:
-            raise BadKeys(
-                f"key {number}: the second field is not a list of scopes; "
-                f"use {', '.join(SCOPES)} (r, w, d, a, rw), joined by +"
-            )
-        found.update(_WORDS[word])
-    return frozenset(found)
-
-
-def _parse_prefixes(text: str, number: int) -> tuple[str, ...]:
-    if not text:
-        return ()
-    prefixes = tuple(text.split("|"))
-    if not all(_PREFIX.fullmatch(prefix) for prefix in prefixes):
+    words = scopes.split("+") if scopes else SCOPES
+    if not all(word in _WORDS for word in words):
+        raise BadKeys(
+            f"key {number}: the second field is not a list of scopes; "
+            f"use {', '.join(SCOPES)} (r, w, d, a, rw), joined by +"
+        )
+    allowed = tuple(prefixes.split("|")) if prefixes else ()
+    if not all(_PREFIX.fullmatch(prefix) for prefix in allowed):
         # An empty prefix would silently allow every name, and one with other characters would silently allow none.
         raise BadKeys(f"key {number}: the third field is not a list of name prefixes, joined by |")
-    return prefixes
+    granted = frozenset(scope for word in words for scope in _WORDS[word])
+    return KeyRule(digest_of(secret.encode()), granted, allowed)

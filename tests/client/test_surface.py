@@ -103,6 +103,19 @@ def test_every_route_has_a_method() -> None:
     assert asked == routes
 
 
+def test_settings_of_a_newer_server_are_ignored() -> None:
+    config = {"type": "log", "not_yet_known": 1, "archive": {"hold": True, "also_new": 2}}
+    state = {
+        "topic": "a", "type": "log", "epoch": 1, "head_seq": 0, "earliest_seq": 1, "next_seq": 1, "count": 0,
+        "bytes": 0, "config": config, "effective_priority": 0, "last_write_ts": None, "last_read_ts": None,
+        "created": True, "performance": {"server_total_ms": 0.1},
+    }  # fmt: skip
+    with Topics(transport=httpx.MockTransport(lambda request: httpx.Response(200, json=state))) as topics:
+        for found in (topics.topic("a"), topics.put_topic("a")):
+            assert found.config.archive is not None
+            assert found.config.archive.hold
+
+
 @pytest.mark.parametrize(("kind", "name"), PUBLIC, ids=lambda value: getattr(value, "__name__", value))
 def test_method_is_typed_and_explained(kind: type, name: str) -> None:
     method = getattr(kind, name)

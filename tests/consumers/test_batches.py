@@ -315,7 +315,7 @@ def test_verify_reads_entries_of_many_topics():
 def commit(engine: Engine, *commits: tuple[str, str, int]) -> Any:
     """Call `POST /v0/consumers`, without a server. Return the deferred answer."""
     body = CommitRequest([Commit(*one) for one in commits])
-    slices = SimpleNamespace(answer=lambda _, steps: run_all(steps))
+    slices = SimpleNamespace(answer=lambda _, steps, cause: run_all(steps))
     services: Any = SimpleNamespace(engine=engine, slices=slices)
     call: Any = SimpleNamespace(request=SimpleNamespace(started_ns=0), body=lambda: body)
     return handlers.commit_consumers(services, call)

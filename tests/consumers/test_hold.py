@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.consumers.harness import TOPIC, Consumers
+from tests.simulated.draining import drain
 from topics.engine.write import archived
 from topics.errors import Code, TopicsError
 from topics.model.records import Limits
@@ -169,7 +170,7 @@ def test_router_loses_nothing_that_a_consumer_of_its_source_holds():
     readers.server.done(readers.engine.routers.put("r", RouterRequest(source=TOPIC, dest="to")))
     readers.put("billing", hold=True, max_hold_bytes=ENOUGH)
     readers.write(9)
-    readers.engine.routers.forwarder.drain()
+    drain(readers.engine)
     readers.engine.flush()
     rows, gaps = readers.server.walk("to")
     assert (len(rows), gaps) == (9, [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.consumers.harness import TOPIC, Consumers
+from tests.simulated.draining import drain
 from tests.simulated.harness import ROOT, SimServer
 from topics.engine.offline.verify import verify
 from topics.errors import TopicsError
@@ -116,7 +117,7 @@ def test_router_into_a_topic_with_consumers_is_replayed_in_order():
     readers.server.done(readers.engine.routers.put("r", RouterRequest(source="from", dest=TOPIC)))
     for at in range(7):
         readers.server.append("from", str(at))
-        readers.engine.routers.forwarder.drain()
+        drain(readers.engine)
         readers.engine.flush()
         readers.put("billing", seq=readers.engine.topic(TOPIC).head)
     before = readers.seqs()

@@ -15,9 +15,9 @@ import pytest
 import topics
 from tests.queues.harness import Workshop, job, seqs
 from tests.simulated.disk import SimDisk
+from tests.simulated.draining import drain
 from tests.simulated.harness import SimServer
 from topics.engine import retention
-from topics.engine.durable import atomic_files
 from topics.engine.routers.graph import upstream
 from topics.engine.state.topics import SegmentLimits
 from topics.engine.write import apply
@@ -181,7 +181,7 @@ def test_a_router_copies_around_damaged_bytes_of_a_deleted_record():
     server = with_damage_between()
     with ends_within(10):
         server.done(server.engine.routers.put("r", RouterRequest(source="t", dest="copy", from_seq=0)))
-        server.engine.routers.forwarder.drain()
+        drain(server.engine)
     assert [row[:6] for row in server.data("copy")] == ['"aaaaa', '"ccccc']
     with ends_within(10):
         after = server.crash("keep")
@@ -199,7 +199,7 @@ def test_damage_that_costs_nothing_again_and_again_raises():
         raise damage
 
     with ends_within(10), pytest.raises(Corrupt):
-        retention.read_past(topic, damage, look)
+        retention.read_past(topic, look)
     assert topic.count == 1
 
 
@@ -237,7 +237,7 @@ def test_truncated_cold_file_is_not_copied_for_ever():
     with pytest.MonkeyPatch.context() as patch, ends_within(10):
         patch.setattr(server.store.fs, "open", open_cut)
         with pytest.raises(Corrupt, match="ends here"):
-            atomic_files.copy(server.store.dir, segment.path, "/data/segments/copy", INLINE)
+            server.store.dir.copy_file(segment.path, "/data/segments/copy", INLINE)
 
 
 # --- chains of routers
@@ -257,7 +257,7 @@ def test_a_chain_of_more_routers_than_calls_may_nest_recovers():
     length = sys.getrecursionlimit() + 100
     server = chained(length)
     server.append("t0", "1", "2", "3")
-    server.engine.routers.forwarder.drain()
+    drain(server.engine)
     server.delete(f"t{length}", before_seq=2)  # pins in the log how far the chain had come
     after = server.crash("keep")
     assert after.data(f"t{length}") == ["2", "3"]
@@ -268,7 +268,7 @@ def test_a_chain_of_capped_topics_recovers_however_deep_evictions_nest():
     server = chained(40, cap_records=2)
     for n in range(60):
         server.append("t0", f"{n}", f"{n}")
-        server.engine.routers.forwarder.drain()
+        drain(server.engine)
     limit = sys.getrecursionlimit()
     depth = len(list(frames()))
     sys.setrecursionlimit(depth + 150)  # stands for a longer chain: seven calls nest per router

@@ -9,17 +9,17 @@ import sys
 
 from topics.cli.main import build_parser
 from topics.cli.servers import serve
-from topics.storage.fs import RealFile
+from topics.storage.fs import File
 
-datasync = RealFile.datasync
+datasync = File.datasync
 
 
-def failing_datasync(self: RealFile) -> None:
+def failing_datasync(self: File) -> None:
     if self.path.endswith(".wal") and os.path.exists(os.environ["SYNC_FAILS"]):
         raise OSError(errno.EIO, os.strerror(errno.EIO), self.path)
     datasync(self)
 
 
 if __name__ == "__main__":
-    RealFile.datasync = failing_datasync  # type: ignore[method-assign]
+    File.datasync = failing_datasync  # type: ignore[method-assign]
     sys.exit(serve.execute(build_parser().parse_args(["serve", *sys.argv[1:]])))

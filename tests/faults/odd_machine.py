@@ -12,8 +12,8 @@ import time
 
 from topics.cli.main import build_parser
 from topics.cli.servers import serve
-from topics.engine.durable import atomic_files, checkpoint_retries
-from topics.storage import fs
+from topics.engine.durable import checkpoint_retries
+from topics.storage import data_layout, fs
 
 
 def slow_syncs(delay_s: float, noted: str) -> None:
@@ -27,19 +27,19 @@ def slow_syncs(delay_s: float, noted: str) -> None:
         return wait
 
     for name in ("sync", "datasync"):
-        setattr(fs.RealFile, name, slow(getattr(fs.RealFile, name), lambda file: file.path))
-    fs.RealFs.sync_dir = slow(fs.RealFs.sync_dir, lambda _, path: path)
+        setattr(fs.File, name, slow(getattr(fs.File, name), lambda file: file.path))
+    fs.Fs.sync_dir = slow(fs.Fs.sync_dir, lambda _, path: path)
 
 
 def full_while_there(flag: str) -> None:
-    write = atomic_files.write
+    write = data_layout.DataLayout.write_file
 
     def refuse(*arguments):  # type: ignore[no-untyped-def]
         if os.path.exists(flag):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(*arguments)
 
-    atomic_files.write = refuse
+    data_layout.DataLayout.write_file = refuse
     checkpoint_retries.FIRST_RETRY_MS = 25  # times 20, because these attempts rotate the log
 
 

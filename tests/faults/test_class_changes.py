@@ -12,6 +12,7 @@ from tests.conftest import StartServer
 from tests.contract.api import Api
 from tests.queues.harness import QUEUE, Workshop, job
 from tests.simulated.disk import FOREVER, SimDisk
+from tests.simulated.draining import drain
 from tests.simulated.harness import DeferredWorker, SimServer, TopicView
 from tests.simulated.inode import CrashMode
 from topics.engine.write.commit import Halted, Ticket
@@ -128,19 +129,19 @@ def test_routers_around_a_topic_leaving_ephemeral_copy_each_record_once(durabili
     route(server, "e", "d", guarantee="exactly_once")
     server.append("a", "1", "2")
     server.append("e", "3")
-    server.engine.routers.forwarder.drain()
+    drain(server.engine)
     server.append("a", "4")
     server.append("e", "5")
     if forwarded:
-        server.engine.routers.forwarder.drain()
+        drain(server.engine)
     server.put("e", durability=durability)
     server.append("d", '"direct"')
     server.append("a", "6")
-    server.engine.routers.forwarder.drain()
+    drain(server.engine)
     before = {name: (view.records, view.tombstones) for name, view in server.view().items()}
     for mode in CRASHES if durability == "fsync" else CRASHES[:1]:
         after = server.next(server.disk.clone().crash(mode))
-        after.engine.routers.forwarder.drain()
+        drain(after.engine)
         if mode == "keep":
             assert {name: (view.records, view.tombstones) for name, view in after.view().items()} == before
         datas = after.data("d")
@@ -183,17 +184,17 @@ def test_kill_during_change_from_ephemeral_moves_no_later_copy(router: str) -> N
     server.append("e", "4", tag="x")
     server.engine.put_topic("e", ConfigPatch(durability="fsync"))
     server.engine.flush()
-    server.engine.routers.forwarder.drain()
+    drain(server.engine)
     server.append("a", "5", tag="x")
     server.append("e", "6", tag="x")
-    server.engine.routers.forwarder.drain()
+    drain(server.engine)
     server.append("d", '"direct"')
     server.append("e", "7", tag="x")
-    server.engine.routers.forwarder.drain()
+    drain(server.engine)
     live = {name: server.by_seq(name) for name in server.engine.topics}
     after = server.next(server.disk.clone().crash("keep"))
     for _ in range(2):  # a second start finds the same, with or without a snapshot in between
-        after.engine.routers.forwarder.drain()
+        drain(after.engine)
         found = {name: after.by_seq(name) for name in after.engine.topics}
         assert found["a"] == live["a"]
         assert {seq: data for seq, data in live["d"].items() if seq in found.get("d", {})} == found.get("d", {})

@@ -14,6 +14,7 @@ from tests.contract.api import Api
 from tests.live.events import Events
 from tests.queues.harness import Workshop
 from tests.simulated.disk import FOREVER, SimDisk
+from tests.simulated.draining import drain
 from tests.simulated.harness import SimServer
 from tests.simulated.inode import CrashMode
 from topics.errors import TopicsError
@@ -114,7 +115,7 @@ def test_exactly_once_stamps_of_an_ephemeral_source_never_repeat() -> None:
     route(server, "e", "d", guarantee="exactly_once")
     for start in range(3):
         server.append("e", *numbers(start * 10, start * 10 + 4))
-        server.engine.routers.forwarder.drain()
+        drain(server.engine)
         server = server.crash("keep")
     rows = [json.loads(row) for row in server.walk("d")[0]]
     keys = [row["meta"]["_topics_router"]["key"] for row in rows]
@@ -127,11 +128,11 @@ def test_records_not_forwarded_from_an_ephemeral_source_are_reported() -> None:
     server.put("e", durability="ephemeral")
     route(server, "e", "d")
     server.append("e", "1", "2")
-    server.engine.routers.forwarder.drain()
+    drain(server.engine)
     server.append("e", "3")
     after = server.crash("keep")
     after.append("e", "4")
-    after.engine.routers.forwarder.drain()
+    drain(after.engine)
     assert after.data("d") == ["1", "2", "4"]
     [(first, _, reason)] = after.walk("d")[1]
     assert (first, reason) == (3, "source_trim")
@@ -148,7 +149,7 @@ def test_copies_into_an_ephemeral_topic_never_reuse_its_seqs(durability: str) ->
         server.append("e", *numbers(1, 3_000))
         server.append("a", *numbers(1, 4_000))
         server.append("a", *numbers(1, 4_000))
-        server.engine.routers.forwarder.drain()
+        drain(server.engine)
         head = server.engine.topic("e").head
         assert head == before + 11_000
         server = server.crash(mode)  # type: ignore[arg-type]
@@ -162,7 +163,7 @@ def test_full_disk_stops_copies_into_an_ephemeral_topic_at_its_ceiling() -> None
     route(server, "a", "e")
     server.append("a", *numbers(1, 9_000))
     server.fill_log()
-    server.engine.routers.forwarder.drain()
+    drain(server.engine)
     held = server.engine.topic("e").head
     assert 0 < held < 9_000
     assert server.engine.routers.forwarder.run(0), "it comes back later instead of trying again and again"
@@ -175,12 +176,12 @@ def test_chain_through_an_ephemeral_topic_copies_each_record_once() -> None:
     route(server, "a", "e")
     route(server, "e", "d")
     server.append("a", "1", "2", "3")
-    server.engine.routers.forwarder.drain()
+    drain(server.engine)
     after = server.crash("keep")
-    after.engine.routers.forwarder.drain()
+    drain(after.engine)
     assert after.data("d") == ["1", "2", "3"]
     after.append("a", "4")
-    after.engine.routers.forwarder.drain()
+    drain(after.engine)
     assert after.data("d") == ["1", "2", "3", "4"]
 
 
@@ -218,7 +219,7 @@ def test_losses_of_an_ephemeral_topic_never_overlap() -> None:
     route(server, "a", "e")
     for number in range(1, 6):
         server.append("a", str(number), str(-number), str(number))  # two of three are gone before they are copied
-        server.engine.routers.forwarder.drain()
+        drain(server.engine)
     assert len(server.engine.topic("e").losses.runs) > 1
     server.checkpoint()
     for after in (server.next(server.disk.clone().crash("keep")), server.stop()):

@@ -393,7 +393,7 @@ def low_ceilings() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("topics.engine.state.topic.FIRST_CEILING", 8)
         patch.setattr("topics.engine.write.append.FIRST_CEILING", 8)
-        patch.setattr("topics.engine.queue.job_moves.FIRST_CEILING", 8)
+        patch.setattr("topics.engine.queue.dead_letters.FIRST_CEILING", 8)
         patch.setattr("topics.engine.write.ceilings.FIRST_CEILING", 8)
         patch.setitem(Staging.stage_create.__kwdefaults__, "ceiling", 8)
         patch.setattr("topics.engine.write.ceilings.MAX_STEP", 32)

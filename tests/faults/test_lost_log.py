@@ -15,7 +15,7 @@ from tests.simulated.disk import SimDisk
 from tests.simulated.harness import ROOT, SimServer, request
 from topics.engine.offline.verify import verify
 from topics.errors import Corrupt
-from topics.storage.fs import RealFs
+from topics.storage.fs import Fs
 from topics.storage.log import walfile
 
 DURABILITIES = ["fsync", "disk", "memory"]
@@ -344,7 +344,7 @@ def test_server_with_damaged_log_starts_and_reports_the_gap(
         path.write_bytes(bytes(path.stat().st_size))
     else:
         os.truncate(path, 0 if damage == "empty" else walfile.written_end(path.read_bytes()) // 2)
-    assert not verify(RealFs(), str(data)).clean
+    assert not verify(Fs(), str(data)).clean
 
     again = start_server(data_dir=data)
     api = Api(again.url)

@@ -12,7 +12,7 @@ from tests.simulated.disk import SimDisk
 from tests.simulated.harness import ROOT, SimServer
 from topics.clock import SystemClock
 from topics.engine.offline.verify import verify
-from topics.engine.queue.job_moves import Moved
+from topics.engine.queue.dead_letters import Moved
 from topics.engine.queue.lease_log import Leased
 from topics.storage.log import entry as log
 

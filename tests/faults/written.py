@@ -15,7 +15,7 @@ from topics.engine.state.topics import State
 from topics.engine.write.commit import Ticket
 from topics.model.topic import ConfigPatch
 from topics.storage.datadir import DataDir
-from topics.storage.fs import RealFs
+from topics.storage.fs import Fs
 from topics.storage.log.wal import Wal
 from topics.storage.worker import InlineWorker
 
@@ -25,7 +25,7 @@ class Writer:
 
     def __init__(self, path: Path, *, now_ms: int) -> None:
         self.clock = SimClock(now_ms)
-        datadir = DataDir(RealFs(), str(path))
+        datadir = DataDir(Fs(), str(path))
         datadir.open()
         state = State()
         wal = Wal(datadir, file_bytes=64 << 20, worker=InlineWorker(), clock=self.clock)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -30,12 +31,12 @@ def typed(kind: str, *texts: str) -> list[Any]:
         ("INT", ["5", "-2147483648", "2147483648", "1.0", '"5"', "true", "null"], [5, -2147483648, *[None] * 5]),
         ("SMALLINT", ["32767", "32768"], [32767, None]),
         ("BIGINT", ["9223372036854775807", "9223372036854775808"], [9223372036854775807, None]),
-        ("DOUBLE", ["1", "1.5", "-2e3", "1e999", '"1"'], [1.0, 1.5, -2000.0, None, None]),
-        ("FLOAT", ["1.5", "1e39"], [1.5, None]),
+        ("DOUBLE", ["1", "1.5", "-2e3", "1e999", '"1"'], [1.0, 1.5, -2000.0, math.inf, None]),
+        ("FLOAT", ["1.5", "1e39"], [1.5, math.inf]),
         ("BOOLEAN", ["true", "false", "1", '"true"'], [True, False, None, None]),
         (
             "DECIMAL(4,2)", ["12.34", "12.345", "123.4", "1e1", '"0.10"', "-99.99", '"x"', "[]"],
-            [Decimal("12.34"), None, None, Decimal(10), Decimal("0.10"), Decimal("-99.99"), None, None],
+            [Decimal("12.34"), Decimal("12.35"), None, Decimal(10), Decimal("0.10"), Decimal("-99.99"), None, None],
         ),
         ("DATE", ['"2024-02-29"', '"2023-02-29"', "1"], [date(2024, 2, 29), None, None]),
         (

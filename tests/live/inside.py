@@ -14,6 +14,7 @@ import uvloop
 from topics.clock import SystemClock
 from topics.config import Settings
 from topics.server.app import TopicsApp
+from topics.server.http.http1.connection import Connection
 from topics.server.http.http_limits import HttpLimits
 from topics.server.http.server import HttpServer
 
@@ -43,7 +44,7 @@ class Inside:
     async def _serve(self) -> None:
         self.app = TopicsApp(self.settings, SystemClock(), self.loop)
         self.app.http = http = HttpServer(self.app, HttpLimits.of(self.settings), budget=self.app.budget)
-        server = await self.loop.create_server(http.connection, "127.0.0.1", 0)
+        server = await self.loop.create_server(lambda: Connection(http), "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         await self.app.start()
         self._ready.set()

@@ -16,7 +16,7 @@ from tests.live.events import Events
 from tests.live.inside import Inside
 from tests.live.test_websocket import Socket
 from topics.server.push import rendering
-from topics.storage.fs import RealFile
+from topics.storage.fs import File
 from topics.storage.segments.cold import Cold, Need
 from topics.storage.segments.sealed import SealedSegment
 
@@ -31,20 +31,20 @@ class SlowDisk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.gate = threading.Event()
         self.asked = threading.Event()
-        pread, try_pread = RealFile.pread, RealFile.try_pread
+        pread, try_pread = File.pread, File.try_pread
 
-        def slow(file: RealFile, size: int, at: int) -> bytes:
+        def slow(file: File, size: int, at: int) -> bytes:
             if file.path.endswith(".seg"):
                 self.asked.set()
                 assert self.gate.wait(WAIT_S)
             return pread(file, size, at)
 
-        def cold(file: RealFile, size: int, at: int) -> Any:
+        def cold(file: File, size: int, at: int) -> Any:
             return None if file.path.endswith(".seg") else try_pread(file, size, at)
 
-        monkeypatch.setattr(RealFile, "pread", slow)
-        monkeypatch.setattr(RealFile, "try_pread", cold)
-        monkeypatch.setattr(RealFile, "lend", lambda file, size, at: None)
+        monkeypatch.setattr(File, "pread", slow)
+        monkeypatch.setattr(File, "try_pread", cold)
+        monkeypatch.setattr(File, "lend", lambda file, size, at: None)
 
 
 class World:
@@ -172,7 +172,7 @@ def test_nothing_is_read_for_a_client_that_left(world: World):
     world.disk.asked.clear()
     stuck = [Background(lambda: world.slow.diff("t", limit=1000)) for _ in range(8)]
     assert world.disk.asked.wait(WAIT_S)
-    loads = world.inside.app.services.runtime.loads
+    loads = world.inside.app.services.runtime
     eventually(lambda: len(loads._running), lambda running: running == 8)
     leaver = socket.create_connection(("127.0.0.1", world.inside.port))
     body = b'{"from_seq":0,"limit":1000}'

@@ -12,7 +12,7 @@ from topics.model.records import WriteRequest
 from topics.model.topic import ConfigPatch
 from topics.model.watch import ViewOptions, make_view
 from topics.server.push.rendering import Event, RenderedFrame
-from topics.server.push.subscription import Subscription
+from topics.server.push.subscription_set import Subscription
 
 GATHER_S = GATHER_MS / 1000
 

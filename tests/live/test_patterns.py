@@ -54,9 +54,7 @@ def test_stream_reports_topics_beyond_the_limit_once() -> None:
     session, _ = app.services.sessions.create(WatchRequest(topics=EVERYTHING), ANYONE, lenient=False)
     create(app, loop, [f"t{at:04}" for at in range(500)])
     services = app.services
-    stream = WatchStream(
-        services.runtime, services.dispatcher, services.sessions, session, position=None, release=lambda: None
-    )
+    stream = WatchStream(services.push, services.sessions, session, position=None, release=lambda: None)
     sink: Any = FrameSink()
     stream.opened(sink)
     assert len(session.subscriptions) == 5
@@ -114,4 +112,3 @@ def test_new_topic_reaches_exactly_the_watchers_of_its_prefixes() -> None:
     for watcher in ("rooms", "green", "no"):
         waiters.remove(watcher)
     assert not waiters._by_prefix
-    assert not waiters._lengths

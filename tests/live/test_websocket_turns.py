@@ -39,9 +39,6 @@ class RecordingSink:
     def give_up(self) -> None:
         pass
 
-    def buffered(self) -> int:
-        return 0
-
     def hold(self, held: bool, /) -> None:
         self.held = held
 
@@ -55,7 +52,7 @@ class Client:
         packer = BoundedDeflate(self.app.settings.max_body_bytes) if deflate else None
         if packer is not None:
             packer.accept("permessage-deflate")
-        self.ws = WebSocket(self.app.services.sockets, Response(101), ANYONE, deflate=packer, release=lambda: None)
+        self.ws = WebSocket(self.app.services.push, Response(101), ANYONE, deflate=packer, release=lambda: None)
         self.ws.opened(self.sink)
 
     def sent(self, data: bytes) -> int:
@@ -129,13 +126,13 @@ def test_compressed_input_is_unpacked_in_small_pieces(monkeypatch: pytest.Monkey
     message = bytearray(frame(TEXT, packed[:-4]))
     message[0] |= 0x40  # RSV1: compressed
     sizes = []
-    take = SocketInput.take
+    take = SocketInput._take_text
 
-    def counting(input: SocketInput, event: events.Event) -> None:
-        sizes.append(len(getattr(event, "data", "")))
+    def counting(input: SocketInput, event: events.TextMessage) -> None:
+        sizes.append(len(event.data))
         take(input, event)
 
-    monkeypatch.setattr(SocketInput, "take", counting)
+    monkeypatch.setattr(SocketInput, "_take_text", counting)
     client.ws.received(bytes(message))
     while client.sink.held and not client.sink.closed:
         client.turn()

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from msgspec import Raw
 
+from tests.simulated import draining
 from tests.simulated.disk import MUTATING, SimDisk
 from tests.simulated.harness import DeferredWorker, SimServer, TopicView
 from topics.engine.queue.verbs import Want
@@ -53,7 +54,7 @@ class World:
     def act(self) -> None:
         verbs: list[tuple[int, Callable[[], object]]] = [
             (8, self.append), (2, self.configure), (2, self.delete), (3, self.route), (1, self.unroute), (1, self.drop),
-            (2, self.archive), (4, lambda: self.server.engine.routers.forwarder.drain()),
+            (2, self.archive), (4, lambda: draining.drain(self.server.engine)),
             (1, self.checkpoint), (1, self.begin_checkpoint),
             (2, lambda: self.server.clock.advance(ms=self.rng.choice([1, 30, 50, 101]))),
             (self.queue * 5, self.claim), (self.queue, self.finish), (self.queue, self.redrive),
@@ -225,7 +226,7 @@ def drain(server: SimServer) -> None:
         before = now
         for edge in table.edges():
             edge.held_until_ms = 0
-        server.engine.routers.forwarder.drain()
+        draining.drain(server.engine)
 
 
 def looks(server: SimServer) -> dict[str, TopicView]:

@@ -10,6 +10,7 @@ from tests.routers.random_history import Film, check_unchanged, looks
 from tests.sampling import SEED
 from tests.simulated.clock import SimClock
 from tests.simulated.disk import SimDisk
+from tests.simulated.draining import drain
 from tests.simulated.harness import SimServer, TopicView
 from tests.simulated.inode import CrashMode
 from topics.model.records import TagMatch
@@ -27,26 +28,26 @@ def scene(server: SimServer) -> Iterator[None]:
     yield
     server.append("a", "1", "2", tag="x")
     yield
-    routers.forwarder.drain()
+    drain(server.engine)
     yield
     server.append("b", '"direct"', tag="x")
     server.append("a", "3")
     yield
     server.delete("a", match=TagMatch("Eq", "x"))
-    routers.forwarder.drain()
+    drain(server.engine)
     yield
     server.checkpoint()
     server.append("a", "4", "5", tag="x")
     server.delete("b", before_seq=3)
     yield
-    routers.forwarder.drain()
+    drain(server.engine)
     server.put("a", durability="fsync", cap_records=2)
     server.append("a", "6", "7", tag="x")
     yield
-    routers.forwarder.drain()
+    drain(server.engine)
     server.done(routers.drop("bc"))
     server.append("a", "8")
-    routers.forwarder.drain()
+    drain(server.engine)
     yield
 
 
@@ -74,7 +75,7 @@ def test_copies_agree_with_their_source_after_any_crash(mode: CrashMode, every: 
 def check_copies(after: SimServer) -> None:
     """The source is `fsync`: every record that it still has was copied exactly once, in order."""
     engine = after.engine
-    engine.routers.forwarder.drain()
+    drain(engine)
     if "ab" in engine.routers.table.by_name:
         assert engine.routers.get("ab").lag == 0
         source, copies = after.data("a"), [data for data in after.data("b") if data != '"direct"']
@@ -82,7 +83,7 @@ def check_copies(after: SimServer) -> None:
         assert set(source) <= set(copies) | {"1", "2"}, "what is there was forwarded, or went with b's own delete"
     found = after.view()
     again = after.crash("keep")
-    again.engine.routers.forwarder.drain()
+    drain(again.engine)
     assert again.view() == found
 
 
@@ -100,20 +101,20 @@ def ring(server: SimServer) -> Iterator[None]:
         for name in "abc":
             server.append(name, str(number), f'"{name}{number}"')
         yield
-        routers.forwarder.drain()
+        drain(server.engine)
         yield
     server.checkpoint()
     server.append("b", "7")
     server.put("a", durability="fsync", cap_records=3)
-    routers.forwarder.drain()
+    drain(server.engine)
     yield
     server.done(routers.drop("ca"))
     server.append("a", "8")
-    routers.forwarder.drain()
+    drain(server.engine)
     yield
     server.done(routers.put("ca", RouterRequest(source="c", dest="a", allow_cycle=True, guarantee="exactly_once")))
     server.append("c", "9")
-    routers.forwarder.drain()
+    drain(server.engine)
     yield
 
 
@@ -135,7 +136,7 @@ def test_records_on_a_cycle_keep_their_seqs_after_any_crash(mode: CrashMode, eve
         try:
             after = SimServer(moment, clock=SimClock(server.clock.now_ms())).crash(mode)
             check_unchanged({**looks(after), **before}, after)
-            after.engine.routers.forwarder.drain()
+            drain(after.engine)
             check_unchanged({**looks(after), **before}, after)
             found = looks(after)
             assert looks(after.crash("keep")) == found

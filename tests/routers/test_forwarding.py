@@ -9,6 +9,7 @@ import pytest
 
 from tests.simulated.clock import SimClock
 from tests.simulated.disk import SimDisk
+from tests.simulated.draining import drain
 from tests.simulated.harness import DeferredWorker, SimServer, request
 from topics.engine.queue.verbs import Want
 from topics.engine.read.read import Query
@@ -24,7 +25,7 @@ def route(server: SimServer, source: str, dest: str, **fields: Any) -> None:
 
 
 def forward(server: SimServer) -> None:
-    server.engine.routers.forwarder.drain()
+    drain(server.engine)
 
 
 class BusyClock(SimClock):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from tests.reference.oracle_router import RouterOracle
+from tests.simulated.draining import drain
 from tests.simulated.harness import SimServer
 from topics.engine.steps import run_all
 from topics.errors import TopicsError
@@ -108,7 +109,7 @@ class Pair:
     def forward(self) -> None:
         for _ in range(3):  # a chain of full topics gets room from its end
             self.server.clock.advance(ms=2_000)
-            self.server.engine.routers.forwarder.drain()
+            drain(self.server.engine)
 
     def compare(self) -> None:
         assert set(self.server.engine.topics) == set(self.oracle.topics)

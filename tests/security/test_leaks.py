@@ -130,7 +130,7 @@ class World:
         [self.key] = guard._keys.callers
 
     def open(self) -> tuple[Connection, FakeTransport]:
-        connection, transport = self.http.connection(), FakeTransport()
+        connection, transport = Connection(self.http), FakeTransport()
         connection.connection_made(transport)
         return connection, transport
 
@@ -149,7 +149,7 @@ class World:
             "streams of the key": self.key.streams,
             "streams": self.app.quotas.streams,
             "polls": len(self.app.services.runtime.open_ended),
-            "connections": self.http.open_connections,
+            "connections": len(self.http.connections),
             "waiters": sum(len(topic.waiters) for topic in topics),
             "listeners": sum(len(topic.listeners) for topic in topics),
         }

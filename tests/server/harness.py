@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from topics.server.http.http1.connection import Connection
 from topics.server.http.http1.intake import TURN_NS
 from topics.server.http.http_limits import HttpLimits
 from topics.server.http.messages import Answer, App, Deferred, Request, Response, Sink, Stream, Upgrade
@@ -249,7 +250,7 @@ class Harness:
         self.port: int = self._listener.sockets[0].getsockname()[1]
 
     async def _listen(self) -> asyncio.AbstractServer:
-        return await self._loop.create_server(self.http.connection, "127.0.0.1", 0, backlog=2048)
+        return await self._loop.create_server(lambda: Connection(self.http), "127.0.0.1", 0, backlog=2048)
 
     def connect(self, **options: Any) -> Client:
         return Client(self.port, **options)

@@ -29,13 +29,13 @@ from typing import Literal, NamedTuple, Never, TypeVar
 
 from tests.simulated.inode import PAGE_BYTES, CrashMode, Inode, Op, Reserve, Resize, Write
 from tests.simulated.names import DiskNames, os_error
-from topics.storage.fs import Buffer, File, Fs, Lock, LockHeld
+from topics.storage.fs import Buffer, LockHeld
 
 FOREVER = 1 << 62
 
 # Calls with an effect: a crash at any other call equals a crash at the next of these.
 MUTATING = frozenset(
-    "open pwrite pwritev datasync sync truncate allocate rename unlink link mkdir rmdir sync_dir lock unlock".split()
+    "open pwrite pwritev datasync sync truncate allocate rename unlink mkdir rmdir sync_dir lock unlock".split()
 )
 
 _PLENTY_BYTES = 1 << 40
@@ -72,7 +72,7 @@ class Fault:
         )
 
 
-class SimDisk(Fs):
+class SimDisk:
     """A disk and the process that uses it. `calls` lists all calls of the process."""
 
     def __init__(
@@ -185,9 +185,6 @@ class SimDisk(Fs):
     def unlink(self, path: str) -> None:
         self._call("unlink", path, lambda: self._names.unlink(path))
 
-    def link(self, src: str, dst: str) -> None:
-        self._call("link", src, lambda: self._names.link(src, dst))
-
     def mkdir(self, path: str) -> None:
         self._call("mkdir", path, lambda: self._names.mkdir(path))
 
@@ -225,6 +222,10 @@ class SimDisk(Fs):
             return SimLock(self, node, path)
 
         return self._call("lock", path, work)
+
+    def lock_shared(self, path: str) -> "SimLock":
+        """One process uses the disk, so this may exclude other readers, too."""
+        return self.lock(path)
 
     def boot_id(self) -> str:
         return self._call("boot_id", "", lambda: f"{self.seed & 0xFFFFFFFF:08x}-0000-4000-8000-{self._boots:012x}")
@@ -303,10 +304,8 @@ class SimDisk(Fs):
         return twin
 
 
-class SimFile(File):
+class SimFile:
     """An open file of a `SimDisk`. Closing it after a crash has no effect."""
-
-    __slots__ = ("_disk", "_open", "_writable", "node", "path")
 
     def __init__(self, disk: SimDisk, node: Inode, *, path: str, writable: bool) -> None:
         self.path = path
@@ -404,7 +403,7 @@ class SimFile(File):
             raise os_error(errno.EBADF, self.path)
 
 
-class SimLock(Lock):
+class SimLock:
     """A held lock of a `SimDisk`, released by a crash."""
 
     __slots__ = ("_disk", "_held", "_node", "_path")

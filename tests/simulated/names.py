@@ -1,6 +1,6 @@
 """The directories of a simulated disk: current names, durable names, and the pending changes between them.
 
-A change (create, rename, link, unlink, mkdir, rmdir) is one journal entry, so it survives completely or not at all. A
+A change (create, rename, unlink, mkdir, rmdir) is one journal entry, so it survives completely or not at all. A
 sync of a directory that it touches removes it from the journal.
 """
 
@@ -129,14 +129,6 @@ class DiskNames:
     def unlink(self, path: str) -> None:
         self.file(path)
         self._change(self.find(path), Edit(*self._place(path), None))
-
-    def link(self, src: str, dst: str) -> None:
-        self.file(src)
-        parent, name = self._place(dst)
-        if name in self.entries(parent, dst):
-            raise os_error(errno.EEXIST, dst)
-        number = self.find(src)
-        self._change(number, Edit(parent, name, number))
 
     def rename(self, src: str, dst: str) -> None:
         moved = self.find(src)

@@ -210,19 +210,6 @@ def test_unlink_is_undone_unless_the_directory_was_synced():
     assert disk.crash("lose").files() == []
 
 
-def test_synced_link_survives_removal_of_the_first_name():
-    disk = SimDisk()
-    durable_file(disk, data=b"abc")
-    disk.link("/a", "/b")
-    assert disk.clone().crash("lose").files() == ["/a"]
-    disk.unlink("/a")
-    for seed in range(20):
-        assert disk.crash("reorder", Random(seed)).files() in (["/a"], ["/a", "/b"], ["/b"])
-    disk = disk.crash("keep")
-    disk.sync_dir("/")
-    assert disk.clone().crash("lose").contents("/b") == b"abc"
-
-
 def test_reorder_keeps_any_set_of_name_changes():
     disk = SimDisk()
     for name in "abc":

@@ -76,7 +76,6 @@ def test_failed_change_of_names_changes_nothing():
     for op, call in {
         "rename": lambda: disk.rename("/a", "/b"),
         "unlink": lambda: disk.unlink("/a"),
-        "link": lambda: disk.link("/a", "/b"),
         "mkdir": lambda: disk.mkdir("/d"),
         "open": lambda: disk.open("/c", create=True),
     }.items():

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from tests.conftest import StartServer
 from topics.client import Client
 from topics.storage import backup
-from topics.storage.fs import RealFs
+from topics.storage.fs import Fs
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -21,7 +21,7 @@ def test_every_snippet_of_the_page_runs(spark: SparkSession, start_server: Start
     server = start_server(data_dir=tmp_path / "data")
     with Client(server.url) as client:
         client.append("orders", [{"data": {"sku": "first"}}])
-        backup.copy(RealFs(), str(tmp_path / "data"), str(tmp_path / "backup"))
+        backup.copy(Fs(), str(tmp_path / "data"), str(tmp_path / "backup"))
         client.drop_topic("orders")
     text = PAGE.read_text()
     names: dict[str, Any] = {"__name__": "docs"}

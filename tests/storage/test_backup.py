@@ -11,7 +11,7 @@ from tests.simulated.harness import SimServer
 from tests.simulated.inode import CrashMode
 from topics.engine.offline.verify import verify
 from topics.storage import backup
-from topics.storage.backup_target import CopyError
+from topics.storage.backup_files import CopyError
 from topics.storage.datadir import DataDir
 from topics.storage.segments import codec
 

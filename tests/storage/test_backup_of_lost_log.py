@@ -17,10 +17,9 @@ from tests.simulated.disk import SimDisk
 from tests.simulated.harness import ROOT, SimServer
 from topics.engine.offline.verify import verify
 from topics.errors import Corrupt
-from topics.storage import backup, copied_files
-from topics.storage.backup_target import CopyError
-from topics.storage.copied_files import read_whole
-from topics.storage.fs import Fs
+from topics.storage import backup, backup_files
+from topics.storage.backup_files import CopyError
+from topics.storage.fs import Fs, read_whole
 from topics.storage.log import walfile
 
 
@@ -172,7 +171,7 @@ def test_copy_while_the_log_grows_is_clean(monkeypatch: pytest.MonkeyPatch) -> N
         rest(server)
         return data
 
-    monkeypatch.setattr(copied_files, "read_whole", grow_and_read)
+    monkeypatch.setattr(backup_files, "read_whole", grow_and_read)
     done = backup.copy(server.disk, ROOT, "/copy")
     assert done.problems == []
     report = verify(server.disk, "/copy")

@@ -5,14 +5,14 @@ import pytest
 
 from tests.simulated.disk import Crashed, SimDisk
 from topics.storage.datadir import DataDir, DataDirError
-from topics.storage.fs import Fs, RealFs
+from topics.storage.fs import Fs
 
 ROOT = "/var/topics/data"
 
 
 @pytest.fixture(params=["real", "simulated"])
 def data(request: pytest.FixtureRequest, tmp_path: Path) -> DataDir:
-    return DataDir(RealFs(), str(tmp_path / "a/b")) if request.param == "real" else DataDir(SimDisk(), ROOT)
+    return DataDir(Fs(), str(tmp_path / "a/b")) if request.param == "real" else DataDir(SimDisk(), ROOT)
 
 
 def put(fs: Fs, path: str, content: bytes = b"x") -> None:

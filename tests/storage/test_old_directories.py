@@ -18,7 +18,7 @@ from tests.conftest import ServerProcess
 from topics.cli.main import main
 from topics.engine.offline.directory import Directory
 from topics.storage.datadir import FORMAT_VERSION
-from topics.storage.fs import RealFs
+from topics.storage.fs import Fs
 
 ARCHIVES = sorted((Path(__file__).parent / "directories").glob("*.tar.gz"))
 STATES = ("stopped", "killed")
@@ -102,7 +102,7 @@ def _compare(http: httpx.Client, expected: Any) -> None:
 
 def test_leases_of_an_old_directory_are_recovered(case: tuple[Path, Any]) -> None:
     directory, expected = case
-    with Directory(RealFs(), str(directory), now_ms=0) as found:
+    with Directory(Fs(), str(directory), now_ms=0) as found:
         for name, old in expected["topics"].items():
             if old["queue"] is not None:
                 queue = found.topics[name].queue

@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from topics.cli import tree
 from topics.cli.connect import target
 from topics.cli.connect.server import Server, get
+from topics.cli.options import add_parser, option
 from topics.cli.output.failures import Failure
 from topics.cli.output.screen import Screen
-from topics.cli.tree import Subparsers, add_parser
+from topics.cli.tree import Subparsers
 from topics.errors import TopicsError
 
 BASH = """\
@@ -67,14 +68,15 @@ SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 
 def register(subparsers: Subparsers) -> None:
     parser = add_parser(
-        subparsers, "completion", details="It completes commands, options and topic names.",
+        subparsers, "completion", "",
+        option("SHELL", "bash, zsh or fish", choices=SCRIPTS),
+        option("--json", "print the script as a member of one JSON object"),
+        details="It completes commands, options and topic names.",
         epilog="load it now, or in the start file of the shell:\n"
         "  source <(topics completion bash)        # ~/.bashrc\n"
         "  source <(topics completion zsh)         # ~/.zshrc, after compinit\n"
         "  topics completion fish | source         # ~/.config/fish/config.fish",
     )  # fmt: skip
-    parser.add_argument("shell", choices=SCRIPTS, metavar="SHELL", help="bash, zsh or fish")
-    parser.add_argument("--json", action="store_true", help="print the script as a member of one JSON object")
     parser.set_defaults(execute=_print)
 
 
@@ -134,7 +136,8 @@ def _candidates(words: Sequence[str], build_parser: BuildParser) -> Iterator[str
     if before[0] not in tree.ROWS:
         return
     parser, rest = build_parser([before[0]]), list(before)
-    while (group := _group(parser)) is not None:
+    while groups := [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]:
+        group = groups[0]
         if not rest:
             yield from group.choices
             return
@@ -144,62 +147,32 @@ def _candidates(words: Sequence[str], build_parser: BuildParser) -> Iterator[str
     yield from _arguments(parser, rest, current)
 
 
-def _group(parser: argparse.ArgumentParser) -> argparse._SubParsersAction[argparse.ArgumentParser] | None:
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            return action
-    return None
-
-
 def _arguments(parser: argparse.ArgumentParser, before: list[str], current: str) -> Iterator[str]:
     """Yield options, or the values of the option or argument that comes next."""
-    waiting, positionals = _place(parser, before)
+    waiting, place, options = None, 0, dict[str, str]()
+    for word in before:
+        flag, sign, value = word.partition("=")
+        action = parser._option_string_actions.get(flag)
+        if waiting is not None:
+            options[waiting.dest], waiting = word, None
+        elif not word.startswith("-") or len(word) == 1:
+            place += 1
+        elif action is not None and action.nargs != 0:
+            if sign:
+                options[action.dest] = value
+            else:
+                waiting = action
     if waiting is None and current.startswith("-"):
         yield from (flag for flag in parser._option_string_actions if len(flag) > 2 or len(current) < 2)
         return
-    action = waiting if waiting is not None else _positional(parser, positionals)
-    if action is None:
-        return
-    if action.choices is not None:
-        yield from map(str, action.choices)
-    kind = getattr(action, "completes", None)
-    if kind is not None:
-        yield from _names(kind, _options(parser, before))
-
-
-def _place(parser: argparse.ArgumentParser, before: list[str]) -> tuple[argparse.Action | None, int]:
-    """Return the option that waits for a value, if one does, and the number of arguments so far."""
-    waiting, positionals = None, 0
-    for word in before:
-        if waiting is not None:
-            waiting = None
-        elif word.startswith("-") and len(word) > 1:
-            action = parser._option_string_actions.get(word)
-            waiting = action if action is not None and action.nargs != 0 else None
-        else:
-            positionals += 1
-    return waiting, positionals
-
-
-def _positional(parser: argparse.ArgumentParser, number: int) -> argparse.Action | None:
-    """Return the argument at a place. The last one may repeat."""
-    actions = parser._get_positional_actions()
-    if number < len(actions):
-        return actions[number]
-    return actions[-1] if actions and actions[-1].nargs in ("+", "*") else None
-
-
-def _options(parser: argparse.ArgumentParser, before: list[str]) -> dict[str, str]:
-    """Return the values of the options on the line so far, by their names in the parser."""
-    found: dict[str, str] = {}
-    for at, word in enumerate(before):
-        flag, sign, value = word.partition("=")
-        action = parser._option_string_actions.get(flag)
-        if action is not None and action.nargs != 0:
-            text = value if sign else before[at + 1] if at + 1 < len(before) else None
-            if text is not None:
-                found[action.dest] = text
-    return found
+    actions = [waiting] if waiting is not None else parser._get_positional_actions()[place:]
+    if not actions:  # the last argument may repeat
+        actions = [action for action in parser._get_positional_actions()[-1:] if action.nargs in ("+", "*")]
+    for action in actions[:1]:
+        if action.choices is not None:
+            yield from map(str, action.choices)
+        if (kind := getattr(action, "completes", None)) is not None:
+            yield from _names(kind, options)
 
 
 def _names(kind: str, options: Mapping[str, str]) -> list[str]:

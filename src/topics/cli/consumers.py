@@ -2,91 +2,39 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Mapping
-from typing import Any
-
-from topics.cli.command import Args, Call, Command, add_group, topic_argument
+from topics.cli.command import Args, Call, Command, group
 from topics.cli.connect.server import delete, get, put
-from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND, usage
-from topics.cli.output.screen import Cell, Styled, confirm
-from topics.cli.output.units import count, duration, parse_count, parse_duration, parse_size
-from topics.cli.tree import Subparsers
+from topics.cli.options import TOPIC, one_of, option
+from topics.cli.output.failures import usage
+from topics.cli.output.screen import Columns, Styled, confirm, highlighted
+from topics.cli.output.units import count, duration
 from topics.client.call import Request, consumer_path, given, topic_path
 from topics.clock import SystemClock
 
-
-def register(subparsers: Subparsers) -> None:
-    add_group(subparsers, "consumer", (LS, SET, RM), examples=EXAMPLES)
-
-
-EXAMPLES = """\
-  topics consumer set orders billing --seq 0
-  topics consumer ls orders
-  topics consumer rm orders billing
-"""
-
-
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    topic_argument(parser)
-    parser.add_argument("consumer", metavar="CONSUMER", help="name of the consumer")
+CONSUMER = option("CONSUMER", "name of the consumer")
+COLUMNS: Columns = {
+    "topic": lambda row: row["topic"],
+    "consumer": lambda row: Styled(row["consumer"], "bold"),
+    "position>": lambda row: count(row["seq"]),
+    "head>": lambda row: count(row["head_seq"]),
+    "lag>": lambda row: highlighted(row["lag_records"], "yellow"),
+    "behind>": lambda row: duration(row["lag_ms"]) if row["lag_records"] else "",
+    "lost>": lambda row: Styled(count(row["lost"]["records"]), "red") if row["lost"] else "",
+    "updated": lambda row: f"{duration(max(SystemClock().now_ms() - row['updated_ms'], 0))} ago",
+    "keeps records": lambda row: "yes" if row["hold"] else "",
+}
 
 
-# --- ls
-
-
-def _ls_arguments(parser: argparse.ArgumentParser) -> None:
-    topic_argument(parser, nargs="?", help="only consumers of this topic")
-
-
-def _list(args: Args) -> Request:
-    return get(topic_path(args.topic, "consumers") if args.topic else "/v0/consumers")
-
-
-def _run_ls(call: Call) -> int:
-    columns = ("topic", "consumer", "position>", "head>", "lag>", "behind>", "lost>", "updated", "keeps records")
-    rows = list(call.server.rows(_list(call.args).path, "consumers"))
-    call.screen.rows(rows, columns, _cells, empty="no consumers; `topics consumer set TOPIC NAME --seq N` adds one")
-    return EXIT_DONE
-
-
-def _cells(row: Mapping[str, Any]) -> list[Cell]:
-    lag, lost = row["lag_records"], (row["lost"] or {}).get("records", 0)
-    age_ms = max(SystemClock().now_ms() - row["updated_ms"], 0)
-    return [
-        row["topic"],
-        Styled(row["consumer"], "bold"),
-        count(row["seq"]),
-        count(row["head_seq"]),
-        Styled(count(lag), "yellow" if lag else "dim"),
-        duration(row["lag_ms"]) if lag else "",
-        Styled(count(lost), "red") if lost else "",
-        f"{duration(age_ms)} ago",
-        "yes" if row["hold"] else "",
-    ]
-
-
-LS = Command(
-    name="ls",
-    help="list consumers with their lag",
-    arguments=_ls_arguments,
-    request=_list,
-    run=_run_ls,
+@Command(
+    "ls",
+    "list consumers with their lag",
+    (option("[TOPIC]", "only consumers of this topic", completes="topics"),),
+    request=lambda args: get(topic_path(args.topic, "consumers") if args.topic else "/v0/consumers"),
     examples="  topics consumer ls\n  topics consumer ls orders | jq .lag_records\n",
 )
-
-
-# --- set
-
-
-def _set_arguments(parser: argparse.ArgumentParser) -> None:
-    _arguments(parser)
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--seq", metavar="SEQ", type=parse_count, help="last seq that is processed; 0 reads everything")
-    where.add_argument("--to-head", action="store_true", help="skip to the head: read only new records")
-    parser.add_argument("--expire", metavar="DURATION", type=parse_duration, help="forget it after so long without use")
-    parser.add_argument("--hold", choices=("true", "false"), help="keep unread records past their TTL and caps")
-    parser.add_argument("--max-hold-bytes", metavar="SIZE", type=parse_size, help="most bytes that --hold keeps")
+def ls(call: Call) -> None:
+    rows = list(call.server.rows(call.request(call.args).path, "consumers"))
+    call.screen.rows(rows, COLUMNS, empty="no consumers; `topics consumer set TOPIC NAME --seq N` adds one")
 
 
 def _set(args: Args, seq: int | None = None) -> Request:
@@ -98,7 +46,24 @@ def _set(args: Args, seq: int | None = None) -> Request:
     return put(consumer_path(args.topic, args.consumer), body)
 
 
-def _run_set(call: Call) -> int:
+@Command(
+    "set",
+    "create a consumer, or move it",
+    (
+        TOPIC,
+        CONSUMER,
+        one_of(
+            option("--seq SEQ", "last seq that is processed; 0 reads everything"),
+            option("--to-head", "skip to the head: read only new records"),
+        ),
+        option("--expire DURATION", "forget it after so long without use"),
+        option("--hold", "keep unread records past their TTL and caps", choices=("true", "false")),
+        option("--max-hold-bytes SIZE", "most bytes that --hold keeps"),
+    ),
+    request=_set,
+    examples="  topics consumer set orders billing --seq 0\n  topics consumer set orders billing --to-head\n",
+)
+def set_position(call: Call) -> None:
     head = None
     if call.args.to_head:
         head = call.server.json(get(topic_path(call.args.topic, touch=False)))["head_seq"]
@@ -106,42 +71,26 @@ def _run_set(call: Call) -> int:
     verb, lag = "created" if answer["created"] else "set", answer["head_seq"] - answer["seq"]
     text = f"{verb} {answer['consumer']} of {answer['topic']} at {answer['seq']:,}, {lag:,} before the head"
     call.screen.result(answer, text)
-    return EXIT_DONE
 
 
-SET = Command(
-    name="set",
-    help="create a consumer, or move it",
-    arguments=_set_arguments,
-    request=_set,
-    run=_run_set,
-    examples="  topics consumer set orders billing --seq 0\n  topics consumer set orders billing --to-head\n",
+@Command(
+    "rm",
+    "remove a consumer",
+    (TOPIC, CONSUMER),
+    request=lambda args: delete(consumer_path(args.topic, args.consumer)),
+    asks=True,
+    examples="  topics consumer rm orders billing\n",
 )
-
-
-# --- rm
-
-
-def _rm(args: Args) -> Request:
-    return delete(consumer_path(args.topic, args.consumer))
-
-
-def _run_rm(call: Call) -> int:
+def rm(call: Call) -> int:
     topic, name = call.args.topic, call.args.consumer
     if not call.args.yes:
         found = call.server.json(get(consumer_path(topic, name)))
         confirm(f"remove {name} of {topic}, which is at {found['seq']:,}?")
-    answer = call.server.json(_rm(call.args))
-    call.screen.result(answer, f"removed {name}" if answer["deleted"] else f"{name} does not exist")
-    return EXIT_DONE if answer["deleted"] else EXIT_NOT_FOUND
+    return call.removed(name)
 
 
-RM = Command(
-    name="rm",
-    help="remove a consumer",
-    arguments=_arguments,
-    request=_rm,
-    asks=True,
-    run=_run_rm,
-    examples="  topics consumer rm orders billing\n",
-)
+register = group(
+    "consumer", ls, set_position, rm,
+    examples="  topics consumer set orders billing --seq 0\n  topics consumer ls orders\n"
+    "  topics consumer rm orders billing\n",
+)  # fmt: skip

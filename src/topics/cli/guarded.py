@@ -1,13 +1,18 @@
-"""Commands that work on files or a replica without a server: their exit statuses, and how they report failures."""
+"""Commands that work on files or a replica without a server: exit statuses, failures, and how far they are."""
 
 from __future__ import annotations
 
 import argparse
 import logging
+import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
+from typing import TextIO
 
 from topics.cli.output.screen import Screen
+from topics.cli.output.units import size
 
 EXIT_CLEAN, EXIT_DAMAGED, EXIT_USAGE = 0, 1, 2
 NAME_DIRECTORY = "name the directory that the server has as --data-dir or TOPICS_DATA_DIR, or a backup of it"
@@ -17,7 +22,7 @@ Execute = Callable[[argparse.Namespace], int]
 
 def guarded(execute: Execute, args: argparse.Namespace) -> int:
     """Run a command. Print an expected failure in one line and return its exit status."""
-    from topics.storage.backup_target import CopyError
+    from topics.storage.backup_files import CopyError
     from topics.storage.datadir import DataDirError
     from topics.storage.fs import next_step
 
@@ -45,3 +50,40 @@ def fail(text: str, status: int) -> int:
 def aside_of(directory: str) -> str:
     """Return the path to which an existing directory moves before a restore."""
     return f"{directory}.before-restore-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+
+
+class Meter:
+    """Progress on standard error: a bar on a terminal, otherwise a line every few seconds."""
+
+    WIDTH = 30
+    LINE_EVERY_S = 5.0
+    BAR_EVERY_S = 0.1
+
+    def __init__(self, verb: str, out: TextIO | None = None) -> None:
+        self._verb = verb
+        self._out = out or sys.stderr
+        self._bar = self._out.isatty()
+        self._last = time.monotonic()
+        self._drawn = False
+
+    def __enter__(self) -> Meter:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        if self._drawn and self._bar:
+            with suppress(OSError):
+                print("\r\x1b[K", end="", file=self._out, flush=True)
+
+    def show(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._last < (self.BAR_EVERY_S if self._bar else self.LINE_EVERY_S):
+            return
+        self._last, self._drawn = now, True
+        share = min(done / total, 1.0) if total else 1.0
+        text = f"{self._verb} {size(done)} of {size(max(done, total))}"
+        if self._bar:
+            filled = round(share * self.WIDTH)
+            bar = "#" * filled + "." * (self.WIDTH - filled)
+            print(f"\r\x1b[K[{bar}] {share:4.0%}  {text}", end="", file=self._out, flush=True)
+        else:
+            print(f"{text} ({share:.0%})", file=self._out, flush=True)

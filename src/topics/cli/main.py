@@ -7,10 +7,13 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from topics.cli import tree, version
+from topics import __version__
+from topics.cli import tree
 
 if TYPE_CHECKING:
     import argparse
+
+    from topics.cli.tree import Subparsers
 
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
 HELP_FLAGS = ("-h", "--help", "help")
@@ -28,7 +31,9 @@ def build_parser(words: list[str] | None = None) -> argparse.ArgumentParser:
 
     from topics.cli import pipeline_start
 
+    pipeline_start.Parser.words = words or ()
     parser = pipeline_start.Parser(prog="topics", allow_abbrev=False)
+    parser.is_first = True
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for module in tree.modules_of(words):
         importlib.import_module(f"topics.cli.{module}").register(subparsers)
@@ -51,7 +56,7 @@ def _dispatch(words: list[str]) -> int:
     if words[:1] and words[0] in VERSION_FLAGS:
         # Without a parser: scripts ask often, and an import costs more than the answer.
         if words[1:] in ([], ["--json"]):
-            return version.print_version(as_json=len(words) > 1)
+            return print_version(as_json=len(words) > 1)
         words[0] = "version"
     if words[:1] == ["complete-line"] and len(words) == 3:  # called by the scripts of `topics completion`
         from topics.cli.completion import print_candidates
@@ -63,33 +68,34 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _run(words: list[str]) -> int:
+    import signal
+    from contextlib import nullcontext
+
+    from topics import early_signals
     from topics.cli import pipeline_start
 
+    is_pipeline = words[0] == "pipeline"
     try:
-        with pipeline_start.interruptible(words):
+        # A pipeline can take seconds to start. It handles the signals itself then.
+        with early_signals.handled(signal.default_int_handler) if is_pipeline else nullcontext():
             args = build_parser(words).parse_args(words)
             code: int = args.execute(args)
             sys.stdout.flush()
     except KeyboardInterrupt:
-        if not pipeline_start.is_pipeline(words):
-            return EXIT_INTERRUPTED
-        return pipeline_start.print_interrupted(words)
+        if is_pipeline:
+            pipeline_start.print_failure_of(words, "interrupted", "interrupted", pipeline_start.AGAIN)
+        return EXIT_INTERRUPTED
     return code
 
 
 def _settings_if_meant(words: list[str]) -> list[str]:
     """Return `settings …` for `config …` without a topic: `config` printed the settings of the server first."""
-    if words[0] != "config":
-        return words
-    if len(words) == 1 or _is_setting(words[1].partition("=")[0]):
-        return ["settings", *words[1:]]
+    if words[0] == "config":
+        from topics.config import SETTINGS
+
+        if len(words) == 1 or words[1].partition("=")[0] in {row.flag for row in SETTINGS}:
+            return ["settings", *words[1:]]
     return words
-
-
-def _is_setting(flag: str) -> bool:
-    from topics.config import SETTINGS
-
-    return any(row.flag == flag for row in SETTINGS)
 
 
 def _help(words: list[str]) -> int:
@@ -143,3 +149,18 @@ def _overview() -> str:
         "`settings`, `backup`, `restore` and `verify` print text in a pipe, too; with --json they print JSON.",
     ]
     return "\n".join(lines)
+
+
+# --- the command `version`
+
+
+def register(subparsers: Subparsers) -> None:
+    from topics.cli.options import add_parser, option
+
+    parser = add_parser(subparsers, "version", "", option("--json", "print one JSON object"))
+    parser.set_defaults(execute=lambda args: print_version(as_json=args.json))
+
+
+def print_version(*, as_json: bool = False) -> int:
+    print(f'{{"version":"{__version__}"}}' if as_json else __version__)
+    return 0

@@ -9,11 +9,11 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from topics.cli.guarded import EXIT_CLEAN, EXIT_DAMAGED, EXIT_USAGE, Execute, aside_of, fail, guarded
-from topics.cli.output.meter import Meter
+from topics.cli.guarded import EXIT_CLEAN, EXIT_DAMAGED, EXIT_USAGE, Execute, Meter, aside_of, fail, guarded
+from topics.cli.options import Row, add_parser, one_of, option
 from topics.cli.output.screen import Screen, pretty_json
-from topics.cli.output.units import parse_duration, parse_time, size
-from topics.cli.tree import Subparsers, add_parser
+from topics.cli.output.units import parse_time, size
+from topics.cli.tree import Subparsers
 from topics.clock import SystemClock
 from topics.plurals import counted
 
@@ -26,48 +26,36 @@ NOTES_SHOWN = 20
 
 
 def register(subparsers: Subparsers) -> None:
-    verify = _add(
-        subparsers, "verify", run_verify,
-        examples="  topics verify /var/lib/topics\n  topics verify /backup/topics --json\n",
-    )  # fmt: skip
-    verify.add_argument("directory", metavar="DIR", help="data directory of a stopped server, or a backup")
-    _add_cold_dir(verify)
-    backup = _add(
-        subparsers, "backup", run_backup,
-        examples="  topics backup /var/lib/topics /backup/topics       the same again updates it\n",
-    )  # fmt: skip
-    backup.add_argument("directory", metavar="DIR", help="data directory to copy")
-    backup.add_argument("target", metavar="TARGET", help="new directory, or an earlier backup to update")
-    _add_cold_dir(backup)
-    restore = _add(
-        subparsers, "restore", run_restore,
-        examples="  topics restore /backup/topics /var/lib/topics --force      the server must be stopped\n"
-        "  topics restore s3://bucket/prefix /tmp/before --at 2026-11-17T06:00Z\n",
-    )  # fmt: skip
-    restore.add_argument("source", metavar="SOURCE", help="the backup, or the URL of a replica (TOPICS_REPLICA)")
-    restore.add_argument("directory", metavar="DIR", help="new data directory; must be empty or absent")
-    restore.add_argument("--force", action="store_true", help="move an existing data directory aside")
-    moment = restore.add_mutually_exclusive_group()
-    moment.add_argument("--at", metavar="TIME", type=parse_time, help="of a replica: the state at this time (ISO 8601)")
-    moment.add_argument("--ago", metavar="DURATION", type=parse_duration, help="of a replica: the state this long ago")
-    moment.add_argument("--at-object", metavar="N", type=int, help="of a replica: the state at this object")
-
-
-def _add(subparsers: Subparsers, name: str, execute: Execute, *, examples: str) -> argparse.ArgumentParser:
-    parser = add_parser(subparsers, name, examples=examples)
-    parser.add_argument(
-        "--json", action="store_true", help="print the result as one JSON object; without it, text, also in a pipe"
+    directory = option("DIR", "data directory of a stopped server, or a backup", dest="directory")
+    examples = "  topics verify /var/lib/topics\n  topics verify /backup/topics --json\n"
+    _add(subparsers, "verify", run_verify, directory, _add_cold_dir, examples=examples)
+    directory = option("DIR", "data directory to copy", dest="directory")
+    target = option("TARGET", "new directory, or an earlier backup to update")
+    examples = "  topics backup /var/lib/topics /backup/topics       the same again updates it\n"
+    _add(subparsers, "backup", run_backup, directory, target, _add_cold_dir, examples=examples)
+    source = option("SOURCE", "the backup, or the URL of a replica (TOPICS_REPLICA)")
+    directory = option("DIR", "new data directory; must be empty or absent", dest="directory")
+    force = option("--force", "move an existing data directory aside")
+    moment = one_of(
+        option("--at TIME", "of a replica: the state at this time (ISO 8601)", type=parse_time),
+        option("--ago DURATION", "of a replica: the state this long ago"),
+        option("--at-object N", "of a replica: the state at this object"),
     )
+    examples = "  topics restore /backup/topics /var/lib/topics --force      the server must be stopped\n"
+    examples += "  topics restore s3://bucket/prefix /tmp/before --at 2026-11-17T06:00Z\n"
+    _add(subparsers, "restore", run_restore, source, directory, force, moment, examples=examples)
+
+
+def _add(subparsers: Subparsers, name: str, execute: Execute, *rows: Row, examples: str) -> None:
+    as_json = option("--json", "print the result as one JSON object; without it, text, also in a pipe")
+    parser = add_parser(subparsers, name, "", as_json, *rows, examples=examples)
     parser.set_defaults(execute=lambda args: guarded(execute, args))
-    return parser
 
 
 def _add_cold_dir(parser: argparse.ArgumentParser) -> None:
     default = os.environ.get("TOPICS_COLD_DIR") or None
-    parser.add_argument(
-        "--cold-dir", metavar="DIRECTORY", default=default,
-        help="directory of the server's cold segments [TOPICS_COLD_DIR]",
-    )  # fmt: skip
+    text = "directory of the server's cold segments [TOPICS_COLD_DIR]"
+    option("--cold-dir DIRECTORY", text, default=default)(parser)
 
 
 # --- verify
@@ -75,12 +63,12 @@ def _add_cold_dir(parser: argparse.ArgumentParser) -> None:
 
 def run_verify(args: argparse.Namespace) -> int:
     from topics.engine.offline.verify import verify
-    from topics.storage.fs import RealFs
+    from topics.storage.fs import Fs
 
     began = time.monotonic()
     with Meter("checked") as meter:
         gc.disable()  # nothing that a check makes is garbage before its end, and there may be millions of objects
-        report = verify(RealFs(), args.directory, cold_dir=args.cold_dir, progress=meter.show)
+        report = verify(Fs(), args.directory, cold_dir=args.cold_dir, progress=meter.show)
     if args.json:
         print(pretty_json(report))
     else:
@@ -117,9 +105,9 @@ def _print_topics(report: Report, screen: Screen) -> None:
         reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(one.lost.items()))
         lost = f"{sum(one.lost.values())}" + (f" ({reasons})" if reasons else "")
         rows.append((one.topic, str(one.head_seq), str(one.live), size(one.bytes), str(one.deleted), lost))
-    widths = [max(len(row[at]) for row in rows) for at in range(5)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for at, row in enumerate(rows):
-        figures = "  ".join(cell.rjust(width) for cell, width in zip(row[1:5], widths[1:], strict=True))
+        figures = "  ".join(cell.rjust(width) for cell, width in zip(row[1:5], widths[1:5], strict=True))
         lost = screen.paint(row[5], "yellow" if at and row[5] != "0" else "")
         print(screen.paint(f"  {row[0].ljust(widths[0])}  {figures}  ", "" if at else "bold") + lost)
     if len(report.topics) > TOPICS_SHOWN:
@@ -131,7 +119,7 @@ def _print_topics(report: Report, screen: Screen) -> None:
 
 def run_backup(args: argparse.Namespace) -> int:
     from topics.storage.backup import copy
-    from topics.storage.fs import RealFs
+    from topics.storage.fs import Fs
 
     if (problem := _overlap(args.directory, args.target)) is not None:
         return fail(problem, EXIT_USAGE)
@@ -141,13 +129,13 @@ def run_backup(args: argparse.Namespace) -> int:
         return fail(f"{args.directory} cannot be read: {error.strerror}", EXIT_USAGE)
     began = time.monotonic()
     with Meter("copied") as meter:
-        done = copy(RealFs(), args.directory, args.target, cold_dir=args.cold_dir, progress=meter.show)
+        done = copy(Fs(), args.directory, args.target, cold_dir=args.cold_dir, progress=meter.show)
     return _print_copied(done, time.monotonic() - began, args, args.target, verb="backed up")
 
 
 def run_restore(args: argparse.Namespace) -> int:
     from topics.storage.backup import restore
-    from topics.storage.fs import RealFs
+    from topics.storage.fs import Fs
 
     if "://" in args.source:
         from topics.cli import replica
@@ -165,7 +153,7 @@ def run_restore(args: argparse.Namespace) -> int:
     began = time.monotonic()
     with Meter("copied") as meter:
         now_ms = SystemClock().now_ms()
-        done = restore(RealFs(), args.source, directory, now_ms=now_ms, set_aside=aside, progress=meter.show)
+        done = restore(Fs(), args.source, directory, now_ms=now_ms, set_aside=aside, progress=meter.show)
     status = _print_copied(done, time.monotonic() - began, args, args.directory, verb="restored")
     if not args.json:
         if aside is not None and os.path.isdir(aside):
@@ -185,10 +173,10 @@ def _print_copied(done: Copied, seconds: float, args: argparse.Namespace, target
     """Print what the copy holds, its log included. A copy that cannot be counted has only what its snapshot names."""
     from topics.engine.offline.directory import Directory
     from topics.errors import Corrupt
-    from topics.storage.fs import RealFs
+    from topics.storage.fs import Fs
 
     counted_log = False
-    with suppress(Corrupt), Directory(RealFs(), target, now_ms=0) as held:
+    with suppress(Corrupt), Directory(Fs(), target, now_ms=0) as held:
         done.topics, done.records = len(held.topics), sum(topic.count for topic in held.topics.values())
         counted_log = True
     if args.json:
@@ -207,3 +195,6 @@ def _print_copied(done: Copied, seconds: float, args: argparse.Namespace, target
     if done.problems:
         print("the copy contains this damage, except where it had a good file; `topics verify` lists what it lacks")
     return EXIT_DAMAGED if done.problems else EXIT_CLEAN
+
+
+# --- progress

@@ -1,6 +1,6 @@
 """What the commands of `topics pipeline …` share: their options, their run, and the output of their reports.
 
-`topics.cli.pipelines` declares each command with `add` below. A pipeline is the function of its name in
+`topics.cli.pipelines` declares each command. A pipeline is the function of its name in
 `topics.spark.pipelines.NAME`, and is imported, with Arrow and Spark if it needs them, only when it runs.
 """
 
@@ -11,20 +11,22 @@ import importlib
 import logging
 import math
 import os
-import signal
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from topics import early_signals
 from topics.cli import pipeline_start
 from topics.cli.connect import target as targets
+from topics.cli.options import Row, add_parser, one_of, option, section
 from topics.cli.output.failures import Failure
 from topics.cli.output.screen import Screen, pretty_json
-from topics.cli.tree import Subparsers, add_parser
+from topics.cli.tree import Subparsers
 from topics.clock import SystemClock
 from topics.installation import install_command
 from topics.plurals import counted
@@ -43,74 +45,47 @@ SHARED = frozenset({
     "stop", "started_ms", "execute", "extra",
 })  # fmt: skip
 
-Arguments = Callable[[argparse.Namespace], dict[str, Any]]
 Execute = Callable[[argparse.Namespace], "RunReport"]
 Show = Callable[["RunReport"], str]
 
 
-def add(
-    subparsers: Subparsers,
-    name: str,
-    text: str,
-    *,
-    arguments: Arguments | None = None,
-    show: Show | None = None,
-    epilog: str | None = None,
-    extra: str = "lake",
-) -> argparse.ArgumentParser:
-    """Add a command with the shared options.
+@dataclass(frozen=True)
+class Pipeline:
+    """The declaration of a pipeline: its own options, which have the names of the arguments of its function."""
 
-    `arguments` returns those of the pipeline function, and `show` formats its report. `extra` is the extra of the
-    distribution that has the packages of the command.
-    """
-    parser = add_parser(subparsers, name, text, epilog=epilog)
-    group = parser.add_argument_group("options of all pipelines")
-    keys = group.add_mutually_exclusive_group()
-    keys.add_argument("--token", metavar="KEY", help="API key; visible to other users of this machine")
-    keys.add_argument("--token-file", metavar="FILE", help="file with the API key [TOPICS_TOKEN_FILE]")
-    group.add_argument("--master", metavar="M", help="Spark master [local[*], or the choice of spark-submit]")
-    group.add_argument(
-        "--storage-option", action="append", type=setting, default=[], metavar="KEY=VALUE",
-        help="setting of the object store of a lake or table; repeatable. Better: the environment, such as AWS_REGION",
+    name: str
+    help: str
+    options: tuple[Row, ...]
+    _: KW_ONLY
+    arguments: Callable[[argparse.Namespace], dict[str, Any]] | None = None  # of the function, instead of the options
+    show: Show | None = None  # formats the report
+    epilog: str | None = None
+    extra: str = "lake"  # the extra of the distribution that has the packages of the pipeline
+
+    def register(self, subparsers: Subparsers) -> None:
+        parser = add_parser(subparsers, self.name, self.help, SHARED_OPTIONS, *self.options, epilog=self.epilog)
+
+        parser.set_defaults(execute=lambda args: run(self.name, self._execute, args, self._show), extra=self.extra)
+
+    def _execute(self, args: argparse.Namespace) -> RunReport:
+        function: Callable[..., RunReport] = getattr(self._module(), self.name)
+        return function(**(self.arguments or own)(args), **shared(args))
+
+    def _show(self, report: RunReport) -> str:
+        show: Show = getattr(self._module(), "describe", describe) if self.show is None else self.show
+        return show(report)
+
+    def _module(self) -> Any:
+        return importlib.import_module(f"topics.spark.pipelines.{self.name}")
+
+
+def follow(every_s: float) -> Row:
+    """Declare the options of pipelines that can follow their source."""
+    pause = option(
+        "--every SECONDS", "pause between rounds of --follow [%(default)g]",
+        dest="every_s", type=_seconds, default=every_s,
     )  # fmt: skip
-    group.add_argument("--dry-run", action="store_true", help="report what would be done, and change nothing")
-    group.add_argument("--json", action="store_true", help="print the report as one JSON object")
-
-    def execute(args: argparse.Namespace) -> RunReport:
-        report: RunReport = getattr(_driver(name), name)(**(arguments or own)(args), **shared(args))
-        return report
-
-    def text_of(report: RunReport) -> str:
-        show_report: Show = getattr(_driver(name), "describe", describe) if show is None else show
-        return show_report(report)
-
-    parser.set_defaults(execute=lambda args: run(name, execute, args, text_of), extra=extra)
-    return parser
-
-
-def _choose_server(args: argparse.Namespace) -> None:
-    """Set the address and the key file as other commands choose them. Raise `Failure` for an unknown context."""
-    args.is_key_of_context = False
-    if hasattr(args, "url"):
-        args.url, _, args.token_file, args.is_key_of_context = targets.choose(args, os.environ)
-
-
-def add_follow(parser: argparse.ArgumentParser, *, every_s: float) -> None:
-    """Add the options of pipelines that can follow their source."""
-    parser.add_argument("--follow", action="store_true", help="keep running until SIGINT or SIGTERM")
-    parser.add_argument(
-        "--every", dest="every_s", metavar="SECONDS", type=_seconds, default=every_s,
-        help="pause between rounds of --follow [%(default)g]",
-    )  # fmt: skip
-
-
-def add_spark(parser: argparse.ArgumentParser) -> None:
-    """Add the option of pipelines that can run in one process."""
-    parser.add_argument(
-        "--spark",
-        action=argparse.BooleanOptionalAction,
-        help="run the tasks on Spark, or in this process; default: in this process if there is little to do",
-    )
+    return lambda to: (FOLLOW(to), pause(to))
 
 
 def setting(text: str) -> tuple[str, str]:
@@ -131,12 +106,31 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def add_positions(parser: argparse.ArgumentParser) -> None:
-    """Add the option of pipelines that store their position in a topic of the target."""
-    parser.add_argument(
-        "--positions", dest="positions_topic", metavar="TOPIC", default="sys:positions",
-        help="topic that stores the position [%(default)s]",
-    )  # fmt: skip
+FOLLOW = option("--follow", "keep running until SIGINT or SIGTERM")
+SPARK = option(
+    "--spark",
+    "run the tasks on Spark, or in this process; default: in this process if there is little to do",
+    action=argparse.BooleanOptionalAction,
+)
+POSITIONS = option(
+    "--positions TOPIC", "topic that stores the position [%(default)s]",
+    dest="positions_topic", default="sys:positions",
+)  # fmt: skip
+SHARED_OPTIONS = section(
+    "options of all pipelines",
+    one_of(
+        option("--token KEY", "API key; visible to other users of this machine"),
+        option("--token-file FILE", "file with the API key [TOPICS_TOKEN_FILE]"),
+    ),
+    option("--master M", "Spark master [local[*], or the choice of spark-submit]"),
+    option(
+        "--storage-option KEY=VALUE",
+        "setting of the object store of a lake or table; repeatable. Better: the environment, such as AWS_REGION",
+        action="append", type=setting, default=[],
+    ),
+    option("--dry-run", "report what would be done, and change nothing"),
+    option("--json", "print the report as one JSON object"),
+)  # fmt: skip
 
 
 def shared(args: argparse.Namespace) -> JobOptions:
@@ -164,10 +158,6 @@ def own(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in vars(args).items() if name not in SHARED}
 
 
-def _driver(name: str) -> Any:
-    return importlib.import_module(f"topics.spark.pipelines.{name}")
-
-
 def run(name: str, execute: Execute, args: argparse.Namespace, show: Show) -> int:
     """Run a pipeline, print its report, also of a failure, and return the exit status of its kind."""
     args.started_ms = SystemClock().now_ms()  # before the slow import of Spark
@@ -175,7 +165,9 @@ def run(name: str, execute: Execute, args: argparse.Namespace, show: Show) -> in
         warnings.simplefilter("ignore")  # pyspark warns about package versions newer than itself
         args.stop = stop
         try:
-            _choose_server(args)
+            args.is_key_of_context = False
+            if hasattr(args, "url"):  # chosen as other commands choose it
+                args.url, _, args.token_file, args.is_key_of_context = targets.choose(args, os.environ)
             report = execute(args)
         except Failure as failure:
             return _not_started(name, args, "usage", str(failure), failure.next_step or pipeline_start.CORRECT)
@@ -186,9 +178,7 @@ def run(name: str, execute: Execute, args: argparse.Namespace, show: Show) -> in
 
 
 def _not_started(name: str, args: argparse.Namespace, kind: str, message: str, next: str) -> int:
-    pipeline_start.print_failure(
-        name, kind=kind, message=message, next=next, as_json=args.json, dry_run=args.dry_run
-    )  # fmt: skip
+    pipeline_start.print_failure(name, kind, message, next, as_json=args.json, dry_run=args.dry_run)
     return {"usage": EXIT_USAGE, "interrupted": EXIT_INTERRUPTED}.get(kind, EXIT_FAILED)
 
 
@@ -220,11 +210,6 @@ class _Stop(threading.Event):
         self.last_s = -math.inf
         self.interrupted = False
 
-    def is_echo(self) -> bool:
-        """Return whether the signal repeats the last one: `timeout` signals a process and then its group."""
-        before, self.last_s = self.last_s, time.monotonic()
-        return self.last_s - before < ECHO_S
-
     def cause_of(self, error: BaseException) -> BaseException:
         """Return KeyboardInterrupt for any error of an interrupted job: an interrupted import can raise another one."""
         if self.interrupted and "report" not in error.__dict__:
@@ -240,23 +225,19 @@ def _stoppable(*, follows: bool) -> Iterator[_Stop]:
     stop = _Stop()
 
     def asked(number: int, frame: FrameType | None) -> None:
-        if stop.is_echo():
-            return
+        before, stop.last_s = stop.last_s, time.monotonic()
+        if stop.last_s - before < ECHO_S:
+            return  # `timeout` signals a process and then its group
         if stop.is_set() or not follows:
             logging.disable(logging.ERROR)  # py4j logs a long traceback for an interrupt
             stop.interrupted = True
             raise KeyboardInterrupt
         stop.set()
 
-    if threading.current_thread() is not threading.main_thread():
-        yield stop  # only the main thread can handle signals
-        return
-    before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield stop
+        with early_signals.handled(asked):
+            yield stop
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         logging.disable(logging.NOTSET)
 
 

@@ -6,24 +6,16 @@ Imports little, so that `main` handles signals before any slow import.
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
-import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
-EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
+EXIT_USAGE = 2
 CORRECT = "correct the command; --help lists its options"
 AGAIN = "run the same command again: it continues where this run stopped"
 
 
-def is_pipeline(words: Sequence[str]) -> bool:
-    return words[:1] == ["pipeline"]
-
-
-def print_failure(pipeline: str, *, kind: str, message: str, next: str, as_json: bool, dry_run: bool) -> None:
+def print_failure(pipeline: str, kind: str, message: str, next: str, *, as_json: bool, dry_run: bool) -> None:
     """Print why a pipeline did not start: to standard error, and as a report on standard output with `--json`."""
     from topics.cli.output.screen import Screen, pretty_json
 
@@ -36,45 +28,29 @@ def print_failure(pipeline: str, *, kind: str, message: str, next: str, as_json:
     Screen().fail(message, next)
 
 
-def _print_failure_of(words: Sequence[str], *, kind: str, message: str, next: str) -> None:
+def print_failure_of(words: Sequence[str], kind: str, message: str, next: str) -> None:
     """Print the failure of a command line that was not parsed."""
     name = words[1] if len(words) > 1 and not words[1].startswith("-") else ""
-    print_failure(name, kind=kind, message=message, next=next, as_json="--json" in words, dry_run="--dry-run" in words)
-
-
-def print_interrupted(words: Sequence[str]) -> int:
-    _print_failure_of(words, kind="interrupted", message="interrupted", next=AGAIN)
-    return EXIT_INTERRUPTED
-
-
-@contextmanager
-def interruptible(words: Sequence[str]) -> Iterator[None]:
-    """Let SIGTERM interrupt a pipeline as SIGINT does, until the pipeline installs its own handlers."""
-    if not is_pipeline(words) or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    print_failure(name, kind, message, next, as_json="--json" in words, dry_run="--dry-run" in words)
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser that reports invalid options of a pipeline in the form of its report.
+    """Parser that reports invalid options of a pipeline in the form of its report."""
 
-    The parser of a subcommand raises, and the top-level parser, which has all words, prints.
-    """
-
+    words: Sequence[str] = ()  # the whole command line
+    is_first = False
     _is_intermixed = False
 
     def error(self, message: str) -> NoReturn:
-        raise _Mistake(self, message)
+        parser, words = self._command(), self.words
+        parser.print_usage(sys.stderr)
+        if words[:1] == ["pipeline"]:
+            print_failure_of(words, "usage", message, CORRECT)
+        else:
+            from topics.cli.output.screen import Screen
+
+            Screen().fail(message, f"`{parser.prog} --help` explains the arguments")
+        raise SystemExit(EXIT_USAGE)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Take options before, between and after the arguments of a list: `append orders --tag a hello`.
@@ -92,33 +68,12 @@ class Parser(argparse.ArgumentParser):
         finally:
             self._is_intermixed = False
 
-    def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
-        words = list(sys.argv[1:] if args is None else args)
-        try:
-            return super().parse_args(words, namespace)
-        except _Mistake as mistake:
-            parser = self._command_of(words) if mistake.parser is self else mistake.parser
-            parser.print_usage(sys.stderr)
-            if is_pipeline(words):
-                _print_failure_of(words, kind="usage", message=str(mistake), next=CORRECT)
-            else:
-                from topics.cli.output.screen import Screen
-
-                Screen().fail(str(mistake), f"`{parser.prog} --help` explains the arguments")
-        raise SystemExit(EXIT_USAGE)
-
-    def _command_of(self, words: Sequence[str]) -> argparse.ArgumentParser:
-        """Return the parser of the command that the words name. argparse reports an unknown option for all of them."""
+    def _command(self) -> argparse.ArgumentParser:
+        """Return the parser of the command: argparse reports an unknown option as an error of the first parser."""
         parser: argparse.ArgumentParser = self
-        for word in words:
+        for word in self.words if self.is_first else ():
             groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
             if not groups or word not in groups[0].choices:
                 break
             parser = groups[0].choices[word]
         return parser
-
-
-class _Mistake(Exception):
-    def __init__(self, parser: argparse.ArgumentParser, message: str) -> None:
-        super().__init__(message)
-        self.parser = parser

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from topics.cli.guarded import EXIT_CLEAN, EXIT_DAMAGED, Execute, aside_of, guarded
-from topics.cli.output.meter import Meter
+from topics.cli.guarded import EXIT_CLEAN, EXIT_DAMAGED, Execute, Meter, aside_of, guarded
+from topics.cli.options import Row, add_group, add_parser, option
 from topics.cli.output.screen import Cell, Screen, Styled, pretty_json
-from topics.cli.output.units import duration, parse_duration, size
-from topics.cli.tree import Subparsers, add_parser
+from topics.cli.output.units import duration, size
+from topics.cli.tree import Subparsers
 from topics.plurals import counted
 from topics.storage.replica.objects import shown_time
 
@@ -20,38 +20,38 @@ if TYPE_CHECKING:
     from topics.storage.datadir import DataDir
     from topics.storage.replica.history import History
 
-SHOWN = 20
+
+COLUMNS: dict[str, Callable[[Any], Cell]] = {
+    "object": lambda row: str(row["object"]),
+    "kind": lambda row: Styled(row["kind"], {"term": "yellow", "checkpoint": "green"}.get(row["kind"], "")),
+    "term": lambda row: str(row["term"]),
+    "time": lambda row: row["time"],
+    "size": lambda row: size(row["bytes"]),
+    "host": lambda row: row["host"],
+}
 
 
 def register(subparsers: Subparsers) -> None:
-    parser = add_parser(
-        subparsers, "replica", details="Credentials come from the environment. A running server is not asked.",
-        examples="  topics replica status s3://bucket/prefix\n  topics restore s3://bucket/prefix DIR --ago 10m\n",
-    )  # fmt: skip
-    verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    listed = _add(verbs, "ls", _ls, "list the last objects")
-    listed.add_argument("-n", "--limit", type=int, default=SHOWN, metavar="N", help=f"how many [{SHOWN}]")
+    details = "Credentials come from the environment. A running server is not asked."
+    examples = "  topics replica status s3://bucket/prefix\n  topics restore s3://bucket/prefix DIR --ago 10m\n"
+    verbs = add_group(add_parser(subparsers, "replica", details=details, examples=examples))
+    _add(verbs, "ls", _ls, "list the last objects", option("-n --limit N", "how many [20]", default=20))
     _add(verbs, "status", _status, "print lag, size, requests per hour and the oldest moment that can be restored")
     _add(verbs, "verify", _verify, "read all objects and files, and compare them with their checksums")
-    pruned = _add(verbs, "prune", _prune, "remove what no restore to a later moment needs")
-    pruned.add_argument(
-        "--keep", type=parse_duration, default=parse_duration("7d"), metavar="DURATION",
-        help="how long every moment can be restored [7d]",
-    )  # fmt: skip
+    keep = option("--keep DURATION", "how long every moment can be restored [7d]", default=7 * 86_400_000)
+    _add(verbs, "prune", _prune, "remove what no restore to a later moment needs", keep)
 
 
-def _add(verbs: Subparsers, name: str, execute: Execute, help: str) -> argparse.ArgumentParser:
-    parser = add_parser(verbs, name, help)
+def _add(verbs: Subparsers, name: str, execute: Execute, help: str, *rows: Row) -> None:
     default = os.environ.get("TOPICS_REPLICA") or None
-    parser.add_argument("url", metavar="URL", nargs="?", default=default, help="of the replica [TOPICS_REPLICA]")
-    parser.add_argument("--json", action="store_true", help="print JSON, also on a terminal")
+    url = option("[URL]", "of the replica [TOPICS_REPLICA]", default=default)
+    parser = add_parser(verbs, name, help, url, option("--json", "print JSON, also on a terminal"), *rows)
     parser.set_defaults(execute=lambda args: guarded(execute, args))
-    return parser
 
 
 def _open(url: str | None, *, whole: bool) -> History:
     """Return the replica at the URL. Raise `ReplicaError` if there is none."""
-    from topics.setting_kinds import parse_bucket_url
+    from topics.config import parse_bucket_url
     from topics.storage.replica.bucket import BucketError, open_bucket
     from topics.storage.replica.history import History
 
@@ -82,13 +82,8 @@ def _ls(args: argparse.Namespace) -> int:
                 "bytes": history.log[number].size_bytes, "host": head.host, "log": list(head.upto),
             }
         )  # fmt: skip
-    Screen(as_json=args.json).rows(rows, ("object", "kind", "term", "time", "size", "host"), _cells)
+    Screen(as_json=args.json).rows(rows, COLUMNS)
     return EXIT_CLEAN
-
-
-def _cells(row: Mapping[str, Any]) -> list[Cell]:
-    kind = Styled(row["kind"], {"term": "yellow", "checkpoint": "green"}.get(row["kind"], ""))
-    return [str(row["object"]), kind, str(row["term"]), row["time"], size(row["bytes"]), row["host"]]
 
 
 def _status(args: argparse.Namespace) -> int:
@@ -149,11 +144,11 @@ def _prune(args: argparse.Namespace) -> int:
 def run_restore(args: argparse.Namespace) -> int:
     """Restore a replica into a directory: its end, which a server continues, or an earlier moment."""
     from topics.storage.backup import is_vacant, move_aside
-    from topics.storage.fs import RealFs
+    from topics.storage.fs import Fs
     from topics.storage.replica import start
     from topics.storage.replica.restore import restore
 
-    fs, directory = RealFs(), os.path.normpath(args.directory)
+    fs, directory = Fs(), os.path.normpath(args.directory)
     number, now_ms = args.at_object, time.time_ns() // 1_000_000
     at_ms = now_ms - args.ago if args.ago is not None else args.at
     history = _open(args.source, whole=at_ms is not None)

@@ -38,6 +38,7 @@ LOOK_S = 0.1
 CANCEL_S = 10.0  # time for an interrupted query to stop
 SHOWN_CHARS = 60  # of a statement in an error message
 PROMPT, MORE = "topics> ", "     -> "
+QUIT, ASK_HELP = ("quit", "exit", "\\q"), ("help", "\\h", "?")
 HELP = """\
   select …;           a query, on one or several lines; ends with a semicolon
   show tables;        list the tables
@@ -107,7 +108,7 @@ def register(subparsers: Subparsers) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Return the exit status: 0 success, 1 a query failed, 2 invalid arguments or statement, 130 interrupted."""
     try:
-        from topics.spark.sql.rewrite import split
+        from topics.spark.sql.text import split
 
         options, is_prompt = _options(args), args.query is None and sys.stdin.isatty()
         statements = [] if is_prompt else split(sys.stdin.read() if args.query in (None, "-") else args.query)
@@ -162,9 +163,9 @@ def _check(options: dict[str, str], statements: list[str]) -> None:
 
     read_options({**options, "subscribe": "t"})
     names = names_of({**options, "retries": "1"})
-    for statement in statements[:1]:
+    if statements:
         with _named(1, statements):
-            check(statement, names)
+            check(statements[0], names)
 
 
 def answer(tables: Tables, statement: str, args: argparse.Namespace) -> None:
@@ -183,9 +184,9 @@ def prompt(tables: Tables, args: argparse.Namespace) -> int:
     print("Topics are tables. End statements with a semicolon. Type help; or quit;.")
     with _history():
         for statement in _statements():
-            if statement.lower() in ("quit", "exit", "\\q"):
+            if statement.lower() in QUIT:
                 break
-            if statement.lower() in ("help", "\\h", "?"):
+            if statement.lower() in ASK_HELP:
                 print(HELP)
                 continue
             try:
@@ -233,7 +234,7 @@ def _interruptible(tables: Tables, do: Callable[[], None]) -> None:
 
 def _statements() -> Iterator[str]:
     """Yield statements from the prompt. The commands help and quit need no semicolon."""
-    from topics.spark.sql.rewrite import is_whole, split
+    from topics.spark.sql.text import is_whole, split
 
     held = ""
     while True:
@@ -246,7 +247,7 @@ def _statements() -> Iterator[str]:
             print()
             held = ""
             continue
-        if not held and line.strip().rstrip(";").lower() in ("quit", "exit", "\\q", "help", "\\h", "?"):
+        if not held and line.strip().rstrip(";").lower() in (*QUIT, *ASK_HELP):
             yield line.strip().rstrip(";")
             continue
         held = f"{held}\n{line}" if held else line
@@ -327,7 +328,7 @@ def _options(args: argparse.Namespace) -> dict[str, str]:
 def _failed(error: Exception, args: argparse.Namespace) -> int:
     """Print an error and, unless the statement itself is wrong, what to do next. Return the exit status."""
     from topics.spark.failures import FailureKind, explain, kind_of, next_step
-    from topics.spark.sql.tables import BadQuery
+    from topics.spark.sql.text import BadQuery
 
     text, kind = explain(error), kind_of(error)
     if "are lost (" in text:

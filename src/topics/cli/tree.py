@@ -5,7 +5,7 @@ A module has `register(subparsers)`, which adds the parsers of its commands and 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import argparse
@@ -30,15 +30,15 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         Row("settings", "servers.settings", "print the settings of the server"),
     ),
     "Records": (
-        Row("ls", "data.ls", "list topics with their sizes, rates, losses and lag"),
+        Row("ls", "data.topics", "list topics with their sizes, rates, losses and lag"),
         Row("create", "data.topics", "create a topic or a queue"),
         Row("config", "data.topics", "show or change the configuration of a topic"),
         Row("state", "data.topics", "show the state of a topic"),
         Row("rm", "data.topics", "remove topics with everything in them"),
         Row("append", "data.append", "append records, from arguments or from a pipe"),
         Row("read", "data.read", "read the records of a topic; -f follows it"),
-        Row("watch", "data.watch", "follow many topics at once"),
-        Row("delete", "data.delete", "delete records by tag or seq"),
+        Row("watch", "data.read", "follow many topics at once"),
+        Row("delete", "data.topics", "delete records by tag or seq"),
     ),
     "Queues, routers, consumers": (
         Row("queue", "queues.commands", "work with queues: claim, finish, return and inspect jobs"),
@@ -63,7 +63,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
     ),
     "This command": (
         Row("completion", "completion", "print the completion script of a shell"),
-        Row("version", "version", "print the version"),
+        Row("version", "main", "print the version"),
     ),
 }
 
@@ -100,19 +100,3 @@ def modules_of(words: list[str] | None) -> list[str]:
     if words and words[0] in ROWS:
         return [ROWS[words[0]].module]
     return list(dict.fromkeys(row.module for row in ROWS.values()))
-
-
-def add_parser(
-    subparsers: Subparsers, name: str, text: str = "", *, details: str = "", examples: str = "", **options: Any
-) -> argparse.ArgumentParser:
-    """Add the parser of a command. `text` is its line of help: that of the tree for a command of the first level."""
-    from argparse import RawDescriptionHelpFormatter
-
-    line = text or ROWS[name].help
-    described: dict[str, Any] = {
-        "description": f"{line[:1].upper()}{line[1:]}. {details}".rstrip(),
-        "epilog": f"examples:\n{examples.rstrip()}" if examples else None,
-    }
-    return subparsers.add_parser(
-        name, help=line, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False, **described | options
-    )

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from topics.client import errors
-from topics.client.request import End, Tombstone
+from topics.client.items import End, Tombstone
 from topics.storage.segments import record_run as runs
 from topics.storage.segments.record_run import Run
 
@@ -53,10 +53,12 @@ def read(take: Callable[[int], bytes], *, source: str) -> Iterator[Piece]:
         if kind == RECORDS:
             yield runs.decode(body, source=source)
         elif kind == CONTROL:
-            piece = _control(body)
-            if piece is not None:
+            found = _decode_control(body)
+            if bytes(found.error):
+                raise errors.from_answer(200, None, b'{"error":%b}' % bytes(found.error))
+            if (piece := found.tombstone or found.end or found.at) is not None:
                 yield piece
-            if isinstance(piece, End):
+            if found.end is not None:
                 return
         # An unknown kind comes from a newer server and is ignored: the API only grows by addition.
 
@@ -66,17 +68,8 @@ def resume_at(piece: Piece) -> tuple[int, int | None]:
     if isinstance(piece, Run):
         return piece.last, None
     if isinstance(piece, Tombstone):
-        if piece.reason == "recreated":
-            return piece.earliest_seq - 1, piece.epoch
-        return piece.gap_to, None
+        return piece.resume_seq, piece.epoch if piece.reason == "recreated" else None
     return piece.next_from_seq, None
-
-
-def _control(body: bytes) -> Piece | None:
-    found = _decode_control(body)
-    if bytes(found.error):
-        raise errors.from_answer(200, None, b'{"error":%b}' % bytes(found.error))
-    return found.tombstone or found.end or found.at
 
 
 def _exactly(take: Callable[[int], bytes], size_bytes: int) -> bytes:

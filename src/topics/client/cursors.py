@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from topics.client.items import Match, Position
-from topics.model.consumer import Lost
+from topics.model.consumer import ConsumerSummary
 
 
 class Cursor(Protocol):
@@ -61,26 +61,14 @@ class FileCursor:
 # --- named consumers, whose positions the server keeps
 
 
-class ConsumerInfo(Struct):
+class ConsumerInfo(ConsumerSummary):
     """A consumer of a topic: its position, and how far it is behind.
 
     `lag_ms` is the age of the oldest record that it has not read. `lost` lists records that were lost before it read
     them.
     """
 
-    topic: str
-    consumer: str
-    epoch: int
-    seq: int
-    head_seq: int
-    lag_records: int
-    lag_ms: int
-    expire_ms: int = 0
-    hold: bool = False
-    max_hold_bytes: int = 0
-    updated_ms: int = 0
-    meta: dict[str, Any] | None = None
-    lost: Lost | None = None
+    meta: dict[str, Any] | None  # type: ignore[assignment]  # decoded
 
 
 class ConsumerPage(Struct):
@@ -103,11 +91,6 @@ class ServerCursor(Struct, frozen=True):
     hold: bool | None = None
     max_hold_bytes: int | None = None
     expire_ms: int | None = None
-
-    def settings(self) -> dict[str, int | bool]:
-        """Return the settings that were given."""
-        given = {"hold": self.hold, "max_hold_bytes": self.max_hold_bytes, "expire_ms": self.expire_ms}
-        return {name: value for name, value in given.items() if value is not None}
 
 
 # --- watches over many topics

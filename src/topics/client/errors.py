@@ -1,14 +1,6 @@
-"""Exceptions of the clients: one class per error code, and a few for answers that never came.
+"""Exceptions of the clients: one class per error code (`BY_CODE`), and a few for answers that never came.
 
-TopicsError
-    TopicNotFound, TopicFull, Throttled, …    the server refused: one class per code, see `BY_CODE`
-    InvalidRequest                            the base of all refusals of a malformed request
-    Unavailable                               the base of NotReady, ShuttingDown, ReadOnly, StorageUnavailable,
-                                              ReplicaUnavailable, Fenced and RequestTimeout
-    Unreachable                               no answer: wrong address, stopped, or the connection broke
-        TimedOut                              no answer in time
-    BadUrl                                    the address is not the URL of a server
-    OutcomeUnknown                            a write that may or may not have happened
+`InvalidRequest` is the base of all refusals of a malformed request, and `Unavailable` of those that can pass.
 """
 
 from __future__ import annotations

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any, Literal, Required, TypedDict, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from topics.model.topic import ArchiveConfig, Discard, Durability, TopicType
+from topics.model import wire
+from topics.model.topic import ArchiveConfig, Discard, Durability, TopicConfig, TopicType
 
 _decode = msgspec.json.decode
 _encode = msgspec.json.Encoder().encode
@@ -70,14 +71,17 @@ class Gap(Struct, frozen=True):
 
 
 class Tombstone(Struct):
-    """A gap as the server reports it."""
+    """A lost range as the server reports it, both ends inclusive. It was evicted, expired or corrupt, not deleted."""
 
     gap_from: int
     gap_to: int
     reason: str
-    earliest_seq: int = 0
     missed_estimate: int = 0
+    earliest_seq: int = 0
+    head_seq: int = 0
+    epoch: int = 0  # the epoch that the reader continues with, if the answer contains it
     cause: str | None = None  # of a gap whose `reason` is `from_seq_too_old`
+    topic: str = ""  # of a pushed one
 
     def gap(self, topic: str) -> Gap:
         return Gap(topic, self.gap_from, self.gap_to, self.cause or self.reason, self.missed_estimate)
@@ -116,11 +120,35 @@ class Page(Struct):
         return None if self.tombstone is None else self.tombstone.gap(self.topic)
 
 
-def items_of(page: Page) -> Iterator[Record | Gap]:
-    """Yield the gap of a page, then its records."""
-    if page.gap is not None:
-        yield page.gap
-    yield from page.records
+class End(Struct):
+    """The end of a bulk read: every seq up to `next_from_seq` was delivered, reported as lost, deleted or filtered."""
+
+    next_from_seq: int
+    head_seq: int
+    earliest_seq: int
+    epoch: int
+
+
+class KnownArchive(ArchiveConfig, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """The archive settings of a topic that this client knows. A newer server may have others."""
+
+
+class KnownConfig(TopicConfig, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """The settings of a topic that this client knows. A newer server may have others."""
+
+    archive: KnownArchive | None = None
+
+
+class TopicState(wire.TopicState):
+    """The state of a topic."""
+
+    config: KnownConfig
+
+
+class TopicPut(wire.TopicPut):
+    """A topic that was created or changed."""
+
+    config: KnownConfig
 
 
 class NewRecord(Struct, omit_defaults=True, kw_only=True):
@@ -185,8 +213,11 @@ class Config(TypedDict, total=False):
     archive: ArchiveConfig | None
 
 
-def decode_records(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """Decode an answer that holds records. They keep half a surrogate pair, which the decoder itself refuses."""
+def decode_records(decoder: msgspec.json.Decoder[T], body: bytes, fields: Sequence[str] = ("json", "raw_meta")) -> T:
+    """Decode an answer that holds records. They keep half a surrogate pair, which the decoder itself refuses.
+
+    `fields` are those of a record that hold JSON text.
+    """
     try:
         return decoder.decode(body)
     except msgspec.DecodeError:
@@ -196,16 +227,11 @@ def decode_records(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         if masked is None:
             raise
         answer = decoder.decode(masked.text)
-        for record in _records_of(answer):
-            record.json = masked.restore(record.json)
-            if not isinstance(record.raw_meta, UnsetType):
-                record.raw_meta = masked.restore(record.raw_meta)
+        for record in getattr(answer, "records", None) or getattr(answer, "claimed", []):
+            for field in fields:
+                if not isinstance(text := getattr(record, field), UnsetType):
+                    setattr(record, field, masked.restore(text))
         return answer
-
-
-def _records_of(answer: Any) -> list[Record]:
-    found: list[Record] = getattr(answer, "records", None) or getattr(answer, "claimed", [])
-    return found
 
 
 def decode_json(text: Raw) -> Any:

@@ -1,4 +1,4 @@
-"""The blocking client of Spark: the verbs that its source, its sink and the pipelines need, on one kept connection."""
+"""The blocking client of Spark, on one kept connection: the calls of `ManagementCalls`, and its own for records."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from topics.client import bulk_pieces, request
+from topics.client._sync.management import ManagementCalls
 from topics.client.call import (
     JSON,
     PAGE_ROWS,
@@ -17,9 +18,7 @@ from topics.client.call import (
     Backoff,
     ListPage,
     Request,
-    consumer_path,
     given,
-    router_path,
     topic_path,
     with_query,
 )  # fmt: skip
@@ -27,7 +26,6 @@ from topics.client.connection import Connection, Retries
 from topics.client.errors import TopicNotFound, TopicsError
 from topics.client.items import encode
 from topics.errors import Corrupt
-from topics.model import consumer as consuming
 from topics.model import wire
 from topics.model.records import DiffRequest, ScanRequest
 from topics.model.topic import ConfigPatch
@@ -40,45 +38,32 @@ PAGE_RECORDS = 1000
 NO_LAST = (1 << 64) - 1  # the highest seq there could be
 
 
-class _Topics(Struct):
-    topics: list[request.Summary]
-    next_cursor: str | None = None
-
-
-class _Routers(Struct):
-    routers: list[request.Router]
-    next_cursor: str | None = None
-
-
-class NoPyArrow(ImportError):
-    """Reading from a lake needs pyarrow, and it is not installed."""
-
-    def __init__(self) -> None:
-        super().__init__("reading from a lake needs pyarrow, which is not installed: pip install pyarrow")
-
-
-class Client(Connection):
-    """The verbs of a server as methods. Not thread-safe: each thread needs its own client."""
+class Client(Connection, ManagementCalls):
+    """A server, on one connection. Not thread-safe: each thread needs its own client."""
 
     def __init__(
         self, url: str = "http://127.0.0.1:4000", *, token: str | None = None, timeout_s: float = 60.0, retries: int = 5
     ) -> None:
         super().__init__(url, token=token, timeout_s=timeout_s, retries=Retries(retries))
 
-    # --- topics
+    @property
+    def _http(self) -> Any:  # type: ignore[override]
+        """The calls of `ManagementCalls` need `call`, `pages` and `send`."""
+        return self
+
+    archived = ManagementCalls.report_archived
 
     def put_topic(self, topic: str, **config: Any) -> request.Put:
-        return self._call("PUT", topic_path(topic), request.Put, _checked(config))
+        return super().put_topic(topic, **_checked(config))
 
-    def topic(self, topic: str, *, touch: bool = False) -> request.State:
-        return self._call("GET", topic_path(topic, touch=touch), request.State)
+    def drop_topic(self, topic: str, *, if_empty: bool = False) -> wire.TopicDropped:  # type: ignore[override]
+        return self.call("DELETE", topic_path(topic, if_empty=if_empty or None), wire.TopicDropped)
 
-    def topics(self, prefix: str = "") -> Iterator[request.Summary]:
-        for page in self._pages("/v0/topics", _Topics, prefix=prefix or None):
-            yield from page.topics
-
-    def drop_topic(self, topic: str, *, if_empty: bool = False) -> wire.TopicDropped:
-        return self._call("DELETE", topic_path(topic, if_empty=if_empty or None), wire.TopicDropped)
+    def is_ready(self) -> bool:
+        try:
+            return bool(self.ready())
+        except TopicsError:
+            return False
 
     # --- records
 
@@ -106,7 +91,7 @@ class Client(Connection):
             ),
         }  # fmt: skip
         path = topic_path(topic, return_seqs=None if return_seqs else False)
-        return self._call("POST", path, request.Written, body, safe=idempotency_key is not None)
+        return self.call("POST", path, request.Written, body=body, safe=idempotency_key is not None)
 
     def diff(self, topic: str, *, from_seq: int = 0, wait_ms: int = 0, **fields: Any) -> request.Diff:
         """Read one page. `fields` are those of `DiffRequest`: limit, node, include_tags, filter, from_ts, epoch …"""
@@ -132,9 +117,18 @@ class Client(Connection):
         fields = {"limit": PAGE_RECORDS, **fields}
         _fields(fields, DiffRequest)  # raise for an unknown field now, not at the first page
         last = NO_LAST if upto_seq is None else upto_seq
-        if lake is not None:
-            return request.upto(self._read_healed(topic, lake, from_seq, last, fields), last)
-        return request.upto(self._read(topic, from_seq, last, fields), last)
+        if lake is None:
+            return request.upto(self._read(topic, from_seq, last, fields), last)
+        try:
+            from topics.client.lake_read import HealedRead
+            from topics.lake import Lake
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.split(".")[0] != "pyarrow":
+                raise
+            message = "reading from a lake needs pyarrow, which is not installed: pip install pyarrow"
+            raise ImportError(message) from None
+        healed = HealedRead(topic, Lake(os.fspath(lake)), self.diff, lambda: self._found(topic), fields)
+        return request.upto(healed.items(from_seq, last), last)
 
     def _read(
         self, topic: str, from_seq: int, last: int, fields: dict[str, Any]
@@ -149,20 +143,6 @@ class Client(Connection):
             fields.pop("from_ts", None)
             if page.caught_up:
                 return
-
-    def _read_healed(
-        self, topic: str, lake: str | os.PathLike[str], from_seq: int, last: int, fields: dict[str, Any]
-    ) -> Iterator[request.Record | request.Tombstone]:
-        try:
-            from topics.client import lake_read
-            from topics.lake import Lake
-        except ModuleNotFoundError as error:
-            if error.name is None or error.name.split(".")[0] != "pyarrow":
-                raise
-            raise NoPyArrow() from None
-
-        source = lake_read.HealedTopic(topic, Lake(os.fspath(lake)), self.diff, lambda: self._found(topic))
-        return lake_read.read(source, from_seq=from_seq, last=last, fields=fields)
 
     def _found(self, topic: str) -> request.State | None:
         try:
@@ -201,64 +181,28 @@ class Client(Connection):
         except (bulk_pieces.CutOff, Corrupt) as error:
             raise self.unreachable(error) from error
 
-    def delete(
-        self,
-        topic: str,
-        *,
-        before_seq: int | None = None,
-        match: str | Sequence[str] | None = None,
-        seqs: Sequence[int] | None = None,
-        epoch: int | None = None,
-        dry_run: bool = False,
-    ) -> wire.RecordsDeleted:
-        """Delete by seq, by tag or both, or a list of `seqs`. The request fails if the topic has another `epoch`."""
-        listed = None if seqs is None else list(seqs)
-        body = given(before_seq=before_seq, match=match, seqs=listed, epoch=epoch, dry_run=dry_run or None)
-        return self._call("POST", topic_path(topic, "delete"), wire.RecordsDeleted, body)
-
-    def archived(self, topic: str, *, seq: int, epoch: int, trimmed_seq: int = 0) -> wire.ArchivedAnswer:
-        """Report that an archive has every record of this epoch of the topic up to `seq`.
-
-        An archive that deletes archived records from the topic reports the last one first, as `trimmed_seq`.
-        """
-        body = {"seq": seq, "epoch": epoch, "trimmed_seq": trimmed_seq}
-        return self._call("POST", topic_path(topic, "archived"), wire.ArchivedAnswer, body)
-
-    def put_consumer(self, topic: str, consumer: str, *, seq: int, epoch: int) -> consuming.ConsumerPut:
-        """Store the position of a named consumer in this epoch of the topic."""
-        body = {"seq": seq, "epoch": epoch}
-        return self._call("PUT", consumer_path(topic, consumer), consuming.ConsumerPut, body)
-
-    # --- routers
-
-    def router(self, router: str) -> request.Router:
-        return self._call("GET", router_path(router), request.Router)
-
-    def routers(
-        self, *, prefix: str | None = None, source: str | None = None, dest: str | None = None
-    ) -> Iterator[request.Router]:
-        """Yield the routers that the key may see."""
-        for page in self._pages("/v0/routers", _Routers, prefix=prefix, source=source, dest=dest):
-            yield from page.routers
-
-    def is_ready(self) -> bool:
-        try:
-            self.send_once(Request("GET", "/v0/ready"))
-        except TopicsError:
-            return False
-        return True
-
     # --- inside
 
-    def _call(self, method: str, path: str, answer: type[Answer], body: object = None, *, safe: bool = True) -> Answer:
+    def call(
+        self,
+        method: str,
+        path: str,
+        answer: type[Answer],
+        *,
+        body: object = None,
+        safe: bool = True,
+        retries: int | None = None,
+    ) -> Answer:
+        """Send a request and decode its answer."""
         content = None if body is None else encode(body)
-        return msgspec.json.decode(self.send(Request(method, path, content, JSON, safe)), type=answer)
+        most = None if retries is None else Retries(retries)
+        return msgspec.json.decode(self.send(Request(method, path, content, JSON, safe), most), type=answer)
 
-    def _pages(self, path: str, kind: type[Page], **query: str | None) -> Iterator[Page]:
+    def pages(self, path: str, kind: type[Page], **query: str | None) -> Iterator[Page]:
         """Yield the pages of a list."""
         cursor = None
         while True:
-            page = self._call("GET", with_query(path, page_size=PAGE_ROWS, cursor=cursor, **query), kind)
+            page = self.call("GET", with_query(path, page_size=PAGE_ROWS, cursor=cursor, **query), kind)
             yield page
             cursor = page.next_cursor
             if cursor is None:

@@ -14,7 +14,7 @@ from msgspec import Raw, Struct
 
 from topics.client import errors
 from topics.client.errors import Unavailable
-from topics.client.items import Gap, Record, Tombstone, decode_records
+from topics.client.items import End, Gap, Record, Tombstone, decode_records
 from topics.errors import OtherCode
 
 ADVISORY = 429  # an `error` event that ends nothing
@@ -70,10 +70,6 @@ class _Batch(Struct):
     records: list[Record]
 
 
-class _Lost(Tombstone):
-    topic: str = ""
-
-
 class _Problem(Struct):
     code: int
     error: str
@@ -81,7 +77,6 @@ class _Problem(Struct):
 
 
 _batches = msgspec.json.Decoder(_Batch)
-_decode_lost = msgspec.json.Decoder(_Lost).decode
 _decode_problem = msgspec.json.Decoder(_Problem).decode
 
 
@@ -95,7 +90,7 @@ def records_of(message: bytes) -> list[Record]:
 
 def gap_of(message: bytes) -> Gap:
     """Return the lost range that a pushed tombstone reports."""
-    lost = _decode_lost(message)
+    lost = _decode_tombstone(message)
     return lost.gap(lost.topic)
 
 
@@ -110,23 +105,9 @@ def raise_if_final(data: bytes) -> None:
 # --- scans
 
 
-class ScanEnd(Struct):
-    """The end of a scan: every seq up to `next_from_seq` was delivered, reported as lost, deleted or filtered."""
-
-    next_from_seq: int
-    head_seq: int
-    epoch: int
-
-
-class ScanTombstone(Tombstone):
-    """A lost range, and the epoch of the topic that the scan goes on with."""
-
-    epoch: int = 0
-
-
 class _ScanControl(Struct):
     tombstone: Raw = Raw()
-    end: ScanEnd | None = None
+    end: End | None = None
     error: Raw = Raw()
 
 
@@ -134,11 +115,11 @@ class _Records(Struct):
     records: list[Record]
 
 
-Piece = list[Record] | ScanTombstone | ScanEnd
+Piece = list[Record] | Tombstone | End
 _decode_lines = msgspec.json.Decoder(Record).decode_lines
 _records = msgspec.json.Decoder(_Records)
 _decode_control = msgspec.json.Decoder(_ScanControl).decode
-_decode_tombstone = msgspec.json.Decoder(ScanTombstone).decode
+_decode_tombstone = msgspec.json.Decoder(Tombstone).decode
 
 
 class ScanLines:
@@ -147,7 +128,7 @@ class ScanLines:
     def __init__(self) -> None:
         self._held = b""
 
-    def feed(self, chunk: bytes) -> Iterator[bytes | Raw | ScanEnd]:
+    def feed(self, chunk: bytes) -> Iterator[bytes | Raw | End]:
         """Yield what is complete with this chunk: lines of records, the JSON text of a tombstone (`Raw`), and the end.
 
         Raise the error that the server reports.
@@ -174,7 +155,7 @@ def _next_control(text: bytes, start: int, end: int) -> int:
     return min(found, default=end)
 
 
-def _control(line: bytes) -> Iterator[Raw | ScanEnd]:
+def _control(line: bytes) -> Iterator[Raw | End]:
     """Yield what a line says that is not a record; nothing for a line of a newer server."""
     found = _decode_control(line)
     if bytes(found.error):
@@ -185,9 +166,9 @@ def _control(line: bytes) -> Iterator[Raw | ScanEnd]:
         yield found.end
 
 
-def decoded(piece: bytes | Raw | ScanEnd) -> Piece:
+def decoded(piece: bytes | Raw | End) -> Piece:
     """Decode a piece of `ScanLines`."""
-    if isinstance(piece, ScanEnd):
+    if isinstance(piece, End):
         return piece
     if isinstance(piece, Raw):
         return _decode_tombstone(piece)

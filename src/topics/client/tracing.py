@@ -36,7 +36,7 @@ def sending(topic: str, records: Sequence[Written]) -> Iterator[Sequence[Written
     if _tracer is None or not enabled():
         yield records
         return
-    attributes = {**_named(topic), "messaging.batch.message_count": len(records)}
+    attributes = _attributes(topic, "messaging.batch.message_count", len(records))
     with _tracer.start_as_current_span(f"append {topic}", kind=SpanKind.PRODUCER, attributes=attributes):
         carrier: dict[str, str] = {}
         propagate.inject(carrier)
@@ -47,11 +47,10 @@ def received(item: Record | Gap) -> None:
     """Record that an item was received, with a link to the span of its append."""
     if _tracer is None or isinstance(item, Gap):
         return
-    attributes = {**_named(item.topic), "messaging.message.id": str(item.seq)}
-    span = _tracer.start_span(
-        f"receive {item.topic}", kind=SpanKind.CONSUMER, attributes=attributes, links=_links(item.meta)
-    )
-    span.end()
+    attributes = _attributes(item.topic, "messaging.message.id", str(item.seq))
+    found = trace.get_current_span(propagate.extract(_carrier(item.meta))).get_span_context()
+    links = [Link(found)] if found.is_valid else []
+    _tracer.start_span(f"receive {item.topic}", kind=SpanKind.CONSUMER, attributes=attributes, links=links).end()
 
 
 @contextmanager
@@ -63,7 +62,7 @@ def job(topic: str, seq: int, meta: Mapping[str, Any], *, is_current: bool = Tru
     if _tracer is None or not enabled():
         yield
         return
-    attributes = {**_named(topic), "messaging.message.id": str(seq)}
+    attributes = _attributes(topic, "messaging.message.id", str(seq))
     context = propagate.extract(_carrier(meta))
     span = _tracer.start_span(f"job {topic}", context=context, kind=SpanKind.CONSUMER, attributes=attributes)
     if is_current:
@@ -76,8 +75,8 @@ def job(topic: str, seq: int, meta: Mapping[str, Any], *, is_current: bool = Tru
         span.end()
 
 
-def _named(topic: str) -> dict[str, Any]:
-    return {"messaging.system": "topics", "messaging.destination.name": topic}
+def _attributes(topic: str, name: str, value: str | int) -> dict[str, Any]:
+    return {"messaging.system": "topics", "messaging.destination.name": topic, name: value}
 
 
 def _with_meta(record: Written, carrier: Mapping[str, str]) -> Written:
@@ -88,8 +87,3 @@ def _with_meta(record: Written, carrier: Mapping[str, str]) -> Written:
 
 def _carrier(meta: Mapping[str, Any]) -> dict[str, str]:
     return {name: value for name, value in meta.items() if isinstance(value, str)}
-
-
-def _links(meta: Mapping[str, Any]) -> list[Any]:
-    found = trace.get_current_span(propagate.extract(_carrier(meta))).get_span_context()
-    return [Link(found)] if found.is_valid else []

@@ -1,14 +1,7 @@
 """The engine: all topics of one server, and every verb that reads or changes them.
 
 A verb runs to completion: it checks, decides, and stages what it decided. It returns a ticket that is resolved once the
-decision has taken effect. Every verb is a method of the part that it belongs to, and each part gets the `Staging`:
-
-    engine.put_topic, drop_topic, ...   topics
-    engine.append, read, delete_...     records
-    engine.queues                       jobs
-    engine.routers                      routers
-    engine.archives                     reports of archives
-    engine.consumers                    named consumers
+decision has taken effect. Verbs of jobs, routers, archives and consumers are methods of the part that they belong to.
 """
 
 from __future__ import annotations
@@ -20,28 +13,25 @@ from itertools import islice
 from msgspec import Struct
 
 from topics.clock import Clock
-from topics.engine import pressure, retention
-from topics.engine.consumers.batch import ConsumerBatch
+from topics.engine import retention
 from topics.engine.consumers.verbs import Consumers
 from topics.engine.durable.deferred_replay import PER_STEP, Backlog, CurrentTopics
 from topics.engine.queue.verbs import Queues
-from topics.engine.read import timeline
 from topics.engine.read.read import Query, Reading, expire_and_read
 from topics.engine.routers.verbs import Routers
-from topics.engine.state.topic import Topic
+from topics.engine.state.topic import FIRST_CEILING, Topic
 from topics.engine.state.topics import State
-from topics.engine.steps import Steps, once_loaded
+from topics.engine.steps import Steps
 from topics.engine.write import apply
-from topics.engine.write.append import Appends, join
+from topics.engine.write.append import Appends
 from topics.engine.write.archived import Archives
 from topics.engine.write.commit import Commits, Log, NoLog, Ticket
 from topics.engine.write.delete import Deletes
-from topics.engine.write.durability_change import Saver, when_saved
 from topics.engine.write.staging import Staging
 from topics.errors import Code, TopicsError
 from topics.model.names import check_topic
 from topics.model.records import Limits
-from topics.model.topic import ConfigPatch, configure
+from topics.model.topic import ConfigPatch, TopicConfig, configure
 from topics.storage.log import entry as entries
 
 
@@ -54,14 +44,6 @@ class Dropped(Struct):
     name: str
     deleted: bool
     routers_removed: list[str]
-
-
-def _join(leader: Ticket, followers: list[Ticket]) -> None:
-    """Complete the entry of a ticket that others follow, at the end of the turn."""
-    if type(leader.entry) is ConsumerBatch:
-        leader.entry.close()
-    else:
-        join(leader, followers)
 
 
 class Engine:
@@ -79,12 +61,13 @@ class Engine:
         self.clock = clock
         self.limits = limits or Limits()
         self.state = state or State(max_keys=self.limits.max_idempotency_keys)
-        self.commits = Commits(log or NoLog(), schedule=schedule, tick_ns=clock.monotonic_ns, join=_join)
+        self.commits = Commits(log or NoLog(), schedule=schedule, tick_ns=clock.monotonic_ns)
         self.staging = staging = Staging(
             self.state, self.commits, clock=clock, limits=self.limits, logged=log is not None
         )
         self._backlog = Backlog()
-        self.saver: Saver | None = None  # see `Store.when_saved`
+        # Calls back once a snapshot has all that the topic's class promises, or with the error that prevents it.
+        self.saver: Callable[[Topic, Callable[[Exception | None], None]], None] | None = None  # `Store.when_saved`
         self.queues = Queues(staging)
         self.routers = Routers(staging)
         self.archives = Archives(staging)
@@ -117,11 +100,6 @@ class Engine:
         if self.limits.max_total_bytes:  # what is left of a quota depends on the records of every topic
             self.replay_all()
 
-    @property
-    def is_replayed(self) -> bool:
-        """Return whether every record of the log was replayed, so that changes of the totals come from clients."""
-        return not self._backlog
-
     def replay_some(self, limit: int = PER_STEP) -> bool:
         """Replay up to `limit` of the entries that wait; return whether there are more."""
         if self._backlog:
@@ -136,7 +114,6 @@ class Engine:
         return bool(self._backlog)
 
     def waits_for_replay(self, name: str) -> bool:
-        """Return whether records of this topic still wait to be replayed."""
         topic = self.state.by_name.get(name)
         return topic is not None and topic in self._backlog
 
@@ -154,7 +131,6 @@ class Engine:
             yield None
 
     def replay_all(self) -> None:
-        """Replay everything that waits, at once."""
         self._backlog.replay_all(self.state)
         self.staging.topics = self.state.by_name
 
@@ -165,11 +141,11 @@ class Engine:
         staging = self.staging
         topic = staging.resolve(name)
         if topic is None:
-            return self._create_topic(staging.new_topic(name, configure(check_topic(name), patch)))
+            return self._create_topic(name, configure(check_topic(name), patch))
         config = configure(name, patch, topic.config)
         if config == topic.config:
             unchanged = Ticket.of(Configured(topic, False))
-            return when_saved(self.saver, topic, unchanged) if topic.needs_snapshot else unchanged
+            return self._when_saved(topic, unchanged) if topic.needs_snapshot else unchanged
         entry = entries.Configure(topic.topic_id, config, self.clock.now_ms(), topic.next_seq - 1)
 
         def take_effect(_: Ticket) -> Configured:
@@ -178,10 +154,42 @@ class Engine:
 
         waits = topic.needs_snapshot or apply.promises_more(topic.config, config)
         ticket = staging.stage_change(topic, entry, take_effect)
-        return when_saved(self.saver, topic, ticket) if waits else ticket
+        return self._when_saved(topic, ticket) if waits else ticket
 
-    def _create_topic(self, create: entries.Create) -> Ticket:
-        ceiling, frame = self.staging.ceilings.of_creation(create)
+    def _when_saved(self, topic: Topic, changed: Ticket) -> Ticket:
+        """Return a ticket that is resolved like `changed`, once a snapshot has everything that the class promises.
+
+        A topic that leaves `ephemeral` promises to keep records, deletes and leases that the log never had. The change
+        takes effect with its entry, so that everything after it is logged; its answer waits for the snapshot.
+        """
+        saver = self.saver
+        if saver is None:
+            return changed
+        ticket = Ticket()
+
+        def end(failure: Exception | None) -> None:
+            error = None
+            if failure is not None:
+                what = f"what the topic holds could not be written to the disk: {failure}; send the same request again"
+                detail = {"reason": str(failure), "outcome": "unsaved"}
+                error = TopicsError(Code.READ_ONLY, what, detail=detail, retry_after_ms=1000)
+            ticket.resolve(changed.result, error)
+
+        def landed(_: Ticket) -> None:
+            ticket.wal_ns, ticket.sync_ns = changed.wal_ns, changed.sync_ns
+            if changed.error is not None or not topic.needs_snapshot:
+                ticket.resolve(changed.result, changed.error)
+            else:
+                saver(topic, end)
+
+        changed.on_done(landed)
+        return ticket
+
+    def _create_topic(self, name: str, config: TopicConfig) -> Ticket:
+        create = self.staging.new_topic(name, config)
+        ceiling, frame = self.staging.ceilings.first_step(), entries.encode(create)
+        if ceiling > FIRST_CEILING:  # the ceiling that the creation implies
+            frame += entries.encode(entries.Ceiling(create.topic_id, ceiling))
 
         def take_effect(_: Ticket) -> Configured:
             topic = apply.create(self.state, create)
@@ -218,8 +226,7 @@ class Engine:
         Raises `Cold` like a read.
         """
         topic = self.topic(name)
-        if topic.config.ttl_ms:
-            retention.need_for_expiry(topic, self.clock.now_ms())
+        retention.expire_loaded(topic, self.clock.now_ms())
         now = self.expire(topic)
         if touch:
             topic.last_read_ts = now
@@ -243,8 +250,7 @@ class Engine:
     def expire(self, topic: Topic) -> int:
         """Expire the topic's records and leases up to now; return now in ms."""
         now = self.clock.now_ms()
-        if topic.config.ttl_ms:
-            retention.expire(topic, now)
+        retention.expire(topic, now)
         if topic.queue is not None:
             topic.queue.expire(now)
         return now
@@ -256,17 +262,6 @@ class Engine:
             expire_in_memory(topic, now)
         if topic.queue is not None:
             topic.queue.expire(now)
-
-    def expire_and_describe(
-        self, name: str, *, from_seq: int, to_seq: int, most: int
-    ) -> Steps[tuple[Topic, timeline.Timeline]]:
-        """Expire the topic's records, then return it and what has become of the seqs [from_seq, to_seq]."""
-        topic = yield from once_loaded(lambda: self.expire_and_get(name, touch=False))
-        return topic, (yield from timeline.build(topic, from_seq, to_seq, most))
-
-    def effective_priority(self, topic: Topic) -> int:
-        """Return the priority that the scheduler goes by right now."""
-        return pressure.effective_priority(topic, self.clock.now_ms())
 
     # --- records
 

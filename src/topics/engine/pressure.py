@@ -58,8 +58,6 @@ def effective_priority(topic: Topic, now_ms: int) -> int:
 
 
 class PressureStep(IntEnum):
-    """The steps of the ladder."""
-
     CALM = 0
     COALESCE = 1
     STRETCH = 2
@@ -83,20 +81,14 @@ class Pressure:
         self._recent.append(lag_ms)
         if len(self._recent) < SAMPLES or not self._thresholds[-1]:
             return False
-        self.lag_ms = min(self._recent)
-        step = self._climbed()
+        self.lag_ms, worst_ms = min(self._recent), max(self._recent)
+        # The highest step whose threshold every sample has passed. A step is left if no sample passes half of its own.
+        step = max(step for step in PressureStep if self.lag_ms >= self._thresholds[step])
         if step < self.step:
-            step = max(step, min(self.step, self._left(max(self._recent))))
+            stays = max(step for step in PressureStep if worst_ms >= self._thresholds[step] / 2)
+            step = max(step, min(self.step, stays))
         changed, self.step = step != self.step, step
         return changed
-
-    def _climbed(self) -> PressureStep:
-        """Return the highest step whose threshold every sample has passed."""
-        return max(step for step in PressureStep if self.lag_ms >= self._thresholds[step])
-
-    def _left(self, worst_ms: float) -> PressureStep:
-        """Return the highest step of which a sample passes half the threshold."""
-        return max(step for step in PressureStep if worst_ms >= self._thresholds[step] / 2)
 
     @property
     def gather_ms(self) -> int:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 from topics import logs
 from topics.engine.state.topic import Topic
+from topics.engine.steps import Steps, each_loaded
 from topics.storage.segments.cold import Cold, Needs, waiting
 from topics.storage.segments.columns import runs
 from topics.storage.segments.marks import LOST
-from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import Damaged, MemorySegment, Segment
 
 log = logs.Log("engine")
@@ -45,9 +47,9 @@ def cutoff_ms(topic: Topic, now_ms: int) -> int:
 
 
 def expire(topic: Topic, now_ms: int) -> None:
-    """Expire every record that is older than the TTL, see `cutoff_ms`."""
+    """Expire every record that is older than the TTL, if there is one, see `cutoff_ms`."""
     cutoff = cutoff_ms(topic, now_ms)
-    if topic.front_ts >= cutoff or not topic.count:
+    if topic.front_ts >= cutoff or not topic.count or not topic.config.ttl_ms:
         return
     holds = topic.config.archive is not None and topic.holds
     if holds and topic.earliest > topic.archived:
@@ -58,25 +60,34 @@ def expire(topic: Topic, now_ms: int) -> None:
             upto = min(upto, topic.archived + 1)
         if upto > topic.earliest:
             evict(topic, upto, "ttl")
-        refresh_front(topic)
-    except (
-        OSError
-    ) as error:  # a write must not fail because of it; a reader asks for the same bytes, and gets the error
+        # The age of the first live record: with it, most calls of this function end after one comparison.
+        segment = topic.segments[topic.index_of(topic.earliest)] if topic.count else None
+        if segment is None:
+            topic.front_ts = 0
+        elif ready(topic, segment):
+            topic.front_ts = segment.columns.ts[topic.earliest - segment.first]
+    except OSError as error:  # a write must not fail because of it; a reader gets the error for the same bytes
         log.error("expiry_put_off", topic=topic.name, reason=str(error))
 
 
-def need_for_expiry(topic: Topic, now_ms: int) -> None:
-    """Raise `Cold` for columns that `expire` would have to wait for.
+def expire_loaded(topic: Topic, now_ms: int) -> None:
+    """Expire as `expire` does. Raise `Cold` for columns that it would have to wait for.
 
     If these are more than one load may ask for, expire the records whose columns are loaded so far.
     """
-    cutoff = cutoff_ms(topic, now_ms)
+    if not topic.config.ttl_ms:
+        return
+    _need_for_expiry(topic, cutoff_ms(topic, now_ms))
+    expire(topic, now_ms)
+
+
+def _need_for_expiry(topic: Topic, cutoff: int) -> None:
     if topic.front_ts >= cutoff or not topic.count or (topic.holds and topic.earliest > topic.archived):
         return
     needs, ready_upto = Needs(), [topic.earliest]
     for segment in topic.segments:
         reaches = segment.count and segment.max_ts >= cutoff
-        if segment.live and (reaches or _needs_marks(segment)):
+        if segment.live and (reaches or segment.live != segment.count):
             try:
                 segment.columns, segment.marks  # noqa: B018 - raises if they are not in memory
             except Cold as cold:
@@ -119,16 +130,6 @@ def expiring_before(topic: Topic, now_ms: int) -> int:
     return min(upto, topic.archived + 1) if topic.holds else upto
 
 
-def refresh_front(topic: Topic) -> None:
-    """Store the age of the first live record, so that most calls to `expire` end after one comparison."""
-    if not topic.count:
-        topic.front_ts = 0
-        return
-    segment = topic.segments[topic.index_of(topic.earliest)]
-    if ready(topic, segment):
-        topic.front_ts = segment.columns.ts[topic.earliest - segment.first]
-
-
 def enforce_caps(topic: Topic) -> None:
     """Evict the oldest live records until both caps hold.
 
@@ -150,7 +151,7 @@ def enforce_caps(topic: Topic) -> None:
             if (upto := released(topic, past)) > topic.earliest:
                 take(topic, upto, "cap")
     except OSError as error:  # the write that came before must not fail
-        _put_off(topic, error)
+        log.error("eviction_put_off", topic=topic.name, reason=str(error))
 
 
 def released(topic: Topic, upto: int) -> int:
@@ -220,16 +221,10 @@ def reach(topic: Topic, *, first: int, sizes: Sequence[int], ts: int, before_byt
     This may include some of the appended records. Pending records before them have `before_bytes`, and
     are evicted first.
     """
-    config, upto = topic.config, topic.earliest
+    config, expired, upto, end = topic.config, topic.earliest, topic.earliest, first + len(sizes)
     if config.ttl_ms and topic.front_ts < ts - config.ttl_ms:
         expired = expired_before(topic, ts - config.ttl_ms)
-        upto = max(upto, min(expired, topic.archived + 1) if topic.holds else expired)
-    return max(upto, released(topic, _reach_of_caps(topic, first=first, sizes=sizes, before_bytes=before_bytes)))
-
-
-def _reach_of_caps(topic: Topic, *, first: int, sizes: Sequence[int], before_bytes: int) -> int:
-    """Return the seq below which the caps evict all records once records of these sizes are appended."""
-    config, upto, end = topic.config, topic.earliest, first + len(sizes)
+        expired = min(expired, topic.archived + 1) if topic.holds else expired
     if config.cap_records and (excess := topic.count + end - topic.head - 1 - config.cap_records) > 0:
         upto = max(upto, after_oldest(topic, excess) if excess <= topic.count else end - config.cap_records)
     if config.cap_bytes and (excess := topic.bytes + before_bytes + sum(sizes) - config.cap_bytes) > 0:
@@ -241,7 +236,7 @@ def _reach_of_caps(topic: Topic, *, first: int, sizes: Sequence[int], before_byt
                 rest -= sizes[at]
                 at += 1
             upto = max(upto, first + at)
-    return upto
+    return max(topic.earliest, expired, released(topic, upto))
 
 
 def evict(topic: Topic, upto: int, reason: str, *, reads: bool = True) -> None:
@@ -249,7 +244,12 @@ def evict(topic: Topic, upto: int, reason: str, *, reads: bool = True) -> None:
 
     Without `reads`, the caller has made sure that nothing has to be read from the disk.
     """
-    if not _all_readable(topic, upto):
+    try:  # before anything is changed
+        for segment, _, high in list(topic.spans(topic.earliest, upto)):
+            if segment.live and (high < segment.count or segment.live != segment.count):
+                ready(topic, segment)
+    except OSError as error:
+        log.error("eviction_put_off", topic=topic.name, reason=str(error))
         return
     if topic.links is not None:
         topic.links.table.hooks.losing(topic.links, upto)
@@ -257,7 +257,7 @@ def evict(topic: Topic, upto: int, reason: str, *, reads: bool = True) -> None:
     for segment, low, high in list(topic.spans(start, upto)):
         if not segment.live:
             continue
-        if high == segment.count and not _needs_marks(segment):
+        if high == segment.count and segment.live == segment.count:
             lost, n, size_bytes = [(low, high - 1)], segment.live, segment.live_bytes
         elif ready(topic, segment):
             lost, (n, size_bytes) = _live_runs(segment, low, high), segment.live_within(low, high)
@@ -265,41 +265,17 @@ def evict(topic: Topic, upto: int, reason: str, *, reads: bool = True) -> None:
             continue
         for first, last in lost:
             topic.losses.add(segment.first + first, segment.first + last, reason)
-            topic.lost_ts = _note_times(topic, segment, first, last, reads=reads)
+            ts: Sequence[int] = [segment.max_ts]
+            if reads or segment.in_memory:
+                with suppress(Cold, Damaged, OSError):  # times of other records are not worth a trip to the disk
+                    ts = segment.columns.ts[first : last + 1]
+            topic.losses.add_times(segment.first + last + 1 - len(ts), ts)
+            topic.lost_ts = ts[-1]
         _lose(topic, segment, n, size_bytes)
     topic.earliest = max(topic.earliest, min(upto, topic.head + 1))
     if topic.queue is not None:
         topic.queue.left_range(start, topic.earliest)
     advance(topic)
-
-
-def _note_times(topic: Topic, segment: Segment, first: int, last: int, *, reads: bool) -> int:
-    """Note when lost records at [first, last] were committed, or only the last one, whose time is returned."""
-    ts: Sequence[int] = [segment.max_ts]
-    if reads or segment.in_memory:
-        try:
-            ts = segment.columns.ts[first : last + 1]
-        except (Cold, Damaged, OSError):  # times of the others are not worth a trip to the disk
-            pass
-    first = last + 1 - len(ts)
-    topic.losses.add_times(segment.first + first, ts)
-    return ts[-1]
-
-
-def _all_readable(topic: Topic, upto: int) -> bool:
-    """Return whether the columns that an eviction below `upto` needs can be read, before anything is changed."""
-    try:
-        for segment, _, high in list(topic.spans(topic.earliest, upto)):
-            if segment.live and (high < segment.count or _needs_marks(segment)):
-                ready(topic, segment)
-    except OSError as error:
-        _put_off(topic, error)
-        return False
-    return True
-
-
-def _put_off(topic: Topic, error: OSError) -> None:
-    log.error("eviction_put_off", topic=topic.name, reason=str(error))
 
 
 def advance(topic: Topic) -> None:
@@ -310,11 +286,12 @@ def advance(topic: Topic) -> None:
     segments = topic.segments
     dead = next((at for at, segment in enumerate(segments) if segment.live), len(segments))
     if dead == len(segments):
-        dead -= 1  # the open one stays
-        restart_open(topic)
+        dead -= 1  # the open one stays, or an empty one behind its end, to free its memory
+        was = topic.open
+        if was.count:
+            segments[-1] = MemorySegment(was.end, opened_ms=was.opened_ms)
     for segment in segments[:dead]:
-        if isinstance(segment, SealedSegment):
-            segment.release()
+        segment.release()
     del segments[:dead]
     topic.earliest = earliest
     _raise_floor(topic)
@@ -336,13 +313,6 @@ def _first_live(topic: Topic) -> int | None:
         return segment.first + low
 
 
-def restart_open(topic: Topic) -> None:
-    """Replace an open segment without live records by an empty one behind its end, to free its memory."""
-    was = topic.open
-    if was.count:
-        topic.segments[-1] = MemorySegment(was.end, opened_ms=was.opened_ms)
-
-
 def lose_segment(topic: Topic, segment: Segment, damage: Exception) -> None:
     """Remove a segment that cannot be read, and record its live records as lost."""
     if _remove_damaged(topic, segment, damage):
@@ -359,8 +329,7 @@ def _remove_damaged(topic: Topic, segment: Segment, damage: Exception) -> bool:
     if topic.queue is not None:
         topic.queue.left_range(low, segment.end)
     topic.segments.remove(segment)
-    if isinstance(segment, SealedSegment):
-        segment.release()
+    segment.release()
     if topic.earliest < low:
         return False
     topic.lost_ts = max(topic.lost_ts, segment.max_ts)
@@ -368,21 +337,44 @@ def _remove_damaged(topic: Topic, segment: Segment, damage: Exception) -> bool:
     return True
 
 
-def read_past(topic: Topic, damage: Damaged, look: Callable[[], T]) -> T:
-    """Lose what is damaged, then return what `look` finds; repeat for other damage that `look` meets.
+def read_past(topic: Topic, look: Callable[[], T]) -> T:
+    """Return what `look` finds. Lose what is damaged, and look again.
 
-    A round loses live records or a segment, so their number bounds the rounds. A round loses nothing only if the
-    records were deleted between the discovery of the damage and its report. After `IDLE_ROUNDS` of these in a row
-    `look` keeps reading bytes that no live record needs: raise `Corrupt`.
+    A round loses nothing only if the records were deleted between the discovery of the damage and its report. After
+    `IDLE_ROUNDS` of these in a row `look` keeps reading bytes that no live record needs: raise `Corrupt`.
     """
     idle = 0
-    while idle < IDLE_ROUNDS:
-        idle = 0 if lose_range(topic, damage) else idle + 1
+    # Bound: all rounds but `IDLE_ROUNDS` in a row lose live records or a segment.
+    while True:
         try:
             return look()
-        except Damaged as found:
-            damage = found
-    raise damage.cause
+        except Damaged as damage:
+            if idle == IDLE_ROUNDS:
+                raise damage.cause from None
+            idle = 0 if lose_range(topic, damage) else idle + 1
+
+
+def look_through(
+    topic: Topic, low_seq: int, high_seq: int, look: Callable[[Segment, int, int], None], *, from_ts: int | None = None
+) -> Steps[None]:
+    """Call `look` with each part of a segment in [low_seq, high_seq) that has live records, as one step each.
+
+    A segment that leaves the topic in between is left out. Records that are damaged are lost.
+    """
+
+    def look_at(segment: Segment, low: int, high: int) -> None:
+        low = max(low, topic.earliest - segment.first)  # records below `earliest` are not live, and have no mark
+        if segment in topic.segments and low < high:
+            try:
+                look(segment, low, high)
+            except Damaged as damage:
+                lose_range(topic, damage)
+
+    yield from each_loaded(
+        partial(look_at, segment, low, high)
+        for segment, low, high in topic.walk(low_seq, high_seq)
+        if segment.live and (from_ts is None or segment.max_ts >= from_ts)
+    )
 
 
 def lose_range(topic: Topic, damage: Damaged) -> bool:
@@ -442,8 +434,7 @@ def lose_all(topic: Topic, reason: str) -> None:
     if topic.queue is not None:
         topic.queue.left_range(topic.earliest, topic.head + 1)
     for segment in topic.segments:
-        if isinstance(segment, SealedSegment):
-            segment.release()
+        segment.release()
     topic.removed(topic.count, topic.bytes)
     topic.segments = [MemorySegment(topic.head + 1, opened_ms=topic.open.opened_ms)]
     topic.losses.add_rest(topic.earliest, topic.head, reason)
@@ -471,11 +462,6 @@ def _lose(topic: Topic, segment: Segment, n: int, size_bytes: int) -> None:
     segment.live -= n
     segment.live_bytes -= size_bytes
     topic.removed(n, size_bytes)
-
-
-def _needs_marks(segment: Segment) -> bool:
-    """Return whether some records were deleted, so that the marks say which others are lost."""
-    return segment.live != segment.count
 
 
 def _live_runs(segment: Segment, low: int, high: int) -> list[tuple[int, int]]:

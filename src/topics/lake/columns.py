@@ -2,23 +2,17 @@
 
     TypedColumns.parse("sku STRING, qty INT, total DECIMAL(10,2)")
 
-A value that does not fit into its type is NULL in the column and stays in the text. STRING accepts every value: a JSON
-string gives its characters, and any other value gives its JSON text.
+`json_fields` has the rules. A value that does not fit into its type is NULL in the column and stays in the text.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Sequence
-from datetime import UTC, date, datetime
-from decimal import Decimal, InvalidOperation
-from typing import Any
 
-import msgspec
 import pyarrow as pa
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import Struct
 
+from topics.lake.json_fields import JsonFields
 from topics.lake.layout import SCHEMA, UTC_TIMESTAMP
 
 RESERVED = {*SCHEMA.names, "date", "topic", "kind"}
@@ -39,8 +33,6 @@ _TYPES: dict[str, pa.DataType] = {
 _COLUMN = re.compile(
     r"\s*(?:`([^`]+)`|([A-Za-z_]\w*))\s+([A-Za-z]+)\s*(?:\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\))?\s*", re.ASCII
 )
-
-Convert = Callable[[bytes], Any]
 
 
 class BadColumns(ValueError):
@@ -94,8 +86,9 @@ class TypedColumns(Struct, frozen=True):
     def extended(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         """Return the columns of `schema` and the typed columns, computed from `data` where the batch lacks them."""
         names = batch.schema.names
-        missing = [field for field in self.fields if field[0] not in names]
-        values = dict(zip((name for name, _ in missing), _extract(batch.column("data"), missing), strict=True))
+        missing = [field for field in self.arrow_fields if field.name not in names]
+        columns, _ = JsonFields(missing).parse(batch.column("data")) if missing else ([], [])
+        values = {field.name: column for field, column in zip(missing, columns, strict=True)}
         arrays = [batch.column(name) for name in schema.names]
         arrays += [values[name] if name in values else batch.column(name) for name, _ in self.fields]
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([*schema, *self.arrow_fields]))
@@ -122,112 +115,3 @@ def type_name(kind: pa.DataType) -> str:
         if known == kind or (name == "TIMESTAMP" and pa.types.is_timestamp(kind)):
             return name
     raise BadColumns(f"{kind}: a column that topics did not make")
-
-
-def _extract(texts: pa.Array, fields: Sequence[tuple[str, str]]) -> list[pa.Array]:
-    """Return one array per field with the values of JSON texts."""
-    if not fields:
-        return []
-    decode = _decoder(tuple(name for name, _ in fields))
-    rows = [decode(text) for text in texts.to_pylist()]
-    found = []
-    for at, (_, kind) in enumerate(fields):
-        convert = _converter(kind)
-        raws = [UNSET if row is None else row[at] for row in rows]
-        values = [None if isinstance(raw, UnsetType) else convert(bytes(raw)) for raw in raws]
-        found.append(pa.array(values, arrow_type(kind)))
-    return found
-
-
-def _decoder(names: tuple[str, ...]) -> Callable[[str], Sequence[Raw | UnsetType] | None]:
-    """Return a function from a JSON text to the JSON of these fields, or to None if the text is not an object."""
-    fields: list[Any] = [(f"f{at}", Raw | UnsetType, UNSET) for at in range(len(names))]
-    kind = msgspec.defstruct("Fields", fields, rename={f"f{at}": name for at, name in enumerate(names)})
-    decode = msgspec.json.Decoder(kind).decode
-
-    def found(text: str) -> Sequence[Raw | UnsetType] | None:
-        try:
-            return msgspec.structs.astuple(decode(text))
-        except (msgspec.MsgspecError, UnicodeError, RecursionError):
-            return None
-
-    return found
-
-
-def _converter(kind: str) -> Convert:
-    if kind == "STRING":
-        return _string
-    if kind in ("SMALLINT", "INT", "INTEGER", "BIGINT", "LONG"):
-        bits = arrow_type(kind).bit_width
-        return lambda raw: _integer(raw, 1 << (bits - 1))
-    if kind.startswith("DECIMAL"):
-        wanted = arrow_type(kind)
-        return lambda raw: _decimal(raw, wanted.precision, wanted.scale)
-    return {"FLOAT": _float32, "DOUBLE": _double, "BOOLEAN": _boolean, "DATE": _date, "TIMESTAMP": _timestamp}[kind]
-
-
-def _string(raw: bytes) -> str | None:
-    if raw[:1] == b'"':
-        return _text(raw)
-    return None if raw == b"null" else raw.decode()
-
-
-def _text(raw: bytes) -> str | None:
-    try:
-        return msgspec.json.decode(raw, type=str)
-    except msgspec.MsgspecError:
-        return None
-
-
-def _integer(raw: bytes, limit: int) -> int | None:
-    try:
-        value = int(raw)
-    except ValueError:
-        return None
-    return value if -limit <= value < limit else None
-
-
-def _double(raw: bytes) -> float | None:
-    try:
-        value = float(raw)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
-
-
-def _float32(raw: bytes) -> float | None:
-    value = _double(raw)
-    return value if value is None or abs(value) <= 3.4028234663852886e38 else None
-
-
-def _boolean(raw: bytes) -> bool | None:
-    return {b"true": True, b"false": False}.get(raw)
-
-
-def _decimal(raw: bytes, precision: int, scale: int) -> Decimal | None:
-    """Return the exact number, or None if the type has too few digits for it. The number may be a JSON string."""
-    text = _text(raw) if raw[:1] == b'"' else raw.decode()
-    try:
-        value = Decimal(text or "")
-    except InvalidOperation:
-        return None
-    if not value.is_finite():
-        return None
-    _, digits, exponent = value.normalize().as_tuple()
-    assert isinstance(exponent, int)
-    return value if -exponent <= scale and len(digits) + exponent <= precision - scale else None
-
-
-def _date(raw: bytes) -> date | None:
-    try:
-        return date.fromisoformat(_text(raw) or "")
-    except ValueError:
-        return None
-
-
-def _timestamp(raw: bytes) -> datetime | None:
-    try:
-        found = datetime.fromisoformat(_text(raw) or "")
-        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None

@@ -47,12 +47,14 @@ EPOCH_START, MS = datetime(1970, 1, 1, tzinfo=UTC), timedelta(milliseconds=1)
 
 
 class RowsFile(Struct, frozen=True, kw_only=True):
-    """A written file that a commit can add. Its name is used once."""
+    """A file of an output table. Its name is used once. `low` and `high` are the bounds of one column, if known."""
 
     path: str
     rows: int
     bytes: int
-    stats: str
+    stats: str = ""  # Delta's statistics as JSON; only for a file that is not committed yet
+    low: Any = None
+    high: Any = None
 
 
 class OpenFile:

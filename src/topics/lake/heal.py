@@ -29,6 +29,13 @@ Piece: TypeAlias = pa.RecordBatch | Gap
 OTHER_LAKE = "other_lake"  # reason of a gap: archived according to the server, but not in this lake
 
 
+def tagged(batch: pa.RecordBatch, match: TagMatch) -> pa.BooleanArray:
+    """Return for each record whether its tag matches."""
+    tags = batch.column("tag")
+    found = pc.equal(tags, match.text) if match.op == "Eq" else pc.starts_with(tags, match.text)
+    return pc.fill_null(found, False)
+
+
 class RecordFilter(Struct, frozen=True, kw_only=True):
     """The filter of a read request, applied to archived records as the server applies it to live ones."""
 
@@ -37,9 +44,7 @@ class RecordFilter(Struct, frozen=True, kw_only=True):
 
     def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if self.tag is not None:
-            tags, text = batch.column("tag"), self.tag.text
-            hit = pc.equal(tags, text) if self.tag.op == "Eq" else pc.starts_with(tags, text)
-            batch = batch.filter(pc.fill_null(hit, False))
+            batch = batch.filter(tagged(batch, self.tag))
         if self.nodes:
             theirs = pc.is_in(batch.column("node"), value_set=pa.array(self.nodes, pa.string()))
             batch = batch.filter(pc.invert(theirs))
@@ -81,7 +86,11 @@ class Healer:
             return
         end = min(archived.archived_to, last)
         if first <= end:
-            yield from self._history(first, end)
+            for piece in self._lake.history(self._topic, self._epoch, first=first, last=end):
+                if isinstance(piece, Gap):
+                    yield piece
+                elif (kept := self._wanted.of(piece)).num_rows:
+                    yield kept
         if end < last:
             yield Gap(max(first, end + 1), last, reason, 0)
 
@@ -94,13 +103,6 @@ class Healer:
         if trimmed_to < last:
             trimmed_to = max(trimmed_to, self._trimmed_to())
         yield from self.lost(first, min(last, trimmed_to), OTHER_LAKE)
-
-    def _history(self, first: int, last: int) -> Iterator[Piece]:
-        for piece in self._lake.history(self._topic, self._epoch, first=first, last=last):
-            if isinstance(piece, Gap):
-                yield piece
-            elif (kept := self._wanted.of(piece)).num_rows:
-                yield kept
 
 
 def newest_epoch(lake: Lake, topic: str) -> ArchivedEpoch | None:

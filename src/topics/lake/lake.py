@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -209,7 +210,10 @@ class Lake:
             seqs = batch.column("seq").to_numpy()
             low, high = int(np.searchsorted(seqs, first)), int(np.searchsorted(seqs, last, "right"))
             if low < high:
-                yield _with_epoch(batch.slice(low, high - low), epoch, names)
+                part = batch.slice(low, high - low)
+                if "epoch" in names:
+                    part = part.append_column("epoch", pa.repeat(pa.scalar(epoch, pa.int64()), len(part)))
+                yield part.select(list(names))
 
     def history(
         self, topic: str, epoch: int, *, first: int = 1, last: int | None = None, snapshot: Snapshot | None = None
@@ -297,24 +301,18 @@ class Lake:
             try:
                 for epoch, archived in base.epochs.items():
                     for file in archived.files:
-
-                        def kept(batch: pa.RecordBatch, epoch: int = epoch) -> pa.BooleanArray:
-                            return keep(topic, epoch, batch)
-
                         one = rewrite_file(
-                            self.storage,
-                            topic,
-                            epoch,
-                            file,
-                            kept,
-                            columns=columns,
-                            typed=table.typed(),
-                            dry_run=dry_run,
-                        )
+                            self.storage, topic, epoch, file, functools.partial(keep, topic, epoch),
+                            columns=columns, typed=table.typed(), dry_run=dry_run,
+                        )  # fmt: skip
                         if one.removed:
                             done.append(one)
                 if not dry_run:
-                    state = self.commit(base, _erasures(topic, done), note=note)
+                    changes = [Change(op="erase", topic=topic, epoch=0)]
+                    for one in done:
+                        adds = [] if one.new is None else [one.new]
+                        changes.append(Change(op="erase", topic=topic, epoch=one.epoch, adds=adds, removes=[one.old]))
+                    state = self.commit(base, changes, note=note)
                     if state.removed > state.purged:
                         table.purge([one.old for one in done])
                 return done
@@ -330,14 +328,6 @@ class Lake:
         return [path for topic in topics for path in self.table(topic).strays()]
 
 
-def _erasures(topic: str, done: Sequence[Rewritten]) -> list[Change]:
-    changes = [Change(op="erase", topic=topic, epoch=0)]
-    for one in done:
-        adds = [] if one.new is None else [one.new]
-        changes.append(Change(op="erase", topic=topic, epoch=one.epoch, adds=adds, removes=[one.old]))
-    return changes
-
-
 def _overlapping(files: Iterable[File]) -> Iterator[list[File]]:
     """Yield groups of files that share seqs; a file that shares none is a group of its own."""
     group: list[File] = []
@@ -348,9 +338,3 @@ def _overlapping(files: Iterable[File]) -> Iterator[list[File]]:
         group.append(file)
     if group:
         yield group
-
-
-def _with_epoch(batch: pa.RecordBatch, epoch: int, names: Sequence[str]) -> pa.RecordBatch:
-    if "epoch" in names:
-        batch = batch.append_column("epoch", pa.repeat(pa.scalar(epoch, pa.int64()), len(batch)))
-    return batch.select(list(names))

@@ -13,7 +13,6 @@ from typing import Any
 
 import pyarrow as pa
 from deltalake.transaction import AddAction, RemoveAction
-from msgspec import Struct
 
 from topics.clock import SystemClock
 from topics.lake.delta_folder import Actions, DeltaFolder, delta_errors
@@ -26,16 +25,6 @@ from topics.lake.storage import Storage, with_remedies
 KEPT_HOURS = 168  # how long replaced files stay for readers of older versions
 MERGE_FILES = 32  # small files that are merged into one
 SMALL_BYTES = ROWS_FILE_BYTES // 4
-
-
-class LiveFile(Struct, frozen=True, kw_only=True):
-    """A file of the newest version. `low` and `high` are the bounds of one column, if the statistics have them."""
-
-    path: str
-    rows: int
-    bytes: int
-    low: Any = None
-    high: Any = None
 
 
 class OutputTable:
@@ -77,21 +66,19 @@ class OutputTable:
     def has_rows(self) -> bool:
         return bool(self.files())
 
-    def files(self, column: str | None = None) -> list[LiveFile]:
+    def files(self, column: str | None = None) -> list[RowsFile]:
         """Return the files of the newest version, with the bounds of a column."""
         with self._errors():
             if self._delta.open() is None:
                 return []
             found = self._delta.files()
-            names = ["path", "num_records", "size_bytes"]
-            names += [] if column is None or not found.num_rows else [f"min.{column}", f"max.{column}"]
-            rows = zip(*(found.column(name).to_pylist() for name in names if name in found.column_names), strict=True)
             return [
-                LiveFile(path=path, rows=count or 0, bytes=size, low=bounds[0], high=bounds[1])
-                if len(bounds) == 2
-                else LiveFile(path=path, rows=count or 0, bytes=size)
-                for path, count, size, *bounds in rows
-            ]
+                RowsFile(
+                    path=row["path"], rows=row["num_records"] or 0, bytes=row["size_bytes"],
+                    low=row.get(f"min.{column}"), high=row.get(f"max.{column}"),
+                )
+                for row in found.to_pylist()
+            ]  # fmt: skip
 
     def schema(self) -> pa.Schema | None:
         """Return the columns of the table, or None if it does not exist."""

@@ -24,7 +24,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
-from msgspec import Struct, structs
+from msgspec import structs
 
 from topics.clock import SystemClock
 from topics.lake import facts
@@ -40,13 +40,6 @@ KEPT_HOURS = 168  # how long replaced files stay for readers of older versions
 
 PROPERTIES = {"delta.deletedFileRetentionDuration": f"interval {KEPT_HOURS} hours"}
 TABLE_SCHEMA = pa.schema([*SCHEMA, ("date", pa.date32())])
-
-
-class Vacuumed(Struct, kw_only=True):
-    """The result of a vacuum."""
-
-    files: int = 0
-    bytes: int = 0
 
 
 class TopicTable:
@@ -96,17 +89,13 @@ class TopicTable:
         known = self._delta.facts()
         files = _files(self._folder, self._delta.files())
         of_epoch = facts.by_epoch(known)
-        epochs = {
-            epoch: ArchivedEpoch(
-                topic=self.topic,
-                epoch=epoch,
-                files=tuple(sorted(files.get(epoch, ()), key=lambda file: file.first)),
-                archived_to=of_epoch[epoch].archived_to if epoch in of_epoch else 0,
-                gaps=tuple(of_epoch[epoch].gaps) if epoch in of_epoch else (),
-                trimmed_to=of_epoch[epoch].trimmed_to if epoch in of_epoch else 0,
-            )
-            for epoch in sorted({*files, *of_epoch})
-        }
+        epochs = {}
+        for epoch in sorted({*files, *of_epoch}):
+            of = of_epoch.get(epoch, facts.EpochFacts())
+            epochs[epoch] = ArchivedEpoch(
+                topic=self.topic, epoch=epoch, archived_to=of.archived_to, trimmed_to=of.trimmed_to,
+                files=tuple(sorted(files.get(epoch, ()), key=lambda file: file.first)), gaps=tuple(of.gaps),
+            )  # fmt: skip
         return TopicState(
             topic=self.topic, version=self._delta.version, epochs=epochs,
             erasures=known.get(facts.ERASED, 0), removed=known.get(facts.REMOVED, 0), purged=known.get(facts.PURGED, 0),
@@ -149,14 +138,13 @@ class TopicTable:
             self._storage.remove(f"{self._folder}/{path}")
         return len(dead)
 
-    def vacuum(self, *, retention_hours: int = KEPT_HOURS, dry_run: bool = False) -> Vacuumed:
-        """Remove all files that no version needs that is younger than the retention."""
+    def vacuum(self, *, retention_hours: int = KEPT_HOURS, dry_run: bool = False) -> list[int]:
+        """Remove all files that no version needs that is younger than the retention. Return their sizes in bytes."""
         if self.delta() is None:
-            return Vacuumed()
+            return []
         sizes = {one.path: one.size_bytes for one in self.files()}
         with self.errors():
-            found = self._delta.vacuum(retention_hours, dry_run=dry_run)
-        return Vacuumed(files=len(found), bytes=sum(sizes.get(path, 0) for path in found))
+            return [sizes.get(path, 0) for path in self._delta.vacuum(retention_hours, dry_run=dry_run)]
 
     def purge(self, removed: Iterable[File]) -> None:
         """Remove the files that an erasure has replaced, with the log of the versions before it.

@@ -156,9 +156,7 @@ def encode_meta(meta: dict[str, Json] | None) -> bytes | None:
 
 def consumer_not_found(topic: str, name: str) -> TopicsError:
     return TopicsError(
-        Code.CONSUMER_NOT_FOUND,
-        f'topic "{topic}" has no consumer "{name}"',
-        detail={"topic": topic, "consumer": name},
+        Code.CONSUMER_NOT_FOUND, f'topic "{topic}" has no consumer "{name}"', detail={"topic": topic, "consumer": name}
     )
 
 

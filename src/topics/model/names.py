@@ -1,11 +1,11 @@
 """Names of topics, routers and consumers: a fixed set of characters, compared byte by byte, never used as a path."""
 
 import re
+from functools import partial
 
-from topics.errors import TopicsError, invalid
+from topics.errors import invalid
 
 TOPIC_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$"
-CONSUMER_PATTERN = TOPIC_PATTERN
 ROUTER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}$"
 
 # `\Z`, because `$` also matches before a trailing line break.
@@ -13,27 +13,14 @@ _is_topic = re.compile(TOPIC_PATTERN.replace("$", r"\Z")).match
 _is_router = re.compile(ROUTER_PATTERN.replace("$", r"\Z")).match
 
 
-def check_topic(name: str, *, field: str = "topic") -> str:
-    """Return the name. Raise `invalid_request` if it is not a topic name."""
-    if _is_topic(name) is None:
-        raise _bad("topic", name, TOPIC_PATTERN, field)
+def check_topic(name: str, *, field: str = "topic", kind: str = "topic") -> str:
+    """Return the name. Raise `invalid_request` if it is not a name of this kind."""
+    if (_is_router if kind == "router" else _is_topic)(name) is None:
+        shown = name if len(name) <= 64 else name[:64] + "…"
+        pattern = ROUTER_PATTERN if kind == "router" else TOPIC_PATTERN
+        raise invalid(f"{shown!r} is not a {kind} name: it must match {pattern}", field=field)
     return name
 
 
-def check_consumer(name: str) -> str:
-    """Return the name. Raise `invalid_request` if it is not a consumer name."""
-    if _is_topic(name) is None:
-        raise _bad("consumer", name, CONSUMER_PATTERN, "consumer")
-    return name
-
-
-def check_router(name: str) -> str:
-    """Return the name. Raise `invalid_request` if it is not a router name."""
-    if _is_router(name) is None:
-        raise _bad("router", name, ROUTER_PATTERN, "router")
-    return name
-
-
-def _bad(kind: str, name: str, pattern: str, field: str) -> TopicsError:
-    shown = name if len(name) <= 64 else name[:64] + "…"
-    return invalid(f"{shown!r} is not a {kind} name: it must match {pattern}", field=field)
+check_consumer = partial(check_topic, field="consumer", kind="consumer")
+check_router = partial(check_topic, field="router", kind="router")

@@ -31,7 +31,7 @@ class ClaimRequest(Struct, gc=False):
     wait_ms: Annotated[U64, "wait for a job if there is none; clamped to 30000"] = 0
 
 
-class AckRequest(Struct, gc=False):
+class AckRequest(Struct, gc=False, kw_only=True):
     """Body of `POST /v0/topics/:topic/ack`."""
 
     node: Annotated[str, "the worker that holds the leases"]
@@ -39,22 +39,16 @@ class AckRequest(Struct, gc=False):
     lease_ids: list[str] | None = None
 
 
-class NackRequest(Struct, gc=False):
+class NackRequest(AckRequest, gc=False, kw_only=True):
     """Body of `POST /v0/topics/:topic/nack`."""
 
-    node: Annotated[str, "the worker that holds the leases"]
-    seqs: list[U64]
-    lease_ids: list[str] | None = None
     delay_ms: Annotated[U64, "the jobs are ready after this time; clamped to 86400000"] = 0
 
 
-class ExtendRequest(Struct, gc=False):
+class ExtendRequest(AckRequest, gc=False, kw_only=True):
     """Body of `POST /v0/topics/:topic/extend`. The leases run for `lease_ms` from now."""
 
-    node: Annotated[str, "the worker that holds the leases"]
-    seqs: list[U64]
     lease_ms: Annotated[U64, "the leases run for this time from now, 100 to 86400000; a value outside is clamped"]
-    lease_ids: list[str] | None = None
 
 
 class RedriveRequest(Struct, gc=False, forbid_unknown_fields=True):

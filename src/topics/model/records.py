@@ -117,40 +117,36 @@ CommitWire = Annotated[
 ]
 
 
-class DiffRequest(Struct, gc=False):
-    """Body of `POST /v0/topics/:topic/diff`."""
+class ReadRequest(Struct, gc=False, kw_only=True):
+    """The fields that `diff` and `scan` share."""
 
     from_seq: U64 = 0
-    limit: Annotated[U64, "the maximum number of records; 0 is 256; clamped to 1000"] = 0
     node: str | list[str] | None = None
     include_tags: bool = False
     include_meta: bool = True
+    filter: MatchWire = None
+    from_ts: U64 | None = None
+    epoch: Annotated[
+        U64 | None, "the epoch that `from_seq` belongs to; if it is another one, the answer has a `recreated` tombstone"
+    ] = None
+
+
+class DiffRequest(ReadRequest, gc=False, kw_only=True):
+    """Body of `POST /v0/topics/:topic/diff`."""
+
+    limit: Annotated[U64, "the maximum number of records; 0 is 256; clamped to 1000"] = 0
     wait_ms: Annotated[U64, "wait for new records if there are none; clamped to 30000"] = 0
     max_batch_bytes: Annotated[
         U64, "the maximum size of the records; 0 is 1048576; clamped to 8388608; the answer has at least one record"
     ] = 0
-    filter: MatchWire = None
-    from_ts: U64 | None = None
-    epoch: Annotated[
-        U64 | None, "the epoch that `from_seq` belongs to; if it is another one, the answer has a `recreated` tombstone"
-    ] = None
     consumer: Annotated[str | None, "read from the position of this consumer, instead of `from_seq`"] = None
     commit: CommitWire = False
 
 
-class ScanRequest(Struct, gc=False):
+class ScanRequest(ReadRequest, gc=False, kw_only=True):
     """Body of `POST /v0/topics/:topic/scan`: the fields of `diff`, and the last seq."""
 
-    from_seq: U64 = 0
     upto_seq: Annotated[U64 | None, "the last seq to read; the head at the start of the scan by default"] = None
-    node: str | list[str] | None = None
-    include_tags: bool = False
-    include_meta: bool = True
-    filter: MatchWire = None
-    from_ts: U64 | None = None
-    epoch: Annotated[
-        U64 | None, "the epoch that `from_seq` belongs to; if it is another one, the answer has a `recreated` tombstone"
-    ] = None
 
 
 class DeleteRequest(Struct, gc=False, forbid_unknown_fields=True):

@@ -4,28 +4,26 @@ JavaScript writes them for strings that were cut inside an emoji. The decoder re
 token for token. Such a text is decoded with placeholders of the same length, and the originals are restored in the raw
 parts.
 
-The placeholder of surrogate 0xD800 + n is character n of a block of 2048 characters that the text does not use. A
-body can be 64 MiB of such escapes, so they are found and replaced with numpy, piece by piece.
+The placeholder of `\\udabc` is `\\uXabc`, where X is a digit such that the text has no character from X800 to XFFF. A
+body can be 64 MiB of such escapes, so they are found and replaced piece by piece.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Generator, Mapping
-from functools import lru_cache
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from collections.abc import Generator, Iterator, Mapping
+from itertools import takewhile
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from msgspec import Raw, Struct, UnsetType
 
 from topics.errors import invalid
 from topics.model.nesting import decode_again
-from topics.model.records import NewRecord
 
-PIECE_BYTES = 64 << 10  # text per step, one or two milliseconds
+PIECE_BYTES = 32 << 10  # text per step, one or two milliseconds
 RECORDS_A_STEP = 64
 
 _HALF = re.compile("[\ud800-\udfff]")
@@ -34,41 +32,31 @@ _NAMES = ("node", "idempotency_key", "topic", "request_id")  # fields of a write
 _decode_members = msgspec.json.Decoder(dict[str, Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
-_BACKSLASH, _U, _D = b"\\ud"
-_NO_DIGIT = 255
-_DIGITS = np.full(256, _NO_DIGIT, np.uint8)  # the value of a hexadecimal digit
-for _at, _digit in enumerate(b"0123456789abcdef"):
-    _DIGITS[[_digit, ord(chr(_digit).upper())]] = _at
-_BLOCK_BITS = 11  # bits of a code within its block; a block has 2048 characters, as many as there are surrogates
-_HALVES_BLOCK = 0xD800 >> _BLOCK_BITS
+_FIRST, _SECOND = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+# Both begin with the same text, which makes the search several times faster.
+_LONE = re.compile(rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!%b)|(?<!%b\\u[dD])[c-fC-F][0-9a-fA-F]{2})" % (_SECOND, _FIRST))
+_UPPER = re.compile(rb"\\u([0-9a-fA-F])[89a-fA-F]")  # escapes of characters that placeholders could be
+_AHEAD_BYTES = 12  # of an escape and the one after it
+_DIGITS = "fecba9876543210"  # of placeholders
 
 T = TypeVar("T")
-Positions = npt.NDArray[np.intp]
-
-
-@runtime_checkable
-class Writes(Protocol):
-    """A request with records."""
-
-    records: list[NewRecord]
 
 
 class Masked(Struct, frozen=True):
-    """A text with placeholders, the original text, and the block of the placeholders."""
+    """A text with placeholders, the original text, and the first character that is a placeholder."""
 
     text: bytes
     original: bytes
-    block: int
+    low: int
     address: int  # of the text
 
     def has_placeholder(self, text: str) -> bool:
-        """Return whether a decoded string contains a placeholder."""
-        low = self.block << _BLOCK_BITS
-        return any(low <= ord(char) < low + (1 << _BLOCK_BITS) for char in text)
+        return any(self.low <= ord(char) < self.low + 0x800 for char in text)
 
     def halves(self, text: str) -> str:
         """Return a decoded string with its original surrogates."""
-        return text.translate(_back(self.block))
+        codes = (ord(char) - self.low for char in text)
+        return "".join(chr(0xD800 + at) if 0 <= at < 0x800 else chr(self.low + at) for at in codes)
 
     def restore(self, raw: Raw) -> Raw:
         """Return the original bytes of a raw part of the decoded text."""
@@ -76,11 +64,6 @@ class Masked(Struct, frozen=True):
         size = len(memoryview(raw))
         assert 0 <= at <= len(self.text) - size, "not a part of this text"
         return Raw(self.original[at : at + size])
-
-
-@lru_cache(maxsize=32)
-def _back(block: int) -> dict[int, int]:
-    return {(block << _BLOCK_BITS) + at: 0xD800 + at for at in range(1 << _BLOCK_BITS)}
 
 
 def _address(buffer: Raw | bytes) -> int:
@@ -98,96 +81,49 @@ def mask_steps(text: bytes) -> Generator[None, None, Masked | None]:
     """Do the work of `mask` in steps of `PIECE_BYTES`."""
     if b"\\ud" not in text and b"\\uD" not in text:
         return None
-    finder = _Finder(text)
-    found: list[Positions] = []
+    plain = yield from _without_backslashes(text)
+    has_lone = False
+    used, escaped = set[str](), set[bytes]()
     for at in range(0, len(text), PIECE_BYTES):
-        found.append(finder.lone_halves(at, min(at + PIECE_BYTES, len(text))))
+        if not (piece := text[at : at + PIECE_BYTES + _AHEAD_BYTES]).isascii():
+            used.update(piece.decode(errors="ignore"))
+        escaped.update(_UPPER.findall(plain, at, at + PIECE_BYTES + _AHEAD_BYTES))
+        has_lone = has_lone or any(True for _ in _lone_in(plain, at))
         yield
-    if not any(map(len, found)):
+    if not has_lone:
         return None
-    free = [block for block in reversed(range(1, 32)) if not finder.used[block] and block != _HALVES_BLOCK]
+    taken = {ord(char) >> 11 for char in used} | {int(digit, 16) << 1 | 1 for digit in escaped}
+    free = [digit for digit in _DIGITS if int(digit, 16) << 1 | 1 not in taken]
     if not free:
         raise invalid(
             "the body has escaped lone surrogates and characters of every Unicode block; remove the surrogates"
         )
     masked = bytearray(text)
-    for some in found:
-        _write_placeholders(masked, some, free[0])
+    for at in range(0, len(text), PIECE_BYTES):
+        for start in _lone_in(plain, at):
+            masked[start + 2] = ord(free[0])
         yield
     whole = bytes(masked)
-    return Masked(whole, text, free[0], _address(whole))
+    return Masked(whole, text, int(free[0] + "800", 16), _address(whole))
 
 
-def escape_starts(slashes: Positions, *, escaped_at: int | None) -> Positions:
-    """Return the backslashes that start an escape: every second one of a run. One at `escaped_at` is itself escaped."""
-    begins = np.ones(len(slashes), np.bool_)
-    begins[1:] = np.diff(slashes) != 1
-    first_of_run = np.maximum.accumulate(np.where(begins, np.arange(len(slashes)), 0))
-    within = np.arange(len(slashes)) - first_of_run
-    if len(slashes) and slashes[0] == escaped_at:  # its run started in the previous piece
-        within[first_of_run == 0] += 1
-    starts: Positions = slashes[within % 2 == 0]
-    return starts
+def _lone_in(plain: bytes, at: int) -> Iterator[int]:
+    """Return the starts of the lone surrogates in the piece that begins at `at`."""
+    starts = (found.start() for found in _LONE.finditer(plain, at, at + PIECE_BYTES + _AHEAD_BYTES))
+    return takewhile(lambda start: start < at + PIECE_BYTES, starts)
 
 
-class _Finder:
-    """Finder of escapes in a text, piece by piece."""
-
-    def __init__(self, text: bytes) -> None:
-        self.raw = np.frombuffer(text, np.uint8)
-        self.used = np.zeros(32, np.bool_)  # blocks whose characters occur in the text
-        self._odd = False  # whether the previous piece ended after the backslash of an escape
-        self._taken = np.empty(0, np.intp)  # second surrogates in the next piece whose first one is in this piece
-
-    def lone_halves(self, low: int, high: int) -> Positions:
-        """Return the starts of lone surrogate escapes in [low, high). Pieces must be passed in order."""
-        raw = self.raw
-        leads = np.flatnonzero(raw[low:high] >= 0xE0) + low  # first bytes of unescaped characters
-        self.used[(raw[leads] & 0xF) << 1 | raw[np.minimum(leads + 1, len(raw) - 1)] >> 5 & 1] = True
-        starts = self._escapes(low, high)
-        starts = starts[starts + 5 < len(raw)]
-        starts = starts[raw[starts + 1] == _U]
-        digits = _DIGITS[raw[starts[:, None] + np.arange(2, 6)]]
-        valid = (digits != _NO_DIGIT).all(axis=1)
-        starts, digits = starts[valid], digits[valid]
-        block = digits[:, 0] << 1 | digits[:, 1] >> 3
-        self.used[block] = True
-        half = block == _HALVES_BLOCK
-        starts, second = starts[half], digits[half, 1]
-        is_first = second < 0xC
-        firsts, seconds = starts[is_first], starts[~is_first]
-        has_second = self._is_second(firsts + 6)
-        taken = np.concatenate((self._taken, firsts[has_second] + 6))
-        self._taken = taken[taken >= high]
-        is_taken = np.zeros(high - low, np.bool_)
-        is_taken[taken[taken < high] - low] = True
-        return np.concatenate((firsts[~has_second], seconds[~is_taken[seconds - low]]))
-
-    def _escapes(self, low: int, high: int) -> Positions:
-        """Return the backslashes that start an escape."""
-        slashes = np.flatnonzero(self.raw[low:high] == _BACKSLASH) + low
-        starts = escape_starts(slashes, escaped_at=low if self._odd else None)
-        self._odd = bool(len(starts) and starts[-1] == high - 1)
-        return starts
-
-    def _is_second(self, at: Positions) -> npt.NDArray[np.bool_]:
-        """Return whether a second surrogate is escaped at each position, which directly follows an escape."""
-        raw = self.raw
-        fits = at + 5 < len(raw)
-        at = np.where(fits, at, 0)
-        found = fits & (raw[at] == _BACKSLASH) & (raw[at + 1] == _U) & (raw[at + 2] | 0x20 == _D)
-        digits = _DIGITS[raw[at[:, None] + np.arange(3, 6)]]
-        result: npt.NDArray[np.bool_] = found & (digits != _NO_DIGIT).all(axis=1) & (digits[:, 0] >= 0xC)
-        return result
-
-
-def _write_placeholders(text: bytearray, at: Positions, block: int) -> None:
-    """Replace the surrogate escapes with the escapes of their placeholders, in place."""
-    raw = np.frombuffer(text, np.uint8)
-    hexadecimal = np.frombuffer(b"0123456789abcdef", np.uint8)
-    second = _DIGITS[raw[at + 3]]
-    raw[at + 2] = hexadecimal[block >> 1]
-    raw[at + 3] = hexadecimal[(block & 1) << 3 | (second & 7)]
+def _without_backslashes(text: bytes) -> Generator[None, None, bytes]:
+    """Return the text with other characters for escaped backslashes: every backslash in it begins an escape."""
+    parts, at = [], 0
+    while at < len(text):
+        piece = text[at : at + PIECE_BYTES]
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # an escape begins with its last character
+            piece = text[at : at + PIECE_BYTES + 1]
+        parts.append(piece.replace(rb"\\", b"__"))
+        at += len(piece)
+        yield
+    return b"".join(parts)
 
 
 def _finish(steps: Generator[None, None, T]) -> T:
@@ -213,7 +149,7 @@ def decode_steps(decoder: msgspec.json.Decoder[Any], body: bytes) -> Generator[N
     if masked is None:
         return None
     request = decoder.decode(masked.text)
-    if not isinstance(request, Writes):
+    if not hasattr(request, "records"):
         return None
     names = [getattr(request, field, None) for field in _NAMES]
     names += [text for record in request.records for text in (record.tag, record.node)]

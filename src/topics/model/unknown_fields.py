@@ -8,7 +8,7 @@ the lenient type, and compared with the JSON value to find the names of its unkn
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import reduce
 from itertools import islice
 from operator import or_
@@ -18,17 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar, Union, get_args, get_origin
 import msgspec
 from msgspec import NODEFAULT, Struct, defstruct, structs
 
-from topics.errors import TopicsError
-from topics.model.wire import (
-    MAX_PLAIN_BODY_BYTES,
-    Rescue,
-    UnknownField,
-    body_too_large,
-    check_text,
-    decode_body,
-    decode_error,
-    did_you_mean,
-)
+from topics.model.wire import MAX_PLAIN_BODY_BYTES, UnknownField, body_too_large, check_text, decode_error, did_you_mean
 
 MAX_WARNINGS = 16
 MAX_NAME = 64  # characters of an unknown name that a warning quotes
@@ -72,20 +62,21 @@ def warning_of(name: str, known: list[str], *, kind: str = "field", path: str = 
 
 
 class RequestDecoder(Generic[T]):
-    """Decodes the requests of one type. `rescue` is that of `decode_body`."""
+    """Decodes the requests of one type. If a decoder fails, `rescue` may return a result, or None."""
 
     __slots__ = ("_decode_strict", "_rescue", "lenient", "strict")
 
-    def __init__(self, kind: Any, rescue: Rescue | None = None) -> None:
+    def __init__(self, kind: Any, rescue: Callable[[msgspec.json.Decoder[Any], bytes], Any] | None = None) -> None:
         self.strict = msgspec.json.Decoder(strict(kind))
         self.lenient = msgspec.json.Decoder(kind)
         self._decode_strict = self.strict.decode
         self._rescue = rescue
 
     def decode(self, body: bytes, noted: Noted) -> T:
-        """Return the decoded body, and note its unknown fields. Raise like `decode_body`.
+        """Return the decoded body, and note its unknown fields. Raise `invalid_request` with the invalid field.
 
-        The first lines repeat those of `decode_body`: a call would be a tenth of decoding a short request.
+        The decoder checks the syntax of raw parts but not their encoding, so the encoding is checked here. Raise
+        `payload_too_large` for a body above the limit of requests other than writes.
         """
         if len(body) > MAX_PLAIN_BODY_BYTES:
             raise body_too_large(len(body))
@@ -94,16 +85,11 @@ class RequestDecoder(Generic[T]):
         try:
             found: T = self._decode_strict(body or b"{}")
             return found
-        except (msgspec.MsgspecError, RecursionError) as error:
-            return self._decode_again(error, body, noted)
-
-    def _decode_again(self, error: Exception, body: bytes, noted: Noted) -> T:
-        """Return the body that the strict decoder refused for its unknown fields or for escapes. Raise otherwise."""
-        refused: TopicsError = decode_error(error, self.strict.type)
-        if self._rescue is not None and not isinstance(error, msgspec.ValidationError):
+        except msgspec.ValidationError as error:
+            refused = decode_error(error, self.strict.type)
+        except (msgspec.DecodeError, RecursionError):
             try:
-                rescued: T = decode_body(self.strict, body, self._rescue)
-                return rescued
+                return self._decode_or_rescue(self.strict, body)
             except UnknownField as unknown:
                 refused = unknown.with_traceback(None)  # it would refer to this frame, and the frame to it
         if not isinstance(refused, UnknownField):
@@ -111,9 +97,22 @@ class RequestDecoder(Generic[T]):
                 raise refused from None
             finally:
                 del refused  # its traceback refers to this frame: breaks the cycle of references
-        found: T = decode_body(self.lenient, body, self._rescue)
+        found = self._decode_or_rescue(self.lenient, body)
         note(noted, warnings_about(refused, body, found))
         return found
+
+    def _decode_or_rescue(self, decoder: msgspec.json.Decoder[Any], body: bytes) -> T:
+        try:
+            try:
+                found: T = decoder.decode(body or b"{}")
+                return found
+            except msgspec.DecodeError:
+                if self._rescue is None or (rescued := self._rescue(decoder, body)) is None:
+                    raise
+                found = rescued
+                return found
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise decode_error(error, decoder.type) from None
 
 
 def warnings_about(refused: UnknownField, text: bytes, found: Any) -> list[str]:

@@ -14,14 +14,13 @@ from topics.model.records import (
     MAX_BATCH_BYTES,
     CommitWire,
     MatchWire,
-    NewRecord,
     Projection,
     TagMatch,
     WriteRequest,
     node_set,
     parse_match,
 )
-from topics.model.topic import U64, U64_MAX, ConfigPatch, clamp
+from topics.model.topic import U64, U64_MAX, clamp
 from topics.model.wire import Performance, check_u64
 
 DEFAULT_FRAME_BYTES = 256 << 10
@@ -204,23 +203,12 @@ class Unsubscribe(Struct, kw_only=True, tag_field="op", tag="unsubscribe"):
     request_id: RequestId = None
 
 
-class Publish(Struct, kw_only=True, tag_field="op", tag="publish"):
+class Publish(WriteRequest, kw_only=True, tag_field="op", tag="publish", gc=True):
     """Command `publish`: a write, with the fields of `POST /v0/topics/:topic` and its query string."""
 
     topic: str
-    records: list[NewRecord]
     request_id: RequestId = None
-    node: Annotated[str | None, "the node of records without one, at most 128 bytes"] = None
-    idempotency_key: str | None = None
-    create: bool | None = None
-    config: ConfigPatch | None = None
-    disable_backpressure: bool = False
     return_seqs: Annotated[bool, "whether the answer lists every seq"] = True
-
-    def write(self) -> WriteRequest:
-        return WriteRequest(
-            self.records, self.node, self.idempotency_key, self.create, self.config, self.disable_backpressure
-        )
 
 
 class CommitCommand(Struct, kw_only=True, tag_field="op", tag="commit", forbid_unknown_fields=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, Literal
@@ -225,31 +225,6 @@ class Ready(Struct):
     warnings: list[str] | UnsetType = UNSET
 
 
-Rescue = Callable[[msgspec.json.Decoder[Any], bytes], Any]
-
-
-def decode_body(decoder: msgspec.json.Decoder[Any], body: bytes, rescue: Rescue | None = None) -> Any:
-    """Return the decoded body. Raise `invalid_request` with the invalid field.
-
-    The decoder checks the syntax of raw parts but not their encoding, so the encoding is checked here. If the decoder
-    fails, `rescue` may return a result or None. Raise `payload_too_large` for a body above the limit of requests other
-    than writes; bodies of writes are decoded elsewhere.
-    """
-    if len(body) > MAX_PLAIN_BODY_BYTES:
-        raise body_too_large(len(body))
-    if not body.isascii():
-        check_text(body)
-    try:
-        try:
-            return decoder.decode(body or b"{}")
-        except msgspec.DecodeError:
-            if rescue is None or (rescued := rescue(decoder, body)) is None:
-                raise
-            return rescued
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise decode_error(error, decoder.type) from None
-
-
 def body_too_large(size_bytes: int) -> TopicsError:
     return TopicsError(
         Code.PAYLOAD_TOO_LARGE,
@@ -292,9 +267,11 @@ def decode_error(error: Exception, request_type: Any) -> TopicsError:
 
 
 _PART_OF_MATCH = re.compile(r"\b(match|filter)\[.*")  # report these fields as a whole
-
-
 _NOT_A_CHOICE = re.compile(r"Invalid (?:enum )?value (.*)")
+_WORDS = {
+    "`str": "`string", "`int": "`whole number", "`bool": "`true or false", "`float": "`number",
+    "| str": "| string", "| int": "| whole number", "| bool": "| true or false", "| ": "or ",
+}  # fmt: skip
 
 
 def _wrong_type(error: msgspec.ValidationError, request_type: Any) -> TopicsError:
@@ -313,7 +290,9 @@ def _wrong_type(error: msgspec.ValidationError, request_type: Any) -> TopicsErro
     name = path or "the body"
     if (given := _NOT_A_CHOICE.fullmatch(what)) is not None and (allowed := choices(request_type, where)):
         return invalid(f"{name} must be one of {', '.join(allowed)}, not {given[1]}", field=path or None)
-    return invalid(f"{name}: {_in_plain_words(what)}", field=path or None)
+    for theirs, plain in _WORDS.items():
+        what = what.replace(theirs, plain)
+    return invalid(f"{name}: {what[:1].lower()}{what[1:].replace('`', '')}", field=path or None)
 
 
 class UnknownField(TopicsError):
@@ -338,19 +317,6 @@ def did_you_mean(name: str, known: list[str]) -> str | None:
     return similar[0] if similar else None
 
 
-_WORDS = {
-    "`str": "`string", "`int": "`whole number", "`bool": "`true or false", "`float": "`number",
-    "| str": "| string", "| int": "| whole number", "| bool": "| true or false", "| ": "or ",
-}  # fmt: skip
-
-
-def _in_plain_words(what: str) -> str:
-    """Return the message of the decoder with JSON types instead of Python types."""
-    for theirs, plain in _WORDS.items():
-        what = what.replace(theirs, plain)
-    return what[:1].lower() + what[1:].replace("`", "")
-
-
 def check_u64(value: int, field: str) -> int:
     if value > 2**64 - 1:
         raise invalid(f"{field} does not fit in 64 bits", field=field)
@@ -361,37 +327,36 @@ def check_u64(value: int, field: str) -> int:
 
 _PART = re.compile(r"\.(\w+)|\[[^\]]*\]")
 
-
-@cache
-def _type_info(request_type: Any) -> inspect.Type:
-    """Return the description of a request type. Kept, because `msgspec` leaves cycles of references with each one."""
-    return inspect.type_info(request_type)
+# Kept, because `msgspec` leaves cycles of references with each description.
+_type_info = cache(inspect.type_info)
 
 
 def choices(request_type: Any, path: str) -> list[str]:
     """Return the allowed values of the field at `path`, as `$.config.durability`; empty if it is no enumeration."""
     types, tags = _at(request_type, path)
-    values = [str(value) for one in types for value in _values(one)]
+    values = [str(value) for one in types if isinstance(one, inspect.LiteralType) for value in one.values]
     return list(dict.fromkeys(values or tags))
 
 
 def field_names(request_type: Any, path: str) -> list[str]:
     """Return the names of the fields that the object at `path` may have."""
     types, _ = _at(request_type, path)
-    found = [one for each in types for one in _alternatives(each)]
-    names = [field.encode_name for one in found if isinstance(one, inspect.StructType) for field in one.fields]
+    names = [field.encode_name for one in types if isinstance(one, inspect.StructType) for field in one.fields]
     return list(dict.fromkeys(names))
 
 
 def _at(request_type: Any, path: str) -> tuple[list[inspect.Type], list[str]]:
     """Return the types that the value at `path` may have, and the tags if it is the tag field of a union."""
-    types: list[inspect.Type] = [_type_info(request_type)]
-    tags: list[str] = []
+    types, tags = list(_alternatives(_type_info(request_type))), list[str]()
     for part in _PART.finditer(path):
-        name = part[1]
-        found = [one for each in types for one in _alternatives(each)]
-        tags = [str(one.tag) for one in found if isinstance(one, inspect.StructType) and one.tag_field == name]
-        types = list(_fields(found, name) if name is not None else _items(found))
+        structs = [one for one in types if isinstance(one, inspect.StructType)]
+        tags = [str(one.tag) for one in structs if one.tag_field == part[1]]
+        if part[1] is not None:
+            inner = [field.type for one in structs for field in one.fields if field.encode_name == part[1]]
+        else:
+            inner = [one.item_type for one in types if isinstance(one, inspect.ListType)]
+            inner += [one.value_type for one in types if isinstance(one, inspect.DictType)]
+        types = [one for each in inner for one in _alternatives(each)]
     return types, tags
 
 
@@ -404,23 +369,3 @@ def _alternatives(one: inspect.Type) -> Iterator[inspect.Type]:
         yield from _alternatives(one.type)
     else:
         yield one
-
-
-def _fields(found: list[inspect.Type], name: str) -> Iterator[inspect.Type]:
-    for one in found:
-        if isinstance(one, inspect.StructType):
-            yield from (field.type for field in one.fields if field.encode_name == name)
-
-
-def _items(found: list[inspect.Type]) -> Iterator[inspect.Type]:
-    for one in found:
-        if isinstance(one, inspect.ListType):
-            yield one.item_type
-        elif isinstance(one, inspect.DictType):
-            yield one.value_type
-
-
-def _values(one: inspect.Type) -> Iterator[Any]:
-    for alternative in _alternatives(one):
-        if isinstance(alternative, inspect.LiteralType):
-            yield from alternative.values

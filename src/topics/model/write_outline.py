@@ -19,7 +19,6 @@ from msgspec import Struct
 
 from topics.errors import invalid
 from topics.model.records import Limits, record_too_large, too_many_records
-from topics.model.surrogates import escape_starts
 
 PIECE_BYTES = 64 << 10  # text per step, about a millisecond
 PART_BYTES = 512 << 10  # records decoded per step
@@ -146,9 +145,14 @@ class _Walk:
 
     def _brackets(self, low: int, high: int) -> tuple[Positions, Positions]:
         """Return the brackets outside strings in [low, high), and the depth inside each."""
-        piece = self._raw[low:high]
-        quotes = np.flatnonzero(piece == _QUOTE)
-        quotes = quotes[~np.isin(quotes, self._escaped(piece), assume_unique=True)]
+        text = self._text[low:high]
+        if self._escaping:
+            text = b" " + text[1:]
+        piece = np.frombuffer(text.replace(rb"\\", b"  "), np.uint8)  # every backslash in it begins an escape
+        self._escaping = bool(piece[-1] == _BACKSLASH)
+        before = np.roll(piece, 1)
+        before[0] = 0
+        quotes = np.flatnonzero((piece == _QUOTE) & (before != _BACKSLASH))
         at = np.flatnonzero(_STEPS[piece])
         outside = (np.searchsorted(quotes, at) + self._in_string) % 2 == 0
         self._in_string ^= bool(len(quotes) % 2)
@@ -158,13 +162,6 @@ class _Walk:
         if len(after):
             self._depth = int(after[-1])
         return at + low, np.where(steps > 0, after, after + 1)
-
-    def _escaped(self, piece: npt.NDArray[np.uint8]) -> Positions:
-        """Return the positions of escaped characters in the piece."""
-        carried = self._escaping
-        starts = escape_starts(np.flatnonzero(piece == _BACKSLASH), escaped_at=0 if carried else None)
-        self._escaping = bool(len(starts) and starts[-1] == len(piece) - 1)
-        return np.concatenate((np.zeros(1, np.intp), starts + 1)) if carried else starts + 1
 
     def _is_records(self, value_at: int) -> bool:
         """Return whether the value at this position belongs to the member `records`, also with escapes in its name."""

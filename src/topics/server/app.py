@@ -1,15 +1,8 @@
-"""The wiring of a server: builds its parts, starts them in order, and stops them in the reverse order.
-
-`columns` has the figures that are sampled for the console, and where they come from.
-"""
-
-from __future__ import annotations
+"""The wiring of a server: builds its parts, starts them in order, and stops them in the reverse order."""
 
 import asyncio
 import os
-from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from topics.clock import Clock
 from topics.config import Settings
@@ -36,22 +29,10 @@ from topics.server.loop.samples import Column, QueueSamples, Samples, Traffic
 from topics.server.loop.sliced_work import SharedAnswers, Slices
 from topics.server.loop.storage import Storage, open_directory
 from topics.server.loop.throttle import Throttle
-from topics.server.push.dispatcher import Dispatcher
+from topics.server.push.dispatcher import Dispatcher, PushServices
 from topics.server.push.jobs import JobWaiters
 from topics.server.push.sessions import Sessions
-from topics.server.push.websocket.commands import SocketServices
-from topics.storage.log.stats import WalStats
-
-if TYPE_CHECKING:
-    from topics.engine.engine import Engine
-    from topics.server.access.caller import Quotas
-    from topics.server.api.services import Startup
-    from topics.server.limits.budget import MemoryBudget
-    from topics.server.loop.samples import Traffic
-    from topics.server.loop.storage import Storage
-    from topics.server.loop.throttle import Throttle
-    from topics.server.push.dispatcher import Dispatcher
-
+from topics.storage.log.wal import WalStats
 
 EXIT_HALTED = 70  # of a process whose state differs from its log: the next start replays the log
 
@@ -86,7 +67,6 @@ class TopicsApp:
 
     @property
     def http(self) -> HttpServer | None:
-        """The transport whose connections and requests metrics count."""
         return self.startup.http
 
     @http.setter
@@ -94,14 +74,18 @@ class TopicsApp:
         self.startup.http = server
 
     async def start(self) -> None:
-        """Recover the data directory, then begin to serve it."""
         settings = self.settings
-        state = State(segments=segment_limits_of(settings), max_keys=settings.max_idempotency_keys)
+        segments = SegmentLimits(
+            max_events=settings.segment_max_events,
+            max_bytes=settings.segment_max_bytes,
+            max_age_ms=settings.segment_max_age_ms,
+        )
+        state = State(segments=segments, max_keys=settings.max_idempotency_keys)
         storage = replica = None
         if self._datadir is not None:
             if settings.replica is not None:
                 replica = await ReplicaService.prepare(settings, self.clock, self.loop, self._datadir)
-            on_progress = self.startup.note_progress
+            on_progress = partial(setattr, self.startup, "progress")
             storage = await Storage.open(settings, self.clock, self.loop, self._datadir, state, on_progress=on_progress)
             if replica is not None:
                 await replica.begin(storage, self._datadir)
@@ -110,15 +94,16 @@ class TopicsApp:
     def serve(self, state: State, storage: Storage | None = None, replica: ReplicaService | None = None) -> None:
         """Build the engine and the services for the recovered state. Only the engine may use it from now on."""
         settings, budget = self.settings, self.budget
-        engine = Engine(clock=self.clock, limits=limits_of(settings), state=state, schedule=self.loop.call_soon)
+        limits = Limits(**{name: getattr(settings, name) for name in Limits.__struct_fields__})
+        engine = Engine(clock=self.clock, limits=limits, state=state, schedule=self.loop.call_soon)
         # Like a kill: what was acknowledged is in the log, and a snapshot of this state would be wrong.
         engine.commits.on_halt = lambda failure: os._exit(EXIT_HALTED)
         runtime = Runtime(settings, self.clock, self.loop, engine, holds=self.holds)
         self.forwarding = Forwarding(runtime, self.startup.requests_total)
         throttle = Throttle(runtime, refuse_ms=settings.pressure_lag_ms)
-        slices = Slices(self.loop, runtime.loads, self.clock, budget, holds=self.holds)
+        slices = Slices(self.loop, runtime, self.clock, budget, holds=self.holds)
         dispatcher = Dispatcher(runtime, throttle, budget)
-        sessions = Sessions(runtime, self.quotas, budget)
+        sessions = Sessions(runtime, budget)
         job_waiters = JobWaiters(runtime, throttle)
         traffic = Traffic()
         wal = WalStats() if storage is None else storage.wal.stats
@@ -133,14 +118,14 @@ class TopicsApp:
             throttle=throttle,
             poll_cache=PollCache(),
             traffic=traffic,
-            samples=Samples(runtime, sampled, is_replayed=lambda: engine.is_replayed),
+            samples=Samples(runtime, sampled, is_replayed=lambda: not engine.is_replaying),
             queue_samples=QueueSamples(runtime, engine),
             slices=slices,
             shared_answers=SharedAnswers(slices, budget),
             dispatcher=dispatcher,
             sessions=sessions,
             job_waiters=job_waiters,
-            sockets=SocketServices(runtime, dispatcher, sessions.pattern_waiters, throttle, slices, budget),
+            push=PushServices(runtime, dispatcher, sessions.pattern_waiters, throttle, slices, budget),
             storage=storage,
             replica=replica,
         )
@@ -158,7 +143,6 @@ class TopicsApp:
             self.services.queue_samples.begin()
 
     def begin_drain(self) -> None:
-        """End every request and stream that would wait without limit."""
         if self._recovered:
             self.services.runtime.begin_drain()
 
@@ -180,29 +164,16 @@ class TopicsApp:
             services.runtime.stop()
 
 
-def limits_of(settings: Settings) -> Limits:
-    """Return the limits of requests."""
-    return Limits(**{name: getattr(settings, name) for name in Limits.__struct_fields__})
-
-
-def segment_limits_of(settings: Settings) -> SegmentLimits:
-    """Return the limits above which a segment is sealed."""
-    return SegmentLimits(
-        max_events=settings.segment_max_events,
-        max_bytes=settings.segment_max_bytes,
-        max_age_ms=settings.segment_max_age_ms,
-    )
-
-
-REASONS = ("cap", "ttl", "corrupt")  # of losses, with a column each; the others share one
-
-
 def columns(
     runtime: Runtime, dispatcher: Dispatcher, throttle: Throttle, traffic: Traffic, app: TopicsApp, wal: WalStats
 ) -> list[Column]:
     """Return the columns of the samples. Reading one takes no longer with more topics or records."""
     engine, quotas, budget, startup = runtime.engine, app.quotas, app.budget, app.startup
     totals, queues = engine.state.totals, engine.queues
+
+    def other_losses() -> int:
+        return sum(count for reason, count in totals.lost.items() if reason not in ("cap", "ttl", "corrupt"))
+
     return [
         Column("appended", lambda: totals.records + totals.removed, counter=True),
         Column("reads", lambda: traffic.reads, counter=True),
@@ -211,8 +182,10 @@ def columns(
         Column("claimed", lambda: queues.claimed_total, counter=True),
         Column("acked", lambda: queues.acked_total, counter=True),
         Column("requests", startup.requests_total, counter=True),
-        *(Column(f"lost_{reason}", _lost(totals.lost, reason), counter=True) for reason in REASONS),
-        Column("lost_other", lambda: _other_losses(totals.lost), counter=True),
+        Column("lost_cap", lambda: totals.lost.get("cap", 0), counter=True),
+        Column("lost_ttl", lambda: totals.lost.get("ttl", 0), counter=True),
+        Column("lost_corrupt", lambda: totals.lost.get("corrupt", 0), counter=True),
+        Column("lost_other", other_losses, counter=True),
         Column("wal_bytes", lambda: wal.bytes_written_total, counter=True),
         Column("syncs", lambda: wal.fsyncs_total, counter=True),
         Column("sync_us", lambda: wal.fsync_sum_us, counter=True),
@@ -220,21 +193,13 @@ def columns(
         Column("records", lambda: totals.records),
         Column("bytes", lambda: totals.bytes),
         Column("topics", lambda: len(engine.topics)),
-        Column("connections", lambda: 0 if startup.http is None else startup.http.open_connections),
+        Column("connections", lambda: 0 if startup.http is None else len(startup.http.connections)),
         Column("streams", lambda: quotas.streams),
         Column("resident_bytes", resident_bytes),
         Column("charged_bytes", lambda: budget.charged_bytes),
         Column("lag_ms", lambda: throttle.pressure.lag_ms),
         Column("pressure", lambda: throttle.pressure.step),
     ]
-
-
-def _lost(lost: dict[str, int], reason: str) -> Callable[[], float]:
-    return lambda: lost.get(reason, 0)
-
-
-def _other_losses(lost: dict[str, int]) -> int:
-    return sum(count for reason, count in lost.items() if reason not in REASONS)
 
 
 class _SyncP99:

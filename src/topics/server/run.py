@@ -17,7 +17,6 @@ import signal
 import socket
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvloop
@@ -69,8 +68,11 @@ async def _serve(settings: Settings, build: Build) -> int:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_log_loop_error)
     stop = StopSignals(loop)
-    _check_descriptors(settings)
-    _remove_port_file(settings.port_file)
+    found, wanted = os_limits.descriptors(), max(settings.max_connections, settings.max_sse_connections)
+    if found.connections < wanted:
+        log.warning("few_descriptors", limit=found.limit, connections=found.connections, wanted=wanted)
+    if settings.port_file is not None:  # of an earlier server: a process that waits for this one would read a dead port
+        settings.port_file.unlink(missing_ok=True)
     try:
         sockets = bind(settings.host, settings.port)
     except (OSError, UnicodeError) as error:
@@ -96,7 +98,7 @@ async def _serve(settings: Settings, build: Build) -> int:
     for acceptor in acceptors:
         acceptor.close()
     if started:
-        log.info("draining", connections=http.open_connections, timeout_ms=settings.drain_timeout_ms)
+        log.info("draining", connections=len(http.connections), timeout_ms=settings.drain_timeout_ms)
     code = max(await _drain(settings, app, http), 0 if started else EXIT_FAILED)
     stop.end()
     if started:
@@ -107,7 +109,7 @@ async def _serve(settings: Settings, build: Build) -> int:
 async def _serve_until_stopped(app: TopicsApp, stop: StopSignals, garbage: Garbage) -> bool:
     """Start the application and wait for the signal to stop. Return False, and log why, if it cannot start."""
     starting = asyncio.ensure_future(app.start())
-    stopping = asyncio.ensure_future(stop.wait())
+    stopping = asyncio.ensure_future(stop.asked.wait())
     try:
         await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
@@ -126,7 +128,6 @@ async def _serve_until_stopped(app: TopicsApp, stop: StopSignals, garbage: Garba
 
 
 async def _drain(settings: Settings, app: TopicsApp, http: HttpServer) -> int:
-    """Finish open requests and stop the application. Return the exit status."""
     app.begin_drain()
     left = await http.drain(settings.drain_timeout_ms)
     if left:
@@ -155,7 +156,6 @@ def _cannot_start(error: Exception) -> int:
 
 
 def _bind_hint(error: Exception) -> str:
-    """Return what an operator can do about a failed bind."""
     if getattr(error, "errno", None) == errno.EADDRINUSE:
         return "another process uses the port; choose another with --port or TOPICS_PORT, or 0 for a free one"
     if getattr(error, "errno", None) in (errno.EACCES, errno.EPERM):
@@ -167,13 +167,10 @@ class StopSignals:
     """SIGTERM and SIGINT request a drain. A SIGINT during the drain exits at once."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._asked = asyncio.Event()
+        self.asked = asyncio.Event()
         self._loop = loop
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._receive, number)
-
-    async def wait(self) -> None:
-        await self._asked.wait()
 
     def end(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -181,14 +178,11 @@ class StopSignals:
         early_signals.ignore()
 
     def _receive(self, number: signal.Signals) -> None:
-        if self._asked.is_set() and number is signal.SIGINT:
+        if self.asked.is_set() and number is signal.SIGINT:
             log.warning("interrupted", hint="exited at once; open requests were cut off")
             os._exit(EXIT_INTERRUPTED)
         log.info("signal", name=number.name)
-        self._asked.set()
-
-
-# --- sockets ---
+        self.asked.set()
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
@@ -239,7 +233,6 @@ def _bind_one(family: int, address: tuple[Any, ...], *, required: bool) -> socke
 
 
 def url(sock: socket.socket, scheme: str = "http") -> str:
-    """Return the URL of a bound socket."""
     host, port = sock.getsockname()[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
@@ -253,40 +246,21 @@ def _announce(settings: Settings, sockets: list[socket.socket]) -> None:
         line = f"topics {__version__} listening on {' '.join(addresses)}"
     with contextlib.suppress(OSError):
         print(line, flush=True)
-    if settings.port_file is not None:
-        _write_port(settings.port_file, port)
+    if (path := settings.port_file) is not None:
+        # By rename, so that a process that waits for the file never reads half a number.
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_text(f"{port}\n", encoding="ascii")
+        temporary.replace(path)
     log.info("listening", addresses=addresses, data_dir=str(settings.data_dir or ""), pid=os.getpid())
-
-
-def _write_port(path: Path, port: int) -> None:
-    """Write the port by rename, so that a process that waits for the file never reads half a number."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(f"{port}\n", encoding="ascii")
-    temporary.replace(path)
-
-
-def _remove_port_file(path: Path | None) -> None:
-    """Remove the file of an earlier server: a process that waits for this one would read a dead port."""
-    if path is not None:
-        path.unlink(missing_ok=True)
-
-
-def _check_descriptors(settings: Settings) -> None:
-    """Log a warning if the descriptor limit allows fewer connections than the settings do."""
-    found = os_limits.descriptors()
-    wanted = max(settings.max_connections, settings.max_sse_connections)
-    if found.connections < wanted:
-        log.warning("few_descriptors", limit=found.limit, connections=found.connections, wanted=wanted)
 
 
 def _log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Log an error of the loop. The default handler prints the arguments of callbacks, which can be client data."""
     error = context.get("exception")
-    event = "loop_error"
     if isinstance(error, BaseException):
-        log.failure(event, error)
+        log.failure("loop_error", error)
     else:
-        log.error(event, what=str(context.get("message", "")))
+        log.error("loop_error", what=str(context.get("message", "")))
 
 
 def _reload(
@@ -340,7 +314,6 @@ class Garbage:
         self._note = note
         self._freeze = freeze
         self._began_ns = 0
-        self._thresholds = gc.get_threshold()
         gc.disable()  # what a start makes is there to stay
 
     def begin(self) -> None:
@@ -349,12 +322,6 @@ class Garbage:
         gc.set_threshold(*THRESHOLDS)
         gc.callbacks.append(self.watch)
         gc.enable()
-
-    def end(self) -> None:
-        """Have the interpreter collect as it did before. For tests: a process that ends needs no collection."""
-        gc.set_threshold(*self._thresholds)
-        gc.callbacks.remove(self.watch)
-        gc.unfreeze()
 
     def watch(self, phase: str, info: dict[str, int]) -> None:
         """Freeze the survivors of a full collection that took too long. The interpreter calls this."""

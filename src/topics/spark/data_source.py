@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import msgspec
 from msgspec import structs
 from pyspark.sql.datasource import (
     DataSource,
@@ -10,16 +13,93 @@ from pyspark.sql.datasource import (
     DataSourceStreamWriter,
     DataSourceWriter,
 )
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
-from topics.spark.options import read_options
+from topics.spark.options import CONNECTION, BadOption, listed, read_options
 from topics.spark.pyspark_api import HAS_READ_LIMITS
 from topics.spark.sink.write_options import WriteOptions, patient, write_options
 from topics.spark.sink.writers import BatchWriter, StreamWriter
-from topics.spark.source import table_options
-from topics.spark.source.batch import TopicsReader
+from topics.spark.source.readers import TopicsReader, TopicsStreamReader, UnlimitedStreamReader
 from topics.spark.source.schema_layout import plain_schema
-from topics.spark.source.stream import TopicsStreamReader, UnlimitedStreamReader
+
+# --- options of a table in Spark's catalog: `CREATE TABLE orders USING topics OPTIONS (url '…', subscribe 'orders')`
+#
+# Spark passes the options of a table to a Python source only once, when CREATE TABLE asks for the schema. Later it
+# passes the schema alone. So the schema carries the options, as metadata of its first column. Readers get the schema of
+# the table. Writers get the schema of the rows, with the metadata of the table's columns, except for columns that a
+# query takes unchanged from another table: these keep the metadata of that table. The first column is `kind`, which
+# rows of a topic always have, so an insert is refused if `kind` is not NULL.
+
+KEY = "topics"
+PREFIX = "option."  # CREATE TABLE passes each option twice, once with this prefix, between properties of the table
+_CHOICES = ("subscribe", "subscribeprefix", "subscribepattern", "path")
+_CONNECTION = {name.lower() for name in CONNECTION}
+
+
+def of_create_table(given: Mapping[str, str]) -> dict[str, str] | None:
+    """Return the options of CREATE TABLE, or None if the options are those of a DataFrame or a view."""
+    keys = list(given)
+    if not any(key.lower() == "provider" for key in keys):
+        return None
+    return {key[len(PREFIX) :]: given[key] for key in keys if key.lower().startswith(PREFIX)}
+
+
+def with_options(schema: StructType, options: Mapping[str, str]) -> StructType:
+    """Return the schema with the options in its metadata. Raise `BadOption` for a key: catalogs are readable."""
+    if any(name.lower() == "token" for name in options):
+        raise BadOption("token: the catalog would store the key in plain text; use tokenFile for a table")
+    first, *rest = schema.fields
+    metadata = {**(first.metadata or {}), KEY: msgspec.json.encode(dict(options)).decode()}
+    return StructType([StructField(first.name, first.dataType, first.nullable, metadata), *rest])
+
+
+def for_reading(given: Mapping[str, str], schema: StructType) -> Mapping[str, str]:
+    """Return the options of a reader: those of the query, over those of the table if the schema has some."""
+    stored = _stored(schema)
+    if stored is None:
+        if not len(given):
+            raise BadOption(
+                "the table has no options: Spark drops them if CREATE TABLE lists columns; create it without a list of "
+                "columns, as a temporary view, or with topics.spark.register"
+            )
+        return given
+    if any(key.lower() in _CHOICES for key in given):
+        return given
+    return _merged(stored, given)
+
+
+def is_insert(given: Mapping[str, str], schema: StructType) -> bool:
+    """Return whether rows are written to a table, and not with options of their own."""
+    return _stored(schema) is not None and not any(key.lower() in ("url", "topic") for key in given)
+
+
+def for_writing(given: Mapping[str, str], schema: StructType) -> Mapping[str, str]:
+    """Return the options of a writer: those of the query, over the connection and topic of the table."""
+    stored = _stored(schema)
+    if stored is None or not is_insert(given, schema):
+        return given
+    if "kind" not in schema.fieldNames():
+        raise BadOption("INSERT INTO: a typed table, or one with the option columns, is only for reading")
+    options = {key.lower(): value for key, value in stored.items()}
+    names = listed(options.get("subscribe", ""))
+    if len(names) != 1:
+        raise BadOption(
+            "INSERT INTO: the table does not have exactly one topic; create one with subscribe and one name"
+        )
+    kept = {key: value for key, value in stored.items() if key.lower() in _CONNECTION}
+    return _merged({**kept, "topic": names[0]}, given)
+
+
+def _stored(schema: StructType) -> dict[str, str] | None:
+    for field in schema.fields:
+        if (text := (field.metadata or {}).get(KEY)) is not None:
+            return msgspec.json.decode(text, type=dict[str, str])
+    return None
+
+
+def _merged(stored: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    own = {key.lower() for key in given}
+    return {key: stored[key] for key in stored if key.lower() not in own} | {key: given[key] for key in given}
 
 
 class TopicsSource(DataSource):
@@ -30,15 +110,15 @@ class TopicsSource(DataSource):
         return "topics"
 
     def schema(self) -> StructType:
-        table = table_options.of_create_table(self.options)
+        table = of_create_table(self.options)
         schema = plain_schema(read_options(self.options if table is None else table))
-        return schema if table is None else table_options.with_options(schema, table)
+        return schema if table is None else with_options(schema, table)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return TopicsReader(read_options(table_options.for_reading(self.options, schema)), schema)
+        return TopicsReader(read_options(for_reading(self.options, schema)), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        given = table_options.for_reading(self.options, schema)
+        given = for_reading(self.options, schema)
         options = read_options(given)
         options = structs.replace(options, connection=patient(options.connection, given))
         return (TopicsStreamReader if HAS_READ_LIMITS else UnlimitedStreamReader)(options, schema)
@@ -50,5 +130,5 @@ class TopicsSource(DataSource):
         return StreamWriter(self._write_options(schema), schema, overwrite=overwrite)
 
     def _write_options(self, schema: StructType) -> WriteOptions:
-        options = write_options(table_options.for_writing(self.options, schema))
-        return structs.replace(options, is_insert=table_options.is_insert(self.options, schema))
+        options = write_options(for_writing(self.options, schema))
+        return structs.replace(options, is_insert=is_insert(self.options, schema))

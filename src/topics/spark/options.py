@@ -1,4 +1,4 @@
-"""The options of the data source: one row per option. All of them are checked before the first request to a server.
+"""The options of the data source, as the fields of structs. All are checked before the first request to a server.
 
 An unknown option is an error that names the nearest known one: a misspelt `failOnDataLoss` must not fall back to the
 default silently. Names follow Spark's Kafka source where the meaning is the same. Case does not matter, as in Spark.
@@ -9,13 +9,13 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field, structs
 
 from topics.errors import TopicsError
 from topics.model.names import check_consumer, check_topic
@@ -23,8 +23,6 @@ from topics.model.records import TagMatch
 
 DEFAULT_URL = "http://127.0.0.1:4000"
 DEFAULT_PARTITION_BYTES = 64 << 20
-DEFAULT_TIMEOUT_MS = 60_000
-DEFAULT_RETRIES = 5
 
 Edge = Literal["earliest", "latest"]
 EDGES: dict[Any, Edge] = {"earliest": "earliest", "latest": "latest", -2: "earliest", -1: "latest"}
@@ -34,54 +32,6 @@ EPOCH_SEQ = {"epoch", "seq"}  # the keys of an offset that names its epoch
 
 class BadOption(ValueError):
     """An option is invalid. The message names the option and a valid value."""
-
-
-class Option(NamedTuple):
-    """One option: its name as users write it, and its help text."""
-
-    name: str
-    help: str
-
-
-CONNECTION = (
-    Option("url", f"server, or several separated by commas; {DEFAULT_URL} if not given"),
-    Option("token", "API key; prefer tokenFile, which does not show in plans"),
-    Option("tokenFile", "file with the API key, readable on the driver and on every executor"),
-    Option("timeoutMs", f"longest wait for bytes of an answer; {DEFAULT_TIMEOUT_MS}"),
-    Option("retries", f"attempts after the first one, if a retry can help; {DEFAULT_RETRIES}"),
-)
-
-READ = (
-    *CONNECTION,
-    Option("path", "data directory or backup to read instead of a server"),
-    Option("coldPath", "the cold folder of that directory, if it has one"),
-    Option("lake", "lake of `topics pipeline archive`: records that the server no longer has are read from there"),
-    Option("lakeOnly", "true: read only the lake, without a server; batch reads only"),
-    Option("subscribe", "topics, separated by commas"),
-    Option("subscribePrefix", "every topic whose name begins with this prefix"),
-    Option("subscribePattern", "every topic whose whole name matches this regular expression"),
-    Option(
-        "startingOffsets",
-        'first seq to read: "earliest", "latest", or JSON {"topic": seq} or {"topic": {"epoch": epoch, "seq": seq}}',
-    ),
-    Option("endingOffsets", 'seq to stop before: "latest", or JSON {"topic": seq}; batch reads only'),
-    Option("startingTimestamp", "from the first record at or after this time: epoch ms or ISO 8601"),
-    Option("endingTimestamp", "before the first record at or after this time; batch reads only"),
-    Option("maxOffsetsPerTrigger", "seqs a micro-batch may cover; streams only"),
-    Option("consumer", "named consumer whose position shows the progress of the stream; streams only"),
-    Option("minPartitions", "least number of partitions, if the data allows it"),
-    Option("maxPartitionBytes", f"bytes a partition should hold at most; {DEFAULT_PARTITION_BYTES}"),
-    Option("node", "leave out records of these nodes (separated by commas), as the node of diff does"),
-    Option("tag", "only records with this tag; with a star at the end, with tags of this prefix"),
-    Option("failOnDataLoss", "true (default): a lost range fails the query; false: it is a row of kind gap"),
-    Option("kafkaColumns", "true: columns have the names of Spark's Kafka source"),
-    Option("columns", "only these columns of the record, separated by commas: the others are not sent to Spark"),
-    Option("where", "condition on records, such as seq >= 100 AND tag = 'web', checked before they are sent to Spark"),
-    Option("typed", "true: columns of the schema are fields of data, and those of the record are _seq, _ts …"),
-    Option(
-        "pushFilters", "true: conditions on topic, seq, ts and tag narrow the read; for DataFrames that are used once"
-    ),
-)
 
 
 class EpochSeq(NamedTuple):
@@ -117,14 +67,14 @@ class Offsets(Struct, frozen=True):
         return set(self.by_topic).union(*self.by_server.values())
 
 
-class ConnectionOptions(Struct, frozen=True, kw_only=True):
+class ConnectionOptions(Struct, frozen=True, kw_only=True, rename="camel"):
     """How to reach the servers. Sent to executors, so a key in a file is read on the machine that uses it."""
 
-    servers: tuple[str, ...] = (DEFAULT_URL,)
+    servers: tuple[str, ...] = field(default=(DEFAULT_URL,), name="url")
     token: str | None = None
     token_file: str | None = None
-    timeout_ms: int = DEFAULT_TIMEOUT_MS
-    retries: int = DEFAULT_RETRIES
+    timeout_ms: int = 60_000  # longest wait for bytes of an answer
+    retries: int = 5  # after the first attempt, if a retry can help
 
     def read_token(self) -> str | None:
         if self.token_file is None:
@@ -136,26 +86,26 @@ class ConnectionOptions(Struct, frozen=True, kw_only=True):
             raise BadOption(f"tokenFile: {self.token_file} cannot be read: {error.strerror}") from None
 
 
-class ReadOptions(Struct, frozen=True, kw_only=True):
-    """The checked options of a reader."""
+class ReadOptions(Struct, frozen=True, kw_only=True, rename="camel"):
+    """The checked options of a reader, under their names of the data source. `docs/spark.md` describes them."""
 
     connection: ConnectionOptions = ConnectionOptions()
     path: str | None = None
     cold_path: str | None = None
     lake: str | None = None
     lake_only: bool = False
-    topics: tuple[str, ...] = ()
-    prefix: str | None = None
-    pattern: str | None = None
-    starting: Offsets | None = None  # None: earliest for a batch, latest for a stream
-    ending: Offsets | None = None
-    starting_ts: int | None = None
-    ending_ts: int | None = None
-    max_offsets: int | None = None
+    topics: tuple[str, ...] = field(default=(), name="subscribe")
+    prefix: str | None = field(default=None, name="subscribePrefix")
+    pattern: str | None = field(default=None, name="subscribePattern")
+    starting: Offsets | None = field(default=None, name="startingOffsets")  # None: earliest; for a stream, latest
+    ending: Offsets | None = field(default=None, name="endingOffsets")
+    starting_ts: int | None = field(default=None, name="startingTimestamp")
+    ending_ts: int | None = field(default=None, name="endingTimestamp")
+    max_offsets: int | None = field(default=None, name="maxOffsetsPerTrigger")
     consumer: str | None = None
     min_partitions: int = 1
-    partition_bytes: int = DEFAULT_PARTITION_BYTES
-    nodes: tuple[str, ...] = ()
+    partition_bytes: int = field(default=DEFAULT_PARTITION_BYTES, name="maxPartitionBytes")
+    nodes: tuple[str, ...] = field(default=(), name="node")
     tag: TagMatch | None = None
     fail_on_data_loss: bool = True
     kafka_columns: bool = False
@@ -163,11 +113,6 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
     where: str | None = None
     typed: bool = False
     push_filters: bool = False
-
-    @property
-    def several_servers(self) -> bool:
-        """Whether there are several servers, so that rows have a column with their server."""
-        return len(self.connection.servers) > 1
 
     def wants(self, topic: str) -> bool:
         """Return whether the subscription includes a topic of this name."""
@@ -183,9 +128,12 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
         return f"subscribePattern={self.pattern}" if self.prefix is None else f"subscribePrefix={self.prefix}"
 
 
-def known(given: Mapping[str, str], rows: Iterable[Option]) -> dict[str, str]:
-    """Return the options under the names of their rows. Raise `BadOption` for an unknown option."""
-    names = {row.name.lower(): row.name for row in rows}
+Converters = Mapping[str, Callable[[str, str], Any]]  # from the name and the text of an option to its value
+
+
+def known(given: Mapping[str, str], converters: Converters) -> dict[str, str]:
+    """Return the options under their names, in the usual case. Raise `BadOption` for an unknown option."""
+    names = {name.lower(): name for name in (*CONNECTION, *converters)}
     found: dict[str, str] = {}
     for key in given:
         name = names.get(key.lower())
@@ -196,74 +144,57 @@ def known(given: Mapping[str, str], rows: Iterable[Option]) -> dict[str, str]:
     return found
 
 
+def converted(kind: type[Struct], found: Mapping[str, str], converters: Converters) -> dict[str, Any]:
+    """Return the fields of `kind` that are given; an empty flag is not. Raise `BadOption` if a value is invalid."""
+    names = {one.encode_name: one.name for one in structs.fields(kind)}
+    given = {
+        name: text for name, text in found.items() if name in converters and (text or converters[name] is not flag)
+    }
+    return {names[name]: converters[name](name, text) for name, text in given.items()}
+
+
 def read_options(given: Mapping[str, str]) -> ReadOptions:
     """Return the checked options of a reader. Raise `BadOption` if one is invalid."""
     found = known(given, READ)
-    starting_ts, ending_ts = _timestamp(found, "startingTimestamp"), _timestamp(found, "endingTimestamp")
-    options = ReadOptions(
-        connection=connection(found),
-        path=_directory(found, "path"),
-        cold_path=_directory(found, "coldPath"),
-        lake=_lake(found),
-        lake_only=flag(found, "lakeOnly", default=False),
-        topics=_names(found),
-        prefix=found.get("subscribePrefix"),
-        pattern=_pattern(found),
-        starting=_offsets(found, "startingOffsets", otherwise="earliest"),
-        ending=_offsets(found, "endingOffsets", otherwise="latest"),
-        starting_ts=starting_ts,
-        ending_ts=ending_ts,
-        max_offsets=number(found, "maxOffsetsPerTrigger", None, least=1),
-        consumer=_consumer(found),
-        min_partitions=number(found, "minPartitions", 1, least=1) or 1,
-        partition_bytes=number(found, "maxPartitionBytes", DEFAULT_PARTITION_BYTES, least=1) or DEFAULT_PARTITION_BYTES,
-        nodes=tuple(listed(found.get("node", ""))),
-        tag=_tag(found.get("tag")),
-        fail_on_data_loss=flag(found, "failOnDataLoss", default=True),
-        kafka_columns=flag(found, "kafkaColumns", default=False),
-        columns=_columns(found),
-        where=found.get("where"),
-        typed=flag(found, "typed", default=False),
-        push_filters=flag(found, "pushFilters", default=False),
-    )
+    options = ReadOptions(connection=connection(found), **converted(ReadOptions, found, READ))
     _check_together(found, options)
     return options
 
 
 def connection(found: Mapping[str, str]) -> ConnectionOptions:
     """Return the connection options, which readers and writers share; `found` is the result of `known`."""
-    servers = tuple(dict.fromkeys(url.rstrip("/") for url in listed(found.get("url", DEFAULT_URL))))
+    if "token" in found and "tokenFile" in found:
+        raise BadOption("token and tokenFile: give one of them")
+    return ConnectionOptions(**converted(ConnectionOptions, found, CONNECTION))
+
+
+def _servers(name: str, text: str) -> tuple[str, ...]:
+    servers = tuple(dict.fromkeys(url.rstrip("/") for url in listed(text)))
     if not servers:
         raise BadOption("url: at least one server is needed")
     for url in servers:
         if not re.match(r"https?://[^/]", url):
             raise BadOption(f"url: {url!r} is not the URL of a server, such as {DEFAULT_URL}")
-    if "token" in found and "tokenFile" in found:
-        raise BadOption("token and tokenFile: give one of them")
-    token_file = found.get("tokenFile")
-    return ConnectionOptions(
-        servers=servers,
-        token=found.get("token"),
-        token_file=None if token_file is None else os.path.abspath(token_file),
-        timeout_ms=number(found, "timeoutMs", DEFAULT_TIMEOUT_MS, least=1) or DEFAULT_TIMEOUT_MS,
-        retries=number(found, "retries", DEFAULT_RETRIES, least=0) or 0,
-    )
+    return servers
 
 
-def flag(found: Mapping[str, str], name: str, *, default: bool) -> bool:
-    value = found.get(name, "").lower()
-    if value not in ("", "true", "false"):
-        raise BadOption(f"{name}: {found[name]!r} is neither true nor false")
-    return default if not value else value == "true"
+def as_text(name: str, text: str) -> str:
+    return text
 
 
-def number(found: Mapping[str, str], name: str, default: int | None, *, least: int) -> int | None:
-    text = found.get(name)
-    if text is None:
-        return default
-    if not (text.isascii() and text.isdigit()) or int(text) < least:
-        raise BadOption(f"{name}: {text!r} is not a whole number of at least {least}")
-    return int(text)
+def flag(name: str, text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise BadOption(f"{name}: {text!r} is neither true nor false")
+    return text.lower() == "true"
+
+
+def at_least(least: int) -> Callable[[str, str], int]:
+    def number(name: str, text: str) -> int:
+        if not (text.isascii() and text.isdigit()) or int(text) < least:
+            raise BadOption(f"{name}: {text!r} is not a whole number of at least {least}")
+        return int(text)
+
+    return number
 
 
 def listed(text: str) -> list[str]:
@@ -298,42 +229,31 @@ def _check_together(found: Mapping[str, str], options: ReadOptions) -> None:
             raise BadOption(f"{name}: {unknown[0]!r} is not one of the servers in url")
 
 
-def _names(found: Mapping[str, str]) -> tuple[str, ...]:
-    if "subscribe" not in found:
-        return ()
-    names = tuple(dict.fromkeys(listed(found["subscribe"])))
+def some(name: str, text: str) -> tuple[str, ...]:
+    """Return at least one name of a list."""
+    names = tuple(dict.fromkeys(listed(text)))
     if not names:
-        raise BadOption("subscribe: at least one topic is needed")
-    for name in names:
+        what = {"subscribe": "topic", "columns": "column"}[name]
+        raise BadOption(f"{name}: at least one {what} is needed")
+    for topic in names if name == "subscribe" else ():
+        valid(check_topic)(name, topic)
+    return names
+
+
+def valid(check: Callable[[str], str]) -> Callable[[str, str], str]:
+    """Return a converter that accepts what `check` accepts."""
+
+    def converter(name: str, text: str) -> str:
         try:
-            check_topic(name)
+            return check(text)
         except TopicsError as error:
-            raise BadOption(f"subscribe: {error.message}") from None
-    return names
+            raise BadOption(f"{name}: {error.message}") from None
+
+    return converter
 
 
-def _columns(found: Mapping[str, str]) -> tuple[str, ...] | None:
-    if "columns" not in found:
-        return None
-    names = tuple(dict.fromkeys(listed(found["columns"])))
-    if not names:
-        raise BadOption("columns: at least one column is needed")
-    return names
-
-
-def _consumer(found: Mapping[str, str]) -> str | None:
-    name = found.get("consumer")
-    try:
-        return None if name is None else check_consumer(name)
-    except TopicsError as error:
-        raise BadOption(f"consumer: {error.message}") from None
-
-
-def _directory(found: Mapping[str, str], name: str) -> str | None:
+def _directory(name: str, text: str) -> str:
     """Return the absolute path of a directory that the driver and every executor open under the same name."""
-    text = found.get(name)
-    if text is None:
-        return None
     scheme, colon, rest = text.partition(":")
     if colon and "/" not in scheme:
         if scheme != "file" or not rest.startswith("/"):
@@ -348,44 +268,38 @@ def with_absolute_paths(options: Mapping[str, str]) -> dict[str, str]:
     The processes of Spark resolve a relative path, too, but they may have another working directory than the caller.
     """
     found = dict(options)
+    converters = {"path": _directory, "coldpath": _directory, "lake": _lake, "tokenfile": _absolute}
     for name, value in options.items():
         with suppress(BadOption):  # the source reports it
-            if name.lower() in ("path", "coldpath"):
-                found[name] = _directory({name: value}, name) or value
-            elif name.lower() == "lake":
-                found[name] = _lake({"lake": value}) or value
-            elif name.lower() == "tokenfile":
-                found[name] = os.path.abspath(value)
+            if (convert := converters.get(name.lower())) is not None:
+                found[name] = convert(name, value)
     return found
 
 
-def _lake(found: Mapping[str, str]) -> str | None:
+def _absolute(name: str, text: str) -> str:
+    return os.path.abspath(text)
+
+
+def _lake(name: str, text: str) -> str:
     """Return the absolute path or the URL of the lake."""
-    if "lake" not in found:
-        return None
     from topics.lake.errors import LakeError
     from topics.lake.storage import location
 
     try:
-        return location(found["lake"])
+        return location(text)
     except LakeError as error:
         raise BadOption(f"lake: {error}") from None
 
 
-def _pattern(found: Mapping[str, str]) -> str | None:
-    pattern = found.get("subscribePattern")
-    if pattern is not None:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise BadOption(f"subscribePattern: {pattern!r} is not a regular expression: {error}") from None
-    return pattern
+def _pattern(name: str, text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise BadOption(f"subscribePattern: {text!r} is not a regular expression: {error}") from None
+    return text
 
 
-def _offsets(found: Mapping[str, str], name: str, *, otherwise: Edge) -> Offsets | None:
-    text = found.get(name)
-    if text is None:
-        return None
+def _offsets(name: str, text: str) -> Offsets:
     if text.lower() in ("earliest", "latest"):
         return Offsets(EDGES[text.lower()])
     wrong = BadOption(
@@ -401,7 +315,7 @@ def _offsets(found: Mapping[str, str], name: str, *, otherwise: Edge) -> Offsets
     nested = {key: value for key, value in decoded.items() if isinstance(value, dict) and set(value) != EPOCH_SEQ}
     flat = {key: value for key, value in decoded.items() if key not in nested}
     return Offsets(
-        otherwise,
+        "earliest" if name == "startingOffsets" else "latest",
         {topic: _offset(value, wrong) for topic, value in flat.items()},
         {
             server.rstrip("/"): {topic: _offset(value, wrong) for topic, value in topics.items()}
@@ -430,10 +344,7 @@ def _offset(value: Any, wrong: BadOption) -> Offset | EpochSeq:
     return value
 
 
-def _timestamp(found: Mapping[str, str], name: str) -> int | None:
-    text = found.get(name)
-    if text is None:
-        return None
+def _timestamp(name: str, text: str) -> int:
     if text.isascii() and text.isdigit():
         return int(text)
     try:
@@ -451,7 +362,18 @@ def ms_of(at: datetime) -> int:
     return max(-(-micros // 1000), 0)
 
 
-def _tag(text: str | None) -> TagMatch | None:
-    if text is None:
-        return None
+def _tag(name: str, text: str) -> TagMatch:
     return TagMatch("Glob", text[:-1]) if text.endswith("*") else TagMatch("Eq", text)
+
+
+CONNECTION: Converters = {
+    "url": _servers, "token": as_text, "tokenFile": _absolute, "timeoutMs": at_least(1), "retries": at_least(0),
+}  # fmt: skip
+READ: Converters = {
+    "path": _directory, "coldPath": _directory, "lake": _lake, "lakeOnly": flag, "subscribe": some,
+    "subscribePrefix": as_text, "subscribePattern": _pattern, "startingOffsets": _offsets, "endingOffsets": _offsets,
+    "startingTimestamp": _timestamp, "endingTimestamp": _timestamp, "maxOffsetsPerTrigger": at_least(1),
+    "consumer": valid(check_consumer), "minPartitions": at_least(1), "maxPartitionBytes": at_least(1),
+    "node": lambda _, text: tuple(listed(text)), "tag": _tag, "failOnDataLoss": flag, "kafkaColumns": flag,
+    "columns": some, "where": as_text, "typed": flag, "pushFilters": flag,
+}  # fmt: skip

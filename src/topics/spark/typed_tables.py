@@ -12,7 +12,7 @@ from pyspark.sql import types as t
 
 from topics.plurals import counted
 from topics.spark.options import BadOption, read_options, with_absolute_paths
-from topics.spark.source.layout import shape_of
+from topics.spark.source.layout import record_columns
 from topics.spark.source.schema_layout import MALFORMED, SPARK_TYPES
 
 SAMPLE = 1000
@@ -40,10 +40,10 @@ def table(
     `options` are the options of the source.
     """
     wanted = infer_schema(spark, topic, **options) if schema is None else _struct(schema)
-    if not _is_case_sensitive(spark):
+    if str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() != "true":
         wanted = distinct(wanted)
     given = _given(topic, options)
-    record = [t.StructField(f"_{name}", SPARK_TYPES[ddl]) for name, ddl, _ in shape_of(read_options(given)).rows]
+    record = [t.StructField(f"_{name}", SPARK_TYPES[ddl]) for name, ddl, _ in record_columns(read_options(given))]
     fields = [*wanted.fields, t.StructField(MALFORMED, t.StringType()), *record]
     if columns is not None:
         by_name = {field.name: field for field in fields}
@@ -74,10 +74,14 @@ def infer_schema(spark: SparkSession, topic: str, *, sample: int = SAMPLE, **opt
     objects = [row.data for row in rows if row.data.startswith("{")]
     if not objects:
         raise ValueError(f"topic {topic}: no JSON object among {counted(len(rows), 'record')}; pass a schema")
-    # One literal array of all samples: Spark merges its elements into one type. This works over Connect as well.
-    [(ddl,)] = spark.range(1).select(F.schema_of_json(F.lit(f"[{','.join(objects)}]"))).collect()
-    found = t.ArrayType.fromDDL(ddl)
-    return _struct(found.elementType if isinstance(found, t.ArrayType) else found)
+    return _struct(merged_type(spark, objects))
+
+
+def merged_type(spark: SparkSession, texts: Sequence[str]) -> t.DataType:
+    """Return the type of JSON texts: Spark merges the elements of an array into one type. Works over Connect."""
+    [(ddl,)] = spark.range(1).select(F.schema_of_json(F.lit(f"[{','.join(texts)}]"))).collect()
+    found = t.DataType.fromDDL(ddl)
+    return found.elementType if isinstance(found, t.ArrayType) else found
 
 
 def distinct(schema: t.StructType) -> t.StructType:
@@ -101,10 +105,6 @@ def _distinct_type(kind: t.DataType) -> t.DataType:
     if isinstance(kind, t.StructType):
         return distinct(kind)
     return t.ArrayType(_distinct_type(kind.elementType)) if isinstance(kind, t.ArrayType) else kind
-
-
-def _is_case_sensitive(spark: SparkSession) -> bool:
-    return str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
 
 
 def _is_exact(kind: t.DataType) -> bool:

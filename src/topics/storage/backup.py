@@ -35,29 +35,24 @@ import numpy as np
 from msgspec import Struct
 
 from topics.storage import snapshot as snap
-from topics.storage.backup_target import (
+from topics.storage.backup_files import (
+    CopiedLog,
     CopyError,
     HeldBackup,
     newest_number,
     newest_snapshot,
-    refuse_damage,
-    refuse_history,
-)
-from topics.storage.check import Problem, examine
-from topics.storage.copied_files import (
-    CopiedLog,
-    has_tails,
     read_footer,
     read_marks,
-    save_marks,
+    refuse_damage,
+    refuse_history,
     tail_problems,
 )
-from topics.storage.data_layout import TEMP_SUFFIX, TemporaryFile
+from topics.storage.check import Problem, examine
+from topics.storage.data_layout import TEMP_SUFFIX
 from topics.storage.datadir import UNFINISHED, DataDir
-from topics.storage.fs import File, Fs, NotAFile, absence, next_step, read_whole
+from topics.storage.fs import File, Fs, NotAFile, ReadOnlyFs, absence, next_step, read_whole
 from topics.storage.log import ledger
 from topics.storage.log.log_files import LogFile
-from topics.storage.readonly import ReadOnlyFs
 from topics.storage.segments import codec
 from topics.storage.segments.marks import pack_marks, put_marks
 
@@ -83,15 +78,8 @@ class Copied(Struct, kw_only=True):
     problems: list[str] = []
 
 
-Late = tuple[str, codec.Footer, list[tuple[int, int]]]  # a segment, and marks that its file lacks
-
-
 class _Overtaken(Exception):
     """The server has written a newer snapshot since the copy began."""
-
-
-def _sleep_briefly() -> None:
-    time.sleep(0.01)
 
 
 def copy(
@@ -101,7 +89,7 @@ def copy(
     *,
     cold_dir: str | None = None,
     progress: Progress = lambda done, total: None,
-    pause: Callable[[], None] = _sleep_briefly,
+    pause: Callable[[], None] = lambda: time.sleep(0.01),
     restored_ms: int | None = None,
 ) -> Copied:
     """Copy the present state of `source` to `target`. Block until done. Raise `CopyError`, `DataDirError` or OSError.
@@ -156,6 +144,12 @@ def restore(
         origin.close()
 
 
+def is_vacant(fs: Fs, path: str) -> bool:
+    """Return whether the path is free: absent, empty, or an unfinished copy."""
+    names = set(fs.listdir(path)) - {"lost+found", "LOCK"} if fs.exists(path) else set()
+    return not names or (UNFINISHED in names and "FORMAT" not in names)
+
+
 def move_aside(fs: Fs, target: str, path: str | None) -> None:
     """Move a data directory that is in the way to the path, if one is given. Raise `CopyError` or `DataDirError`."""
     if path is None:
@@ -208,39 +202,38 @@ class _Copier:
     def _try(self) -> None:
         newest = newest_number(self.source)
         self.done.problems, self._costs = [], []
-        number, snapshot = newest_snapshot(self.source, self.done.problems)
-        since = 0 if snapshot is None else snapshot.wal_number
-        if self.target.declared and not self._held.is_earlier_than(number, snapshot, self.target):
+        snapshot = newest_snapshot(self.source, self.done.problems)
+        if self.target.declared and not self._held.is_earlier_than(snapshot, self.target):
             refuse_history(self.source, self.target)
-        self._note_losses(snapshot)
+        for topic in snapshot.topics:
+            for first, last in self._held.lost_since(topic):  # the source has reported them to its readers
+                self._costs.append(f"topic {topic.name}, seqs {first} to {last}: a reader found the damage")
         self._copy_segments(snapshot)
-        late = self._late_marks(newest, snapshot)
-        account = ledger.read(self.source, since)  # before the log, which has what a ledger claims
-        log = [n for n in self.source.wal_numbers() if n >= since]
+        self._add_late_marks(newest, snapshot)
+        account = ledger.read(self.source, snapshot.wal_number)  # before the log, which has what a ledger claims
+        log = [number for number in self.source.wal_numbers() if number >= snapshot.wal_number]
         if newest_number(self.source) != newest:
             raise _Overtaken
         tails = self._stage_tails(snapshot)
         copied_log = CopiedLog(self.source, account, self.done.problems)
         copied_log.read(log, self._pause)
         copied_log.check(snapshot)
-        self._check_log(number, since, copied_log.files)
+        self._check_log(snapshot.wal_number, copied_log.files)
         if self._costs:
             refuse_damage(self.source, self.target, self._costs)
         for file in copied_log.files:
             self._write(self.target.wal_path(file.number), file.data)
-        self._switch(number, snapshot, tails, copied_log)
-        for path, footer, marks in late:
-            save_marks(self.fs, path, footer, marks)
-        self._remove_old(number, snapshot)
-        self._sum_up(number, snapshot, len(copied_log.files))
+        self._switch(snapshot, tails, copied_log)
+        self._remove_old(snapshot)
+        self._sum_up(snapshot, len(copied_log.files))
 
     def discard(self) -> None:
         """Remove the files that this run has added to a complete backup."""
         if self.target.declared:
             self.target.sweep()
-            self._remove_old(self._held.number, self._held.snapshot)
+            self._remove_old(self._held.snapshot)
 
-    def _switch(self, number: int, snapshot: snap.Snapshot | None, tails: list[int], copied_log: CopiedLog) -> None:
+    def _switch(self, snapshot: snap.Snapshot, tails: list[int], copied_log: CopiedLog) -> None:
         """Make the new copy the valid one. A tails file of the old snapshot is replaced after the new one counts."""
         if self.target.declared:
             self.target.sign()  # before it gets files that older versions do not know
@@ -249,42 +242,38 @@ class _Copier:
         for tails_number in tails:
             if tails_number not in self._held.tails:
                 self.target.publish(self.target.tails_path(tails_number))
-        if snapshot is not None:
+        since = snapshot.wal_number
+        if since:
             snapshot.boot_id = COPIED_BOOT_ID
-            since = snapshot.wal_number
             snapshot.extra[snap.LEDGER] = msgspec.Raw(msgspec.msgpack.encode(since))
             if copied_log.ledger and since not in self.target.ledger_numbers():
-                self._write_ledger(since, ledger.copied(self.source, since, [], {}))
+                self._publish(self.target.ledger_path(since), ledger.copied(self.source, since, [], {}))
             if self._restored_ms is not None:
                 snapshot.extra[snap.RESTORED] = msgspec.Raw(msgspec.msgpack.encode(self._restored_ms))
             for topic in snapshot.topics:
                 for ref in topic.segments:
                     ref.cold = False
-            path = self.target.snapshot_path(number)
-            self._write(path, snap.encode(snapshot))
-            self.target.publish(path)
+            self._publish(self.target.snapshot_path(since), snap.encode(snapshot))
         for tails_number in self._held.tails.intersection(tails):
             self.target.publish(self.target.tails_path(tails_number))
         for file in copied_log.files:
             self.target.publish(self.target.wal_path(file.number))
-        since = 0 if snapshot is None else snapshot.wal_number
         if copied_log.ledger:
-            self._write_ledger(since, copied_log.ledger)
+            self._publish(self.target.ledger_path(since), copied_log.ledger)
         for other in self.target.ledger_numbers():
             if other != since or not copied_log.ledger:
                 self.fs.unlink(self.target.ledger_path(other))
         self.target.complete()
 
-    def _write_ledger(self, since: int, notes: bytes) -> None:
-        path = self.target.ledger_path(since)
-        self._write(path, notes)
+    def _publish(self, path: str, data: bytes) -> None:
+        self._write(path, data)
         self.target.publish(path)
 
     # --- whether the target is an earlier backup
 
-    def _check_log(self, number: int, since: int, files: list[LogFile]) -> None:
+    def _check_log(self, since: int, files: list[LogFile]) -> None:
         """Raise `CopyError` unless each log file of the target is a prefix of the new one."""
-        if not self.target.declared or newest_number(self.target) != number:
+        if not self.target.declared or newest_number(self.target) != since:
             return
         staged = {file.number: file.data for file in files}
         for log_number in self.target.wal_numbers():
@@ -301,14 +290,8 @@ class _Copier:
 
     # --- segments
 
-    def _note_losses(self, snapshot: snap.Snapshot | None) -> None:
-        """Note what the source has lost to damage, and has told its readers, since the last copy."""
-        for topic in [] if snapshot is None else snapshot.topics:
-            for first, last in self._held.lost_since(topic):
-                self._costs.append(f"topic {topic.name}, seqs {first} to {last}: a reader found the damage")
-
-    def _copy_segments(self, snapshot: snap.Snapshot | None) -> None:
-        wanted = [] if snapshot is None else [(topic, ref) for topic in snapshot.topics for ref in topic.segments]
+    def _copy_segments(self, snapshot: snap.Snapshot) -> None:
+        wanted = [(topic, ref) for topic in snapshot.topics for ref in topic.segments]
         missing = [ref for topic, ref in wanted if not self._has(topic.topic_id, ref)]
         need_bytes = sum(codec.Footer(*ref.footer).file_bytes for ref in missing)
         free_bytes = self.fs.free_bytes(self.target.root)
@@ -328,9 +311,9 @@ class _Copier:
         """Check a segment, once, and copy it if the target lacks it. Report its damage."""
         if ref.footer not in self._examined:
             try:
-                found = self._open_segment(topic.topic_id, ref)
+                found = self.source.fs.open(self._source_path(topic.topic_id, ref))
             except FileNotFoundError:
-                return  # removed after a newer snapshot, or lost: `_late_marks` finds out
+                return  # removed after a newer snapshot, or lost: `_add_late_marks` finds out
             try:
                 self._examined[ref.footer] = self._read_segment(found, topic, ref)
             finally:
@@ -370,7 +353,7 @@ class _Copier:
         if self._has(topic.topic_id, ref):
             return check(None)
         self.target.make_topic_dir(topic.topic_id)
-        with TemporaryFile(self.fs, path) as file:
+        with self.target.new_file(path, named=False) as file:
             problems = check(file)
         costs = [self._would_cost(topic, ref, ref.first + one.low, ref.first + one.high - 1) for one in problems]
         if problems and (any(costs) or ref.footer in self._held.footers):
@@ -381,48 +364,39 @@ class _Copier:
             self._fresh.add(path)
         return problems
 
-    def _open_segment(self, topic_id: int, ref: snap.SegmentRef) -> File:
-        return self.source.fs.open(self._source_path(topic_id, ref))
-
     def _source_path(self, topic_id: int, ref: snap.SegmentRef) -> str:
         """Return the path of the file that the snapshot names: a second copy in the other folder may lack flags."""
         path = self.source.segment_path(topic_id, ref.first)
-        if ref.cold and self.cold_dir is None:
+        if not ref.cold:
+            return path
+        if self.cold_dir is None:
             raise CopyError(f"{path} is in the cold folder; name that folder with --cold-dir")
-        if ref.cold and self.cold_dir is not None:
-            path = self.cold_dir + path[len(self.source.segments_dir) :]
-        return path
+        return self.cold_dir + path[len(self.source.segments_dir) :]
 
     # --- flags
 
-    def _late_marks(self, newest: int, snapshot: snap.Snapshot | None) -> list[Late]:
-        """Add to the snapshot the marks that segments of the target lack. Return these marks per segment."""
-        late: list[Late] = []
-        for topic in [] if snapshot is None else snapshot.topics:
-            for ref in topic.segments:
-                path, footer = self.target.segment_path(topic.topic_id, ref.first), codec.Footer(*ref.footer)
-                try:
-                    marks = read_marks(self._open_segment(topic.topic_id, ref), footer)
-                    there = read_marks(self.fs.open(path), footer)
-                except FileNotFoundError as error:
-                    if newest_number(self.source) != newest:
-                        raise
-                    last = ref.first + ref.count - 1
-                    self._note_damage(f"{error.filename}: {absence(error)}", topic, ref, ref.first, last)
-                    continue
-                put_marks(marks, ref.pending)
-                missing = np.flatnonzero((np.frombuffer(marks, np.uint8) > 0) & (np.frombuffer(there, np.uint8) == 0))
-                ref.pending = pack_marks(marks, missing)
-                if ref.pending:
-                    late.append((path, footer, [(at, marks[at]) for at in missing.tolist()]))
-        return late
+    def _add_late_marks(self, newest: int, snapshot: snap.Snapshot) -> None:
+        """Add to the snapshot the marks that segments of the target lack."""
+        for topic, ref in [(one, ref) for one in snapshot.topics for ref in one.segments]:
+            footer = codec.Footer(*ref.footer)
+            try:
+                marks = read_marks(self.source.fs.open(self._source_path(topic.topic_id, ref)), footer)
+                there = read_marks(self.fs.open(self.target.segment_path(topic.topic_id, ref.first)), footer)
+            except FileNotFoundError as error:
+                if newest_number(self.source) != newest:
+                    raise
+                last = ref.first + ref.count - 1
+                self._note_damage(f"{error.filename}: {absence(error)}", topic, ref, ref.first, last)
+                continue
+            put_marks(marks, ref.pending)
+            missing = np.flatnonzero((np.frombuffer(marks, np.uint8) > 0) & (np.frombuffer(there, np.uint8) == 0))
+            ref.pending = pack_marks(marks, missing)
 
     # --- tails and log
 
-    def _stage_tails(self, snapshot: snap.Snapshot | None) -> list[int]:
-        """Copy the tails files to their temporary names. Return their numbers. A whole file of the target stays."""
-        topics = [] if snapshot is None else snapshot.topics
-        staged = []
+    def _stage_tails(self, snapshot: snap.Snapshot) -> list[int]:
+        """Copy the tails files to their temporary names. Return their numbers."""
+        staged, topics = [], snapshot.topics
         for number in sorted({topic.tail.tails for topic in topics if topic.tail is not None}):
             path, source = self.target.tails_path(number), self.source.tails_path(number)
             parts = [topic for topic in topics if topic.tail is not None and topic.tail.tails == number]
@@ -441,19 +415,18 @@ class _Copier:
                     first = max([ref.first + ref.count for ref in topic.segments] + [topic.earliest])
                     if not kept and self._held.may_have(topic.topic_id, first, topic.head):
                         self._costs.append(text)
-            if not kept or (not damaged and not has_tails(self.fs, path, parts)):
+            if not kept or not damaged:
                 self._write(path, data)
                 staged.append(number)
         return staged
 
     # --- afterwards
 
-    def _remove_old(self, number: int, snapshot: snap.Snapshot | None) -> None:
+    def _remove_old(self, snapshot: snap.Snapshot) -> None:
         """Remove the files of the target that this snapshot and the log after it do not need."""
-        target, topics = self.target, [] if snapshot is None else snapshot.topics
+        target, topics, number = self.target, snapshot.topics, snapshot.wal_number
         tails = {topic.tail.tails for topic in topics if topic.tail is not None}
-        since = 0 if snapshot is None else snapshot.wal_number
-        old = [target.wal_path(n) for n in target.wal_numbers() if n < since]
+        old = [target.wal_path(n) for n in target.wal_numbers() if n < number]
         old += [target.snapshot_path(n) for n in target.snapshot_numbers() if n != number]
         old += [target.tails_path(n) for n in target.tails_numbers() if n not in tails]
         segments = {topic.topic_id: {ref.first for ref in topic.segments} for topic in topics}
@@ -467,10 +440,9 @@ class _Copier:
             if topic_id not in segments:
                 target.remove_topic_dir(topic_id)
 
-    def _sum_up(self, number: int, snapshot: snap.Snapshot | None, log_files: int) -> None:
-        done = self.done
-        done.snapshot, done.log_files = number, log_files
-        topics = [] if snapshot is None else snapshot.topics
+    def _sum_up(self, snapshot: snap.Snapshot, log_files: int) -> None:
+        done, topics = self.done, snapshot.topics
+        done.snapshot, done.log_files = snapshot.wal_number, log_files
         done.topics = len(topics)
         done.records = sum(topic.count for topic in topics)
         paths = [self.target.segment_path(topic.topic_id, ref.first) for topic in topics for ref in topic.segments]
@@ -480,14 +452,6 @@ class _Copier:
         done.bytes_copied, done.bytes_reused = self._moved, sum(reused)
 
     def _write(self, path: str, data: bytes) -> None:
-        with TemporaryFile(self.fs, path) as file:
+        with self.target.new_file(path, named=False) as file:
             file.pwrite(data, 0)
         self._moved += len(data)
-
-
-def is_vacant(fs: Fs, path: str) -> bool:
-    """Return whether the path is free: absent, empty, or an unfinished copy."""
-    if not fs.exists(path):
-        return True
-    names = {name for name in fs.listdir(path) if name not in ("lost+found", "LOCK")}
-    return not names or (UNFINISHED in names and "FORMAT" not in names)

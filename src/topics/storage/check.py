@@ -101,18 +101,12 @@ def _data(
         for start in range(0, size, codec.CHUNK_BYTES):
             chunk = piece[start : start + codec.CHUNK_BYTES]
             if codec.sum64(chunk) != sums[(at + start) // codec.CHUNK_BYTES]:
-                low, high = _touched(offsets, at + start, at + start + codec.CHUNK_BYTES, footer.count)
+                low, high = columns.records_in(at + start, at + start + codec.CHUNK_BYTES)
                 what = "a chunk of data does not match its checksum"
                 problems.append(Problem(codec.HEADER_BYTES + at + start, what, low, high))
                 good = False
         if good and not _begins_and_ends(piece, offsets, at):
             problems.append(Problem(codec.HEADER_BYTES + at, "a record does not begin or end where the index says"))
-
-
-def _touched(offsets: Offsets, start: int, stop: int, count: int) -> tuple[int, int]:
-    """Return the range of positions of the records that have a byte in [start, stop)."""
-    low = int(np.searchsorted(offsets, start, "right")) - 1
-    return low, min(int(np.searchsorted(offsets, stop, "left")), count)
 
 
 def _begins_and_ends(piece: bytes, offsets: Offsets, at: int) -> bool:
@@ -125,37 +119,25 @@ def _begins_and_ends(piece: bytes, offsets: Offsets, at: int) -> bool:
 
 def _columns_problems(columns: Columns, footer: codec.Footer) -> list[Problem]:
     """Return the contradictions in columns whose checksum is right."""
-    problems = []
-    if not _cut_data(columns, footer.data_bytes):
-        problems.append(Problem(footer.sums_at, "the offsets in the index do not cut the data into records"))
-    if not _times_ascend(columns, footer):
-        problems.append(Problem(footer.sums_at, "the times in the index go backwards or differ from the footer"))
+    whats = []
+    offsets = np.frombuffer(columns.offsets, np.uint32).astype(np.int64)
+    if offsets[0] or offsets[-1] != footer.data_bytes or np.any(np.diff(offsets) <= 0):
+        whats.append("the offsets in the index do not cut the data into records")
+    ts = np.frombuffer(columns.ts, np.uint64)
+    if np.any(ts[1:] < ts[:-1]) or int(ts[0]) != footer.min_ts or int(ts[-1]) != footer.max_ts:
+        whats.append("the times in the index go backwards or differ from the footer")
     for column, names in ((columns.tags, columns.tag_names), (columns.nodes, columns.node_names)):
         if column is not None and int(np.frombuffer(column, np.uint32).max()) > len(names):
-            problems.append(Problem(footer.sums_at, "the index names a tag or node that is not in its dictionary"))
-    return problems
-
-
-def _cut_data(columns: Columns, data_bytes: int) -> bool:
-    offsets = np.frombuffer(columns.offsets, np.uint32).astype(np.int64)
-    return not (offsets[0] or offsets[-1] != data_bytes or np.any(np.diff(offsets) <= 0))
-
-
-def _times_ascend(columns: Columns, footer: codec.Footer) -> bool:
-    ts = np.frombuffer(columns.ts, np.uint64)
-    return not (np.any(ts[1:] < ts[:-1]) or int(ts[0]) != footer.min_ts or int(ts[-1]) != footer.max_ts)
+            whats.append("the index names a tag or node that is not in its dictionary")
+    return [Problem(footer.sums_at, what) for what in whats]
 
 
 def _flag_problems(flags: bytes, footer: codec.Footer) -> list[Problem]:
     if len(flags) != footer.count:
         return [Problem(footer.flags_at, "the flags of a segment are cut short", 0, footer.count)]
-    bad = np.asarray(codec.damaged_flags(flags), np.intp)
-    return [
-        Problem(
-            footer.flags_at + low, "a flag byte is damaged: it is unknown whether the record was deleted", low, high + 1
-        )
-        for low, high in runs(bad)
-    ]
+    what = "a flag byte is damaged: it is unknown whether the record was deleted"
+    bad = runs(np.asarray(codec.damaged_flags(flags), np.intp))
+    return [Problem(footer.flags_at + low, what, low, high + 1) for low, high in bad]
 
 
 def _pass_on(read: Read, start: int, stop: int, taken: Taken) -> None:

@@ -19,38 +19,21 @@ a topic never becomes a path. A file has the suffix `.tmp` until it is complete 
 
 import posixpath
 import re
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partialmethod
+from itertools import chain
 
+from topics.errors import Corrupt
 from topics.storage.fs import File, Fs
+from topics.storage.worker import INLINE, Worker, rested
 
 TEMP_SUFFIX = ".tmp"
+WRITE_BYTES = 256 << 10  # takes about 0.3 ms, for which the kernel may keep the core of the event loop
 
 _U64_MAX = (1 << 64) - 1
 _NUMBER = re.compile(r"[0-9]{20}")
 _TOPIC_ID = re.compile(r"0|[1-9][0-9]{0,19}")
-
-
-class TemporaryFile:
-    """The temporary file of `path`: synced at the end, or removed after an error."""
-
-    def __init__(self, fs: Fs, path: str) -> None:
-        self._fs = fs
-        self._path = path + TEMP_SUFFIX
-
-    def __enter__(self) -> File:
-        self._file = self._fs.open(self._path, create=True)
-        self._file.truncate(0)
-        return self._file
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        try:
-            if error is None:
-                self._file.sync()
-        finally:
-            self._file.close()
-            if error is not None:
-                with suppress(OSError):
-                    self._fs.unlink(self._path)
 
 
 class DataLayout:
@@ -66,8 +49,23 @@ class DataLayout:
 
     # Paths
 
-    def wal_path(self, number: int) -> str:
-        return posixpath.join(self.wal_dir, f"{_digits(number)}.wal")
+    def _path_of(self, folder: str, suffix: str, number: int) -> str:
+        return posixpath.join(self.root, folder, f"{_digits(number)}{suffix}")
+
+    def _numbers(self, folder: str, suffix: str) -> list[int]:
+        """Return the numbers of the existing files, in ascending order."""
+        path = posixpath.join(self.root, folder)
+        names = self.fs.listdir(path) if folder != "ledger" or self.fs.exists(path) else []  # early versions had none
+        stems = (name.removesuffix(suffix) for name in names if name.endswith(suffix))
+        return [int(stem) for stem in stems if _NUMBER.fullmatch(stem) and int(stem) <= _U64_MAX]
+
+    wal_path, wal_numbers = partialmethod(_path_of, "wal", ".wal"), partialmethod(_numbers, "wal", ".wal")
+    snapshot_path = partialmethod(_path_of, "snapshots", ".snap")
+    snapshot_numbers = partialmethod(_numbers, "snapshots", ".snap")
+    tails_path = partialmethod(_path_of, "snapshots", ".tails")
+    tails_numbers = partialmethod(_numbers, "snapshots", ".tails")
+    ledger_path = partialmethod(_path_of, "ledger", ".ledger")
+    ledger_numbers = partialmethod(_numbers, "ledger", ".ledger")
 
     def topic_dir(self, topic_id: int) -> str:
         assert 0 <= topic_id <= _U64_MAX, "topic ids are u64"
@@ -76,30 +74,6 @@ class DataLayout:
     def segment_path(self, topic_id: int, first_seq: int) -> str:
         return posixpath.join(self.topic_dir(topic_id), f"{_digits(first_seq)}.seg")
 
-    def snapshot_path(self, number: int) -> str:
-        return posixpath.join(self.snapshots_dir, f"{_digits(number)}.snap")
-
-    def tails_path(self, number: int) -> str:
-        return posixpath.join(self.snapshots_dir, f"{_digits(number)}.tails")
-
-    def ledger_path(self, number: int) -> str:
-        return posixpath.join(self.ledger_dir, f"{_digits(number)}.ledger")
-
-    # Existing files, in ascending order
-
-    def wal_numbers(self) -> list[int]:
-        return self._numbers(self.wal_dir, ".wal")
-
-    def snapshot_numbers(self) -> list[int]:
-        return self._numbers(self.snapshots_dir, ".snap")
-
-    def tails_numbers(self) -> list[int]:
-        return self._numbers(self.snapshots_dir, ".tails")
-
-    def ledger_numbers(self) -> list[int]:
-        """Return the numbers of the ledgers. Directories of earlier versions have none."""
-        return self._numbers(self.ledger_dir, ".ledger") if self.fs.exists(self.ledger_dir) else []
-
     def topic_ids(self) -> list[int]:
         """Return the ids of the topics that have a directory, which may be empty."""
         names = self.fs.listdir(self.segments_dir)
@@ -107,10 +81,63 @@ class DataLayout:
 
     def segment_seqs(self, topic_id: int) -> list[int]:
         """Return the first seq of each segment; an empty list for a topic without a directory."""
-        path = self.topic_dir(topic_id)
-        return self._numbers(path, ".seg") if self.fs.exists(path) else []
+        return self._numbers(f"segments/{topic_id}", ".seg") if self.fs.exists(self.topic_dir(topic_id)) else []
 
     # Changes
+
+    @contextmanager
+    def new_file(self, path: str, *, named: bool = True, open_after: bool = False) -> Iterator[File]:
+        """Give out the temporary file of `path`. Sync it at the end, and publish it if it shall be `named`.
+
+        Remove it after an error. With `open_after` the caller closes it.
+        """
+        file = self.fs.open(path + TEMP_SUFFIX, create=True)
+        try:
+            file.truncate(0)
+            yield file
+            file.sync()
+            if not open_after:
+                file.close()
+            if named:
+                self.publish(path)
+                file.path = path
+        except BaseException:
+            with suppress(OSError):
+                file.close()
+            with suppress(OSError):
+                self.fs.unlink(path + TEMP_SUFFIX)
+            raise
+
+    def write_file(self, path: str, parts: Iterable[bytes | memoryview], worker: Worker = INLINE) -> None:
+        """Write a file that is durable under its name when this returns. Write none if there are no parts."""
+        batches, at = rested(worker, _batches(rested(worker, parts))), 0
+        first = next(batches, None)
+        if first is None:
+            return
+        with self.new_file(path) as file:
+            for some in chain((first,), batches):
+                file.pwritev(some, at)
+                at += sum(map(len, some))
+
+    def copy_file(self, source: str, target: str, worker: Worker) -> None:
+        """Copy a file. Raise `Corrupt` if it is shorter than its size says."""
+        folder = posixpath.dirname(target)
+        if not self.fs.exists(folder):
+            self.fs.mkdir(folder)
+            self.fs.sync_dir(posixpath.dirname(folder))
+        origin = self.fs.open(source)
+        try:
+            with self.new_file(target) as made:
+                at, size = 0, origin.size()
+                while at < size:
+                    piece = origin.pread(WRITE_BYTES, at)
+                    if not piece:
+                        raise Corrupt(source, at, f"the file ends here instead of after {size} bytes")
+                    made.pwrite(piece, at)
+                    at += len(piece)
+                    worker.rest()
+        finally:
+            origin.close()
 
     def publish(self, path: str) -> None:
         """Rename the synced file `path + TEMP_SUFFIX` to `path`, and make the name durable."""
@@ -134,10 +161,6 @@ class DataLayout:
             self.fs.rmdir(path)
             self.fs.sync_dir(self.segments_dir)
 
-    def _numbers(self, path: str, suffix: str) -> list[int]:
-        stems = (name.removesuffix(suffix) for name in self.fs.listdir(path) if name.endswith(suffix))
-        return [int(stem) for stem in stems if _NUMBER.fullmatch(stem) and int(stem) <= _U64_MAX]
-
 
 def holds_topics(fs: Fs, folder: str) -> bool:
     """Return whether the folder has folders of topics: a cold folder whose disk is not mounted has none."""
@@ -150,3 +173,19 @@ def holds_topics(fs: Fs, folder: str) -> bool:
 def _digits(number: int) -> str:
     assert 0 <= number <= _U64_MAX, "file numbers are u64"
     return f"{number:020d}"
+
+
+def _batches(parts: Iterable[bytes | memoryview]) -> Iterator[list[bytes | memoryview]]:
+    """Yield the parts in lists of at least `WRITE_BYTES`, except for the last one. Cut parts that are larger."""
+    some: list[bytes | memoryview] = []
+    size_bytes = 0
+    for part in parts:
+        view = part if len(part) <= WRITE_BYTES else memoryview(part)
+        for at in range(0, len(part), WRITE_BYTES):
+            some.append(view[at : at + WRITE_BYTES])
+            size_bytes += len(some[-1])
+            if size_bytes >= WRITE_BYTES:
+                yield some
+                some, size_bytes = [], 0
+    if some:
+        yield some

@@ -2,10 +2,11 @@
 
 import posixpath
 import re
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from topics import __version__
-from topics.storage.data_layout import TEMP_SUFFIX, DataLayout, TemporaryFile
+from topics.storage.data_layout import TEMP_SUFFIX, DataLayout
 from topics.storage.fs import Fs, Lock, LockHeld, next_step, read_whole
 
 FORMAT_VERSION = 2  # raise it with every change of what is stored: see CONTRIBUTING.md, "Data formats"
@@ -34,68 +35,71 @@ class DataDir(DataLayout):
         self._lock: Lock | None = None
         self._sync_failed_path = posixpath.join(self.wal_dir, "SYNC_FAILED")
         self._format = FORMAT_VERSION
-        self._written_by = ""  # the version of topics that last wrote to the directory; empty if it is unknown
+        self.written_by = ""  # the version of topics that last wrote to the directory; empty if it is unknown
 
-    def open(self) -> None:
-        """Create missing folders, take the lock, check the format, and remove temporary files. Raise `DataDirError`."""
+    @contextmanager
+    def _opening(self, verb: str, next_owner: str, instead: str = "") -> Iterator[None]:
+        """Close the directory after an error, and raise `DataDirError` for an error of the operating system."""
         assert self._lock is None, "the data directory is already open"
         try:
-            self.fs.mkdir(self.root)
-            self._refuse_foreign()
-            self._lock = self.fs.lock(self._path("LOCK"))
-            self._check_format()
-            for name in _SUBDIRS:
-                self.fs.mkdir(self._path(name))
-            self.sweep()
+            yield
         except LockHeld as held:
-            owner = held.owner or "another process"
-            raise self._error(f"is held by {owner}; stop it or choose another TOPICS_DATA_DIR") from None
+            raise self._error(f"is held by {held.owner or 'another process'}; {next_owner}") from None
         except OSError as error:
             self.close()
-            raise self._unusable("used", error, ", or choose another TOPICS_DATA_DIR") from error
+            text = f"cannot be {verb}: {error.strerror} ({error.filename or self.root})"
+            if not isinstance(error, FileNotFoundError | NotADirectoryError) or error.filename != self.root:
+                text += f"; {next_step(error)}{instead}"  # the caller knows where the name of the root came from
+            raise self._error(text) from error
         except DataDirError:
             self.close()
             raise
+
+    def open(self) -> None:
+        """Create missing folders, take the lock, check the format, and remove temporary files. Raise `DataDirError`."""
+        another = "or choose another TOPICS_DATA_DIR"
+        with self._opening("used", f"stop it {another}", f", {another}"):
+            self.fs.mkdir(self.root)
+            self._refuse_foreign()
+            self._lock = self.fs.lock(self._path("LOCK"))
+            if not self.declared:
+                if self._holds_data():
+                    raise self._error("holds data and has lost its FORMAT file; restore the directory from a backup")
+                self._sync_parents()
+                self._write_format()  # the first file; all parent directories are synced before
+            self.check_format()
+            self._make_folders()
 
     def inspect(self) -> None:
         """Lock the directory for reading without a change to any name or byte, or raise `DataDirError`.
 
         It may be damaged: the only checks are that it is a data directory and that no process has it open.
         """
-        assert self._lock is None, "the data directory is already open"
-        try:
+        with self._opening("read", "stop it first"):
             names = self.fs.listdir(self.root)
             if not {"FORMAT", *_SUBDIRS}.intersection(names):
                 raise self._error("is no data directory of ours: there is neither a FORMAT file nor a log in it")
             if "LOCK" in names:
                 self._lock = self.fs.lock_shared(self._path("LOCK"))
-        except LockHeld as held:
-            raise self._error(f"is held by {held.owner or 'another process'}; stop it first") from None
-        except OSError as error:
-            raise self._unusable("read", error) from error
 
     def begin(self) -> None:
         """Open an empty directory, or an unfinished copy, as the target of a copy. Raise `DataDirError`.
 
         There is no FORMAT file until `complete`, so no server starts on an incomplete copy.
         """
-        assert self._lock is None, "the data directory is already open"
-        try:
+        with self._opening("used", "stop it first", ", or choose another directory"):
             self.fs.mkdir(self.root)
             self._refuse_foreign()
-            begun = UNFINISHED in self.fs.listdir(self.root)
-            if not begun and self._holds_data():
+            if UNFINISHED not in self.fs.listdir(self.root) and self._holds_data():
                 raise self._error("holds data and has lost its FORMAT file; choose another directory")
             self._lock = self.fs.lock(self._path("LOCK"))
             self.fs.open(self._path(UNFINISHED), create=True).close()
-            for name in _SUBDIRS:
-                self.fs.mkdir(self._path(name))
-            self.sweep()
-        except LockHeld as held:
-            raise self._error(f"is held by {held.owner or 'another process'}; stop it first") from None
-        except OSError as error:
-            self.close()
-            raise self._unusable("used", error, ", or choose another directory") from error
+            self._make_folders()
+
+    def _make_folders(self) -> None:
+        for name in _SUBDIRS:
+            self.fs.mkdir(self._path(name))
+        self.sweep()
 
     def complete(self) -> None:
         """Write FORMAT: the copy is complete and synced."""
@@ -114,36 +118,26 @@ class DataDir(DataLayout):
         A version that does not know the format refuses the directory after that.
         """
         if self._format != FORMAT_VERSION:
-            self._write("FORMAT", b"topics-data %d\n" % FORMAT_VERSION)
+            self._write_format()
             self._format = FORMAT_VERSION
-        if self._written_by:
+        if self.written_by:
             self.note_version()
 
     def note_version(self) -> None:
-        """Write VERSION. In a new directory, call this after the log has begun: see `was_used`."""
-        if self._written_by != __version__:
+        """Write VERSION. In a new directory, call this after the log has begun: VERSION shows that there is one."""
+        if self.written_by != __version__:
             with suppress(OSError):  # the text only helps operators: a full disk must not prevent the start
-                self._write("VERSION", b"%b\n" % __version__.encode())
-                self._written_by = __version__
-
-    @property
-    def was_used(self) -> bool:
-        """Whether a server has begun a log here."""
-        return bool(self._written_by)
+                self.write_file(self._path("VERSION"), [b"%b\n" % __version__.encode()])
+                self.written_by = __version__
 
     @property
     def keeps_ledger(self) -> bool:
         """Whether every log in the directory has a ledger. In a directory of format 1 it may lack one."""
         return self._format > OLDEST_FORMAT
 
-    @property
-    def is_of_another_version(self) -> bool:
-        """Whether another version of topics is known to have written to the directory last."""
-        return self._written_by not in ("", __version__)
-
     def unknown(self, what: str) -> UnknownVersion:
         """Return the error for a file that another version wrote."""
-        by = f"topics {self._written_by}" if self._written_by else "another version of topics"
+        by = f"topics {self.written_by}" if self.written_by else "another version of topics"
         return UnknownVersion(
             f"data directory {self.root} was written by {by}, and topics {__version__} does not know all of it: "
             f"{what}; start the version that wrote it, or restore a backup that this version made"
@@ -151,17 +145,24 @@ class DataDir(DataLayout):
 
     @property
     def declared(self) -> bool:
-        """Whether there is a FORMAT file."""
         return self.fs.exists(self._path("FORMAT"))
 
     def check_format(self) -> None:
         """Raise `DataDirError` unless this program knows the format that FORMAT names."""
-        if not self.fs.exists(self._path("FORMAT")):
+        if not self.declared:
             raise self._error("has lost its FORMAT file; restore the directory from a backup")
-        self._read_format(self._path("FORMAT"))
+        if self.fs.exists(self._path("VERSION")):
+            self.written_by = read_whole(self.fs, self._path("VERSION")).decode("utf-8", "replace").strip()
+        text = read_whole(self.fs, self._path("FORMAT"))
+        found = _FORMAT.fullmatch(text)
+        if found is None:
+            raise self._error(f"has a damaged FORMAT file ({text[:40]!r}); restore the directory from a backup")
+        self._format = int(found[1])
+        if not OLDEST_FORMAT <= self._format <= FORMAT_VERSION:
+            known = f"formats {OLDEST_FORMAT} to {FORMAT_VERSION} are known"
+            raise self.unknown(f"it has format {self._format}, and {known}")
 
     def close(self) -> None:
-        """Release the lock."""
         if self._lock is not None:
             lock, self._lock = self._lock, None
             lock.close()
@@ -215,33 +216,11 @@ class DataDir(DataLayout):
                 "choose an empty or new directory as TOPICS_DATA_DIR"
             )
 
-    def _check_format(self) -> None:
-        path = self._path("FORMAT")
-        if not self.fs.exists(path):
-            self._create_format()
-        self._read_format(path)
-
-    def _read_format(self, path: str) -> None:
-        if self.fs.exists(self._path("VERSION")):
-            self._written_by = read_whole(self.fs, self._path("VERSION")).decode("utf-8", "replace").strip()
-        text = read_whole(self.fs, path)
-        found = _FORMAT.fullmatch(text)
-        if found is None:
-            raise self._error(f"has a damaged FORMAT file ({text[:40]!r}); restore the directory from a backup")
-        self._format = int(found[1])
-        if not OLDEST_FORMAT <= self._format <= FORMAT_VERSION:
-            known = f"formats {OLDEST_FORMAT} to {FORMAT_VERSION} are known"
-            raise self.unknown(f"it has format {self._format}, and {known}")
-
     def _holds_data(self) -> bool:
         return any(self.fs.exists(self._path(name)) and self.fs.listdir(self._path(name)) for name in _SUBDIRS)
 
-    def _create_format(self) -> None:
-        """Write FORMAT as the first file. All parent directories are synced before."""
-        if self._holds_data():
-            raise self._error("holds data and has lost its FORMAT file; restore the directory from a backup")
-        self._sync_parents()
-        self._write("FORMAT", b"topics-data %d\n" % FORMAT_VERSION)
+    def _write_format(self) -> None:
+        self.write_file(self._path("FORMAT"), [b"topics-data %d\n" % FORMAT_VERSION])
 
     def _sync_parents(self) -> None:
         """Make the name of the directory durable, and the names of all directories above it."""
@@ -253,21 +232,8 @@ class DataDir(DataLayout):
         if not self.root.startswith("/"):
             self.fs.sync_dir(".")
 
-    def _write(self, name: str, text: bytes) -> None:
-        """Write a small file, and make it durable."""
-        path = self._path(name)
-        with TemporaryFile(self.fs, path) as file:
-            file.pwrite(text, 0)
-        self.publish(path)
-
     def _path(self, name: str) -> str:
         return posixpath.join(self.root, name)
-
-    def _unusable(self, verb: str, error: OSError, instead: str = "") -> DataDirError:
-        text = f"cannot be {verb}: {error.strerror} ({error.filename or self.root})"
-        if isinstance(error, FileNotFoundError | NotADirectoryError) and error.filename == self.root:
-            return self._error(text)  # the caller knows where the name came from
-        return self._error(f"{text}; {next_step(error)}{instead}")
 
     def _error(self, text: str) -> DataDirError:
         return DataDirError(f"data directory {self.root} {text}")

@@ -1,4 +1,4 @@
-"""The interface to the file system. All stored bytes go through an `Fs`, so tests can replace it by a simulated disk.
+"""The file system. All stored bytes go through an `Fs`, so tests can replace it by a simulated disk.
 
 The contract is the part of POSIX that durability needs:
 
@@ -10,8 +10,10 @@ The contract is the part of POSIX that durability needs:
   sync does not change that: they may be readable from the cache and never reach the disk, or read as before the write.
   The caller writes them again.
 
-`RealFs` uses the operating system. `SimDisk` of the tests loses everything that this contract allows it to lose.
+`SimDisk` of the tests loses everything that this contract allows it to lose.
 """
+
+from __future__ import annotations
 
 import errno
 import fcntl
@@ -22,7 +24,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import NoReturn
 
 import numpy as np
 
@@ -63,7 +65,6 @@ class NotAFile(FileNotFoundError):
 
 
 def absence(error: FileNotFoundError) -> str:
-    """Return why there is no file."""
     return str(error.strerror) if isinstance(error, NotAFile) else "the file is missing"
 
 
@@ -82,105 +83,6 @@ def next_step(error: OSError) -> str:
     return "check its permissions and the disk"
 
 
-class Lock(Protocol):
-    """An exclusive lock on a path. `close` or the end of the process releases it."""
-
-    def close(self) -> None: ...
-
-
-class File(Protocol):
-    """An open file. Every call names its offset: there is no shared position."""
-
-    path: str
-
-    def pwrite(self, data: Buffer, at: int) -> None:
-        """Write all of `data`, or raise OSError with some prefix of it written."""
-
-    def pwritev(self, parts: Sequence[Buffer], at: int) -> None:
-        """Write any number of parts one after the other, as if they were one buffer."""
-
-    def pread(self, size: int, at: int) -> bytes:
-        """Return `size` bytes, fewer only at the end of the file."""
-
-    def try_pread(self, size: int, at: int) -> bytes | memoryview | None:
-        """Return what `pread` returns, or None if that would wait for the disk. For callers that must not block."""
-
-    def lend(self, size: int, at: int) -> memoryview | None:
-        """Return the bytes in mapped memory, or None if that is impossible. Only system calls may read them."""
-
-    def datasync(self) -> None:
-        """Make the bytes and the size durable; timestamps may wait."""
-
-    def sync(self) -> None:
-        """Make the bytes and all metadata of the file durable (not its name: see `Fs.sync_dir`)."""
-
-    def truncate(self, size: int) -> None:
-        """Truncate or extend the file to `size`. Added bytes read as zeros and reserve no space."""
-
-    def allocate(self, size: int) -> None:
-        """Reserve the first `size` bytes, so that a later write inside them cannot fail with ENOSPC.
-
-        The file grows to at least `size`; added bytes read as zeros. Raise ENOSPC and keep the old size if there is no
-        space. Do nothing if the file system cannot reserve. A copy-on-write file system may accept and not keep it.
-        """
-
-    def size(self) -> int: ...
-
-    def close(self) -> None:
-        """Close the handle. This makes nothing durable. A second call does nothing."""
-
-
-class Fs(Protocol):
-    """Open, rename, list and remove files, and make names durable."""
-
-    def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
-        """Open a regular file. `create` implies `write` and accepts a file that exists. Raise `NotAFile`."""
-
-    def rename(self, src: str, dst: str) -> None:
-        """Rename `src` to `dst` atomically. Replace a file that has this name."""
-
-    def unlink(self, path: str) -> None:
-        """Remove a file. Raise `NotAFile` for a directory."""
-
-    def link(self, src: str, dst: str) -> None:
-        """Create `dst` as a hard link to `src`. Raise FileExistsError if `dst` exists."""
-
-    def mkdir(self, path: str) -> None:
-        """Create the directory and its parents, if they do not exist."""
-
-    def rmdir(self, path: str) -> None:
-        """Remove an empty directory."""
-
-    def listdir(self, path: str) -> list[str]:
-        """Return the sorted names in a directory."""
-
-    def exists(self, path: str) -> bool: ...
-
-    def size(self, path: str) -> int: ...
-
-    def sync_dir(self, path: str) -> None:
-        """Make the names in this directory durable."""
-
-    def lock(self, path: str) -> Lock:
-        """Take the lock without waiting. Raise `LockHeld` if another process has it."""
-
-    def lock_shared(self, path: str) -> Lock:
-        """Take an existing lock for reading: it excludes owners and admits other readers. The file does not change.
-
-        A simulated disk, which one process uses, may exclude other readers too.
-        """
-        return self.lock(path)
-
-    def boot_id(self) -> str:
-        """Return an id that changes with every start of the machine; "" if the system has none.
-
-        The same id as before means that no written byte of an ended process is lost, synced or not.
-        """
-
-    def free_bytes(self, path: str) -> int:
-        """Return the space that this process may still use on the file system of `path`."""
-
-
 def read_whole(fs: Fs, path: str) -> bytes:
     """Return all bytes of a file. An error names it."""
     file = fs.open(path)
@@ -193,13 +95,17 @@ def read_whole(fs: Fs, path: str) -> bytes:
         file.close()
 
 
-class RealFs(Fs):
-    """The operating system's files. Without `maps`, `File.lend` returns None: TLS reads the bytes in the process."""
+class Fs:
+    """Open, rename, list and remove files, and make names durable.
+
+    Without `maps`, `File.lend` returns None: TLS reads the bytes in the process.
+    """
 
     def __init__(self, *, maps: bool = True) -> None:
         self._maps = maps
 
-    def open(self, path: str, *, write: bool = False, create: bool = False) -> "RealFile":
+    def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
+        """Open a regular file. `create` implies `write` and accepts a file that exists. Raise `NotAFile`."""
         flags = os.O_RDWR if write or create else os.O_RDONLY
         flags |= os.O_NONBLOCK  # without it, the kernel waits for a program that writes into a named pipe
         try:
@@ -214,9 +120,10 @@ class RealFs(Fs):
         if not stat.S_ISREG(mode):  # the kernel opens a directory for reading, and a device, without an error
             os.close(fd)
             raise NotAFile(_KINDS.get(stat.S_IFMT(mode), "something else"), path)
-        return RealFile(fd, path, maps=self._maps)
+        return File(fd, path, maps=self._maps)
 
     def rename(self, src: str, dst: str) -> None:
+        """Rename `src` to `dst` atomically. Replace a file that has this name."""
         os.rename(src, dst)
 
     def unlink(self, path: str) -> None:
@@ -227,10 +134,8 @@ class RealFs(Fs):
                 raise NotAFile("a directory", path) from error
             raise
 
-    def link(self, src: str, dst: str) -> None:
-        os.link(src, dst)
-
     def mkdir(self, path: str) -> None:
+        """Create the directory and its parents, if they do not exist."""
         os.makedirs(path, mode=0o750, exist_ok=True)
 
     def rmdir(self, path: str) -> None:
@@ -246,6 +151,7 @@ class RealFs(Fs):
         return os.stat(path).st_size
 
     def sync_dir(self, path: str) -> None:
+        """Make the names in this directory durable."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             _full_sync(fd)
@@ -255,21 +161,26 @@ class RealFs(Fs):
         finally:
             os.close(fd)
 
-    def lock(self, path: str) -> "RealLock":
+    def lock(self, path: str) -> Lock:
+        """Take the lock without waiting. Raise `LockHeld` if another process has it."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-        _take_lock(fd, fcntl.LOCK_EX)
+        lock = Lock(fd)
         with suppress(OSError):  # the text only helps operators: a full disk must not prevent the start
             owner = f"pid {os.getpid()} on {socket.gethostname()} since {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
             os.ftruncate(fd, 0)
             os.pwrite(fd, owner.encode(), 0)
-        return RealLock(fd)
+        return lock
 
-    def lock_shared(self, path: str) -> "RealLock":
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a named pipe must not wait for its writer
-        _take_lock(fd, fcntl.LOCK_SH)
-        return RealLock(fd, shared=True)
+    def lock_shared(self, path: str) -> Lock:
+        """Take an existing lock for reading: it excludes owners and admits other readers. The file does not change."""
+        # Without O_NONBLOCK, a named pipe would wait for its writer.
+        return Lock(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), shared=True)
 
     def boot_id(self) -> str:
+        """Return an id that changes with every start of the machine; "" if the system has none.
+
+        The same id as before means that no written byte of an ended process is lost, synced or not.
+        """
         try:
             with open(_BOOT_ID_PATH, encoding="ascii") as file:
                 return file.read().strip()
@@ -277,16 +188,68 @@ class RealFs(Fs):
             return ""
 
     def free_bytes(self, path: str) -> int:
+        """Return the space that this process may still use on the file system of `path`."""
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
 
 
-class RealLock(Lock):
-    """A held flock, which readers may share. `close` keeps the file: else two processes could lock two files."""
+class ReadOnlyFs(Fs):
+    """`inner` without the calls that change it. Files open for reading even if the caller asks for writing."""
+
+    def __init__(self, inner: Fs) -> None:
+        self._inner = inner
+
+    def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
+        if create:
+            self._refuse(path)
+        return self._inner.open(path)
+
+    def listdir(self, path: str) -> list[str]:
+        return self._inner.listdir(path)
+
+    def exists(self, path: str) -> bool:
+        return self._inner.exists(path)
+
+    def size(self, path: str) -> int:
+        return self._inner.size(path)
+
+    def sync_dir(self, path: str) -> None:
+        """Do nothing: no name can have changed."""
+
+    def lock_shared(self, path: str) -> Lock:
+        return self._inner.lock_shared(path)
+
+    def boot_id(self) -> str:
+        return self._inner.boot_id()
+
+    def free_bytes(self, path: str) -> int:
+        return self._inner.free_bytes(path)
+
+    def _refuse(self, *paths: str) -> NoReturn:
+        raise OSError(errno.EROFS, "this file system is open for reading only", paths[-1])
+
+    rename = unlink = mkdir = rmdir = lock = _refuse  # type: ignore[assignment]  # each takes one or two paths
+
+
+class Lock:
+    """A held flock, which readers may share. `close` or the end of the process releases it.
+
+    The file stays: otherwise two processes could lock two files.
+    """
 
     __slots__ = ("_fd", "_shared")
 
     def __init__(self, fd: int, *, shared: bool = False) -> None:
+        """Take the lock without waiting. Close the file and raise `LockHeld` if another process has it."""
+        try:
+            fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(fd, 1024, 0).decode(errors="replace").strip()
+            os.close(fd)
+            raise LockHeld(owner) from None
+        except BaseException:
+            os.close(fd)
+            raise
         self._fd = fd
         self._shared = shared
 
@@ -300,8 +263,8 @@ class RealLock(Lock):
         os.close(fd)
 
 
-class RealFile(File):
-    """A file descriptor."""
+class File:
+    """An open file. Every call names its offset: there is no shared position."""
 
     __slots__ = ("_fd", "_mapped", "_maps", "path")
 
@@ -316,11 +279,13 @@ class RealFile(File):
         self.close()
 
     def pwrite(self, data: Buffer, at: int) -> None:
+        """Write all of `data`, or raise OSError with some prefix of it written."""
         done = os.pwrite(self._fd, data, at)
         if done != _size_of(data):
             self._write_rest([data], at, done)
 
     def pwritev(self, parts: Sequence[Buffer], at: int) -> None:
+        """Write any number of parts one after the other, as if they were one buffer."""
         for first in range(0, len(parts), _PARTS_MAX):
             some = parts[first : first + _PARTS_MAX]
             size = sum(map(_size_of, some))
@@ -339,6 +304,7 @@ class RealFile(File):
             done += step
 
     def pread(self, size: int, at: int) -> bytes:
+        """Return `size` bytes, fewer only at the end of the file."""
         data = os.pread(self._fd, size, at)
         while 0 < len(data) < size:
             more = os.pread(self._fd, size - len(data), at + len(data))
@@ -348,12 +314,14 @@ class RealFile(File):
         return data
 
     def lend(self, size: int, at: int) -> memoryview | None:
+        """Return the bytes in mapped memory, or None if that is impossible. Only system calls may read them."""
         mapped = self._mapped
         if mapped is None and self._maps:
             mapped = self._mapped = Mapped.of(self._fd)
         return mapped.lend(size, at) if mapped is not None else None
 
     def try_pread(self, size: int, at: int) -> bytes | memoryview | None:
+        """Return what `pread` returns, or None if that would wait for the disk. For callers that must not block."""
         if _NOWAIT is None:
             return self.pread(size, at)
         buffer = np.empty(size, np.uint8).data  # not cleared first, and returned without a copy
@@ -370,18 +338,26 @@ class RealFile(File):
         return buffer[:got]
 
     def datasync(self) -> None:
+        """Make the bytes and the size durable; timestamps may wait."""
         if sys.platform == "darwin":
             _full_sync(self._fd)
         else:
             os.fdatasync(self._fd)
 
     def sync(self) -> None:
+        """Make the bytes and all metadata of the file durable (not its name: see `Fs.sync_dir`)."""
         _full_sync(self._fd)
 
     def truncate(self, size: int) -> None:
+        """Truncate or extend the file to `size`. Added bytes read as zeros and reserve no space."""
         os.ftruncate(self._fd, size)
 
     def allocate(self, size: int) -> None:
+        """Reserve the first `size` bytes, so that a later write inside them cannot fail with ENOSPC.
+
+        The file grows to at least `size`; added bytes read as zeros. Raise ENOSPC and keep the old size if there is no
+        space. Do nothing if the file system cannot reserve. A copy-on-write file system may accept and not keep it.
+        """
         before = self.size()
         try:
             if size > 0 and hasattr(os, "posix_fallocate"):
@@ -397,6 +373,7 @@ class RealFile(File):
         return os.fstat(self._fd).st_size
 
     def close(self) -> None:
+        """Close the handle. This makes nothing durable. A second call does nothing."""
         if self._fd != _CLOSED:
             fd, self._fd = self._fd, _CLOSED
             self._mapped = None  # a remaining view keeps the mapping
@@ -406,19 +383,6 @@ class RealFile(File):
 def _size_of(data: Buffer) -> int:
     """Return the size in bytes. `len` of a memoryview counts items, which may be wider."""
     return data.nbytes if isinstance(data, memoryview) else len(data)
-
-
-def _take_lock(fd: int, kind: int) -> None:
-    """Lock a file, without waiting. If another process holds it, close the file and raise `LockHeld`."""
-    try:
-        fcntl.flock(fd, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        owner = os.pread(fd, 1024, 0).decode(errors="replace").strip()
-        os.close(fd)
-        raise LockHeld(owner) from None
-    except BaseException:
-        os.close(fd)
-        raise
 
 
 def _full_sync(fd: int) -> None:

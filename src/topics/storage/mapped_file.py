@@ -3,10 +3,8 @@
 Only system calls may read the mapped bytes. If another process truncates the file, a system call on the missing pages
 fails, while Python code that reads them ends the process with SIGBUS.
 
-The event loop must not wait for the disk, and an access to a page that is not in memory does. So `lend` first asks the
-kernel (`mincore`) which pages are in memory and returns None for the others. One `mincore` covers the whole file and is
-valid for `MOMENT_S`, because it costs as much as the rest of a read. If the kernel drops a page within that time, or
-while a slow client has not taken its answer, the send waits for one read of the disk.
+`lend` first asks the kernel (`mincore`) which pages are in memory, because the event loop must not wait for the others.
+One `mincore` covers the whole file and is valid for `MOMENT_S`, because it costs as much as the rest of a read.
 """
 
 from __future__ import annotations
@@ -25,26 +23,17 @@ MOMENT_S = 0.5  # how long a result of `mincore` is valid
 _PAGE_BYTES = mmap.PAGESIZE
 
 
-class _Kernel:
-    """The system calls. `PyDLL` keeps the interpreter lock: each call is shorter than a release of the lock."""
-
-    def __init__(self, library: ctypes.PyDLL) -> None:
-        size, number = ctypes.c_size_t, ctypes.c_int
-        self.mincore = _declare(library.mincore, number, size, size, size)
-        self.mmap = _declare(library.mmap, size, size, size, number, number, number, ctypes.c_long)
-        self.munmap = _declare(library.munmap, number, size, size)
-
-
-def _declare(function: ctypes._NamedFuncPointer, result: type, *arguments: type) -> ctypes._NamedFuncPointer:
-    function.restype, function.argtypes = result, arguments
-    return function
-
-
-def _find_kernel() -> _Kernel | None:
+def _find_kernel() -> ctypes.PyDLL | None:
+    """Return the system calls. `PyDLL` keeps the interpreter lock: each call is shorter than a release of the lock."""
     if sys.platform != "linux":
         return None
     try:
-        return _Kernel(ctypes.PyDLL(None))
+        kernel = ctypes.PyDLL(None)
+        size, number = ctypes.c_size_t, ctypes.c_int
+        kernel.mincore.argtypes = size, size, size
+        kernel.mmap.restype, kernel.mmap.argtypes = size, (size, size, number, number, number, ctypes.c_long)
+        kernel.munmap.argtypes = size, size
+        return kernel
     except (OSError, AttributeError):
         return None
 

@@ -127,16 +127,20 @@ class KeyLists(Struct, gc=False):
         return _encoder.encode(rows)[len(_array_of(len(rows))) :]
 
 
-def ledger_number(snapshot: Snapshot | None) -> int | None:
+def empty() -> Snapshot:
+    """Return what stands for the snapshot of a directory without snapshots. It is the only one with number 0."""
+    return Snapshot(wal_number=0, boot_id="", clean=False, next_topic_id=0, last_epoch=0, topics=[])
+
+
+def ledger_number(snapshot: Snapshot) -> int | None:
     """Return the number of the ledger that must exist beside the snapshot; None if it names none."""
-    if snapshot is None or LEDGER not in snapshot.extra:
+    if LEDGER not in snapshot.extra:
         return None
     number = msgspec.msgpack.decode(snapshot.extra[LEDGER], type=int | bool)
     return snapshot.wal_number if number is True else number
 
 
 def encode(snapshot: Snapshot) -> bytes:
-    """Return the whole file."""
     topics = ((topic, None) for topic in snapshot.topics)
     return b"".join(encode_parts(snapshot, topics, len(snapshot.topics), INLINE))
 

@@ -11,8 +11,8 @@ from topics.storage.fs import read_whole
 log = logs.Log("recovery")
 
 
-def newest(datadir: DataDir, damage: list[str]) -> tuple[int, snap.Snapshot | None]:
-    """Return the newest readable snapshot and its number; 0 and None in a directory that never had one.
+def newest(datadir: DataDir, damage: list[str]) -> snap.Snapshot:
+    """Return the newest readable snapshot; an empty one with number 0 in a directory that never had one.
 
     Raise `Corrupt` if there was a snapshot and none is readable. Report damaged ones in `damage`.
     """
@@ -29,7 +29,7 @@ def newest(datadir: DataDir, damage: list[str]) -> tuple[int, snap.Snapshot | No
         if bad := snap.damaged_copies(data):
             damage.append(f"{path} at byte {bad[0]}: one copy of the snapshot is damaged, the other was used")
             log.warning("snapshot_copy_damaged", file=path, offset=bad[0])
-        return number, snapshot
+        return snapshot
     log_numbers = datadir.wal_numbers()
     began_later = log_numbers[:1] > [1] or datadir.ledger_numbers()[:1] > [1]
     if not numbers and (began_later or (not log_numbers and (datadir.tails_numbers() or datadir.topic_ids()))):
@@ -39,4 +39,4 @@ def newest(datadir: DataDir, damage: list[str]) -> tuple[int, snap.Snapshot | No
         raise Corrupt(
             datadir.snapshot_path(numbers[-1]), 0, "no snapshot can be read; restore the data directory from a backup"
         )
-    return 0, None
+    return snap.empty()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from topics.testing.server import server
+from topics.testing import server
 
 
 @pytest.fixture

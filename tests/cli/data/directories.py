@@ -5,15 +5,15 @@ from typing import Any
 
 from topics.engine.offline.verify import Report, verify
 from topics.storage.backup import copy
-from topics.storage.fs import RealFs
+from topics.storage.fs import Fs
 
 
 def check(directory: Path, **options: Any) -> Report:
-    return verify(RealFs(), str(directory), **options)
+    return verify(Fs(), str(directory), **options)
 
 
 def duplicate(source: Path, target: Path, **options: Any) -> Any:
-    return copy(RealFs(), str(source), str(target), **options)
+    return copy(Fs(), str(source), str(target), **options)
 
 
 def flip(path: Path, at: int, mask: int = 0x10) -> None:

@@ -16,8 +16,8 @@ from tests.cli.data.directories import check, duplicate, flip, records_in, segme
 from tests.conftest import ServerProcess
 from topics.storage import snapshot as snap
 from topics.storage.backup import copy
-from topics.storage.backup_target import CopyError
-from topics.storage.fs import File, Lock, RealFs
+from topics.storage.backup_files import CopyError
+from topics.storage.fs import File, Fs, Lock
 from topics.storage.segments import codec
 
 
@@ -138,7 +138,7 @@ class Killed(BaseException):
     pass
 
 
-class MortalFs(RealFs):
+class MortalFs(Fs):
     """A file system that dies at the n-th changing call and fails every call after it."""
 
     def __init__(self, calls: int) -> None:

@@ -12,6 +12,7 @@ import pytest
 import topics
 from tests.queues.harness import Workshop
 from tests.simulated.disk import FOREVER
+from tests.simulated.draining import drain
 from tests.simulated.harness import SimServer
 from topics.engine.engine import Engine
 from topics.engine.read.read import Query
@@ -130,7 +131,7 @@ def test_a_router_into_a_waiting_topic_writes_behind_its_records(dest: str) -> N
     server = started()
     server.done(server.engine.routers.put("r", RouterRequest(source="f", dest=dest)))
     server.append("f", '"copied"')
-    server.engine.routers.forwarder.drain()
+    drain(server.engine)
     assert server.by_seq(dest)[HEADS[dest] + 1] == '"copied"'
     found = server.by_seq(dest)
     assert list(found) == list(range(1, HEADS[dest] + 2))
@@ -142,7 +143,7 @@ def test_a_router_out_of_a_waiting_topic_begins_at_its_head() -> None:
     put = server.done(server.engine.routers.put("r", RouterRequest(source="a", dest="new")))
     assert put.router.cursor == 5
     server.append("a", '"later"')
-    server.engine.routers.forwarder.drain()
+    drain(server.engine)
     assert server.data("new") == ['"later"']
 
 

@@ -9,7 +9,7 @@ from msgspec import Struct
 import topics.engine
 import topics.storage
 from topics.engine.durable import entry_kinds
-from topics.engine.queue.job_moves import Moved
+from topics.engine.queue.dead_letters import Moved
 from topics.storage.log import entry as log
 from topics.storage.log import frame, walfile
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.simulated.disk import SimDisk
+from tests.simulated.draining import drain
 from tests.simulated.harness import SimServer
 from topics.model.router import RouterRequest
 
@@ -111,7 +112,7 @@ def test_records_copied_by_a_new_router_between_slices_come_once():
     server.begin_checkpoint(topics=1)
     request = RouterRequest(source="b", dest="c", from_seq=0)
     server.done(server.engine.routers.put("r", request))
-    server.engine.routers.forwarder.drain()
+    drain(server.engine)
     server.steps.release()
     found = server.view()
     assert server.data("c") == ["1", "1"]
@@ -130,12 +131,12 @@ def test_copies_made_between_slices_come_once(captured: int):
         server.done(server.engine.routers.put(name, RouterRequest(source=source, dest=dest, from_seq=0)))
     server.append("d", "1", "2")
     server.begin_checkpoint(topics=captured)
-    server.engine.routers.forwarder.drain()
+    drain(server.engine)
     server.append("d", "3")
     server.clock.advance(ms=600)
     server.append("d", "4")
     server.clock.advance(ms=600)
-    server.engine.routers.forwarder.drain()
+    drain(server.engine)
     server.steps.release()
     assert server.store.snapshot_number == server.wal.number, "the checkpoint failed"
     found, cursors = server.view(), {name: one.cursor for name, one in server.engine.routers.table.by_name.items()}
@@ -154,7 +155,7 @@ def test_records_that_expire_after_they_were_copied_between_slices_stay_copied()
     server.append("b", "1", "2")
     server.done(server.engine.routers.put("r", RouterRequest(source="b", dest="a", from_seq=0)))
     server.begin_checkpoint(topics=0)
-    server.engine.routers.forwarder.drain()
+    drain(server.engine)
     server.clock.advance(ms=1200)
     server.engine.expire_and_get("b", touch=False)
     server.steps.release()

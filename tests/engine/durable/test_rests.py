@@ -8,8 +8,8 @@ import pytest
 
 from tests.simulated.disk import SimDisk
 from tests.simulated.harness import SimServer
-from topics.engine.durable import atomic_files
 from topics.model.router import RouterRequest
+from topics.storage import data_layout
 from topics.storage.segments.codec import CHUNK_BYTES
 from topics.storage.worker import InlineWorker
 
@@ -61,10 +61,10 @@ def test_a_large_file_is_written_in_pieces_with_a_rest_after_each(
     disk: SimDisk, worker: CountingWorker, make: Callable[[int], list[bytes]]
 ):
     server = SimServer.start(disk, store_worker=worker)
-    parts = make(5 * atomic_files.WRITE_BYTES)
+    parts = make(5 * data_layout.WRITE_BYTES)
     worker.rests.clear()
 
-    atomic_files.write(server.store.dir, "/data/snapshots/x", parts, worker)
+    server.store.dir.write_file("/data/snapshots/x", parts, worker)
 
     writes = [call.number for call in disk.calls if call.op == "pwritev" and call.path.startswith("/data/snapshots/x")]
     assert len(writes) == 5

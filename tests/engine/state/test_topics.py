@@ -4,6 +4,7 @@ import pytest
 
 from tests.engine.harness import append, done, open_engine, put, read, record, write
 from tests.simulated.clock import SimClock
+from topics.engine.pressure import effective_priority
 from topics.errors import Code, TopicsError
 from topics.model.records import Limits
 from topics.model.topic import ConfigPatch, TopicConfig
@@ -157,7 +158,7 @@ def test_interest_halves_every_half_minute(idle_ms, expected):
     put(engine, "a")
     read(engine, "a")
     clock.advance(ms=idle_ms)
-    assert engine.effective_priority(engine.topic("a")) == expected
+    assert effective_priority(engine.topic("a"), engine.clock.now_ms()) == expected
 
 
 def test_a_manual_priority_wins_and_without_either_there_is_none():
@@ -167,7 +168,7 @@ def test_a_manual_priority_wins_and_without_either_there_is_none():
     put(engine, "c")
     read(engine, "a")
     read(engine, "b")
-    assert [engine.effective_priority(engine.topic(name)) for name in "abc"] == [-7, 0, 0]
+    assert [effective_priority(engine.topic(name), engine.clock.now_ms()) for name in "abc"] == [-7, 0, 0]
 
 
 def waking_engine():

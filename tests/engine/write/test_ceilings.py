@@ -35,7 +35,7 @@ class SlowLog(FakeLog):
 
 def test_no_seq_above_the_synced_ceiling_is_ever_acknowledged():
     bench = Bench(a=DISK)
-    bench.log = bench.engine.commits.log = SlowLog()
+    bench.log = bench.engine.commits.wal = SlowLog()
     topic = bench.engine.topic("a")
     for turn in range(60):
         tickets = [bench.engine.append("a", write(*[record()] * 40)) for _ in range(4)]
@@ -49,7 +49,7 @@ def test_no_seq_above_the_synced_ceiling_is_ever_acknowledged():
 
 def test_fast_writes_raise_the_ceiling_further_and_stop_waiting():
     bench = Bench(a=DISK)
-    bench.log = bench.engine.commits.log = SlowLog()
+    bench.log = bench.engine.commits.wal = SlowLog()
     waited = []
     for _ in range(40):
         for _ in range(10):  # turns in the time of one sync
@@ -69,7 +69,7 @@ class SlowDisk(SlowLog):
 
 def test_busy_topic_on_a_slow_disk_never_waits_for_its_ceiling():
     bench = Bench()
-    bench.log = bench.engine.commits.log = SlowDisk()
+    bench.log = bench.engine.commits.wal = SlowDisk()
     created = bench.engine.put_topic("a", ConfigPatch(durability="disk"))
     bench.engine.flush()
     bench.log.finish()
@@ -87,7 +87,7 @@ def test_busy_topic_on_a_slow_disk_never_waits_for_its_ceiling():
 
 def test_first_write_after_a_start_raises_a_ceiling_that_is_near():
     bench = Bench(a=DISK)
-    bench.log = bench.engine.commits.log = SlowDisk()
+    bench.log = bench.engine.commits.wal = SlowDisk()
     topic = bench.engine.topic("a")
     assert bench.engine.append("a", write())
     bench.engine.flush()

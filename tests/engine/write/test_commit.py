@@ -61,7 +61,7 @@ def test_replayed_single_records_keep_their_nodes(nodes):
     again.flush()
     for blob in bench.log.frames:
         entry = log_entry.decode(frame.decode(memoryview(blob), 0)[0], path="", at=0)
-        apply.replay_append(again.state, entry)
+        apply.replay_append(again.state, again.topic("a"), entry)
     assert [row.get("$node") for row in objects(read(again, "a"))] == list(nodes)
     assert objects(read(again, "a")) == objects(read(bench.engine, "a"))
 

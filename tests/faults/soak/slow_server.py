@@ -9,17 +9,17 @@ import time
 from random import Random
 
 from topics.cli.main import main
-from topics.storage.fs import RealFile
+from topics.storage.fs import File
 
-_datasync = RealFile.datasync
+_datasync = File.datasync
 _delays = Random(1)
 
 
-def _slow(file: RealFile) -> None:
+def _slow(file: File) -> None:
     _datasync(file)
     time.sleep(_delays.uniform(0, float(os.environ["SLOW_SYNC_MS"])) / 1000)
 
 
 if __name__ == "__main__":
-    RealFile.datasync = _slow  # type: ignore[method-assign]
+    File.datasync = _slow  # type: ignore[method-assign]
     sys.exit(main(["serve", *sys.argv[1:]]))

@@ -79,7 +79,7 @@ def test_failure_is_reported_to_every_request_and_ends_there():
     bench.fails = False
     later = bench.ask()
     bench.finish()
-    assert bodies(later) == [b"3"]
+    assert bodies(later) == [b"2"]
 
 
 def test_request_whose_client_left_is_skipped():

@@ -12,6 +12,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
+import topics.spark.pipelines.compact as task
 from tests.conftest import StartServer
 from tests.spark.pipelines.kills import killed_at
 from topics.client import Client
@@ -24,7 +25,6 @@ from topics.lake.storage import Storage
 from topics.spark.failures import BadUsage, Failed, kind_of
 from topics.spark.options import ConnectionOptions
 from topics.spark.pipelines import compact as module
-from topics.spark.pipelines import compact_task as task
 from topics.spark.pipelines.compact import compact
 from topics.spark.pipelines.run.report import RunReport
 

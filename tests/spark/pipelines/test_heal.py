@@ -19,9 +19,8 @@ from topics.client import Client
 from topics.client.request import Record
 from topics.lake import Lake, NoLake
 from topics.spark.options import BadOption, read_options
-from topics.spark.source.batch import TopicsReader
 from topics.spark.source.read import DataLoss
-from topics.spark.source.stream import TopicDeleted, TopicsStreamReader
+from topics.spark.source.readers import TopicDeleted, TopicsReader, TopicsStreamReader
 
 
 def write(client: Client, topic: str, count: int, **config: Any) -> list[Seen]:
@@ -363,8 +362,8 @@ def test_archived_records_have_the_requested_form(client: Client, topic: str, tm
 
 def test_schemas_of_lake_and_source_agree():
     from topics.lake import SCHEMA
-    from topics.spark.source.layout import Shape
+    from topics.spark.source.layout import Layout
 
-    plain: pa.Schema = Shape().arrow()
+    plain: pa.Schema = Layout().arrow()
     assert all(SCHEMA.field(name).type == plain.field(name).type for name in SCHEMA.names if name != "epoch")
     assert Lake("/x").path == "/x"

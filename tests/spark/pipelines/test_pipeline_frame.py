@@ -31,7 +31,7 @@ from topics.spark.pipelines.run import job as job_module
 from topics.spark.pipelines.run.job import PipelineJob
 from topics.spark.pipelines.run.progress import ProgressBar, ProgressLines, progress_for
 from topics.spark.pipelines.run.report import ReportedGap, RunReport
-from topics.spark.unknown_names import missing_in
+from topics.spark.topic_names import missing_in
 
 
 def runs(client: Client) -> list[Any]:

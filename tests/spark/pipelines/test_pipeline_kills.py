@@ -19,7 +19,7 @@ import pytest
 from tests.spark.processes import Process, Server, slim_home, wait_for
 from topics.client import Client
 from topics.client.request import Record
-from topics.spark.pipelines.mirror.task import hops_of
+from topics.spark.pipelines.mirror_task import hops_of
 
 SEED = 20
 MINUTE = 60_000

@@ -17,14 +17,22 @@ from topics.client import Client
 from topics.client.request import Record
 from topics.errors import TopicsError
 from topics.spark.options import ConnectionOptions
-from topics.spark.pipelines.replay import ReplayPosition, ReplayRequest, replay
-from topics.spark.pipelines.replay_task import Origin, Pace, Sender, origin_of, stamped
-from topics.spark.pipelines.run.delivery import OutgoingRow
+from topics.spark.pipelines.replay import (
+    KEY,
+    Origin,
+    Pace,
+    ReplayPosition,
+    ReplayRequest,
+    Sender,
+    origin_of,
+    replay,
+)
+from topics.spark.pipelines.run.delivery import OutgoingRow, stamped
 from topics.spark.pipelines.run.job import BadUsage, Failed
 from topics.spark.pipelines.run.positions import Positions
 from topics.spark.pipelines.run.report import RunReport
 from topics.storage import backup
-from topics.storage.fs import RealFs
+from topics.storage.fs import Fs
 
 Play = Callable[..., RunReport]
 
@@ -131,7 +139,7 @@ def test_interrupted_plan_is_finished_exactly_without_idempotency_keys(
     )  # fmt: skip
     origin = {"id": wanted.id, "topic": topic, "epoch": archived_epoch.epoch}
     rows = [
-        OutgoingRow(seq, seq, b'{"data":{"n":%d},"meta":%b}' % (seq - 1, stamped(None, Origin(**origin, seq=seq))))
+        OutgoingRow(seq, seq, b'{"data":{"n":%d},"meta":%b}' % (seq - 1, stamped(None, KEY, Origin(**origin, seq=seq))))
         for seq in range(1, 1500)
     ]
     assert sender.send(rows).records == 1499
@@ -147,7 +155,7 @@ def test_rejected_record_becomes_a_gap_and_blocks_nothing(client: Client, topic:
     origin = {"id": "x", "topic": topic, "epoch": 7}
     data = {seq: b"%d" % seq for seq in range(1, 10)} | {5: b'"%b"' % (b"x" * (1024 * 1024 - 60))}
     rows = [
-        OutgoingRow(seq, seq, b'{"data":%b,"meta":%b}' % (text, stamped(None, Origin(**origin, seq=seq))))
+        OutgoingRow(seq, seq, b'{"data":%b,"meta":%b}' % (text, stamped(None, KEY, Origin(**origin, seq=seq))))
         for seq, text in data.items()
     ]
     sender = Sender(target=ConnectionOptions(servers=(client.url,)), into=into, start=1, stop=10, **origin)
@@ -167,7 +175,7 @@ def test_directory_and_server_can_be_replayed(play: Play, client: Client, topic:
     try:
         with Client(server.url) as other:
             numbers(other, topic, range(10))
-        backup.copy(RealFs(), str(tmp_path / "data"), str(tmp_path / "backup"))
+        backup.copy(Fs(), str(tmp_path / "data"), str(tmp_path / "backup"))
         assert play(source_url=server.url, into=f"{topic}.a").records == 10
         assert play(path=str(tmp_path / "backup"), into=f"{topic}.b", from_seq=4).records == 7
     finally:

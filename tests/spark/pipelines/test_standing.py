@@ -30,8 +30,8 @@ from topics.spark.pipelines.audit import audit, describe
 from topics.spark.pipelines.audit_task import Stretch, look
 from topics.spark.pipelines.run.job import Failed
 from topics.spark.pipelines.run.report import RunReport
-from topics.spark.source.batch import TopicsReader
 from topics.spark.source.read import DataLoss
+from topics.spark.source.readers import TopicsReader
 
 Run = Callable[..., RunReport]
 

@@ -11,8 +11,7 @@ from tests.conftest import ServerProcess
 from tests.contract.api import Api
 from topics.spark.options import BadOption, read_options
 from topics.spark.pyspark_api import ReadAllAvailable
-from topics.spark.source.batch import TopicsReader
-from topics.spark.source.stream import TopicsStreamReader
+from topics.spark.source.readers import TopicsReader, TopicsStreamReader
 
 
 @pytest.fixture

@@ -8,12 +8,18 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
 
-from topics.spark.source.data_fields import DataFields, NotSupported, data_field
+from topics.lake.json_fields import JsonFields
+from topics.spark.options import BadOption
+from topics.spark.source.schema_layout import data_field
+
+
+def fields_of(*fields: t.StructField) -> JsonFields:
+    return JsonFields([data_field(field, field.name) for field in fields])
 
 
 def parse(kind: t.DataType, *values: str, name: str = "a") -> tuple[list[Any], list[int]]:
     """Return the values of field `a`, and the positions of malformed records."""
-    fields = DataFields([t.StructField(name, kind)])
+    fields = fields_of(t.StructField(name, kind))
     [column], malformed = fields.parse(pa.array([f'{{"x": 1, "a": {value}}}' for value in values]))
     return column.to_pylist(), malformed
 
@@ -63,7 +69,7 @@ def test_nested_values_keep_the_parts_that_fit():
 
 
 def test_records_that_are_no_objects_are_malformed():
-    fields = DataFields([t.StructField("a", t.LongType())])
+    fields = fields_of(t.StructField("a", t.LongType()))
     texts = ['{"a": 1}', "[1]", '"text"', "null", '{"a":\n2}', '{"b": 3}', '{"a": 1, "a": 4}']
     [column], malformed = fields.parse(pa.array(texts))
     assert (column.to_pylist(), malformed) == ([1, None, None, None, 2, None, 4], [1, 2])
@@ -71,12 +77,12 @@ def test_records_that_are_no_objects_are_malformed():
 
 def test_renamed_column_is_read_from_its_field():
     inner = t.StructType([t.StructField("B_2", t.LongType(), True, {"field": "B"})])
-    fields = DataFields([t.StructField("A_2", inner, True, {"field": "A"})])
+    fields = fields_of(t.StructField("A_2", inner, True, {"field": "A"}))
     texts = ['{"a": 5, "A": {"B": 1, "b": 2}}', '{"A": {"B": "x"}}']
     [column], malformed = fields.parse(pa.array(texts))
     assert (column.to_pylist(), malformed) == ([{"B_2": 1}, {"B_2": None}], [1])
 
 
 def test_type_without_a_form_is_refused():
-    with pytest.raises(NotSupported, match="column a is of type interval"):
-        data_field(t.StructField("a", t.DayTimeIntervalType()))
+    with pytest.raises(BadOption, match="column a is of type interval"):
+        data_field(t.StructField("a", t.DayTimeIntervalType()), "a")

@@ -14,7 +14,7 @@ from tests.conftest import ServerProcess
 from tests.spark.world import load
 from topics.client import Client
 from topics.spark.options import read_options
-from topics.spark.source.batch import ReadPartition, TopicsReader
+from topics.spark.source.readers import ReadPartition, TopicsReader
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 CONDITIONS: dict[str, Callable[[Any], object]] = {

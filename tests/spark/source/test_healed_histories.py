@@ -37,8 +37,7 @@ from topics.model.topic import ConfigPatch
 from topics.spark.options import read_options
 from topics.spark.pipelines.archive.driver import archive
 from topics.spark.pipelines.run.job import Failed
-from topics.spark.source.batch import TopicsReader
-from topics.spark.source.stream import TopicsStreamReader
+from topics.spark.source.readers import TopicsReader, TopicsStreamReader
 
 STEPS = 14
 WEIGHTS = {

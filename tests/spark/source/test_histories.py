@@ -25,7 +25,7 @@ from topics.errors import TopicsError
 from topics.model.records import WriteRequest
 from topics.model.topic import ConfigPatch
 from topics.storage import backup
-from topics.storage.fs import RealFs
+from topics.storage.fs import Fs
 
 EXAMPLES = 50
 LOSS = [Put("a", ConfigPatch(cap_records=2)), *(Append("a", WriteRequest([record(str(n))])) for n in range(5))]
@@ -122,7 +122,7 @@ def test_spark_streams_any_history_in_any_batches_as_diff_does(spark: SparkSessi
 
 def test_spark_reads_a_copied_directory_as_a_server_would(spark: SparkSession, world: World, tmp_path: Path):
     copy = tmp_path / "backup"
-    backup.copy(RealFs(), str(world.data), str(copy))
+    backup.copy(Fs(), str(world.data), str(copy))
     held = by_spark(load(spark, path=str(copy), subscribePrefix="h"))
     copied = ServerProcess(tmp_path, {"data_dir": copy})
     with Client(copied.url) as client:

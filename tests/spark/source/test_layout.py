@@ -10,10 +10,10 @@ from pyspark.sql import types as t
 
 from tests.conftest import ServerProcess
 from topics.client import Client
-from topics.spark.options import BadOption, read_options
-from topics.spark.source.batch import TopicsReader
+from topics.spark.options import BadOption, ReadOptions, read_options
 from topics.spark.source.plan import Span
-from topics.spark.source.read import How, Incomplete, Rows
+from topics.spark.source.read import Incomplete, read_span
+from topics.spark.source.readers import TopicsReader
 from topics.spark.source.schema_layout import layout_of
 
 NAMES = {"STRING": t.StringType(), "BIGINT": t.LongType(), "INT": t.IntegerType()}
@@ -89,13 +89,14 @@ def test_condition_on_fields_of_data(server: ServerProcess, shop: str):
 
 
 @pytest.mark.parametrize("seqs", [[1, 2], [3, 9]], ids=["before", "after"])
-def test_answer_outside_the_requested_range_fails(seqs: list[int]):
+def test_answer_outside_the_requested_range_fails(seqs: list[int], monkeypatch: pytest.MonkeyPatch):
     """A faulty server or lake must not lead to doubled or foreign records."""
     columns = {name: pa.nulls(2, pa.string()) for name in ("node", "tag", "meta", "data")}
     batch = pa.record_batch({"seq": pa.array(seqs), "ts": pa.nulls(2, pa.timestamp("us", "UTC")), **columns})
-    rows = Rows(Span(server="s", topic="t", epoch=1, start=2, stop=9), How())
+    monkeypatch.setattr("topics.spark.source.read._from_server", lambda span, options: iter([batch]))
+    span = Span(server="s", topic="t", epoch=1, start=2, stop=9)
     with pytest.raises(Incomplete, match=f"returned seqs {seqs[0]} to {seqs[1]}, where seqs from 2 to 8"):
-        rows.take_archived(batch)
+        list(read_span(span, ReadOptions()))
 
 
 def test_gap_passes_every_condition(server: ServerProcess, shop: str):

@@ -81,7 +81,6 @@ def test_tag_may_end_with_a_star():
 def test_several_servers_are_a_list(tmp_path: Any):
     found = options(url="http://a:1, http://b:2/,http://a:1")
     assert found.connection.servers == ("http://a:1", "http://b:2")
-    assert found.several_servers
 
 
 def test_directory_is_a_path_or_a_file_url():

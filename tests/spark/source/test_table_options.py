@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from pyspark.sql.types import LongType, StringType, StructType
 
-from topics.spark.catalog_tables import table_names
+from topics.spark import data_source as table_options
 from topics.spark.options import BadOption
-from topics.spark.source import table_options
+from topics.spark.spark_session import table_names
 
 COLUMNS = StructType().add("kind", StringType()).add("seq", LongType()).add("data", StringType())
 CREATED = {"provider": "topics", "owner": "me", "url": "http://a", "option.url": "http://a", "option.subscribe": "t"}

@@ -9,8 +9,7 @@ from tests.conftest import ServerProcess
 from tests.spark.streams import numbers
 from topics.client import Client
 from topics.spark.options import BadOption, read_options
-from topics.spark.source.batch import ReadPartition
-from topics.spark.source.stream import TopicDeleted, UnlimitedStreamReader
+from topics.spark.source.readers import ReadPartition, TopicDeleted, UnlimitedStreamReader
 
 
 class Spark:

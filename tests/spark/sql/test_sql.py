@@ -22,8 +22,8 @@ from topics.client import Client
 from topics.lake import Lake, TypedColumns
 from topics.spark import infer_schema, register
 from topics.spark.data_source import TopicsSource
-from topics.spark.sql.rewrite import surely_missing
-from topics.spark.sql.tables import BadQuery, check
+from topics.spark.sql.tables import check
+from topics.spark.sql.text import BadQuery
 
 SLOW = "select count(*) from range(1000000000000) where id % 7 = 3;"
 Ask = Callable[..., tuple[int, str, str]]
@@ -311,21 +311,6 @@ def test_certain_errors_are_reported_before_spark_starts(
     given = [one.replace("URL", server.url).replace("DIR", str(tmp_path)) for one in arguments]
     assert main(["sql", *given]) == status
     assert message.replace("DIR", str(tmp_path)) in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "query",
-    [
-        "select extract(year from ts) from orders where tag is distinct from node",
-        "select * from range(3)",
-        "select * from parquet.`/x/y`",
-        "with a as (select 1) select * from a",
-        "select * from orders, lateral explode(array(1))",
-        "select * from (select * from orders)",
-    ],
-)
-def test_uncertain_errors_are_left_to_spark(query: str):
-    assert surely_missing(query, {"orders"}) is None
 
 
 @pytest.mark.parametrize(

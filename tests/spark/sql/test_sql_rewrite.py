@@ -2,7 +2,7 @@
 
 import pytest
 
-from topics.spark.sql.rewrite import NoQuery, read, read_condition, split
+from topics.spark.sql.text import BadQuery, is_whole, read, read_condition, split
 
 TOPICS = {"orders", "orders.eu", "app:log-2", "Mixed", "a.b.c"}
 
@@ -45,12 +45,20 @@ def test_topics_are_found_in_table_positions(typed: str, tables: list[str], run:
         ("select orders.eu.data.x from orders.eu", "select `orders.eu`._data.x from `orders.eu`", {"data": [("x",)]}),
         ("select 'data.x', `data.x` from orders", "select 'data.x', `data.x` from `orders`", {}),
         ("select get_json_object(data, '$.x') from orders", None, {}),
+        (
+            "select extract(year from data.at) from orders",
+            "select extract(year from _data.at) from `orders`",
+            {"data": [("at",)]},
+        ),
         ("select x.y.data.z from orders", "select x.y.data.z from `orders`", {}),
     ],
 )
 def test_fields_are_read_from_the_typed_column(typed: str, run: str | None, paths: object):
     statement = read(typed, TOPICS)
-    assert statement.paths == paths
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for field in statement.fields:
+        found.setdefault(field.column, []).append(field.path)
+    assert found == paths
     assert run is None or statement.text == run
 
 
@@ -81,7 +89,7 @@ def test_unknown_name_is_left_to_spark():
 
 @pytest.mark.parametrize("typed", ["drop table orders", "insert into orders values (1)", "", "-- nothing", "set a=b"])
 def test_only_queries_are_accepted(typed: str):
-    with pytest.raises(NoQuery):
+    with pytest.raises(BadQuery):
         read(typed, TOPICS)
 
 
@@ -93,3 +101,33 @@ def test_condition_is_rewritten_like_a_statement():
     statement = read_condition("data.total > 100 and tag like 'a%' and value:x::int = 1")
     assert statement.text == "_data.total > 100 and tag like 'a%' and value:x::int = 1"
     assert statement.variant
+
+
+@pytest.mark.parametrize(
+    ("typed", "whole"),
+    [
+        ("select 1;", True),
+        ("select 1", False),
+        ("select ';", False),
+        ("select 1 -- ;", False),
+        ("/* ;", False),
+        ("", False),
+    ],
+)
+def test_statement_is_whole_at_a_semicolon_of_its_own(typed: str, whole: bool):
+    assert is_whole(typed) is whole
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select extract(year from ts) from orders where tag is distinct from node",
+        "select * from range(3)",
+        "select * from parquet.`/x/y`",
+        "with a as (select 1) select * from a",
+        "select * from orders, lateral explode(array(1))",
+        "select * from (select * from orders)",
+    ],
+)
+def test_uncertain_errors_are_left_to_spark(query: str):
+    assert read(query, {"orders"}).missing is None

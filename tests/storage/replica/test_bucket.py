@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from topics.setting_kinds import parse_bucket_url
+from topics.config import parse_bucket_url
 from topics.storage.replica.bucket import Bucket, BucketError, open_bucket
 
 

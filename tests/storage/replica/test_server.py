@@ -7,6 +7,7 @@ import pytest
 
 from tests.simulated.bucket import SimBucket
 from tests.simulated.disk import SimDisk
+from tests.simulated.draining import drain
 from tests.simulated.harness import DeferredWorker, SimServer, request
 from tests.simulated.replica import ReplicaServer
 from topics.engine.queue.verbs import Want
@@ -356,7 +357,7 @@ def test_leases_routers_and_consumers_survive():
     server.done(server.engine.queues.ack(server.engine.topic("jobs"), "w", [1], None))
     server.append("source", "1", "2", durability="replicated")
     server.done(server.engine.routers.put("copy", RouterRequest(source="source", dest="copies", from_seq=0)))
-    server.engine.routers.forwarder.drain()
+    drain(server.engine)
     server.done(server.engine.consumers.put("source", "billing", ConsumerRequest(seq=1)))
     server.append("source", "3")
 
@@ -367,7 +368,7 @@ def test_leases_routers_and_consumers_survive():
     leases = after.engine.topic("jobs").queue
     assert leases is not None
     assert (leases.in_flight, leases.ready) == (1, 1), "job 2 is leased, job 3 is free"
-    after.engine.routers.forwarder.drain()
+    drain(after.engine)
     assert list(after.by_seq("copies").values()) == ["1", "2", "3"]
     assert [one.seq for one in after.view()["source"].consumers] == [1]
 
@@ -379,14 +380,14 @@ def test_router_copies_get_no_seq_that_a_lost_write_had():
     server.append("dest", '"direct"')
     server.done(server.engine.routers.put("copy", RouterRequest(source="source", dest="dest", from_seq=0)))
     server.pass_ms(2000)
-    server.engine.routers.forwarder.drain()
+    drain(server.engine)
     server.append("source", "2")  # in the bucket
     server.append("dest", '"lost"')  # not uploaded
-    server.engine.routers.forwarder.drain()
+    drain(server.engine)
     seen = server.by_seq("dest")
 
     after = server.elsewhere()
-    after.engine.routers.forwarder.drain()
+    drain(after.engine)
 
     found = after.by_seq("dest")
     assert sorted(found.values()) == ['"direct"', "1", "2"]

@@ -6,6 +6,7 @@ import json
 import math
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from topics.cli.connect.target import Target, next_step_of
@@ -58,14 +59,11 @@ class Server(Connection):
         """Return what a command reports for an error: its exit status, and what to do next."""
         if isinstance(error, Unreachable):
             return Failure(str(error), status=EXIT_UNREACHABLE, next_step=next_step_of(self.target))
-        return failure_of(error, names=self._topics() if error.code is Code.TOPIC_NOT_FOUND else ())
-
-    def _topics(self) -> list[str]:
-        """Return topics of the server, to suggest a similar name. Empty if they cannot be listed."""
-        try:
-            return [row["topic"] for row in self.json(get("/v0/topics", page_size=PAGE_ROWS))["topics"]]
-        except TopicsError:
-            return []
+        names: list[str] = []
+        if error.code is Code.TOPIC_NOT_FOUND:  # to suggest a similar name
+            with suppress(TopicsError):
+                names = [row["topic"] for row in self.json(get("/v0/topics", page_size=PAGE_ROWS))["topics"]]
+        return failure_of(error, names)
 
     def lags(self) -> dict[str, int]:
         """Return how many records the slowest router or named consumer of each topic is behind."""
@@ -120,8 +118,9 @@ def as_curl(request: Request, target: Target) -> str:
     words.append(shlex.quote(target.url + request.path))
     if request.accept != JSON:
         words += ["-H", shlex.quote(f"accept: {request.accept}")]
-    if target.token_in_shell is not None:
-        words += ["-H", f'"authorization: Bearer {target.token_in_shell}"']
+    if target.token is not None:
+        key = f"$(cat {target.token_file})" if target.token_file else "$TOPICS_TOKEN"
+        words += ["-H", f'"authorization: Bearer {key}"']
     if request.body is not None:
         words += ["-H", shlex.quote(f"content-type: {JSON}"), "--data-binary", shlex.quote(request.body.decode())]
     return " ".join(words)

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from topics.cli.output.failures import EXIT_NOT_FOUND, EXIT_USAGE, Failure, usage
+from topics.cli.options import one_of, option
+from topics.cli.output.failures import EXIT_NOT_FOUND, Failure, usage
 
 DEFAULT_PORT = 4000
 DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
@@ -35,13 +36,6 @@ class Target:
     token: str | None = field(default=None, repr=False)
     token_file: str | None = None
 
-    @property
-    def token_in_shell(self) -> str | None:
-        """Return the key as a shell would read it, without the key itself."""
-        if self.token is None:
-            return None
-        return f"$(cat {self.token_file})" if self.token_file else "$TOPICS_TOKEN"
-
 
 class Choice(NamedTuple):
     """An address as it was given, what gave it, and the file of the key. Nothing was read or checked."""
@@ -56,55 +50,55 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose a server."""
     group = parser.add_argument_group("server")
     add_address(group)
-    keys = group.add_mutually_exclusive_group()
-    keys.add_argument("--token-file", metavar="FILE", help="file with the API key [TOPICS_TOKEN_FILE]")
-    keys.add_argument("--token", metavar="KEY", help="API key; other users of this machine can see it")
+    one_of(
+        option("--token-file FILE", "file with the API key [TOPICS_TOKEN_FILE]"),
+        option("--token KEY", "API key; other users of this machine can see it"),
+    )(group)
 
 
 def add_address(group: argparse._ActionsContainer, meaning: str = "address of the server") -> None:
     """Add `--url` and `--context`."""
-    group.add_argument(
-        "--url", metavar="URL",
-        help=f"{meaning} [the first of --context, TOPICS_URL, TOPICS_CONTEXT, the current context, {DEFAULT_URL}]",
-    )  # fmt: skip
-    context = group.add_argument("-c", "--context", metavar="NAME", help="use this context [TOPICS_CONTEXT]")
-    context.completes = "contexts"  # type: ignore[attr-defined]
+    order = f"the first of --context, TOPICS_URL, TOPICS_CONTEXT, the current context, {DEFAULT_URL}"
+    option("--url URL", f"{meaning} [{order}]")(group)
+    option("-c --context NAME", "use this context [TOPICS_CONTEXT]", completes="contexts")(group)
 
 
 def resolve(args: argparse.Namespace, env: Mapping[str, str]) -> Target:
     """Return the server that the options, the environment and the contexts choose. Raise `Failure`."""
     choice = choose(args, env)
-    token = args.token if choice.token_file is None else _read_token(choice.token_file)
+    token, path = args.token, choice.token_file
+    if path is not None:
+        try:
+            token = Path(path).expanduser().read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or type(error).__name__
+            raise usage(f"the key file {path} cannot be read: {reason}") from None
     if token is not None and not (token.isascii() and token.isprintable() and token and " " not in token):
-        source = "--token" if choice.token_file is None else f"the key file {choice.token_file}"
+        source = "--token" if path is None else f"the key file {path}"
         raise usage(f"{source} does not hold one API key", "a key is one line of printable ASCII without spaces")
-    return Target(url=normal(choice.url), source=choice.source, token=token, token_file=choice.token_file)
+    return Target(url=normal(choice.url), source=choice.source, token=token, token_file=path)
 
 
 def choose(args: argparse.Namespace, env: Mapping[str, str]) -> Choice:
     """Return the server and the key file that the options, the environment and the contexts choose. Raise `Failure`."""
-    url, source, context = _address(args, env)
+    context, url, source = None, DEFAULT_URL, "the default"
+    if args.url:
+        url, source = args.url, "--url"
+    elif args.context or not env.get("TOPICS_URL"):
+        known = load_contexts(env)
+        name = args.context or env.get("TOPICS_CONTEXT") or known.current
+        if name is not None:
+            context = known.find(name)
+            url, source = context.url, f"--context {name}" if args.context else f"context {name}"
+            if not args.context and env.get("TOPICS_CONTEXT"):
+                source = f"TOPICS_CONTEXT={name}"
+    else:
+        url, source = env["TOPICS_URL"], "TOPICS_URL"
     if args.token_file is not None or args.token is not None:
         return Choice(url, source, args.token_file, is_key_of_context=False)
     if context is not None and context.token_file is not None:
         return Choice(url, source, context.token_file, is_key_of_context=True)
     return Choice(url, source, env.get("TOPICS_TOKEN_FILE") or None, is_key_of_context=False)
-
-
-def _address(args: argparse.Namespace, env: Mapping[str, str]) -> tuple[str, str, Context | None]:
-    if args.url:
-        return args.url, "--url", None
-    if args.context:
-        found = load_contexts(env).find(args.context)
-        return found.url, f"--context {args.context}", found
-    if env.get("TOPICS_URL"):
-        return env["TOPICS_URL"], "TOPICS_URL", None
-    known = load_contexts(env)
-    name = env.get("TOPICS_CONTEXT") or known.current
-    if name is not None:
-        found = known.find(name)
-        return found.url, f"TOPICS_CONTEXT={name}" if env.get("TOPICS_CONTEXT") else f"context {name}", found
-    return DEFAULT_URL, "the default", None
 
 
 def normal(url: str) -> str:
@@ -116,7 +110,7 @@ def normal(url: str) -> str:
     except ValueError:
         valid = False
     if not valid:
-        raise Failure(f"{url!r} is not the URL of a server", status=EXIT_USAGE, next_step=f"use {DEFAULT_URL}, say")
+        raise usage(f"{url!r} is not the URL of a server", f"use {DEFAULT_URL}, say")
     return whole.rstrip("/")
 
 
@@ -134,14 +128,6 @@ def next_step_of(target: Target) -> str:
     if by.startswith("TOPICS_"):
         return f"{start}, or correct or unset {by}, which gave this address"
     return f"{start}, or name another with --url or `topics context use`"
-
-
-def _read_token(path: str) -> str:
-    try:
-        return Path(path).expanduser().read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or type(error).__name__
-        raise Failure(f"the key file {path} cannot be read: {reason}", status=EXIT_USAGE) from None
 
 
 # --- contexts
@@ -164,14 +150,10 @@ class Contexts:
 
     def find(self, name: str) -> Context:
         """Return a context. Raise `Failure` if there is none of this name."""
-        try:
-            return self.by_name[name]
-        except KeyError:
-            raise Failure(
-                f"there is no context {name!r}",
-                status=EXIT_NOT_FOUND,
-                next_step="`topics context ls` lists the contexts, and `topics context add` adds one",
-            ) from None
+        if name not in self.by_name:
+            step = "`topics context ls` lists the contexts, and `topics context add` adds one"
+            raise Failure(f"there is no context {name!r}", status=EXIT_NOT_FOUND, next_step=step)
+        return self.by_name[name]
 
 
 def _contexts_path(env: Mapping[str, str]) -> Path:
@@ -189,9 +171,8 @@ def load_contexts(env: Mapping[str, str]) -> Contexts:
     except FileNotFoundError:
         return Contexts()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Failure(
-            f"{path} cannot be read: {error}", next_step=f"repair or remove {path}, and add the contexts again"
-        ) from None
+        step = f"repair or remove {path}, and add the contexts again"
+        raise Failure(f"{path} cannot be read: {error}", next_step=step) from None
 
 
 def save_contexts(contexts: Contexts, env: Mapping[str, str]) -> None:

@@ -4,58 +4,42 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import select
 import shlex
 import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
 
-from msgspec import Raw
+import msgspec
+from msgspec import Raw, Struct
 
-from topics.cli.command import Args, Call, Command, Curl, registering, topic_argument
-from topics.cli.data.append_request import as_record, defaults, encode, write
-from topics.cli.output.failures import EXIT_DONE, usage
+from topics.cli.command import Args, Call, Command, Curl
+from topics.cli.connect.server import post
+from topics.cli.options import option
+from topics.cli.output.failures import Failure, usage
 from topics.cli.output.screen import json_text
-from topics.cli.output.units import parse_count, parse_duration, parse_positive
-from topics.client.call import Request
+from topics.cli.output.units import parse_count, rate
+from topics.client.call import Request, given, topic_path
+from topics.client.connection import Retries
+from topics.client.errors import Unreachable
 from topics.plurals import counted
 
 MAX_BATCH = 10_000  # the server's default limit for one write
 PIPE_BATCH = 2000
-
-
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    topic_argument(parser, help="the topic; the first append creates it")
-    parser.add_argument(
-        "data",
-        nargs="*",
-        default=[],
-        metavar="DATA",
-        help="JSON values; other text becomes a string; without DATA, or with -, read JSON lines from a pipe",
-    )
-    parser.add_argument("--text", action="store_true", help="take every DATA as a string, also if it is JSON")
-    parser.add_argument(
-        "--records", action="store_true",
-        help="every value is a whole record, with data, tag, node and meta, as `topics read` prints it",
-    )  # fmt: skip
-    parser.add_argument("--tag", metavar="TAG", help="tag of the records")
-    parser.add_argument("--node", metavar="NODE", help="name of the writer")
-    parser.add_argument("--meta", metavar="JSON", type=_object, help="an object with metadata")
-    parser.add_argument("--key", metavar="KEY", help="idempotency key: the same key is stored once")
-    parser.add_argument("--priority", metavar="0-9", type=parse_count, help="queues: higher priorities come first")
-    parser.add_argument(
-        "--delay", metavar="DURATION", type=parse_duration, help="queues: not before this time has passed"
-    )
-    parser.add_argument("--no-create", action="store_true", help="fail if the topic does not exist")
-    parser.add_argument(
-        "--batch", metavar="N", type=parse_positive, default=PIPE_BATCH, help="most records per request [%(default)s]"
-    )
+WRITTEN = ("data", "tag", "node", "meta", "priority", "delay_ms", "deliver_at")
 
 
 def _request(args: Args) -> Request:
     """Return the request for the arguments, or for the first lines of the pipe."""
     if _is_piped(args):
-        from topics.cli.data import pipe_append
-
-        return pipe_append.first_request(args)
+        for request in _requests(args, before_wait=lambda: None):
+            return request
+        raise usage("standard input has no lines to append")
     if "-" in args.data:
         raise usage("- reads the records from a pipe, so it must be the only DATA")
     records = [_record(text, args) for text in args.data]
@@ -104,24 +88,56 @@ def _object(text: str) -> Raw:
     return Raw(text.encode())
 
 
-def _run(call: Call) -> int:
-    if _is_piped(call.args):
-        from topics.cli.data import pipe_append
+def _curl_notes(args: Args, curl: Curl) -> list[str]:
+    notes = ["The request has an idempotency_key: if you run it twice, the records are stored once."]
+    if _is_piped(args):
+        notes.append("It has the first batch of the lines; the command sends one request for each batch.")
+    return notes
 
+
+@Command(
+    "append",
+    options=(
+        option("TOPIC", "the topic; the first append creates it", completes="topics"),
+        option(
+            "[DATA…]", "JSON values; other text becomes a string; without DATA, or with -, read JSON lines from a pipe",
+            default=[],
+        ),
+        option("--text", "take every DATA as a string, also if it is JSON"),
+        option("--records", "every value is a whole record, with data, tag, node and meta, as `topics read` prints it"),
+        option("--tag TAG", "tag of the records"),
+        option("--node NODE", "name of the writer"),
+        option("--meta JSON", "an object with metadata", type=_object),
+        option("--key KEY", "idempotency key: the same key is stored once"),
+        option("--priority 0-9", "queues: higher priorities come first", type=parse_count),
+        option("--delay DURATION", "queues: not before this time has passed"),
+        option("--no-create", "fail if the topic does not exist"),
+        option("--batch N", "most records per request [%(default)s]", default=PIPE_BATCH),
+    ),
+    request=_request,
+    curl_notes=_curl_notes,
+    examples="""\
+  topics append orders '{"sku": "V60", "qty": 2}' --tag order-7
+  topics append notes hello 'two words' 42
+  cat events.jsonl | topics append events -
+  topics read orders | topics append orders-copy - --records
+""",
+)  # fmt: skip
+def append(call: Call) -> None:
+    if _is_piped(call.args):
         if sys.stdin.isatty():
             call.screen.note("type one JSON value per line; Ctrl-D ends the input")
-        return pipe_append.run(call)
-    answer = call.server.json(_request(call.args))
+        _append_lines(call)
+        return
+    answer = call.ask()
     _note_files(call)
     seqs = f"seq {answer['first_seq']}"
     if answer["count"] > 1:
         seqs = f"seqs {answer['first_seq']} to {answer['last_seq']}"
-    notes = [
-        text for name, text in (("created", "new topic"), ("deduped", "written before with this key")) if answer[name]
-    ]
+    kinds = {"created": "new topic", "deduped": "written before with this key"}
+    notes = [text for name, text in kinds.items() if answer[name]]
     text = f"appended {counted(answer['count'], 'record')} to {answer['topic']}: {seqs}"
     call.screen.result(answer, text + (f" ({', '.join(notes)})" if notes else ""))
-    return EXIT_DONE
 
 
 def _note_files(call: Call) -> None:
@@ -134,24 +150,206 @@ def _note_files(call: Call) -> None:
             call.screen.note(f"appended the text {text!r}; to append the lines of the file: {lines}", "yellow")
 
 
-def _curl_notes(args: Args, curl: Curl) -> list[str]:
-    notes = ["The request has an idempotency_key: if you run it twice, the records are stored once."]
-    if _is_piped(args):
-        notes.append("It has the first batch of the lines; the command sends one request for each batch.")
-    return notes
+# --- requests
 
 
-APPEND = Command(
-    name="append",
-    arguments=_arguments,
-    request=_request,
-    run=_run,
-    curl_notes=_curl_notes,
-    examples="""\
-  topics append orders '{"sku": "V60", "qty": 2}' --tag order-7
-  topics append notes hello 'two words' 42
-  cat events.jsonl | topics append events -
-  topics read orders | topics append orders-copy - --records
-""",
-)
-register = registering(APPEND)
+def write(args: Args, records: bytes, *, key: str | None) -> Request:
+    """Return one write of encoded records, separated by commas, with the options that hold for all of them."""
+    fields = given(node=args.node, idempotency_key=key or uuid.uuid4().hex, create=False if args.no_create else None)
+    body = b'{"records":[' + records + b"]," + json_text(fields)[1:]
+    return post(topic_path(args.topic, return_seqs=False), body)
+
+
+def defaults(args: Args) -> dict[str, Any]:
+    """Return the fields that the options give to every record."""
+    return given(tag=args.tag, meta=args.meta, priority=args.priority, delay_ms=args.delay)
+
+
+def as_record(text: bytes, common: dict[str, Any]) -> bytes:
+    """Return a record to write for a record as the API takes it or as a reader prints it. Values keep their text."""
+    from topics.model import surrogates  # which imports numpy
+
+    try:
+        found = surrogates.members(text)
+    except msgspec.ValidationError:
+        found = {}
+    if "data" not in found:
+        raise usage("with --records, every value must be an object with data", "leave out --records to append values")
+    record = {name: found[name] for name in WRITTEN if name in found}
+    for read, written in (("$tag", "tag"), ("$node", "node")):
+        if read in found:
+            record[written] = found[read]
+    return encode({**common, **record})
+
+
+def encode(fields: dict[str, Any]) -> bytes:
+    """Return fields of a record as a JSON object."""
+    texts = ((name, bytes(value) if isinstance(value, Raw) else json_text(value)) for name, value in fields.items())
+    return b"{%b}" % b",".join(b'"%b":%b' % (name.encode(), text) for name, text in texts)
+
+
+# --- JSON lines from a pipe
+
+READ_BYTES = 1 << 20
+BATCH_BYTES = 8 << 20  # of text, well below the server's limit for a body
+PATIENT = Retries(math.inf, for_s=60.0)
+SHOW_EVERY_S = 0.2
+
+_decode_lines = msgspec.json.Decoder(Raw).decode_lines
+_encode = msgspec.json.Encoder().encode
+
+
+class Line(Struct, omit_defaults=True):
+    """A record whose data is a line of the input."""
+
+    data: Raw
+    tag: str | None = None
+    meta: Raw | None = None
+    priority: int | None = None
+    delay_ms: int | None = None
+
+
+class Progress:
+    """What was appended so far, shown on standard error if that is a terminal."""
+
+    def __init__(self) -> None:
+        self.records = self.batches = 0
+        self.first_seq = self.last_seq = 0
+        self._began = self._shown_s = time.monotonic()
+        self._shows = sys.stderr.isatty()
+
+    @property
+    def rate(self) -> str:
+        return rate(self.records / max(time.monotonic() - self._began, 1e-6))
+
+    def note(self, answer: dict[str, Any]) -> None:
+        self.records += answer["count"]
+        self.batches += 1
+        self.first_seq = self.first_seq or answer["first_seq"]
+        self.last_seq = answer["last_seq"]
+        if time.monotonic() - self._shown_s > SHOW_EVERY_S:
+            self._shown_s = time.monotonic()
+            self.show(f"{counted(self.records, 'record')}, {self.rate}")
+
+    def show(self, text: str) -> None:
+        if self._shows:
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def _append_lines(call: Call) -> None:
+    """Append the lines of standard input in batches, and print how many there were.
+
+    A batch is what the pipe holds when the batch before it is sent, up to `--batch` records: a slow writer sees each
+    line appended at once, and a fast one gets full batches. Every batch has an idempotency key, so that it is sent
+    again without harm if the server restarts meanwhile. With `--key`, batches are always full, so that the same input
+    makes the same batches and the same keys. A thread sends one batch while the next one is read and encoded.
+    """
+    from concurrent.futures import Future, ThreadPoolExecutor  # slow to import, for a pipe only
+
+    progress = Progress()
+    sent: list[Future[bytes]] = []
+
+    def finish() -> None:
+        """Wait for the answer to the last batch. Raise its error if it failed."""
+        while sent:
+            progress.note(json.loads(sent.pop().result()))
+
+    try:
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            for request in _requests(call.args, finish):
+                finish()
+                sent.append(pool.submit(call.server.send, request, PATIENT))
+            finish()
+    except (Failure, Unreachable) as failure:
+        failure.args = (f"{failure}; {counted(progress.records, 'record')} of the input were appended before",)
+        raise
+    finally:
+        progress.show("")
+    answer = {
+        "topic": call.args.topic, "count": progress.records, "first_seq": progress.first_seq,
+        "last_seq": progress.last_seq, "batches": progress.batches,
+    }  # fmt: skip
+    seqs = f"seqs {progress.first_seq} to {progress.last_seq}, {progress.rate}"
+    done = f"appended {counted(progress.records, 'record')} to {call.args.topic}: {seqs}"
+    call.screen.result(answer, done if progress.records else "the input was empty; nothing was appended")
+
+
+def _requests(args: Args, before_wait: Callable[[], None]) -> Iterator[Request]:
+    """Yield the writes for the lines of standard input. `before_wait` is called when the pipe is empty."""
+    common, base = defaults(args), args.key or os.urandom(8).hex()
+    for number, batch in enumerate(_batches(args, before_wait, exact=args.key is not None), start=1):
+        if args.records:
+            records: list[Any] = [Raw(as_record(bytes(value), common)) for value in batch]
+        elif args.text:
+            records = [{"data": value, **common} for value in batch]
+        else:
+            records = [Line(value, **common) for value in batch]
+        yield write(args, _encode(records)[1:-1], key=f"{base}/{number}")
+
+
+def _batches(args: Args, before_wait: Callable[[], None], *, exact: bool) -> Iterator[list[Any]]:
+    """Yield batches of values. With `exact`, all but the last are full, however the input arrives."""
+    held: list[Any] = []
+    for values in _values(before_wait, text=args.text):
+        held += values
+        rest = iter(held)
+        whole = len(held) - len(held) % args.batch if exact else len(held)
+        for _ in range(0, whole, args.batch):
+            yield list(islice(rest, min(args.batch, whole)))
+        held = list(rest)
+    if held:
+        yield held
+
+
+def _values(before_wait: Callable[[], None], *, text: bool) -> Iterator[list[Any]]:
+    """Yield the values of the lines that have arrived. Raise `Failure` with the number of a line that is not JSON."""
+    before = 0
+    for block in _whole_lines(sys.stdin.fileno(), before_wait):
+        if text:
+            values: list[Any] = [line.decode(errors="replace") for line in block.splitlines()]
+        else:
+            try:
+                values = _decode_lines(block)
+            except msgspec.DecodeError:
+                raise _bad_line(block, before) from None
+        before += block.count(b"\n")
+        yield values
+
+
+def _whole_lines(descriptor: int, before_wait: Callable[[], None]) -> Iterator[bytes]:
+    """Yield the lines that the pipe holds now, and wait if it holds none. The last line may lack its line break."""
+    held, ended = b"", False
+    while not ended:
+        parts, length = [held], len(held)
+        if not _is_ready(descriptor):
+            before_wait()
+        while not ended and (length == len(held) or (length < BATCH_BYTES and _is_ready(descriptor))):
+            part = os.read(descriptor, READ_BYTES)
+            ended = not part
+            parts.append(part)
+            length += len(part)
+        block = b"".join(parts)
+        cut = len(block) if ended else block.rfind(b"\n") + 1
+        held = block[cut:]
+        if cut and (lines := block[:cut]).strip():
+            yield lines
+
+
+def _is_ready(descriptor: int) -> bool:
+    return bool(select.select([descriptor], [], [], 0)[0])
+
+
+def _bad_line(block: bytes, before: int) -> Failure:
+    for number, line in enumerate(block.splitlines(), before + 1):
+        if line.strip():
+            try:
+                _decode_lines(line)
+            except msgspec.DecodeError as error:
+                return usage(
+                    f"line {number} of the input is not JSON ({error})",
+                    f"correct it, then continue with `tail -n +{before + 1}`; --text appends lines as strings",
+                )
+    return usage("the input is not JSON lines", "put every JSON value on one line")
+
+
+register = append.register

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from topics.cli.options import option
 from topics.cli.output.units import count, duration, parse_count, parse_duration, parse_size, size
 
 
@@ -81,18 +82,12 @@ BY_NAME = {field.name: field for field in FIELDS}
 def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("configuration")
     for field in FIELDS:
-        group.add_argument(
-            field.flag,
-            dest=f"config_{field.name}",
-            metavar=field.metavar,
-            type=field.parse,
-            choices=field.choices or None,
-            help=field.help,
-        )
-    group.add_argument(
-        "--set", dest="config_set", metavar="FIELD=JSON", type=_assignment, action="append", default=[],
-        help="set any field of the API, such as archive='{\"hold\": true}'",
-    )  # fmt: skip
+        row: dict[str, Any] = {"type": field.parse, "choices": field.choices or None}
+        option(f"{field.flag} {field.metavar}", field.help, dest=f"config_{field.name}", **row)(group)
+    option(
+        "--set FIELD=JSON", "set any field of the API, such as archive='{\"hold\": true}'",
+        dest="config_set", type=_assignment, action="append", default=[],
+    )(group)  # fmt: skip
 
 
 def chosen(args: argparse.Namespace) -> dict[str, Any]:

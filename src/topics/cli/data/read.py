@@ -1,8 +1,7 @@
-"""`topics read`: the records of a topic, once or as they come, with the gaps between them."""
+"""`topics read` and `topics watch`: the records of a topic or of many, once or as they come, with the gaps between."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -13,16 +12,19 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from topics.cli.command import Args, Call, Command, Curl, registering, topic_argument
-from topics.cli.connect.server import get, post, tag_match
-from topics.cli.output.failures import EXIT_DONE, usage
-from topics.cli.output.records import Gap, elements, members, print_gap, print_record
-from topics.cli.output.units import parse_count, parse_duration, parse_positive, parse_time
+from topics.cli.command import Args, Call, Command, Curl
+from topics.cli.connect.server import events, get, post, tag_match
+from topics.cli.options import TOPIC, one_of, option
+from topics.cli.output.failures import Failure, usage
+from topics.cli.output.records import elements, members, print_gap, print_record
+from topics.cli.output.units import parse_count, parse_time
+from topics.cli.tree import Subparsers
 from topics.client.call import NDJSON, Request, given, topic_path
 from topics.client.errors import TopicsError, Unreachable
-from topics.client.items import Position
-from topics.client.streams import ScanEnd, ScanLines
+from topics.client.items import End, Position, Tombstone
+from topics.client.streams import Event, EventParser, ScanLines
 from topics.clock import SystemClock
+from topics.errors import Code
 
 WAIT_MS = 20_000
 PAUSE_S = 0.5
@@ -32,27 +34,6 @@ WIDEN = 4
 
 Piece = bytes | Raw
 """Whole lines with a record each, or the text of a tombstone."""
-
-
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    topic_argument(parser)
-    start = parser.add_mutually_exclusive_group()
-    start.add_argument("--from", dest="first", metavar="SEQ", type=parse_count, help="first seq to read [the earliest]")
-    start.add_argument("--ago", metavar="DURATION", type=parse_duration, help="start this long ago, such as 1h")
-    start.add_argument(
-        "--since", metavar="TIME", type=parse_time, help="start at this time (ISO 8601, or milliseconds)"
-    )
-    start.add_argument(
-        "-n", "--last", metavar="N", type=parse_count, help="the last N records; 0 with -f: only new ones"
-    )
-    parser.add_argument(
-        "--to", dest="last_seq", metavar="SEQ", type=parse_count, help="last seq to read [the head]; -f ends there"
-    )
-    parser.add_argument("--limit", metavar="N", type=parse_positive, help="stop after N records")
-    parser.add_argument("-f", "--follow", action="store_true", help="keep printing new records")
-    parser.add_argument("--tag", metavar="TAG", help="only this tag; a trailing * matches the beginning")
-    parser.add_argument("--skip-node", metavar="NODE", action="append", help="leave out records of this writer")
-    parser.add_argument("--data", action="store_true", help="print only the data of each record")
 
 
 def _fields(args: Args) -> dict[str, Any]:
@@ -69,17 +50,53 @@ def _request(args: Args, start: Position | None = None) -> Request:
     return post(topic_path(args.topic, "scan"), body, accept=NDJSON)
 
 
-def _run(call: Call) -> int:
+def _curl_notes(args: Args, curl: Curl) -> list[str]:
+    notes, last = [], args.last
+    if last is not None:
+        notes.append(f"--last {last}: the command first asks for the head, and starts {last:,} seqs before it")
+    if args.follow:
+        notes.append("-f: the command then repeats this request, from the next_from_seq of the answer before it:")
+        notes.append(curl(_poll(args, Position(args.first - 1 if args.first else 0))))
+    return notes
+
+
+@Command(
+    "read",
+    options=(
+        TOPIC,
+        one_of(
+            option("--from SEQ", "first seq to read [the earliest]", dest="first"),
+            option("--ago DURATION", "start this long ago, such as 1h"),
+            option("--since TIME", "start at this time (ISO 8601, or milliseconds)", type=parse_time),
+            option("-n --last N", "the last N records; 0 with -f: only new ones", type=parse_count),
+        ),
+        option("--to SEQ", "last seq to read [the head]; -f ends there", dest="last_seq"),
+        option("--limit N", "stop after N records"),
+        option("-f --follow", "keep printing new records"),
+        option("--tag TAG", "only this tag; a trailing * matches the beginning"),
+        option("--skip-node NODE", "leave out records of this writer", action="append"),
+        option("--data", "print only the data of each record"),
+    ),
+    request=_request,
+    curl_notes=_curl_notes,
+    details="Gaps where records were lost are printed between the records.",
+    examples="""\
+  topics read orders --last 10 -f
+  topics read orders --from 42 --to 99
+  topics read orders --ago 1h --tag 'eu:*'
+  topics read orders --data > orders.jsonl
+""",
+)
+def read(call: Call) -> None:
     printer, reader = Printer(call), Reader(call)
     waiting = _after_head(call)
     if waiting is not None:
         reader.position = waiting
     elif not printer.show(reader.scan() if call.args.last is None else _last(call, reader)):
-        return EXIT_DONE
+        return
     if call.args.follow:
         call.screen.flush()
         printer.show(within(reader.follow(), call.args.first or 1, call.args.last_seq))
-    return EXIT_DONE
 
 
 def _after_head(call: Call) -> Position | None:
@@ -132,7 +149,7 @@ def within(pieces: Iterable[Piece], first: int, last: int | None) -> Iterator[Pi
     """
     for piece in pieces:
         if isinstance(piece, Raw):
-            gap = msgspec.json.decode(piece, type=Gap)
+            gap = msgspec.json.decode(piece, type=Tombstone)
             first = 0 if gap.reason == "recreated" else first
             if gap.gap_to >= first:
                 yield piece
@@ -163,7 +180,7 @@ class Reader:
                 for chunk in server.stream(_request(self._call.args, start)):
                     began = True
                     for piece in lines.feed(chunk):
-                        if isinstance(piece, ScanEnd):
+                        if isinstance(piece, End):
                             self.position = Position(piece.next_from_seq, piece.epoch)
                             return
                         last = piece
@@ -174,7 +191,8 @@ class Reader:
                 if not began or attempts >= MAX_ATTEMPTS:
                     raise
             if last is not None:
-                start = Position(_last_seq(last))
+                line = last.rstrip(b"\n").rpartition(b"\n")[2] if isinstance(last, bytes) else b""
+                start = Position(_seq_of(line) if line else int(json.loads(bytes(last))["gap_to"]))
             time.sleep(PAUSE_S)
 
     def follow(self) -> Iterator[Piece]:
@@ -213,12 +231,6 @@ def _seq_of(line: bytes) -> int:
     return int(json.loads(line)["$seq"])
 
 
-def _last_seq(piece: Piece) -> int:
-    if isinstance(piece, Raw):
-        return int(json.loads(bytes(piece))["gap_to"])
-    return _seq_of(piece.rstrip(b"\n").rpartition(b"\n")[2])
-
-
 class Printer:
     """Prints records and gaps: coloured lines for a person, otherwise the JSON lines of the server as they are."""
 
@@ -226,30 +238,28 @@ class Printer:
         self._screen, self._data_only, self._left = call.screen, call.args.data, call.args.limit
         # Whole blocks can be passed on if no option needs single lines: a pipe then gets millions a second.
         self._takes_blocks = not call.screen.is_human and not self._data_only and self._left is None
-        self._write = sys.stdout.buffer.write
 
     def show(self, pieces: Iterable[Piece]) -> bool:
         """Print pieces. Return False if `--limit` records were printed."""
+        write = sys.stdout.buffer.write
         for piece in pieces:
             if isinstance(piece, Raw):
                 self._gap(bytes(piece))
-            elif self._takes_blocks:
-                self._write(piece)
-            else:
-                for line in piece.splitlines():
-                    self._record(line)
-                    self._left = None if self._left is None else self._left - 1
-                    if self._left == 0:
-                        return False
+                continue
+            if self._takes_blocks:
+                write(piece)
+                continue
+            for line in piece.splitlines():
+                if self._data_only:
+                    write(members(line)["data"] + b"\n")
+                elif self._screen.is_human:
+                    print_record(self._screen, line)
+                else:
+                    write(line + b"\n")
+                self._left = None if self._left is None else self._left - 1
+                if self._left == 0:
+                    return False
         return True
-
-    def _record(self, line: bytes) -> None:
-        if self._data_only:
-            self._write(members(line)["data"] + b"\n")
-        elif self._screen.is_human:
-            print_record(self._screen, line)
-        else:
-            self._write(line + b"\n")
 
     def _gap(self, tombstone: bytes) -> None:
         if self._screen.is_human:
@@ -257,36 +267,102 @@ class Printer:
         elif self._data_only:
             self._screen.warn(f"records were lost: {tombstone.decode()}")
         else:
-            self._write(b'{"tombstone":' + tombstone + b"}\n")
+            self._screen.json(b'{"tombstone":' + tombstone + b"}")
 
 
-def _curl_notes(args: Args, curl: Curl) -> list[str]:
-    notes = []
-    if args.last is not None:
-        notes.append(
-            f"--last {args.last}: the command first asks for the head, and starts {args.last:,} seqs before it"
-        )
-    if args.follow:
-        poll = _poll(args, Position(args.first - 1 if args.first else 0))
-        notes += [
-            "-f: the command then repeats this request, from the next_from_seq of the answer before it:",
-            curl(poll),
-        ]
-    return notes
+# --- watch
+
+HEARTBEAT_S = 15.0
 
 
-READ = Command(
-    name="read",
-    arguments=_arguments,
-    request=_request,
-    run=_run,
-    curl_notes=_curl_notes,
-    details="Gaps where records were lost are printed between the records.",
-    examples="""\
-  topics read orders --last 10 -f
-  topics read orders --from 42 --to 99
-  topics read orders --ago 1h --tag 'eu:*'
-  topics read orders --data > orders.jsonl
-""",
+def _open(args: Args, cursor: str | None = None) -> Request:
+    options = given(tail=None if args.from_start else True, filter=tag_match(args.tag))
+    body = {"topics": dict.fromkeys(args.topics, options), "include_tags": True}
+    return post("/v0/watch", {**body, **given(cursor=cursor, node=args.skip_node)}, safe=False)
+
+
+@Command(
+    "watch",
+    options=(
+        option(
+            "TOPIC…", "topics, or patterns such as 'chat-*', also for future topics", dest="topics", completes="topics"
+        ),
+        option("--from-start", "print the records that are there already, too"),
+        option("--tag TAG", "only this tag; a trailing * matches the beginning"),
+        option("--skip-node NODE", "leave out records of this writer", action="append"),
+        option("-n --limit N", "stop after N records"),
+    ),
+    request=_open,
+    curl_notes=lambda args, curl: [
+        "This request opens a session and prints its stream_url. The records follow on that address:",
+        curl(events("/STREAM_URL")),
+    ],
+    details="Prints new records of all topics and patterns, and gaps where records were lost, until interrupted.",
+    examples="  topics watch 'chat-*' orders\n  topics watch orders --from-start --tag 'eu:*'\n",
 )
-register = registering(READ)
+def watch(call: Call) -> None:
+    left, cursor, lost_contact = call.args.limit, None, False
+    while True:
+        try:
+            for event in _events(call, _open(call.args, cursor)):
+                lost_contact, cursor = False, event.id or cursor
+                left = _print_event(call, event.name, event.data, left)
+                if left == 0:
+                    return
+        except TopicsError as error:
+            known = cursor is not None or lost_contact
+            passing = error.retryable or error.code is Code.NOT_FOUND
+            if not known or not passing:
+                raise
+            if not lost_contact:
+                call.screen.warn(f"{error}; trying again")
+            lost_contact = True
+        time.sleep(PAUSE_S)
+
+
+def _events(call: Call, request: Request) -> Iterator[Event]:
+    """Open a session and yield its events, without heartbeats."""
+    session = call.server.json(request)
+    parser = EventParser()
+    for chunk in call.server.stream(events(session["stream_url"]), timeout_s=3 * HEARTBEAT_S):
+        yield from (event for event in parser.feed(chunk) if event.name)
+        call.screen.flush()
+
+
+def _print_event(call: Call, name: str, data: bytes, left: int | None) -> int | None:
+    """Print one event and return how many records are left to print."""
+    if name == "record":
+        return _print_records(call, data, left)
+    fields = json.loads(data)
+    if name == "tombstone":
+        if call.screen.is_human:
+            print_gap(call.screen, fields, topic=fields["topic"])
+        else:
+            call.screen.json({"topic": fields.pop("topic"), "tombstone": fields})
+    elif name == "topic-deleted":
+        topic = fields.pop("topic")
+        text = call.screen.paint(f"  ────  {topic} was removed  ────", "yellow")
+        call.screen.result({"topic": topic, "topic_deleted": fields}, text)
+    elif name == "error":
+        text = f"the server reports {fields.get('code')}: {fields.get('error')}"
+        if fields.get("code") not in (429, 503, 408):
+            raise Failure(text)
+        call.screen.warn(text)
+    return left
+
+
+def _print_records(call: Call, data: bytes, left: int | None) -> int | None:
+    frame = members(data)
+    topic, records = json.loads(frame["topic"]), elements(frame["records"])
+    start = b'{"topic":' + frame["topic"] + b","
+    for record in records[:left]:
+        if call.screen.is_human:
+            print_record(call.screen, record, topic=topic)
+        else:
+            sys.stdout.buffer.write(start + record[1:] + b"\n")
+    return None if left is None else max(left - len(records), 0)
+
+
+def register(subparsers: Subparsers) -> None:
+    read.register(subparsers)
+    watch.register(subparsers)

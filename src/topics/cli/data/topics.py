@@ -1,42 +1,137 @@
-"""`topics create`, `config`, `state` and `rm`: whole topics."""
+"""`topics ls`, `create`, `config`, `state`, `rm` and `delete`: list topics, and change them or their records."""
 
 from __future__ import annotations
 
-import argparse
+import time
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
-from topics.cli.command import Args, Call, Command, registering, topic_argument
-from topics.cli.connect.server import delete, get, put
+from topics.cli.command import Args, Call, Command
+from topics.cli.connect.server import delete, get, post, put, tag_match
 from topics.cli.data import config_options
-from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND
-from topics.cli.output.screen import Cell, Styled, confirm
-from topics.cli.output.units import count, duration, moment, size
-from topics.client.call import Request, topic_path
+from topics.cli.options import TOPIC, option
+from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND, usage
+from topics.cli.output.screen import Cell, Columns, Styled, confirm, highlighted
+from topics.cli.output.units import count, duration, moment, parse_seqs, rate, size
+from topics.cli.tree import Subparsers
+from topics.client.call import Request, given, topic_path
 from topics.clock import SystemClock
 from topics.errors import Code, TopicsError
 from topics.plurals import counted
 
+LIMITS = ("ttl", "cap-records", "cap-bytes")
 MAX_RANGES = 2000  # the most that the server returns
 LOST_SHOWN = 3
-KEPT_STATES = ("live", "deleted", "archived", "merged")  # of a range; any other state is the reason of a loss
+# States of a range, and their styles. Any other state is the reason of a loss.
+KEPT_STATES = {"live": "green", "deleted": "dim", "archived": "dim", "merged": ""}
 
 
-# --- create
+# --- ls
+
+Topics = dict[str, dict[str, Any]]
+TOPIC_COLUMNS: Columns = {
+    "topic": lambda row: Styled(row["topic"], "bold"),
+    "type": lambda row: row["type"],
+    "records>": lambda row: count(row["count"]),
+    "size>": lambda row: size(row["bytes"]),
+    "head>": lambda row: count(row["head_seq"]),
+    "lag>": lambda row: highlighted(row["lag"], "yellow") if "lag" in row else "",
+    "lost>": lambda row: Styled(count(row["lost"]), "red") if row.get("lost") else "",
+    "rate>": lambda row: rate(row["rate"]),
+    "jobs": lambda row: (
+        f"{row.get('ready', 0):,} ready, {row.get('in_flight', 0):,} in flight" if row["type"] == "queue" else ""
+    ),
+}
 
 
-def _create_arguments(parser: argparse.ArgumentParser) -> None:
-    topic_argument(parser, help="name of the topic: letters, digits, and . _ : -")
-    config_options.add_options(parser)
+@Command(
+    "ls",
+    options=(
+        option("[PATTERN]", "a prefix, or a pattern such as 'chat-*'", default="", completes="topics"),
+        option("--rates DURATION", "measure the records per second over this time [1s]", nargs="?", const=1000),
+        option("--sort", "order [name]", choices=("name", "records", "size", "rate", "lag"), default="name"),
+    ),
+    request=lambda args: get("/v0/topics", prefix=args.pattern.partition("*")[0] or None, details=True),
+    details="The lag is that of the slowest router or named consumer that reads the topic.",
+    examples="  topics ls\n  topics ls 'chat-*' --rates 5s --sort rate\n  topics ls | jq -r .topic\n",
+)
+def ls(call: Call) -> None:
+    found = _listed(call)
+    _add_jobs_and_lag(call, found)
+    window_ms = call.args.rates or (1000 if call.args.sort == "rate" else 0)
+    if window_ms:
+        _add_rates(call, found, window_ms)
+    rows = sorted(found.values(), key=lambda row: row["topic"])
+    if call.args.sort != "name":
+        member = {"records": "count", "size": "bytes"}.get(call.args.sort, call.args.sort)
+        rows.sort(key=lambda row: -(row.get(member) or 0))
+    shown = dict(TOPIC_COLUMNS)
+    if not any(row.get("lost") for row in rows):
+        del shown["lost>"]
+    if not window_ms:
+        del shown["rate>"]
+    call.screen.rows(rows, shown, empty="no topics; `topics append NAME 'hello'` creates one")
+    if call.screen.is_human and rows:
+        records, total = sum(row["count"] for row in rows), sum(row["bytes"] for row in rows)
+        call.screen.note(f"{counted(len(rows), 'topic')}, {counted(records, 'record')}, {size(total)}")
+
+
+def _listed(call: Call) -> Topics:
+    pattern = call.args.pattern
+    rows = call.server.rows(call.request(call.args).path, "topics")
+    return {row["topic"]: row for row in rows if "*" not in pattern or fnmatchcase(row["topic"], pattern)}
+
+
+def _add_jobs_and_lag(call: Call, found: Topics) -> None:
+    """Add the jobs of queues, and the lag of the slowest router or consumer that reads a topic."""
+    figures = {"lag": call.server.lags()}
+    if any(row["type"] == "queue" for row in found.values()):
+        metrics = call.server.json(get("/v0/metrics"))
+        figures |= {name: metrics.get(f"topics_topic_queue_{name}") or {} for name in ("ready", "in_flight")}
+    for name, by_topic in figures.items():
+        for topic in found.keys() & by_topic.keys():
+            found[topic][name] = by_topic[topic]
+
+
+def _add_rates(call: Call, found: Topics, window_ms: int) -> None:
+    """Measure how fast the heads move."""
+    began = time.monotonic()
+    time.sleep(window_ms / 1000)
+    later, took_s = _listed(call), time.monotonic() - began
+    for topic, row in found.items():
+        now = later.get(topic, row)
+        row["rate"] = round(max(now["head_seq"] - row["head_seq"], 0) / took_s, 1)
+
+
+# --- create and config
 
 
 def _put(args: Args) -> Request:
     return put(topic_path(args.topic), config_options.chosen(args))
 
 
-def _run_create(call: Call) -> int:
+def _state(args: Args) -> Request:
+    return get(topic_path(args.topic, touch=False))
+
+
+@Command(
+    "create",
+    options=(
+        option("TOPIC", "name of the topic: letters, digits, and . _ : -", completes="topics"),
+        config_options.add_options,
+    ),
+    request=_put,
+    details="The first append creates a topic with the defaults, so this is for other settings.",
+    examples="""\
+  topics create orders --durability fsync --cap-records 1M
+  topics create mail --type queue --max-deliveries 3 --dead-letter mail.dead
+  topics create sessions --ttl 30m
+""",
+)
+def create(call: Call) -> None:
     before = _config_before(call)
-    answer = call.server.json(_put(call.args))
+    answer = call.ask()
     is_same = not answer["created"] and before == answer["config"]
     if call.screen.is_human:
         word = "created" if answer["created"] else "unchanged:" if is_same else "already there; configuration updated:"
@@ -46,13 +141,12 @@ def _run_create(call: Call) -> int:
     else:
         call.screen.json(answer)
     _warn_of_options(call, answer["config"])
-    return EXIT_DONE
 
 
 def _config_before(call: Call) -> dict[str, Any] | None:
     """Return the configuration of the topic, or None if there is none or the key may not read it."""
     try:
-        config: dict[str, Any] = call.server.json(get(topic_path(call.args.topic, touch=False)))["config"]
+        config: dict[str, Any] = call.server.json(_state(call.args))["config"]
         return config
     except TopicsError as error:
         if error.code in (Code.TOPIC_NOT_FOUND, Code.FORBIDDEN):
@@ -82,40 +176,20 @@ def _warn_of_options(call: Call, config: Mapping[str, Any]) -> None:
         )
 
 
-CREATE = Command(
-    name="create",
-    arguments=_create_arguments,
-    request=_put,
-    run=_run_create,
-    details="The first append creates a topic with the defaults, so this is for other settings.",
-    examples="""\
-  topics create orders --durability fsync --cap-records 1M
-  topics create mail --type queue --max-deliveries 3 --dead-letter mail.dead
-  topics create sessions --ttl 30m
-""",
+@Command(
+    "config",
+    options=(TOPIC, config_options.add_options),
+    request=lambda args: _put(args) if config_options.chosen(args) else _state(args),
+    details="Options change it; an option that is left out keeps its value. The settings of the server itself are "
+    "`topics settings`.",
+    examples="  topics config orders\n  topics config orders --ttl 7d --cap-bytes 1GiB\n",
 )
-
-
-# --- config
-
-
-def _config_arguments(parser: argparse.ArgumentParser) -> None:
-    topic_argument(parser)
-    config_options.add_options(parser)
-
-
-def _config(args: Args) -> Request:
-    return _put(args) if config_options.chosen(args) else get(topic_path(args.topic, touch=False))
-
-
-def _run_config(call: Call) -> int:
-    patch = config_options.chosen(call.args)
-    if patch:
-        call.server.json(get(topic_path(call.args.topic, touch=False)))  # a PUT would create a topic with this name
-    answer = call.server.json(_config(call.args))
+def config(call: Call) -> None:
+    if config_options.chosen(call.args):
+        call.server.json(_state(call.args))  # a PUT would create a topic with this name
+    answer = call.ask()
     call.screen.fields(answer["config"], _config_rows(answer["config"]))
     _warn_of_options(call, answer["config"])
-    return EXIT_DONE
 
 
 def _config_rows(config: Mapping[str, Any]) -> Iterator[tuple[str, Cell]]:
@@ -125,63 +199,50 @@ def _config_rows(config: Mapping[str, Any]) -> Iterator[tuple[str, Cell]]:
             yield field.flag.removeprefix("--"), field.shown(value)
 
 
-CONFIG = Command(
-    name="config",
-    arguments=_config_arguments,
-    request=_config,
-    run=_run_config,
-    details="Options change it; an option that is left out keeps its value. The settings of the server itself are "
-    "`topics settings`.",
-    examples="""\
-  topics config orders
-  topics config orders --ttl 7d --cap-bytes 1GiB
-""",
-)
-
-
 # --- state
 
 
-def _state_arguments(parser: argparse.ArgumentParser) -> None:
-    topic_argument(parser)
-    parser.add_argument(
-        "--ranges", action="store_true", help="print what has become of each seq: live, deleted, or why it was lost"
-    )
+def _timeline(args: Args) -> Request:
+    return get(topic_path(args.topic, "timeline", ranges=MAX_RANGES))
 
 
-def _state(args: Args) -> Request:
-    return _timeline(args.topic) if args.ranges else get(topic_path(args.topic, touch=False))
-
-
-def _timeline(topic: str) -> Request:
-    return get(topic_path(topic, "timeline", ranges=MAX_RANGES))
-
-
-def _run_state(call: Call) -> int:
+@Command(
+    "state",
+    options=(TOPIC, option("--ranges", "print what has become of each seq: live, deleted, or why it was lost")),
+    request=lambda args: _timeline(args) if args.ranges else _state(args),
+    examples="""\
+  topics state orders
+  topics state orders --ranges                 which seqs were lost, and why
+  topics state orders | jq .head_seq
+  topics state orders | jq '.lost, .lost_ranges'
+""",
+)
+def state(call: Call) -> None:
+    answer = call.ask()
     if call.args.ranges:
-        return _print_ranges(call)
-    answer = call.server.json(_state(call.args))
-    timeline = call.server.json(_timeline(call.args.topic))
+        call.screen.rows(answer["ranges"], RANGE_COLUMNS)
+        if call.screen.is_human and answer["resolution"] > 1:
+            call.screen.note(f"there are too many ranges: those shorter than {answer['resolution']} seqs are merged")
+        return
+    timeline = call.server.json(_timeline(call.args))
     ranges = [row for row in timeline["ranges"] if row["state"] not in KEPT_STATES or row.get("lost")]
     answer = {**answer, "lost": timeline["lost"], "lost_ranges": ranges}
     call.screen.fields(answer, _state_rows(answer, _lost_texts(ranges)))
-    return EXIT_DONE
 
 
-def _print_ranges(call: Call) -> int:
-    found = call.server.json(_timeline(call.args.topic))
-    call.screen.rows(found["ranges"], ("from>", "to>", "seqs>", "state"), _range_cells)
-    if call.screen.is_human and found["resolution"] > 1:
-        call.screen.note(f"there are too many ranges: those shorter than {found['resolution']} seqs are merged")
-    return EXIT_DONE
+RANGE_COLUMNS: Columns = {
+    "from>": lambda row: str(row["from_seq"]),
+    "to>": lambda row: str(row["to_seq"]),
+    "seqs>": lambda row: count(row["to_seq"] - row["from_seq"] + 1),
+    "state": lambda row: _range_state(row),
+}
 
 
-def _range_cells(row: Mapping[str, Any]) -> list[Cell]:
+def _range_state(row: Mapping[str, Any]) -> Cell:
     numbers = [f"{row[name]:,} {name}" for name in ("live", "deleted", "lost") if row.get(name)]
-    style = {"live": "green", "deleted": "dim", "archived": "dim", "merged": ""}.get(row["state"], "red")
-    seqs = row["to_seq"] - row["from_seq"] + 1
-    state = f"lost ({row['state']})" if style == "red" else ", ".join(numbers) or row["state"]
-    return [str(row["from_seq"]), str(row["to_seq"]), f"{seqs:,}", Styled(state, style)]
+    if row["state"] not in KEPT_STATES:
+        return Styled(f"lost ({row['state']})", "red")
+    return Styled(", ".join(numbers) or row["state"], KEPT_STATES[row["state"]])
 
 
 def _lost_texts(ranges: list[dict[str, Any]]) -> list[str]:
@@ -213,45 +274,38 @@ def _state_rows(state: Mapping[str, Any], lost: list[str]) -> Iterator[tuple[str
         yield name.replace("_", " "), Styled(str(value), "red") if "error" in name else f"{value:,}"
     for name, value in (state.get("archive") or {}).items():
         yield f"archive {name}", f"{value:,}"
-    limits = [f"{name} {text}" for name, text in _config_rows(state["config"]) if name in _LIMITS and text != "off"]
+    limits = [f"{name} {text}" for name, text in _config_rows(state["config"]) if name in LIMITS and text != "off"]
     yield "limits", ", ".join(limits) or "none: every record is kept"
     yield "epoch", str(state["epoch"])
 
 
-_LIMITS = ("ttl", "cap-records", "cap-bytes")
-
-STATE = Command(
-    name="state",
-    arguments=_state_arguments,
-    request=_state,
-    run=_run_state,
-    examples="""\
-  topics state orders
-  topics state orders --ranges                 which seqs were lost, and why
-  topics state orders | jq .head_seq
-  topics state orders | jq '.lost, .lost_ranges'
-""",
-)
-
-
 # --- rm
-
-
-def _rm_arguments(parser: argparse.ArgumentParser) -> None:
-    topic_argument(parser, "topics", nargs="+", metavar="TOPIC", help="topics to remove")
-    parser.add_argument("--if-empty", action="store_true", help="refuse a topic that has records")
 
 
 def _rm(args: Args, topic: str | None = None) -> Request:
     return delete(topic_path(topic or args.topics[0], if_empty=args.if_empty or None))
 
 
-def _run_rm(call: Call) -> int:
+@Command(
+    "rm",
+    options=(
+        option("TOPIC…", "topics to remove", dest="topics", completes="topics"),
+        option("--if-empty", "refuse a topic that has records"),
+    ),
+    asks=True,
+    request=_rm,
+    curl_notes=lambda args, curl: [
+        "The request does not ask first.",
+        *(["The command sends one request for each topic; this is the first:"] if args.topics[1:] else []),
+    ],
+    details="Asks first. To delete only some records, use `topics delete`.",
+    examples="  topics rm orders\n  topics rm old-1 old-2 --yes\n",
+)
+def rm(call: Call) -> int:
     if not call.args.yes:
         for topic in call.args.topics:
-            state = call.server.json(get(topic_path(topic, touch=False)))
-            held = f"{counted(state['count'], 'record')} ({size(state['bytes'])})"
-            call.screen.note(f"{topic}: {held}")
+            found = call.server.json(get(topic_path(topic, touch=False)))
+            call.screen.note(f"{topic}: {counted(found['count'], 'record')} ({size(found['bytes'])})")
         them = "it" if len(call.args.topics) == 1 else "them"
         confirm(f"remove {', '.join(call.args.topics)} and everything in {them}?")
     status = EXIT_DONE
@@ -264,17 +318,53 @@ def _run_rm(call: Call) -> int:
     return status
 
 
-RM = Command(
-    name="rm",
-    arguments=_rm_arguments,
+# --- delete
+
+
+def _delete(args: Args, *, dry_run: bool = False) -> Request:
+    seqs = [seq for part in args.seq for seq in part] or None
+    body = given(match=tag_match(args.tag), before_seq=args.before, seqs=seqs)
+    if seqs and len(body) > 1:
+        raise usage("--seq cannot be combined with --tag or --before", "delete in two commands, one for each condition")
+    if not body:
+        raise usage("name the records: --tag, --before or --seq", "`topics rm` removes a whole topic")
+    dry = {"dry_run": True} if args.dry_run or dry_run else {}
+    return post(topic_path(args.topic, "delete"), body | dry)
+
+
+@Command(
+    "delete",
+    options=(
+        TOPIC,
+        option("--tag TAG", "records with this tag; a trailing * matches the beginning"),
+        option("--before SEQ", "records with a seq below this one"),
+        option("--seq SEQ", "one record, or a range such as 7-9", type=parse_seqs, action="append", default=[]),
+        option("-n --dry-run", "count the records, and delete none"),
+    ),
     asks=True,
-    request=_rm,
-    run=_run_rm,
-    curl_notes=lambda args, curl: [
-        "The request does not ask first.",
-        *(["The command sends one request for each topic; this is the first:"] if args.topics[1:] else []),
-    ],
-    details="Asks first. To delete only some records, use `topics delete`.",
-    examples="  topics rm orders\n  topics rm old-1 old-2 --yes\n",
+    request=_delete,
+    curl_notes=lambda args, curl: [] if args.dry_run else ["The request does not count the records or ask first."],
+    details="Shows the number of records and asks first. Readers see no gap where records were deleted.",
+    examples="""\
+  topics delete chat --tag 'bob:*'
+  topics delete orders --before 1000 --yes
+  topics delete orders --seq 7 --seq 20-29
+""",
 )
-register = registering(CREATE, CONFIG, STATE, RM)
+def delete_records(call: Call) -> None:
+    if not call.args.yes and not call.args.dry_run:
+        found = call.server.json(_delete(call.args, dry_run=True))["deleted"]
+        if not found:
+            call.screen.note("no record matches")
+            return
+        confirm(f"delete {counted(found, 'record')} of {call.args.topic}?")
+    answer = call.server.json(_delete(call.args))
+    verb = "would delete" if call.args.dry_run else "deleted"
+    # A dry run deletes nothing, so its answer still counts the records that match.
+    left = answer["count"] - (answer["deleted"] if call.args.dry_run else 0)
+    call.screen.result(answer, f"{verb} {counted(answer['deleted'], 'record')}; {counted(left, 'record')} left")
+
+
+def register(subparsers: Subparsers) -> None:
+    for command in (ls, create, config, state, rm, delete_records):
+        command.register(subparsers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import threading
 import time
@@ -11,30 +10,17 @@ from collections.abc import Sequence
 from math import ceil
 from typing import Any
 
-from topics.cli.command import Args, Call, Command, registering
+from topics.cli.command import Args, Call, Command
 from topics.cli.connect.server import Server, delete, events, post, put
-from topics.cli.output.failures import EXIT_DONE, Failure
-from topics.cli.output.units import duration, parse_duration, parse_positive
+from topics.cli.options import option
+from topics.cli.output.failures import Failure
+from topics.cli.output.units import duration
 from topics.client.call import Request, topic_path
 from topics.client.streams import EventParser
 from topics.errors import TopicsError
 
 WAIT_S = 10.0
 SHOWN = (("p50_ms", 0.5), ("p90_ms", 0.9), ("p99_ms", 0.99))
-
-
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-n", "--count", metavar="N", type=parse_positive, default=10, help="records to send [10]")
-    parser.add_argument(
-        "--every", metavar="DURATION", type=parse_duration, default=100, help="time between two [100ms]"
-    )
-    parser.add_argument(
-        "--durability",
-        choices=("ephemeral", "memory", "disk", "fsync", "replicated"),
-        default="disk",
-        help="of the topic [disk]",
-    )
-    parser.add_argument("--topic", metavar="TOPIC", help="a topic to use [a new one, which is removed afterwards]")
 
 
 def _request(args: Args, topic: str | None = None, number: int = 0) -> Request:
@@ -85,7 +71,23 @@ class Listener(threading.Thread):
             return self._times[seq]
 
 
-def _run(call: Call) -> int:
+@Command(
+    "ping",
+    options=(
+        option("-n --count N", "records to send [10]", default=10),
+        option("--every DURATION", "time between two [100ms]", default=100),
+        option(
+            "--durability",
+            "of the topic [disk]",
+            choices=("ephemeral", "memory", "disk", "fsync", "replicated"),
+            default="disk",
+        ),
+        option("--topic TOPIC", "a topic to use [a new one, which is removed afterwards]"),
+    ),
+    request=_request,
+    examples="  topics ping\n  topics ping --count 100 --every 10ms --durability fsync\n",
+)
+def ping(call: Call) -> None:
     topic = call.args.topic or f"ping-{uuid.uuid4().hex[:8]}"
     made = call.args.topic is None
     if made:
@@ -100,7 +102,7 @@ def _run(call: Call) -> int:
     finally:
         if made:
             call.server.send(delete(topic_path(topic)))
-    return _report(call, acks, deliveries)
+    _report(call, acks, deliveries)
 
 
 def _measure(call: Call, topic: str, listener: Listener) -> tuple[list[float], list[float]]:
@@ -120,32 +122,21 @@ def _measure(call: Call, topic: str, listener: Listener) -> tuple[list[float], l
     return acks, deliveries
 
 
-def _report(call: Call, acks: list[float], deliveries: list[float]) -> int:
+def _report(call: Call, acks: list[float], deliveries: list[float]) -> None:
     ack, delivery = percentiles(acks), percentiles(deliveries)
-    answer = {"url": call.server.target.url, "count": len(acks), "ack": ack, "delivery": delivery}
     if not call.screen.is_human:
-        call.screen.json(answer)
-        return EXIT_DONE
+        call.screen.json({"url": call.server.target.url, "count": len(acks), "ack": ack, "delivery": delivery})
+        return
     for name, found in (("acknowledged", ack), ("delivered", delivery)):
         parts = [f"{key.removesuffix('_ms')} {duration(value)}" for key, value in found.items()]
         call.screen.line(f"{call.screen.paint(name.ljust(12), 'bold')} {', '.join(parts)}")
-    return EXIT_DONE
 
 
 def percentiles(times_ms: Sequence[float]) -> dict[str, float]:
-    """Return p50, p90, p99 and the maximum of a sample; empty for an empty one."""
-    if not times_ms:
-        return {}
+    """Return p50, p90, p99 and the maximum of a sample."""
     ordered = sorted(times_ms)
     found = {name: round(ordered[ceil(len(ordered) * share) - 1], 3) for name, share in SHOWN}
     return found | {"max_ms": round(ordered[-1], 3)}
 
 
-PING = Command(
-    name="ping",
-    arguments=_arguments,
-    request=_request,
-    run=_run,
-    examples="  topics ping\n  topics ping --count 100 --every 10ms --durability fsync\n",
-)
-register = registering(PING)
+register = ping.register

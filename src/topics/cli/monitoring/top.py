@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import select
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import repeat
+from math import inf
 from typing import Any, NamedTuple
 
-from topics.cli.command import Args, Call, Command, registering
+from topics.cli.command import Call, Command
 from topics.cli.connect.server import get
-from topics.cli.output.failures import EXIT_DONE
-from topics.cli.output.screen import Cell, Styled, table
-from topics.cli.output.units import count, duration, parse_duration, parse_positive, rate, size
-from topics.client.call import Request
+from topics.cli.options import option
+from topics.cli.output.screen import Columns, Styled, highlighted, table
+from topics.cli.output.units import count, duration, rate, size
 from topics.errors import TopicsError
 
 FIRST_INTERVAL_S = 0.5
@@ -27,33 +27,24 @@ TopicRow = Mapping[str, Any]  # one topic between two samples
 Overview = Mapping[str, Any]  # the server between two samples
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--every", metavar="DURATION", type=parse_duration, default=1000, help="time between two looks [1s]"
-    )
-    parser.add_argument("--sort", choices=SORTS, default="rate", help="order of the topics [rate]")
-    parser.add_argument("--filter", metavar="TEXT", default="", help="only topics whose name contains this")
-    parser.add_argument("-n", "--count", metavar="N", type=parse_positive, help="stop after N looks")
-
-
-def _request(args: Args) -> Request:
-    return get("/v0/metrics")
-
-
-def _look(call: Call) -> Sample:
-    metrics = call.server.json(_request(call.args))
-    return Sample(at_s=time.monotonic(), metrics=metrics, lags=call.server.lags())
-
-
-def _run(call: Call) -> int:
+@Command(
+    "top",
+    options=(
+        option("--every DURATION", "time between two looks [1s]", default=1000),
+        option("--sort", "order of the topics [rate]", choices=SORTS, default="rate"),
+        option("--filter TEXT", "only topics whose name contains this", default=""),
+        option("-n --count N", "stop after N looks"),
+    ),
+    request=lambda args: get("/v0/metrics"),
+    details="Keys: q quits, s sorts, / filters. In a pipe, each look is a line of JSON.",
+    examples="  topics top\n  topics top --sort lag --filter orders\n  topics top --count 1 | jq .rate\n",
+)
+def top(call: Call) -> None:
     before = _look(call)
-    return _run_live(call, before) if call.screen.is_human else _run_lines(call, before)
-
-
-def _run_lines(call: Call, before: Sample) -> int:
-    """Print a line of JSON for each look."""
-    left = call.args.count
-    while left is None or left > 0:
+    if call.screen.is_human:
+        _run_live(call, before)
+        return
+    for _ in repeat(None) if call.args.count is None else range(call.args.count):
         time.sleep(call.args.every / 1000)
         now = _look(call)
         found = rows(before, now)
@@ -61,38 +52,34 @@ def _run_lines(call: Call, before: Sample) -> int:
         call.screen.json({**overview(before, now, found), "by_topic": shown})
         call.screen.flush()
         before = now
-        left = None if left is None else left - 1
-    return EXIT_DONE
 
 
-def _run_live(call: Call, before: Sample) -> int:
+def _look(call: Call) -> Sample:
+    metrics = call.ask()
+    return Sample(at_s=time.monotonic(), metrics=metrics, lags=call.server.lags())
+
+
+def _run_live(call: Call, before: Sample) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    console = Console(file=sys.stdout)
-    view = View(call)
-    if call.args.count is not None:
-        return _run_counted(call, view, console, before)
+    console, view, every_s = Console(file=sys.stdout), View(call), call.args.every / 1000
+    if call.args.count is not None:  # the looks are printed one below the other, and stay on the terminal
+        for _ in range(call.args.count):
+            time.sleep(every_s)
+            before = view.look(before)
+            console.print(view.draw(console.size.height))
+        return
     with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
-        wait_s = min(FIRST_INTERVAL_S, call.args.every / 1000)
+        wait_s = min(FIRST_INTERVAL_S, every_s)
         while not view.ended:
             deadline = time.monotonic() + wait_s
             while (left_s := deadline - time.monotonic()) > 0 and not view.ended:
-                if view.press(pressed(left_s)) and view.known:
+                if view.press(pressed(left_s)) and view.total is not None:
                     live.update(view.draw(console.size.height), refresh=True)
-            wait_s = call.args.every / 1000
+            wait_s = every_s
             before = view.look(before)
             live.update(view.draw(console.size.height), refresh=True)
-    return EXIT_DONE
-
-
-def _run_counted(call: Call, view: View, console: Any, before: Sample) -> int:
-    """Print some looks one below the other, and leave them on the terminal."""
-    for _ in range(call.args.count):
-        time.sleep(call.args.every / 1000)
-        before = view.look(before)
-        console.print(view.draw(console.size.height))
-    return EXIT_DONE
 
 
 class View:
@@ -101,14 +88,10 @@ class View:
     def __init__(self, call: Call) -> None:
         self._call = call
         self._order, self._filter, self._typing = call.args.sort, call.args.filter, False
-        self._total: Overview | None = None
+        self.total: Overview | None = None
         self._rows: list[TopicRow] = []
         self._problem = ""
         self.ended = False
-
-    @property
-    def known(self) -> bool:
-        return self._total is not None
 
     def look(self, before: Sample) -> Sample:
         """Look at the server. If it does not answer, keep the last look and show why."""
@@ -119,7 +102,7 @@ class View:
             return before
         self._problem = ""
         self._rows = rows(before, now)
-        self._total = overview(before, now, self._rows)
+        self.total = overview(before, now, self._rows)
         return now
 
     def draw(self, height: int) -> Any:
@@ -127,7 +110,7 @@ class View:
         from rich.console import Group
         from rich.text import Text
 
-        total = self._total
+        total = self.total
         if total is None:
             return self._problem
         room, url = max(height - HEADER_LINES - 2, 3), self._call.server.target.url
@@ -149,14 +132,13 @@ class View:
             Text(self._problem, style="red"),
         ]  # fmt: skip
         shown = sort_rows(self._rows, self._order, self._filter)
-        columns = ("topic", "rate>", "head>", "records>", "size>", "lag>", "ready>", "in flight>", "lost>")
         more = len(shown) - room
         keys = f"filter: {self._filter}█  (Enter keeps it, Esc clears it)" if self._typing else (
             f"q quit   s sort ({self._order})   / filter{f' ({self._filter})' if self._filter else ''}"
         )  # fmt: skip
         if more > 0:
             keys += f"   {more:,} more topics"
-        return Group(*lines, table(columns, [_cells(row) for row in shown[:room]]), Text(""), Text(keys, style="dim"))
+        return Group(*lines, table(COLUMNS, shown[:room]), Text(""), Text(keys, style="dim"))
 
     def press(self, keys: str) -> bool:
         """Handle keys. Return whether the screen must be drawn again."""
@@ -184,55 +166,47 @@ class View:
 
 
 @contextmanager
-def _keys() -> Iterator[Any]:
+def _keys() -> Iterator[Callable[[float], str]]:
     """Yield a function that waits for keys for some seconds and returns them; without a terminal, it only waits."""
     descriptor = sys.stdin.fileno()
-    if not os.isatty(descriptor):
-        yield _no_keys
+    watched = [descriptor] if os.isatty(descriptor) else []
+
+    def pressed(seconds: float) -> str:
+        ready = select.select(watched, [], [], seconds)[0]
+        return os.read(descriptor, 64).decode(errors="replace") if ready else ""
+
+    if not watched:
+        yield pressed
         return
     import termios
     import tty
 
     before = termios.tcgetattr(descriptor)
     tty.setcbreak(descriptor)
-
-    def pressed(seconds: float) -> str:
-        ready = select.select([descriptor], [], [], seconds)[0]
-        return os.read(descriptor, 64).decode(errors="replace") if ready else ""
-
     try:
         yield pressed
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
-def _no_keys(seconds: float) -> str:
-    time.sleep(seconds)
-    return ""
-
-
 def _syncs(total: Overview) -> str:
-    if total["fsync_p50_us"] is None or total["fsync_p99_us"] is None:
+    bounds = {share: total[f"fsync_{share}_us"] for share in ("p50", "p99")}
+    if None in bounds.values():
         return "none in this interval"
-    return f"p50 ≤ {_bound(total['fsync_p50_us'])}, p99 ≤ {_bound(total['fsync_p99_us'])}"
+    return ", ".join(f"{share} ≤ {'more' if us == inf else duration(us / 1000)}" for share, us in bounds.items())
 
 
-def _bound(us: float) -> str:
-    return "more" if us == float("inf") else duration(us / 1000)
-
-
-def _cells(row: TopicRow) -> list[Cell]:
-    return [
-        Styled(row["topic"], "bold"),
-        Styled(rate(row["rate"]), "green" if row["rate"] else "dim"),
-        count(row["head"]),
-        count(row["records"]),
-        size(row["bytes"]),
-        "" if row["lag"] is None else Styled(count(row["lag"]), "yellow" if row["lag"] else "dim"),
-        "" if row["ready"] is None else count(row["ready"]),
-        "" if row["in_flight"] is None else count(row["in_flight"]),
-        "" if not row["lost"] else Styled(count(row["lost"]), "red" if row["losing"] else "yellow"),
-    ]
+COLUMNS: Columns = {
+    "topic": lambda row: Styled(row["topic"], "bold"),
+    "rate>": lambda row: Styled(rate(row["rate"]), "green" if row["rate"] else "dim"),
+    "head>": lambda row: count(row["head"]),
+    "records>": lambda row: count(row["records"]),
+    "size>": lambda row: size(row["bytes"]),
+    "lag>": lambda row: "" if row["lag"] is None else highlighted(row["lag"], "yellow"),
+    "ready>": lambda row: "" if row["ready"] is None else count(row["ready"]),
+    "in flight>": lambda row: "" if row["in_flight"] is None else count(row["in_flight"]),
+    "lost>": lambda row: Styled(count(row["lost"]), "red" if row["losing"] else "yellow") if row["lost"] else "",
+}
 
 
 # --- figures; no I/O
@@ -250,9 +224,9 @@ def rows(before: Sample, now: Sample) -> list[TopicRow]:
     """Return the topics of a sample. `losing` is the number of records lost per second."""
     took_s = max(now.at_s - before.at_s, 1e-3)
     heads, old_heads = _named(now.metrics, "head_seq"), _named(before.metrics, "head_seq")
-    live, sizes = _named(now.metrics, "records_live"), _named(now.metrics, "bytes_live")
-    ready, in_flight = _named(now.metrics, "queue_ready"), _named(now.metrics, "queue_in_flight")
-    lost, old_lost = _named(now.metrics, "lost"), _named(before.metrics, "lost")
+    names = ("records_live", "bytes_live", "queue_ready", "queue_in_flight", "lost")
+    live, sizes, ready, in_flight, lost = (_named(now.metrics, name) for name in names)
+    old_lost = _named(before.metrics, "lost")
     return [
         {
             "topic": topic, "head": head, "records": live.get(topic, 0), "bytes": sizes.get(topic, 0),
@@ -302,8 +276,7 @@ def _of_buckets(before: Mapping[str, float], now: Mapping[str, float], share: fl
 
     The buckets are cumulative counts by upper bound, with `+Inf` last.
     """
-    counts = [(float("inf") if name == "+Inf" else float(name), now[name] - before.get(name, 0)) for name in now]
-    counts.sort()
+    counts = sorted((float(name), now[name] - before.get(name, 0)) for name in now)  # `+Inf` is a number, too
     total = counts[-1][1] if counts else 0
     if total <= 0:
         return None
@@ -318,12 +291,4 @@ def sort_rows(found: list[TopicRow], order: str, needle: str) -> list[TopicRow]:
     return sorted(kept, key=lambda row: (-(row[order] or 0), row["topic"]))
 
 
-TOP = Command(
-    name="top",
-    arguments=_arguments,
-    request=_request,
-    run=_run,
-    details="Keys: q quits, s sorts, / filters. In a pipe, each look is a line of JSON.",
-    examples="  topics top\n  topics top --sort lag --filter orders\n  topics top --count 1 | jq .rate\n",
-)
-register = registering(TOP)
+register = top.register

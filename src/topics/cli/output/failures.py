@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from topics.errors import Code, TopicsError
 
 EXIT_DONE = 0
@@ -60,28 +58,23 @@ def usage(message: str, next_step: str = "") -> Failure:
     return Failure(message, status=EXIT_USAGE, next_step=next_step)
 
 
-def failure_of(error: TopicsError, *, names: Any = ()) -> Failure:
+def failure_of(error: TopicsError, names: list[str]) -> Failure:
     """Return the failure for an error of the server. `names` are known topics, to suggest a similar one."""
     message, next_step = str(error), NEXT_STEPS.get(error.code, "")
     status = EXIT_OF_STATUS.get(error.status, EXIT_RETRY if error.retryable else EXIT_FAILED)
     if error.code is Code.ROUTER_CYCLE:
         message = message.partition("; ")[0]  # the rest names the field of the API; the next step names the option
     elif error.code is Code.INVALID_REQUEST:
-        message, status = _with_options(message), EXIT_USAGE
+        import re
+
+        # The option comes before each field of the API: `--lease (lease_ms)`.
+        fields = rf"(?<![\w.$\"'])({'|'.join(sorted(OPTION_OF_FIELD, key=len, reverse=True))})(?![\w.\"'])"
+        message = re.sub(fields, lambda found: f"{OPTION_OF_FIELD[found[1]]} ({found[1]})", message)
+        status = EXIT_USAGE
     wanted = (error.detail or {}).get("topic")
     if error.code is Code.TOPIC_NOT_FOUND and wanted:
         from difflib import get_close_matches
 
-        if near := get_close_matches(str(wanted), list(names), n=1):
+        if near := get_close_matches(str(wanted), names, n=1):
             next_step = f"did you mean {near[0]}? {next_step}"
     return Failure(message, status=status, next_step=next_step)
-
-
-def _with_options(message: str) -> str:
-    """Return a message of the server with the option before each field of the API: `--lease (lease_ms)`."""
-    import re
-
-    names = "|".join(sorted(OPTION_OF_FIELD, key=len, reverse=True))
-    return re.sub(
-        rf"(?<![\w.$\"'])({names})(?![\w.\"'])", lambda found: f"{OPTION_OF_FIELD[found[1]]} ({found[1]})", message
-    )

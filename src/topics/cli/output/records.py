@@ -6,23 +6,13 @@ import json
 from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw
 
 from topics.cli.output.screen import Screen
 from topics.cli.output.units import moment, printable
+from topics.client.items import Tombstone
 from topics.clock import SystemClock
 from topics.plurals import counted
-
-
-class Gap(Struct):
-    """A lost range as the server reports it, in a tombstone."""
-
-    gap_from: int
-    gap_to: int
-    reason: str
-    missed_estimate: int = 0
-    topic: str = ""
-
 
 _decode_members = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_elements = msgspec.json.Decoder(list[Raw]).decode
@@ -66,7 +56,9 @@ def print_record(screen: Screen, raw: bytes, *, topic: str = "") -> None:
 
 def print_gap(screen: Screen, tombstone: bytes | dict[str, Any], *, topic: str = "") -> None:
     """Print a lost range: its seqs, its reason, and the number of records in it."""
-    gap = msgspec.json.decode(tombstone, type=Gap) if isinstance(tombstone, bytes) else msgspec.convert(tombstone, Gap)
+    if isinstance(tombstone, bytes):
+        tombstone = json.loads(tombstone)
+    gap = msgspec.convert(tombstone, Tombstone)
     where = f"{topic}  " if topic else ""
     if gap.reason == "recreated":
         text = f"{where}the topic was created again: its records start over"

@@ -23,6 +23,7 @@ class Styled(NamedTuple):
 
 
 Cell = str | Styled
+Columns = Mapping[str, Callable[[Any], Cell]]  # the cell of a row, by the name of the column
 
 
 class Screen:
@@ -51,14 +52,20 @@ class Screen:
             self.json(answer)
 
     def rows(
-        self, rows: Sequence[Any], columns: Sequence[str], cells: Callable[[Any], Sequence[Cell]], *, empty: str = ""
+        self, rows: Sequence[Any], columns: Columns, *, empty: str = "", decode: Callable[[Any], Any] = lambda row: row
     ) -> None:
-        """Print a table for a person, or `empty` if it has no rows; otherwise each row as JSON."""
+        """Print a table for a person, or `empty` if it has no rows; otherwise each row as JSON.
+
+        `decode` returns what the columns get of a row.
+        """
         if not self.is_human:
             for row in rows:
                 self.json(row)
         elif rows:
-            self.table(columns, [cells(row) for row in rows])
+            from rich.console import Console
+
+            console = Console(file=sys.stdout, highlight=False, no_color=not self._colours_out, soft_wrap=False)
+            console.print(table(columns, [decode(row) for row in rows]))
         elif empty:
             self.note(empty)
 
@@ -75,13 +82,6 @@ class Screen:
         for name, cell in rows:
             text, style = cell if isinstance(cell, Styled) else (cell, "")
             self.line(f"{self.paint(name.ljust(width), 'dim')}  {self.paint(printable(text), style)}")
-
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-        """Print a table for a person. A column whose name ends in `>` is aligned to the right."""
-        from rich.console import Console
-
-        console = Console(file=sys.stdout, highlight=False, no_color=not self._colours_out, soft_wrap=False)
-        console.print(table(columns, rows))
 
     def paint(self, text: str, style: str) -> str:
         """Return text in a style, if standard output shows colours."""
@@ -112,13 +112,19 @@ class Screen:
         return f"\x1b[{STYLES[style]}m{text}\x1b[0m" if style and self._colours_err else text
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Any:
+def highlighted(number: int, style: str) -> Cell:
+    """Return a number in a style, unless it is 0."""
+    return Styled(f"{number:,}", style if number else "dim")
+
+
+def table(columns: Columns, rows: Sequence[Any]) -> Any:
     """Return a `rich` table without lines. A column whose name ends in `>` is aligned to the right."""
     from rich.table import Table
     from rich.text import Text
 
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    texts = [[cell if isinstance(cell, Styled) else Styled(cell, "") for cell in row] for row in rows]
+    cells = [[cell(row) for cell in columns.values()] for row in rows]
+    texts = [[cell if isinstance(cell, Styled) else Styled(cell, "") for cell in row] for row in cells]
     for at, name in enumerate(columns):
         # Only the last column and very long names are cut when the terminal is narrow.
         width = max([len(name.rstrip(">")), *(len(row[at].text) for row in texts)])

@@ -1,98 +1,101 @@
-"""`topics queue …`: the group, and the commands that send one request."""
+"""`topics queue …`: the group, and all of its commands except `work`.
+
+Jobs stay as the server sent them, so that their data is printed as it was written.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+import os
+import socket
 from typing import Any
 
-from topics.cli.command import Args, Call, Command, add_group, topic_argument
-from topics.cli.connect.server import get, post
-from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND
-from topics.cli.output.records import print_record
-from topics.cli.output.screen import Cell, Styled
-from topics.cli.output.units import count, duration, parse_duration, parse_positive, parse_seqs
-from topics.cli.queues import dead, work
-from topics.cli.queues.jobs import add_node, data_of, raw_jobs
-from topics.cli.tree import Subparsers
+from topics.cli.command import Args, Call, Command, group
+from topics.cli.connect.server import get, post, tag_match
+from topics.cli.options import QUEUE, option
+from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND, usage
+from topics.cli.output.records import elements, members, print_record
+from topics.cli.output.screen import Columns, Styled, confirm, highlighted
+from topics.cli.output.units import count, duration, moment, parse_seqs
+from topics.cli.queues.work import queue_state, work
 from topics.client.call import Request, given, topic_path
 from topics.clock import SystemClock
+from topics.errors import Code, TopicsError
 from topics.plurals import counted
 
-
-def register(subparsers: Subparsers) -> None:
-    commands = (LS, CLAIM, ACK, NACK, EXTEND, PEEK, dead.DEAD, dead.REDRIVE, work.WORK)
-    add_group(subparsers, "queue", commands, examples=EXAMPLES)
-
-
-EXAMPLES = """\
-  topics create mail --type queue --max-deliveries 3 --dead-letter mail.dead
-  topics queue work mail -- ./send-mail
-  topics queue ls
-  topics queue dead mail
-"""
+PAGE_ROWS = 1000
+SHOWN_CONFIG = ("lease_ms", "max_deliveries", "dead_letter")
+ORIGIN, DELIVERIES, SOURCE_SEQ = "$dead_letter_from", "$dead_letter_deliveries", "$dead_letter_src_seq"
 
 
-# --- ls
+QUEUE_COLUMNS: Columns = {
+    "queue": lambda row: Styled(row["topic"], "bold"),
+    "ready>": lambda row: highlighted(row["ready"], "green"),
+    "in flight>": lambda row: count(row["in_flight"]),
+    "delayed>": lambda row: count(row["delayed"]),
+    "dead ever>": lambda row: highlighted(row["dead_lettered"], "red"),
+    "lease>": lambda row: duration(row["lease_ms"]),
+    "deliveries>": lambda row: count(row["max_deliveries"]) if row["max_deliveries"] else "any",
+    "dead letters": lambda row: row.get("dead_letter_error") or row["dead_letter"] or "none",
+}
+JOB_STYLES = {"ready": "green", "in_flight": "yellow"}
+JOB_COLUMNS: Columns = {
+    "seq>": lambda job: str(job["$seq"]),
+    "state": lambda job: Styled(job["state"].replace("_", " "), JOB_STYLES.get(job["state"], "dim")),
+    "deliveries>": lambda job: str(job["deliveries"]),
+    "held by": lambda job: job.get("node") or "",
+    "until": lambda job: _until(job.get("deadline") or job.get("deliver_at") or 0),
+    "tag": lambda job: job.get("$tag") or "",
+    "data": lambda job: job["data"],
+}
+LETTER_COLUMNS: Columns = {
+    "seq>": lambda letter: Styled(str(letter["$seq"]), "red"),
+    "moved at": lambda letter: moment(letter["$ts"], SystemClock().now_ms()),
+    "was job>": lambda letter: str(letter.get("meta", {}).get(SOURCE_SEQ, "")),
+    "deliveries>": lambda letter: str(letter.get("meta", {}).get(DELIVERIES, "")),
+    "tag": lambda letter: letter.get("$tag") or "",
+    "data": lambda letter: letter["data"],
+}
 
 
-def _list(args: Args) -> Request:
-    return get("/v0/topics", prefix=args.prefix or None)
+def _decoded(raw: bytes) -> dict[str, Any]:
+    """Decode a job or record, except its data, which stays as it was written."""
+    return {**json.loads(raw), "data": members(raw).get("data", b"null").decode()}
 
 
-def _run_ls(call: Call) -> int:
-    names = [row["topic"] for row in call.server.rows(_list(call.args).path, "topics") if row["type"] == "queue"]
-    rows = []
-    for name in names:
-        state = call.server.json(get(topic_path(name, touch=False)))
-        config = state["config"]
-        rows.append({"topic": name, **state["queue"], **{key: config[key] for key in _SHOWN}})
-    columns = ("queue", "ready>", "in flight>", "delayed>", "dead ever>", "lease>", "deliveries>", "dead letters")
-    empty = "no queues; `topics create NAME --type queue` creates one"
-    call.screen.rows(rows, columns, _queue_cells, empty=empty)
-    return EXIT_DONE
+def _until(ms: int) -> str:
+    left_ms = ms - SystemClock().now_ms()
+    return f"in {duration(left_ms)}" if left_ms >= 0 else ""
 
 
-_SHOWN = ("lease_ms", "max_deliveries", "dead_letter")
+def _add_node(parser: argparse.ArgumentParser) -> None:
+    """Add the name under which this user claims jobs: the same in every command, so `ack` finds what `claim` leased."""
+    user = os.environ.get("USER") or os.environ.get("LOGNAME") or str(os.getuid())
+    node = f"cli-{user}@{socket.gethostname()}"[:128]
+    option("--node NODE", "name of the worker [%(default)s]", default=node)(parser)
 
 
-def _queue_cells(row: Mapping[str, Any]) -> list[Cell]:
-    return [
-        Styled(row["topic"], "bold"),
-        Styled(count(row["ready"]), "green" if row["ready"] else "dim"),
-        count(row["in_flight"]),
-        count(row["delayed"]),
-        Styled(count(row["dead_lettered"]), "red" if row["dead_lettered"] else "dim"),
-        duration(row["lease_ms"]),
-        count(row["max_deliveries"]) if row["max_deliveries"] else "any",
-        row.get("dead_letter_error") or row["dead_letter"] or "none",
-    ]
-
-
-LS = Command(
-    name="ls",
-    help="list queues and their jobs",
-    arguments=lambda parser: topic_argument(
-        parser, "prefix", nargs="?", default="", metavar="PREFIX", help="only names that begin so"
-    ),
-    request=_list,
-    run=_run_ls,
+@Command(
+    "ls",
+    "list queues and their jobs",
+    (option("[PREFIX]", "only names that begin so", default="", completes="topics"),),
+    request=lambda args: get("/v0/topics", prefix=args.prefix or None),
     details="`dead ever` counts all jobs that were moved to the dead letters since the queue was created, also those "
     "that were moved back; `topics queue dead` lists the present ones.",
     examples="  topics queue ls\n",
 )
+def ls(call: Call) -> None:
+    names = [row["topic"] for row in call.server.rows(call.request(call.args).path, "topics") if row["type"] == "queue"]
+    rows = []
+    for name in names:
+        state = call.server.json(get(topic_path(name, touch=False)))
+        rows.append({"topic": name, **state["queue"], **{key: state["config"][key] for key in SHOWN_CONFIG}})
+    empty = "no queues; `topics create NAME --type queue` creates one"
+    call.screen.rows(rows, QUEUE_COLUMNS, empty=empty)
 
 
-# --- claim
-
-
-def _claim_arguments(parser: argparse.ArgumentParser) -> None:
-    topic_argument(parser, "queue", help="the queue")
-    parser.add_argument("-n", "--max", metavar="N", type=parse_positive, default=1, help="most jobs to claim [1]")
-    parser.add_argument("--lease", metavar="DURATION", type=parse_duration, help="how long to hold them [the queue's]")
-    parser.add_argument("--wait", metavar="DURATION", type=parse_duration, default=0, help="wait for a job, up to 30s")
-    add_node(parser)
+# --- claim, ack, nack, extend
 
 
 def _claim(args: Args) -> Request:
@@ -100,8 +103,22 @@ def _claim(args: Args) -> Request:
     return post(topic_path(args.queue, "claim"), body, safe=False, wait_ms=args.wait)
 
 
-def _run_claim(call: Call) -> int:
-    jobs = raw_jobs(call.server.send(_claim(call.args)), "claimed")
+@Command(
+    "claim",
+    "lease jobs, and print them",
+    (
+        QUEUE,
+        option("-n --max N", "most jobs to claim [1]", default=1),
+        option("--lease DURATION", "how long to hold them [the queue's]"),
+        option("--wait DURATION", "wait for a job, up to 30s", default=0),
+        _add_node,
+    ),
+    request=_claim,
+    details="The exit status is 3 if no job is ready.",
+    examples="  topics queue claim mail --max 10 --lease 5m\n  topics queue claim mail --wait 20s | jq .data\n",
+)
+def claim(call: Call) -> int:
+    jobs = elements(members(call.server.send(_claim(call.args)))["claimed"])
     for job in jobs:
         if call.screen.is_human:
             print_record(call.screen, job)
@@ -115,150 +132,186 @@ def _run_claim(call: Call) -> int:
     return EXIT_DONE
 
 
-CLAIM = Command(
-    name="claim",
-    help="lease jobs, and print them",
-    arguments=_claim_arguments,
-    request=_claim,
-    run=_run_claim,
-    details="The exit status is 3 if no job is ready.",
-    examples="  topics queue claim mail --max 10 --lease 5m\n  topics queue claim mail --wait 20s | jq .data\n",
-)
+SEQS = option("SEQ…", "jobs, or ranges such as 7-9", dest="seqs", type=parse_seqs)
 
 
-# --- ack, nack, extend
+def _held(args: Args, verb: str, **fields: Any) -> Request:
+    """Return a request about jobs that the worker holds."""
+    body = {"node": args.node, "seqs": [seq for part in args.seqs for seq in part], **fields}
+    return post(topic_path(args.queue, verb), body)
 
 
-def _held_arguments(parser: argparse.ArgumentParser) -> None:
-    topic_argument(parser, "queue", help="the queue")
-    parser.add_argument("seqs", metavar="SEQ", nargs="+", type=parse_seqs, help="jobs, or ranges such as 7-9")
-    add_node(parser)
+def _report_held(call: Call, member: str, verb: str) -> None:
+    answer = call.ask()
+    call.screen.result(answer, f"{verb} {counted(answer[member], 'job')}")
+    if answer["skipped"] and call.screen.is_human:
+        seqs = ", ".join(map(str, answer["skipped"]))
+        call.screen.note(f"not held by {call.args.node}, and left alone: {seqs}", "yellow")
 
 
-def _held(args: Args) -> dict[str, Any]:
-    return {"node": args.node, "seqs": [seq for part in args.seqs for seq in part]}
-
-
-def _ack(args: Args) -> Request:
-    return post(topic_path(args.queue, "ack"), _held(args))
-
-
-def _nack(args: Args) -> Request:
-    return post(topic_path(args.queue, "nack"), {**_held(args), "delay_ms": args.delay})
-
-
-def _extend(args: Args) -> Request:
-    return post(topic_path(args.queue, "extend"), {**_held(args), "lease_ms": args.lease})
-
-
-def _show_held(member: str, verb: str) -> Any:
-    def show(call: Call, answer: Mapping[str, Any]) -> None:
-        call.screen.line(f"{verb} {counted(answer[member], 'job')}")
-        if answer["skipped"]:
-            seqs = ", ".join(map(str, answer["skipped"]))
-            call.screen.note(f"not held by {call.args.node}, and left alone: {seqs}", "yellow")
-
-    return show
-
-
-def _nack_arguments(parser: argparse.ArgumentParser) -> None:
-    _held_arguments(parser)
-    parser.add_argument(
-        "--delay", metavar="DURATION", type=parse_duration, default=0, help="not before this time has passed [at once]"
-    )
-
-
-def _extend_arguments(parser: argparse.ArgumentParser) -> None:
-    _held_arguments(parser)
-    parser.add_argument(
-        "--lease", metavar="DURATION", type=parse_duration, required=True, help="hold for this time from now"
-    )
-
-
-ACK = Command(
-    name="ack",
-    help="finish jobs: they are deleted",
-    arguments=_held_arguments,
-    request=_ack,
-    show=_show_held("acked", "finished"),
+@Command(
+    "ack",
+    "finish jobs: they are deleted",
+    (QUEUE, SEQS, _add_node),
+    request=lambda args: _held(args, "ack"),
     examples="  topics queue ack mail 7 8\n  topics queue ack mail 7-20\n",
 )
-NACK = Command(
-    name="nack",
-    help="return jobs to the queue",
-    arguments=_nack_arguments,
-    request=_nack,
-    show=_show_held("nacked", "returned"),
+def ack(call: Call) -> None:
+    _report_held(call, "acked", "finished")
+
+
+@Command(
+    "nack",
+    "return jobs to the queue",
+    (QUEUE, SEQS, _add_node, option("--delay DURATION", "not before this time has passed [at once]", default=0)),
+    request=lambda args: _held(args, "nack", delay_ms=args.delay),
     examples="  topics queue nack mail 7 --delay 1m\n",
 )
-EXTEND = Command(
-    name="extend",
-    help="hold jobs longer",
-    arguments=_extend_arguments,
-    request=_extend,
-    show=_show_held("extended", "extended"),
+def nack(call: Call) -> None:
+    _report_held(call, "nacked", "returned")
+
+
+@Command(
+    "extend",
+    "hold jobs longer",
+    (QUEUE, SEQS, _add_node, option("--lease DURATION", "hold for this time from now", required=True)),
+    request=lambda args: _held(args, "extend", lease_ms=args.lease),
     examples="  topics queue extend mail 7 --lease 10m\n",
 )
+def extend(call: Call) -> None:
+    _report_held(call, "extended", "extended")
 
 
 # --- peek
 
 
-def _peek_arguments(parser: argparse.ArgumentParser) -> None:
-    topic_argument(parser, "queue", help="the queue")
-    parser.add_argument("--state", choices=("ready", "in_flight", "delayed"), help="only jobs in this state")
-    parser.add_argument("-n", "--limit", metavar="N", type=parse_positive, default=20, help="most jobs to print [20]")
+def _peek(args: Args, found: int = 0, cursor: str | None = None) -> Request:
+    most = min(args.limit - found, PAGE_ROWS)
+    return get(topic_path(args.queue, "jobs", state=args.state, page_size=most, cursor=cursor))
 
 
-def _peek(args: Args) -> Request:
-    return get(topic_path(args.queue, "jobs", state=args.state, page_size=min(args.limit, 1000)))
-
-
-def _run_peek(call: Call) -> int:
-    jobs = _peeked(call)
-    call.screen.rows(jobs, ("seq>", "state", "deliveries>", "held by", "until", "tag", "data"), _job_cells)
-    if call.screen.is_human:
-        call.screen.note(f"{counted(len(jobs), 'job')} shown; the queue still has them all")
-    return EXIT_DONE
-
-
-def _peeked(call: Call) -> list[bytes]:
-    """Return the first jobs, page by page, as encoded JSON."""
-    found: list[bytes] = []
+@Command(
+    "peek",
+    "look at jobs without claiming them",
+    (
+        QUEUE,
+        option("--state", "only jobs in this state", choices=("ready", "in_flight", "delayed")),
+        option("-n --limit N", "most jobs to print [20]", default=20),
+    ),
+    request=_peek,
+    examples="  topics queue peek mail --state in_flight\n",
+)
+def peek(call: Call) -> None:
+    jobs: list[bytes] = []
     cursor = None
-    while len(found) < call.args.limit:
-        most = min(call.args.limit - len(found), 1000)
-        body = call.server.send(
-            get(topic_path(call.args.queue, "jobs", state=call.args.state, page_size=most, cursor=cursor))
-        )
-        found += raw_jobs(body, "jobs")
+    while len(jobs) < call.args.limit:
+        body = call.server.send(_peek(call.args, len(jobs), cursor))
+        jobs += elements(members(body)["jobs"])
         cursor = json.loads(body).get("next_cursor")
         if cursor is None:
             break
-    return found
+    call.screen.rows(jobs, JOB_COLUMNS, decode=_decoded)
+    if call.screen.is_human:
+        call.screen.note(f"{counted(len(jobs), 'job')} shown; the queue still has them all")
 
 
-def _job_cells(raw: bytes) -> list[Cell]:
-    job = json.loads(raw)
-    now_ms = SystemClock().now_ms()
-    until = job.get("deadline") or job.get("deliver_at")
-    style = {"ready": "green", "in_flight": "yellow"}.get(job["state"], "dim")
-    return [
-        str(job["$seq"]),
-        Styled(job["state"].replace("_", " "), style),
-        str(job["deliveries"]),
-        job.get("node") or "",
-        "" if until is None or until < now_ms else f"in {duration(until - now_ms)}",
-        job.get("$tag") or "",
-        data_of(raw),
-    ]
+# --- dead letters
 
 
-PEEK = Command(
-    name="peek",
-    help="look at jobs without claiming them",
-    arguments=_peek_arguments,
-    request=_peek,
-    run=_run_peek,
-    examples="  topics queue peek mail --state in_flight\n",
+@Command(
+    "dead",
+    "list the dead letters of a queue",
+    (QUEUE, option("-n --limit N", "most letters to print [20]", default=20)),
+    request=lambda args: get(topic_path(args.queue, touch=False)),
+    examples="  topics queue dead mail\n",
 )
+def dead(call: Call) -> None:
+    queue = call.args.queue
+    topic = queue_state(call)["config"]["dead_letter"]
+    if topic is None:
+        hint = f"set one: `topics config {queue} --dead-letter {queue}.dead --max-deliveries 3`"
+        raise usage(f"{queue} has no dead-letter topic", hint)
+    letters = _letters(call, topic)
+    call.screen.rows(letters, LETTER_COLUMNS, empty=f"{topic} has no dead letters of {queue}", decode=_decoded)
+    if call.screen.is_human and letters:
+        call.screen.note(f"`topics queue redrive {queue}` moves them back")
+
+
+def _letters(call: Call, topic: str) -> list[bytes]:
+    """Return the first dead letters that come from this queue, as encoded JSON."""
+    found: list[bytes] = []
+    cursor, caught_up = 0, False
+    while len(found) < call.args.limit and not caught_up:
+        body = {"from_seq": cursor, "limit": PAGE_ROWS, "include_tags": True}
+        try:
+            text = call.server.send(post(topic_path(topic, "diff"), body))
+        except TopicsError as error:
+            if error.code is Code.TOPIC_NOT_FOUND:
+                return []  # the server creates the topic with the first dead letter
+            raise
+        page = json.loads(text)
+        pairs = zip(elements(members(text)["records"]), page["records"], strict=True)
+        found += [raw for raw, one in pairs if one.get("meta", {}).get(ORIGIN) == call.args.queue]
+        cursor, caught_up = page["next_from_seq"], page["caught_up"]
+    return found[: call.args.limit]
+
+
+def _redrive(args: Args, *, dry_run: bool | None = None, from_seq: int = 0) -> Request:
+    body = {
+        **given(match=tag_match(args.tag), seqs=[seq for part in args.seq for seq in part] or None),
+        "from_seq": from_seq,
+        "dry_run": args.dry_run if dry_run is None else dry_run,
+    }
+    return post(topic_path(args.queue, "redrive"), body, safe=bool(body["dry_run"]))
+
+
+@Command(
+    "redrive",
+    "move dead letters back to their queue",
+    (
+        QUEUE,
+        option("--tag TAG", "only this tag; a trailing * matches the beginning"),
+        option("--seq SEQ", "only these seqs of `queue dead`", type=parse_seqs, action="append", default=[]),
+        option("-n --dry-run", "count the letters, and move none"),
+    ),
+    asks=True,
+    request=_redrive,
+    details="Counts them first and asks.",
+    examples="  topics queue redrive mail --dry-run\n  topics queue redrive mail --tag 'welcome*' --yes\n",
+)
+def redrive(call: Call) -> None:
+    """Count first, ask, then move, page by page."""
+    queue = call.args.queue
+    answer = _all_pages(call, dry_run=True)
+    if not call.args.dry_run and answer["redriven"]:
+        if not call.args.yes:
+            letters = counted(answer["redriven"], "dead letter")
+            confirm(f"move {letters} of {answer['dead_letter']} back to {queue}?")
+        answer = _all_pages(call, dry_run=False)
+    verb = "would move" if answer["dry_run"] else "moved"
+    text = f"{verb} {counted(answer['redriven'], 'dead letter')} back to {queue}"
+    if not answer["redriven"]:
+        text = f"no dead letters of {queue} to move; `topics queue dead {queue}` lists them"
+    call.screen.result(answer, text)
+
+
+def _all_pages(call: Call, *, dry_run: bool) -> dict[str, Any]:
+    moved, from_seq = 0, 0
+    while True:
+        page = call.server.json(_redrive(call.args, dry_run=dry_run, from_seq=from_seq))
+        moved += page["redriven"]
+        if page["caught_up"]:
+            names = {"topic": page["topic"], "dead_letter": page["dead_letter"]}
+            return {**names, "redriven": moved, "dry_run": dry_run}
+        from_seq = page["next_from_seq"]
+
+
+register = group(
+    "queue", ls, claim, ack, nack, extend, peek, dead, redrive, work,
+    examples="""\
+  topics create mail --type queue --max-deliveries 3 --dead-letter mail.dead
+  topics queue work mail -- ./send-mail
+  topics queue ls
+  topics queue dead mail
+""",
+)  # fmt: skip

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import signal
 import subprocess
 import threading
 import time
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
 
-from topics.cli.command import Args, Call, Command, topic_argument
+from topics import early_signals
+from topics.cli.command import Args, Call, Command
 from topics.cli.connect.server import Server, get, post
+from topics.cli.options import QUEUE, option
 from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED, usage
-from topics.cli.output.units import duration, parse_duration, parse_positive
-from topics.cli.queues.jobs import queue_state, raw_jobs
+from topics.cli.output.records import elements, members
+from topics.cli.output.units import duration
 from topics.client.call import Request, topic_path
-from topics.errors import TopicsError
+from topics.errors import Code, TopicsError
 from topics.plurals import counted
 
 WAIT_MS = 1000  # of a claim; also how long a stop waits for one
@@ -38,29 +40,50 @@ class Job(Struct, rename={"seq": "$seq", "tag": "$tag"}):
     tag: str | None = None
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    topic_argument(parser, "queue", help="the queue")
-    parser.add_argument("command", nargs="+", metavar="COMMAND", help="program and its arguments, after --")
-    parser.add_argument(
-        "-j", "--concurrency", metavar="N", type=parse_positive, default=1, help="programs at the same time [1]"
-    )
-    parser.add_argument("--lease", metavar="DURATION", type=parse_duration, default=30_000, help="lease of a job [30s]")
-    parser.add_argument("--timeout", metavar="DURATION", type=parse_duration, help="end a program after this time")
-    parser.add_argument(
-        "--until-empty", action="store_true",
-        help="end when no job is ready; exit status 1 if a job failed. A failed job comes back after a delay (1s, "
-        "doubling with each delivery), and the command does not wait for delayed jobs",
-    )  # fmt: skip
-    parser.add_argument("--node", metavar="NODE", help="name of the worker [a new one for each run]")
-
-
 def _claim(args: Args, node: str | None = None) -> Request:
     wait_ms = 0 if args.until_empty else WAIT_MS
     body = {"node": node or args.node or f"work-{os.getpid()}", "max": 1, "lease_ms": args.lease, "wait_ms": wait_ms}
     return post(topic_path(args.queue, "claim"), body, safe=False, wait_ms=wait_ms)
 
 
-def _run(call: Call) -> int:
+def queue_state(call: Call) -> dict[str, Any]:
+    """Return the state of the queue that the arguments name. Raise `TopicsError` if the topic is a log."""
+    state: dict[str, Any] = call.server.json(get(topic_path(call.args.queue, touch=False)))
+    if state["type"] != "queue":
+        raise TopicsError(Code.NOT_A_QUEUE, f'topic "{call.args.queue}" is a log, not a queue')
+    return state
+
+
+@Command(
+    "work",
+    "run a program for each job: exit status 0 finishes it, any other returns it",
+    (
+        QUEUE,
+        option("COMMAND…", "program and its arguments, after --"),
+        option("-j --concurrency N", "programs at the same time [1]", default=1),
+        option("--lease DURATION", "lease of a job [30s]", default=30_000),
+        option("--timeout DURATION", "end a program after this time"),
+        option(
+            "--until-empty",
+            "end when no job is ready; exit status 1 if a job failed. A failed job comes back after a delay (1s, "
+            "doubling with each delivery), and the command does not wait for delayed jobs",
+        ),
+        option("--node NODE", "name of the worker [a new one for each run]"),
+    ),
+    request=_claim,
+    curl_notes=lambda args, curl: [
+        "The request claims one job. The command then runs the program, extends the lease, and acks or nacks the job."
+    ],
+    usage="QUEUE -- COMMAND…",
+    details="The program gets the data on standard input, and TOPICS_QUEUE, TOPICS_SEQ, TOPICS_TAG and "
+    "TOPICS_DELIVERIES in its environment. The lease is extended while it runs. On SIGINT or SIGTERM, running programs "
+    "finish; a second signal ends them.",
+    examples="""\
+  topics queue work mail -- ./send-mail
+  topics queue work pictures -j 4 --timeout 5m -- sh -c 'jq -r .url | xargs curl -O'
+""",
+)
+def work(call: Call) -> int:
     if call.args.lease < 1000:
         raise usage("--lease must be 1s or more", "the lease is renewed while the program runs")
     _check_program(call.args.command[0])
@@ -94,29 +117,20 @@ class Pool:
         self._lock = threading.Lock()
 
     def run(self) -> int:
-        before = {number: signal.signal(number, self._signalled) for number in (signal.SIGINT, signal.SIGTERM)}
         threads = [threading.Thread(target=self._work) for _ in range(self.call.args.concurrency)]
-        try:
+        with early_signals.handled(self._signalled):
             for thread in threads:
                 thread.start()
             for thread in threads:
                 while thread.is_alive():
                     thread.join(PAUSE_S)
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
         if self.problem is not None:
             raise self.problem
-        self._report()
+        queue, dead = self.call.args.queue, self.dead
+        summary = {"topic": queue, "finished": self.done, "returned": self.returned, "dead": dead}
+        moved = f", moved {dead:,} to {self._config['dead_letter']}" if dead else ""
+        self.call.screen.result(summary, f"finished {counted(self.done, 'job')}, returned {self.returned:,}{moved}")
         return EXIT_FAILED if (self.returned or self.dead) and self.call.args.until_empty else EXIT_DONE
-
-    def _report(self) -> None:
-        summary = {
-            "topic": self.call.args.queue, "finished": self.done, "returned": self.returned, "dead": self.dead
-        }  # fmt: skip
-        moved = f", moved {self.dead:,} to {self._config['dead_letter']}" if self.dead else ""
-        text = f"finished {counted(self.done, 'job')}, returned {self.returned:,}{moved}"
-        self.call.screen.result(summary, text)
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
         if self.stopping.is_set():
@@ -140,7 +154,7 @@ class Pool:
 
     def _one(self, server: Server) -> bool:
         """Claim and run one job. Return False if none is ready."""
-        claimed = raw_jobs(server.send(_claim(self.call.args, self.node)), "claimed")
+        claimed = elements(members(server.send(_claim(self.call.args, self.node)))["claimed"])
         if not claimed:
             return False
         job = msgspec.json.decode(claimed[0], type=Job)
@@ -161,7 +175,8 @@ class Pool:
 
     def _return(self, server: Server, job: Job, held: dict[str, Any], problem: str) -> None:
         """Return a failed job to the queue. After its last delivery, the next claim moves it to the dead letters."""
-        self._refresh(server)
+        with suppress(TopicsError):  # without an answer, the last configuration counts
+            self._config = server.json(get(topic_path(self.call.args.queue, touch=False)))["config"]
         most, dead_letter = self._config["max_deliveries"], self._config["dead_letter"]
         is_dead = bool(most) and dead_letter is not None and job.deliveries >= most
         delay_ms = min(FIRST_DELAY_MS * 2 ** min(job.deliveries - 1, 10), LONGEST_DELAY_MS)
@@ -181,13 +196,6 @@ class Pool:
             count = f"{job.deliveries} of {most}" if most and dead_letter is not None else f"{job.deliveries}"
             self.call.screen.note(f"job {job.seq}: {problem}; {fate} (delivery {count})", "yellow")
 
-    def _refresh(self, server: Server) -> None:
-        """Read the configuration of the queue again. Keep the last one if the server does not answer."""
-        try:
-            self._config = server.json(get(topic_path(self.call.args.queue, touch=False)))["config"]
-        except TopicsError:
-            pass
-
     def _execute(self, server: Server, job: Job) -> str | None:
         """Run the program with the data on standard input. Return None if it succeeded, else what went wrong."""
         env = {
@@ -201,8 +209,7 @@ class Pool:
             self.problem = usage(f"{self.call.args.command[0]} cannot be run: {error.strerror}")
             self.stopping.set()
             return f"not started: {error.strerror}"
-        feeder = threading.Thread(target=_feed, args=(process, bytes(job.data)), daemon=True)
-        feeder.start()
+        threading.Thread(target=_feed, args=(process, bytes(job.data)), daemon=True).start()
         return self._wait(server, job, process)
 
     def _wait(self, server: Server, job: Job, process: subprocess.Popen[bytes]) -> str | None:
@@ -238,43 +245,19 @@ class Pool:
 
 def _feed(process: subprocess.Popen[bytes], data: bytes) -> None:
     assert process.stdin is not None
-    try:
+    with suppress(OSError):  # the program does not read its input
         process.stdin.write(data + b"\n")
         process.stdin.close()
-    except OSError:
-        pass  # the program does not read its input
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End a program and what it started: first with SIGTERM, after two seconds with SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
-        except ProcessLookupError:
-            pass
         try:
             process.wait(2)
             return
         except subprocess.TimeoutExpired:
             continue
     process.wait()
-
-
-WORK = Command(
-    name="work",
-    help="run a program for each job: exit status 0 finishes it, any other returns it",
-    arguments=_arguments,
-    request=_claim,
-    run=_run,
-    curl_notes=lambda args, curl: [
-        "The request claims one job. The command then runs the program, extends the lease, and acks or nacks the job."
-    ],
-    usage="QUEUE -- COMMAND…",
-    details="The program gets the data on standard input, and TOPICS_QUEUE, TOPICS_SEQ, TOPICS_TAG and "
-    "TOPICS_DELIVERIES in its environment. The lease is extended while it runs. On SIGINT or SIGTERM, running programs "
-    "finish; a second signal ends them.",
-    examples="""\
-  topics queue work mail -- ./send-mail
-  topics queue work pictures -j 4 --timeout 5m -- sh -c 'jq -r .url | xargs curl -O'
-""",
-)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from topics.cli.connect.target import Context, Contexts, load_contexts, normal, save_contexts
+from topics.cli.options import JSON_LINES, Row, add_group, add_parser, option
 from topics.cli.output.failures import EXIT_DONE, Failure, usage
-from topics.cli.output.screen import Cell, Screen, Styled
-from topics.cli.tree import Subparsers, add_parser
+from topics.cli.output.screen import Columns, Screen, Styled
+from topics.cli.tree import Subparsers
 
-ADD_EXAMPLES = """\
-  topics context add dev --url http://127.0.0.1:4000
-  topics context add prod --url https://topics.example --token-file ~/.topics-prod --use
-"""
+KNOWN = option("NAME", completes="contexts")
+COLUMNS: Columns = {
+    "": lambda row: Styled("*" if row["current"] else "", "green"),
+    "context": lambda row: Styled(row["name"], "bold"),
+    "url": lambda row: row["url"],
+    "key file": lambda row: row["token_file"] or "",
+}
 Act = Callable[[argparse.Namespace, Contexts, Screen], bool]
 
 
@@ -25,23 +28,26 @@ def register(subparsers: Subparsers) -> None:
         examples="  topics context add prod --url https://topics.example --token-file ~/.topics-prod\n"
         "  topics context use prod\n  topics ls --context dev",
     )  # fmt: skip
-    verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    added = _add(verbs, "add", _add_context, "add a context, or change it", examples=ADD_EXAMPLES)
-    added.add_argument("name", metavar="NAME")
-    added.add_argument("--url", required=True, metavar="URL", help="address of the server")
-    added.add_argument("--token-file", metavar="FILE", help="file with the API key")
-    added.add_argument("--use", action="store_true", help="make it the current context")
-    for verb, act, help in (("use", _use, "make a context the current one"), ("rm", _rm, "remove a context")):
-        known = _add(verbs, verb, act, help).add_argument("name", metavar="NAME")
-        known.completes = "contexts"  # type: ignore[attr-defined]
+    verbs = add_group(parser)
+    new = (
+        option("NAME"),
+        option("--url URL", "address of the server", required=True),
+        option("--token-file FILE", "file with the API key"),
+        option("--use", "make it the current context"),
+    )
+    examples = """\
+  topics context add dev --url http://127.0.0.1:4000
+  topics context add prod --url https://topics.example --token-file ~/.topics-prod --use
+"""
+    _add(verbs, "add", _add_context, "add a context, or change it", *new, examples=examples)
+    _add(verbs, "use", _use, "make a context the current one", KNOWN)
+    _add(verbs, "rm", _rm, "remove a context", KNOWN)
     _add(verbs, "ls", _ls, "list the contexts")
 
 
-def _add(verbs: Subparsers, name: str, act: Act, help: str, *, examples: str = "") -> argparse.ArgumentParser:
-    parser = add_parser(verbs, name, help, examples=examples)
-    parser.add_argument("--json", action="store_true", help="print JSON lines, also on a terminal")
+def _add(verbs: Subparsers, name: str, act: Act, help: str, *rows: Row, examples: str = "") -> None:
+    parser = add_parser(verbs, name, help, JSON_LINES, *rows, examples=examples)
     parser.set_defaults(execute=lambda args: _execute(act, args))
-    return parser
 
 
 def _execute(act: Act, args: argparse.Namespace) -> int:
@@ -76,7 +82,8 @@ def _use(args: argparse.Namespace, known: Contexts, screen: Screen) -> bool:
     url = known.find(args.name).url
     known.current = args.name
     screen.result({"name": args.name, "current": True}, f"commands now use {args.name} ({url})")
-    _warn_of_variables(screen)
+    if variable := next((one for one in ("TOPICS_URL", "TOPICS_CONTEXT") if os.environ.get(one)), None):
+        screen.warn(f"{variable} is set in this shell and comes before the current context: unset {variable}")
     return True
 
 
@@ -94,18 +101,5 @@ def _ls(args: argparse.Namespace, known: Contexts, screen: Screen) -> bool:
         for name, row in sorted(known.by_name.items())
     ]
     empty = "no contexts; `topics context add NAME --url URL` adds one"
-    screen.rows(rows, ("", "context", "url", "key file"), _cells, empty=empty)
+    screen.rows(rows, COLUMNS, empty=empty)
     return False
-
-
-def _cells(row: Mapping[str, Any]) -> list[Cell]:
-    mark = Styled("*" if row["current"] else "", "green")
-    return [mark, Styled(row["name"], "bold"), row["url"], row["token_file"] or ""]
-
-
-def _warn_of_variables(screen: Screen) -> None:
-    """Warn of a variable that commands prefer to the current context."""
-    for variable in ("TOPICS_URL", "TOPICS_CONTEXT"):
-        if os.environ.get(variable):
-            screen.warn(f"{variable} is set in this shell and comes before the current context: unset {variable}")
-            return

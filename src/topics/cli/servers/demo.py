@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
+from topics import early_signals
 from topics.cli.connect.server import Server, post, put
 from topics.cli.connect.target import Target
+from topics.cli.options import add_parser, option
 from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED, Failure
 from topics.cli.output.screen import Screen
-from topics.cli.output.units import parse_duration
-from topics.cli.servers import dev
-from topics.cli.tree import Subparsers, add_parser
+from topics.cli.servers import serve
+from topics.cli.tree import Subparsers
 from topics.client.call import consumer_path, router_path, topic_path
 from topics.errors import TopicsError
-from topics.testing.server import server
+from topics.testing import server
 
 TURN_S = 0.2
 SKUS = ("AEROPRESS-GO", "V60", "FILTERS-350", "SCALE-MINI", "KETTLE-1L")
@@ -45,25 +44,36 @@ TOUR = (
 
 
 def register(subparsers: Subparsers) -> None:
-    parser = add_parser(subparsers, "demo", details="Ctrl-C stops it and removes everything.")
-    parser.add_argument("--port", metavar="PORT", default="0", help="port of the server [a free one]")
-    parser.add_argument("--time", metavar="DURATION", type=parse_duration, help="stop after this time [Ctrl-C]")
-    parser.add_argument("--open", action="store_true", help="open the console in a browser")
-    parser.add_argument("--json", action="store_true", help="print the addresses as JSON, also on a terminal")
+    parser = add_parser(
+        subparsers, "demo", "",
+        option("--port PORT", "port of the server [a free one]", default="0"),
+        option("--time DURATION", "stop after this time [Ctrl-C]"),
+        option("--open", "open the console in a browser"),
+        option("--json", "print the addresses as JSON, also on a terminal"),
+        details="Ctrl-C stops it and removes everything.",
+    )  # fmt: skip
     parser.set_defaults(execute=execute)
 
 
 def execute(args: argparse.Namespace) -> int:
     screen = Screen(as_json=args.json)
     try:
-        with tempfile.TemporaryDirectory(prefix="topics-demo-") as folder, _stoppable():
+        with (
+            tempfile.TemporaryDirectory(prefix="topics-demo-") as folder,
+            early_signals.handled(signal.default_int_handler),  # SIGTERM stops the demo as Ctrl-C does
+        ):
             with (
                 server(data_dir=Path(folder, "data"), port=args.port, log_level="warning") as url,
                 Server(Target(url=url, source="demo")) as shop_server,
             ):
                 try:
                     _introduce(screen, url, opens=args.open)
-                    _play(Shop(shop_server), args.time)
+                    shop = Shop(shop_server)
+                    shop.open()
+                    deadline_s = math.inf if args.time is None else time.monotonic() + args.time / 1000
+                    while time.monotonic() < deadline_s:
+                        shop.turn()
+                        time.sleep(TURN_S)
                 except KeyboardInterrupt:
                     pass
                 except TopicsError as error:
@@ -75,31 +85,8 @@ def execute(args: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def _play(shop: Shop, time_ms: int | None) -> None:
-    """Play turns of the shop until the time is up or a signal arrives."""
-    shop.open()
-    deadline = None if time_ms is None else time.monotonic() + time_ms / 1000
-    while deadline is None or time.monotonic() < deadline:
-        shop.turn()
-        time.sleep(TURN_S)
-
-
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """Let SIGTERM stop the demo as Ctrl-C does."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _introduce(screen: Screen, url: str, *, opens: bool) -> None:
-    console = f"{url}/console" if dev.has_console(url) else None
+    console = f"{url}/console" if serve.answers(url, "/console") else None
     if not screen.is_human:
         screen.json({"url": url, "console": console})
         screen.flush()

@@ -4,11 +4,19 @@ import argparse
 import ctypes
 import os
 import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from topics import early_signals, logs
+from topics.cli.options import add_parser, option
+from topics.cli.output.screen import Screen
 from topics.cli.servers.settings import DEST, add_flags, report, serve_flags
-from topics.cli.tree import Subparsers, add_parser
+from topics.cli.tree import Subparsers
 from topics.config import SETTINGS, BadSettings, Setting, Settings, unknown_variables
 
 if TYPE_CHECKING:
@@ -21,21 +29,16 @@ log = logs.Log("serve")
 
 def register(subparsers: Subparsers) -> None:
     parser = add_parser(
-        subparsers,
-        "serve",
+        subparsers, "serve", "",
+        option("--dev", "for development: in memory, on a free port, with few log lines"),
+        option("--open", "with --dev: open the console in a browser"),
+        option("--json", "print only JSON lines, also on a terminal: implies --log-format json"),
+        add_flags,
         usage="%(prog)s [-h] [--dev [--open]] [--json] [--SETTING VALUE ...]",
         description="Run the server. Each setting is a flag and a TOPICS_* variable; the flag wins. "
         "On SIGTERM or SIGINT, open requests finish and the server exits with status 0. SIGHUP reads the files of "
         "certificates and API keys again.",
-    )
-    parser.add_argument(
-        "--dev", action="store_true", help="for development: in memory, on a free port, with few log lines"
-    )
-    parser.add_argument("--open", action="store_true", help="with --dev: open the console in a browser")
-    parser.add_argument(
-        "--json", action="store_true", help="print only JSON lines, also on a terminal: implies --log-format json"
-    )
-    add_flags(parser)
+    )  # fmt: skip
     parser.set_defaults(execute=execute)
 
 
@@ -44,9 +47,7 @@ def execute(args: argparse.Namespace, *, build: "Build | None" = None) -> int:
     early_signals.handle()
     try:
         if args.dev:
-            from topics.cli.servers import dev
-
-            with dev.settings_of(args, os.environ) as (env, flags):
+            with _dev_settings(args, os.environ) as (env, flags):
                 return _serve(Settings.load(env, flags), args, build)
         if args.open:
             raise BadSettings(["--open: opens the console of a server that --dev starts; add --dev"])
@@ -70,15 +71,11 @@ def _warn(settings: Settings) -> None:
     for line in unknown_variables(os.environ):
         log.warning("unknown_variable", hint=line)
     if settings.data_dir is None:
-        log.warning(
-            "memory_only", hint="records are lost when the server stops; set TOPICS_DATA_DIR to keep them on disk"
-        )
+        hint = "records are lost when the server stops; set TOPICS_DATA_DIR to keep them on disk"
+        log.warning("memory_only", hint=hint)
     if not settings.key_rules():
-        log.warning(
-            "no_api_keys",
-            hint="every client of this address has full access; set TOPICS_API_KEYS to require a key",
-            host=settings.host,
-        )
+        hint = "every client of this address has full access; set TOPICS_API_KEYS to require a key"
+        log.warning("no_api_keys", hint=hint, host=settings.host)
 
 
 # --- secrets
@@ -118,3 +115,65 @@ def _forget_flag(row: Setting, args: argparse.Namespace) -> None:
                 words[at] = f"{row.flag}={HIDDEN}"
             elif at and words[at - 1] == row.flag:
                 words[at] = HIDDEN
+
+
+# --- a server for development, in memory on a free port, which leaves nothing behind
+
+READY_S = 20.0
+LOOK_S = 0.02
+
+
+@contextmanager
+def _dev_settings(args: argparse.Namespace, env: Mapping[str, str]) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
+    """Yield the environment and the flags of a server for development. Raise `BadSettings` if they contradict.
+
+    Announces the console once the server is ready, and opens it with `--open`.
+    """
+    flags = serve_flags(args)
+    if "data_dir" in flags:
+        raise BadSettings(["--data-dir: --dev keeps records in memory only; leave out one of the two"])
+    env = {name: value for name, value in env.items() if name not in ("TOPICS_DATA_DIR", "TOPICS_PORT")}
+    with tempfile.TemporaryDirectory(prefix="topics-dev-") as folder:
+        port_file = flags.get("port_file") or str(Path(folder) / "port")
+        merged = {"port": "0", "log_level": "warning", "port_file": port_file} | flags
+        Path(port_file).unlink(missing_ok=True)
+        threading.Thread(target=_announce, args=(Path(port_file), merged.get("host"), args), daemon=True).start()
+        yield env, merged
+
+
+def _announce(port_file: Path, host: str | None, args: argparse.Namespace) -> None:
+    """Wait until the server is ready. Print the address of its console, and open it in a browser if asked to."""
+    deadline_s, url = time.monotonic() + READY_S, ""
+    while not url or not answers(url, "/v0/ready"):
+        if time.monotonic() > deadline_s:
+            return
+        time.sleep(LOOK_S)
+        if port_file.exists():
+            url = f"http://{host or '127.0.0.1'}:{port_file.read_text().strip()}"
+    console = f"{url}/console" if answers(url, "/console") else None
+    screen = Screen(as_json=args.json)
+    if args.json:
+        screen.json({"url": url, "console": console})
+    else:
+        screen.line(f"in another terminal: export TOPICS_URL={url}")
+        if console is not None:
+            screen.line(f"console: {console}")
+    screen.flush()
+    if args.open and console is not None:
+        import webbrowser
+
+        webbrowser.open(console)
+
+
+def answers(url: str, path: str) -> bool:
+    """Return whether a GET request succeeds."""
+    from topics.client.call import Request
+    from topics.client.connection import Connection
+    from topics.client.errors import TopicsError
+
+    with Connection(url, timeout_s=READY_S) as connection:
+        try:
+            connection.send_once(Request("GET", path, accept="text/html, */*"))
+        except TopicsError:
+            return False
+    return True

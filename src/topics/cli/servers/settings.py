@@ -4,11 +4,11 @@ import argparse
 import os
 import sys
 
+from topics.cli.options import add_parser, option
 from topics.cli.output.screen import Screen
-from topics.cli.tree import Subparsers, add_parser
-from topics.config import SETTINGS, BadSettings, Setting, Settings
+from topics.cli.tree import Subparsers
+from topics.config import FLAG, SETTINGS, BadSettings, Settings
 from topics.plurals import counted
-from topics.setting_kinds import FLAG
 
 EXIT_BAD_SETTINGS = 2
 DEST = "setting_"
@@ -16,14 +16,11 @@ DEST = "setting_"
 
 def register(subparsers: Subparsers) -> None:
     parser = add_parser(
-        subparsers,
-        "settings",
+        subparsers, "settings", "", option("--json", "print one JSON object; secrets are hidden"), add_flags,
         description="Print the settings of `topics serve` that are in force. (`topics config` without a topic does the "
         "same.) The configuration of a topic is `topics config TOPIC`.",
         usage="%(prog)s [-h] [--json] [--SETTING VALUE ...]",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object; secrets are hidden")
-    add_flags(parser)
+    )  # fmt: skip
     parser.set_defaults(execute=execute)
 
 
@@ -35,9 +32,8 @@ def execute(args: argparse.Namespace) -> int:
     shown = {row.variable: row.shown(getattr(settings, row.name)) for row in SETTINGS}
     if args.json:
         Screen(as_json=True).json(shown)
-        return 0
-    for variable, text in shown.items():
-        print(f"{variable}={text}")
+    else:
+        print("\n".join(f"{variable}={text}" for variable, text in shown.items()))
     return 0
 
 
@@ -49,10 +45,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     groups: dict[str, argparse._ArgumentGroup] = {}
     for row in SETTINGS:
         group = groups.get(row.group) or groups.setdefault(row.group, parser.add_argument_group(row.group))
-        if row.kind is FLAG:
-            group.add_argument(row.flag, dest=DEST + row.name, nargs="?", const="true", metavar="BOOL", help=_help(row))
-        else:
-            group.add_argument(row.flag, dest=DEST + row.name, metavar=_metavar(row), help=_help(row))
+        metavar = row.kind.name.replace(" ", "") if "|" in row.kind.name else row.kind.name.split()[-1].upper()
+        shape = {"metavar": "BOOL", "nargs": "?", "const": "true"} if row.kind is FLAG else {"metavar": metavar}
+        default = row.kind.show(row.default) if row.default not in (None, ()) else "unset"
+        help = f"{row.help} [{row.variable}, default {default}]".replace("%", "%%")
+        group.add_argument(row.flag, dest=DEST + row.name, help=help, **shape)  # type: ignore[arg-type]
 
 
 def chosen_flags(args: argparse.Namespace) -> dict[str, str]:
@@ -73,17 +70,7 @@ def serve_flags(args: argparse.Namespace) -> dict[str, str]:
 
 def report(bad: BadSettings) -> int:
     """Print every problem on standard error and return the exit status."""
-    count = len(bad.problems)
-    print(f"topics: {counted(count, 'invalid setting')}", file=sys.stderr)
+    print(f"topics: {counted(len(bad.problems), 'invalid setting')}", file=sys.stderr)
     for problem in bad.problems:
         print(f"  {problem}", file=sys.stderr)
     return EXIT_BAD_SETTINGS
-
-
-def _metavar(row: Setting) -> str:
-    return row.kind.name.split()[-1].upper() if "|" not in row.kind.name else row.kind.name.replace(" ", "")
-
-
-def _help(row: Setting) -> str:
-    default = row.kind.show(row.default) if row.default not in (None, ()) else "unset"
-    return f"{row.help} [{row.variable}, default {default}]".replace("%", "%%")

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Self
 from uuid import uuid4
 
 import httpx
 
-from topics.client._async import following
+from topics.client._async.following import AsyncFollowCalls
 from topics.client._async.management import AsyncManagementCalls
 from topics.client._async.queues import AsyncJob, AsyncQueueCalls
-from topics.client._async.records import PAGE_RECORDS, AsyncRecordCalls
 from topics.client._async.socket import AsyncSocket
 from topics.client._async.transport import AsyncTransport
-from topics.client._async.work import AsyncJobLoop, AsyncPushes, AsyncWorker, Handler
+from topics.client._async.work import AsyncLeases, AsyncPushes, AsyncWorker, Handler, default_delay_ms
 from topics.client._async.writer import AsyncWriter
-from topics.client.cursors import Cursor, ServerCursor, Start, WatchCursor
-from topics.client.errors import TopicsError
-from topics.client.items import Gap, Match, Position, Record
 
 
-class AsyncTopics(AsyncManagementCalls, AsyncRecordCalls, AsyncQueueCalls):
+class AsyncTopics(AsyncManagementCalls, AsyncFollowCalls, AsyncQueueCalls):
     """A server. Every failure is a `TopicsError`, with a class per error code.
 
     async with AsyncTopics("http://127.0.0.1:4000") as topics:
@@ -57,7 +53,7 @@ class AsyncTopics(AsyncManagementCalls, AsyncRecordCalls, AsyncQueueCalls):
             transport=transport,
         )  # fmt: skip
         self._workers: list[AsyncWorker] = []
-        self._loops: list[AsyncJobLoop] = []
+        self._held: list[AsyncLeases] = []  # of the workers, and of loops over jobs
 
     async def __aenter__(self) -> Self:
         return self
@@ -73,72 +69,6 @@ class AsyncTopics(AsyncManagementCalls, AsyncRecordCalls, AsyncQueueCalls):
         await topics.aclose()       # a `with` block does so by itself
         """
         await self._http.aclose()
-
-    # --- following
-
-    def follow(
-        self,
-        topic: str,
-        *,
-        cursor: Cursor | ServerCursor | None = None,
-        from_seq: int = 0,
-        epoch: int | None = None,
-        tail: bool = False,
-        node: str | Sequence[str] | None = None,
-        filter: Match | None = None,
-        page_records: int = PAGE_RECORDS,
-        wait_ms: int = 20_000,
-        wait_for_topic: bool = False,
-        on_retry: Callable[[TopicsError, float], None] | None = None,
-        on_caught_up: Callable[[], object] | None = None,
-    ) -> AsyncIterator[Record | Gap]:
-        """Yield the records of a topic as they come, and a `Gap` wherever records were lost. Never ends by itself.
-
-        The loop resumes after broken connections and restarts of the server, and waits as long as the server asks. Its
-        position goes to `cursor` when a page has been processed: after a crash the last page comes again, and no record
-        is skipped. A topic that was created again comes as a gap with the reason `recreated`. A topic that does not
-        exist raises `TopicNotFound`, unless it existed before or `wait_for_topic` is set. `ServerCursor("billing")`
-        keeps the position on the server, as a named consumer. `epoch` is the epoch that `from_seq` belongs to.
-        `on_caught_up()` is called when the loop has processed everything up to the head: the first time, and each time
-        after it had fallen behind or the server had not answered.
-
-            async for item in topics.follow("orders", cursor=FileCursor("orders.cursor")):
-                if isinstance(item, Gap): print("lost", item.first_seq, item.last_seq, item.reason)
-                else: print(item.seq, item.data)
-        """
-        start = following.Following(
-            topic=topic, cursor=cursor, from_seq=from_seq, epoch=epoch, tail=tail, node=node, filter=filter,
-            page_records=page_records, wait_ms=wait_ms, wait_for_topic=wait_for_topic, on_retry=on_retry,
-            on_caught_up=on_caught_up,
-        )  # fmt: skip
-        return following.follow(self, self._http, start)
-
-    def watch(
-        self,
-        topics: Iterable[str] | Mapping[str, Start | Position | None],
-        *,
-        cursor: WatchCursor | None = None,
-        node: str | Sequence[str] | None = None,
-        include_data: bool = True,
-        strong: bool = False,
-        heartbeat_ms: int = 15_000,
-        wait_for_topics: bool = False,
-        on_retry: Callable[[TopicsError, float], None] | None = None,
-    ) -> AsyncIterator[Record | Gap]:
-        """Follow many topics over one stream. A name that ends in `*` means every topic that begins so.
-
-        With `strong`, records come only once they are on the disk. Without `include_data`, they come without their
-        data. With `wait_for_topics`, topics that do not exist are left out instead of raising `TopicNotFound`.
-
-        async for item in topics.watch({"orders": None, "chat-*": Start(tail=True)}):
-            print(item.topic, item)
-        """
-        start = following.Watching(
-            topics=dict(topics) if isinstance(topics, Mapping) else dict.fromkeys(topics),
-            cursor=cursor, node=node, include_data=include_data, strong=strong, heartbeat_ms=heartbeat_ms,
-            wait_for_topics=wait_for_topics, on_retry=on_retry,
-        )  # fmt: skip
-        return following.watch(self._http, start)
 
     def connect(self) -> AsyncSocket:
         """Return a WebSocket, to publish and subscribe over one connection. `async with` opens it.
@@ -193,8 +123,7 @@ class AsyncTopics(AsyncManagementCalls, AsyncRecordCalls, AsyncQueueCalls):
         given back, with a delay that grows with its deliveries, when the body raises or leaves the loop. A body can
         also call `job.ack()` or `job.nack()` itself. The loop resumes after broken connections.
         """
-        _, loop = self._job_loop(topic, node, lease_ms, retry_delay_ms, handle_signals=handle_signals)
-        return loop.run()
+        return self._leases(topic, node, lease_ms, retry_delay_ms).jobs(handle_signals)
 
     def pushed_jobs(
         self,
@@ -212,24 +141,16 @@ class AsyncTopics(AsyncManagementCalls, AsyncRecordCalls, AsyncQueueCalls):
         async for job in topics.pushed_jobs("emails"):
             await send(job.data)
         """
-        worker, loop = self._job_loop(topic, node, lease_ms, retry_delay_ms, handle_signals=handle_signals)
-        return loop.run(AsyncPushes(self, self._http, topic, node=worker, lease_ms=lease_ms))
+        leases = self._leases(topic, node, lease_ms, retry_delay_ms)
+        leases.pushes = AsyncPushes(self, self._http, topic, node=leases.node, lease_ms=lease_ms)
+        return leases.jobs(handle_signals)
 
-    def _job_loop(
-        self,
-        topic: str,
-        node: str | None,
-        lease_ms: int,
-        retry_delay_ms: Callable[[int], int] | None,
-        *,
-        handle_signals: bool | None,
-    ) -> tuple[str, AsyncJobLoop]:
+    def _leases(
+        self, topic: str, node: str | None, lease_ms: int, retry_delay_ms: Callable[[int], int] | None
+    ) -> AsyncLeases:
         worker = node or f"py-{uuid4().hex[:12]}"
-        loop = AsyncJobLoop(
-            self, topic, node=worker, lease_ms=lease_ms, retry_delay_ms=retry_delay_ms, handle_signals=handle_signals
-        )
-        self._loops.append(loop)
-        return worker, loop
+        self._held.append(AsyncLeases(self, topic, worker, lease_ms, retry_delay_ms or default_delay_ms))
+        return self._held[-1]
 
     def worker(
         self,
@@ -258,10 +179,8 @@ class AsyncTopics(AsyncManagementCalls, AsyncRecordCalls, AsyncQueueCalls):
         """
 
         def register(handler: Handler) -> AsyncWorker:
-            made = AsyncWorker(
-                self, topic, handler, concurrency=concurrency, node=node, lease_ms=lease_ms, timeout_s=timeout_s,
-                retry_delay_ms=retry_delay_ms, on_start=on_start, on_done=on_done, on_error=on_error,
-            )  # fmt: skip
+            leases = self._leases(topic, node, lease_ms, retry_delay_ms)
+            made = AsyncWorker(leases, handler, concurrency, timeout_s, on_start, on_done, on_error)
             self._workers.append(made)
             return made
 
@@ -283,7 +202,5 @@ class AsyncTopics(AsyncManagementCalls, AsyncRecordCalls, AsyncQueueCalls):
 
         topics.stop()
         """
-        for worker in self._workers:
-            worker.stop()
-        for loop in self._loops:
-            loop.stop()
+        for leases in self._held:
+            leases.stopping.set()

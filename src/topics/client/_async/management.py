@@ -7,11 +7,11 @@ from typing import Any, Literal, Unpack, overload
 
 import msgspec
 
-from topics.client._async.transport import AsyncCalls
+from topics.client._async.calls import AsyncCalls
 from topics.client.call import Request, consumer_path, given, router_path, topic_path, with_query
 from topics.client.cursors import ConsumerInfo, ConsumerPage
 from topics.client.errors import Unavailable, Unreachable
-from topics.client.items import Config, Match
+from topics.client.items import Config, Match, TopicPut, TopicState
 from topics.model import consumer as consuming
 from topics.model import inspection, wire
 from topics.model import router as routing
@@ -25,14 +25,14 @@ class AsyncManagementCalls(AsyncCalls):
 
     # --- topics
 
-    async def put_topic(self, topic: str, **config: Unpack[Config]) -> wire.TopicPut:
+    async def put_topic(self, topic: str, **config: Unpack[Config]) -> TopicPut:
         """Create a topic, or change its configuration. Raises `TopicExistsIncompatible` if its type would change.
 
         await topics.put_topic("orders", durability="fsync", cap_records=1_000_000)
         """
-        return await self._http.call("PUT", topic_path(topic), wire.TopicPut, body=config)
+        return await self._http.call("PUT", topic_path(topic), TopicPut, body=config)
 
-    async def topic(self, topic: str, *, touch: bool = False) -> wire.TopicState:
+    async def topic(self, topic: str, *, touch: bool = False) -> TopicState:
         """Return the state of a topic: head, count, bytes, configuration. Raises `TopicNotFound`.
 
         With `touch`, the request counts as a read of the topic, which raises its automatic priority.
@@ -40,7 +40,7 @@ class AsyncManagementCalls(AsyncCalls):
         state = await topics.topic("orders")
         print(state.count, state.head_seq, state.config.durability)
         """
-        return await self._http.call("GET", topic_path(topic, touch=touch), wire.TopicState)
+        return await self._http.call("GET", topic_path(topic, touch=touch), TopicState)
 
     async def topics(self, prefix: str = "") -> AsyncIterator[wire.TopicSummary]:
         """Yield the topics whose names begin with `prefix`, by name.
@@ -61,6 +61,25 @@ class AsyncManagementCalls(AsyncCalls):
         """
         path = topic_path(topic, if_empty=True if if_empty else None)
         return (await self._http.call("DELETE", path, wire.TopicDropped)).deleted
+
+    async def delete(
+        self,
+        topic: str,
+        *,
+        before_seq: int | None = None,
+        match: Match | Sequence[str] | None = None,
+        seqs: Sequence[int] | None = None,
+        epoch: int | None = None,
+        dry_run: bool = False,
+    ) -> wire.RecordsDeleted:
+        """Delete records by seq, by tag, or both; or a list of `seqs`. Readers see no gap where records were deleted.
+
+        With `dry_run`, count the records only. With `epoch`, raise `EpochMismatch` if the topic was created again.
+
+        await topics.delete("orders", match=("tag", "Glob", "customer-7:*"))
+        """
+        body = given(before_seq=before_seq, match=match, seqs=seqs, epoch=epoch, dry_run=dry_run or None)
+        return await self._http.call("POST", topic_path(topic, "delete"), wire.RecordsDeleted, body=body)
 
     async def timeline(
         self, topic: str, *, from_seq: int = 1, to_seq: int | None = None, ranges: int = inspection.RANGES

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from topics.client._async.transport import AsyncCalls
+from topics.client._async.calls import AsyncCalls
 from topics.client.call import given, topic_path
 from topics.client.items import Match, Record
 from topics.model import queue
@@ -31,32 +31,26 @@ class AsyncJob:
     await job.ack()     complete it; `worker` and `jobs` do so when the function or the body of the loop ends
     """
 
-    __slots__ = ("_client", "_job", "deadline", "is_open", "node", "topic")
-
     def __init__(self, client: AsyncQueueCalls, topic: str, node: str, job: ClaimedJob) -> None:
         self._client = client
         self._job = job
-        self.is_open = True  # until `ack` or `nack` was answered
         self.topic = topic
-        self.node = node
-        self.deadline = job.deadline
-
-    @property
-    def seq(self) -> int:
-        return self._job.seq
-
-    @property
-    def ts(self) -> int:
-        return self._job.ts
-
-    @property
-    def tag(self) -> str | None:
-        return self._job.tag
+        self.node = node  # the worker
+        self.sender = job.node  # the node that wrote the job
+        self.seq, self.ts, self.tag = job.seq, job.ts, job.tag
+        self.lease_id, self.deadline = job.lease_id, job.deadline
+        self.deliveries = job.deliveries  # including this one
+        self.is_open = True  # until `ack` or `nack` was answered
 
     @property
     def data(self) -> Any:
         """The data, decoded."""
         return self._job.data
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """The metadata, decoded; empty if there is none."""
+        return self._job.meta
 
     def decode(self, type: type[T]) -> T:
         """Decode the data as a dataclass, a Struct or a TypedDict. Raises `msgspec.ValidationError`.
@@ -64,25 +58,6 @@ class AsyncJob:
         email = job.decode(Email)
         """
         return self._job.decode(type)
-
-    @property
-    def meta(self) -> dict[str, Any]:
-        """The metadata, decoded; empty if there is none."""
-        return self._job.meta
-
-    @property
-    def sender(self) -> str | None:
-        """The node that wrote the job."""
-        return self._job.node
-
-    @property
-    def lease_id(self) -> str:
-        return self._job.lease_id
-
-    @property
-    def deliveries(self) -> int:
-        """How often the job was delivered, this time included."""
-        return self._job.deliveries
 
     async def ack(self, *, retries: int | None = None) -> bool:
         """Complete the job. Return False if the lease had ended: another worker may have got the job.

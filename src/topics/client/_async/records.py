@@ -10,13 +10,24 @@ from uuid import uuid4
 from msgspec import Struct, structs
 
 from topics.client import tracing
-from topics.client._async import tools
-from topics.client._async.transport import AsyncCalls, AsyncTransport
+from topics.client._async.calls import AsyncCalls
+from topics.client._async.transport import AsyncTransport
 from topics.client.call import NDJSON, SEGMENTS, Backoff, Request, given, topic_path
 from topics.client.errors import TopicsError, Unreachable
-from topics.client.items import Appended, Config, Gap, Match, NewRecord, Page, Record, RecordFields, encode, items_of
-from topics.client.streams import Piece, ScanEnd, ScanLines, ScanTombstone, decoded
-from topics.model import wire
+from topics.client.items import (
+    Appended,
+    Config,
+    End,
+    Gap,
+    Match,
+    NewRecord,
+    Page,
+    Record,
+    RecordFields,
+    Tombstone,
+    encode,
+)
+from topics.client.streams import Piece, ScanLines, decoded
 
 PAGE_RECORDS = 1000  # the most that a server returns unless it is configured otherwise
 SCAN_FORMATS = {
@@ -148,13 +159,15 @@ class AsyncRecordCalls(AsyncCalls):
         """
         while True:
             page = await self.diff(topic, from_seq=from_seq, epoch=epoch, node=node, filter=filter, from_ts=from_ts)
-            for item in items_of(page):
-                yield item
+            if page.gap is not None:
+                yield page.gap
+            for record in page.records:
+                yield record
             if page.caught_up:
                 return
             from_seq, epoch, from_ts = page.next_from_seq, page.epoch, None
 
-    def scan(
+    async def scan(
         self,
         topic: str,
         *,
@@ -176,7 +189,22 @@ class AsyncRecordCalls(AsyncCalls):
         wanted = ScanFields(
             from_seq=from_seq, upto_seq=upto_seq, epoch=epoch, node=node, filter=filter, from_ts=from_ts
         )
-        return scan(self._http, topic, wanted)
+        backoff = Backoff()
+        while True:
+            try:
+                async with aclosing(scan_pieces(self._http, topic, wanted)) as found:
+                    async for piece in found:
+                        backoff.reset()
+                        if isinstance(piece, list):
+                            for record in piece:
+                                yield record
+                        elif isinstance(piece, Tombstone):
+                            yield piece.gap(topic)
+                        else:
+                            return
+                        wanted = wanted.after(piece)
+            except TopicsError as error:
+                await self._http.wait_after(error, backoff)
 
     async def scan_bytes(
         self,
@@ -199,25 +227,6 @@ class AsyncRecordCalls(AsyncCalls):
             async for chunk in chunks:
                 yield chunk
 
-    async def delete(
-        self,
-        topic: str,
-        *,
-        before_seq: int | None = None,
-        match: Match | None = None,
-        seqs: Sequence[int] | None = None,
-        epoch: int | None = None,
-        dry_run: bool = False,
-    ) -> wire.RecordsDeleted:
-        """Delete records by seq, by tag, or both; or a list of `seqs`. Readers see no gap where records were deleted.
-
-        With `dry_run`, count the records only. With `epoch`, raise `EpochMismatch` if the topic was created again.
-
-        await topics.delete("orders", match=("tag", "Glob", "customer-7:*"))
-        """
-        body = given(before_seq=before_seq, match=match, seqs=seqs, epoch=epoch, dry_run=dry_run or None)
-        return await self._http.call("POST", topic_path(topic, "delete"), wire.RecordsDeleted, body=body)
-
 
 # --- scans
 
@@ -236,7 +245,7 @@ class ScanFields(Struct, kw_only=True):
         """Return what is left to scan after a piece."""
         if isinstance(piece, list):
             return structs.replace(self, from_seq=piece[-1].seq, from_ts=None)
-        if isinstance(piece, ScanTombstone):
+        if isinstance(piece, Tombstone):
             return structs.replace(self, from_seq=piece.resume_seq, epoch=piece.epoch, from_ts=None)
         return structs.replace(self, from_seq=piece.next_from_seq, epoch=piece.epoch, from_ts=None)
 
@@ -250,7 +259,7 @@ def opened(
 
 
 async def scan_pieces(http: AsyncTransport, topic: str, wanted: ScanFields) -> AsyncGenerator[Piece, None]:
-    """Yield the pieces of one attempt up to the `ScanEnd`. Raise `Unreachable` if the answer was cut off."""
+    """Yield the pieces of one attempt up to the `End`. Raise `Unreachable` if the answer was cut off."""
     async with opened(http, topic, wanted, NDJSON) as chunks:
         lines = ScanLines()
         async for chunk in chunks:
@@ -259,31 +268,6 @@ async def scan_pieces(http: AsyncTransport, topic: str, wanted: ScanFields) -> A
                     for record in piece:
                         record.topic = topic
                 yield piece
-                if isinstance(piece, ScanEnd):
+                if isinstance(piece, End):
                     return
     raise Unreachable("the scan was cut off", code="stream_ended")
-
-
-async def scan(http: AsyncTransport, topic: str, wanted: ScanFields) -> AsyncIterator[Record | Gap]:
-    """See `AsyncTopics.scan`."""
-    backoff = Backoff()
-    while True:
-        try:
-            async with aclosing(scan_pieces(http, topic, wanted)) as found:
-                async for piece in found:
-                    backoff.reset()
-                    if isinstance(piece, list):
-                        for record in piece:
-                            yield record
-                    elif isinstance(piece, ScanTombstone):
-                        yield piece.gap(topic)
-                    else:
-                        return
-                    wanted = wanted.after(piece)
-        except TopicsError as error:
-            if not error.retryable or backoff.attempts >= http.most_retries():
-                raise
-            wait_s = backoff.next_s(error)
-            if http.retries is None and backoff.passed_s + wait_s > http.retry_for_s:
-                raise
-            await tools.sleep(wait_s)

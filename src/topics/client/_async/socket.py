@@ -22,14 +22,13 @@ from topics.client.streams import gap_of, records_of
 MAX_MESSAGE_BYTES = 64 << 20
 
 
-class _Head(Struct):
+class _Message(Struct):
+    """An answer or a delivery, without its records."""
+
     op: str
     request_id: int | None = None
-
-
-class _Failed(Struct):
-    code: str
-    message: str
+    code: Any = None  # of an error
+    message: str = ""
     detail: dict[str, Any] | None = None
     retry_after_ms: int | None = None
 
@@ -38,8 +37,7 @@ class _Subscribed(Struct):
     topics: dict[str, SessionTopic]
 
 
-_decode_head = msgspec.json.Decoder(_Head).decode
-_decode_failed = msgspec.json.Decoder(_Failed).decode
+_decode_message = msgspec.json.Decoder(_Message).decode
 _decode_appended = msgspec.json.Decoder(Appended).decode
 _decode_subscribed = msgspec.json.Decoder(_Subscribed).decode
 
@@ -193,7 +191,7 @@ class AsyncSocket:
             raise self._broken or RuntimeError("use the socket in a `with` block")
         self._number += 1
         command = encode({"op": op, "request_id": self._number, **fields})
-        future: tools.Future[bytes] = tools.new_future()
+        future: tools.Future[bytes] = tools.Future()
         self._waiting[self._number] = future
         try:
             await self._connection.send(command, text=True)
@@ -216,12 +214,11 @@ class AsyncSocket:
             self._arrived.set()
 
     def _handle(self, message: bytes) -> None:
-        head = _decode_head(message)
+        head = _decode_message(message)
         future = None if head.request_id is None else self._waiting.pop(head.request_id, None)
         if future is not None:
             if head.op == "error":
-                failed = _decode_failed(message)
-                error = errors.from_code(failed.code, failed.message, 0, failed.detail, failed.retry_after_ms)
+                error = errors.from_code(head.code, head.message, 0, head.detail, head.retry_after_ms)
                 future.set_exception(error)
             else:
                 future.set_result(message)

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 from asyncio import Event as Event
 from asyncio import Future as Future
+from asyncio import sleep as sleep
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -18,10 +19,6 @@ from topics.client.seqs import Seqs, error_at, seq_at
 T = TypeVar("T")
 
 
-async def sleep(seconds: float) -> None:
-    await asyncio.sleep(seconds)
-
-
 async def wait_for(event: Event, seconds: float) -> bool:
     """Wait until the event is set; return False if that takes longer."""
     with suppress(TimeoutError):
@@ -30,10 +27,15 @@ async def wait_for(event: Event, seconds: float) -> bool:
 
 
 async def result_of(value: T | Awaitable[T]) -> T:
-    """Return a value, or what it is a promise of: callers may pass plain functions and coroutine functions."""
+    """Return a value, or what it is a promise of, such as the call of a function that may be a coroutine function."""
     if inspect.isawaitable(value):
         return await value
     return value
+
+
+async def result_of_future(future: Future[T]) -> T:
+    """Wait for a future, and return its result."""
+    return await future
 
 
 async def call_within(seconds: float | None, function: Callable[[Any], Any], argument: Any) -> Any:
@@ -41,18 +43,9 @@ async def call_within(seconds: float | None, function: Callable[[Any], Any], arg
     return await asyncio.wait_for(result_of(function(argument)), seconds)
 
 
-def new_future() -> Future[Any]:
-    return asyncio.get_running_loop().create_future()
-
-
 async def wait_until_done(future: Future[Any]) -> None:
     """Wait until a future has a result or has failed."""
     await asyncio.wait([future])
-
-
-async def yield_now() -> None:
-    """Let other coroutines run."""
-    await asyncio.sleep(0)
 
 
 class SeqFuture(Struct, gc=False, eq=False):
@@ -111,8 +104,3 @@ def on_stop_signals(stop: Callable[[], None], handle: bool | None) -> Callable[[
     """Call `stop` in this loop on SIGINT and SIGTERM, as `stop_signals.on_stop_signals` does."""
     loop = asyncio.get_running_loop()
     return stop_signals.on_stop_signals(lambda: loop.call_soon_threadsafe(stop), handle)
-
-
-async def result_of_future(future: Future[T]) -> T:
-    """Wait for a future, and return its result."""
-    return await future

@@ -28,12 +28,6 @@ CONNECT_TIMEOUT_S = 10.0
 _decoders: dict[type[Any], msgspec.json.Decoder[Any]] = {}
 
 
-class AsyncCalls:
-    """Calls of one group, which share the connections of a client."""
-
-    _http: AsyncTransport
-
-
 class AsyncTransport:
     """One server and its connections."""
 
@@ -90,36 +84,44 @@ class AsyncTransport:
         safe. `retries` replaces the number of the client. A `keyed` request is safe for as long as the server remembers
         its idempotency key: after that, raise `OutcomeUnknown` if an answer was lost.
         """
+        decoder = _decoders.get(answer) or _decoders.setdefault(answer, msgspec.json.Decoder(answer))
         backoff = Backoff()
         answer_lost = False
         content = body if body is None or isinstance(body, bytes) else encode(body)
         request = Request(method, path, content, JSON, safe, wait_ms)
         while True:
             try:
-                return decode_records(_decoder(answer), await self.send(request))
+                found: Answer = decode_records(decoder, await self.send(request))
+                return found
             except TopicsError as error:
                 lost = isinstance(error, Unreachable)
-                if not error.retryable or (lost and not safe) or backoff.attempts >= self.most_retries(retries):
+                if lost and not safe:
                     raise
                 answer_lost = answer_lost or lost
-                wait_s = backoff.next_s(error)
-                limited = keyed or (self.retries is None and retries is None)
-                if limited and backoff.passed_s + wait_s > self.retry_for_s:
-                    if not (keyed and answer_lost):
-                        raise
-                    raise OutcomeUnknown(f"no confirmation for {self.retry_for_s:g} s: {error}") from error
-            await tools.sleep(wait_s)
+                await self.wait_after(error, backoff, retries, answer_lost if keyed else None)
 
-    def most_retries(self, retries: int | None = None) -> int:
-        """Return how often a request is repeated: as the call says, then as the client says.
+    async def wait_after(
+        self, error: TopicsError, backoff: Backoff, retries: int | None = None, answer_lost: bool | None = None
+    ) -> None:
+        """Sleep before the next attempt. Raise the error if another one cannot help.
 
-        If neither says so, a client that has had an answer repeats a request for `retry_for_s`.
+        A request is repeated as often as the call says, then as the client says. If neither says so, a client that has
+        had an answer repeats it for `retry_for_s`. `answer_lost` is None for a request without an idempotency key.
         """
+        most = FIRST_RETRIES if self.retries is None else self.retries
         if retries is not None and retries != BRIEFLY:
-            return retries
-        if self.retries is not None:
-            return self.retries
-        return UNLIMITED if self._answered and retries is None else FIRST_RETRIES
+            most = retries
+        elif retries is None and self.retries is None and self._answered:
+            most = UNLIMITED
+        if not error.retryable or backoff.attempts >= most:
+            raise error
+        wait_s = backoff.next_s(error)
+        limited = answer_lost is not None or (self.retries is None and retries is None)
+        if limited and backoff.passed_s + wait_s > self.retry_for_s:
+            if answer_lost:
+                raise OutcomeUnknown(f"no confirmation for {self.retry_for_s:g} s: {error}") from error
+            raise error
+        await tools.sleep(wait_s)
 
     async def pages(self, path: str, kind: type[Row], **query: str | None) -> AsyncIterator[Row]:
         """Yield the pages of a list."""
@@ -178,9 +180,3 @@ class AsyncTransport:
         if isinstance(error, httpx.TimeoutException):
             return TimedOut(f"no answer from {self.url} in time: {why}")
         return Unreachable(f"no answer from {self.url}: {why}")
-
-
-def _decoder(answer: type[Answer]) -> msgspec.json.Decoder[Answer]:
-    if answer not in _decoders:
-        _decoders[answer] = msgspec.json.Decoder(answer)
-    return _decoders[answer]

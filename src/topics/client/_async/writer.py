@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from threading import Lock
 from types import TracebackType
 from typing import Any, Self
@@ -17,7 +18,8 @@ from topics.client._async.transport import UNLIMITED, AsyncTransport
 from topics.client.call import topic_path
 from topics.client.errors import BatchTooLarge, PayloadTooLarge
 from topics.client.items import Appended, NewRecord, encode
-from topics.client.seqs import Failures, Seqs
+from topics.client.seqs import Seqs
+from topics.plurals import counted
 
 PAUSE_S = 0.005
 
@@ -28,15 +30,13 @@ class _Plain(Struct, gc=False):
     data: Any
 
 
+@dataclass(eq=False, slots=True)
 class _Batch:
     """Records that go out together, and a future of their seqs."""
 
-    __slots__ = ("seqs", "size_bytes", "texts")
-
-    def __init__(self) -> None:
-        self.texts: list[bytes] = []
-        self.size_bytes = 0
-        self.seqs: tools.Future[Seqs] = tools.new_future()
+    texts: list[bytes] = field(default_factory=list)
+    size_bytes: int = 0
+    seqs: tools.Future[Seqs] = field(default_factory=tools.Future)
 
 
 class AsyncWriter:
@@ -61,20 +61,17 @@ class AsyncWriter:
         max_pending_bytes: int,
         node: str | None,
     ) -> None:
-        self._http = http
+        self._http, self._topic, self._node = http, topic, node
         self._path = topic_path(topic, return_seqs=False)
-        self._topic = topic
-        self._max_records = max_records
-        self._max_bytes = max_bytes
+        self._max_records, self._max_bytes, self._max_pending_bytes = max_records, max_bytes, max_pending_bytes
         self._linger_s = linger_ms / 1000
-        self._max_pending_bytes = max_pending_bytes
-        self._node = node
         self._key = uuid4().hex.encode()
         self._requests = 0
         self._open: _Batch | None = None  # takes records
         self._full: deque[_Batch] = deque()  # wait to be sent
         self._sent: _Batch | None = None  # waits for its answer
-        self._failures = Failures()  # not raised yet
+        self._failure: Exception | None = None  # the first one that was not raised yet
+        self._failed = 0  # records
         self._pending_bytes = 0  # of all three
         self._plain = False  # whether records without tag and meta need no more than their data
         self._closing = False
@@ -90,12 +87,11 @@ class AsyncWriter:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            await self.aclose()
-            return
         try:
             await self.aclose()
         except Exception as failure:
+            if error is None:
+                raise
             error.add_note(f"The writer of {self._topic} failed, too: {failure}")
 
     async def append(
@@ -121,7 +117,8 @@ class AsyncWriter:
                 data=data, tag=tag, node=node or self._node, meta=None if meta is None else dict(meta),
                 priority=priority, delay_ms=delay_ms, deliver_at=deliver_at,
             )  # fmt: skip
-            text = self._encoded(record)
+            with tracing.sending(self._topic, [record]) as traced:
+                text = encode(traced[0])
         size = len(text)
         if self._pending_bytes + size > self._max_pending_bytes:
             await self._wait_for_room(size)
@@ -141,10 +138,6 @@ class AsyncWriter:
             self._changed.set()
         await self._let_sender_run()
         return tools.SeqFuture(batch.seqs, index)
-
-    def _encoded(self, record: NewRecord) -> bytes:
-        with tracing.sending(self._topic, [record]) as traced:
-            return encode(traced[0])
 
     def _begin_batch(self) -> _Batch:
         if self._closing:
@@ -169,7 +162,7 @@ class AsyncWriter:
             self._drained.clear()
             await tools.wait_for(self._drained, PAUSE_S)
         else:
-            await tools.yield_now()
+            await tools.sleep(0)
 
     async def flush(self) -> None:
         """Wait until every record that was appended so far is written or has failed.
@@ -184,7 +177,15 @@ class AsyncWriter:
         if last is not None:
             self._changed.set()
             await tools.wait_until_done(last.seqs)
-        self._failures.raise_first(self._topic)
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        """Raise the first failure, once. A note says how many records were not written."""
+        with self._lock:
+            failure, failed, self._failure, self._failed = self._failure, self._failed, None, 0
+        if failure is not None:
+            failure.add_note(f"{counted(failed, 'record')} of {self._topic} failed")
+            raise failure
 
     async def aclose(self) -> None:
         """Write what is pending, and end. A `with` block does so by itself. Raise a failure as `flush` does.
@@ -194,7 +195,7 @@ class AsyncWriter:
         self._closing = True
         self._changed.set()
         await self._group.join()
-        self._failures.raise_first(self._topic)
+        self._raise_failure()
 
     async def _send_batches(self) -> None:
         while True:
@@ -207,29 +208,30 @@ class AsyncWriter:
                     continue
                 if self._linger_s and not self._closing:
                     await tools.wait_for(self._changed, self._linger_s)
-            await self._send(self._take())
-
-    def _take(self) -> _Batch:
-        """Return the oldest batch, full or not."""
-        with self._lock:
-            if self._full:
-                self._sent = self._full.popleft()
-            else:
-                self._sent, self._open = self._open, None
-            assert self._sent is not None
-            return self._sent
+            with self._lock:
+                if self._full:
+                    batch = self._full.popleft()
+                else:
+                    assert self._open is not None
+                    batch, self._open = self._open, None
+                self._sent = batch
+            await self._send(batch)
 
     async def _send(self, batch: _Batch) -> None:
+        error: Exception | None = None
         try:
             seqs = await self._written(batch.texts)
-        except Exception as error:
-            self._failures.add([error] * len(batch.texts))
+        except Exception as failure:
+            error, seqs = failure, [failure] * len(batch.texts)
+        failed = [] if isinstance(seqs, range) else [found for found in seqs if isinstance(found, Exception)]
+        with self._lock:  # before the future is done: `flush` waits for it, then raises the failure
+            self._failure = self._failure or next(iter(failed), None)
+            self._failed += len(failed)
+        if error is None:
+            batch.seqs.set_result(seqs)
+        else:
             batch.seqs.set_exception(error)
             batch.seqs.exception()  # asyncio logs an exception that was not asked for; `flush` raises this one
-        else:
-            if not isinstance(seqs, range):
-                self._failures.add(seqs)
-            batch.seqs.set_result(seqs)
         with self._lock:
             self._sent = None
             self._pending_bytes -= batch.size_bytes

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future as Future
 from concurrent.futures import wait
 from threading import Event as Event
+from time import sleep as sleep
 from typing import Any, TypeVar, cast
 
 from msgspec import Struct
@@ -16,10 +16,6 @@ from topics.client.seqs import Seqs, error_at, seq_at
 from topics.client.stop_signals import on_stop_signals as on_stop_signals
 
 T = TypeVar("T")
-
-
-def sleep(seconds: float) -> None:
-    time.sleep(seconds)
 
 
 def wait_for(event: Event, seconds: float) -> bool:
@@ -32,11 +28,16 @@ def result_of(value: T | Awaitable[T]) -> T:
     return cast("T", value)
 
 
+def result_of_future(future: Future[T]) -> T:
+    """Wait for a future, and return its result."""
+    return future.result()
+
+
 def call_within(seconds: float | None, function: Callable[[Any], Any], argument: Any) -> Any:
     """Call a function of the user's. Raise `TimeoutError` if it takes longer than `seconds`; it runs on, unheeded."""
     if seconds is None:
         return function(argument)
-    future = new_future()
+    future: Future[Any] = Future()
 
     def run() -> None:
         try:
@@ -48,17 +49,9 @@ def call_within(seconds: float | None, function: Callable[[Any], Any], argument:
     return future.result(seconds)
 
 
-def new_future() -> Future[Any]:
-    return Future()
-
-
 def wait_until_done(future: Future[Any]) -> None:
     """Wait until a future has a result or has failed."""
     wait([future])
-
-
-def yield_now() -> None:
-    """Do nothing: threads run by themselves."""
 
 
 class SeqFuture(Struct, gc=False, eq=False):
@@ -109,8 +102,3 @@ class Group:
             thread.join()
         if self._failure is not None:
             raise self._failure
-
-
-def result_of_future(future: Future[T]) -> T:
-    """Wait for a future, and return its result."""
-    return future.result()

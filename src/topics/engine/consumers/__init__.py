@@ -1,6 +1,5 @@
 """Named consumers: positions of readers that the server keeps.
 
-`consumer_log` has their log entry and their part of a snapshot, `batch` collects the changes of a turn, `lag` measures
-how far they are behind, `verbs` has what clients can do with them. Imports the state and the write path; routers and
-the engine import it.
+`consumer_log` has their log entry and their part of a snapshot, `lag` measures how far they are behind, `verbs` is what
+clients can do with them. Imports the state and the write path; routers and the engine import it.
 """

@@ -30,7 +30,6 @@ class ConsumersChanged(Struct, array_like=True):
     gone: list[int] = []
 
     def topic_ids(self) -> set[int]:
-        """Return the ids of all topics whose consumers change."""
         return {*self.moved[::3], *(topic_id for topic_id, _ in self.put), *self.gone[::2]}
 
 
@@ -47,8 +46,6 @@ class Consumed(Struct, array_like=True):
 
 
 class _Saved(Struct, array_like=True):
-    """What a snapshot has of the consumers of a topic."""
-
     next_number: int
     consumers: list[Consumer]
 
@@ -64,7 +61,18 @@ def change_consumers(state: State, entry: ConsumersChanged) -> None:
     """Change the consumers of topics. A topic that no longer exists is left out."""
     by_id, at_ms = state.by_id, entry.at_ms
     if entry.put or entry.gone:
-        _put_and_remove(state, entry)
+        changed: dict[Topic, None] = {}
+        fields = iter(entry.gone)
+        for topic_id, number in zip(fields, fields, strict=True):
+            if (topic := by_id.get(topic_id)) is not None:
+                consumers_of(topic).remove(number)
+                changed[topic] = None
+        for topic_id, consumer in entry.put:
+            if (topic := by_id.get(topic_id)) is not None:
+                consumers_of(topic).put(consumer)
+                changed[topic] = None
+        for topic in changed:
+            state.note_consumers(topic)
     fields = iter(entry.moved)
     for topic_id, number, seq in zip(fields, fields, fields, strict=True):
         topic = by_id.get(topic_id)
@@ -76,34 +84,13 @@ def change_consumers(state: State, entry: ConsumersChanged) -> None:
             one.at_ms = at_ms
 
 
-def _put_and_remove(state: State, entry: ConsumersChanged) -> None:
-    changed: dict[Topic, None] = {}
-    fields = iter(entry.gone)
-    for topic_id, number in zip(fields, fields, strict=True):
-        if (topic := state.by_id.get(topic_id)) is not None:
-            consumers_of(topic).remove(number)
-            changed[topic] = None
-    for topic_id, consumer in entry.put:
-        if (topic := state.by_id.get(topic_id)) is not None:
-            consumers_of(topic).put(consumer)
-            changed[topic] = None
-    for topic in changed:
-        state.note_consumers(topic)
-
-
-def replay_consumed(state: State, entry: Consumed) -> None:
+def replay_consumed(state: State, topic: Topic, entry: Consumed) -> None:
     """Change the consumers of one topic, as earlier versions logged it."""
-    topic_id, moved = entry.topic_id, iter(entry.moved)
-    change_consumers(
-        state,
-        ConsumersChanged(
-            topic_id,
-            entry.at_ms,
-            [field for number, seq in zip(moved, moved, strict=True) for field in (topic_id, number, seq)],
-            [(topic_id, consumer) for consumer in entry.put],
-            [field for number in entry.gone for field in (topic_id, number)],
-        ),
-    )
+    topic_id, fields = topic.topic_id, iter(entry.moved)
+    moved = [field for number, seq in zip(fields, fields, strict=True) for field in (topic_id, number, seq)]
+    put = [(topic_id, consumer) for consumer in entry.put]
+    gone = [field for number in entry.gone for field in (topic_id, number)]
+    change_consumers(state, ConsumersChanged(topic_id, entry.at_ms, moved, put, gone))
 
 
 def recovered(state: State, topic: Topic) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from contextlib import suppress
 
 from msgspec import Struct
 
@@ -19,28 +20,21 @@ class Lag(Struct):
     age_ms: int
 
 
-def lag_of(topic: Topic, consumer: Consumer, now_ms: int) -> Lag:
-    """Return the lag. Raises `Cold` if columns or marks of the segment with the first unread record must be loaded."""
-    return _lag(topic, consumer.seq + 1, now_ms, exact=True)
-
-
-def rough_lag_of(topic: Topic, consumer: Consumer, now_ms: int) -> Lag:
-    """Return the lag without the disk: where columns are not in memory, the first unread record counts as the first of
-    its segment, and its deleted records may count.
-    """
-    return _lag(topic, consumer.seq + 1, now_ms, exact=False)
-
-
 def rough_age_ms(topic: Topic, now_ms: int) -> int:
-    """Return the age of the oldest live record without the disk, 0 if there is none. See `rough_lag_of`."""
+    """Return the age of the oldest live record without the disk, 0 if there is none. See `lag_of`."""
     segment = next((segment for segment in topic.segments if segment.live), None)
     if segment is None:
         return 0
     return max(now_ms - _first_ts(segment, max(topic.earliest - segment.first, 0), exact=False), 0)
 
 
-def _lag(topic: Topic, start: int, now_ms: int, *, exact: bool) -> Lag:
-    start = max(start, topic.earliest)
+def lag_of(topic: Topic, consumer: Consumer, now_ms: int, *, exact: bool = True) -> Lag:
+    """Return the lag. Raises `Cold` if columns or marks of the segment with the first unread record must be loaded.
+
+    If not `exact`, read nothing: where columns are not in memory, the first unread record counts as the first of its
+    segment, and its deleted records may count.
+    """
+    start = max(consumer.seq + 1, topic.earliest)
     if start > topic.head or not topic.count:
         return Lag(0, 0)
     records, oldest_ts = 0, 0
@@ -56,18 +50,11 @@ def _lag(topic: Topic, start: int, now_ms: int, *, exact: bool) -> Lag:
 
 
 def _live_after(segment: Segment, low: int, *, exact: bool) -> int:
-    """Return how many records from position `low` on are live."""
-    if segment.live == segment.count:
-        return segment.count - low
-    if not exact and not segment.in_memory:
-        return min(segment.live, segment.count - low)
-    try:
-        marks = segment.marks
-    except Damaged:  # the next read records the loss
-        return min(segment.live, segment.count - low)
-    if marks is None:  # the records before `low` are evicted, not marked
-        return min(segment.live, segment.count - low)
-    return marks.count(0, low, segment.count)
+    marks = None  # the records before `low` are evicted, not marked
+    if segment.live < segment.count and (exact or segment.in_memory):
+        with suppress(Damaged):  # the next read records the loss
+            marks = segment.marks
+    return min(segment.live, segment.count - low) if marks is None else marks.count(0, low, segment.count)
 
 
 def _first_ts(segment: Segment, low: int, *, exact: bool) -> int:

@@ -1,9 +1,13 @@
 """The verbs of named consumers: store, commit, read by name, list, delete, expire.
 
-A verb decides by what the consumer will be once all pending changes have taken effect. The changes of one turn are
-collected, see `batch`, and the ticket of each request follows that of its batch. So does a request that changes nothing
-because of a pending batch: its answer must not be sent before that change is durable, nor at all if the log refuses
-it.
+A verb decides by what the consumer will be once all pending changes have taken effect. All changes of one turn to the
+consumers of topics of one durability class are a `ConsumerBatch`: one ticket and one log entry, however many topics and
+requests there were. The ticket of each request follows that of its batch. So does a request that changes nothing, if a
+batch is pending: its answer must not be sent before that change is durable, nor at all if the log refuses it.
+
+Entries of a topic must take effect in the order of the log: a hold decides what an append evicts. So a topic gets a
+batch of its own if a router is linked to it, because its entry may need a mark before it, or if an earlier entry of the
+topic waits for a sync that its class does not need. In a topic with `fsync` and no router every entry waits for one.
 """
 
 from __future__ import annotations
@@ -13,21 +17,22 @@ from itertools import islice
 
 from msgspec import UNSET, Struct, UnsetType, structs
 
-from topics.engine.consumers.batch import BatchPart, ConsumerBatch, ConsumerBatches
-from topics.engine.consumers.consumer_log import consumers_of
+from topics.engine.consumers.consumer_log import ConsumersChanged, change_consumers, consumers_of
 from topics.engine.state.consumers import Consumer, TopicConsumers
 from topics.engine.state.topic import Topic
+from topics.engine.state.topics import State
 from topics.engine.write.archived import check_epoch
 from topics.engine.write.commit import Ticket
 from topics.engine.write.staging import Staging
+from topics.engine.write.uploads import GATES
 from topics.errors import Code, TopicsError, invalid
 from topics.model.consumer import ConsumerRequest, consumer_moved, consumer_not_found, encode_meta
 from topics.model.names import check_consumer
+from topics.model.topic import SYNCED
+from topics.storage.log import entry as entries
 
 
 class StoredConsumer(Struct):
-    """A consumer as a request left it."""
-
     topic: Topic
     name: str
     seq: int
@@ -35,22 +40,81 @@ class StoredConsumer(Struct):
 
 
 class Removed(Struct):
-    """The outcome of a delete."""
-
     topic: str
     name: str
     deleted: bool
 
 
-Outcome = StoredConsumer | Removed
+class BatchPart(Struct, eq=False, gc=False):
+    """The changes to the consumers of one topic in a batch. Most are one move.
+
+    Not for the garbage collector: `ConsumerBatch.leave` ends the circle with the batch.
+    """
+
+    batch: ConsumerBatch
+    topic: Topic
+    own: TopicConsumers
+    after: dict[str, Consumer | None]  # what each will be; None if it ends
+    put: set[str] | None = None  # those that begin, or change in more than their position
+    gone: list[int] | None = None
+
+
+class ConsumerBatch:
+    """The changes of one turn that share a ticket."""
+
+    __slots__ = ("at_ms", "joinable", "parts", "state", "ticket", "turn")
+
+    def __init__(
+        self, state: State, joinable: dict[str, ConsumerBatch], topic: Topic | None, *, turn: int, at_ms: int
+    ) -> None:
+        self.state = state
+        self.joinable = joinable
+        self.turn = turn
+        self.at_ms = at_ms
+        self.parts: list[BatchPart] = []
+        self.ticket = Ticket(topic, None, self.take_effect, self, followers=[], undo=self.leave, close=self.close)
+
+    def follow(self, outcome: object) -> Ticket:
+        """Return a ticket that ends with `outcome` when this batch takes effect, and fails if the batch is refused."""
+        follower = Ticket(result=outcome)
+        assert self.ticket.followers is not None
+        self.ticket.followers.append(follower)
+        return follower
+
+    def close(self, _: Ticket) -> None:
+        """Write all changes into the entry and the frame: the turn ends. See `Commits.flush`."""
+        self.joinable.clear()
+        entry = ConsumersChanged(self.parts[0].topic.topic_id, self.at_ms)
+        moved = entry.moved
+        for part in self.parts:
+            topic_id, put = part.topic.topic_id, part.put
+            for name, consumer in part.after.items():
+                if consumer is None:
+                    continue
+                if put is not None and name in put:
+                    entry.put.append((topic_id, consumer))
+                else:
+                    moved += (topic_id, consumer.number, consumer.seq)
+            for number in part.gone or ():
+                entry.gone += (topic_id, number)
+        self.ticket.entry = entry
+        if isinstance(self.ticket.frame, bytes):
+            self.ticket.frame = entries.encode(entry, after=self.ticket.frame)
+
+    def take_effect(self, ticket: Ticket) -> None:
+        self.leave()
+        change_consumers(self.state, ticket.entry)
+
+    def leave(self) -> None:
+        for part in self.parts:
+            part.own.pending.remove(part)
+        self.parts.clear()
 
 
 class Consumers:
-    """The named consumers of all topics."""
-
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
-        self._batches = ConsumerBatches(staging)
+        self._joinable: dict[str, ConsumerBatch] = {}  # by durability class: those that take changes of any topic
         self._began_ns = staging.clock.monotonic_ns()  # time in which the server was down does not count as unused
 
     # --- changes
@@ -64,23 +128,18 @@ class Consumers:
             raise consumer_moved(topic.name, name, None if before is None else before.seq)
         if wanted.seq is not UNSET and wanted.seq > topic.head:
             raise invalid(f"seq {wanted.seq} is beyond the head of the topic ({topic.head})", field="seq")
-        if before is not None and _only_moves(wanted):
-            if wanted.seq is not UNSET:
-                own.delivered.pop(name, None)
-            seq = before.seq if wanted.seq is UNSET else wanted.seq
-            return self._move(topic, own, before, seq).follow(StoredConsumer(topic, name, seq, False))
         meta: bytes | UnsetType | None = UNSET if wanted.meta is UNSET else encode_meta(wanted.meta)
-        created = before is None
-        if before is None:
-            before = self._new(topic, own, name)
-        given = {"seq": wanted.seq, "meta": meta, "expire_ms": wanted.expire_ms, "hold": wanted.hold,
+        given = {"meta": meta, "expire_ms": wanted.expire_ms, "hold": wanted.hold,
                  "max_hold_bytes": wanted.max_hold_bytes}  # fmt: skip
-        after = structs.replace(before, **{field: value for field, value in given.items() if value is not UNSET})
+        changes = {field: value for field, value in given.items() if value is not UNSET}
+        after = structs.replace(self._new(topic, own, name) if before is None else before, **changes)
         if after.hold and not after.max_hold_bytes:
             raise invalid("hold needs max_hold_bytes: how many bytes may be held", field="max_hold_bytes")
         if wanted.seq is not UNSET:
+            after.seq = wanted.seq
             own.delivered.pop(name, None)
-        return self._stage(topic, own, after).follow(StoredConsumer(topic, name, after.seq, created))
+        batch = self._stage(topic, own, after, put=before is None or bool(changes))
+        return batch.follow(StoredConsumer(topic, name, after.seq, before is None))
 
     def open(
         self, topic_name: str, name: str, *, commit: bool | int, epoch: int | None = None, create: bool = True
@@ -101,9 +160,10 @@ class Consumers:
         if before is None:
             after = self._new(topic, own, name)
             after.seq = upto
-            return self._stage(topic, own, after).follow(StoredConsumer(topic, name, upto, True))
+            return self._stage(topic, own, after, put=True).follow(StoredConsumer(topic, name, upto, True))
         batch = self._advance(topic, own, before, upto)
-        return _follow(batch, StoredConsumer(topic, name, max(before.seq, upto), False))
+        outcome = StoredConsumer(topic, name, max(before.seq, upto), False)
+        return Ticket.of(outcome) if batch is None else batch.follow(outcome)
 
     def move(self, topic_name: str, name: str, seq: int) -> ConsumerBatch | None:
         """Move a consumer that exists to `seq`, never back. Raises `consumer_not_found`.
@@ -120,8 +180,11 @@ class Consumers:
     def drop(self, topic_name: str, name: str) -> Ticket:
         """Delete a consumer; one that does not exist is no error. Ends with `Removed`."""
         topic, own, before = self._latest(topic_name, name)
-        batch = _changing(own, name) if before is None else self._end(topic, own, before)
-        return _follow(batch, Removed(topic.name, name, before is not None))
+        outcome = Removed(topic.name, name, before is not None)
+        if before is not None:
+            return self._end(topic, own, before).follow(outcome)
+        part = _last_part(own, name)
+        return Ticket.of(outcome) if part is None else part.batch.follow(outcome)
 
     def sweep(self, *, topics: int) -> None:
         """Delete the consumers that were not used for their `expire_ms`, in at most so many topics."""
@@ -133,7 +196,7 @@ class Consumers:
             if topic.changing or own is None:
                 continue
             for consumer in [one for one in own.by_name.values() if one.expire_ms]:
-                if self._unused(own, consumer) and self._ahead(own, consumer.name) is consumer:
+                if self._unused(own, consumer) and _ahead(own, consumer.name) is consumer:
                     self._end(topic, own, consumer)
 
     def note_delivered(self, topic: Topic, name: str, seq: int) -> None:
@@ -188,7 +251,7 @@ class Consumers:
         if topic is None or topic.changing:
             topic = self._staging.topic(topic_name)
         own = topic.consumers or consumers_of(topic)
-        found = self._ahead(own, name) if own.pending else own.by_name.get(name)
+        found = _ahead(own, name) if own.pending else own.by_name.get(name)
         if found is None:
             check_consumer(name)
         elif found.expire_ms and self._unused(own, found):
@@ -196,24 +259,12 @@ class Consumers:
             found = None
         return topic, own, found
 
-    @staticmethod
-    def _ahead(own: TopicConsumers, name: str) -> Consumer | None:
-        for part in reversed(own.pending):
-            if name in part.after:
-                found: Consumer | None = part.after[name]
-                return found
-        return own.by_name.get(name)
-
     def _unused(self, own: TopicConsumers, consumer: Consumer) -> bool:
         """Return whether the consumer was not used for its `expire_ms`: elapsed time, whatever the wall clock does."""
         if not consumer.expire_ms:
             return False
         used_ns = own.used_ns.get(consumer.number, self._began_ns)
         return self._staging.clock.monotonic_ns() - used_ns > consumer.expire_ms * 1_000_000
-
-    def _note_use(self, own: TopicConsumers, consumer: Consumer) -> None:
-        if consumer.expire_ms:
-            own.used_ns[consumer.number] = self._staging.clock.monotonic_ns()
 
     def _new(self, topic: Topic, own: TopicConsumers, name: str) -> Consumer:
         """Return a consumer that begins at 0. Raises `throttled` if the topic has as many as it may have."""
@@ -233,51 +284,71 @@ class Consumers:
     def _advance(self, topic: Topic, own: TopicConsumers, before: Consumer, seq: int) -> ConsumerBatch | None:
         """Move a consumer to `seq` unless it is there already. Return the batch that the answer has to wait for."""
         if seq <= before.seq:
-            self._note_use(own, before)
-            return _changing(own, before.name)
-        return self._move(topic, own, before, seq)
-
-    def _move(self, topic: Topic, own: TopicConsumers, before: Consumer, seq: int) -> ConsumerBatch:
-        """Add a change of the position alone to the batch of this turn."""
+            if before.expire_ms:
+                own.used_ns[before.number] = self._staging.clock.monotonic_ns()
+            part = _last_part(own, before.name)
+            return None if part is None else part.batch
         after: Consumer = before.__copy__()  # type: ignore[attr-defined]  # `copy.copy` takes three times as long
-        part = self._batches.part(topic, own)
-        batch = part.batch
-        after.seq, after.at_ms = seq, batch.at_ms
-        part.after[after.name] = after
-        self._note_use(own, after)
-        return batch
+        after.seq = seq
+        return self._stage(topic, own, after)
 
-    def _stage(self, topic: Topic, own: TopicConsumers, after: Consumer) -> ConsumerBatch:
-        """Add a consumer that begins, or changes in more than its position, to the batch of this turn."""
-        part = self._batches.part(topic, own)
+    def _stage(self, topic: Topic, own: TopicConsumers, after: Consumer, *, put: bool = False) -> ConsumerBatch:
+        """Add a change to the batch of this turn. With `put` the consumer begins, or not only its position changes."""
+        part = self._part(topic, own)
         after.at_ms = part.batch.at_ms
         part.after[after.name] = after
-        self._note_use(own, after)
-        if part.put is None:
-            part.put = set()
-        part.put.add(after.name)
+        if after.expire_ms:
+            own.used_ns[after.number] = self._staging.clock.monotonic_ns()
+        if put:
+            part.put = part.put or set()
+            part.put.add(after.name)
         return part.batch
 
     def _end(self, topic: Topic, own: TopicConsumers, consumer: Consumer) -> ConsumerBatch:
-        part = self._batches.part(topic, own)
+        part = self._part(topic, own)
         part.after[consumer.name] = None
-        if part.gone is None:
-            part.gone = []
+        part.gone = part.gone or []
         part.gone.append(consumer.number)
         return part.batch
 
+    def _part(self, topic: Topic, own: TopicConsumers) -> BatchPart:
+        """Return the part for changes to the consumers `own` of the topic. It takes effect at the end of the turn."""
+        commits = self._staging.commits
+        parts: list[BatchPart] = own.pending
+        if parts and parts[-1].batch.turn == commits.turn:
+            return parts[-1]
+        durability = topic.config.durability
+        if topic.links is not None or (topic.waiting and durability not in SYNCED):
+            batch = self._begin(durability, topic)
+        else:
+            shared = self._joinable.get(durability)
+            if shared is None or shared.turn != commits.turn:  # of an earlier turn if that was refused
+                self._joinable[durability] = shared = self._begin(durability, None)
+            batch = shared
+            commits.include(batch.ticket, topic)
+        part = BatchPart(batch, topic, own, {})
+        parts.append(part)
+        batch.parts.append(part)
+        return part
 
-def _changing(own: TopicConsumers, name: str) -> ConsumerBatch | None:
-    """Return the newest pending batch that changes this consumer."""
-    part: BatchPart | None = next((part for part in reversed(own.pending) if name in part.after), None)
-    return None if part is None else part.batch
+    def _begin(self, durability: str, topic: Topic | None) -> ConsumerBatch:
+        """Stage a batch for changes to `topic` alone, or to any topics of the class."""
+        staging = self._staging
+        commits = staging.commits
+        batch = ConsumerBatch(staging.state, self._joinable, topic, turn=commits.turn, at_ms=staging.clock.now_ms())
+        if staging.logged and durability != "ephemeral":
+            batch.ticket.frame = b""  # `close` adds the entry, behind what routers need
+            batch.ticket.gated = GATES[durability]
+        commits.stage(batch.ticket)
+        return batch
 
 
-def _follow(batch: ConsumerBatch | None, outcome: Outcome) -> Ticket:
-    return Ticket.of(outcome) if batch is None else batch.follow(outcome)
+def _last_part(own: TopicConsumers, name: str) -> BatchPart | None:
+    """Return the part of the newest pending batch that changes this consumer."""
+    return next((part for part in reversed(own.pending) if name in part.after), None)
 
 
-def _only_moves(wanted: ConsumerRequest) -> bool:
-    return (
-        wanted.meta is UNSET and wanted.expire_ms is UNSET and wanted.hold is UNSET and wanted.max_hold_bytes is UNSET
-    )
+def _ahead(own: TopicConsumers, name: str) -> Consumer | None:
+    """Return the consumer as it will be once all changes have taken effect."""
+    part = _last_part(own, name)
+    return own.by_name.get(name) if part is None else part.after[name]

@@ -36,7 +36,6 @@ class Retries:
 
     @property
     def may_begin(self) -> bool:
-        """Whether enough time has passed since the last attempt failed."""
         return self.reason is None or self._clock.monotonic_ns() >= self._next_ns
 
     def failed(self, error: Exception, *, rotated: bool) -> None:
@@ -50,7 +49,6 @@ class Retries:
         self.reason, self._next_ns = reason, self._clock.monotonic_ns() + delay_ms * 1_000_000
 
     def succeeded(self) -> None:
-        """Note a complete checkpoint."""
         if self.reason is not None:
             log.info("checkpoint_recovered")
         self.reason = None

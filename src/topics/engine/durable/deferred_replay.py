@@ -56,7 +56,12 @@ class Backlog:
             if self._waiting:
                 self._replay_touched(state, found)
             return False
-        if topic is None or not _may_wait(topic):
+        if (
+            topic is None
+            or topic.config.durability != "memory"
+            or topic.config.type != "log"
+            or topic.links is not None
+        ):
             return False
         head = self._heads.get(topic_id, topic.head)
         if first > head + 1:  # seqs are missing, which recovery has to report
@@ -68,7 +73,6 @@ class Backlog:
         return True
 
     def replay(self, state: State, topic: Topic) -> None:
-        """Replay all deferred entries of this topic."""
         self._heads.pop(topic.topic_id, None)
         for data in self._waiting.pop(topic.topic_id, ()):
             _replay(state, topic, data)
@@ -117,10 +121,6 @@ def _replay(state: State, topic: Topic, data: bytes) -> None:
         last = found.head.first + found.head.count - 1
         log.error("entry_unreadable", topic=topic.name, first_seq=found.head.first, last_seq=last, reason=error.what)
         retention.skip_to(topic, last + 1, "corrupt")
-
-
-def _may_wait(topic: Topic) -> bool:
-    return topic.config.durability == "memory" and topic.config.type == "log" and topic.links is None
 
 
 class CurrentTopics(Mapping[str, Topic]):

@@ -12,8 +12,8 @@ from topics import logs
 from topics.engine import retention
 from topics.engine.consumers import consumer_log
 from topics.engine.consumers.consumer_log import Consumed, ConsumersChanged
-from topics.engine.queue import job_moves, lease_log
-from topics.engine.queue.job_moves import Moved
+from topics.engine.queue import dead_letters, lease_log
+from topics.engine.queue.dead_letters import Moved
 from topics.engine.queue.lease_log import Extended, Leased, Released
 from topics.engine.routers import replay as routers
 from topics.engine.state.topics import State
@@ -31,21 +31,20 @@ class Kind(NamedTuple):
     """One kind of entry."""
 
     entry: type[entries.Entry]
-    replay: Callable[[State, Any], object]
+    replay: Callable[..., object]  # takes the state and the entry; with `own` the topic in between, if it exists
     touches: Touches | None  # returns the ids of the topics whose records it uses or changes; None: any topic
 
 
 def own(entry: entries.Entry) -> Iterable[int]:
-    """Return the id of the topic that the entry is about."""
     return (entry.topic_id,)
 
 
 KINDS = (
-    Kind(entries.Create, apply.replay_create, own),
+    Kind(entries.Create, apply.replay_create, lambda entry: (entry.topic_id,)),
     Kind(entries.Configure, apply.replay_configure, own),
-    Kind(entries.Drop, apply.replay_drop, own),
+    Kind(entries.Drop, lambda state, topic, _: apply.drop(state, topic), own),
     Kind(entries.Append, apply.replay_append, own),
-    Kind(entries.Delete, apply.replay_delete, own),
+    Kind(entries.Delete, lambda _, topic, entry: apply.delete(topic, entry), own),
     Kind(entries.Ceiling, apply.replay_ceiling, own),
     # A router that moves makes the topics before it catch up, and the routers behind it.
     Kind(RouterPut, routers.replay_put, None),
@@ -54,11 +53,11 @@ KINDS = (
     Kind(Trim, routers.replay_trim, None),
     Kind(Resume, routers.resume, None),
     Kind(Copies, routers.replay_copies, None),
-    Kind(Moved, job_moves.replay_moved, Moved.topic_ids),
+    Kind(Moved, dead_letters.replay_moved, Moved.topic_ids),
     Kind(Leased, lease_log.replay_leased, own),
     Kind(Released, lease_log.replay_released, own),
     Kind(Extended, lease_log.replay_extended, own),
-    Kind(Archived, archived.archived, own),
+    Kind(Archived, lambda _, topic, entry: archived.archived(topic, entry), own),
     Kind(Consumed, consumer_log.replay_consumed, own),
     Kind(ConsumersChanged, consumer_log.change_consumers, ConsumersChanged.topic_ids),
 )
@@ -66,9 +65,12 @@ _BY_ENTRY = {kind.entry: kind for kind in KINDS}
 
 
 def replay(state: State, entry: entries.Entry) -> None:
-    """Replay one entry of the log."""
+    kind = _BY_ENTRY[type(entry)]
     try:
-        _BY_ENTRY[type(entry)].replay(state, entry)
+        if kind.touches is not own:
+            kind.replay(state, entry)
+        elif (topic := state.by_id.get(entry.topic_id)) is not None:  # else its topic was dropped
+            kind.replay(state, topic, entry)
     finally:
         if state.routers is not None and type(entry) is not Mark:
             state.routers.pinned = None  # a mark applies to the entry after it alone
@@ -85,15 +87,11 @@ def replay_or_lose(state: State, entry: entries.Entry) -> str:
     except (OSError, MemoryError):
         raise
     except Exception as error:
-        lost = _lose(state, entries.records_of(entry)) or _named(state, entry)
+        topic = state.by_id.get(entry.topic_id)
+        lost = _lose(state, entries.records_of(entry)) or ("" if topic is None else f"; topic {topic.name}")
         what = f"an entry of kind {type(entry).kind} cannot be applied ({type(error).__name__}){lost}"
         log.failure("entry_not_applied", error, what=what)
         return what
-
-
-def _named(state: State, entry: entries.Entry) -> str:
-    topic = state.by_id.get(entry.topic_id)
-    return "" if topic is None else f"; topic {topic.name}"
 
 
 def _lose(state: State, made: entries.Append | None) -> str:

@@ -66,9 +66,8 @@ class Check:
         self._expected = ledger.without_void(self._account.files, files)
         if self._lost_ledger is not None and not clean and since:
             self._expected.setdefault(since, ledger.Expected(HEADER_BYTES))
-        self._clean = (
-            clean and lost_ledger is None and set(self._expected) <= {since}
-        )  # nothing was written after the last snapshot
+        # Whether nothing was written after the last snapshot.
+        self._clean = clean and lost_ledger is None and set(self._expected) <= {since}
         if self._clean:
             self._expected = {}
         self._missing = sorted(set(self._expected) - set(datadir.wal_numbers()))
@@ -77,15 +76,6 @@ class Check:
         self._changed: set[int] = set()  # topics with entries other than records
         self.lost: list[Lost] = []
         self._missing_at: tuple[str, int] | None = None  # where the last missing part begins
-
-    @property
-    def last_number(self) -> int:
-        """The highest known number of a log file."""
-        return self._account.last_number
-
-    @property
-    def failed(self) -> bool:
-        return self._missing_at is not None
 
     def before_file(self, number: int | None) -> None:
         """Report the files that should have come before this one; all that are left without a number."""
@@ -104,11 +94,11 @@ class Check:
     def after_file(self, file: LogFile, end: int) -> None:
         """Report what the file lacks. Its last entry ended at `end`."""
         expected = self._expected.get(file.number)
-        if file.unreadable and self._clean:
-            self._damage.append(f"{file.path} at byte 0: {file.unreadable}; nothing is lost")
-            return
         if file.unreadable:
-            self._lose(file.number, 0, file.unreadable)
+            if self._clean:
+                self._damage.append(f"{file.path} at byte 0: {file.unreadable}; nothing is lost")
+            else:
+                self._lose(file.number, 0, file.unreadable)
             return
         if expected is None:
             return
@@ -147,7 +137,7 @@ class Check:
             known = account.topics.get(topic.topic_id)
             if known is not None and known.epoch == topic.epoch and not self._clean:
                 topic.ceiling = topic.ceiling_staged = max(topic.ceiling, known.ceiling)
-                if self.failed and known.config != topic.config:
+                if self._missing_at is not None and known.config != topic.config:
                     apply.configure(state, topic, entries.Configure(topic.topic_id, known.config, topic.last_ts))
             if self._missing_at is None or topic.topic_id in self._appended or topic.config.durability == "ephemeral":
                 continue

@@ -8,22 +8,24 @@ tombstone.
 from __future__ import annotations
 
 import errno
+import posixpath
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
 
-from topics import logs
+from topics import __version__, logs
 from topics.engine import retention
 from topics.engine.consumers import consumer_log
 from topics.engine.durable import entry_kinds, lost_log
 from topics.engine.durable.deferred_replay import Backlog
-from topics.engine.durable.snapshot_load import LoadedSnapshot, load_topics
+from topics.engine.durable.snapshot_load import load_topics
 from topics.engine.routers import replay
-from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.engine.write import apply, archived
 from topics.errors import Corrupt, UnknownFormat
+from topics.model.nesting import limit_restored
 from topics.model.topic import SYNCED
 from topics.storage import snapshot as snap
 from topics.storage.datadir import DataDir
@@ -31,6 +33,7 @@ from topics.storage.log import entry as entries
 from topics.storage.log import ledger, walfile
 from topics.storage.log.frame import Head
 from topics.storage.log.log_files import LogFile, read_log
+from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment_caches import SegmentCaches
 
 log = logs.Log("recovery")
@@ -71,9 +74,11 @@ def recover(
     With `defer_memory`, leave the records of `memory` topics in the backlog, so that the server is ready sooner.
     """
     try:
-        with replay.recovering(state) as routers:
-            loaded = load_topics(datadir, state, caches, cold_dir=cold_dir)
-            return _Recovery(datadir, state, routers, loaded, progress, defer_memory=defer_memory).run()
+        with limit_restored():
+            routers = replay.Recovering(state)
+            damage: list[str] = []
+            snapshot = load_topics(datadir, state, caches, cold_dir=cold_dir, damage=damage)
+            return _Recovery(datadir, state, routers, snapshot, damage, progress, defer_memory=defer_memory).run()
     except UnknownFormat as error:
         raise datadir.unknown(str(error)) from error
 
@@ -86,7 +91,8 @@ class _Recovery:
         datadir: DataDir,
         state: State,
         routers: replay.Recovering,
-        loaded: LoadedSnapshot,
+        snapshot: snap.Snapshot,
+        damage: list[str],
         progress: Progress,
         *,
         defer_memory: bool,
@@ -94,27 +100,26 @@ class _Recovery:
         self._dir = datadir
         self._state = state
         self._routers = routers
-        self._loaded = loaded
-        self._snapshot = snapshot = loaded.snapshot
+        self._snapshot = snapshot
         self._progress = progress
         self._defer_memory = defer_memory
-        self._damage = loaded.damage
+        self._damage = damage
         self._cut: list[str] = []
         self._backlog = Backlog()
         self._entries = 0
         self._synced_to: tuple[int, int] | None = None  # after a power loss: the log behind it may have gaps
         self._has_gaps = False  # found some
         # An unknown boot counts as another one.
-        same_boot = snapshot is not None and snapshot.boot_id == datadir.fs.boot_id() != ""
+        same_boot = snapshot.boot_id == datadir.fs.boot_id() != ""
         # Whether the log has all that was written. After a failed sync it may lack what a power loss may cost, too.
         self._is_whole = same_boot and not datadir.sync_failed
-        self._clean_snapshot = snapshot is not None and snapshot.clean
-        self._restored = None if snapshot is None else snapshot.extra.get(snap.RESTORED)
-        self._is_failover = snapshot is not None and snap.FAILOVER in snapshot.extra  # continues a replica
+        restored = snapshot.extra.get(snap.RESTORED)
+        self._restored_ms = None if restored is None else msgspec.msgpack.decode(restored, type=int)
+        self._is_failover = snap.FAILOVER in snapshot.extra  # the directory continues a replica
 
     def run(self) -> Recovered:
         """Read the log, replay it, and give no seq out twice that an unreadable or missing part may have assigned."""
-        since = 0 if self._snapshot is None else self._snapshot.wal_number
+        since = self._snapshot.wal_number
         account = ledger.read(self._dir, since)
         unsynced_from = ledger.unsynced_from(self._dir, None if self._is_whole else account)
         self._synced_to = None if self._is_whole else account.synced_to
@@ -123,7 +128,7 @@ class _Recovery:
         ledger.check_known(self._dir, account, files, self._snapshot)
         check = lost_log.Check(
             self._dir, self._state, files, since, account,
-            clean=self._clean_snapshot, lost_ledger=lost_ledger, damage=self._damage,
+            clean=self._snapshot.clean, lost_ledger=lost_ledger, damage=self._damage,
         )  # fmt: skip
         resume = self._replay_files(files, check)
         numbers = self._dir.wal_numbers()
@@ -133,9 +138,9 @@ class _Recovery:
             log.info("replayed", entries=self._entries, files=len(files), damaged=len(self._damage))
         changed = self._entries or self._damage or self._cut or skipped
         return Recovered(
-            snapshot_number=self._loaded.number,
+            snapshot_number=since,
             resume=resume,
-            next_number=max([*numbers, since, check.last_number]) + 1,
+            next_number=max([*numbers, since, account.last_number]) + 1,
             entries=self._entries,
             damage=self._damage,
             cut=self._cut,
@@ -209,7 +214,7 @@ class _Recovery:
         try:
             entry = entries.decode(item.frame, path=file.path, at=item.at)
         except Corrupt as error:
-            if self._dir.is_of_another_version:
+            if self._dir.written_by not in ("", __version__):
                 raise UnknownFormat(str(error)) from error
             damage.append(str(error))
             log.error("entry_unreadable", file=file.path, offset=item.at, reason=error.what)
@@ -220,8 +225,13 @@ class _Recovery:
             if topic is not None and entry.first > topic.head + 1:
                 if self._has_gaps:
                     apply.skip_to(state, topic, entry.first, "restart")
-                else:
-                    _note_missing(topic, entry, item, file, damage)
+                else:  # every entry can be read
+                    first, last = topic.head + 1, entry.first - 1
+                    before = f"{file.path} at byte {item.at}: before this"
+                    damage.append(f"{before}, topic {topic.name}, seqs {first} to {last} are missing")
+                    log.error(
+                        "seqs_missing", file=file.path, offset=item.at, topic=topic.name, first_seq=first, last_seq=last
+                    )
         if what := entry_kinds.replay_or_lose(state, entry):
             damage.append(f"{file.path} at byte {item.at}: {what}")
             return 0
@@ -230,23 +240,25 @@ class _Recovery:
     def _is_after_power_loss(self, files: list[LogFile], numbers: list[int]) -> bool:
         """Return whether the machine may have lost power since the files were written."""
         snapshot = self._snapshot
-        if self._is_whole or self._restored is not None or (snapshot is None and not files):
+        if self._is_whole or self._restored_ms is not None or (not snapshot.wal_number and not files):
             return False
         # The removal of a file before the snapshot may be lost with the power.
-        later = [number for number in numbers if snapshot is not None and number > snapshot.wal_number]
-        only_snapshot = self._clean_snapshot and not later
+        only_snapshot = snapshot.clean and max(numbers, default=0) <= snapshot.wal_number
         return not only_snapshot or bool(self._entries or self._damage)
 
     def _close(self, check: lost_log.Check, *, after_power_loss: bool) -> tuple[dict[int, int], bool]:
         """End the replay. Return the head of each topic in the files, and whether a topic skips seqs after it."""
-        state, restored = self._state, self._restored
+        state, restored_ms = self._state, self._restored_ms
         # If a durable topic skips seqs, a snapshot must record that before the log gets entries after them.
-        skips = bool(self._damage or after_power_loss or state.left_ephemeral or replay.loses_copies(state))
-        if skips or restored is not None or not self._defer_memory:
+        skips = bool(self._damage or after_power_loss or state.left_ephemeral or self._routers.loses_copies())
+        if skips or restored_ms is not None or not self._defer_memory:
             self._backlog.replay_all(state)
         check.end()
-        if restored is not None:
-            _begin_new_epochs(state, msgspec.msgpack.decode(restored, type=int))
+        if restored_ms is not None:
+            for topic in state.by_name.values():  # readers notice by the epoch that the history changed
+                state.last_epoch = max(restored_ms, state.last_epoch + 1)
+                topic.begin_epoch(state.last_epoch)
+                topic.saved_tail = None  # its file has the old epoch
         if after_power_loss and self._is_failover:
             # Before routers go on: copies take seqs behind those that the lost part of the log may have given out.
             _skip_to_ceilings(state, "failover", kept=("replicated",))
@@ -254,18 +266,9 @@ class _Recovery:
             self._backlog.replay_all(state)  # so that the start takes a snapshot
         heads = {topic.topic_id: topic.head for topic in state.by_id.values()}
         ends = [(topic.head, topic.earliest) for topic in state.by_id.values()]
-        _close_gaps(state, self._backlog, after_power_loss=after_power_loss, restored=restored is not None)
+        _close_gaps(state, self._backlog, after_power_loss=after_power_loss, restored=restored_ms is not None)
         self._routers.end()
         return heads, ends != [(topic.head, topic.earliest) for topic in state.by_id.values()]
-
-
-def _note_missing(
-    topic: Topic, entry: entries.Append, item: walfile.FoundFrame, file: LogFile, damage: list[str]
-) -> None:
-    """Report seqs that are missing before an entry although every entry can be read."""
-    first, last = topic.head + 1, entry.first - 1
-    damage.append(f"{file.path} at byte {item.at}: before this, topic {topic.name}, seqs {first} to {last} are missing")
-    log.error("seqs_missing", file=file.path, offset=item.at, topic=topic.name, first_seq=first, last_seq=last)
 
 
 def _note_damage(state: State, file: LogFile, item: walfile.Damage, damage: list[str]) -> None:
@@ -289,14 +292,6 @@ def _lose_head(state: State, head: Head, size: int, reason: str) -> None:
     if topic is not None and head.kind == entries.APPEND and head.first > topic.head:
         if head.first + head.count - 1 - topic.head <= size:
             retention.skip_to(topic, head.first + head.count, reason)
-
-
-def _begin_new_epochs(state: State, restored_ms: int) -> None:
-    """Give every topic of a restored backup a new epoch, so that readers notice that its history changed."""
-    for topic in state.by_name.values():
-        state.last_epoch = max(restored_ms, state.last_epoch + 1)
-        topic.begin_epoch(state.last_epoch)
-        topic.saved_tail = None  # its file has the old epoch
 
 
 def _skip_to_ceilings(state: State, reason: str, *, kept: tuple[str, ...]) -> None:
@@ -353,3 +348,20 @@ def write_again(datadir: DataDir, parts: list[tuple[str, int, bytes]]) -> None:
             file.datasync()
         finally:
             file.close()
+
+
+def remove_orphans(datadir: DataDir, state: State, named: set[str], cold_dir: str | None) -> None:
+    """Remove segment files that a stopped process wrote, except those that are `named` or belong to a topic."""
+    for topic in state.by_id.values():
+        named.update(segment.path for segment in topic.segments if isinstance(segment, SealedSegment))
+    fs = datadir.fs
+    for folder in filter(fs.exists, [datadir.segments_dir, *([] if cold_dir is None else [cold_dir])]):
+        for name in filter(str.isdigit, fs.listdir(folder)):  # other names are not ours
+            topic_dir = posixpath.join(folder, name)
+            for path in [posixpath.join(topic_dir, file) for file in fs.listdir(topic_dir)]:
+                if path not in named:
+                    with suppress(FileNotFoundError):  # a directory is not ours
+                        fs.unlink(path)
+            if int(name) not in state.by_id:
+                with suppress(OSError):
+                    fs.rmdir(topic_dir)

@@ -4,10 +4,9 @@ A snapshot has the state at the beginning of a log file, and a start replays tha
 captured before the first change that this file holds takes effect. `Commits.before_change` reports each topic before
 such a change is staged; a topic whose turn has not come is then captured at once.
 
-Changes that are not logged may be in the snapshot or not, because they follow from the topic itself and the time: a
-TTL, for example. The exception is a router, which copies from one topic to another without a log entry. The snapshot
-has the cursors of all routers from the beginning, so a router reports its source and its destination, too, before it
-copies: both are then captured as they were when the cursors were noted.
+Changes that are not logged, as by a TTL, may be in the snapshot or not. The exception is a router, which copies without
+a log entry. The snapshot has the cursors of all routers from the beginning, so a router reports its source and its
+destination, too, before it copies.
 """
 
 from __future__ import annotations

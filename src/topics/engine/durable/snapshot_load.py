@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from topics import logs
 from topics.engine import retention
@@ -23,49 +24,40 @@ from topics.storage.segments.segment_caches import SegmentCaches
 log = logs.Log("recovery")
 
 
-class LoadedSnapshot(NamedTuple):
-    """The newest readable snapshot, and what is wrong with the files that belong to it."""
+def load_topics(
+    datadir: DataDir, state: State, caches: SegmentCaches, *, cold_dir: str | None, damage: list[str]
+) -> snap.Snapshot:
+    """Fill `state` from the newest snapshot, and return it. Add to `damage` what is wrong with its files.
 
-    number: int
-    snapshot: snap.Snapshot | None  # None in a directory without snapshots
-    damage: list[str]
-
-
-def load_topics(datadir: DataDir, state: State, caches: SegmentCaches, *, cold_dir: str | None) -> LoadedSnapshot:
-    """Fill `state` from the newest snapshot. Raise `Corrupt` if there are snapshots and none is readable."""
-    damage: list[str] = []
-    number, snapshot = snapshot_files.newest(datadir, damage)
-    if snapshot is not None:
+    Raise `Corrupt` if there are snapshots and none is readable.
+    """
+    snapshot = snapshot_files.newest(datadir, damage)
+    if snapshot.wal_number:
         snapshot_parts.check_known(snapshot)
         state.next_topic_id, state.last_epoch = snapshot.next_topic_id, snapshot.last_epoch
-        with Tails(datadir) as tails:
+        with open_tails(datadir) as read_tail:
             for topic in snapshot.topics:
-                restore_topic(datadir, state, caches, topic, cold_dir, damage, tails)
+                restore_topic(datadir, state, caches, topic, cold_dir, damage, read_tail)
         state.names.rebuild(state.by_name)
         snapshot_parts.load_state(state, snapshot.extra)
-    return LoadedSnapshot(number, snapshot, damage)
+    return snapshot
 
 
-class Tails:
-    """The tails files of a directory. Each is opened once, since every topic of a snapshot may have a part in it."""
+@contextmanager
+def open_tails(datadir: DataDir) -> Iterator[Callable[[snap.TailRef], bytes]]:
+    """Give out what reads a tail. Each file is opened once, since every topic of a snapshot may have a part in it."""
+    files: dict[int, File] = {}
 
-    def __init__(self, datadir: DataDir) -> None:
-        self._dir = datadir
-        self._files: dict[int, File] = {}
+    def read(ref: snap.TailRef) -> bytes:
+        if ref.tails not in files:
+            files[ref.tails] = datadir.fs.open(datadir.tails_path(ref.tails))
+        return files[ref.tails].pread(ref.size, ref.offset)
 
-    def __enter__(self) -> Tails:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for file in self._files.values():
+    try:
+        yield read
+    finally:
+        for file in files.values():
             file.close()
-
-    def read(self, ref: snap.TailRef) -> bytes:
-        """Return the bytes of one tail. Raise `FileNotFoundError` if its file is missing."""
-        file = self._files.get(ref.tails)
-        if file is None:
-            file = self._files[ref.tails] = self._dir.fs.open(self._dir.tails_path(ref.tails))
-        return file.pread(ref.size, ref.offset)
 
 
 def restore_topic(
@@ -75,30 +67,23 @@ def restore_topic(
     found: snap.TopicSnapshot,
     cold_dir: str | None,
     damage: list[str],
-    tails: Tails,
+    read_tail: Callable[[snap.TailRef], bytes],
 ) -> Topic:
-    sealed = []
-    if found.segments:
-        _check_cold(datadir, found, cold_dir)
-    for ref in found.segments:
-        segment = SealedSegment(
-            caches,
-            segment_path(datadir, found.topic_id, ref.first, cold_dir if ref.cold else None),
-            codec.Footer(*ref.footer),
-            live=ref.live,
-            live_bytes=ref.live_bytes,
-            pending=ref.pending,
-        )
-        segment.cold = ref.cold
-        sealed.append(segment)
+    _check_cold(datadir, found, cold_dir)
+    sealed = [
+        SealedSegment.of(caches, segment_path(datadir, found.topic_id, ref.first, cold_dir if ref.cold else None), ref)
+        for ref in found.segments
+    ]
     tail: MemorySegment | None = None
     failed: Exception | None = None
     harmless: list[str] = []
     if found.tail is not None:
         path = datadir.tails_path(found.tail.tails)
         try:
-            data = tails.read(found.tail)
-            _check_tail(data, found, path)
+            data = read_tail(found.tail)
+            footer = codec.decode_footer(data[-codec.FOOTER_BYTES :], path=path, file_bytes=len(data))
+            if (footer.topic_id, footer.first + footer.count) != (found.topic_id, found.head + 1):
+                raise Corrupt(path, 0, "these are not the records that the snapshot names")
             tail = MemorySegment.from_bytes(data, path=path, opened_ms=found.tail.opened_ms, harmless=harmless)
             for what in harmless:
                 damage.append(f"{path} at byte {found.tail.offset}: topic {found.name}: {what}; nothing is lost")
@@ -113,13 +98,6 @@ def restore_topic(
         # The next snapshot need not write it again.
         topic.saved_tail = snapshot_parts.SavedTail(found.tail, snapshot_parts.look(topic.open))
     return topic
-
-
-def _check_tail(data: bytes, found: snap.TopicSnapshot, path: str) -> None:
-    """Raise `Corrupt` if these are the records of another topic, or of another time."""
-    footer = codec.decode_footer(data[-codec.FOOTER_BYTES :], path=path, file_bytes=len(data))
-    if (footer.topic_id, footer.first + footer.count) != (found.topic_id, found.head + 1):
-        raise Corrupt(path, 0, "these are not the records that the snapshot names")
 
 
 def _check_cold(datadir: DataDir, found: snap.TopicSnapshot, cold_dir: str | None) -> None:

@@ -11,13 +11,14 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from typing import Protocol
 
 import msgspec
 
 from topics import logs
 from topics.clock import Clock
-from topics.engine.durable import atomic_files, recovery, snapshot_load
+from topics.engine.durable import recovery, snapshot_load
 from topics.engine.durable.checkpoint_retries import Retries, Room
 from topics.engine.durable.deferred_replay import Backlog
 from topics.engine.durable.snapshot_capture import Capture
@@ -34,7 +35,7 @@ from topics.storage.log.background import LogRefused
 from topics.storage.log.wal import Wal
 from topics.storage.segments import codec
 from topics.storage.segments.sealed import SealedSegment
-from topics.storage.segments.segment import MemorySegment, Segment
+from topics.storage.segments.segment import MemorySegment
 from topics.storage.segments.segment_caches import OPEN_FILES, SegmentCaches
 from topics.storage.worker import INLINE, Worker, rested
 
@@ -47,7 +48,6 @@ Sealed = tuple[int, MemorySegment, str, codec.Footer]  # topic id, the segment i
 
 
 def run_inline(steps: Steps[None], done: Done) -> None:
-    """Run all steps now."""
     try:
         run_all(steps)
     except Exception as error:
@@ -93,7 +93,7 @@ class Store:
         self._cold_dir = cold_dir
         self._hot_segments = hot_segments
         self._hot_bytes = hot_bytes
-        self._snapshotting = False
+        self.is_snapshotting = False  # whether a snapshot is being taken, written or cleaned up after
         self._savers: list[tuple[Topic, Done]] = []  # wait for a snapshot with the topic in it
         self._jobs = 0  # given to the worker and not reported back
         self._waiting: list[Callable[[], None]] = []
@@ -102,7 +102,6 @@ class Store:
         self.replica: ReplicaFiles | None = None
         self._kept: list[str] = []  # files that no snapshot needs and the replica does
         state.rolled = self._seal
-        state.dropped = self._forget
 
     def recover(self, progress: recovery.Progress, *, defer_memory: bool = False) -> recovery.Recovered:
         """Recover the state from the directory and open the next log file. Blocks.
@@ -110,9 +109,8 @@ class Store:
         If the log had to be replayed, take a snapshot before anything new is logged. Then every loss has one reason,
         whatever happens next, and bytes of the old log that only the page cache has are no longer needed.
         """
-        self.state.rolled = lambda topic, segment: (
-            None
-        )  # the owner's thread has no part in this yet: the snapshot seals
+        # The owner's thread has no part in this yet: the snapshot seals.
+        self.state.rolled = lambda topic, segment: None
         try:
             found = recovery.recover(
                 self.dir, self.state, self.caches, cold_dir=self._cold_dir, progress=progress, defer_memory=defer_memory
@@ -144,7 +142,8 @@ class Store:
             with suppress(OSError):
                 self.dir.forget_failed_sync()
                 if not found.damage and found.snapshot_number:
-                    self._remove_orphans()
+                    # The snapshot still names the files of segments that have moved since.
+                    recovery.remove_orphans(self.dir, self.state, {*self.caches.retired}, self._cold_dir)
 
         worker, self._worker = self._worker, INLINE
         runner, self._runner = self._runner, run_inline
@@ -158,16 +157,16 @@ class Store:
 
         If the disk may lack the room, reserve it first.
         """
-        if self._snapshotting or not self.wal.has_file or self._backlog:  # what waits is in the old log alone
+        if self.is_snapshotting or not self.wal.has_file or self._backlog:  # what waits is in the old log alone
             return False
         room = Room(self.dir, self.state, 0 if clean else self.wal.rotation_bytes)
         grown_bytes = self.wal.stats.bytes_written_total - self.bytes_at_checkpoint
         if self.retries.reason is None and room.is_plenty(grown_bytes):
             return self._begin(done, clean=clean)
-        self._snapshotting = True
+        self.is_snapshotting = True
 
         def reserved(error: Exception | None) -> None:
-            self._snapshotting = False
+            self.is_snapshotting = False
             if error is not None:
                 self._failed(error, [], done, rotated=False)
             elif not self._begin(done, clean=clean):
@@ -185,7 +184,7 @@ class Store:
     def _begin(self, done: Done, *, clean: bool) -> bool:
         """Rotate the log, or end it before the last snapshot. Take the snapshot. Return False if the log refuses."""
         assert self.commits is not None
-        self._snapshotting = True  # a change of class that the sync ends waits for this snapshot
+        self.is_snapshotting = True  # a change of class that the sync ends waits for this snapshot
         self.commits.sync()
         if self.commits.uploads:
 
@@ -207,7 +206,7 @@ class Store:
                 self.wal.rotate()
                 number, notes = self.wal.number, self.wal.begin_ledger()
         except (OSError, LogRefused) as error:
-            self._snapshotting = False
+            self.is_snapshotting = False
             self.retries.failed(error, rotated=False)
             return False
         self._snapshot(number, done, clean=clean, notes=notes)
@@ -216,12 +215,7 @@ class Store:
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits for a snapshot, and none is in progress."""
-        return not self._savers and not self._snapshotting
-
-    @property
-    def is_snapshotting(self) -> bool:
-        """Whether a snapshot is being taken, written or cleaned up after."""
-        return self._snapshotting
+        return not self._savers and not self.is_snapshotting
 
     def when_saved(self, topic: Topic, done: Done) -> None:
         """Call `done` once a snapshot has all that the topic's class promises, or with the error that prevents it."""
@@ -230,9 +224,9 @@ class Store:
 
     def save(self) -> None:
         """Begin the snapshot that a change of class waits for, if none is in progress and the state is complete."""
-        if not self._savers or self._snapshotting or self._backlog:
+        if not self._savers or self.is_snapshotting or self._backlog:
             return  # the end of the snapshot, or the next tick, comes back here
-        if not (self.retries.may_begin and self.checkpoint()) and not self._snapshotting:
+        if not (self.retries.may_begin and self.checkpoint()) and not self.is_snapshotting:
             self._end_saving(LogRefused(self.wal.read_only or self.retries.reason))
 
     def _end_saving(self, error: Exception | None) -> None:
@@ -248,7 +242,7 @@ class Store:
 
         `notes` are those that the ledger of the snapshot begins with.
         """
-        self._snapshotting = True
+        self.is_snapshotting = True
         self._bytes_at_capture = self.wal.stats.bytes_written_total
         if clean:
             snapshot_parts.end_ephemeral(self.state)
@@ -293,7 +287,7 @@ class Store:
                     path, footer = self._write_segment(one.snapshot.topic_id, one.snapshot.epoch, frozen)
                     one.snapshot.segments[at].footer = footer
                     sealed.append((one.snapshot.topic_id, frozen.segment, path, footer))
-            atomic_files.write(self.dir, self.dir.tails_path(number), capture.tails(), worker)
+            self.dir.write_file(self.dir.tails_path(number), capture.tails(), worker)
             if not self.wal.ledger.write(notes):
                 raise LogRefused("the ledger cannot be written")
             self._ledger_number = number if notes else self.wal.ledger.number
@@ -301,7 +295,7 @@ class Store:
                 head.extra[snap.LEDGER] = msgspec.Raw(msgspec.msgpack.encode(self._ledger_number))
             parts = snap.encode_parts(head, ((one.snapshot, one.keys) for one in capture), len(capture), worker)
             try:
-                atomic_files.write(self.dir, self.dir.snapshot_path(number), parts, worker)
+                self.dir.write_file(self.dir.snapshot_path(number), parts, worker)
             except OSError:
                 with suppress(OSError):  # a snapshot whose name could not be synced needs its tails
                     if not self.fs.exists(self.dir.snapshot_path(number)):
@@ -309,14 +303,23 @@ class Store:
                 raise
 
         def written(error: Exception | None) -> None:
+            self._run(note(error), lambda failure: noted(error or failure))
+
+        def note(error: Exception | None) -> Steps[None]:
             # Also when the rest failed: a snapshot whose sync failed may be there all the same, and a file that it
             # names must not be written again with marks that it does not know.
-            self._run(note(whole=error is None), lambda failure: noted(error or failure))
-
-        def note(*, whole: bool) -> Steps[None]:
-            yield from self._adopt_all(sealed)
-            if whole:
-                yield from self._note_written(capture, tails, pending)
+            for one in sealed:
+                self._adopt(*one)
+                yield None
+            for captured in capture.drain() if error is None else ():
+                topic_id, tail = captured.snapshot.topic_id, captured.snapshot.tail
+                if tail is not None:
+                    tails.add(tail.tails)
+                if (topic := self.state.by_id.get(topic_id)) is not None:
+                    topic.saved_tail = None if tail is None else SavedTail(tail, captured.looks)
+                if marks := {ref.first: ref.pending for ref in captured.snapshot.segments if ref.pending}:
+                    pending[topic_id] = marks
+                yield None
 
         def noted(error: Exception | None) -> None:
             if error is not None:
@@ -333,28 +336,11 @@ class Store:
         self._submit(work, written)
 
     def _failed(self, error: Exception, retired: list[str], done: Done, *, rotated: bool = True) -> None:
-        self._snapshotting = False
+        self.is_snapshotting = False
         self.caches.retired += retired
         self.retries.failed(error, rotated=rotated)
         done(error)
         self._end_saving(error)
-
-    def _note_written(self, capture: Capture, tails: set[int], pending: dict[int, dict[int, bytes]]) -> Steps[None]:
-        """Note what has to be known of a snapshot that was written, and free the rest."""
-        for one in capture.drain():
-            topic_id, tail = one.snapshot.topic_id, one.snapshot.tail
-            if tail is not None:
-                tails.add(tail.tails)
-            if (topic := self.state.by_id.get(topic_id)) is not None:
-                topic.saved_tail = None if tail is None else SavedTail(tail, one.looks)
-            if marks := {ref.first: ref.pending for ref in one.snapshot.segments if ref.pending}:
-                pending[topic_id] = marks
-            yield None
-
-    def _adopt_all(self, sealed: list[Sealed]) -> Steps[None]:
-        for one in sealed:
-            self._adopt(*one)
-            yield None
 
     def when_idle(self, then: Callable[[], None]) -> None:
         """Call `then` once no work of the store is in progress."""
@@ -364,14 +350,15 @@ class Store:
             then()
 
     def _submit(self, work: Callable[[], None], finished: Done) -> None:
-        self._jobs += 1
-        self._worker.submit(work, self._reporting(finished))
+        self._worker.submit(work, self._counted(finished))
 
     def _run(self, steps: Steps[None], finished: Done) -> None:
-        self._jobs += 1
-        self._runner(steps, self._reporting(finished))
+        self._runner(steps, self._counted(finished))
 
-    def _reporting(self, finished: Done) -> Done:
+    def _counted(self, finished: Done) -> Done:
+        """Count a job that begins now, and return what reports its end."""
+        self._jobs += 1
+
         def report(error: Exception | None) -> None:
             self._jobs -= 1
             finished(error)
@@ -423,10 +410,6 @@ class Store:
                     return
         self.caches.retired.append(path)
 
-    def _forget(self, topic: Topic, segment: Segment) -> None:
-        if isinstance(segment, SealedSegment):
-            segment.release()
-
     # --- on the worker
 
     def _write_segment(self, topic_id: int, epoch: int, frozen: Frozen) -> tuple[str, codec.Footer]:
@@ -436,7 +419,7 @@ class Store:
             self.fs.sync_dir(self.dir.segments_dir)  # also if it was there: it may be so in memory only
             self._topic_dirs.add(topic_id)
         path = self.dir.segment_path(topic_id, frozen.segment.first)
-        atomic_files.write(self.dir, path, parts, self._worker)
+        self.dir.write_file(path, parts, self._worker)
         size = sum(map(len, parts))
         return path, codec.decode_footer(b"".join(parts[-2:]), path=path, file_bytes=size)
 
@@ -479,7 +462,7 @@ class Store:
                 for segment, packed, _ in saves:
                     segment.saved(packed)
             if error is not None or self._cold_dir is None:
-                self._snapshotting = False
+                self.is_snapshotting = False
                 self.save()
             else:
                 self._move_cold()
@@ -496,20 +479,21 @@ class Store:
 
         def find() -> Steps[None]:
             for topic in list(self.state.by_id.values()):
-                for segment in self._too_many(topic):
+                hot = [one for one in topic.segments if isinstance(one, SealedSegment) and not one.cold]
+                for segment in hot[: len(hot) - self._kept_hot(hot)]:
                     target = snapshot_load.segment_path(self.dir, topic.topic_id, segment.first, self._cold_dir)
                     moves.append((topic, segment, target))
                 yield None
 
         def found(error: Exception | None) -> None:
-            self._snapshotting = False
+            self.is_snapshotting = False
             if moves and error is None:
                 self._submit(work, finished)
             self.save()
 
         def work() -> None:
             for _, segment, target in moves:
-                atomic_files.copy(self.dir, segment.path, target, self._worker)
+                self.dir.copy_file(segment.path, target, self._worker)
 
         def finished(error: Exception | None) -> None:
             if error is not None:
@@ -525,18 +509,11 @@ class Store:
 
         self._run(find(), found)
 
-    def _too_many(self, topic: Topic) -> list[SealedSegment]:
-        if self._cold_dir is None:
-            return []
-        hot = [segment for segment in topic.segments if isinstance(segment, SealedSegment) and not segment.cold]
-        kept_bytes, kept = 0, 0
-        for segment in reversed(hot):
-            kept_bytes += segment.footer.file_bytes
-            too_many = self._hot_segments and kept >= self._hot_segments
-            if too_many or (self._hot_bytes and kept_bytes > self._hot_bytes):
-                break
-            kept += 1
-        return hot[: len(hot) - kept] if self._hot_segments or self._hot_bytes else []
+    def _kept_hot(self, hot: list[SealedSegment]) -> int:
+        """Return how many of the newest segments stay."""
+        sizes = accumulate(segment.footer.file_bytes for segment in reversed(hot))
+        fitting = sum(1 for size_bytes in sizes if size_bytes <= self._hot_bytes) if self._hot_bytes else len(hot)
+        return min(fitting, self._hot_segments) if self._hot_segments else fitting
 
     def _remove_old(self, number: int, keep_tails: set[int], retired: list[str]) -> None:
         old = [self.dir.wal_path(n) for n in self.dir.wal_numbers() if n < number]
@@ -564,28 +541,3 @@ class Store:
                 self.fs.unlink(path)
             with suppress(OSError):  # not empty
                 self.fs.rmdir(posixpath.dirname(path))
-
-    def _remove_orphans(self) -> None:
-        """Remove segment files that a stopped process wrote and no snapshot refers to."""
-        named = {
-            segment.path
-            for topic in self.state.by_id.values()
-            for segment in topic.segments
-            if isinstance(segment, SealedSegment)
-        }
-        named |= {*self.caches.retired}  # the snapshot still names the files of segments that have moved since
-        folders = [self.dir.segments_dir]
-        if self._cold_dir is not None and self.fs.exists(self._cold_dir):
-            folders.append(self._cold_dir)
-        for folder in folders:
-            for name in self.fs.listdir(folder):
-                if not name.isdigit():
-                    continue  # not ours
-                topic_dir = posixpath.join(folder, name)
-                for path in [posixpath.join(topic_dir, file) for file in self.fs.listdir(topic_dir)]:
-                    if path not in named:
-                        with suppress(FileNotFoundError):  # a directory is not ours
-                            self.fs.unlink(path)
-                if int(name) not in self.state.by_id:
-                    with suppress(OSError):
-                        self.fs.rmdir(topic_dir)

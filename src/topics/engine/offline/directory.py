@@ -8,7 +8,6 @@ the watermarks of the topic. From that the same `Topic` arises again, and the sa
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Self
 
 from msgspec import Struct, structs
@@ -22,27 +21,16 @@ from topics.engine.state.topic import Topic, Totals
 from topics.engine.state.topics import State
 from topics.model.topic import TopicConfig
 from topics.storage.datadir import DataDir
-from topics.storage.fs import Fs
-from topics.storage.readonly import ReadOnlyFs
-from topics.storage.segments import codec
+from topics.storage.fs import Fs, ReadOnlyFs
 from topics.storage.segments import record_run as runs
 from topics.storage.segments.cold import waiting
 from topics.storage.segments.record_run import Run
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import MemorySegment, Segment
 from topics.storage.segments.segment_caches import SegmentCaches
+from topics.storage.snapshot import SegmentRef
 
 SLICE_BYTES = 2 << 20  # large slices: no other client waits for this process
-
-
-class Sealed(Struct, array_like=True):
-    """A segment file with its footer from the snapshot or the log, and the marks that the file may lack."""
-
-    path: str
-    footer: list[int]
-    live: int
-    live_bytes: int
-    pending: bytes
 
 
 class Excerpt(Struct, kw_only=True):
@@ -58,7 +46,7 @@ class Excerpt(Struct, kw_only=True):
     evict_floor: int
     lost_ts: int
     losses: list[tuple[int, int, str]]
-    pieces: list[Sealed | bytes]
+    pieces: list[tuple[str, SegmentRef] | bytes]
     now_ms: int
 
     @property
@@ -89,9 +77,7 @@ class Directory:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._dir.close()
 
     def read(self, name: str, query: Query) -> Reading:
@@ -154,10 +140,9 @@ def _reading(topic: Topic, query: Query, now_ms: int) -> tuple[Topic, Reading]:
     return topic, waiting(lambda: expire_and_read(topic, query, now_ms))
 
 
-def _piece(topic: Topic, segment: Segment, low: int, high: int) -> Sealed | bytes:
+def _piece(topic: Topic, segment: Segment, low: int, high: int) -> tuple[str, SegmentRef] | bytes:
     if isinstance(segment, SealedSegment):
-        pending = segment.unsaved_marks()
-        return Sealed(segment.path, list(segment.footer), segment.live, segment.live_bytes, pending)
+        return segment.path, segment.snapshot_ref()
     assert isinstance(segment, MemorySegment)
     cut = runs.Slice.of(segment.columns, [(low, high)], [segment.read(low, high)]).run()
     marks = segment.marks
@@ -175,10 +160,7 @@ def _topic(datadir: DataDir, excerpt: Excerpt) -> Topic:
         if isinstance(piece, bytes):
             segment: Segment = MemorySegment.from_bytes(piece, path=excerpt.root, opened_ms=0)
         else:
-            segment = SealedSegment(
-                caches, piece.path, codec.Footer(*piece.footer), live=piece.live, live_bytes=piece.live_bytes,
-                pending=piece.pending,
-            )  # fmt: skip
+            segment = SealedSegment.of(caches, *piece)
         topic.segments.append(segment)
         topic.count += segment.live
         topic.bytes += segment.live_bytes

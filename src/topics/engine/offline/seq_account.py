@@ -112,10 +112,16 @@ def _wrong_ranges(topic: Topic, covered: Covered) -> list[str]:
     return wrong
 
 
+def wrong_marks(floor: int, earliest: int, head: int) -> str | None:
+    if 1 <= floor <= earliest <= head + 1:
+        return None
+    return f"watermarks out of order: floor {floor}, earliest {earliest}, head {head}"
+
+
 def _wrong_marks(topic: Topic, covered: Covered) -> list[str]:
     floor, earliest, head = topic.evict_floor, topic.earliest, topic.head
-    if not 1 <= floor <= earliest <= head + 1:
-        return [f"watermarks out of order: floor {floor}, earliest {earliest}, head {head}"]
+    if (out_of_order := wrong_marks(floor, earliest, head)) is not None:
+        return [out_of_order]
     wrong = []
     if any(floor <= last < earliest for _, last, _ in topic.losses.runs):
         wrong.append(f"something below seq {earliest} was lost, but the floor {floor} does not report it")

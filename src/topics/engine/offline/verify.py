@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
 from topics.engine import retention
 from topics.engine.durable import recovery, snapshot_load
-from topics.engine.offline.seq_account import SeqAccount, account
+from topics.engine.offline.seq_account import SeqAccount, account, wrong_marks
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.errors import Corrupt, UnknownFormat
@@ -23,11 +26,10 @@ from topics.storage import snapshot as snap
 from topics.storage.backup import COPIED_BOOT_ID
 from topics.storage.check import Examined, Problem, examine
 from topics.storage.datadir import DataDir, DataDirError, UnknownVersion
-from topics.storage.fs import Fs, absence, next_step, read_whole
+from topics.storage.fs import Fs, ReadOnlyFs, absence, next_step, read_whole
 from topics.storage.log import entry as entries
 from topics.storage.log import ledger, walfile
 from topics.storage.log.log_files import LogFile, read_log
-from topics.storage.readonly import ReadOnlyFs
 from topics.storage.segments import codec
 from topics.storage.segments.marks import put_marks
 from topics.storage.segments.sealed import SealedSegment
@@ -41,6 +43,7 @@ RESTORE = (
 RESTORE_ALL = "restore the directory from a backup"
 HARMLESS = "nothing is lost as long as the rest is whole: see to the disk, and take a backup to another one"
 NEXT_SNAPSHOT = "nothing is lost: the other copy is whole, and the next checkpoint of a running server leaves it behind"
+OLDER_SNAPSHOT = "restore from a backup: a server started as it is falls back to an older snapshot, if there is one"
 UNKNOWN_END = "restore from a backup if records are missing: where the log before this file ends is unknown"
 REPORT = "the files contradict each other: keep a copy of the directory, report this, and restore from a backup"
 
@@ -110,43 +113,35 @@ class _Verifier:
             self._found(posixpath.join(self.dir.root, "FORMAT"), 0, str(error), RESTORE_ALL)
         except OSError as error:
             self._unreadable(error)
-        if self._has_subdirs():
-            self._measure()
-            number, snapshot = self._snapshots()
-            if snapshot is not None:
-                report.snapshot = number
-                with snapshot_load.Tails(self.dir) as tails:
-                    for topic in snapshot.topics:
-                        self._topic(topic, tails)
-            if snapshot is not None or number == 0:
-                self._is_copy = snapshot is not None and snapshot.boot_id == COPIED_BOOT_ID
-                self._log(snapshot)
-                self._replay()
-            self._left_over()
+        folders = (self.dir.wal_dir, self.dir.segments_dir, self.dir.snapshots_dir)
+        missing = [path for path in folders if not self.fs.exists(path)]
+        for path in missing:
+            self._found(path, 0, "the folder is missing", RESTORE_ALL)
+        if not missing:
+            self._check_files()
         report.clean = not report.damage
         self._progress(self._total, self._total)
         return report
 
+    def _check_files(self) -> None:
+        report, paths = self.report, self._all_files()
+        report.files = len(paths)
+        for path in paths:
+            with suppress(OSError):  # the check of the file finds out why
+                report.bytes += self.fs.size(path)
+        self._total = report.bytes
+        snapshot = self._newest_snapshot()
+        if snapshot is not None:
+            report.snapshot = snapshot.wal_number or None
+            with snapshot_load.open_tails(self.dir) as read_tail:
+                for topic in snapshot.topics:
+                    self._topic(topic, read_tail)
+            self._is_copy = snapshot.boot_id == COPIED_BOOT_ID
+            self._log(snapshot)
+            self._replay()
+        self._left_over()
+
     # --- files
-
-    def _has_subdirs(self) -> bool:
-        missing = [
-            p for p in (self.dir.wal_dir, self.dir.segments_dir, self.dir.snapshots_dir) if not self.fs.exists(p)
-        ]
-        for path in missing:
-            self._found(path, 0, "the folder is missing", RESTORE_ALL)
-        return not missing
-
-    def _measure(self) -> None:
-        paths = list(self._all_files())
-        self.report.files = len(paths)
-        self._total = self.report.bytes = sum(map(self._size, paths))
-
-    def _size(self, path: str) -> int:
-        try:
-            return self.fs.size(path)
-        except OSError:
-            return 0  # the check of the file finds out why
 
     def _all_files(self) -> list[str]:
         found = [self.dir.wal_path(number) for number in self.dir.wal_numbers()]
@@ -159,7 +154,8 @@ class _Verifier:
 
     def _left_over(self) -> None:
         """Note files that nothing refers to. They are normal after a crash; a server removes or ignores them."""
-        for path in self._all_files():
+        paths = self._all_files()
+        for path in paths:
             if path in self._named:
                 continue
             text = f"{path}: nothing refers to this file; a server does not read it"
@@ -170,18 +166,17 @@ class _Verifier:
             self.report.notes.append(text)
         folders = [self.dir.root, self.dir.wal_dir, self.dir.snapshots_dir, self.dir.segments_dir]
         known = {"LOCK", "FORMAT", "VERSION", "wal", "segments", "snapshots", "ledger", "lost+found"}
-        numbered = {posixpath.basename(path) for path in self._all_files()} | {str(n) for n in self.dir.topic_ids()}
+        numbered = {posixpath.basename(path) for path in paths} | {str(n) for n in self.dir.topic_ids()}
         for folder in [*folders, *(self.dir.topic_dir(topic_id) for topic_id in self.dir.topic_ids())]:
             for name in self.fs.listdir(folder):
                 if name not in numbered and not (folder == self.dir.root and name in known):
-                    self.report.notes.append(
-                        f"{posixpath.join(folder, name)}: not a file of ours, or an unfinished one"
-                    )
+                    path = posixpath.join(folder, name)
+                    self.report.notes.append(f"{path}: not a file of ours, or an unfinished one")
 
     # --- the snapshot
 
-    def _snapshots(self) -> tuple[int, snap.Snapshot | None]:
-        """Return the newest readable snapshot and its number. If none is readable: None and the highest."""
+    def _newest_snapshot(self) -> snap.Snapshot | None:
+        """Return the newest readable snapshot; None if there are snapshots and none is readable."""
         numbers = self.dir.snapshot_numbers()
         for number in reversed(numbers):
             path = self.dir.snapshot_path(number)
@@ -194,36 +189,31 @@ class _Verifier:
                 self._unreadable(error)
                 continue
             except Corrupt as error:
-                older = (
-                    "restore from a backup: a server started as it is falls back to an older snapshot, if there is one"
-                )
-                self._found(path, error.offset, error.what, older)
+                self._found(path, error.offset, error.what, OLDER_SNAPSHOT)
                 continue
             for at in snap.damaged_copies(data):
                 self._found(path, at, "one copy of the snapshot is damaged", NEXT_SNAPSHOT)
-            return number, snapshot
-        return max(numbers, default=0), None
+            return snapshot
+        return None if numbers else snap.empty()
 
-    def _topic(self, found: snap.TopicSnapshot, tails: snapshot_load.Tails) -> None:
-        """Compare one topic of the snapshot with its files."""
+    def _topic(self, found: snap.TopicSnapshot, read_tail: Callable[[snap.TailRef], bytes]) -> None:
         self._names[found.topic_id] = found.name
         for ref in found.segments:
             self._sealed(found, ref)
         if found.tail is not None:
-            self._tail(found, found.tail, tails)
-        path = self.dir.snapshot_path(self.report.snapshot or 0)
-        live = sum(ref.live for ref in found.segments) + (found.tail.live if found.tail else 0)
-        live_bytes = sum(ref.live_bytes for ref in found.segments) + (found.tail.live_bytes if found.tail else 0)
+            self._tail(found, found.tail, read_tail)
+        parts = [*found.segments, *(() if found.tail is None else (found.tail,))]
+        live, live_bytes = sum(part.live for part in parts), sum(part.live_bytes for part in parts)
+        wrong = []
         if (live, live_bytes) != (found.count, found.bytes):
-            what = f"the topic has {found.count} records of {found.bytes} bytes, its segments {live} of {live_bytes}"
-            self._found(path, 0, what, REPORT, topic=found.name)
-        for before, after in zip(found.segments, found.segments[1:], strict=False):
+            counted = f"the topic has {found.count} records of {found.bytes} bytes"
+            wrong.append(f"{counted}, its segments {live} of {live_bytes}")
+        for before, after in pairwise(found.segments):
             if before.first + before.count > after.first:
-                what = f"the segments at seqs {before.first} and {after.first} overlap"
-                self._found(path, 0, what, REPORT, topic=found.name)
-        if not 1 <= found.evict_floor <= found.earliest <= found.head + 1:
-            what = f"watermarks out of order: floor {found.evict_floor}, earliest {found.earliest}, head {found.head}"
-            self._found(path, 0, what, REPORT, topic=found.name)
+                wrong.append(f"the segments at seqs {before.first} and {after.first} overlap")
+        if (out_of_order := wrong_marks(found.evict_floor, found.earliest, found.head)) is not None:
+            wrong.append(out_of_order)
+        self._contradictions(found.name, wrong)
 
     def _sealed(self, found: snap.TopicSnapshot, ref: snap.SegmentRef) -> None:
         path = snapshot_load.segment_path(self.dir, found.topic_id, ref.first, self.cold_dir if ref.cold else None)
@@ -243,37 +233,34 @@ class _Verifier:
         if examined.columns is not None and len(examined.flags) == ref.count and not examined.problems:
             marks = codec.decode_flags(examined.flags) or bytearray(ref.count)
             put_marks(marks, ref.pending)
-            live, live_bytes = _live(marks, examined, found.earliest)
+            positions = np.flatnonzero(np.frombuffer(marks, np.uint8) == 0)
+            positions = positions[positions >= found.earliest - ref.first]
+            live, live_bytes = len(positions), examined.columns.size_of(positions)
             if (live, live_bytes) != (ref.live, ref.live_bytes):
                 said = f"the snapshot counts {ref.live} live records of {ref.live_bytes} bytes here"
                 what = f"{said}, the file has {live} of {live_bytes}"
                 self._found(path, footer.flags_at, what, REPORT, topic=found.name)
 
-    def _tail(self, found: snap.TopicSnapshot, ref: snap.TailRef, tails: snapshot_load.Tails) -> None:
+    def _tail(self, found: snap.TopicSnapshot, ref: snap.TailRef, read_tail: Callable[[snap.TailRef], bytes]) -> None:
         path = self.dir.tails_path(ref.tails)
         self._named.add(path)
         first = max([one.first + one.count for one in found.segments] + [found.earliest])
         try:
-            data = tails.read(ref)
+            data = read_tail(ref)
         except OSError as error:
             self._damaged_seqs(path, 0, _why(error), found.name, first, found.head)
             return
         self._step(len(data))
         examined = examine(lambda size, at: data[at : at + size], ref.size, path=path, taken=lambda at, data: None)
+        footer = examined.footer
         for problem in examined.problems:
-            costs = problem.whole or problem.low < problem.high
-            flags_only = examined.footer is not None and problem.offset >= examined.footer.flags_at
             low, high = first, found.head
-            if flags_only and examined.footer is not None:
-                low, high = examined.footer.first + problem.low, examined.footer.first + problem.high - 1
-            elif not costs:
-                low, high = 1, 0
+            if footer is not None and problem.offset >= footer.flags_at:
+                low, high = footer.first + problem.low, footer.first + problem.high - 1
+            elif not problem.whole and problem.low >= problem.high:
+                low, high = 1, 0  # costs no record
             self._damaged_seqs(path, ref.offset + problem.offset, problem.what, found.name, low, high)
-        if (
-            not examined.problems
-            and examined.footer is not None
-            and examined.footer.first + examined.footer.count != found.head + 1
-        ):
+        if not examined.problems and footer is not None and footer.first + footer.count != found.head + 1:
             self._found(path, ref.offset, "the last records do not end at the topic's head", REPORT, topic=found.name)
 
     def _examine_file(self, path: str, known: codec.Footer | None) -> Examined:
@@ -292,12 +279,12 @@ class _Verifier:
 
     # --- the log
 
-    def _log(self, snapshot: snap.Snapshot | None) -> None:
-        since, boot_id = (0, "") if snapshot is None else (snapshot.wal_number, snapshot.boot_id)
+    def _log(self, snapshot: snap.Snapshot) -> None:
+        since = snapshot.wal_number
         oldest = min(since, snap.ledger_number(snapshot) or since)
         account, unreadable = None, list[OSError]()
         try:
-            account = None if boot_id == self.fs.boot_id() != "" else ledger.read(self.dir, since)
+            account = None if snapshot.boot_id == self.fs.boot_id() != "" else ledger.read(self.dir, since)
         except OSError as error:
             unreadable.append(error)
         synced_to = None if account is None else account.synced_to
@@ -352,10 +339,10 @@ class _Verifier:
             self._found(file.path, item.at, f"{size} damaged bytes in the log{known}", next_step, topic=name)
 
     def _log_entry(self, file: LogFile, item: walfile.FoundFrame) -> None:
-        head = item.frame.head
         try:
             entry = entries.decode(item.frame, path=file.path, at=item.at)
         except Corrupt as error:
+            head = item.frame.head
             name = self._names.get(head.topic_id, str(head.topic_id))
             self._damaged_seqs(file.path, item.at, error.what, name, head.first, head.first + head.count - 1)
             return
@@ -408,9 +395,7 @@ class _Verifier:
         """Account for the seqs of a topic. Those that only a start skips, after the head in the files, are not lost."""
         found, wrong = account(topic)
         self.report.topics.append(found)
-        path = self.dir.snapshot_path(self.report.snapshot or 0)
-        for what in wrong:
-            self._found(path, 0, what, REPORT, topic=topic.name)
+        self._contradictions(topic.name, wrong)
         if found.durability != "ephemeral" and topic.head > known_head:
             found.skipped, found.head_seq = topic.head - known_head, known_head
             found.earliest_seq = min(found.earliest_seq, known_head + 1)
@@ -436,11 +421,13 @@ class _Verifier:
 
     # --- reporting
 
+    def _contradictions(self, topic: str, wrong: list[str]) -> None:
+        for what in wrong:
+            self._found(self.dir.snapshot_path(self.report.snapshot or 0), 0, what, REPORT, topic=topic)
+
     def _damaged_seqs(self, path: str, offset: int, what: str, topic: str, first: int, last: int) -> None:
-        if first > last:
-            self._found(path, offset, what, HARMLESS, topic=topic)
-        else:
-            self._found(path, offset, what, RESTORE, topic=topic, first_seq=first, last_seq=last)
+        seqs = {"first_seq": first, "last_seq": last} if first <= last else {}
+        self._found(path, offset, what, RESTORE if seqs else HARMLESS, topic=topic, **seqs)
 
     def _unreadable(self, error: OSError) -> None:
         """Report a file without which a server does not start, once."""
@@ -448,15 +435,8 @@ class _Verifier:
         if all(finding.file != path for finding in self.report.damage):
             self._found(path, 0, f"{_why(error)}; a server does not start on it", next_step(error))
 
-    def _found(
-        self, file: str, offset: int, what: str, next_step: str, *,
-        topic: str | None = None, first_seq: int | None = None, last_seq: int | None = None,
-    ) -> None:  # fmt: skip
-        self.report.damage.append(
-            Finding(
-                file=file, offset=offset, what=what, next=next_step, topic=topic, first_seq=first_seq, last_seq=last_seq
-            )
-        )
+    def _found(self, file: str, offset: int, what: str, next_step: str, **where: Any) -> None:
+        self.report.damage.append(Finding(file=file, offset=offset, what=what, next=next_step, **where))
 
     def _step(self, size_bytes: int) -> None:
         self._done += size_bytes
@@ -464,14 +444,4 @@ class _Verifier:
 
 
 def _why(error: OSError) -> str:
-    """Return why a file cannot be read."""
     return absence(error) if isinstance(error, FileNotFoundError) else f"the file cannot be read: {error.strerror}"
-
-
-def _live(marks: bytearray, examined: Examined, earliest: int) -> tuple[int, int]:
-    """Return the number of live records from `earliest` on, and their bytes."""
-    assert examined.columns is not None
-    hit = np.frombuffer(marks, np.uint8) == 0
-    hit[: max(earliest - examined.columns.first, 0)] = False
-    sizes = np.diff(np.frombuffer(examined.columns.offsets, np.uint32).astype(np.int64))
-    return int(hit.sum()), int(sizes[hit].sum())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from heapq import nsmallest
 from itertools import chain, islice
 
@@ -12,13 +11,11 @@ from topics.engine import retention
 from topics.engine.queue import pick
 from topics.engine.queue.verbs import expire
 from topics.engine.state.jobs.job import Job
-from topics.engine.state.jobs.job_terms import terms_of
 from topics.engine.state.jobs.leases import Leases
 from topics.engine.state.topic import Topic
 from topics.model.queue import JobState
 from topics.model.records import MAX_BATCH_BYTES
 from topics.storage.segments.cold import Cold
-from topics.storage.segments.segment import Damaged
 
 _encode_json = msgspec.json.encode
 
@@ -31,14 +28,7 @@ def expire_and_list(
     Raises `Cold` like any read.
     """
     queue = expire(topic, now_ms)
-
-    def page() -> tuple[list[bytes], int | None]:
-        return _page(topic, queue, state, after, limit)
-
-    try:
-        return page()
-    except Damaged as damage:
-        return retention.read_past(topic, damage, page)
+    return retention.read_past(topic, lambda: _page(topic, queue, state, after, limit))
 
 
 def _page(
@@ -59,19 +49,18 @@ def _page(
 
 
 def _seqs(topic: Topic, queue: Leases, state: JobState | None, after: int, limit: int) -> list[int]:
-    if state == "in_flight":
-        return nsmallest(limit, (seq for seq in queue.in_flight_seqs() if seq > after))
-    if state == "delayed":
-        return nsmallest(limit, (seq for seq in chain(queue.resting, queue.later) if seq > after))
-    return list(islice(_from_log(topic, queue, state, after), limit))
-
-
-def _from_log(topic: Topic, queue: Leases, state: JobState | None, after: int) -> Iterable[int]:
-    for segment, low, high in topic.spans(max(after + 1, topic.earliest), topic.head + 1):
-        if segment.live:
-            for at in segment.live_positions(low, high).tolist():
-                if state is None or state_of(queue, segment.first + at) == state:
-                    yield segment.first + at
+    if state in ("in_flight", "delayed"):
+        held = (seq for seq, job in queue.leases.items() if not job.term.ended)
+        places = (held, queue.leaving) if state == "in_flight" else (queue.resting, queue.later)
+        return nsmallest(limit, (seq for seq in chain(*places) if seq > after))
+    found = (
+        segment.first + at
+        for segment, low, high in topic.spans(max(after + 1, topic.earliest), topic.head + 1)
+        if segment.live
+        for at in segment.live_positions(low, high).tolist()
+        if state is None or state_of(queue, segment.first + at) == state
+    )
+    return list(islice(found, limit))
 
 
 def state_of(queue: Leases, seq: int) -> JobState:
@@ -81,18 +70,12 @@ def state_of(queue: Leases, seq: int) -> JobState:
 
 
 def _row(topic: Topic, queue: Leases, seq: int, stored: pick.StoredRecord) -> bytes:
-    segment = topic.segments[topic.index_of(seq)]
-    extra = segment.columns.extras.get(seq - segment.first)
-    terms = None if extra is None else terms_of(extra)
+    terms, state = pick.terms_at(topic, seq), state_of(queue, seq)
     job = queue.find(seq) or Job(seq)
-    state = state_of(queue, seq)
-    shown = b'"state":"%b","deliveries":%d,"priority":%d,' % (
-        state.encode(), job.deliveries, 0 if terms is None else terms.priority,
-    )  # fmt: skip
+    shown = b'"state":"%b","deliveries":%d,"priority":%d,' % (state.encode(), job.deliveries, terms.priority)
     if state == "delayed":
-        shown += b'"deliver_at":%d,' % (job.due_ms or (0 if terms is None else terms.due_ms))
+        shown += b'"deliver_at":%d,' % (job.due_ms or terms.due_ms)
     elif state == "in_flight":
-        shown += b'"node":%b,"lease_id":"%b","deadline":%d,' % (
-            _encode_json(job.node), job.lease_id.encode(), job.deadline_ms,
-        )  # fmt: skip
+        lease = _encode_json(job.node), job.lease_id.encode(), job.deadline_ms
+        shown += b'"node":%b,"lease_id":"%b","deadline":%d,' % lease
     return stored.with_fields(seq, shown)

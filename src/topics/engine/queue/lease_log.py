@@ -64,13 +64,8 @@ def leased(topic: Topic, node: str, first_lease: int, deadline_ms: int, jobs: li
     )  # fmt: skip
 
 
-def _replayed(state: State, topic_id: int) -> Leases | None:
-    topic = state.by_id.get(topic_id)
-    return None if topic is None else topic.queue
-
-
-def _existing(queue: Leases, seqs: list[int]) -> list[Job]:
-    return [job for seq in seqs if (job := queue.leases.get(seq)) is not None]
+def _leased_of(queue: Leases, entry: Released | Extended) -> list[Job]:
+    return [job for seq in entry.seqs if (job := queue.leases.get(seq)) is not None]
 
 
 def _is_there(topic: Topic, seq: int) -> bool:
@@ -85,11 +80,10 @@ def _is_there(topic: Topic, seq: int) -> bool:
         return False
 
 
-def replay_leased(state: State, entry: Leased) -> None:
-    topic = state.by_id.get(entry.topic_id)
-    if topic is None or topic.queue is None:
-        return
+def replay_leased(state: State, topic: Topic, entry: Leased) -> None:
     queue = topic.queue
+    if queue is None:
+        return
     queue.left(entry.seqs)  # wherever they were: now they are held
     jobs = [
         Job(seq, priority, deliveries)
@@ -100,15 +94,15 @@ def replay_leased(state: State, entry: Leased) -> None:
     queue.left([seq for seq in entry.seqs if not _is_there(topic, seq)])
 
 
-def replay_released(state: State, entry: Released) -> None:
-    if (queue := _replayed(state, entry.topic_id)) is not None:
-        jobs = _existing(queue, entry.seqs)
+def replay_released(state: State, topic: Topic, entry: Released) -> None:
+    if (queue := topic.queue) is not None:
+        jobs = _leased_of(queue, entry)
         queue.release(jobs, due_ms=entry.due_ms, now_ms=entry.at_ms, undelivered=entry.undelivered)
 
 
-def replay_extended(state: State, entry: Extended) -> None:
-    if (queue := _replayed(state, entry.topic_id)) is not None:
-        queue.extend(_existing(queue, entry.seqs), entry.deadline_ms)
+def replay_extended(state: State, topic: Topic, entry: Extended) -> None:
+    if (queue := topic.queue) is not None:
+        queue.extend(_leased_of(queue, entry), entry.deadline_ms)
 
 
 def _save(state: State, topic: Topic) -> SavedLeases | None:

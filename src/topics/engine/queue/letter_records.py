@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from topics.engine.queue import pick
-from topics.engine.read.read import Query, Reading, expire_and_read
+from topics.engine.read.read import Query, expire_and_read
 from topics.engine.state import staged_deletes
 from topics.engine.state.jobs.job import Job
 from topics.engine.state.topic import Topic
@@ -22,7 +22,7 @@ _STAMPS = (STAMP_FROM, STAMP_DELIVERIES, STAMP_SEQ)
 _encode_json = msgspec.json.encode
 
 
-class Letter(Struct, rename={"seq": "$seq", "node": "$node", "tag": "$tag"}):
+class Letter(Struct, rename={"seq": "$seq", "node": "$node", "tag": "$tag", "priority": "$priority"}):
     """A stored record, with its payload untouched."""
 
     seq: int
@@ -30,6 +30,7 @@ class Letter(Struct, rename={"seq": "$seq", "node": "$node", "tag": "$tag"}):
     node: str | None = None
     tag: str | None = None
     meta: Raw | UnsetType = UNSET
+    priority: int = 0  # not in the record: see `pick.terms_at`
 
 
 class FoundLetters(Struct):
@@ -43,24 +44,23 @@ class FoundLetters(Struct):
 _decode_rows = msgspec.json.Decoder(list[Letter]).decode
 
 
-def stamp(meta: bytes | None, source: str, job: Job) -> bytes:
+def stamp(meta: Raw | UnsetType, source: str, job: Job) -> Raw:
     """Return the meta of a dead letter: the meta of the job, and where the job came from."""
     stamps = b'"%b":%b,"%b":%d,"%b":%d' % (
         STAMP_FROM.encode(), _encode_json(source), STAMP_DELIVERIES.encode(), job.deliveries,
         STAMP_SEQ.encode(), job.seq,
     )  # fmt: skip
     meta = unstamp(meta)
-    if meta is None or not meta[1:-1].strip():
-        return b"{%b}" % stamps
-    return b"%b,%b}" % (meta.rstrip()[:-1], stamps)
+    text = b"{}" if isinstance(meta, UnsetType) else bytes(meta).rstrip()
+    return Raw(b"%b%b%b}" % (text[:-1], b"," if text[1:-1].strip() else b"", stamps))
 
 
-def unstamp(meta: bytes | None) -> bytes | None:
-    """Return the meta without the stamps of a dead letter; None if it has nothing else."""
-    if meta is None or b'"$dead_letter_' not in meta:
+def unstamp(meta: Raw | UnsetType) -> Raw | UnsetType:
+    """Return the meta without the stamps of a dead letter; UNSET if it has nothing else."""
+    if isinstance(meta, UnsetType) or b'"$dead_letter_' not in bytes(meta):
         return meta
     kept = {key: value for key, value in surrogates.members(meta).items() if key not in _STAMPS}
-    return surrogates.object_of(kept) if kept else None
+    return Raw(surrogates.object_of(kept)) if kept else UNSET
 
 
 def decode(rows: bytes) -> list[Letter]:
@@ -117,7 +117,13 @@ def find(
                 elif examined:
                     return found  # with the letters so far; the next call continues behind them
                 raise
-            letters = _letters_of(source, origin, reading)
+            letters = [
+                row
+                for row in decode(b"".join(reading.body()))
+                if _is_from(row, origin)
+                and not (source.queue is not None and source.queue.is_out(row.seq))
+                and not staged_deletes.is_leaving(source, row.seq)
+            ]
             found.letters += letters
             size_bytes += sum(len(letter.data) for letter in letters)
             assert reading.next_from_seq > at, "a read below the head moves its cursor"
@@ -127,17 +133,7 @@ def find(
     return found
 
 
-def _letters_of(source: Topic, origin: str, reading: Reading) -> list[Letter]:
-    rows = decode(b"".join(reading.body()))
-    return [row for row in rows if _is_from(row, origin) and not _is_out(source, row.seq)]
-
-
 def _is_from(row: Letter, origin: str) -> bool:
     if row.meta is UNSET or b'"$dead_letter_from"' not in bytes(row.meta):
         return False
     return bytes(surrogates.members(row.meta).get(STAMP_FROM, Raw(b"null"))) == _encode_json(origin)
-
-
-def _is_out(topic: Topic, seq: int) -> bool:
-    queue = topic.queue
-    return (queue is not None and queue.is_out(seq)) or staged_deletes.is_leaving(topic, seq)

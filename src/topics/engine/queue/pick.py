@@ -18,7 +18,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from topics.engine.state.jobs.job import PRIORITIES, Job
-from topics.engine.state.jobs.job_terms import terms_of
+from topics.engine.state.jobs.job_terms import Terms, terms_of
 from topics.engine.state.staged_deletes import StagedDeletes
 from topics.engine.state.topic import Topic, leases_of
 from topics.model import record_bytes
@@ -77,7 +77,6 @@ class Pass:
             queue.reclaim.move_to_end(job.seq, last=False)
 
     def keep(self) -> None:
-        """Give the jobs to the caller."""
         for priority, at in enumerate(self._ats):
             waiting = self.queue.by_priority[priority]
             waiting.at = self._stays.get(priority, at)
@@ -115,7 +114,14 @@ class Pass:
                 if queue.turn % TURNS == 0:
                     chosen = min(lower, key=queue.served.__getitem__)
             queue.served[chosen] = queue.turn
-            jobs.append(self._take(chosen, fronts[chosen]))
+            seq = fronts[chosen]
+            self._taken.add(seq)
+            if seq == self._next_plain:
+                self._next_plain = None
+                jobs.append(Job(seq))
+            else:
+                self._ats[chosen] += 1
+                jobs.append(Job(seq, chosen))
         if self._next_plain is not None:
             queue.cursor = self._next_plain
 
@@ -150,18 +156,7 @@ class Pass:
     def _claimable_since(self, seq: int) -> tuple[int, int]:
         """Return when a job of the log became claimable, and its seq. Raises `Cold` like a read."""
         segment = self.topic.segments[self.topic.index_of(seq)]
-        columns, at = segment.columns, seq - segment.first
-        extra = columns.extras.get(at)
-        terms = None if extra is None else terms_of(extra)
-        return max(columns.ts[at], 0 if terms is None else terms.due_ms), seq
-
-    def _take(self, priority: int, seq: int) -> Job:
-        self._taken.add(seq)
-        if seq == self._next_plain:
-            self._next_plain = None
-            return Job(seq)
-        self._ats[priority] += 1
-        return Job(seq, priority)
+        return max(segment.columns.ts[seq - segment.first], terms_at(self.topic, seq).due_ms), seq
 
     def _plain(self, want: int) -> list[int]:
         """Return jobs from the log in its order; the cursor ends behind the last one."""
@@ -231,6 +226,13 @@ class Pass:
         return seq
 
 
+def terms_at(topic: Topic, seq: int) -> Terms:
+    """Return the terms of the job with this seq. Raises `Cold` like a read."""
+    segment = topic.segments[topic.index_of(seq)]
+    extra = segment.columns.extras.get(seq - segment.first)
+    return (None if extra is None else terms_of(extra)) or Terms()
+
+
 def runs(topic: Topic, seqs: list[int]) -> Iterator[tuple[Segment, int, int]]:
     """Yield ascending seqs of live records as runs in a segment: segment, first position, position after the last."""
     at = 0
@@ -278,7 +280,6 @@ class StoredRecord(NamedTuple):
     tag: bytes  # `"$tag":"x",`, or nothing
 
     def whole(self) -> bytes:
-        """Return the record as a JSON object."""
         return record_bytes.as_object(self.row, self.tag)
 
     def with_fields(self, seq: int, fields: bytes) -> bytes:

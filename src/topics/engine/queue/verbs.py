@@ -29,11 +29,10 @@ from topics.storage.segments.cold import Cold, waiting
 from topics.storage.segments.segment import Damaged
 
 PASS_MAX_JOBS = 10_000
+LEASE = b'"lease_id":"lease_%x","deadline":%d,"deliveries":%d,'
 
 
 class Want(Struct, kw_only=True):
-    """One worker's claim."""
-
     node: str
     max: int
     lease_ms: int
@@ -64,8 +63,6 @@ Taken = tuple[pick.Pass, dict[int, pick.StoredRecord], Removal]  # records by se
 
 
 class Queues:
-    """The queues of one engine."""
-
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
         self.dead_letters = DeadLetters(staging)
@@ -95,7 +92,11 @@ class Queues:
         config = topic.config
         most = min(sum(want.max for want in wants), PASS_MAX_JOBS)
         queue.refill(most + pick.MOVES_MAX)
-        taken, rendered, leaving = _take(topic, most, retention.expiring_before(topic, now))
+        expiring_before = retention.expiring_before(topic, now)
+        try:
+            taken, rendered, leaving = _take(topic, most, expiring_before)
+        except Damaged:
+            taken, rendered, leaving = retention.read_past(topic, lambda: _take(topic, most, expiring_before))
         self.claimed_total += len(taken.jobs)
         shares = divide(taken.jobs, [want.max for want in wants])
         claims, grants = [], []
@@ -108,14 +109,26 @@ class Queues:
             if config.leases_durable:
                 grants.append(leased(topic, want.node, first, deadline, jobs))
             queue.grant(jobs, want.node, first, deadline, want.holder)
-            claims.append(Claimed(topic, [_row(job, rendered[job.seq]) for job in jobs], jobs, 0))
+            rows = [
+                rendered[job.seq].with_fields(job.seq, LEASE % (job.lease, deadline, job.deliveries)) for job in jobs
+            ]
+            claims.append(Claimed(topic, rows, jobs, 0))
         # After the grant: a snapshot may be taken of the queue when the move is staged, and needs a place for each job.
         moved = self.dead_letters.bury(topic, taken.dead, rendered, leaving, now) if taken.dead else None
         ready = queue.ready
         for done in claims:
             done.ready = ready
         if not grants or not self._writes_leases(topic):
-            return claims, None if moved is None else _whatever_happens(moved)
+            if moved is None:
+                return claims, None
+            ended = Ticket()  # with `moved`, but without its error: jobs that could not move are not the claim's
+
+            def end(done: Ticket) -> None:
+                ended.wal_ns, ended.sync_ns = done.wal_ns, done.sync_ns
+                ended.resolve(None)
+
+            moved.on_done(end)
+            return claims, ended
         granted = [job for done in claims for job in done.jobs]
 
         def take_effect(_: Ticket) -> None:
@@ -131,9 +144,7 @@ class Queues:
 
     def ack(self, topic: Topic, node: str, seqs: list[int], lease_ids: list[str] | None) -> Ticket:
         """Delete jobs that are done, as durably as the topic keeps anything. Ends with `Outcome`."""
-        now = self._staging.clock.now_ms()
-        queue = expire(topic, now)
-        jobs, skipped = _held(topic, node, seqs, lease_ids)
+        now, queue, jobs, skipped = self._held(topic, node, seqs, lease_ids)
         if not jobs:
             return Ticket.of(_outcome(topic, 0, skipped))
         done = sorted([job.seq for job in jobs])
@@ -153,9 +164,7 @@ class Queues:
 
     def nack(self, topic: Topic, node: str, seqs: list[int], lease_ids: list[str] | None, *, delay_ms: int) -> Ticket:
         """Return jobs to the queue after `delay_ms`. Ends with `Outcome`."""
-        now = self._staging.clock.now_ms()
-        expire(topic, now)
-        jobs, skipped = _held(topic, node, seqs, lease_ids)
+        now, _, jobs, skipped = self._held(topic, node, seqs, lease_ids)
         return self._release(topic, jobs, skipped, due_ms=now + delay_ms, now_ms=now)
 
     def extend(self, topic: Topic, node: str, seqs: list[int], lease_ids: list[str] | None, *, lease_ms: int) -> Ticket:
@@ -163,9 +172,7 @@ class Queues:
 
         The new deadline counts at once, while its entry is on its way: an ack in between must find the lease.
         """
-        now = self._staging.clock.now_ms()
-        queue = expire(topic, now)
-        jobs, skipped = _held(topic, node, seqs, lease_ids)
+        now, queue, jobs, skipped = self._held(topic, node, seqs, lease_ids)
         deadline = now + lease_ms
         before = [job.deadline_ms for job in jobs]
         queue.extend(jobs, deadline)
@@ -236,20 +243,12 @@ class Queues:
             self._staging.commits.sync()
         return None if topic.gone else waiting(lambda: expire(topic, self._staging.clock.now_ms()))
 
-    def _release(
-        self,
-        topic: Topic,
-        jobs: list[Job],
-        skipped: list[int],
-        *,
-        due_ms: int,
-        now_ms: int,
-    ) -> Ticket:
+    def _release(self, topic: Topic, jobs: list[Job], skipped: list[int], *, due_ms: int, now_ms: int) -> Ticket:
         queue = leases_of(topic)
 
         def take_effect(_: Ticket) -> Outcome:
             queue.release(jobs, due_ms=due_ms, now_ms=now_ms)
-            _notify(queue)
+            queue.freed()
             return _outcome(topic, len(jobs), skipped)
 
         if not jobs or not self._writes_leases(topic):
@@ -257,6 +256,32 @@ class Queues:
         queue.take_out(jobs)
         entry = Released(topic.topic_id, [job.seq for job in jobs], due_ms, now_ms)
         return self._staging.stage(topic, [entry], take_effect, undo=lambda: queue.put_back(jobs))
+
+    def _held(
+        self, topic: Topic, node: str, seqs: list[int], lease_ids: list[str] | None
+    ) -> tuple[int, Leases, list[Job], list[int]]:
+        """Expire up to now. Return now, the queue, the jobs among `seqs` that the worker holds, and the other seqs.
+
+        A job that a staged delete takes is not held.
+        """
+        now = self._staging.clock.now_ms()
+        queue = expire(topic, now)
+        deletes: StagedDeletes | None = topic.staged_deletes
+        jobs: dict[int, Job] = {}
+        skipped = []
+        for at, seq in enumerate(seqs):
+            job = queue.held(seq)
+            if (
+                job is None
+                or job.node != node
+                or seq in jobs
+                or (lease_ids is not None and lease_ids[at] != job.lease_id)
+                or (deletes is not None and deletes.taking(seq) is not None)
+            ):
+                skipped.append(seq)
+            else:
+                jobs[seq] = job
+        return now, queue, list(jobs.values()), skipped
 
     def _writes_leases(self, topic: Topic) -> bool:
         config = topic.config
@@ -266,8 +291,7 @@ class Queues:
 def expire(topic: Topic, now_ms: int) -> Leases:
     """Expire records and leases up to `now_ms`, then return the queue. Raises `Cold` like a read."""
     if topic.config.ttl_ms:
-        retention.need_for_expiry(topic, now_ms)
-        retention.expire(topic, now_ms)
+        retention.expire_loaded(topic, now_ms)
     queue = leases_of(topic)
     queue.expire(now_ms)
     return queue
@@ -277,17 +301,9 @@ def expire(topic: Topic, now_ms: int) -> Leases:
 
 
 def _take(topic: Topic, want: int, expiring_before: int) -> Taken:
-    """Take jobs with their records. If this raises `Cold`, no job was taken."""
-    try:
-        return _take_fitting(topic, want, expiring_before)
-    except Damaged as damage:
-        return retention.read_past(topic, damage, lambda: _take_fitting(topic, want, expiring_before))
-
-
-def _take_fitting(topic: Topic, want: int, expiring_before: int) -> Taken:
     """Take as many jobs as fit into one answer, and as many dead jobs as fit into one move; at least one of each.
 
-    Take fewer if their records are not in memory and one load cannot fetch them all.
+    Take fewer if their records are not in memory and one load cannot fetch them all. If this raises, no job was taken.
     """
     config = topic.config
     bury_after = config.max_deliveries if config.dead_letter is not None else 0
@@ -347,59 +363,13 @@ def divide(jobs: list[Job], wants: list[int]) -> list[list[Job]]:
     return shares
 
 
-def _row(job: Job, stored: pick.StoredRecord) -> bytes:
-    fields = b'"lease_id":"lease_%x","deadline":%d,"deliveries":%d,' % (job.lease, job.deadline_ms, job.deliveries)
-    return stored.with_fields(job.seq, fields)
-
-
 def _free(queue: Leases, jobs: list[Job]) -> None:
     """Undo a grant: the log did not take the leases, or their worker did not get them."""
     held = [job for job in jobs if queue.leases.get(job.seq) is job]
     queue.release(held, due_ms=0, now_ms=0, undelivered=True)
-    _notify(queue)
-
-
-def _whatever_happens(moved: Ticket) -> Ticket:
-    """Return a ticket that is resolved with `moved`, but has no error: jobs that could not move are not the claim's."""
-    ticket = Ticket()
-
-    def end(done: Ticket) -> None:
-        ticket.wal_ns, ticket.sync_ns = done.wal_ns, done.sync_ns
-        ticket.resolve(None)
-
-    moved.on_done(end)
-    return ticket
-
-
-# --- ack, nack, extend
-
-
-def _held(topic: Topic, node: str, seqs: list[int], lease_ids: list[str] | None) -> tuple[list[Job], list[int]]:
-    """Return the jobs among `seqs` that the worker holds, and the seqs that it does not hold or a delete takes."""
-    queue = leases_of(topic)
-    deletes: StagedDeletes | None = topic.staged_deletes
-    jobs: dict[int, Job] = {}
-    skipped = []
-    for at, seq in enumerate(seqs):
-        job = queue.held(seq)
-        if (
-            job is None
-            or job.node != node
-            or seq in jobs
-            or (lease_ids is not None and lease_ids[at] != job.lease_id)
-            or (deletes is not None and deletes.taking(seq) is not None)
-        ):
-            skipped.append(seq)
-        else:
-            jobs[seq] = job
-    return list(jobs.values()), skipped
+    queue.freed()
 
 
 def _outcome(topic: Topic, done: int, skipped: list[int]) -> Outcome:
     queue = leases_of(topic)
     return Outcome(topic, done, skipped, queue.ready, queue.in_flight)
-
-
-def _notify(queue: Leases) -> None:
-    if queue.freed is not None:
-        queue.freed()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -53,8 +54,6 @@ class Query(Struct, kw_only=True, gc=False):
 
 
 class Tombstone(Struct, gc=False):
-    """A range of lost seqs that the reader asked for."""
-
     gap_from: int
     gap_to: int
     reason: str
@@ -96,13 +95,8 @@ def expire_and_read(topic: Topic, query: Query, now_ms: int) -> Reading:
             except Cold:
                 pass  # the slow path finds everything that is needed
         return _read(topic, query, now_ms)
-    except Damaged as damage:
-        return _read_past(topic, query, now_ms, damage)
-
-
-def _read_past(topic: Topic, query: Query, now_ms: int, damage: Damaged) -> Reading:
-    """Read past damage. A closure in `expire_and_read` would cost every read 80 ns."""
-    return retention.read_past(topic, damage, lambda: _read(topic, query, now_ms))
+    except Damaged:
+        return retention.read_past(topic, partial(_read, topic, query, now_ms))  # a closure costs every read 80 ns
 
 
 def _read_whole(topic: Topic, query: Query) -> Reading | None:
@@ -135,8 +129,7 @@ def _read_whole(topic: Topic, query: Query) -> Reading | None:
 
 def _read(topic: Topic, query: Query, now_ms: int) -> Reading:
     if topic.config.ttl_ms:
-        retention.need_for_expiry(topic, now_ms)
-        retention.expire(topic, now_ms)
+        retention.expire_loaded(topic, now_ms)
     start, tombstone = _gate(topic, query)
     head = topic.head if query.upto is None else min(topic.head, query.upto)
     reading = Reading([], 0, start - 1, 0, tombstone, [] if query.spans else None)
@@ -247,9 +240,15 @@ def _take(
 ) -> int:
     """Add records at [low, high) of one segment. Return the byte budget that is left, 0 when it is spent."""
     stop = min(high, low + query.limit - reading.count)
-    if query.nodes or query.match is not None or segment.marks is not None:
+    marks = segment.marks
+    if query.nodes or query.match is not None or marks is not None:
         nodes = query.nodes if topic.config.dedupe_node else None
-        if not _unbroken(segment, low, stop, nodes, query.match):
+        # Whether a record is skipped, as far as that is cheap to find out.
+        if (
+            query.match is not None
+            or (marks is not None and marks.count(0, low, stop) != stop - low)
+            or (nodes and len(segment.columns.from_nodes(nodes, low, stop)))
+        ):
             return _take_filtered(segment, low, high, query, nodes, reading, budget_bytes)
     offsets = segment.columns.offsets
     start_at = offsets[low]
@@ -272,15 +271,6 @@ def _take(
     return 0 if spent else budget_bytes - (offsets[stop] - start_at)
 
 
-def _unbroken(segment: Segment, low: int, high: int, nodes: frozenset[str] | None, match: TagMatch | None) -> bool:
-    """Return whether no record in [low, high) is skipped, as far as that is cheap to find out."""
-    if match is not None:
-        return False
-    if segment.marks is not None and segment.marks.count(0, low, high) != high - low:
-        return False
-    return not nodes or not len(segment.columns.from_nodes(nodes, low, high))
-
-
 def _take_filtered(
     segment: Segment,
     low: int,
@@ -291,30 +281,21 @@ def _take_filtered(
     budget_bytes: int,
 ) -> int:
     """Do what `_take` does if records may be skipped: a stretch at a time, so that a small read looks at little."""
-    at = low
-    while at < high and budget_bytes > 0 and reading.count < query.limit:
-        stop = min(high, at + max(2 * (query.limit - reading.count), STRETCH))
-        kept = _kept(segment, at, stop, nodes, query.match)
-        budget_bytes = _take_some(segment, kept, stop, query, reading, budget_bytes)
-        at = reading.next_from_seq + 1 - segment.first
-    return budget_bytes
-
-
-def _kept(
-    segment: Segment, low: int, high: int, nodes: frozenset[str] | None, match: TagMatch | None
-) -> npt.NDArray[np.intp]:
-    """Return the positions in [low, high) that are live and pass the filters."""
     columns = segment.columns
-    keep = np.ones(high - low, np.bool_)
-    if segment.marks is not None:
-        keep &= np.frombuffer(segment.marks, np.uint8)[low:high] == 0
-    if nodes:
-        keep[columns.from_nodes(nodes, low, high) - low] = False
-    if match is not None:
-        hit = np.zeros(high - low, np.bool_)
-        hit[columns.matching(match, low, high) - low] = True
-        keep &= hit
-    return np.flatnonzero(keep) + low
+    while low < high and budget_bytes > 0 and reading.count < query.limit:
+        stop = min(high, low + max(2 * (query.limit - reading.count), STRETCH))
+        keep = np.ones(stop - low, np.bool_)  # live and passing the filters
+        if segment.marks is not None:
+            keep &= np.frombuffer(segment.marks, np.uint8)[low:stop] == 0
+        if nodes:
+            keep[columns.from_nodes(nodes, low, stop) - low] = False
+        if query.match is not None:
+            hit = np.zeros(stop - low, np.bool_)
+            hit[columns.matching(query.match, low, stop) - low] = True
+            keep &= hit
+        budget_bytes = _take_some(segment, np.flatnonzero(keep) + low, stop, query, reading, budget_bytes)
+        low = reading.next_from_seq + 1 - segment.first
+    return budget_bytes
 
 
 def _take_some(
@@ -388,19 +369,35 @@ def _add(segment: Segment, pieces: list[tuple[int, int]], query: Query, reading:
     """
     low, high = pieces[0][0], pieces[-1][1] + 1
     missing = reading.missing
+    offsets = segment.columns.offsets
+    lends = query.lend and len(pieces) == 1 and offsets[high] - offsets[low] >= LENT_BYTES
     try:
-        whole = _read_piece(segment, low, high, query) if len(pieces) == 1 else segment.read(low, high)
-    except Cold as cold:
+        whole = segment.lend(low, high) if lends else segment.read(low, high)
+    except Cold as raised:
         if reading.moved:
             return low
+        cold: Cold = raised
         held = None if reading.count else _held(segment, pieces, reading)
-        if held is None:
-            return _miss(segment, low, high, reading, cold)
+        if held is None:  # note that the data of [low, high) is needed
+            if missing is None:
+                missing = reading.missing = Needs()
+                if not reading.count:
+                    cold = Cold([segment.need(low, high, at_least_bytes=AHEAD_BYTES)])
+            missing.add(cold)
+            return low if missing.more else high
         whole, high = held
         if len(pieces) == 1:
             pieces = [(low, high - 1)]
-    if missing is None:
-        _add_parts(segment, pieces, whole, query, reading)
+    if missing is not None:
+        return high
+    projection, base = query.projection, offsets[low]
+    for first, last in pieces:
+        blob = whole if len(pieces) == 1 else bytes(whole[offsets[first] - base : offsets[last + 1] - base])
+        if projection is not STORED_FORM and not projection.is_stored_form:
+            blob = _project(segment, blob, range(first, last + 1), projection)
+        reading.parts.append(blob)
+        if reading.spans is not None:
+            reading.spans.append((segment, first, last + 1))
     return high
 
 
@@ -417,38 +414,7 @@ def _held(segment: Segment, pieces: list[tuple[int, int]], reading: Reading) -> 
     return held.data, held.upto
 
 
-def _miss(segment: Segment, low: int, high: int, reading: Reading, cold: Cold) -> int:
-    """Note that the data of [low, high) is needed."""
-    if reading.missing is None:
-        reading.missing = Needs()
-        if not reading.count:
-            cold = Cold([segment.need(low, high, at_least_bytes=AHEAD_BYTES)])
-    reading.missing.add(cold)
-    return low if reading.missing.more else high
-
-
-def _add_parts(
-    segment: Segment, pieces: list[tuple[int, int]], whole: Rendered, query: Query, reading: Reading
-) -> None:
-    offsets, projection = segment.columns.offsets, query.projection
-    base = offsets[pieces[0][0]]
-    for first, last in pieces:
-        blob = whole if len(pieces) == 1 else bytes(whole[offsets[first] - base : offsets[last + 1] - base])
-        if projection is not STORED_FORM and not projection.is_stored_form:
-            blob = _project(segment, blob, range(first, last + 1), projection)
-        reading.parts.append(blob)
-        if reading.spans is not None:
-            reading.spans.append((segment, first, last + 1))
-
-
-def _read_piece(segment: Segment, low: int, high: int, query: Query) -> Rendered:
-    if query.lend and segment.columns.offsets[high] - segment.columns.offsets[low] >= LENT_BYTES:
-        return segment.lend(low, high)
-    return segment.read(low, high)
-
-
 def _project(segment: Segment, blob: Rendered, positions: range, projection: Projection) -> bytes:
-    """Render the records in another form, one by one."""
     columns = segment.columns
     offsets = columns.offsets
     base = offsets[positions.start]

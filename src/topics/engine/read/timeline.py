@@ -23,7 +23,7 @@ from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps, once_loaded
 from topics.model.inspection import TimelineRange
 from topics.storage.segments.cold import Cold, Needs
-from topics.storage.segments.segment import Damaged, Segment
+from topics.storage.segments.segment import Segment
 
 LIVE, DELETED, ARCHIVED, MERGED = "live", "deleted", "archived", "merged"
 MAX_LOOKS = 16
@@ -49,19 +49,16 @@ def build(topic: Topic, from_seq: int, to_seq: int, most: int) -> Steps[Timeline
     """
 
     def look() -> _Seen:
-        return _look_at(topic, from_seq, to_seq, most)
+        low, high = max(from_seq, 1), min(to_seq, topic.head)
+        size = max(-(-(high - low + 1) // most), 1)
+        return _Seen(low, high, size, topic.trimmed, _parts(topic, low, high, size) if low <= high else [])
 
-    def look_past_damage() -> _Seen:
-        try:
-            return look()
-        except Damaged as damage:
-            return retention.read_past(topic, damage, look)
-
-    seen = yield from once_loaded(look_past_damage)
+    seen = yield from once_loaded(lambda: retention.read_past(topic, look))
     yield None
     if seen.low > seen.high:
         return Timeline(seen.low, seen.high, 1, [])
-    if seen.size == 1 or sum(_runs_in(part, most) for part in seen.parts) <= most:
+    exact = len(seen.parts) + sum(len(part.edges) for part in seen.parts if isinstance(part, _Marked))
+    if seen.size == 1 or (exact <= most and not any(isinstance(part, _Partly) for part in seen.parts)):
         runs = _joined(run for part in seen.parts for run in _exact(seen.trimmed, part))
         ranges = yield from _listed(TimelineRange(first, last, state) for first, last, state in runs)
         return Timeline(seen.low, seen.high, 1, ranges)
@@ -70,19 +67,12 @@ def build(topic: Topic, from_seq: int, to_seq: int, most: int) -> Steps[Timeline
 
 
 def _listed(ranges: Iterable[TimelineRange]) -> Steps[list[TimelineRange]]:
-    """Return the ranges as a list, in steps."""
     found = []
     for number, one in enumerate(ranges, 1):
         found.append(one)
         if not number % RANGES_PER_STEP:
             yield None
     return found
-
-
-def _look_at(topic: Topic, from_seq: int, to_seq: int, most: int) -> _Seen:
-    low, high = max(from_seq, 1), min(to_seq, topic.head)
-    size = max(-(-(high - low + 1) // most), 1)
-    return _Seen(low, high, size, topic.trimmed, _parts(topic, low, high, size) if low <= high else [])
 
 
 class _Partly(Struct, frozen=True):
@@ -114,13 +104,6 @@ class _Seen(Struct, frozen=True):
     parts: list[Part]
 
 
-def _runs_in(part: Part, too_many: int) -> int:
-    """Return how many exact ranges a part has; more than `too_many` if they are not known."""
-    if isinstance(part, _Marked):
-        return len(part.edges) + 1
-    return too_many + 1 if isinstance(part, _Partly) else 1
-
-
 def _parts(topic: Topic, low: int, high: int, coarse: int) -> list[Part]:
     """Return what is known of the window, in order. Raise `Cold` for marks that are not in memory."""
     needs = Needs()
@@ -139,7 +122,12 @@ def _parts(topic: Topic, low: int, high: int, coarse: int) -> list[Part]:
                 found += _deleted(topic.trimmed, start, stop)
             elif segment.live == segment.end - max(segment.first, topic.earliest):
                 found.append((start, stop, LIVE))
-            elif coarse > 1 and (looks <= 0 or stop - start < coarse) and _is_whole(topic, segment, start, stop):
+            elif (
+                coarse > 1
+                and (looks <= 0 or stop - start < coarse)
+                # The part has all live records of the segment, so that their number is known.
+                and (start <= max(segment.first, topic.earliest) and stop == segment.end - 1)
+            ):
                 found.append(_Partly(start, stop, segment.live))
             else:
                 looks -= 1
@@ -186,13 +174,7 @@ def _pieces(topic: Topic, first: int, last: int) -> Iterator[tuple[Segment | Non
         yield None, first, last
 
 
-def _is_whole(topic: Topic, segment: Segment, start: int, stop: int) -> bool:
-    """Return whether the part has all live records of the segment, so that their number is known."""
-    return start <= max(segment.first, topic.earliest) and stop == segment.end - 1
-
-
 def _look(segment: Segment, start: int, stop: int) -> Part:
-    """Return which records of a part of a segment were deleted."""
     marks = segment.marks
     if marks is None:
         return start, stop, LIVE

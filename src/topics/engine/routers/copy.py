@@ -1,20 +1,8 @@
 """Copies: how records of a source become records of a destination, live and in a replay. Pure.
 
-A copy follows from the log and is no entry in it. Only the frame of the source is written, however many routers there
-are, and a restart makes the copies again, with the same seqs and commit times. That works because a copy depends on the
-record of the source, the cursor of the router and the state of the destination only, and never on the moment at which
-it is made: live that is some time after the write to the source, in pieces; in a replay it is when the copy is needed.
-
-The log pins what would depend on the moment. Some entries about a linked topic affect copies, or are affected by them:
-a direct write to a destination, a delete, a new configuration, a dropped topic, a changed router. A `Mark` before such
-an entry says how far the routers around the topic are, and they do not move until the entry has taken effect. A replay
-moves them to exactly there first. A plain append to a source needs no mark, because it changes nothing about earlier
-records: the common case costs no byte. If an append evicts records (cap, TTL) that a router has not forwarded yet, a
-`Trim` before it says what the router gives up, and readers of the destination get a tombstone with reason
-`source_trim`. A replay forwards records before it evicts them, unless a `Trim` or a `Mark` says otherwise, because the
-live server had forwarded them by then. An entry behind a `Mark` can evict records, too (a configuration, a delete); the
-`Trim` for these follows it. After the last entry nothing is known, so a replay makes no copy that would evict records
-which a router has not forwarded.
+A copy depends on the record of the source, the cursor of the router and the state of the destination only, and never on
+the moment at which it is made. So it follows from the log and is no entry in it, except on a cycle (`Copies`): see
+docs/decisions/derived-copies.md. `Mark`, `Trim` and `Resume` pin what would depend on the moment.
 
 A copy that is larger than the `cap_bytes` of its destination can never be stored there. A destination that rejects
 stops its routers at this record; in any other destination the copy gets its seq and is lost with reason `cap`, and the
@@ -22,11 +10,6 @@ records before it stay.
 
 The commit time of a copy is that of the record, but not before the last record of the destination, the creation of its
 router, or the moment at which a full destination took copies again (`Resume`).
-
-On a cycle copies do not follow from the log: a router depends on what comes back to it, so the order of two routers
-decides which records a cap evicts. Routers on a cycle therefore log every step, with its copies (`Copies`), and a
-replay follows these entries. A router joins or leaves a cycle with an entry of the log; the entry that closes a cycle
-comes after marks for everything on it.
 """
 
 from __future__ import annotations
@@ -40,14 +23,7 @@ from topics.engine.routers.graph import Links, Router, Table
 from topics.engine.routers.source_records import Gathered, Piece, Stamp, Stamps, eligible
 from topics.engine.state.topic import Topic
 from topics.model import surrogates
-from topics.model.record_bytes import (
-    SEQ_AND_TS_BYTES,
-    encode_json,
-    meta_of,
-    node_part,
-    renumbered,
-    with_meta,
-)
+from topics.model.record_bytes import SEQ_AND_TS_BYTES, encode_json, meta_of, node_part, renumbered, with_meta
 from topics.model.router import MAX_HOPS, STAMP
 from topics.storage.log.entry import Append
 from topics.storage.log.router_entry import Mark
@@ -149,15 +125,14 @@ def too_large(dest: Topic, sizes: Sequence[int]) -> int:
 
 
 class Copier:
-    """Turns the records of a source into entries of one destination."""
-
     def __init__(self, table: Table, router: Router) -> None:
         self._table = table
         self._edge = edge = router.edge
         self._router = router
-        self._tracks = edge.cyclic
         self._epoch = edge.source.epoch
-        self._known = self._stamped_before()
+        self._known = 0  # the highest seq of the source that ever got a stamp here: no later record can be present
+        if router.config.guarantee == "exactly_once":
+            self._known = table.stamps.get(edge.dest.topic_id, {}).get(stamp_space(router), 0)
 
     def entries(self, gathered: Gathered, next_seq: int) -> Iterator[tuple[Append, Piece]]:
         """Yield the entry of each piece that has records to copy, and the piece."""
@@ -171,7 +146,6 @@ class Copier:
                 yield entry, wanted
 
     def copied(self, piece: Piece) -> None:
-        """Count the copies of a piece that is in the destination now."""
         count_copies(self._table, self._router, len(piece.seqs), piece.seqs[-1])
 
     def part(self, piece: Piece, low: int, high: int, first: int) -> tuple[Append, Piece]:
@@ -181,42 +155,32 @@ class Copier:
     # --- which records
 
     def _wanted(self, piece: Piece) -> Piece | None:
-        """Return the piece without records that were in the destination before, by path or by stamp."""
-        kept = range(len(piece.seqs))
-        chosen = [at for at in kept if self._new_here(piece, at)] if piece.extras is not None else list(kept)
+        """Return the piece without records that were in the destination before, by path or by stamp. Raises `Cold`."""
+        chosen, dest = list(range(len(piece.seqs))), self._edge.dest
+        if piece.extras is not None:
+            paths = [_path(piece, at) for at in chosen]
+            chosen = [at for at in chosen if dest.topic_id not in paths[at] and len(paths[at]) < MAX_HOPS]
         if self._known and piece.seqs[0] <= self._known:
-            present = self._present()
+            present = self._router.present = self._router.present or Stamps(dest)
+            present.look_on()
             chosen = [at for at in chosen if not present.has(self._key(piece.seqs[at]))]
-        if len(chosen) == len(kept):
+        if len(chosen) == len(piece.seqs):
             return piece
         return piece.only(chosen) if chosen else None
-
-    def _new_here(self, piece: Piece, at: int) -> bool:
-        path = _path(piece, at)
-        return self._edge.dest.topic_id not in path and len(path) < MAX_HOPS
 
     # --- rendering
 
     def _entry(self, piece: Piece, first: int, ts: int) -> Append:
         config, edge = self._router.config, self._edge
         nodes = piece.nodes if config.preserve_node else None
-        stamped = config.guarantee == "exactly_once"
-        if (
-            piece.blob is not None
-            and piece.seqs[0] == first
-            and piece.ts == ts
-            and nodes is piece.nodes
-            and not stamped
-        ):
+        same = (piece.seqs[0], piece.ts) == (first, ts) and nodes is piece.nodes
+        if same and piece.blob is not None and config.guarantee != "exactly_once":
             blob, sizes, metas = piece.blob, [len(row) for row in piece.rows], piece.metas
         else:
             rows, metas = self._render(piece, first, ts)
             blob, sizes = b"".join(rows), [len(row) for row in rows]
-        extras = self._extras(piece)
-        return Append(
-            edge.dest.topic_id, first, ts, sizes, blob,
-            piece.tags if config.preserve_tag else None, nodes, metas, None, extras or None,
-        )  # fmt: skip
+        tags = piece.tags if config.preserve_tag else None
+        return Append(edge.dest.topic_id, first, ts, sizes, blob, tags, nodes, metas, None, self._extras(piece) or None)
 
     def _render(self, piece: Piece, first: int, ts: int) -> tuple[list[bytes], list[int] | None]:
         """Return the records with other seqs and times, and without the node or with a stamp if the router says so."""
@@ -249,33 +213,14 @@ class Copier:
 
     def _extras(self, piece: Piece) -> dict[int, bytes]:
         """Return the path of every record that may come back to this source."""
-        if not self._tracks and piece.extras is None:
+        cyclic, here = self._edge.cyclic, self._edge.source.topic_id
+        if not cyclic and piece.extras is None:
             return {}
-        here = self._edge.source.topic_id
-        found = {}
-        for at in range(len(piece.seqs)):
-            path = _path(piece, at)
-            if self._tracks or path:
-                found[at] = PATH + _encode([*path, here])
-        return found
-
-    # --- exactly once
+        paths = [_path(piece, at) for at in range(len(piece.seqs))]
+        return {at: PATH + _encode([*path, here]) for at, path in enumerate(paths) if cyclic or path}
 
     def _key(self, seq: int) -> str:
         return f"{self._router.name}/{self._edge.source.name}/{self._epoch}/{seq}"
-
-    def _stamped_before(self) -> int:
-        """Return the highest seq of the source that ever got a stamp here: no later record can be present."""
-        if self._router.config.guarantee != "exactly_once":
-            return 0
-        return self._table.stamps.get(self._edge.dest.topic_id, {}).get(stamp_space(self._router), 0)
-
-    def _present(self) -> Stamps:
-        """Return the stamps of the destination, up to its head. Raises `Cold` like a read."""
-        if self._router.present is None:
-            self._router.present = Stamps(self._edge.dest)
-        self._router.present.look_on()
-        return self._router.present
 
 
 def _path(piece: Piece, at: int) -> list[int]:

@@ -14,7 +14,7 @@ from topics.engine.routers import replay
 from topics.engine.routers.copy import Copier, next_part, room, storable, too_large
 from topics.engine.routers.graph import Edge, Router, Table, out_of
 from topics.engine.routers.router_log import DueEdges, LiveRouters, gate_of
-from topics.engine.routers.source_records import Gathered, Piece, gather
+from topics.engine.routers.source_records import Gathered, gather
 from topics.engine.state.topic import Topic
 from topics.engine.write import apply
 from topics.engine.write.commit import Ticket
@@ -22,48 +22,46 @@ from topics.engine.write.staging import Staging
 from topics.engine.write.uploads import GATES
 from topics.storage.log import entry as entries
 from topics.storage.log.router_entry import Copies, Resume, Trim
-from topics.storage.segments.cold import Cold, waiting
+from topics.storage.segments.cold import Cold
 from topics.storage.segments.segment import Damaged
 
 
 class Forwarder:
-    """Makes the copies of all routers of one engine."""
-
     def __init__(self, staging: Staging, table: Table, due: DueEdges, live: LiveRouters) -> None:
         self._staging = staging
         self._table = table
         self._due = due
         self._live = live
         self._gathered: tuple[Any, Gathered] | None = None
-        self._cold: Edge | None = None  # needed the disk last time: it goes first, while its records are in memory
+        self._cold: Edge | None = (
+            None  # needed the disk last time, and is the first one due, while its records are in memory
+        )
         self.steps = 0  # of the last `run`
 
-    def run(self, budget_ns: int, *, waits: bool = False) -> int | None:
+    def run(self, budget_ns: int) -> int | None:
         """Forward until nothing is left or the budget is spent. Return in how many ms to call again; None for never.
 
-        With `waits`, wait for the log instead of returning for it. Raises `Cold` if records are not in memory.
+        Raises `Cold` if records are not in memory.
         """
         clock = self._staging.clock
         began = clock.monotonic_ns()
         self.steps = 0
-        cold, self._cold = self._cold, None
+        self._cold = None
         due = self._due
-        if cold is not None:
-            due.put_first(cold)
         due.collect()
         # Bound: `budget_ns`. Without one, a step that leaves its edge due forwards or gives up at least one record.
         while due:
             edge = due.pop()
             self.steps += 1
             try:
-                more = self._step(edge, waits=waits)
+                more = self._step(edge)
             except Cold:
-                due.add(edge)
+                due.add(edge, first=True)
                 self._cold = edge
                 raise
             if more:
                 due.add(edge)
-            if due.has_grown:
+            if due.grown:
                 due.collect()
             if clock.monotonic_ns() - began >= budget_ns > 0 and due:
                 return 0
@@ -75,18 +73,7 @@ class Forwarder:
         if edge is not None:
             self._hold(edge, why)
 
-    def drain(self) -> None:
-        """Forward everything that can be, and wait for the log and the disk. For tools and tests."""
-        for edge in self._table.edges():
-            self._due.add(edge)
-        # Bound: each round forwards what is due until nothing is, or loads a piece that a step needs.
-        while True:
-            waiting(lambda: self.run(0, waits=True))
-            self._staging.commits.sync()
-            if not self._due and not self._due.has_grown:
-                return
-
-    def _step(self, edge: Edge, *, waits: bool) -> bool:
+    def _step(self, edge: Edge) -> bool:
         """Forward one batch of one router. Return whether there may be more at once."""
         if not edge.routers or edge.source.gone or edge.dest.gone:
             return False
@@ -95,10 +82,10 @@ class Forwarder:
             return False
         now = self._staging.clock.now_ms()
         # `_quiet` may wait for the log; a step that the log refuses then holds the edge.
-        due = self._due
-        if due.is_held(edge) or not self._quiet(edge, waits=waits) or due.is_held(edge):
+        now_ms = self._due.elapsed_ms()
+        if edge.held_until_ms > now_ms or not self._quiet(edge) or edge.held_until_ms > now_ms:
             if turn[0] in edge.routers:
-                due.wait(edge)
+                self._due.wait(edge)
             return False
         turn = edge.next()
         if turn is None:
@@ -120,7 +107,7 @@ class Forwarder:
             retention.lose_range(source if damage.segment in source.segments else edge.dest, damage)
             return True
 
-    def _quiet(self, edge: Edge, *, waits: bool) -> bool:
+    def _quiet(self, edge: Edge) -> bool:
         """Return whether no entry that waits for the log keeps the edge from going on."""
         commits = self._staging.commits
         for attempt in (None, commits.flush, commits.sync):
@@ -130,17 +117,15 @@ class Forwarder:
             if not (edge.busy or links is None or links.frozen or dest.pending) and (dest.next_seq == dest.head + 1):
                 edge.starved_ns = 0
                 return True
-            if attempt is not None and not waits and not self._starved(edge):
+            if attempt is None:
+                continue
+            if edge.busy:
+                break  # its own steps land soon
+            now_ns = self._staging.clock.monotonic_ns()
+            edge.starved_ns = edge.starved_ns or now_ns
+            if now_ns - edge.starved_ns <= STARVED_NS:
                 break
         return False
-
-    def _starved(self, edge: Edge) -> bool:
-        """Return whether the edge has waited for the log for too long. Its own steps do not count: they land soon."""
-        if edge.busy:
-            return False
-        now = self._staging.clock.monotonic_ns()
-        edge.starved_ns = edge.starved_ns or now
-        return now - edge.starved_ns > STARVED_NS
 
     def _gather(self, source: Topic, router: Router, upto: int) -> Gathered:
         """Gather records, once for all routers of a fan-out: they are mostly at the same cursor."""
@@ -155,6 +140,7 @@ class Forwarder:
         copier = Copier(self._table, router)
         made = list(copier.entries(gathered, dest.next_seq))
         logs = self._logs(edge)
+        passes_on = bool(out_of(dest))
         for entry, piece in made:
             if not logs:
                 router.cursor = max(router.cursor, piece.seqs[0] - 1)
@@ -163,23 +149,40 @@ class Forwarder:
             fits = self._fits(edge, entry, now)
             if fits <= 0:
                 return False
-            if edge.last_error is not None or _time_made_room(edge):
+            # Records expired in a destination that rejects: the log must say when, for a replay.
+            made_room = dest.config.discard == "reject" and dest.config.ttl_ms and dest.evict_floor != edge.room_floor
+            if edge.last_error is not None or made_room:
                 self._resume(edge, now)
                 return True
             if not logs and dest.config.durability == "ephemeral" and not self._below_ceiling(edge, entry.last + 1):
                 return True
-            if lost := too_large(dest, entry.sizes):
-                self._lose(router, piece.seqs[lost - 1], lost)
+            if lost := too_large(dest, entry.sizes):  # give seqs to these copies, and record them as lost
+                upto = piece.seqs[lost - 1]
+                if logs:
+                    trim = Trim(dest.topic_id, router.router_id, upto, dest.next_seq, lost, "cap")
+                    self._live.stage_trim(router, trim)
+                else:
+                    retention.lose_next(dest, lost)
+                    router.cursor = max(router.cursor, upto)
+                    self._live.landed(dest)
                 return True
             fits = min(fits, storable(dest, entry.sizes))
-            fits = min(fits, self._keeps(dest, entry, fits))
+            # No copy may evict another one of the same step before that was forwarded further.
+            while passes_on and fits > 1 and self._reach(dest, entry, fits) > entry.first:
+                fits //= 2
             partly = fits < len(entry.sizes)
             if partly:
                 entry, piece = copier.part(piece, 0, fits, entry.first)
-            if out_of(dest) and not self._make_way(edge, entry):
+            if passes_on and not self._make_way(edge, entry, logs=logs):
                 return False
-            whole = not partly and piece is made[-1][1]
-            self._land(copier, router, entry, piece, gathered.upto if whole else piece.seqs[-1])
+            upto = gathered.upto if not partly and piece is made[-1][1] else piece.seqs[-1]
+            if logs:
+                self._log_copies(router, entry, upto)
+            else:
+                apply.append(self._staging.state, dest, entry)
+                copier.copied(piece)
+                router.cursor = max(router.cursor, upto)
+                self._live.landed(dest)
             if partly or dest.next_seq != entry.last + 1:
                 return True  # the entries after it have to be made again
         self._pass(router, gathered.upto)
@@ -195,36 +198,18 @@ class Forwarder:
             ticket = Ticket(topic=edge.dest, entry=entry, frame=entries.encode(entry))
             self._live.stage_step(ticket, router, upto, lambda: replay.copies(self._staging.state, entry))
 
-    def _lose(self, router: Router, upto: int, lost: int) -> None:
-        """Give seqs to copies that are too large for the destination, and record them as lost."""
-        dest = router.edge.dest
-        if self._logs(router.edge):
-            self._live.stage_trim(router, Trim(dest.topic_id, router.router_id, upto, dest.next_seq, lost, "cap"))
-        else:
-            retention.lose_next(dest, lost)
-            router.cursor = max(router.cursor, upto)
-            self._live.landed(dest)
+    def _reach(self, dest: Topic, entry: entries.Append, fits: int) -> int:
+        """Return the seq below which the first `fits` copies would evict all records."""
+        sizes, before_bytes = entry.sizes[:fits], dest.staged_bytes
+        return retention.reach(dest, first=entry.first, sizes=sizes, ts=entry.ts, before_bytes=before_bytes)
 
-    def _keeps(self, dest: Topic, entry: entries.Append, fits: int) -> int:
-        """Return how many copies may land together so that none is evicted before it was forwarded further."""
-        if out_of(dest):
-            while (
-                fits > 1
-                and retention.reach(
-                    dest, first=entry.first, sizes=entry.sizes[:fits], ts=entry.ts, before_bytes=dest.staged_bytes
-                )
-                > entry.first
-            ):
-                fits //= 2
-        return fits
-
-    def _make_way(self, edge: Edge, entry: entries.Append) -> bool:
+    def _make_way(self, edge: Edge, entry: entries.Append, *, logs: bool) -> bool:
         """Let routers out of the destination go first if copies would evict records that they have not forwarded.
 
         Routers that are held give these records up, and so do all on a cycle, where each would wait for the other.
         """
         links = edge.dest.links
-        upto = self._live.pushes_out(links, entry, before_bytes=edge.dest.staged_bytes)
+        upto = self._live.pushes_out(links, entry)
         if upto is None:
             return True
         if edge.busy:
@@ -234,11 +219,11 @@ class Forwarder:
         ]
         able = [other for other in behind if other.last_error is None]
         if not able or edge.cyclic:
-            if not self._logs(edge):  # a logged step has the losses in its own frames
+            if not logs:  # a logged step has the losses in its own frames
                 self._live.losing(links, upto, entry)
                 self._staging.commits.flush_now()
             return True
-        ahead = [other for other in able if not self._due.waits(other)]
+        ahead = [other for other in able if other not in self._due.waiting]
         for other in ahead:
             self._due.add(other)
         if ahead:
@@ -248,16 +233,6 @@ class Forwarder:
             self._due.wait(edge)
         return False
 
-    def _land(self, copier: Copier, router: Router, entry: entries.Append, piece: Piece, upto: int) -> None:
-        dest = router.edge.dest
-        if self._logs(router.edge):
-            self._log_copies(router, entry, upto)
-            return
-        apply.append(self._staging.state, dest, entry)
-        copier.copied(piece)
-        router.cursor = max(router.cursor, upto)
-        self._live.landed(dest)
-
     def _below_ceiling(self, edge: Edge, end: int) -> bool:
         """Return whether copies below `end` may land in an ephemeral topic; if not, stage a higher ceiling for them.
 
@@ -266,8 +241,10 @@ class Forwarder:
         dest, staging = edge.dest, self._staging
         if end <= dest.ceiling or not staging.logged:
             return True
-        # If the log refuses, the edge tries again later.
-        staging.ceilings.stage_gated(dest, end, refused=lambda: self._due.back_off(edge))
+        ticket = staging.ceilings.ticket(dest, end)
+        ticket.topic, ticket.gated = dest, True
+        ticket.on_done(lambda done: self._due.back_off(edge) if done.error else None)
+        staging.commits.stage(ticket)
         return False
 
     def _logs(self, edge: Edge) -> bool:
@@ -278,15 +255,10 @@ class Forwarder:
 
     def _log_copies(self, router: Router, entry: entries.Append, upto: int) -> None:
         dest = router.edge.dest
-        count, size_bytes = len(entry.sizes), len(entry.blob)
-        step = Copies.of(router.router_id, upto, entry)
-
-        ticket = Ticket(topic=dest, entry=entry, first=entry.first, count=count, size_bytes=size_bytes)
-        durability = dest.config.durability
-        kept = durability != "ephemeral"
-        ticket.frame = entries.encode(step if kept else Copies(dest.topic_id, router.router_id, upto))
+        step, durability = Copies.of(router.router_id, upto, entry), dest.config.durability
+        frame = entries.encode(step if durability != "ephemeral" else Copies(dest.topic_id, router.router_id, upto))
+        ticket = Ticket(dest, frame, None, entry, entry.first, len(entry.sizes), len(entry.blob))
         ticket.gated = GATES[durability]
-        self._staging.take_seqs(dest, ticket)
         self._live.stage_step(ticket, router, upto, lambda: replay.copies(self._staging.state, step))
 
     # --- a full destination
@@ -338,9 +310,3 @@ class Forwarder:
             ticket.frame = entries.encode(entry)
             ticket.gated = gate_of(edge)
         self._staging.commits.stage(ticket)
-
-
-def _time_made_room(edge: Edge) -> bool:
-    """Return whether records expired in a destination that rejects: the log must say when, for a replay."""
-    dest = edge.dest
-    return dest.config.discard == "reject" and bool(dest.config.ttl_ms) and dest.evict_floor != edge.room_floor

@@ -30,7 +30,7 @@ _encode = msgspec.msgpack.encode
 class Router:
     """One router. It has examined all records of its source up to `cursor`."""
 
-    __slots__ = ("config", "cursor", "edge", "forwarded_total", "name", "owed", "present", "router_id", "under_way")
+    __slots__ = ("config", "cursor", "edge", "forwarded_total", "name", "owed", "present", "router_id", "staged_cursor")
 
     def __init__(self, name: str, *, router_id: int, edge: Edge, config: RouterConfig, cursor: int) -> None:
         self.name = name
@@ -38,8 +38,8 @@ class Router:
         self.edge = edge
         self.config = config
         self.cursor = cursor
-        self.under_way = 0  # where the cursor will be once all staged steps have landed
-        self.owed = 0  # in a replay: records up to `under_way` that it gave up, and that have no seqs yet
+        self.staged_cursor = 0  # where the cursor will be once all staged steps have landed
+        self.owed = 0  # in a replay: records up to `staged_cursor` that it gave up, and that have no seqs yet
         self.forwarded_total = 0
         self.present: Stamps | None = None  # the stamps in the destination, once they are needed
 
@@ -50,25 +50,16 @@ class Router:
     @property
     def reached(self) -> int:
         """The cursor after all staged steps."""
-        return max(self.cursor, self.under_way)
+        return max(self.cursor, self.staged_cursor)
 
 
 class Edge:
     """All routers into one destination, by id, and what they share."""
 
     __slots__ = (
-        "backoff_ms",
-        "busy",
-        "cyclic",
-        "dest",
-        "floor_ms",
-        "held_until_ms",
-        "last_error",
-        "room_floor",
-        "routers",
-        "source",
-        "starved_ns",
-    )
+        "backoff_ms", "busy", "cyclic", "dest", "floor_ms", "held_until_ms", "last_error", "room_floor", "routers",
+        "source", "starved_ns",
+    )  # fmt: skip
 
     def __init__(self, source: Topic, dest: Topic) -> None:
         self.source = source
@@ -104,8 +95,6 @@ class Edge:
 
 
 class Links:
-    """The routers around one topic."""
-
     __slots__ = ("frozen", "incoming", "low", "outgoing", "table", "topic")
 
     def __init__(self, table: Table, topic: Topic) -> None:
@@ -117,7 +106,6 @@ class Links:
         self.low = 0  # at most the cursor of the slowest router
 
     def routers(self) -> Iterator[Router]:
-        """Yield the routers that read from the topic."""
         for edge in self.outgoing.values():
             yield from edge.routers
 
@@ -134,14 +122,11 @@ def into(topic: Topic) -> Edge | None:
 
 
 def out_of(topic: Topic) -> list[Edge]:
-    """Return the edges out of the topic."""
     links: Links | None = topic.links
     return [] if links is None else list(links.outgoing.values())
 
 
 class Table:
-    """All routers."""
-
     def __init__(self, state: State) -> None:
         self.state = state
         self.by_name: dict[str, Router] = {}
@@ -151,7 +136,8 @@ class Table:
         self.hooks: Any = None  # follows changes of linked topics: `replay.Recovering`, or `router_log.LiveRouters`
         self.twins = 0  # routers that share an edge with an older one
         self.pinned: Topic | None = None  # in a replay: a mark applies to the next entry: nothing is forwarded for it
-        self.before_stops: set[Topic] = set()  # at the end of a replay: see `replay.before_stops`
+        # At the end of a replay: topics with a line of routers into a topic that may be full, or onto a cycle.
+        self.before_stops: set[Topic] = set()
         self.stamps: dict[int, dict[str, int]] = {}  # by destination: `stamp_space` → highest seq with a stamp
 
     def put(
@@ -217,7 +203,6 @@ class Table:
 
 
 def table_of(state: State) -> Table:
-    """Return the routers of a state."""
     if state.routers is None:
         state.routers = Table(state)
     table: Table = state.routers
@@ -260,7 +245,10 @@ def copies_of_one(
         while left and copies <= most:
             topic, times, hops = left.pop()
             for to, configs in routers_of(topic).items() if hops < MAX_HOPS else ():
-                made = 0 if to in seen else times * _most_matching(configs)
+                # How many of these routers can copy the same record, at most.
+                exact = Counter(one.filter.text for one in configs if one.filter is not None and one.filter.op == "Eq")
+                matching = len(configs) - exact.total() + max(exact.values(), default=0)
+                made = 0 if to in seen else times * matching
                 copies += made
                 if made and to is not None:
                     seen.add(to)
@@ -270,22 +258,12 @@ def copies_of_one(
     if source is None:
         return copies_from(None)
     line = upstream(source, without=without)
-    ring = _ring(line, dest, without)
+    last = into(line[-1])
+    if dest in line:  # the new router closes a cycle
+        ring = set(line[: line.index(dest) + 1])
+    elif last is not None and last.routers != [without]:
+        ring = set(line[line.index(last.source) :])
     return max(map(copies_from, ring or line[-1:]))
-
-
-def _ring(line: list[Topic], dest: Topic | None, without: Router | None) -> set[Topic]:
-    """Return the cycle at the end of a line of sources, once the first topic of the line is the source of `dest`."""
-    if dest in line:
-        return set(line[: line.index(dest) + 1])
-    edge = into(line[-1])
-    return set() if edge is None or edge.routers == [without] else set(line[line.index(edge.source) :])
-
-
-def _most_matching(configs: list[RouterConfig]) -> int:
-    """Return how many of these routers can copy the same record, at most."""
-    exact = [config.filter.text for config in configs if config.filter is not None and config.filter.op == "Eq"]
-    return len(configs) - len(exact) + max(Counter(exact).values(), default=0)
 
 
 def cycle_through(edge: Edge) -> list[Edge]:
@@ -343,7 +321,6 @@ def _save(state: State) -> snapshot_parts.Encode | None:
 
 
 def _load(state: State, raw: msgspec.Raw) -> None:
-    """Restore all routers. Their topics are loaded."""
     table, by_id = table_of(state), state.by_id
     saved = msgspec.msgpack.decode(raw, type=SavedRouters)
     for one in saved.routers:

@@ -12,8 +12,7 @@ lost with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TypeVar
 
 from topics.engine import retention
@@ -23,7 +22,7 @@ from topics.engine.routers.source_records import Piece, gather
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.engine.write import apply
-from topics.model.nesting import allow_depth, limit_restored
+from topics.model.nesting import allow_depth
 from topics.storage.log.entry import Append
 from topics.storage.log.router_entry import Copies, Mark, Resume, RouterDrop, RouterPut, Trim
 from topics.storage.segments.cold import waiting
@@ -73,6 +72,9 @@ def bring(
         for router in edge.routers:
             router.cursor = max(router.cursor, targets.get(router.router_id, 0))
         return
+    # A router that moves can make the topics before it catch up first, and can make the routers behind it move before
+    # its copies evict what they have not read. Both nest once per router of a chain. Only Python functions call each
+    # other on the way, so the depth takes no space on the C stack.
     allow_depth(BASE_DEPTH + DEPTH_PER_ROUTER * len(table_of(state).by_id))
     edge.busy += 1
     try:
@@ -80,27 +82,21 @@ def bring(
         while (turn := edge.next(targets)) is not None:
             if stops and max_head is not None and edge.dest.head >= max_head:
                 return
-            router, upto = turn
-            _grow(state, edge.source, router.cursor, obeys_caps=obeys_caps)
-            upto = min(upto, edge.source.head)
+            (router, upto), source = turn, edge.source
+            # Copy records into the source until one lies behind the cursor, if there is none yet. One at a time: the
+            # next may evict what a router out of the source has to forward first. A router that passed losses which
+            # the source has not reached yet is above the head of the source.
+            before = -1
+            while before < source.head <= router.cursor:
+                before = source.head
+                fill(state, source, before + 1, obeys_caps=obeys_caps)
+            upto = min(upto, source.head)
             if upto <= router.cursor:
                 targets = {key: value for key, value in targets.items() if key != router.router_id}
             elif not _advance(state, router, upto, max_head, obeys_caps, stops=stops):
                 return  # full: no other router may overtake, even if its copies are smaller
     finally:
         edge.busy -= 1
-
-
-def _grow(state: State, source: Topic, cursor: int, *, obeys_caps: bool = False) -> None:
-    """Copy records into `source` until one lies behind `cursor`, if there is none yet.
-
-    One at a time: the next may evict what a router out of the source has to forward first. A router that passed losses
-    which the source has not reached yet is above the head of the source.
-    """
-    before = -1
-    while before < source.head <= cursor:
-        before = source.head
-        fill(state, source, before + 1, obeys_caps=obeys_caps)
 
 
 def fill(state: State, topic: Topic, head: int, *, obeys_caps: bool = False) -> None:
@@ -114,7 +110,7 @@ def fill(state: State, topic: Topic, head: int, *, obeys_caps: bool = False) -> 
 def _advance(state: State, router: Router, upto: int, max_head: int | None, obeys_caps: bool, *, stops: bool) -> bool:
     """Copy one batch. Return False if the destination is full. `stops` ends right after the copy at `max_head`."""
     source, dest = router.edge.source, router.edge.dest
-    if router.under_way:
+    if router.staged_cursor:
         _skip_owed(router, max_head)
         return True
     upto, passed = copy.next_part(router, min(upto, source.head))
@@ -190,20 +186,11 @@ def _keeps(state: State, dest: Topic, entry: Append, fits: int) -> int:
     return fits
 
 
-def before_stops(edges: list[Edge]) -> set[Topic]:
-    """Return the topics with a router, or a line of routers, into a topic that may be full or onto a cycle."""
-    found: set[Topic] = set()
-    for edge in edges:
-        if edge.cyclic or edge.dest.config.discard == "reject":
-            found.update(upstream(edge.source))
-    return found
-
-
 def _skip_owed(router: Router, max_head: int | None = None) -> None:
     """Give seqs to the records that the router gave up."""
     _skip(router.edge.dest, router.owed, max_head)
-    router.cursor = max(router.cursor, router.under_way)
-    router.owed = router.under_way = 0
+    router.cursor = max(router.cursor, router.staged_cursor)
+    router.owed = router.staged_cursor = 0
 
 
 def _skip(dest: Topic, n: int, max_head: int | None) -> None:
@@ -220,28 +207,8 @@ def present(topic: Topic, look: Callable[[], T]) -> T | None:
         return None
 
 
-def loses_copies(state: State) -> bool:
-    """Return whether a durable destination may lack records that an ephemeral source has lost."""
-    return any(
-        _is_ephemeral(edge.source) and not _is_ephemeral(edge.dest) and not edge.cyclic
-        for edge in table_of(state).edges()
-    )
-
-
-def _pass_lost(edge: Edge) -> None:
-    """Move the routers of an edge past everything that its ephemeral topic has lost with the process.
-
-    A durable destination gets a tombstone for records that may not have been forwarded to it.
-    """
-    source, dest = edge.source, edge.dest
-    for router in edge.routers:
-        if not _is_ephemeral(dest) and router.cursor < source.head:
-            _skip(dest, source.losses.within(router.cursor + 1, source.head)[0], None)
-        router.cursor = source.head
-
-
 class Recovering:
-    """Moves routers as a recovery requires. `losing`, `deleting` and `fill` are called before a topic changes."""
+    """Moves routers as a recovery requires, within `limit_restored`. Hooks are called before a topic changes."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -258,7 +225,7 @@ class Recovering:
             for router in links.routers():
                 if router.reached < upto - 1 and not _is_ephemeral(router.edge.dest):
                     router.owed += copy.count_lost(router, upto - 1)
-                    router.under_way = upto - 1
+                    router.staged_cursor = upto - 1
             return
         for edge in list(links.outgoing.values()):
             if not edge.busy and derives(edge):
@@ -275,6 +242,11 @@ class Recovering:
         """Forward records to the topic until its head is `head`."""
         fill(self._state, topic, head)
 
+    def loses_copies(self) -> bool:
+        """Return whether a durable destination may lack records that an ephemeral source has lost."""
+        edges = [edge for edge in self._table.edges() if not edge.cyclic]
+        return any(_is_ephemeral(edge.source) and not _is_ephemeral(edge.dest) for edge in edges)
+
     def catch_up(self) -> bool:
         """Let all routers go as far as they can, after the last entry of the log. Return whether some gave up records.
 
@@ -282,10 +254,11 @@ class Recovering:
         """
         table = self._table
         table.pinned = None
-        owing = [router for router in table.by_id.values() if router.under_way]
+        owing = [router for router in table.by_id.values() if router.staged_cursor]
         for router in owing:
             _skip_owed(router)
-        table.before_stops = before_stops(table.edges())
+        stops = [edge for edge in table.edges() if edge.cyclic or edge.dest.config.discard == "reject"]
+        table.before_stops = {topic for edge in stops for topic in upstream(edge.source)}
         # Bound: each round but the last moves a cursor or a head, and cursors end at the heads of their sources.
         while True:
             before = [(router.cursor, router.edge.dest.head) for router in table.by_id.values()]
@@ -300,29 +273,21 @@ class Recovering:
         for router in self._table.by_id.values():
             router.cursor = min(router.cursor, router.edge.source.head)  # after a restore, the source may be shorter
         for edge in self._table.edges():
-            if not edge.cyclic and (_is_ephemeral(edge.source) or _is_ephemeral(edge.dest)):
-                _pass_lost(edge)
+            source, dest = edge.source, edge.dest
+            if edge.cyclic or not (_is_ephemeral(source) or _is_ephemeral(dest)):
+                continue
+            for router in edge.routers:  # pass everything that an ephemeral topic has lost with the process
+                if not _is_ephemeral(dest) and router.cursor < source.head:
+                    _skip(dest, source.losses.within(router.cursor + 1, source.head)[0], None)
+                router.cursor = source.head
         self.catch_up()
         self._table.hooks = self._live or self
-
-
-@contextmanager
-def recovering(state: State) -> Iterator[Recovering]:
-    """Replay routers within this context. It lets calls nest as deep as the longest possible chain of routers.
-
-    A router that moves can make the topics before it catch up first, and can make the routers behind it move before its
-    copies evict what they have not read. Both nest once per router of a chain; `bring` raises the limit as routers
-    appear. Only Python functions call each other on the way, so the depth takes no space on the C stack.
-    """
-    with limit_restored():
-        yield Recovering(state)
 
 
 # --- entries
 
 
 def put_router(state: State, entry: RouterPut) -> Router | None:
-    """Create or change a router, live and in a replay."""
     source, dest = state.by_id.get(entry.topic_id), state.by_id.get(entry.dest_id)
     if source is None or dest is None:
         return None
@@ -388,10 +353,10 @@ def replay_trim(state: State, entry: Trim) -> None:
         retention.skip_to(dest, entry.first, "corrupt")
     trim(state, entry)
     router = table_of(state).by_id.get(entry.router_id)
-    if router is not None and router.under_way:
+    if router is not None and router.staged_cursor:
         router.owed = max(router.owed - entry.lost, 0)
-        if router.cursor >= router.under_way:
-            router.owed = router.under_way = 0
+        if router.cursor >= router.staged_cursor:
+            router.owed = router.staged_cursor = 0
 
 
 def copies(state: State, entry: Copies) -> None:
@@ -420,5 +385,4 @@ def resume(state: State, entry: Resume) -> None:
     if dest is None or edge is None:
         return
     edge.floor_ms = max(edge.floor_ms, entry.at_ms)
-    if dest.config.ttl_ms:
-        retention.expire(dest, entry.at_ms)
+    retention.expire(dest, entry.at_ms)

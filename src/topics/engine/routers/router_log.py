@@ -8,7 +8,7 @@ from typing import Any
 
 from topics.clock import Clock
 from topics.engine import retention
-from topics.engine.consumers.batch import ConsumerBatch
+from topics.engine.consumers.verbs import ConsumerBatch
 from topics.engine.routers import replay
 from topics.engine.routers.copy import count_lost, mark
 from topics.engine.routers.graph import Edge, Links, Router, out_of, upstream
@@ -16,7 +16,6 @@ from topics.engine.state.topic import Topic
 from topics.engine.write.commit import Ticket
 from topics.engine.write.staging import Staging
 from topics.engine.write.uploads import GATES
-from topics.model.records import TagMatch
 from topics.storage.log import entry as entries
 from topics.storage.log.router_entry import Copies, Resume, Trim
 
@@ -36,23 +35,18 @@ class DueEdges:
         self.wake: Callable[[], None] = lambda: None  # called when an edge becomes due
         self._due: deque[Edge] = deque()
         self._queued: set[Edge] = set()  # the edges in `_due`
-        self._grown: dict[Topic, None] = {}  # sources whose edges are not in `_due` yet
-        self._waiting: dict[Edge, None] = {}  # held, or behind entries that wait for the log
+        self.grown: dict[Topic, None] = {}  # sources whose edges are not in `_due` yet
+        self.waiting: dict[Edge, None] = {}  # held, or behind entries that wait for the log
 
     def __bool__(self) -> bool:
         return bool(self._due)
 
-    @property
-    def has_grown(self) -> bool:
-        """Whether sources grew since `collect`."""
-        return bool(self._grown)
-
-    def add(self, edge: Edge) -> None:
+    def add(self, edge: Edge, *, first: bool = False) -> None:
         """Make the edge due, unless one of its topics was dropped."""
         if edge not in self._queued and not edge.source.gone and not edge.dest.gone:
-            self._waiting.pop(edge, None)
+            self.waiting.pop(edge, None)
             self._queued.add(edge)
-            self._due.append(edge)
+            (self._due.appendleft if first else self._due.append)(edge)
             self.wake()
 
     def pop(self) -> Edge:
@@ -61,31 +55,19 @@ class DueEdges:
         self._queued.discard(edge)
         return edge
 
-    def put_first(self, edge: Edge) -> None:
-        """Move the edge to the front, if it is due."""
-        if edge in self._queued:
-            self._due.remove(edge)
-            self._due.appendleft(edge)
-
     def source_grew(self, topic: Topic) -> None:
         """Make the edges out of the topic due with the next `collect`."""
         if out_of(topic):
-            self._grown[topic] = None
+            self.grown[topic] = None
             self.wake()
 
     def wait(self, edge: Edge) -> None:
         """Make the edge due again once its `held_until_ms` has passed."""
-        self._waiting[edge] = None
-
-    def waits(self, edge: Edge) -> bool:
-        return edge in self._waiting
+        self.waiting[edge] = None
 
     def elapsed_ms(self) -> int:
         """Return the time that `held_until_ms` is measured in."""
         return self._clock.monotonic_ns() // 1_000_000
-
-    def is_held(self, edge: Edge) -> bool:
-        return edge.held_until_ms > self.elapsed_ms()
 
     def back_off(self, edge: Edge) -> None:
         """Hold the edge, for twice as long as the last time."""
@@ -95,23 +77,23 @@ class DueEdges:
 
     def collect(self) -> None:
         """Make the edges due whose sources grew, and those that need not wait any longer."""
-        grown, self._grown = self._grown, {}
+        grown, self.grown = self.grown, {}
         for topic in grown:
             for edge in out_of(topic):
                 self.add(edge)
         now_ms = self.elapsed_ms()
-        for edge in list(self._waiting):
+        for edge in list(self.waiting):
             if edge.held_until_ms <= now_ms:
-                del self._waiting[edge]
+                del self.waiting[edge]
                 self.add(edge)
 
     def next_ms(self) -> int | None:
         """Return in how many ms an edge is due; None if no edge waits."""
-        if self._due or self._grown:
+        if self._due or self.grown:
             return 0
-        if not self._waiting:
+        if not self.waiting:
             return None
-        return max(min(edge.held_until_ms for edge in self._waiting) - self.elapsed_ms(), SOON_MS)
+        return max(min(edge.held_until_ms for edge in self.waiting) - self.elapsed_ms(), SOON_MS)
 
 
 class LiveRouters:
@@ -123,21 +105,20 @@ class LiveRouters:
 
     def staging(self, links: Links, ticket: Ticket) -> None:
         """Put a mark before an entry whose replay must find the routers where they are now."""
-        topic, entry = links.topic, ticket.entry
+        entry = ticket.entry
         if type(entry) is entries.Ceiling:
             return  # no router depends on it
-        before: list[entries.Entry] = []
         if ticket.count and links.outgoing:
-            upto = self.pushes_out(links, entry, before_bytes=topic.staged_bytes - ticket.size_bytes)
+            upto = self.pushes_out(links, entry)
             if upto is not None:
-                before = self._lose_with(links, upto, ticket)
+                self.losing(links, upto, entry, begun=ticket.frame is not None)
         leaves_sources = bool(ticket.count) or type(entry) in PARTIES
-        if ticket.frame is not None and not (leaves_sources and _copies_are_logged(links)):
-            head = (ticket.first or topic.next_seq) - 1
-            before.append(mark(links, head=head, out=not leaves_sources, holds=True))
-        if before and self._staging.logged:
-            begun = ticket.frame is not None  # not if the topic is ephemeral: the marks and trims are all there is
-            ticket.frame = entries.encode_begun(before) + ticket.frame if begun else entries.encode_all(before)  # type: ignore[operator]
+        # The position of the routers into the topic follows from the log without a mark if their copies are in it.
+        copies_are_logged = links.incoming is None or links.incoming.cyclic
+        if ticket.frame is not None and not (leaves_sources and copies_are_logged):
+            head = (ticket.first or links.topic.next_seq) - 1
+            before = entries.encode_begun([mark(links, head=head, out=not leaves_sources, holds=True)])
+            ticket.frame = before + ticket.frame
         if not leaves_sources:
             self.freeze(links, ticket)
 
@@ -171,98 +152,63 @@ class LiveRouters:
 
         ticket.apply, ticket.undo = take_effect, refused
 
-    def losing(self, links: Links, upto: int, coming: entries.Append | None = None) -> None:
-        """Let routers give up the records below `upto` that they have not forwarded: these are lost now."""
+    def losing(self, links: Links, upto: int, coming: entries.Append | None = None, *, begun: bool = False) -> None:
+        """Let routers give up the records below `upto` that they have not forwarded: these are lost now.
+
+        With `begun`, they are lost with the write `coming`: a replay without it does not find the trims either.
+        """
         if links.low < upto - 1 and links.slowest() < upto - 1:
             for router in list(links.routers()):
                 if router.reached < upto - 1:
-                    self.trim(router, upto - 1, coming)
+                    self.trim(router, upto - 1, coming, begun=begun)
 
     def deleting(self, links: Links) -> None:
         """Do nothing: a delete comes with a mark, see `staging`."""
 
-    def _lose_with(self, links: Links, upto: int, ticket: Ticket) -> list[entries.Entry]:
-        """Do the same as a part of the write that evicts the records: routers lose them if the write takes effect.
-
-        Return the entries that precede the write in its frames.
-        """
-        steps: list[Ticket] = []
-        before: list[entries.Entry] = []
-        for router in list(links.routers()):
-            if router.reached >= upto - 1:
-                continue
-            dest = router.edge.dest
-            if not _copies_are_logged(dest.links):
-                before.append(mark(dest.links, head=dest.next_seq - 1, out=False, holds=True))
-            entry = self._trim_entry(router, upto - 1, ticket.entry)
-            before.append(entry)
-            steps.append(self._trim_step(router, entry))
-            if dest.config.durability == "ephemeral" and self._staging.logged:
-                self._staging.ceilings.guard(dest, ticket, dest.next_seq + entry.lost)
-            self._begin_step(router, entry.upto)
-            dest.next_seq += entry.lost
-        _attach(ticket, steps)
-        return before
-
-    def pushes_out(self, links: Links, entry: entries.Append, *, before_bytes: int = 0) -> int | None:
+    def pushes_out(self, links: Links, entry: entries.Append) -> int | None:
         """Return the seq below which the entry evicts all records, if a router has not forwarded all of these."""
-        config = links.topic.config
+        topic, config = links.topic, links.topic.config
         if not (config.cap_records or config.cap_bytes or config.ttl_ms):
             return None
         upto = retention.reach(
-            links.topic, first=entry.first, sizes=entry.sizes, ts=entry.ts, before_bytes=before_bytes
+            topic, first=entry.first, sizes=entry.sizes, ts=entry.ts, before_bytes=topic.staged_bytes
         )
         return upto if links.low < upto - 1 and links.slowest() < upto - 1 else None
 
-    def trim(self, router: Router, upto: int, coming: entries.Append | None = None) -> None:
-        """Stage that the router gives up all records up to `upto`."""
-        self.stage_trim(router, self._trim_entry(router, upto, coming))
+    def trim(self, router: Router, upto: int, coming: entries.Append | None = None, *, begun: bool = False) -> None:
+        """Stage that the router gives up all records up to `upto`.
 
-    def _trim_entry(self, router: Router, upto: int, coming: entries.Append | None) -> Trim:
-        """Some records may not have landed yet: the first ones of a write that is larger than its topic."""
-        edge, dest = router.edge, router.edge.dest
-        source = edge.source
+        Some may not have landed yet: the first ones of a write (`coming`) that is larger than its topic.
+        """
+        dest, source, match = router.edge.dest, router.edge.source, router.config.filter
         lost = count_lost(router, min(upto, source.head))
         for seq in range(max(source.head, router.reached) + 1, upto + 1):
-            lost += router.config.filter is None or _matches(router.config.filter, coming, seq)
-        return Trim(dest.topic_id, router.router_id, upto, dest.next_seq, lost)
+            if match is None or coming is None or not coming.first <= seq <= coming.last:
+                lost += 1  # records of other writes count
+            else:
+                lost += coming.tags is not None and match.covers(coming.tags[seq - coming.first])
+        self.stage_trim(router, Trim(dest.topic_id, router.router_id, upto, dest.next_seq, lost), begun=begun)
 
-    def _trim_step(self, router: Router, entry: Trim) -> Ticket:
+    def stage_trim(self, router: Router, entry: Trim, *, begun: bool = False) -> None:
         dest = router.edge.dest
-        ticket = Ticket(topic=dest, entry=entry, first=dest.next_seq)
-        return self._step(ticket, router, entry.upto, lambda: replay.trim(self._staging.state, entry))
-
-    def stage_trim(self, router: Router, entry: Trim) -> None:
-        dest = router.edge.dest
-        ticket = self._trim_step(router, entry)
+        ticket = Ticket(topic=dest, entry=entry, first=entry.first, skips=entry.lost)
         if self._staging.logged:
-            ticket.frame = entries.encode(entry)
+            ticket.frame = entries.encode_begun([entry]) if begun else entries.encode(entry)
             ticket.gated = gate_of(router.edge)
             if dest.config.durability == "ephemeral":
-                self._staging.ceilings.guard(dest, ticket, dest.next_seq + entry.lost)
-        self._staging.commits.stage(ticket)
-        self._begin_step(router, entry.upto)
-        dest.next_seq += entry.lost
+                self._staging.ceilings.guard(dest, ticket, entry.first + entry.lost)
+        self.stage_step(ticket, router, entry.upto, lambda: replay.trim(self._staging.state, entry))
 
     def stage_step(self, ticket: Ticket, router: Router, upto: int, act: Callable[[], None]) -> None:
         """Stage a step that moves the router to `upto` once it is in the log."""
-        self._staging.commits.stage(self._step(ticket, router, upto, act))
-        self._begin_step(router, upto)
-
-    def _begin_step(self, router: Router, upto: int) -> None:
-        router.under_way = upto
-        router.edge.busy += 1
-
-    def _step(self, ticket: Ticket, router: Router, upto: int, act: Callable[[], None]) -> Ticket:
-        """Return the ticket with what it does once it is in the log, and with what it does if the log refuses it."""
-        edge, was = router.edge, router.under_way
+        edge, was = router.edge, router.staged_cursor
 
         def take_effect(_: Ticket) -> None:
             edge.busy -= 1
             before = edge.dest.head
             act()
-            if router.under_way <= upto:
-                router.under_way = 0
+            if router.staged_cursor <= upto:
+                router.staged_cursor = 0
             if edge.last_error is None:
                 edge.backoff_ms = 0
             if edge.dest.head != before:
@@ -271,13 +217,15 @@ class LiveRouters:
 
         def undo() -> None:
             edge.busy -= 1
-            router.under_way = was
+            router.staged_cursor = was
             if (links := edge.source.links) is not None:
                 links.low = 0  # it included this step
             self._due.back_off(edge)  # the log refused the step
 
         ticket.apply, ticket.undo = take_effect, undo
-        return ticket
+        self._staging.commits.stage(ticket)
+        router.staged_cursor = upto
+        edge.busy += 1
 
     def landed(self, dest: Topic) -> None:
         """Notify the readers of `dest`, and the edges out of it: copies have landed there."""
@@ -288,37 +236,3 @@ class LiveRouters:
 def gate_of(edge: Edge) -> int:
     """Return the gate of a step that decides the seqs or times of copies: that of the records they follow from."""
     return max(GATES[topic.config.durability] for topic in upstream(edge.source))
-
-
-def _copies_are_logged(links: Links) -> bool:
-    """Return whether the position of the routers into the topic follows from the log without a mark."""
-    return links.incoming is None or links.incoming.cyclic
-
-
-def _attach(ticket: Ticket, steps: list[Ticket]) -> None:
-    """Let the steps take effect right before the ticket, and be refused with it."""
-    act, undo = ticket.apply, ticket.undo
-    assert act is not None
-
-    def take_effect(done: Ticket) -> Any:
-        for step in steps:
-            step.apply(step)  # type: ignore[misc]  # `_step` has set it
-        return act(done)
-
-    def refused() -> None:
-        if undo is not None:
-            undo()
-        for step in reversed(steps):
-            step.topic.next_seq = step.first  # type: ignore[union-attr]
-            step.undo()  # type: ignore[misc]
-
-    ticket.apply, ticket.undo = take_effect, refused
-    dests = dict.fromkeys(step.topic for step in steps if step.topic is not None)
-    ticket.also = [*(ticket.also or ()), *dests]
-
-
-def _matches(match: TagMatch, coming: entries.Append | None, seq: int) -> bool:
-    """Return whether a record that has not landed yet would be forwarded. Records of other writes count."""
-    if coming is None or not coming.first <= seq <= coming.last:
-        return True
-    return coming.tags is not None and match.covers(coming.tags[seq - coming.first])

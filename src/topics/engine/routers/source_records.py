@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -83,11 +84,12 @@ def gather(source: Topic, match: TagMatch | None, cursor: int, upto: int) -> Gat
     Raises `Cold` and `Damaged` like a read.
     """
     for segment, low, high in source.spans(cursor + 1, upto + 1):
-        high = _enough(segment, low, high)
+        high = min(high, low + BATCH_RECORDS)
+        offsets = segment.columns.offsets
+        while high - low > 1 and offsets[high] - offsets[low] > BATCH_BYTES:
+            high = low + (high - low) // 2
         positions = eligible(segment.columns, segment.marks, match, low, high)
-        if not len(positions):
-            return Gathered([], segment.first + high - 1)
-        return Gathered(list(_cut(segment, positions)), segment.first + high - 1)
+        return Gathered(list(_cut(segment, positions)) if len(positions) else [], segment.first + high - 1)
     return Gathered([], upto)
 
 
@@ -113,14 +115,6 @@ def look_for(segment: Segment, match: TagMatch | None, low: int, high: int, *, f
 
     key = None if match is None else (match.op, match.text)
     return segment.look(("eligible", key, low, high, from_ts), look)
-
-
-def _enough(segment: Segment, low: int, high: int) -> int:
-    high = min(high, low + BATCH_RECORDS)
-    offsets = segment.columns.offsets
-    while high - low > 1 and offsets[high] - offsets[low] > BATCH_BYTES:
-        high = low + (high - low) // 2
-    return high
 
 
 def _cut(segment: Segment, positions: npt.NDArray[np.intp]) -> Iterator[Piece]:
@@ -184,8 +178,6 @@ def read_ahead(segment: Segment, start: int, stop: int) -> Rendered:
 
 
 class Stamp(Struct):
-    """The origin of an `exactly_once` copy."""
-
     router: str
     source: str
     epoch: int
@@ -205,7 +197,6 @@ class Stamps:
         self._found: dict[str, tuple[int, ...]] = {}  # by key: a writer may have put the same one into several records
 
     def has(self, key: str) -> bool:
-        """Return whether a live record has the key."""
         return any(map(self._dest.is_live, self._found.get(key, ())))
 
     def look_on(self) -> None:
@@ -228,17 +219,9 @@ class Stamps:
             for at in ats:
                 row = bytes(block[columns.offsets[at] - base : columns.offsets[at + 1] - base])
                 meta = meta_of(row, metas[at])
-                if b"_topics_router" in meta:
-                    for key in _key_in(meta):
+                raw = surrogates.members(meta).get(STAMP) if b"_topics_router" in meta else None
+                with suppress(msgspec.MsgspecError):  # a client may have written anything under that name
+                    if raw is not None:
+                        key = decode_again(_decode_stamp, raw).key
                         self._found[key] = (*self._found.get(key, ()), segment.first + at)
         self._upto = segment.first + high - 1
-
-
-def _key_in(meta: bytes) -> Iterator[str]:
-    """Yield the key of a stamp. A client may have written anything under that name: skip what is no stamp."""
-    raw = surrogates.members(meta).get(STAMP)
-    if raw is not None:
-        try:
-            yield decode_again(_decode_stamp, raw).key
-        except msgspec.MsgspecError:
-            return

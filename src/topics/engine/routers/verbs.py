@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from itertools import islice
 
 from msgspec import Struct
@@ -17,7 +16,7 @@ from topics.engine.routers.router_log import DueEdges, LiveRouters
 from topics.engine.routers.source_records import Preview, look_for
 from topics.engine.state.name_index import NameIndex
 from topics.engine.state.topic import Topic
-from topics.engine.steps import Steps, each_loaded, once_loaded
+from topics.engine.steps import Steps, once_loaded
 from topics.engine.write import apply
 from topics.engine.write.commit import Ticket
 from topics.engine.write.room import server_full
@@ -36,9 +35,8 @@ from topics.model.router import (
     too_many_copies,
 )
 from topics.model.topic import TopicConfig
-from topics.storage.log import entry as entries
 from topics.storage.log.router_entry import Mark, RouterDrop, RouterPut
-from topics.storage.segments.segment import Damaged, Segment
+from topics.storage.segments.segment import Segment
 
 ROUTERS_PER_STEP = 100  # of a list; one takes about 4 µs
 
@@ -54,8 +52,6 @@ class DroppedRouter(Struct):
 
 
 class Routers:
-    """The routers of one engine."""
-
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
         self.table = table_of(staging.state)
@@ -74,6 +70,14 @@ class Routers:
         if self.due.source_grew not in edge.source.listeners.values():
             self._staging.growth.listen(edge.source, self.due.source_grew)
         self.due.add(edge)
+
+    def _sync(self, *names: str) -> None:
+        """Wait for the disk: a change of a router needs the present graph. Raise while a change waits for an upload."""
+        self._staging.commits.sync()
+        if not self._last.done:
+            raise busy("a change of a router")
+        for name in names:
+            self._staging.resolve(name)
 
     # --- verbs
 
@@ -94,7 +98,7 @@ class Routers:
             return Ticket.of(PutRouter(router, False))
         self._check_copies(router, config, source, dest)
         missing = [name_of for name_of, topic in ((request.source, source), (request.dest, dest)) if topic is None]
-        creates = staging.new_topics(missing, TopicConfig())
+        creates = [staging.new_topic(name_of, TopicConfig(), more=len(missing) - 1) for name_of in missing]
         ids = {create.name: create.topic_id for create in creates}
         moves = router is None or router.edge.source is not source or router.edge.dest is not dest
         entry = RouterPut(
@@ -111,11 +115,16 @@ class Routers:
             touched |= {router.edge.source, router.edge.dest}
         if source is not None:
             touched |= set(upstream(source))
-        ticket = staging.stage_synced(
-            [*creates, *self._marks(touched), entry],
-            lambda _: self._put_applied(creates, entry, router is None),
-            also=list(touched),
-        )
+
+        def take_effect(_: Ticket) -> PutRouter:
+            for create in creates:
+                apply.create(staging.state, create)
+            after = replay.put_router(staging.state, entry)
+            assert after is not None
+            self._follow(after.edge)
+            return PutRouter(after, router is None)
+
+        ticket = staging.stage(None, [*creates, *self._marks(touched), entry], take_effect, also=list(touched))
         self._last = ticket
         staging.commits.sync()
         return ticket
@@ -134,18 +143,10 @@ class Routers:
             return DroppedRouter(name, True)
 
         touched = {router.edge.dest, *upstream(router.edge.source)}
-        ticket = self._staging.stage_synced([*self._marks(touched), entry], take_effect, also=list(touched))
+        ticket = self._staging.stage(None, [*self._marks(touched), entry], take_effect, also=list(touched))
         self._last = ticket
         self._staging.commits.sync()
         return ticket
-
-    def _sync(self, *names: str) -> None:
-        """Wait for the disk: a change of a router needs the present graph. Raise while a change waits for an upload."""
-        self._staging.commits.sync()
-        if not self._last.done:
-            raise busy("a change of a router")
-        for name in names:
-            self._staging.resolve(name)
 
     def get(self, name: str) -> Router:
         router = self.table.by_name.get(name)
@@ -201,23 +202,17 @@ class Routers:
         In steps of one segment each: 1 ms for 65,536 records, up to 5 ms if each has another tag. Records that are
         evicted or deleted between two steps may be counted or not.
         """
-        yield from once_loaded(partial(self._expire, source))
+        yield from once_loaded(lambda: retention.expire_loaded(source, self._staging.clock.now_ms()))
         found = Preview()
-        yield from each_loaded(
-            partial(_preview_segment, found, source, segment, match, low, high, from_ts)
-            for segment, low, high in source.walk(max(from_seq + 1, source.earliest), source.head + 1)
-            if segment.live and (from_ts is None or segment.max_ts >= from_ts)
-        )
+
+        def look(segment: Segment, low: int, high: int) -> None:
+            found.add(look_for(segment, match, low, high, from_ts=from_ts))
+
+        start = max(from_seq + 1, source.earliest)
+        yield from retention.look_through(source, start, source.head + 1, look, from_ts=from_ts)
         if source.gone:
             raise topic_not_found(source.name)
         return found
-
-    def _expire(self, topic: Topic) -> None:
-        """Expire records up to now. Raises `Cold` like a read."""
-        if topic.config.ttl_ms:
-            now = self._staging.clock.now_ms()
-            retention.need_for_expiry(topic, now)
-            retention.expire(topic, now)
 
     # --- inside the verbs
 
@@ -248,38 +243,15 @@ class Routers:
         """Return the cursor of a new router. Earlier losses of the source do not concern it."""
         if source is None:
             return 0
-        if source.config.ttl_ms:
-            retention.expire(source, self._staging.clock.now_ms())
+        retention.expire(source, self._staging.clock.now_ms())
         if request.from_ts is not None:
             return max(retention.expired_before(source, request.from_ts), source.earliest) - 1
         if request.from_seq is not None:
             return min(max(request.from_seq, source.earliest - 1), source.head)
         return source.head
 
-    def _put_applied(self, creates: list[entries.Create], entry: RouterPut, created: bool) -> PutRouter:
-        state = self._staging.state
-        for create in creates:
-            apply.create(state, create)
-        router = replay.put_router(state, entry)
-        assert router is not None
-        self._follow(router.edge)
-        return PutRouter(router, created)
-
     def _marks(self, topics: set[Topic]) -> list[Mark]:
         ordered = sorted(topics, key=lambda topic: topic.topic_id)
         return [
             mark(topic.links, head=topic.head, out=True, holds=False) for topic in ordered if topic.links is not None
         ]
-
-
-def _preview_segment(
-    found: Preview, source: Topic, segment: Segment, match: TagMatch | None, low: int, high: int, from_ts: int | None
-) -> None:
-    """Add what a filter finds in a part of a segment, unless the segment has left the topic in between."""
-    low = max(low, source.earliest - segment.first)  # records below `earliest` are not live, and have no mark
-    if segment not in source.segments or low >= high:
-        return
-    try:
-        found.add(look_for(segment, match, low, high, from_ts=from_ts))
-    except Damaged as damage:
-        retention.lose_range(source, damage)

@@ -21,8 +21,6 @@ class Consumer(Struct, array_like=True, gc=False):
 
 
 class TopicConsumers:
-    """All consumers of one topic."""
-
     __slots__ = ("by_name", "by_number", "delivered", "expiring", "holders", "next_number", "pending", "used_ns")
 
     def __init__(self) -> None:
@@ -34,7 +32,7 @@ class TopicConsumers:
         # Of the running process only:
         self.delivered: dict[str, int] = {}  # the last seq that an answer to a consumer had
         self.used_ns: dict[int, int] = {}  # by number: when one with `expire_ms` was last used, by the monotonic clock
-        self.pending: list[Any] = []  # changes, oldest first: see `consumers.batch.BatchPart`
+        self.pending: list[Any] = []  # changes, oldest first: see `consumers.verbs.BatchPart`
 
     def put(self, consumer: Consumer) -> None:
         """Add a consumer, or replace the one of the same number."""
@@ -49,7 +47,6 @@ class TopicConsumers:
             self.holders.append(consumer)
 
     def remove(self, number: int) -> None:
-        """Remove a consumer, if it is there."""
         consumer = self._take_out(number)
         if consumer is not None:
             self.delivered.pop(consumer.name, None)

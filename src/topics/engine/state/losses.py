@@ -14,7 +14,8 @@ MAX_TIMES = 1024
 class Losses:
     """Runs in seq order, disjoint. `compact` bounds them.
 
-    `total` is the number of seqs in all runs. `counts` has the seqs that were added, by reason: topics share it.
+    `total` is the number of seqs in all runs; a run that `compact` joined has the seqs between them, too. `counts` has
+    the seqs that were added, by reason: topics share it.
     `times` has commit times and seqs of records that were lost at the front, ascending: of the last ones all, of others
     some. A restart begins a new list.
     """
@@ -108,10 +109,6 @@ class Losses:
             missed += min(last, high) - max(first, low) + 1
             reason = why if reason in ("", why) else "mixed"
         return missed, reason or "cap"
-
-    def count(self) -> int:
-        """Return how many seqs were lost. Runs that `compact` joined count the seqs between them, too."""
-        return sum(last - first + 1 for first, last, _ in self.runs)
 
     def covering(self, seq: int) -> Run | None:
         """Return the run that has `seq`, if there is one."""

@@ -23,13 +23,11 @@ class NameIndex:
         self.rebuild(names)
 
     def rebuild(self, names: Iterable[str]) -> None:
-        """Hold exactly these names."""
         ordered = sorted(names)
         self._chunks = [ordered[at : at + CHUNK_NAMES] for at in range(0, len(ordered), CHUNK_NAMES)] or [[]]
         self._firsts = ["", *(chunk[0] for chunk in self._chunks[1:])]
 
     def add(self, name: str) -> None:
-        """Add a name that is not there yet."""
         at = bisect_right(self._firsts, name) - 1
         chunk = self._chunks[at]
         insort(chunk, name)
@@ -39,7 +37,6 @@ class NameIndex:
             del chunk[CHUNK_NAMES:]
 
     def remove(self, name: str) -> None:
-        """Remove a name that is there."""
         at = bisect_right(self._firsts, name) - 1
         chunk = self._chunks[at]
         del chunk[bisect_left(chunk, name)]
@@ -75,7 +72,9 @@ class NameIndex:
         """Yield the same for a reader that sees only names with one of `prefixes`; without prefixes it sees all."""
         if not prefixes:
             return self.starting_with(prefix, after=after)
-        ranges = outermost(one if one.startswith(prefix) else prefix for one in prefixes if _overlap(one, prefix))
+        inside = [one for one in prefixes if one.startswith(prefix)]
+        around = [prefix for one in prefixes if prefix.startswith(one)]
+        ranges = outermost([*inside, *around])
         return chain.from_iterable(self.starting_with(one, after=after) for one in ranges)
 
 
@@ -86,7 +85,3 @@ def outermost(prefixes: Iterable[str]) -> list[str]:
         if not kept or not prefix.startswith(kept[-1]):
             kept.append(prefix)
     return kept
-
-
-def _overlap(one: str, other: str) -> bool:
-    return one.startswith(other) or other.startswith(one)

@@ -66,13 +66,10 @@ class Frozen(msgspec.Struct, gc=False):
 
     def encode(self, topic_id: int, epoch: int, worker: Worker = INLINE) -> list[bytes | memoryview]:
         """Return the file of the segment. May run on any thread: `worker` is the one that runs it."""
-        if not self.growing:
-            whole = self.segment
-            return codec.encode(
-                whole.columns, whole.rendered, self.marks, topic_id=topic_id, epoch=epoch, worker=worker
-            )
-        columns = first_of(self.segment.columns, self.count, tag_names=self.tag_names, node_names=self.node_names)
-        rendered = self.segment.rendered[: self.rendered_bytes]
+        columns, rendered = self.segment.columns, self.segment.rendered
+        if self.growing:
+            columns = first_of(columns, self.count, tag_names=self.tag_names, node_names=self.node_names)
+            rendered = rendered[: self.rendered_bytes]
         return codec.encode(columns, rendered, self.marks, topic_id=topic_id, epoch=epoch, worker=worker)
 
 
@@ -146,7 +143,7 @@ def capture(state: State, topic: Topic) -> Captured:
     sealing: list[tuple[Frozen, int]] = []
     for segment in topic.segments[:-1] if kept else ():
         if isinstance(segment, SealedSegment):
-            refs.append(_ref(segment))
+            refs.append(segment.snapshot_ref())
         elif isinstance(segment, MemorySegment):
             sealing.append((freeze(segment), len(refs)))
             refs.append(snap.SegmentRef(segment.first, segment.count, segment.live, segment.live_bytes, ()))
@@ -209,7 +206,6 @@ def end_ephemeral(state: State) -> None:
 
 
 def look(segment: MemorySegment) -> Look:
-    """Return how the segment looks now."""
     return Look(segment.first, segment.count, segment.live, segment.live_bytes, segment.opened_ms)
 
 
@@ -246,13 +242,6 @@ def restore(
         if part.name in snapshot.extra:
             part.load(state, topic, snapshot.extra[part.name])
     return topic
-
-
-def _ref(segment: SealedSegment) -> snap.SegmentRef:
-    pending = segment.unsaved_marks()
-    return snap.SegmentRef(
-        segment.first, segment.count, segment.live, segment.live_bytes, segment.footer, segment.cold, pending
-    )
 
 
 def freeze(segment: MemorySegment, *, growing: bool = False) -> Frozen:

@@ -52,15 +52,15 @@ class StagedDelete:
         self.end()
         queue = self._topic.queue
         if queue is not None:
-            if self._cursor is not None:
-                queue.turn_back(self._cursor, self._topic.head)
-            if queue.freed is not None:
-                queue.freed()
+            if (
+                self._cursor is not None
+            ):  # let the cursor look again at jobs that are claimable again, and at all others
+                queue.cursor = min(queue.cursor, self._cursor)
+                queue.check_upto = max(queue.check_upto, self._topic.head)
+            queue.freed()
 
 
 class StagedDeletes:
-    """All staged deletes of one topic."""
-
     __slots__ = ("_by_seq", "_others", "count")
 
     def __init__(self) -> None:
@@ -98,7 +98,6 @@ class StagedDeletes:
 
 
 def stage(topic: Topic, entry: Delete) -> StagedDelete:
-    """Note a delete that is about to be staged."""
     if topic.staged_deletes is None:
         topic.staged_deletes = StagedDeletes()
     staged = StagedDelete(topic, entry)

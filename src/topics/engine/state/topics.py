@@ -11,7 +11,7 @@ from topics.engine.state.name_index import NameIndex
 from topics.engine.state.topic import Topic, Totals
 from topics.model.topic import TopicConfig
 from topics.storage.log.ledger import Ledger
-from topics.storage.segments.segment import MemorySegment, Segment
+from topics.storage.segments.segment import MemorySegment
 
 
 class SegmentLimits(Struct, frozen=True, kw_only=True):
@@ -45,7 +45,6 @@ class State:
         self.keyed: dict[Topic, None] = {}  # topics that remember idempotency keys, in the order of `idempotency.sweep`
         self.created: list[Callable[[Topic], None]] = []  # called with every new topic
         self.rolled: Callable[[Topic, MemorySegment], None] = lambda topic, segment: None  # gets a closed segment
-        self.dropped: Callable[[Topic, Segment], None] = lambda topic, segment: None
         self.routers: Any = None  # `routers.graph.Table`, see `table_of`
         self.ledger: Ledger | None = None  # of a running server: has the topics and their ceilings
         self.left_ephemeral: set[int] = set()  # topics whose class left `ephemeral` in the log that was replayed

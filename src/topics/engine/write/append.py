@@ -5,7 +5,6 @@ from __future__ import annotations
 from msgspec import Struct
 
 from topics.engine.state import idempotency
-from topics.engine.state.jobs.job_terms import only_for_queues
 from topics.engine.state.topic import FIRST_CEILING, Topic
 from topics.engine.steps import Steps
 from topics.engine.write import apply
@@ -28,8 +27,6 @@ FOLLOWER_MAX_BYTES = 4096
 
 
 class Appended(Struct, gc=False):
-    """The seqs of a write."""
-
     topic: Topic
     first: int
     last: int
@@ -39,8 +36,6 @@ class Appended(Struct, gc=False):
 
 
 class Appends:
-    """Appends to all topics."""
-
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
         # Without a detour through `staging`: `append` is the hottest path.
@@ -55,23 +50,24 @@ class Appends:
         Return None if other writes moved the topic past a power of ten each time: the write is then rendered at once.
         """
         commits, limits = self._commits, self._limits
+
+        def first_and_ts() -> tuple[int, int]:
+            """Return the first seq and the commit time that the write would have now."""
+            topic, now = self._staging.topics.get(name), commits.turn_ms or self._clock.now_ms()
+            return (1, now) if topic is None else (topic.next_seq, max(topic.last_ts, now))
+
         for _ in range(LARGE_TRIES):
-            blob = yield from lay_out(request, *self._next(name), limits)
+            blob = yield from lay_out(request, *first_and_ts(), limits)
             held_bytes = len(blob.blob)
             commits.pending_bytes += held_bytes  # the memory budget counts it
-            commits.log.warm(held_bytes)
+            commits.wal.warm(held_bytes)
             try:
                 yield from blob.fill()
             finally:
                 commits.pending_bytes -= held_bytes
-            if blob.fits(*self._next(name)):
+            if blob.fits(*first_and_ts()):
                 return blob
         return None
-
-    def _next(self, name: str) -> tuple[int, int]:
-        """Return the first seq and the commit time that a write would have now."""
-        topic, now = self._staging.topics.get(name), self._commits.turn_ms or self._clock.now_ms()
-        return (1, now) if topic is None else (topic.next_seq, max(topic.last_ts, now))
 
     def append(self, name: str, request: WriteRequest, blob: LargeBlob | None = None) -> Ticket:
         """Stage a write, and the creation of its topic if need be. Ends with `Appended`.
@@ -111,19 +107,14 @@ class Appends:
         elif (leader := topic.leader) is not None and entry.plain and leader.entry.ts == ts and first < topic.ceiling:
             if (behind := _follow(leader, entry)) is not None:
                 return behind
-        count, size_bytes = len(entry.sizes), len(entry.blob)
         logged, durability = staging.logged, config.durability
         frame: Frames | None = None
         if logged and durability != "ephemeral":
             frame = entries.encode(entry) if blob is None else entries.encode_large(entry)
         gated = GATES[durability] if logged else 0
-        ticket = Ticket(topic, frame, self._take_effect, entry, first, count, size_bytes, entry.plain, None, gated)
-        if logged and first + count > topic.ceiling - topic.ceiling_step // 2:
-            staging.ceilings.guard(topic, ticket, first + count)
-        # `Staging.take_seqs`, without a call.
-        topic.next_seq = first + count
-        topic.staged_count += count
-        topic.staged_bytes += size_bytes
+        ticket = Ticket(
+            topic, frame, self._take_effect, entry, first, len(entry.sizes), len(entry.blob), entry.plain, None, gated
+        )
         if key is not None:
             topic.staged_keys[key] = ticket
             ticket.undo = lambda: topic.staged_keys.pop(key, None)
@@ -163,7 +154,7 @@ class Appends:
             staging.land(topic, entry)
             return Appended(topic, entry.first, entry.last, topic.head, created=True)
 
-        gated = max(GATES[config.durability], staging.commits.uploads.gate * high)
+        gated = max(GATES[config.durability], self._staging.commits.uploads.gate * high)
         if blob is not None:
             self._commits.has_large = True
         return staging.stage_create(
@@ -192,7 +183,7 @@ class Appends:
 def _follow(leader: Ticket, entry: entries.Append) -> Ticket | None:
     """Let a plain append follow another one of this turn into its entry. Return None if that would become too large.
 
-    Only for a topic without caps: they would have to count what is under way.
+    Only for a topic without caps: they would have to count pending records.
     """
     topic, first, followers = leader.topic, entry.first, leader.followers
     if len(entry.blob) > FOLLOWER_MAX_BYTES or (followers is not None and len(followers) >= MAX_FOLLOWERS):
@@ -200,22 +191,22 @@ def _follow(leader: Ticket, entry: entries.Append) -> Ticket | None:
     assert topic is not None
     ticket = Ticket(topic, None, None, entry, first, 1, 0, True)
     if followers is None:
-        leader.followers = [ticket]
+        leader.followers, leader.close = [ticket], _join
     else:
         followers.append(ticket)
     topic.next_seq = first + 1
     return ticket
 
 
-def join(leader: Ticket, followers: list[Ticket]) -> None:
+def _join(leader: Ticket) -> None:
     """Make the entry of `leader` that of its followers, too."""
-    leader.entry = joined([leader.entry, *[follower.entry for follower in followers]])
+    leader.entry = joined([leader.entry, *[follower.entry for follower in leader.followers or ()]])
     if leader.frame is not None:
         leader.frame = entries.encode(leader.entry)
 
 
 def _seen(topic: Topic, key: str, now_ms: int) -> Ticket | None:
-    """Return the outcome of an earlier write with the same key, if it is remembered or still under way."""
+    """Return the outcome of an earlier write with the same key, if it is remembered or still pending."""
     if not topic.config.idempotency_window_ms:
         return None  # keys mean nothing here, not even to the next write of the same turn
     write = idempotency.find(topic, key, now_ms)
@@ -241,5 +232,5 @@ def _seen(topic: Topic, key: str, now_ms: int) -> Ticket | None:
 def _check_terms(config: TopicConfig, entry: entries.Append) -> None:
     """Refuse priorities and delays of jobs for a topic that is no queue: a log would ignore them silently."""
     if entry.extras is not None and config.type != "queue":
-        raise only_for_queues()
+        raise invalid("priority, delay_ms and deliver_at are for jobs: the topic is a log", field="records")
     entry.extras = entry.extras or None

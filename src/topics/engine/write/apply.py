@@ -55,8 +55,7 @@ def note(state: State, topic: Topic) -> None:
 def configure(state: State, topic: Topic, entry: entries.Configure) -> None:
     """Change the configuration. Expire records by the old one first, then evict what the new one does not keep."""
     config, at_ms = entry.config, entry.at_ms
-    if topic.config.ttl_ms:
-        retention.expire(topic, at_ms)
+    retention.expire(topic, at_ms)
     state.count_class(topic.config, -1)
     state.count_class(config, 1)
     if config.durability == "ephemeral":
@@ -68,8 +67,7 @@ def configure(state: State, topic: Topic, entry: entries.Configure) -> None:
         idempotency.forget_all(state, topic)
     topic.config = config
     topic.front_ts = 0
-    if config.ttl_ms:
-        retention.expire(topic, at_ms)
+    retention.expire(topic, at_ms)
     retention.enforce_caps(topic)
     note(state, topic)
 
@@ -90,7 +88,7 @@ def drop(state: State, topic: Topic) -> None:
     topic.removed(topic.count, topic.bytes)
     state.remove(topic)
     for segment in topic.segments:
-        state.dropped(topic, segment)
+        segment.release()
     topic.segments = []
     topic.queue = None
     if topic.consumers is not None:
@@ -201,7 +199,7 @@ def delete(topic: Topic, entry: entries.Delete, chosen: Mapping[int, Chosen] = N
     else:
         match = TagMatch("Eq" if entry.op == "Eq" else "Glob", entry.text)
         parts = []
-        for segment, known in _tagged(topic, match, entry.before_seq, chosen):
+        for segment, known in tagged(topic, match, entry.before_seq, chosen):
             if known.count:
                 parts.append((segment.first + known.low, _delete_chosen(topic, segment, known)))
         if topic.queue is not None:
@@ -210,7 +208,7 @@ def delete(topic: Topic, entry: entries.Delete, chosen: Mapping[int, Chosen] = N
     return before - topic.count
 
 
-def _tagged(
+def tagged(
     topic: Topic, match: TagMatch, before_seq: int, chosen: Mapping[int, Chosen]
 ) -> Iterator[tuple[Segment, Chosen]]:
     """Yield what a delete by tag takes from each segment: as it was found beforehand, or else by a look."""
@@ -227,11 +225,6 @@ def _delete_chosen(topic: Topic, segment: Segment, chosen: Chosen) -> npt.NDArra
     segment.mark_deleted(chosen.low, taken, count=chosen.count, size_bytes=chosen.size_bytes)
     topic.removed(chosen.count, chosen.size_bytes)
     return taken
-
-
-def count_tagged(topic: Topic, before_seq: int, match: TagMatch, chosen: Mapping[int, Chosen]) -> int:
-    """Return how many live records a delete by tag would take."""
-    return sum(known.count for _, known in _tagged(topic, match, before_seq, chosen))
 
 
 def _delete_prefix(topic: Topic, before: int) -> None:
@@ -288,10 +281,7 @@ def skip_to(state: State, topic: Topic, next_seq: int, reason: str) -> None:
     retention.skip_to(topic, next_seq, reason)
 
 
-def replay_append(state: State, entry: entries.Append) -> None:
-    topic = state.by_id.get(entry.topic_id)
-    if topic is None:
-        return  # its topic was dropped
+def replay_append(state: State, topic: Topic, entry: entries.Append) -> None:
     if entry.first > topic.head + 1:
         skip_to(state, topic, entry.first, "corrupt")
     if entry.first == topic.head + 1:
@@ -303,15 +293,7 @@ def replay_append(state: State, entry: entries.Append) -> None:
             append(state, topic, entry)
 
 
-def replay_delete(state: State, entry: entries.Delete) -> None:
-    if (topic := state.by_id.get(entry.topic_id)) is not None:
-        delete(topic, entry)
-
-
-def replay_configure(state: State, entry: entries.Configure) -> None:
-    topic = state.by_id.get(entry.topic_id)
-    if topic is None:
-        return
+def replay_configure(state: State, topic: Topic, entry: entries.Configure) -> None:
     if entry.head is not None and topic.config.durability == "ephemeral" != entry.config.durability:
         # The topic was in memory alone. The snapshot that has its records was written later, and is lost.
         retention.lose_all(topic, "restart")
@@ -325,11 +307,5 @@ def replay_configure(state: State, entry: entries.Configure) -> None:
     configure(state, topic, entry)
 
 
-def replay_drop(state: State, entry: entries.Drop) -> None:
-    if (topic := state.by_id.get(entry.topic_id)) is not None:
-        drop(state, topic)
-
-
-def replay_ceiling(state: State, entry: entries.Ceiling) -> None:
-    if (topic := state.by_id.get(entry.topic_id)) is not None:
-        topic.ceiling = topic.ceiling_staged = max(topic.ceiling, entry.ceiling)
+def replay_ceiling(state: State, topic: Topic, entry: entries.Ceiling) -> None:
+    topic.ceiling = topic.ceiling_staged = max(topic.ceiling, entry.ceiling)

@@ -1,11 +1,9 @@
 """Archive marks: how much of a topic an archive reports to have.
 
-The engine keeps the highest reported seq in the log and in snapshots. It has no other use for it, unless the topic
-holds records for its archive (`archive: {"hold": true}`): then retention goes by it, see `retention.expire`,
-`retention.enforce_caps` and `retention.spare`. An archive that deletes archived records from the topic reports that
-beforehand (`trimmed`): a delete leaves no trace, and readers of topic and archive together must know which missing seqs
-the archive has. A report itself evicts nothing. TTL and caps evict more when they are enforced the next time, so a
-replay ends where the live server was.
+Retention goes by it if the topic holds records for its archive (`archive: {"hold": true}`). An archive that deletes
+archived records from the topic reports that beforehand (`trimmed`): a delete leaves no trace, and readers of topic and
+archive together must know which missing seqs the archive has. A report itself evicts nothing: TTL and caps evict more
+when they are enforced the next time, so a replay ends where the live server was.
 """
 
 from __future__ import annotations
@@ -53,8 +51,6 @@ class Standing(Struct):
 
 
 class Archives:
-    """Reports of archives, for all topics."""
-
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
 
@@ -77,7 +73,7 @@ class Archives:
 
         def take_effect(_: Ticket) -> Reported:
             moved = seq > topic.archived or trimmed > topic.trimmed
-            archived(staging.state, entry)
+            archived(topic, entry)
             return Reported(topic, topic.archived, topic.head, moved)
 
         return staging.stage(topic, [entry], take_effect)
@@ -93,12 +89,9 @@ def check_epoch(topic: Topic, epoch: int) -> None:
         )
 
 
-def archived(state: State, entry: Archived) -> None:
-    """Raise the marks of the topic."""
-    topic = state.by_id.get(entry.topic_id)
-    if topic is not None:
-        topic.archived = max(topic.archived, entry.seq)
-        topic.trimmed = max(topic.trimmed, entry.trimmed)
+def archived(topic: Topic, entry: Archived) -> None:
+    topic.archived = max(topic.archived, entry.seq)
+    topic.trimmed = max(topic.trimmed, entry.trimmed)
 
 
 def standing(topic: Topic, now_ms: int, *, exact: bool = True) -> Standing | None:

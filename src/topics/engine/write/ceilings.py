@@ -12,8 +12,6 @@ ten minutes of the topic's writes then, so a topic goes on for that long while t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from topics.engine.state.topic import FIRST_CEILING, UNKNOWN_STEP, Topic
 from topics.engine.state.topics import State
 from topics.engine.write import apply
@@ -28,8 +26,6 @@ MAX_AWAY_STEP = 1 << 26
 
 
 class Ceilings:
-    """Raises the ceilings of all topics."""
-
     def __init__(self, state: State, commits: Commits) -> None:
         self._state = state
         self._commits = commits
@@ -40,14 +36,7 @@ class Ceilings:
 
         Half of that is used up before it is raised. The raise waits for the sync that is running, and then for its own.
         """
-        return max(FIRST_CEILING, min(4 * BUSY_SEQS_PER_MS * self._commits.log.sync_ms, MAX_STEP))
-
-    def of_creation(self, create: entries.Create) -> tuple[int, bytes]:
-        """Return the first ceiling of a topic, and the frame of its creation, which says so unless it is implied."""
-        ceiling, frame = self.first_step(), entries.encode(create)
-        if ceiling > FIRST_CEILING:
-            frame += entries.encode(entries.Ceiling(create.topic_id, ceiling))
-        return ceiling, frame
+        return max(FIRST_CEILING, min(4 * BUSY_SEQS_PER_MS * self._commits.wal.sync_ms, MAX_STEP))
 
     def guard(self, topic: Topic, ticket: Ticket, end: int) -> None:
         """Raise the ceiling if seqs below `end` come near it; gate `ticket`, which gives them out, if they pass it."""
@@ -57,25 +46,11 @@ class Ceilings:
         margin = topic.ceiling_step // 2
         if end > topic.ceiling - margin:
             if end > topic.ceiling_staged - margin:
-                self._commits.stage(self._ticket(topic, end))
+                self._commits.stage(self.ticket(topic, end))
             if end > topic.ceiling:
                 ticket.gated = max(ticket.gated, self._commits.uploads.gate)
 
-    def stage_gated(self, topic: Topic, end: int, refused: Callable[[], None]) -> None:
-        """Stage a ceiling above `end` as a change of the topic itself, for a caller that has no ticket to gate."""
-        ticket = self._ticket(topic, end)
-        ticket.topic, ticket.gated = topic, self._commits.uploads.gate
-        undo = ticket.undo
-        assert undo is not None
-
-        def undo_both() -> None:
-            undo()
-            refused()
-
-        ticket.undo = undo_both
-        self._commits.stage(ticket)
-
-    def _ticket(self, topic: Topic, end: int) -> Ticket:
+    def ticket(self, topic: Topic, end: int) -> Ticket:
         """Return a ticket for a ceiling above `end`; further above while seqs come faster than ceilings are synced."""
         if end > topic.ceiling_staged or topic.ceiling < topic.ceiling_staged:
             topic.ceiling_step = max(topic.ceiling_step, min(topic.ceiling_step * 4, MAX_STEP))

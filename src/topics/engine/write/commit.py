@@ -1,27 +1,20 @@
 """Group commit: the entries of one turn go to the log with one write, and take effect once they are there.
 
-A verb stages an entry and gets a ticket. At the end of the turn `flush` writes all staged frames. Most entries take
-effect right then; an entry of an `fsync` topic waits until the log is synced, so that nothing is ever visible that
-could be lost afterwards. Later entries of the same topic wait for it, too, but not for a sync of their own. A write
-that the log refuses is refused as a whole: its tickets fail in order, and leave no trace.
+docs/invariants.md, section Log and effect, says what holds here. Single records that are appended to one topic in one
+turn share an entry: the first leads, and the others follow it into the log and into the topic, at a fraction of the
+cost. A batch with a large append is written on another thread; entries that are staged meanwhile form the next batch.
 
 With a replica there is a second gate, after the sync: see `uploads`. No call waits for it.
 
-Single records that are appended to one topic in one turn share an entry: the first leads, and the others follow it into
-the log and into the topic, at a fraction of the cost.
-
-A batch with a large append is written on another thread. Entries that are staged meanwhile form the next batch.
-
-If the log fails during a write or a sync, it is unknown what it has; an entry that is in the log and cannot be applied
-leaves a state that differs from the log. The engine halts then: it answers nothing more, and a new start replays the
-log. The exception is a delete that cannot read the disk, see `_not_applied`. A callback that fails is logged, and the
-callbacks after it are called all the same.
+If the log fails during a write or a sync, or an entry in the log cannot be applied, the engine halts: it answers
+nothing more, and a new start replays the log. The exception is a delete that cannot read the disk, see `_not_applied`.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from typing import NoReturn, Protocol
 
@@ -82,23 +75,22 @@ class NoLog:
     def write(self, frames: list[Frames]) -> None:
         pass
 
-    def write_large(self, frames: list[Frames], done: Callable[[], None]) -> None:
-        done()
-
     def warm(self, size_bytes: int) -> None:
         pass
 
     def finish_large(self) -> None:
         pass
 
-    def sync(self, done: Callable[[], None]) -> None:
-        done()
-
     def sync_now(self) -> None:
         pass
 
-    def after_sync(self, done: Callable[[], None]) -> None:
+    def write_large(self, frames: list[Frames], done: Callable[[], None]) -> None:
         done()
+
+    def sync(self, done: Callable[[], None]) -> None:
+        done()
+
+    after_sync = sync
 
 
 class Commits:
@@ -106,14 +98,11 @@ class Commits:
 
     def __init__(
         self,
-        log: Log,
+        wal: Log,
         *,
         schedule: Callable[[Callable[[], None]], object],
         tick_ns: Callable[[], int],
-        join: Callable[[Ticket, list[Ticket]], None],
     ) -> None:
-        """`join` adds the records of followers to the entry and the frame of their leader."""
-        self._join = join
         self.schedule = schedule
         self.tick_ns = tick_ns
         self.creating: dict[str, Ticket] = {}  # by name: staged creations of topics
@@ -122,6 +111,8 @@ class Commits:
         self.batch_writes = 0  # entries of the last batch, followers included
         # Called with a topic before the first logged change of it is staged, while a snapshot is being taken.
         self.before_change: Callable[[Topic], None] | None = None
+        # Raises the ceiling of a topic for a ticket whose seqs come near it: `Ceilings.guard`, if there is a log.
+        self.guard: Callable[[Topic, Ticket, int], None] | None = None
         self.pending_bytes = 0  # of accepted records of all topics that have not taken effect yet
         self.has_large = False  # whether a large append is staged
         self._staged: list[Ticket] = []
@@ -136,22 +127,32 @@ class Commits:
         self._gathering = 0  # how many of these turns are left
         self.halted: Exception | None = None  # why nothing more is answered
         self.on_halt: Callable[[Exception], object] = lambda error: None  # ends the process of a server
-        self.attach(log)
+        self.attach(wal)
 
-    def attach(self, log: Log) -> None:
-        """Write to this log from now on."""
-        self.log = log
-        log.failed = self._halt
+    def attach(self, wal: Log) -> None:
+        self.wal = wal
+        wal.failed = self._halt
 
     def stage(self, ticket: Ticket) -> None:
-        """Add the ticket to this turn. A plain append may lead others until another entry of its topic is staged."""
+        """Add the ticket to this turn, assign its seqs, and count it for all its topics until `_leave`.
+
+        A plain append may lead others until another entry of its topic is staged.
+        """
         if self.halted is not None:
             self._halt(self.halted)
-        topic = ticket.topic
-        if topic is not None and topic.links is not None:
-            topic.links.table.hooks.staging(topic.links, ticket)
-        if self.before_change is not None and topic is not None:
-            self.before_change(topic)
+        topic, count = ticket.topic, ticket.count
+        if topic is not None:
+            end = ticket.first + count + ticket.skips
+            if count and end > topic.ceiling - topic.ceiling_step // 2 and self.guard is not None:
+                self.guard(topic, ticket, end)
+            if topic.links is not None:
+                topic.links.table.hooks.staging(topic.links, ticket)
+            if self.before_change is not None:
+                self.before_change(topic)
+            if ticket.first:
+                topic.next_seq = end
+                topic.staged_count += count
+                topic.staged_bytes += ticket.size_bytes
         if not self._staged:
             self.schedule(self.flush)
         self._staged.append(ticket)
@@ -213,7 +214,7 @@ class Commits:
                     ticket.topic.leader = None  # the batch is closed: later appends must not join this leader
                 if ticket.followers is not None:
                     self.batch_writes += len(ticket.followers)
-                    self._join(ticket, ticket.followers)
+                    ticket.close(ticket)  # type: ignore[misc]  # set with the first follower
                 if ticket.frame is not None:
                     frames.append(ticket.frame)
             began = self.tick_ns()
@@ -221,13 +222,14 @@ class Commits:
             try:
                 if frames and has_large:
                     self._writing = batch
-                    self.log.write_large(frames, lambda: self._large_written(batch, began))
+                    self.wal.write_large(frames, lambda: self._large_written(batch, began))
                     return
                 if frames:
-                    self.log.write(frames)
+                    self.wal.write(frames)
             except LogRefused as failure:
                 self._writing = None
-                self.refuse(_needing_log(batch), failure)
+                # Tickets without a frame are refused if their seqs follow those of a ticket with one.
+                self.refuse([one for one in batch if one.frame is not None or one.gated or one.behind], failure)
                 batch = [ticket for ticket in batch if not ticket.done]
             self._logged(batch, self.tick_ns() - began)
         except Exception as failure:  # what the log has of this batch is unknown
@@ -242,7 +244,14 @@ class Commits:
         """Apply the tickets of the batch that was just written, except for those that wait for a sync."""
         for ticket in batch:
             ticket.wal_ns = took_ns
-            if ticket.gated or (ticket.behind and self._is_behind(ticket.topic)):
+            # `topic.waiting` counts later tickets, too.
+            if ticket.gated or (
+                ticket.behind
+                and any(
+                    one.gated and (one.topic is ticket.topic or (one.also is not None and ticket.topic in one.also))
+                    for one in chain(self.uploads.tickets(), self._syncing, self._written)
+                )
+            ):
                 self._written.append(ticket)
             else:
                 self._landing.append(ticket)
@@ -250,18 +259,11 @@ class Commits:
         if self._written and not self._gathering:
             self._gather()
 
-    def _is_behind(self, topic: Topic | None) -> bool:
-        """Return whether a ticket of the topic waits for a sync. `topic.waiting` counts later tickets, too."""
-        return any(
-            ticket.gated and (ticket.topic is topic or (ticket.also is not None and topic in ticket.also))
-            for ticket in chain(self.uploads.tickets(), self._syncing, self._written)
-        )
-
     def flush_now(self) -> None:
         """Write everything that is staged, and wait for large writes."""
-        self.log.finish_large()
+        self.wal.finish_large()
         self.flush()
-        self.log.finish_large()
+        self.wal.finish_large()
 
     def sync(self) -> None:
         """Write and sync everything that is staged, now. All tickets are done afterwards, or wait for an upload."""
@@ -272,18 +274,19 @@ class Commits:
             self._syncing, self._written = [], []
             self._generation += 1
             began = self.tick_ns()
-            self.log.sync_now()
+            self.wal.sync_now()
             self._synced(waiting, self.tick_ns() - began)
 
     def refuse(self, tickets: list[Ticket], failure: LogRefused) -> None:
         """Undo these tickets and resolve them with an error. A topic's next seq goes back to the first unused seq."""
-        error = _refusal(failure)
+        detail = {"reason": str(failure), "outcome": "refused"}
+        error = TopicsError(failure.code, f"nothing can be written: {failure}", detail=detail, retry_after_ms=1000)
         for ticket in reversed(tickets):
             self._leave(ticket)
             if ticket.topic is not None:
                 ticket.topic.leader = None
-            if ticket.topic is not None and ticket.first:
-                ticket.topic.next_seq = ticket.first
+                if ticket.first:
+                    ticket.topic.next_seq = ticket.first
             if ticket.undo is not None:
                 ticket.undo()
         for ticket in tickets:
@@ -291,26 +294,21 @@ class Commits:
             for follower in ticket.followers or ():
                 follower.resolve(None, error)
 
-    def _gather(self) -> None:
-        """Begin the next sync if tickets wait for one and no turns are left to wait."""
+    def _gather(self, *, passed: int = 0) -> None:
+        """Begin the next sync if tickets wait for one and no turns are left to wait, now that some have `passed`."""
+        if passed and not self._gathering:
+            return  # a sync has begun in between
+        self._gathering -= passed
         if self._syncing or not self._written:
             self._gathering = 0
         elif self._gathering:
-            self.schedule(self._gather_on)
+            self.schedule(partial(self._gather, passed=1))
         else:
-            self._begin_sync()
-
-    def _gather_on(self) -> None:
-        if self._gathering:
-            self._gathering -= 1
-            self._gather()
-
-    def _begin_sync(self) -> None:
-        self._syncing, self._written = self._written, []
-        self._generation += 1
-        generation = self._generation
-        self._sync_began_ns = self.tick_ns()
-        self.log.sync(lambda: self._sync_ended(generation))
+            self._syncing, self._written = self._written, []
+            self._generation += 1
+            generation = self._generation
+            self._sync_began_ns = self.tick_ns()
+            self.wal.sync(lambda: self._sync_ended(generation))
 
     def _sync_ended(self, generation: int) -> None:
         if generation != self._generation:
@@ -409,17 +407,6 @@ class Commits:
             log.failure("halted", failure, topic="" if topic is None else topic.name)
             self.on_halt(failure)
         raise Halted(f"a new start must replay the log: {failure or type(failure).__name__}") from failure
-
-
-def _needing_log(batch: list[Ticket]) -> list[Ticket]:
-    """Return the tickets that have a frame, or whose seqs follow those of such a ticket."""
-    return [ticket for ticket in batch if ticket.frame is not None or ticket.gated or ticket.behind]
-
-
-def _refusal(failure: LogRefused) -> TopicsError:
-    """Return the error for a write that the log refused."""
-    detail = {"reason": str(failure), "outcome": "refused"}
-    return TopicsError(failure.code, f"nothing can be written: {failure}", detail=detail, retry_after_ms=1000)
 
 
 def _not_applied(ticket: Ticket, failure: OSError) -> TopicsError:

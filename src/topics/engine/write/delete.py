@@ -56,7 +56,12 @@ class Deletes:
             raise topic_not_found(name)
         now = staging.clock.now_ms()
         if dry_run:
-            return Ticket.of(_deleted(topic, _count(topic, bound, match, found, now)))
+            retention.expire(topic, now)
+            if match is None:
+                count = retention.live_between(topic, topic.earliest, min(bound, topic.head + 1))[0]
+            else:
+                count = sum(known.count for _, known in apply.tagged(topic, match, bound, found.chosen))
+            return Ticket.of(_deleted(topic, count))
         op, text = (None, "") if match is None else (match.op, match.text)
         return self._stage(topic, entries.Delete(topic.topic_id, bound, op, text, now), found)
 
@@ -75,8 +80,7 @@ class Deletes:
         found = removal.by_seq(topic, wanted)
         now = staging.clock.now_ms()
         if dry_run:
-            if topic.config.ttl_ms:
-                retention.expire(topic, now)
+            retention.expire(topic, now)
             return Ticket.of(_deleted(topic, _count_live(topic, wanted, found)))
         return self._stage(topic, entries.Delete(topic.topic_id, 0, None, "", now, wanted), found)
 
@@ -88,15 +92,6 @@ class Deletes:
             return _deleted(topic, apply.delete(topic, entry, found.chosen))
 
         return self._staging.stage(topic, [entry], take_effect, undo=staged.refuse, at_ms=entry.at_ms)
-
-
-def _count(topic: Topic, before_seq: int, match: TagMatch | None, found: Removal, now_ms: int) -> int:
-    """Expire records up to `now_ms`, then return how many a delete would take."""
-    if topic.config.ttl_ms:
-        retention.expire(topic, now_ms)
-    if match is None:
-        return retention.live_between(topic, topic.earliest, min(before_seq, topic.head + 1))[0]
-    return apply.count_tagged(topic, before_seq, match, found.chosen)
 
 
 def _count_live(topic: Topic, seqs: list[int], known: Removal) -> int:

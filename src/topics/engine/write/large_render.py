@@ -15,17 +15,14 @@ from msgspec import UNSET, Raw, Struct
 
 from topics.engine.state.jobs.job_terms import job_terms
 from topics.engine.steps import Steps
-from topics.engine.write.render import check_sizes, checked_meta, checked_nodes, checked_tags, size_of
+from topics.engine.write import render
 from topics.model.record_bytes import node_part, parts, seq_and_ts
-from topics.model.records import Limits, NewRecord, PlainWriteRequest, WriteRequest
+from topics.model.records import Limits, PlainWriteRequest, WriteRequest
 from topics.storage.log.entry import Append
 
 PIECE_BYTES = 256 << 10  # of records per step: about a third of a millisecond
 LARGE_BYTES = 1 << 20  # a larger body is rendered here: a mebibyte takes four milliseconds up to the topic
 STEP_RECORDS = 128  # that are checked per step
-
-LINE_BREAKS = bytes.maketrans(b"\n\r", b"  ")
-LF, CR = b"\n\r"
 
 Parts = list[bytes | Raw]
 
@@ -50,8 +47,8 @@ class LargeBlob(Struct):
         """
         at = 0
         for piece in _pieces(self.rows):
-            if LF in piece or CR in piece:
-                piece = piece.translate(LINE_BREAKS)
+            if render.LF in piece or render.CR in piece:
+                piece = piece.translate(render.LINE_BREAKS)
             self.blob[at : at + len(piece)] = piece
             at += len(piece)
             yield None
@@ -60,12 +57,10 @@ class LargeBlob(Struct):
     def fits(self, first: int, ts: int) -> bool:
         """Return whether the blob has the same size with these numbers in it."""
         more = len(self.sizes) - 1
-        if (_digits(self.first), _digits(self.first + more), _digits(self.ts)) != (
-            _digits(first), _digits(first + more), _digits(ts),
-        ):  # fmt: skip
-            return False
+        was = [len(str(number)) for number in (self.first, self.first + more, self.ts)]
+        digits = [len(str(number)) for number in (first, first + more, ts)]
         # If the seqs pass a power of ten, they must do so at the same record.
-        return first == self.first or _digits(first) == _digits(first + more)
+        return was == digits and (first == self.first or digits[0] == digits[1])
 
     def entry(self, topic_id: int, first: int, ts: int) -> Append:
         """Return the entry for the records with these seqs. The blob becomes a part of it."""
@@ -85,40 +80,32 @@ class LargeBlob(Struct):
         )  # fmt: skip
 
 
-def _digits(number: int) -> int:
-    return len(str(number))
-
-
 def lay_out(request: WriteRequest, first: int, ts: int, limits: Limits) -> Steps[LargeBlob]:
     """Check all records of a write, and return the blob that they are to fill.
 
     Raise the error of the first record that is invalid.
     """
     records = request.records
-    tags = checked_tags(request, limits)
-    nodes = checked_nodes(request, len(records), limits)
+    tags = render.checked_tags(request, limits)
+    nodes = render.checked_nodes(request, len(records), limits)
     yield None
     rows: list[Parts] = []
     sizes: list[int] = []
     metas: list[int] = []
     for at, record in enumerate(records):
         node = nodes if nodes is None or isinstance(nodes, str) else nodes[at]
-        meta = _meta(record, at, limits)
+        raw = getattr(record, "meta", UNSET)  # a plain record has no meta
+        meta = () if raw is UNSET else render.checked_meta(raw, at, limits)
         row = parts(first + at, ts, node_part(node), record.data, meta)
         rows.append(row)
-        sizes.append(sum(map(size_of, row)))
-        metas.append(sum(map(size_of, meta)))
+        sizes.append(sum(map(render.size_of, row)))
+        metas.append(sum(map(render.size_of, meta)))
         if not at % STEP_RECORDS:
             yield None
     if max(sizes) > limits.max_record_bytes:
-        check_sizes(records, limits)
+        render.check_sizes(records, limits)
     blob = np.empty(sum(sizes), np.uint8).data  # not cleared first: that takes 25 ms for 64 MiB
     return LargeBlob(request, first, ts, rows, sizes, tags, nodes, metas if any(metas) else None, blob)
-
-
-def _meta(record: NewRecord, at: int, limits: Limits) -> tuple[bytes | Raw, ...]:
-    meta = getattr(record, "meta", UNSET)  # a plain record has no meta
-    return () if meta is UNSET else checked_meta(meta, at, limits)
 
 
 def _pieces(rows: list[Parts]) -> Iterator[bytes]:
@@ -127,7 +114,7 @@ def _pieces(rows: list[Parts]) -> Iterator[bytes]:
     size_bytes = 0
     for row in rows:
         for part in row:
-            size = size_of(part)
+            size = render.size_of(part)
             if size <= PIECE_BYTES:
                 waiting.append(part)
                 size_bytes += size

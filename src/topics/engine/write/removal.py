@@ -1,17 +1,15 @@
 """The records that a delete takes: found before the delete is staged, used when it takes effect.
 
-A delete takes effect between two reads, on the event loop, some time after it was decided. At that moment it may not
-wait for a disk, and it may not look at millions of tags. So the records are found beforehand, one segment per step,
-while the topic goes on; a segment whose columns are not in memory is looked at by a pool thread. The result is one bit
-per record (`Chosen`). When the delete takes effect it turns these bits into marks. It looks again at a segment that has
-changed in between, and at the open segment if it has grown.
+A delete takes effect on the event loop. At that moment it may not wait for a disk, and it may not look at millions of
+tags. So the records are found beforehand, one segment per step; a segment whose columns are not in memory is looked at
+by a pool thread. The result is one bit per record (`Chosen`). The delete turns these bits into marks, and looks at a
+segment again that has changed in between.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Hashable
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +17,7 @@ from msgspec import Struct
 
 from topics.engine import retention
 from topics.engine.state.topic import Topic
-from topics.engine.steps import Steps, each_loaded
+from topics.engine.steps import Steps
 from topics.model.records import TagMatch
 from topics.storage.segments.cold import Cold, Needs
 from topics.storage.segments.columns import Columns
@@ -53,24 +51,18 @@ class Chosen(Struct, eq=False):
         Records are never revived, so count and live together show every change. A delete by seq may take fewer of the
         named records than were looked at (`asked`), but never others.
         """
-        return (self.segment_count, self.segment_live, self.high, self.asked) == (
-            segment.count,
-            segment.live,
-            high,
-            asked,
-        )
+        now = segment.count, segment.live, high, asked
+        return (self.segment_count, self.segment_live, self.high, self.asked) == now
 
 
 class Removal(Struct, eq=False):
-    """What a delete has found. Columns in `kept` stay in memory for as long as this exists."""
+    """What a delete has found. Columns in `kept` stay in memory for as long as this exists.
 
-    chosen: dict[int, Chosen]  # by the first seq of the segment: a segment may be sealed in between
-    kept: list[object]
+    A delete with an empty removal may wait for the disk when it takes effect.
+    """
 
-
-def nothing() -> Removal:
-    """Return the removal of a delete that may wait for the disk when it takes effect."""
-    return Removal({}, [])
+    chosen: dict[int, Chosen] = {}  # by the first seq of the segment: a segment may be sealed in between
+    kept: list[object] = []
 
 
 def below(topic: Topic, before_seq: int) -> Removal:
@@ -85,7 +77,7 @@ def below(topic: Topic, before_seq: int) -> Removal:
         except Damaged as damage:
             retention.lose_segment(topic, segment, damage)
         return Removal({}, [segment.resident])
-    return nothing()
+    return Removal()
 
 
 def by_tag(topic: Topic, match: TagMatch, before_seq: int) -> Steps[Removal]:
@@ -93,12 +85,12 @@ def by_tag(topic: Topic, match: TagMatch, before_seq: int) -> Steps[Removal]:
 
     A step takes 1 ms for a segment of 65,536 records, up to 5 ms if each has another tag.
     """
-    found = nothing()
-    yield from each_loaded(
-        partial(_look_for_tag, found, topic, segment, match, low, high)
-        for segment, low, high in topic.walk(topic.earliest, before_seq)
-        if segment.live
-    )
+    found = Removal()
+
+    def look(segment: Segment, low: int, high: int) -> None:
+        found.chosen[segment.first] = choose_by_tag(segment, match, low, high)
+
+    yield from retention.look_through(topic, topic.earliest, before_seq, look)
     return found
 
 
@@ -109,7 +101,7 @@ def choose_by_tag(segment: Segment, match: TagMatch, low: int, high: int) -> Cho
 
 def by_seq(topic: Topic, seqs: list[int]) -> Removal:
     """Find the live records among `seqs`, which ascend. Raises `Cold`. Bounded by the number of seqs."""
-    found, needs = nothing(), Needs()
+    found, needs = Removal(), Needs()
     at = bisect_left(seqs, topic.earliest)
     while at < len(seqs) and seqs[at] <= topic.head:
         segment = topic.segments[topic.index_of(seqs[at])]
@@ -124,17 +116,6 @@ def by_seq(topic: Topic, seqs: list[int]) -> Removal:
         at = max(upto, at + 1)
     needs.check()
     return found
-
-
-def _look_for_tag(found: Removal, topic: Topic, segment: Segment, match: TagMatch, low: int, high: int) -> None:
-    """Add what `choose_by_tag` finds, unless the segment has left the topic in between."""
-    low = max(low, topic.earliest - segment.first)  # records below `earliest` are not live, and have no mark
-    if segment not in topic.segments or low >= high:
-        return
-    try:
-        found.chosen[segment.first] = choose_by_tag(segment, match, low, high)
-    except Damaged as damage:
-        retention.lose_segment(topic, segment, damage)
 
 
 def _look_for_seqs(found: Removal, segment: SealedSegment, seqs: list[int]) -> None:

@@ -23,8 +23,12 @@ def check(
         if config.ttl_ms:
             retention.expire(topic, now_ms)
         count, topic_bytes = topic.count + topic.staged_count, topic.bytes + topic.staged_bytes
-    if config.discard == "reject":
-        _check_caps(config, topic, count=count, used_bytes=topic_bytes, new=new, new_bytes=size_bytes)
+    if config.discard == "reject" and (cap := _passed_cap(config, count + new, topic_bytes + size_bytes)):
+        # A topic that holds for an archive evicts archived records instead, if that makes room.
+        records, spare_bytes = (0, 0) if topic is None else retention.spare(topic)
+        if not records or _passed_cap(config, count + new - records, topic_bytes + size_bytes - spare_bytes):
+            what = f"the topic is full and rejects new records; delete records, or raise {cap}"
+            raise TopicsError(Code.TOPIC_FULL, what, detail={"limit": cap, "count": count, "bytes": topic_bytes})
     if quota_bytes:
         total = used_bytes + size_bytes
         if total > quota_bytes and topic is not None and (config.discard == "old" or retention.makes_room(topic)):
@@ -34,24 +38,11 @@ def check(
             raise server_full("max_total_bytes", quota_bytes)
 
 
-def _check_caps(
-    config: TopicConfig, topic: Topic | None, *, count: int, used_bytes: int, new: int, new_bytes: int
-) -> None:
-    """Raise `topic_full` if the write would exceed a cap of a topic with `discard: reject`.
-
-    A topic that holds for an archive evicts archived records instead, if that makes room.
-    """
-    full_records = config.cap_records and count + new > config.cap_records
-    if not full_records and not (config.cap_bytes and used_bytes + new_bytes > config.cap_bytes):
-        return
-    if topic is not None and _gives_way(topic, count=count + new, used_bytes=used_bytes + new_bytes):
-        return
-    cap = "cap_records" if full_records else "cap_bytes"
-    raise TopicsError(
-        Code.TOPIC_FULL,
-        f"the topic is full and rejects new records; delete records, or raise {cap}",
-        detail={"limit": cap, "count": count, "bytes": used_bytes},
-    )
+def _passed_cap(config: TopicConfig, count: int, used_bytes: int) -> str:
+    """Return the name of the cap that so many records pass; "" if they pass none."""
+    if config.cap_records and count > config.cap_records:
+        return "cap_records"
+    return "cap_bytes" if config.cap_bytes and used_bytes > config.cap_bytes else ""
 
 
 def server_full(name: str, limit: int) -> TopicsError:
@@ -75,13 +66,13 @@ def check_possible(config: TopicConfig, entry: Append, quota_bytes: int) -> None
         raise _record_too_large(largest, "cap_bytes", config.cap_bytes)
     if config.discard == "reject":
         if config.cap_records and count > config.cap_records:
-            raise _batch_too_large(f"{count} records", "cap_records", config.cap_records, {"records": count})
+            raise _batch_too_large("records", count, "cap_records", config.cap_records)
         if config.cap_bytes and size_bytes > config.cap_bytes:
-            raise _batch_too_large(f"{size_bytes} bytes", "cap_bytes", config.cap_bytes, {"size_bytes": size_bytes})
+            raise _batch_too_large("bytes", size_bytes, "cap_bytes", config.cap_bytes)
     if quota_bytes and largest > quota_bytes:
         raise _record_too_large(largest, "max_total_bytes", quota_bytes)
     if quota_bytes and size_bytes > quota_bytes:
-        raise _batch_too_large(f"{size_bytes} bytes", "max_total_bytes", quota_bytes, {"size_bytes": size_bytes})
+        raise _batch_too_large("bytes", size_bytes, "max_total_bytes", quota_bytes)
 
 
 def _record_too_large(size_bytes: int, limit: str, most: int) -> TopicsError:
@@ -93,11 +84,11 @@ def _record_too_large(size_bytes: int, limit: str, most: int) -> TopicsError:
     )
 
 
-def _batch_too_large(what: str, limit: str, most: int, detail: dict[str, int]) -> TopicsError:
+def _batch_too_large(unit: str, n: int, limit: str, most: int) -> TopicsError:
     return TopicsError(
         Code.BATCH_TOO_LARGE,
-        f"the write has {what}; {limit} allows {most} in all, so it can never fit: send smaller batches",
-        detail={**detail, "max": most, "limit": limit},
+        f"the write has {n} {unit}; {limit} allows {most} in all, so it can never fit: send smaller batches",
+        detail={"size_bytes" if unit == "bytes" else unit: n, "max": most, "limit": limit},
     )
 
 
@@ -113,13 +104,3 @@ def _would_free(topic: Topic, count: int, used_bytes: int) -> int:
     if topic.consumers is not None and topic.consumers.holders:
         freed = min(freed, retention.live_between(topic, topic.earliest, retention.released(topic, topic.head + 1))[1])
     return freed
-
-
-def _gives_way(topic: Topic, *, count: int, used_bytes: int) -> bool:
-    """Return whether a topic that rejects could hold this much if it evicted archived records."""
-    if not retention.makes_room(topic):
-        return False
-    config, (records, size_bytes) = topic.config, retention.spare(topic)
-    return (not config.cap_records or count - records <= config.cap_records) and (
-        not config.cap_bytes or used_bytes - size_bytes <= config.cap_bytes
-    )

@@ -1,13 +1,12 @@
 """Staging: how a verb turns its decision into an entry of the log, and the entry into state.
 
-A verb checks a request against the topics that it finds here, stages an entry, and returns the ticket. `Commits` writes
-the entry and calls `take_effect`. In between, staging keeps the promises that all verbs share: a name is created once,
-a seq is given out once (`Ceilings`), no topic and no server takes more than its caps allow (`check_room`).
+It keeps the promises that all verbs share: a name is created once, a seq is given out once (`Ceilings`), and no topic
+and no server takes more than its caps allow (`check_room`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from topics.clock import Clock
@@ -40,9 +39,12 @@ class Staging:
         self.growth = Growth(commits)
         self.admit_key: Callable[[int], None] = lambda size_bytes: None  # raises if there is no room for one more key
 
+        if logged:
+            commits.guard = self.ceilings.guard
+
     def attach(self, wal: Log) -> None:
-        """Log all changes from now on."""
         self.commits.attach(wal)
+        self.commits.guard = self.ceilings.guard
         self.logged = True
 
     # --- topics
@@ -79,52 +81,41 @@ class Staging:
             topic = self.topics.get(name)
         return topic
 
-    def new_topic(self, name: str, config: TopicConfig) -> entries.Create:
-        """Return the entry that creates a topic. Raises `throttled` if the server has as many as it may have."""
-        [create] = self.new_topics([name], config)
-        return create
-
-    def new_topics(self, names: Iterable[str], config: TopicConfig) -> list[entries.Create]:
-        """Return the entries that create topics, all with the same configuration."""
-        wanted, state, limit = list(names), self.state, self.limits.max_topics
-        if wanted and limit and len(self.topics) + len(self.commits.creating) + len(wanted) > limit:
+    def new_topic(self, name: str, config: TopicConfig, *, more: int = 0) -> entries.Create:
+        """Return the entry that creates a topic. Raises `throttled` if the server may not have it and `more` others."""
+        state, limit = self.state, self.limits.max_topics
+        if limit and len(self.topics) + len(self.commits.creating) + 1 + more > limit:
             raise room.server_full("max_topics", limit)
         now = self.clock.now_ms()
-        creates = []
-        for name in wanted:
-            state.last_epoch = max(now, state.last_epoch + 1)
-            creates.append(entries.Create(state.next_topic_id, name, state.last_epoch, config, now))
-            state.next_topic_id += 1
-        return creates
+        state.last_epoch = max(now, state.last_epoch + 1)
+        state.next_topic_id += 1
+        return entries.Create(state.next_topic_id - 1, name, state.last_epoch, config, now)
 
     # --- entries
 
     def stage(
         self,
-        topic: Topic,
+        topic: Topic | None,
         changes: list[Any],
         take_effect: Callable[[Ticket], Any],
         *,
         undo: Callable[[], object] | None = None,
         at_ms: int | None = None,
+        also: list[Topic] | None = None,
+        synced: bool = False,
+        replicated: bool = False,
     ) -> Ticket:
-        """Stage entries (`changes`) about records of the topic: they are as durable as the topic.
+        """Stage entries (`changes`) that are as durable as the topic; synced without a topic, or with `synced`.
 
         `at_ms` is the time of a delete: its records must not expire before it takes effect.
         """
-        ticket = Ticket(topic, None, take_effect, undo=undo, at_ms=at_ms)
-        if self.logged and topic.config.durability != "ephemeral":
+        ticket = Ticket(topic, None, take_effect, undo=undo, at_ms=at_ms, also=also)
+        durability = "fsync" if topic is None else topic.config.durability
+        if self.logged and (synced or durability != "ephemeral"):
             ticket.frame = entries.encode_all(changes)
-            ticket.gated = GATES[topic.config.durability]
-        self.commits.stage(ticket)
-        return ticket
-
-    def stage_synced(self, changes: list[Any], take_effect: Callable[[Ticket], Any], *, also: list[Topic]) -> Ticket:
-        """Stage entries (`changes`) that change several topics. They take effect together, once the log is synced."""
-        ticket = Ticket(apply=take_effect, also=also)
-        if self.logged:
-            ticket.frame = entries.encode_all(changes)
-            ticket.gated = max([AT_SYNC, *(GATES[topic.config.durability] for topic in also)])
+            ticket.gated = max(GATES[durability], AT_SYNC * synced, AT_UPLOAD * replicated)
+            if topic is None:
+                ticket.gated = max([AT_SYNC, *(GATES[one.config.durability] for one in also or ())])
         self.commits.stage(ticket)
         return ticket
 
@@ -140,16 +131,10 @@ class Staging:
             topic.changing = False
             return take_effect(ticket)
 
-        ticket = Ticket(
-            topic, None, end, undo=undo, at_ms=entry.at_ms if isinstance(entry, entries.Configure) else None
-        )
-        if self.logged:
-            ticket.frame = entries.encode(entry)
-            after = entry.config if isinstance(entry, entries.Configure) else topic.config
-            ticket.gated = max(AT_SYNC, GATES[topic.config.durability], GATES[after.durability])
         topic.changing = True
-        self.commits.stage(ticket)
-        return ticket
+        at_ms = entry.at_ms if isinstance(entry, entries.Configure) else None
+        replicated = isinstance(entry, entries.Configure) and entry.config.durability == "replicated"
+        return self.stage(topic, [entry], end, undo=undo, at_ms=at_ms, synced=True, replicated=replicated)
 
     def stage_create(
         self,
@@ -157,6 +142,7 @@ class Staging:
         take_effect: Callable[[Ticket], Any],
         *,
         gated: int,
+        undo: Callable[[], object] | None = None,
         frame: Frames = b"",
         size_bytes: int = 0,
         ceiling: int = FIRST_CEILING,
@@ -181,8 +167,12 @@ class Staging:
             creating.pop(create.name, None)
             return take_effect(ticket)
 
-        ticket.apply = finish
-        ticket.undo = lambda: creating.pop(create.name, None)
+        def refused() -> None:
+            creating.pop(create.name, None)
+            if undo is not None:
+                undo()
+
+        ticket.apply, ticket.undo = finish, refused
         self.commits.stage(ticket)
         return ticket
 
@@ -192,15 +182,6 @@ class Staging:
         """Raise if the write can never fit, if the topic is full and rejects, or if the server is full."""
         used_bytes = self.state.totals.bytes + self.commits.pending_bytes
         room.check(config, topic, entry, now_ms, quota_bytes=self.limits.max_total_bytes, used_bytes=used_bytes)
-
-    def take_seqs(self, topic: Topic, ticket: Ticket) -> None:
-        """Give the next seqs of the topic to the records of `ticket`: to no other write once it is acknowledged."""
-        end = ticket.first + ticket.count
-        if self.logged:
-            self.ceilings.guard(topic, ticket, end)
-        topic.next_seq = end
-        topic.staged_count += ticket.count
-        topic.staged_bytes += ticket.size_bytes
 
     def land(self, topic: Topic, entry: entries.Append) -> None:
         """Apply a write that is in the log, and notify the readers that wait for it."""

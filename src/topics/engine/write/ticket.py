@@ -20,20 +20,20 @@ class Halted(Exception):
 
 
 class Ticket(Struct, eq=False):
-    """One pending verb. It is resolved with a `result` or an `error`, and then calls `then`.
+    """One pending verb: frames that take effect together, or not at all. It is resolved with a `result` or an `error`.
 
-    Its frames take effect together, or not at all.
+    It assigns the seqs from `first` on, to `count` records or to none (`skips`).
     """
 
     topic: Topic | None = None
     frame: Frames | None = None  # None if nothing is logged
     apply: Callable[[Ticket], Any] | None = None
     entry: Any = None  # for `apply`
-    first: int = 0  # of an append: its first seq, to give it back if the append is refused
+    first: int = 0  # 0 if it assigns no seqs
     count: int = 0
     size_bytes: int = 0
     plain: bool = False  # of an append: one record with at most a tag and a node
-    followers: list[Ticket] | None = None  # plain appends that become part of this entry
+    followers: list[Ticket] | None = None  # tickets that become part of this entry
     gated: int = 0  # takes effect once it is written (0), synced (`AT_SYNC`) or in the replica (`AT_UPLOAD`)
     behind: bool = False  # whether it takes effect only after one that is gated
     undo: Callable[[], object] | None = None
@@ -45,6 +45,8 @@ class Ticket(Struct, eq=False):
     sync_ns: int = 0
     also: list[Topic] | None = None  # other topics that it changes
     at_ms: int | None = None  # no record of its topics expires after this time before the ticket takes effect
+    skips: int = 0
+    close: Callable[[Ticket], None] | None = None  # adds the followers to `entry` and `frame` when the turn ends
 
     @classmethod
     def of(cls, result: Any) -> Ticket:

@@ -54,7 +54,7 @@ class NoReplica:
 class Commits(Protocol):
     """What the second gate needs of the first one."""
 
-    log: Any
+    wal: Any
     tick_ns: Callable[[], int]
 
     def release(self, tickets: list[Ticket]) -> None: ...
@@ -100,7 +100,7 @@ class Uploads:
 
     def take(self, synced: list[Ticket]) -> list[Ticket]:
         """Let those of the synced tickets wait that need an upload, or are behind one that does. Return the others."""
-        blocked, upto, now_ns = self.topics(), self._commits.log.synced_to, self._commits.tick_ns()
+        blocked, upto, now_ns = self.topics(), self._commits.wal.synced_to, self._commits.tick_ns()
         free = []
         for ticket in synced:
             topics = _topics_of(ticket)
@@ -128,14 +128,14 @@ class Uploads:
     def after(self, done: Callable[[], None]) -> None:
         """Call `done` once everything written so far is durable, and in the replica if there is one."""
         if self.gate == AT_SYNC:
-            self._commits.log.after_sync(done)
+            self._commits.wal.after_sync(done)
             return
 
         def synced() -> None:
-            self._callbacks.append((self._commits.log.synced_to, done))
+            self._callbacks.append((self._commits.wal.synced_to, done))
             self.ended()
 
-        self._commits.log.after_sync(synced)
+        self._commits.wal.after_sync(synced)
 
     def when_ended(self, then: Callable[[bool], None]) -> None:
         """Write nothing until no ticket waits for an upload, then call `then(True)`; `then(False)` if that takes long.

@@ -1,29 +1,22 @@
-"""Callers: their rights, their keys, and quotas on what they have open.
+"""Callers: their rights, their keys, and quotas on what they have open. `authorise` decides for every transport.
 
-`authorise` decides for every transport, by the table in `operations.py`. A slot of a quota is taken before anything is
-created, and returned by a `release` that may be called twice: its holder calls it on every path to the end, whichever
-comes first.
+A slot of a quota is taken before anything is created. Its `release` may be called twice: the holder calls it on every
+path to the end.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from hashlib import sha256
 from hmac import compare_digest
 from itertools import repeat
 from operator import mul
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from topics.config import Settings
+from topics.engine.engine import Engine
 from topics.errors import Code, TopicsError
 from topics.keys import KeyRule
 from topics.server.access.operations import OPERATIONS, Operation, Scope
-from topics.server.limits.budget import check_room, throttled
-
-if TYPE_CHECKING:
-    from topics.config import Settings
-    from topics.engine.engine import Engine
-    from topics.server.limits.budget import MemoryBudget
-
+from topics.server.limits.budget import MemoryBudget, check_room, throttled
 
 ALL = Scope.READ | Scope.WRITE | Scope.DELETE | Scope.ADMIN
 
@@ -46,23 +39,19 @@ class Caller:
         self.operations = frozenset(operation for operation in OPERATIONS if operation.scope in scopes)
 
     def may_use(self, name: str) -> bool:
-        """Return whether the prefixes of the key cover the name."""
         return not self.prefixes or name.startswith(self.prefixes)
 
     def end_request(self) -> None:
-        """Uncount a request that `Quotas.begin_request` has counted."""
-        assert self.inflight > 0, "a request ended twice"
-        self.inflight -= 1
+        if self.counted:
+            assert self.inflight > 0, "a request ended twice"
+            self.inflight -= 1
 
 
 ANYONE = Caller("")
 
 
 def admit(caller: Caller, operation: Operation, *targets: str) -> None:
-    """Raise `forbidden` unless the key has the scopes of the operation and may use its targets.
-
-    This needs only the head of a request; `authorise` also checks the body and the state.
-    """
+    """Raise `forbidden` unless the key has the scopes of the operation and may use its targets."""
     if operation not in caller.operations:
         raise TopicsError(
             Code.FORBIDDEN,
@@ -96,14 +85,11 @@ def _check_name(caller: Caller, name: str, *, secret: bool = False) -> None:
 
 
 def scope_words(scope: Scope) -> list[str]:
-    """Return the names of scopes, as the configuration spells them."""
     return [one.name.lower() for one in Scope if one in scope and one.name]
 
 
 class KeyRing:
     """The callers of a server by the digests of their secrets."""
-
-    __slots__ = ("_digests", "_numbers", "_rules", "callers")
 
     def __init__(self, rules: tuple[KeyRule, ...]) -> None:
         self.callers: list[Caller] = []
@@ -153,15 +139,12 @@ Release = Callable[[], None]
 class Quotas:
     """The counts of one server. The counts of a key are on its `Caller`; without keys only the server is counted."""
 
-    __slots__ = ("_budget", "_inflight_per_key", "_sessions", "_streams", "_streams_per_key", "streams")
-
     def __init__(self, settings: Settings, budget: MemoryBudget) -> None:
         self.streams = 0  # open event streams and WebSockets
         self._budget = budget
         self._streams = settings.max_sse_connections
         self._streams_per_key = settings.max_sse_connections_per_key
         self._inflight_per_key = settings.max_inflight_per_key
-        self._sessions = settings.max_watch_sessions
 
     def open_stream(self, caller: Caller) -> Release:
         """Take a slot for a long-lived connection, and return its release. Raise `throttled` if there is none."""
@@ -183,12 +166,10 @@ class Quotas:
 
         return release
 
-    def check_session(self, open_sessions: int) -> None:
-        """Raise `throttled` if there is no room for another watch session."""
-        check_room("max_watch_sessions", open_sessions, self._sessions)
-
     def begin_request(self, caller: Caller) -> None:
         """Count a request of a key, or raise `throttled`. `Caller.end_request` must follow however it ends."""
+        if not caller.counted:
+            return
         if self._inflight_per_key and caller.inflight >= self._inflight_per_key:
             raise throttled("max_inflight_per_key", self._inflight_per_key)
         caller.inflight += 1

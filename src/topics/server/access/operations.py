@@ -1,37 +1,27 @@
 """The operations: everything a client can request, and what a key needs for it. One table for all transports. Pure.
 
-A row of the route table and a WebSocket command each refer to an operation here, and `caller.authorise` decides by it.
-A body that asks for more than its route (`MORE`) is authorised for that operation as well.
-A row of this table has:
-
-    scope    scopes that the key must have, all of them
-    names    names besides the target (the topic or router in the path, the topic of a command) that the prefixes of
-             the key must cover, by their source: a field of the request, or the state of the server
-    effects  whether a GET changes anything, by its query string; `api/guard.py` protects those
-
-Names are looked up in the state with all writes in progress applied, as the handler will find it.
+A row of the route table and a WebSocket command each refer to an operation. A body that asks for more than its route
+(`MORE`) is authorised for that operation as well. Names are looked up in the state with all writes in progress applied,
+as the handler will find it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from enum import Flag, auto
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
-from topics.model.consumer import CommitRequest, ConsumerRequest
+from topics.engine.engine import Engine
+from topics.engine.routers.graph import Router
+from topics.model.consumer import ConsumerRequest
 from topics.model.queue import RedriveRequest
 from topics.model.records import DiffRequest, WriteRequest
-from topics.model.router import PreviewRequest, RouterRequest
 from topics.model.topic import ConfigPatch
 from topics.model.unknown_fields import strict
 from topics.model.watch import Command, CommitCommand, Ping, Publish, Subscribe, Unsubscribe, WatchRequest, is_pattern
 from topics.server.http.request import query_string
-
-if TYPE_CHECKING:
-    from topics.engine.engine import Engine
-    from topics.engine.routers.graph import Router
 
 
 class Scope(Flag):
@@ -48,24 +38,16 @@ NamesIn = Callable[["Engine", str, Any], Iterable[str | UnsetType | None]]
 Effects = Callable[[Mapping[str, str]], bool]
 
 
-def no_effects(_: Mapping[str, str]) -> bool:
-    return False
-
-
-def _always(_: Mapping[str, str]) -> bool:
-    return True
-
-
 OPERATIONS: list[Operation] = []
 
 
 class Operation(Struct, frozen=True, eq=False):
-    """One row."""
-
     name: str
-    scope: Scope = Scope.NONE
-    names: Mapping[str, NamesIn] = {}  # by source; called with the engine, the target and the decoded request
-    effects: Effects = no_effects
+    scope: Scope = Scope.NONE  # scopes that the key must have, all of them
+    # Names besides the target (the topic or router in the path) that the prefixes of the key must cover, by their
+    # source: a field of the request, or the state. Called with the engine, the target and the decoded request.
+    names: Mapping[str, NamesIn] = {}
+    effects: Effects | None = None  # whether a GET changes anything, by its query string; `api/guard.py` protects it
     secret_names: bool = False  # `names` come from the state and may be unknown to the caller: errors leave them out
 
     def __post_init__(self) -> None:
@@ -103,10 +85,6 @@ def _watched(_: Engine, __: str, wanted: WatchRequest | Subscribe) -> Iterable[s
     return [name[:-1] if is_pattern(name) else name for name in wanted.watched()]
 
 
-def _committed(_: Engine, __: str, wanted: CommitRequest) -> Iterable[str]:
-    return {one.topic for one in wanted.commits}
-
-
 def _router_ends(router: Router) -> tuple[str, str]:
     return router.edge.source.name, router.edge.dest.name
 
@@ -114,18 +92,6 @@ def _router_ends(router: Router) -> tuple[str, str]:
 def _router_topics(engine: Engine, target: str, _: Any) -> Iterable[str]:
     """Return the topics of a router: its state shows their names, so the key must be allowed to use them."""
     return _router_ends(engine.routers.get(target))
-
-
-def _previewed(engine: Engine, target: str, wanted: PreviewRequest) -> Iterable[str]:
-    return _router_topics(engine, target, wanted) if wanted.source is None else (wanted.source,)
-
-
-def _source(_: Engine, __: str, wanted: RouterRequest) -> Iterable[str]:
-    return (wanted.source,)
-
-
-def _dest(_: Engine, __: str, wanted: RouterRequest) -> Iterable[str]:
-    return (wanted.dest,)
 
 
 def router_names(router: Router) -> tuple[str, ...]:
@@ -161,14 +127,14 @@ WATCH = Operation("watch", Scope.READ, names={"topics": _watched})
 WATCH_AS_CONSUMER = Operation("watch as consumer", Scope.READ | Scope.WRITE, names={"topics": _watched})
 COMMIT = Operation("commit", Scope.READ | Scope.WRITE)
 # The session was authorised when it was created, and `Sessions.find` returns it only to the key that created it.
-OPEN_SESSION = Operation("open session", effects=_always)
+OPEN_SESSION = Operation("open session", effects=lambda found: True)
 # Every command is authorised by itself. The handshake refuses pages of other sites.
 CONNECT_SOCKET = Operation("connect socket")
 UNSUBSCRIBE = Operation("unsubscribe")
 PING = Operation("ping")
 
 CLAIM = Operation("claim", Scope.READ | Scope.WRITE)
-WORK = Operation("work", Scope.READ | Scope.WRITE, effects=_always)
+WORK = Operation("work", Scope.READ | Scope.WRITE, effects=lambda found: True)
 ACK = Operation("ack", Scope.WRITE)
 NACK = Operation("nack", Scope.WRITE)
 EXTEND = Operation("extend", Scope.WRITE)
@@ -179,19 +145,37 @@ PUT_CONSUMER = Operation("put consumer", Scope.READ | Scope.WRITE)
 # A hold keeps records past the caps that the topic was configured with, so it needs what configuring needs; and so does
 # its end.
 HOLD_FOR_CONSUMER = Operation("hold for consumer", Scope.READ | Scope.WRITE | Scope.ADMIN)
-COMMIT_MANY = Operation("commit many", Scope.READ | Scope.WRITE, names={"commits": _committed})
+COMMIT_MANY = Operation(
+    "commit many",
+    Scope.READ | Scope.WRITE,
+    names={"commits": lambda _, __, wanted: {one.topic for one in wanted.commits}},
+)
 READ_CONSUMER = Operation("read consumer", Scope.READ)
 LIST_CONSUMERS = Operation("list consumers", Scope.READ)
 DROP_CONSUMER = Operation("drop consumer", Scope.DELETE)
 
-PUT_ROUTER = Operation("put router", Scope.ADMIN, names={"source": _source, "dest": _dest})
+PUT_ROUTER = Operation(
+    "put router",
+    Scope.ADMIN,
+    names={
+        "source": lambda _, __, wanted: (wanted.source,),
+        "dest": lambda _, __, wanted: (wanted.dest,),
+    },
+)
 READ_ROUTER = Operation(
     "read router", Scope.READ, names={"source and dest of the router": _router_topics}, secret_names=True
 )
 LIST_ROUTERS = Operation("list routers", Scope.READ)
 DROP_ROUTER = Operation("drop router", Scope.DELETE)
 PREVIEW_ROUTER = Operation(
-    "preview router", Scope.READ, names={"source, or those of the router": _previewed}, secret_names=True
+    "preview router",
+    Scope.READ,
+    names={
+        "source, or those of the router": lambda engine, target, wanted: (
+            _router_topics(engine, target, wanted) if wanted.source is None else (wanted.source,)
+        )
+    },
+    secret_names=True,
 )
 
 PROBE = Operation("probe")
@@ -204,16 +188,15 @@ READ_DOCUMENT = Operation("read document")
 # --- requests whose body asks for more than the operation of their route
 
 
-def _holds(wanted: ConsumerRequest) -> bool:
-    return wanted.hold is not UNSET or wanted.max_hold_bytes is not UNSET
-
-
 def _consumes(wanted: WatchRequest | Subscribe) -> bool:
     return any(options.by_name for options in wanted.watched().values())
 
 
 MORE: Mapping[type[Any], tuple[Operation, Callable[[Any], bool]]] = {
-    ConsumerRequest: (HOLD_FOR_CONSUMER, _holds),
+    ConsumerRequest: (
+        HOLD_FOR_CONSUMER,
+        lambda wanted: wanted.hold is not UNSET or wanted.max_hold_bytes is not UNSET,
+    ),
     DiffRequest: (DIFF_AS_CONSUMER, lambda wanted: wanted.consumer is not None),
     WatchRequest: (WATCH_AS_CONSUMER, _consumes),
 }
@@ -231,12 +214,8 @@ def more_than_route(wanted: Any) -> Operation | None:
 # --- WebSocket commands
 
 
-def _publish(command: Publish) -> Operation:
-    return APPEND if command.config is None else PUBLISH_CONFIGURED
-
-
 COMMANDS: Mapping[type[Any], Callable[[Any], Operation]] = {
-    Publish: _publish,
+    Publish: lambda command: APPEND if command.config is None else PUBLISH_CONFIGURED,
     Subscribe: lambda command: WATCH_AS_CONSUMER if _consumes(command) else WATCH,
     Unsubscribe: lambda _: UNSUBSCRIBE,
     CommitCommand: lambda _: COMMIT,
@@ -248,6 +227,5 @@ _PICK = {**COMMANDS, **{strict(kind): pick for kind, pick in COMMANDS.items()}}
 
 
 def operation_of(command: Command) -> tuple[Operation, tuple[str, ...]]:
-    """Return the operation of a command, and its targets."""
     targets = (command.topic,) if isinstance(command, (Publish, CommitCommand)) else ()
     return _PICK[type(command)](command), targets

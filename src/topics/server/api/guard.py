@@ -1,50 +1,35 @@
 """Access: authentication, authorisation, the count of requests in progress per key, and protection from other sites.
 
-`Guard.admit` checks the head of a request against the operation of its route: the scopes, and the names in the path.
-`Guard.authorise` checks the names that only the body or the state has, before the handler runs. Without a key, a path
-that does not exist is refused like any other: a stranger does not learn which paths exist.
+`Guard.admit` checks the head of a request, and `Guard.authorise` the names that only the body or the state has. Without
+a key, a path that does not exist is refused like any other: a stranger does not learn which paths exist.
 
 A server without keys has no guard, but `protected` routes: a browser sends a GET for an image or a link on any page,
 without asking the server first. Such a request is refused where the operation changes something.
 """
 
-from __future__ import annotations
-
 from functools import partial
-from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl
 
 from msgspec import structs
 
+from topics.engine.engine import Engine
 from topics.errors import Code, TopicsError
 from topics.server.access.caller import ANYONE, Caller, KeyRing, Quotas, admit, authorise
-from topics.server.access.operations import no_effects
 from topics.server.api.route import TOKEN, Call, Route, RouteTable
+from topics.server.api.services import Services
+from topics.server.http.browser_origin import Pages
 from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
 from topics.server.http.request import query_string
 from topics.server.limits.budget import SMALL_BYTES
-
-if TYPE_CHECKING:
-    from topics.engine.engine import Engine
-    from topics.server.api.route import Call, Route
-    from topics.server.api.services import Services
-    from topics.server.http.browser_origin import Pages
-    from topics.server.http.messages import Answer
-
 
 BEARER = b"bearer "
 NAME_PARTS = ("topic", "router")  # path parameters that the prefixes of a key must cover
 
 
 class Guard:
-    """Checks every request of a server with keys."""
-
-    __slots__ = ("_keys", "_probe_auth", "_quotas", "_routes")
-
     def __init__(self, routes: RouteTable, keys: KeyRing, quotas: Quotas, *, probe_auth: bool) -> None:
         self._routes = routes
         self._keys = keys
-        self._quotas = quotas
+        self.quotas = quotas
         self._probe_auth = probe_auth
 
     def admit(self, request: Request) -> Call:
@@ -65,7 +50,6 @@ class Guard:
         return call
 
     def authorise(self, engine: Engine, call: Call) -> None:
-        """Check the names in the body, and those that the state holds. Raise `forbidden`."""
         route = call.route
         if call.caller.prefixes and route.operation.names:
             if route.decode is not None and call.wanted is None:
@@ -84,16 +68,6 @@ class Guard:
             raise TopicsError(Code.UNAUTHORIZED, what)
         return caller
 
-    def begin(self, caller: Caller) -> None:
-        """Count a request in progress, or raise `throttled`. `end` or `end_with` must follow however it ends."""
-        if caller.counted:
-            self._quotas.begin_request(caller)
-
-    def end(self, caller: Caller) -> None:
-        """Uncount a request."""
-        if caller.counted:
-            caller.end_request()
-
     def end_with(self, caller: Caller, answer: Answer) -> None:
         """Uncount a request once its answer is delivered; a stream now, because streams have a cap of their own."""
         if not caller.counted:
@@ -107,7 +81,6 @@ class Guard:
 
 
 def targets_of(call: Call) -> list[str]:
-    """Return the topic or router in the path."""
     return [name for part, name in call.params.items() if part in NAME_PARTS]
 
 
@@ -131,10 +104,10 @@ def _secret(request: Request, route: Route | None) -> bytes | None:
     if route is None or not route.query_token or not request.query:
         return None
     try:
-        pairs = parse_qsl(request.query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=100)
-    except ValueError:
+        found = query_string.parse(request.query).get(TOKEN)
+    except TopicsError:
         return None
-    return next((value.encode() for name, value in pairs if name == TOKEN), None)
+    return None if found is None else found.encode()
 
 
 def protected(routes: list[Route], pages: Pages | None) -> list[Route]:
@@ -146,7 +119,7 @@ def protected(routes: list[Route], pages: Pages | None) -> list[Route]:
 
 def _protected(route: Route, pages: Pages) -> Route:
     handler, effects = route.handler, route.operation.effects
-    if effects is no_effects:
+    if effects is None:
         return route
 
     def handle(services: Services, call: Call) -> Answer:

@@ -1,36 +1,32 @@
 """Metrics of the server as rows, and their two formats: Prometheus text and JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from operator import attrgetter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
 
-from topics.engine.consumers.lag import Lag, rough_age_ms, rough_lag_of
+from topics.engine.consumers.lag import Lag, lag_of, rough_age_ms
+from topics.engine.routers.graph import Router
 from topics.engine.state.name_index import NameIndex
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps
 from topics.engine.write import archived
 from topics.server.access.operations import router_names
+from topics.server.api.services import Services, Startup
 from topics.server.http.messages import Request
 from topics.server.loop.answer import elapsed_ms
 from topics.server.loop.replication import ReplicaService
-from topics.storage.log.stats import WalStats
+from topics.storage.log.wal import WalStats
 from topics.storage.replica.sequence import State
-
-if TYPE_CHECKING:
-    from topics.engine.routers.graph import Router
-    from topics.server.api.services import Services, Startup
 
 # Suffix of the name, labels and their values, each separated by spaces (empty for none), value. Not a dictionary: there
 # are thousands of samples, and every long-lived container makes the pauses of the garbage collector longer.
 Sample = tuple[str, str, str, float]
 Row = TypeVar("Row")
-ColumnOf = tuple[str, str, str, Callable[[Row], float | None]]  # name, kind, help, and the value of a row
+ColumnOf = tuple[str, str, Callable[[Row], float | None]]  # name, help, and the value of a row
 
 TOPICS_PER_STEP = 250  # one takes about 2 µs
 CONSUMERS_PER_STEP = 200
@@ -42,9 +38,13 @@ CLASSES = ("ephemeral", "memory", "disk", "fsync", "replicated")
 
 class Metric(Struct):
     name: str
-    kind: str  # gauge, counter, histogram
     help: str
     samples: list[Sample]
+    kind: str = "gauge"  # a name that ends with `_total` is a counter
+
+    def __post_init__(self) -> None:
+        if self.name.endswith("_total"):
+            self.kind = "counter"
 
 
 def collect(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metric]]:
@@ -56,19 +56,22 @@ def collect(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metric]
     Runs in steps, because there may be many topics. A step is a metric, or `TOPICS_PER_STEP` topics.
     """
     yield from services.engine.replay_in_steps()
-    leases = yield from _leases(services)
-    archived = yield from _archived(services, prefixes)
-    consumers = yield from _consumers(services, prefixes)
+    leases = 0
+    for some in _batches(services.engine.state.queues.values()):
+        for topic in some:
+            if topic.queue is not None:
+                services.engine.expire_in_memory(topic)
+                leases += topic.queue.in_flight
+        yield None
     parts = (
         _totals(services, leases),
-        _holds(services),
         _process(services.startup, ready=not services.runtime.draining, progress=1.0),
         _wal(services.wal_stats(), read_only=services.read_only() is not None),
         [_checkpoints(failing=services.checkpoint_failure() is not None)],
         () if services.replica is None else _replica(services.replica),
         _topics(services, prefixes),
-        _archives(services, archived),
-        consumers,
+        _archives(services, prefixes),
+        _consumers(services, prefixes),
         _routers(services, prefixes),
     )
     rows = []
@@ -77,32 +80,6 @@ def collect(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metric]
             rows.append(row)
         yield None
     return rows
-
-
-def _leases(services: Services) -> Steps[int]:
-    """Return the number of leased jobs."""
-    count = 0
-    for some in _batches(services.engine.state.queues.values()):
-        for topic in some:
-            if topic.queue is not None:
-                services.engine.expire_in_memory(topic)
-                count += topic.queue.in_flight
-        yield None
-    return count
-
-
-def _archived(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Topic]]:
-    """Return the first topics with an archive, by name."""
-    found: list[Topic] = []
-    topics, most = services.engine.topics, _max_named(services)
-    for names in _pages(services.engine.state.names, prefixes, len(topics)):
-        if len(found) >= most:
-            break
-        found += [
-            topic for topic in map(topics.__getitem__, names) if topic.archived or topic.config.archive is not None
-        ]
-        yield None
-    return found[:most]
 
 
 def _max_named(services: Services) -> int:
@@ -119,11 +96,11 @@ def _pages(names: NameIndex, prefixes: tuple[str, ...], limit: int) -> Iterator[
         yield page
 
 
-def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
+def _batches(rows: Iterable[Row], size: int = TOPICS_PER_STEP) -> Iterator[list[Row]]:
     """Return the present rows in batches. The caller must handle topics that are deleted between two batches."""
     now = list(rows)
-    for at in range(0, len(now), TOPICS_PER_STEP):
-        yield now[at : at + TOPICS_PER_STEP]
+    for at in range(0, len(now), size):
+        yield now[at : at + size]
 
 
 def collect_while_recovering(startup: Startup) -> list[Metric]:
@@ -134,57 +111,53 @@ def collect_while_recovering(startup: Startup) -> list[Metric]:
 
 def _totals(services: Services, leases: int) -> Iterator[Metric]:
     state = services.engine.state
-    yield _gauge("topics_topics", "Topics.", len(services.engine.topics))
+    yield _one("topics_topics", "Topics.", len(services.engine.topics))
     yield Metric(
-        "topics_topics_by_class", "gauge", "Topics by durability class.",
+        "topics_topics_by_class", "Topics by durability class.",
         [("", "class", name, state.by_class.get(name, 0)) for name in CLASSES],
     )  # fmt: skip
-    yield _gauge("topics_routers", "Routers.", len(services.engine.routers.table.by_name))
-    yield _gauge("topics_records_live", "Records that readers can still get.", state.totals.records)
-    yield _gauge("topics_bytes_live", "Bytes of those records.", state.totals.bytes)
-    yield _gauge("topics_queue_topics", "Topics of type queue.", len(state.queues))
-    yield _gauge("topics_queue_leases_in_flight", "Jobs that a worker holds.", leases)
-    yield _gauge("topics_sse_connections", "Open event streams and WebSockets.", services.quotas.streams)
-    yield _gauge("topics_watch_sessions", "Watch sessions.", len(services.sessions))
-    yield _counter("topics_slow_readers_total", "Streams closed because their client did not read.",
+    yield _one("topics_routers", "Routers.", len(services.engine.routers.table.by_name))
+    yield _one("topics_records_live", "Records that readers can still get.", state.totals.records)
+    yield _one("topics_bytes_live", "Bytes of those records.", state.totals.bytes)
+    yield _one("topics_queue_topics", "Topics of type queue.", len(state.queues))
+    yield _one("topics_queue_leases_in_flight", "Jobs that a worker holds.", leases)
+    yield _one("topics_sse_connections", "Open event streams and WebSockets.", services.quotas.streams)
+    yield _one("topics_watch_sessions", "Watch sessions.", len(services.sessions))
+    yield _one("topics_slow_readers_total", "Streams closed because their client did not read.",
                    services.runtime.slow_readers_total)  # fmt: skip
-    yield _gauge("topics_memory_budget_bytes", "Bytes that clients may make the server hold; 0 is no limit.",
+    yield _one("topics_memory_budget_bytes", "Bytes that clients may make the server hold; 0 is no limit.",
                  services.budget.limit_bytes)  # fmt: skip
     yield Metric(
-        "topics_memory_charged_bytes", "gauge", "Bytes charged to the memory budget by account.",
+        "topics_memory_charged_bytes", "Bytes charged to the memory budget by account.",
         [("", "account", account, size) for account, size in services.budget.accounts().items()],
     )  # fmt: skip
 
-
-def _holds(services: Services) -> Iterator[Metric]:
     pressure = services.throttle.pressure
-    yield _gauge("topics_loop_lag_ms", "How late the event loop runs: the lowest of the last four samples.",
+    yield _one("topics_loop_lag_ms", "How late the event loop runs: the lowest of the last four samples.",
                  pressure.lag_ms)  # fmt: skip
-    yield _gauge("topics_pressure_step", "0 without pressure; 1 to 4 for the steps under pressure.", int(pressure.step))
+    yield _one("topics_pressure_step", "0 without pressure; 1 to 4 for the steps under pressure.", int(pressure.step))
     yield Metric(
-        "topics_loop_hold_max_ms", "gauge", "Longest time since the start for which the event loop was held, by cause.",
+        "topics_loop_hold_max_ms", "Longest time since the start for which the event loop was held, by cause.",
         [("", "cause", cause.value, ns / 1e6) for cause, ns in services.runtime.holds.longest_ns.items()],
     )  # fmt: skip
 
 
 def _process(startup: Startup, *, ready: bool, progress: float) -> Iterator[Metric]:
     http = startup.http
-    yield _gauge("topics_ready", "1 while the server serves.", int(ready))
-    yield _gauge("topics_recovery_progress", "How much of the log has been replayed, 0 to 1.", progress)
-    yield _gauge("topics_uptime_ms", "Milliseconds since the process started.", startup.uptime_ms())
+    yield _one("topics_ready", "1 while the server serves.", int(ready))
+    yield _one("topics_recovery_progress", "How much of the log has been replayed, 0 to 1.", progress)
+    yield _one("topics_uptime_ms", "Milliseconds since the process started.", startup.uptime_ms())
     if http is not None:
-        yield _gauge("topics_http_connections", "Open connections.", http.open_connections)
-        yield _gauge("topics_http_connections_max", "Connections that may be open; 0 is no limit.",
+        yield _one("topics_http_connections", "Open connections.", len(http.connections))
+        yield _one("topics_http_connections_max", "Connections that may be open; 0 is no limit.",
                      http.limits.max_connections)  # fmt: skip
-        yield _counter("topics_http_connections_shed_total", "Idle connections closed to make room.",
-                       http.shed_total)  # fmt: skip
-        yield _counter("topics_http_connections_refused_total", "Connections refused at the limit.",
-                       http.refused_total)  # fmt: skip
-        yield Metric("topics_http_requests_total", "counter", "Requests answered.", [("", "", "", http.requests_total)])
+        yield _one("topics_http_connections_shed_total", "Idle connections closed to make room.", http.shed_total)
+        yield _one("topics_http_connections_refused_total", "Connections refused at the limit.", http.refused_total)
+        yield _one("topics_http_requests_total", "Requests answered.", http.requests_total)
 
 
 def _checkpoints(*, failing: bool) -> Metric:
-    return _gauge("topics_checkpoint_failing", "1 while checkpoints fail and the log grows.", int(failing))
+    return _one("topics_checkpoint_failing", "1 while checkpoints fail and the log grows.", int(failing))
 
 
 def _wal(wal: WalStats, *, read_only: bool) -> Iterator[Metric]:
@@ -196,18 +169,18 @@ def _wal(wal: WalStats, *, read_only: bool) -> Iterator[Metric]:
         ("rotations_total", "Log files begun after the first."),
         ("submit_full_total", "Entries that the log refused."),
     ):
-        yield Metric(f"topics_wal_{name}", "counter", help, [("", "", "", getattr(wal, name))])
-    yield _gauge("topics_wal_queue_depth", "Entries written and not synced yet.", wal.queue_depth)
-    yield _gauge("topics_wal_queue_depth_peak", "Most entries that ever waited for a sync.", wal.queue_depth_peak)
-    yield _gauge("topics_wal_read_only", "1 while the log cannot be written.", int(read_only))
+        yield _one(f"topics_wal_{name}", help, getattr(wal, name))
+    yield _one("topics_wal_queue_depth", "Entries written and not synced yet.", wal.queue_depth)
+    yield _one("topics_wal_queue_depth_peak", "Most entries that ever waited for a sync.", wal.queue_depth_peak)
+    yield _one("topics_wal_read_only", "1 while the log cannot be written.", int(read_only))
     buckets: list[Sample] = []
     running = 0
     for bound, n in zip([*wal.BOUNDS_US, None], wal.fsync_buckets, strict=True):
         running += n
         buckets.append(("_bucket", "le", "+Inf" if bound is None else str(bound), running))
     yield Metric(
-        "topics_wal_fsync_latency_us", "histogram", "Microseconds a sync of the log took.",
-        [*buckets, ("_sum", "", "", wal.fsync_sum_us), ("_count", "", "", running)],
+        "topics_wal_fsync_latency_us", "Microseconds a sync of the log took.",
+        [*buckets, ("_sum", "", "", wal.fsync_sum_us), ("_count", "", "", running)], "histogram",
     )  # fmt: skip
 
 
@@ -216,30 +189,31 @@ def _replica(service: ReplicaService) -> Iterator[Metric]:
     if replication is None:
         return
     sequence, uploader = replication.sequence, replication.uploader
-    yield _gauge("topics_replica_lag_bytes", "Bytes of the log that are synced and not uploaded.", sequence.lag_bytes)
-    yield _gauge("topics_replica_lag_ms", "Milliseconds for which the oldest of them has waited.", replication.lag_ms)
-    yield _gauge("topics_replica_away", "1 while the bucket does not confirm an upload in time.",
-                 int(replication.is_away))  # fmt: skip
-    yield _gauge("topics_replica_fenced", "1 if another server has taken over.", int(sequence.state is State.FENCED))
-    yield _gauge("topics_replica_following", "1 while the replica has a checkpoint and the log after it.",
-                 int(sequence.state is State.FOLLOWING))  # fmt: skip
-    yield _gauge("topics_replica_term", "Term of this server in the sequence of the replica.", sequence.term)
-    yield _gauge("topics_replica_object", "Number of the last object.", sequence.last_number)
-    yield _counter("topics_replica_objects_total", "Objects of the log that were uploaded.", uploader.objects_total)
-    yield _counter("topics_replica_bytes_total", "Bytes of these objects.", uploader.bytes_total)
-    yield _counter("topics_replica_failures_total", "Requests to the bucket that failed.", uploader.failures_total)
+    for name, help, value in (
+        ("lag_bytes", "Bytes of the log that are synced and not uploaded.", sequence.lag_bytes),
+        ("lag_ms", "Milliseconds for which the oldest of them has waited.", replication.lag_ms),
+        ("away", "1 while the bucket does not confirm an upload in time.", replication.is_away),
+        ("fenced", "1 if another server has taken over.", sequence.state is State.FENCED),
+        ("following", "1 while the replica has a checkpoint and the log after it.", sequence.takes_replicated),
+        ("term", "Term of this server in the sequence of the replica.", sequence.term),
+        ("object", "Number of the last object.", sequence.last_number),
+        ("objects_total", "Objects of the log that were uploaded.", uploader.objects_total),
+        ("bytes_total", "Bytes of these objects.", uploader.bytes_total),
+        ("failures_total", "Requests to the bucket that failed.", uploader.failures_total),
+    ):
+        yield _one(f"topics_replica_{name}", help, int(value))
 
 
 def _columns(
     label: str, rows: list[Row], columns: list[ColumnOf[Row]], name: Callable[[Row], str] = attrgetter("name")
 ) -> Iterator[Metric | None]:
     """Yield a metric per column, with a sample per row. A value of None is left out: its row may have changed since."""
-    for metric, kind, help, value in columns:
+    for metric, help, value in columns:
         samples: list[Sample] = []
         for some in _batches(rows):
             samples += [("", label, name(row), found) for row in some if (found := value(row)) is not None]
             yield None
-        yield Metric(metric, kind, help, samples)
+        yield Metric(metric, help, samples)
 
 
 def _topics(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | None]:
@@ -252,32 +226,37 @@ def _topics(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | 
         found += some
         yield None
     columns: list[ColumnOf[Topic]] = [
-        ("topics_topic_head_seq", "gauge", "Highest assigned seq per topic.", lambda topic: topic.head),
-        ("topics_topic_earliest_seq", "gauge", "Seq of the first live record per topic.",
-         lambda topic: topic.earliest),
-        ("topics_topic_records_live", "gauge", "Live records per topic.", lambda topic: topic.count),
-        ("topics_topic_bytes_live", "gauge", "Bytes of the live records per topic.", lambda topic: topic.bytes),
-        ("topics_topic_lost", "gauge", "Seqs per topic that a cap, a TTL, a restart or damage removed.",
-         lambda topic: topic.losses.count()),
-        ("topics_topic_queue_ready", "gauge", "Claimable jobs per queue.",
+        ("topics_topic_head_seq", "Highest assigned seq per topic.", lambda topic: topic.head),
+        ("topics_topic_earliest_seq", "Seq of the first live record per topic.", lambda topic: topic.earliest),
+        ("topics_topic_records_live", "Live records per topic.", lambda topic: topic.count),
+        ("topics_topic_bytes_live", "Bytes of the live records per topic.", lambda topic: topic.bytes),
+        ("topics_topic_lost", "Seqs per topic that a cap, a TTL, a restart or damage removed.",
+         lambda topic: topic.losses.total),
+        ("topics_topic_queue_ready", "Claimable jobs per queue.",
          lambda topic: None if topic.queue is None else topic.queue.ready),
-        ("topics_topic_queue_in_flight", "gauge", "Leased jobs per queue.",
+        ("topics_topic_queue_in_flight", "Leased jobs per queue.",
          lambda topic: None if topic.queue is None else topic.queue.in_flight),
-        ("topics_topic_queue_oldest_seconds", "gauge", "Age of the oldest job per queue that is not done.",
+        ("topics_topic_queue_oldest_seconds", "Age of the oldest job per queue that is not done.",
          lambda topic: None if topic.queue is None else rough_age_ms(topic, now_ms) / 1000),
     ]  # fmt: skip
     yield from _columns("topic", found[:limit], columns)
-    yield _gauge(
+    yield _one(
         "topics_topic_metrics_truncated", "1 if there are more topics than are named here.", int(len(found) > limit)
     )
 
 
-def _archives(services: Services, topics: list[Topic]) -> Iterator[Metric | None]:
-    """Return the metrics of topics with an archive."""
-    now_ms = services.runtime.clock.now_ms()
+def _archives(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | None]:
+    topics, most, now_ms = services.engine.topics, _max_named(services), services.runtime.clock.now_ms()
+    found: list[Topic] = []
+    for names in _pages(services.engine.state.names, prefixes, len(topics)):
+        if len(found) >= most:
+            break
+        some = map(topics.__getitem__, names)
+        found += [topic for topic in some if topic.archived or topic.config.archive is not None]
+        yield None
     standings: dict[Topic, archived.Standing | None] = {}
-    for some in _batches(topics):
-        left = (topic for topic in some if not topic.gone)
+    for batch in _batches(found[:most]):
+        left = (topic for topic in batch if not topic.gone)
         standings |= {topic: archived.standing(topic, now_ms, exact=False) for topic in left}
         yield None
 
@@ -285,19 +264,18 @@ def _archives(services: Services, topics: list[Topic]) -> Iterator[Metric | None
         return lambda topic: getattr(standings[topic], name, None)
 
     columns: list[ColumnOf[Topic]] = [
-        ("topics_topic_archive_unarchived", "gauge", "Live records that the archive does not have yet.",
-         part("unarchived")),
-        ("topics_topic_archive_overdue", "gauge",
-         "Records past their TTL that are there only because the topic holds them.", part("overdue")),
-        ("topics_topic_archive_evicted_total", "counter",
+        ("topics_topic_archive_unarchived", "Live records that the archive does not have yet.", part("unarchived")),
+        ("topics_topic_archive_overdue", "Records past their TTL that are there only because the topic holds them.",
+         part("overdue")),
+        ("topics_topic_archive_evicted_total",
          "Records that a cap evicted before they were archived, though the topic holds.", part("evicted")),
-        ("topics_topic_archived_seq", "gauge", "Seq up to which an archive was reported to have everything.",
+        ("topics_topic_archived_seq", "Seq up to which an archive was reported to have everything.",
          lambda topic: topic.archived),
     ]  # fmt: skip
     yield from _columns("topic", list(standings), columns)
 
 
-def _consumers(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metric | None]]:
+def _consumers(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | None]:
     """Return the lag of the consumers of topics that the prefixes cover.
 
     There are at most as many series as named topics, in the order of topics and names: the same ones every time.
@@ -309,18 +287,17 @@ def _consumers(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metr
         if not at % CONSUMERS_PER_STEP:
             yield None
         if not topic.gone:
-            lags.append((f"{topic.name} {consumer.name}", rough_lag_of(topic, consumer, now_ms)))
+            lags.append((f"{topic.name} {consumer.name}", lag_of(topic, consumer, now_ms, exact=False)))
     columns: list[ColumnOf[tuple[str, Lag]]] = [
-        ("topics_consumer_lag_records", "gauge", "Live records that a consumer has not read yet.",
-         lambda row: row[1].records),
-        ("topics_consumer_lag_seconds", "gauge", "Age of the oldest record that a consumer has not read yet.",
+        ("topics_consumer_lag_records", "Live records that a consumer has not read yet.", lambda row: row[1].records),
+        ("topics_consumer_lag_seconds", "Age of the oldest record that a consumer has not read yet.",
          lambda row: row[1].age_ms / 1000),
     ]  # fmt: skip
-    truncated = _gauge(
+    yield from _columns("topic consumer", lags, columns, lambda row: row[0])
+    yield _one(
         "topics_consumer_metrics_truncated", "1 if there are more consumers than are named here.",
         int(len(found) > limit),
     )  # fmt: skip
-    return [*_columns("topic consumer", lags, columns, lambda row: row[0]), truncated]
 
 
 def _routers(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | None]:
@@ -334,23 +311,16 @@ def _routers(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric |
         seen += [one for one in some if not prefixes or all(name.startswith(prefixes) for name in router_names(one))]
         yield None
     columns: list[ColumnOf[Router]] = [
-        ("topics_router_forwarded_total", "counter", "Copies made per router.", lambda router: router.forwarded_total),
-        ("topics_router_cursor", "gauge", "Seq of the source up to which a router has come.",
-         lambda router: router.cursor),
-        ("topics_router_lag", "gauge", "Records of the source that a router has not processed yet.",
-         lambda router: router.lag),
-        ("topics_router_held", "gauge", "1 while it has a last_error.",
-         lambda router: int(bool(router.edge.last_error))),
+        ("topics_router_forwarded_total", "Copies made per router.", lambda router: router.forwarded_total),
+        ("topics_router_cursor", "Seq of the source up to which a router has come.", lambda router: router.cursor),
+        ("topics_router_lag", "Records of the source that a router has not processed yet.", lambda router: router.lag),
+        ("topics_router_held", "1 while it has a last_error.", lambda router: int(bool(router.edge.last_error))),
     ]  # fmt: skip
     yield from _columns("router", seen[:most], columns)
 
 
-def _gauge(name: str, help: str, value: float) -> Metric:
-    return Metric(name, "gauge", help, [("", "", "", value)])
-
-
-def _counter(name: str, help: str, value: float) -> Metric:
-    return Metric(name, "counter", help, [("", "", "", value)])
+def _one(name: str, help: str, value: float) -> Metric:
+    return Metric(name, help, [("", "", "", value)])
 
 
 def as_text(rows: Iterable[Metric]) -> Steps[list[bytes | memoryview]]:
@@ -361,7 +331,7 @@ def as_text(rows: Iterable[Metric]) -> Steps[list[bytes | memoryview]]:
     parts: list[bytes | memoryview] = []
     for row in rows:
         lines = [f"# HELP {row.name} {row.help}\n# TYPE {row.name} {row.kind}\n"]
-        for some in _some(row.samples):
+        for some in _batches(row.samples, SAMPLES_PER_STEP):
             for suffix, label, text, value in some:
                 labels = f"{{{_labels(label, text)}}}" if label else ""
                 lines.append(f"{row.name}{suffix}{labels} {value}\n")
@@ -391,7 +361,7 @@ def as_json(rows: Iterable[Metric], request: Request) -> Steps[list[bytes | memo
             parts.append(_encode(row.samples[0][3]))
         else:
             objects = []
-            for some in _some(row.samples):
+            for some in _batches(row.samples, SAMPLES_PER_STEP):
                 objects.append(_encode({text.replace(" ", "/"): value for _, _, text, value in some})[1:-1])
                 yield None
             parts.append(b"{%b}" % b",".join(objects))
@@ -399,8 +369,3 @@ def as_json(rows: Iterable[Metric], request: Request) -> Steps[list[bytes | memo
         yield None
     parts.append(b'"performance":%b}\n' % _encode({"server_total_ms": elapsed_ms(request)}))
     return parts
-
-
-def _some(samples: list[Sample]) -> Iterator[list[Sample]]:
-    for at in range(0, len(samples), SAMPLES_PER_STEP):
-        yield samples[at : at + SAMPLES_PER_STEP]

@@ -4,8 +4,6 @@
 The entries are in an order in which a new server can answer all requests; `tests/contract/test_openapi.py` sends them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from functools import lru_cache
@@ -25,7 +23,7 @@ from topics.model.topic import DEFAULT_CONFIG, ArchiveConfig, ConfigPatch, Topic
 from topics.model.wire import ErrorAnswer
 from topics.server.access.operations import Scope
 from topics.server.api.openapi_fields import meaning
-from topics.server.api.route import Parameter, Route
+from topics.server.api.route import Route
 from topics.server.push import scan_formats as formats
 
 FILE = Path(__file__).with_name("openapi_operations.json")
@@ -62,7 +60,6 @@ class Described(Struct, forbid_unknown_fields=True):
 
 @lru_cache(maxsize=1)
 def described() -> dict[str, Described]:
-    """Return the operations by name."""
     return msgspec.json.decode(FILE.read_bytes(), type=dict[str, Described])
 
 
@@ -71,7 +68,7 @@ _EVERYWHERE = (Code.INVALID_REQUEST, Code.REQUEST_TIMEOUT, Code.HEADERS_TOO_LARG
 _WITH_BODY = (Code.PAYLOAD_TOO_LARGE, Code.UNSUPPORTED_MEDIA_TYPE)
 _WITH_SCOPE = (Code.UNAUTHORIZED, Code.FORBIDDEN, Code.THROTTLED)
 _WHILE_STARTING = (Code.NOT_READY, Code.SHUTTING_DOWN)
-_PATTERNS = {"topic": names.TOPIC_PATTERN, "router": names.ROUTER_PATTERN, "consumer": names.CONSUMER_PATTERN}
+_PATTERNS = {"topic": names.TOPIC_PATTERN, "router": names.ROUTER_PATTERN, "consumer": names.TOPIC_PATTERN}
 _TAGS = {
     "/consumers": "consumers",
     "/routers": "routers", "/watch": "watch", "/ws": "watch", "/claim": "queues", "/ack": "queues", "/nack": "queues",
@@ -99,7 +96,6 @@ _ANSWERS = {
 
 
 def document(routes: Sequence[Route]) -> bytes:
-    """Return the document as JSON."""
     return run_all(document_steps(routes))
 
 
@@ -112,7 +108,13 @@ def document_steps(routes: Sequence[Route]) -> Steps[bytes]:
         operation = _operation(route, schema_of)
         paths.setdefault(route.path, {})[route.method.lower()] = operation
         if route.method == "GET" and not route.stream:
-            paths[route.path]["head"] = _head_of(operation)
+            paths[route.path]["head"] = operation | {
+                "operationId": operation["operationId"] + "_head",
+                "summary": f"{operation['summary']}: the headers alone",
+                "responses": {
+                    status: {"description": answer["description"]} for status, answer in operation["responses"].items()
+                },
+            }
     return (
         msgspec.json.encode(
             {
@@ -131,7 +133,16 @@ def document_steps(routes: Sequence[Route]) -> Steps[bytes]:
                 "paths": paths,
                 "components": {
                     "schemas": components,
-                    "examples": {code.wire: _error_example(code) for code in Code},
+                    "examples": {
+                        code.wire: {
+                            "summary": code.wire,
+                            "value": {
+                                "error": {"code": code.wire, "message": MEANINGS[code].replace("`", "")},
+                                "performance": {"server_total_ms": 0.05},
+                            },
+                        }
+                        for code in Code
+                    },
                     "securitySchemes": {
                         "bearer": {
                             "type": "http",
@@ -148,7 +159,6 @@ def document_steps(routes: Sequence[Route]) -> Steps[bytes]:
 
 
 def _schemas(routes: Sequence[Route]) -> Steps[tuple[dict[Any, Any], dict[str, Any]]]:
-    """Return the schema of each type of a request or an answer, and the components that these refer to."""
     types = [ErrorAnswer]
     for route in routes:
         types += [kind for kind in (route.body, *route.answers.values()) if _is_schema(kind)]
@@ -164,7 +174,14 @@ def _schemas(routes: Sequence[Route]) -> Steps[tuple[dict[Any, Any], dict[str, A
         components.get(name, {}).pop("additionalProperties", None)
     for name, component in components.items():
         for field, schema in component.get("properties", {}).items():
-            _describe(schema, meaning(name, field))
+            if (text := meaning(name, field)) is not None:
+                schema["description"] = text
+            # The default moves to the description, because generators make a field with a default a required one.
+            if (default := schema.pop("default", None)) is not None:
+                shown = f"default: {msgspec.json.encode(default).decode()}"
+                schema["description"] = f"{schema['description']}; {shown}" if "description" in schema else shown
+            if "enum" in schema and all(isinstance(value, str) for value in schema["enum"]):
+                schema["type"] = "string"
             if name == ConfigPatch.__name__ and (default := _CONFIG_DEFAULTS[field]) is not None:
                 schema["description"] += f"; default: {msgspec.json.encode(default).decode()}"
     if (job := components.get(ListedJob.__name__)) is not None:
@@ -174,46 +191,26 @@ def _schemas(routes: Sequence[Route]) -> Steps[tuple[dict[Any, Any], dict[str, A
     return schema_of, components
 
 
-def _describe(schema: dict[str, Any], text: str | None) -> None:
-    """Set the description of a field: its meaning and its default.
-
-    The default moves there, because generators make a field with a default a required one.
-    """
-    if text is not None:
-        schema["description"] = text
-    default = schema.pop("default", None)
-    if default is not None:
-        text = schema.get("description")
-        shown = f"default: {msgspec.json.encode(default).decode()}"
-        schema["description"] = shown if text is None else f"{text}; {shown}"
-    if "enum" in schema and all(isinstance(value, str) for value in schema["enum"]):
-        schema["type"] = "string"
-
-
 def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
-    texts = described().get(operation_name(route), Described(""))
+    name = operation_name(route)
+    texts = described().get(name, Described(""))
+    tag = next((tag for part, tag in _TAGS.items() if part in route.path), "server")
     operation: dict[str, Any] = {
-        "operationId": _operation_id(route),
-        "tags": [_tag(route)],
+        "operationId": name + ("_at_root" if route.path in ("/healthz", "/readyz", "/metrics") else ""),
+        "tags": ["records" if name == "append" else tag],
         "summary": route.summary,
         "description": texts.description,
-        "parameters": [_path_parameter(name, texts) for name in re.findall(r"{(\w+)}", route.path)]
-        + [_query_parameter(row, texts) for row in route.query],
+        "parameters": _parameters(route, texts),
         "responses": {str(status): _answer(status, kind, schema_of, texts) for status, kind in route.answers.items()},
     }
     if route.scope:
         operation["x-scope"] = [scope.name.lower() for scope in Scope if scope in route.scope and scope.name]
     if route.body is not None:
         content = {"schema": schema_of[route.body]}
+        needed = any(field.required for field in msgspec.structs.fields(route.body))
         if texts.body is not UNSET:
             content["example"] = texts.body
-        operation["requestBody"] = {"required": _needs_body(route.body), "content": {"application/json": content}}
-    for status, codes in _errors(route).items():
-        operation["responses"][str(status)] = _error_answer(codes, schema_of[ErrorAnswer])
-    return operation
-
-
-def _errors(route: Route) -> dict[int, list[Code]]:
+        operation["requestBody"] = {"required": needed, "content": {"application/json": content}}
     codes = [*_EVERYWHERE, *route.errors]
     if Code.READ_ONLY in codes:
         codes += [Code.REPLICA_UNAVAILABLE, Code.FENCED]
@@ -228,20 +225,13 @@ def _errors(route: Route) -> dict[int, list[Code]]:
     by_status: dict[int, list[Code]] = {}
     for code in dict.fromkeys(codes):
         by_status.setdefault(code.status, []).append(code)
-    return by_status
-
-
-def _error_answer(codes: list[Code], schema: Any) -> dict[str, Any]:
-    examples = {code.wire: {"$ref": f"#/components/examples/{code.wire}"} for code in codes}
-    return {
-        "description": " or ".join(f"`{code.wire}`" for code in codes),
-        "content": {"application/json": {"schema": schema, "examples": examples}},
-    }
-
-
-def _error_example(code: Code) -> dict[str, Any]:
-    error = {"code": code.wire, "message": MEANINGS[code].replace("`", "")}
-    return {"summary": code.wire, "value": {"error": error, "performance": {"server_total_ms": 0.05}}}
+    for status, codes in by_status.items():
+        examples = {code.wire: {"$ref": f"#/components/examples/{code.wire}"} for code in codes}
+        operation["responses"][str(status)] = {
+            "description": " or ".join(f"`{code.wire}`" for code in codes),
+            "content": {"application/json": {"schema": schema_of[ErrorAnswer], "examples": examples}},
+        }
+    return operation
 
 
 def _answer(status: int, kind: Any, schema_of: dict[Any, Any], texts: Described) -> dict[str, Any]:
@@ -253,31 +243,14 @@ def _answer(status: int, kind: Any, schema_of: dict[Any, Any], texts: Described)
         return {"description": _ANSWERS.get(kind, kind), "content": content}
     described = {"schema": schema_of.get(kind, {"type": "object"})}
     if isinstance(texts.answer, dict):
-        described["example"] = _with_status(texts.answer, status)
+        example = texts.answer
+        described["example"] = example | {"created": status == 201} if "created" in example else example
     description = (kind.__doc__ or "").strip().split("\n")[0] if _is_schema(kind) else ""
     return {"description": description or "Success.", "content": {"application/json": described}}
 
 
-def _with_status(answer: dict[str, Any], status: int) -> dict[str, Any]:
-    """Return the answer as it is with this status: 201 says that something was created."""
-    return answer | {"created": status == 201} if "created" in answer else answer
-
-
-def _head_of(operation: dict[str, Any]) -> dict[str, Any]:
-    answers = {status: {"description": answer["description"]} for status, answer in operation["responses"].items()}
-    return operation | {
-        "operationId": operation["operationId"] + "_head",
-        "summary": f"{operation['summary']}: the headers alone",
-        "responses": answers,
-    }
-
-
 def _is_schema(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
-
-
-def _needs_body(kind: Any) -> bool:
-    return any(field.required for field in msgspec.structs.fields(kind))
 
 
 def operation_name(route: Route) -> str:
@@ -285,40 +258,25 @@ def operation_name(route: Route) -> str:
     return route.handler.__name__
 
 
-def _operation_id(route: Route) -> str:
-    """Return the name that a generated client gives the operation."""
-    alias = "_at_root" if route.path in ("/healthz", "/readyz", "/metrics") else ""
-    return operation_name(route) + alias
-
-
-def _tag(route: Route) -> str:
-    """Return the group of the operation."""
-    if operation_name(route) == "append":
-        return "records"
-    return next((tag for part, tag in _TAGS.items() if part in route.path), "server")
-
-
-def _path_parameter(name: str, texts: Described) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "string"}
-    if name in _PATTERNS:
-        schema["pattern"] = _PATTERNS[name]
-    row = {
-        "name": name,
-        "in": "path",
-        "required": True,
-        "description": PATH_PARAMETERS.get(name, name),
-        "schema": schema,
-    }
-    return row | {"example": texts.path[name]} if name in texts.path else row
-
-
-def _query_parameter(row: Parameter, texts: Described) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": _TYPES[row.type]}
-    if row.type is int:
-        schema["minimum"] = 0
-    if row.default is not None:
-        schema["default"] = row.default
-    found = {"name": row.name, "in": "query", "required": row.required, "description": row.help, "schema": schema}
-    if (text := texts.query.get(row.name)) is not None:
-        found["example"] = text if row.type is str else msgspec.json.decode(text)
-    return found
+def _parameters(route: Route, texts: Described) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for name in re.findall(r"{(\w+)}", route.path):
+        schema: dict[str, Any] = {"type": "string"}
+        if name in _PATTERNS:
+            schema["pattern"] = _PATTERNS[name]
+        text = PATH_PARAMETERS.get(name, name)
+        rows.append({"name": name, "in": "path", "required": True, "description": text, "schema": schema})
+        if name in texts.path:
+            rows[-1]["example"] = texts.path[name]
+    for row in route.query:
+        schema = {"type": _TYPES[row.type]}
+        if row.type is int:
+            schema["minimum"] = 0
+        if row.default is not None:
+            schema["default"] = row.default
+        rows.append(
+            {"name": row.name, "in": "query", "required": row.required, "description": row.help, "schema": schema}
+        )
+        if (given := texts.query.get(row.name)) is not None:
+            rows[-1]["example"] = given if row.type is str else msgspec.json.decode(given)
+    return rows

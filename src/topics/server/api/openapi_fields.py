@@ -1,8 +1,7 @@
 """What a field of a request, an answer or a message means, for the OpenAPI document and the reference pages.
 
-The meaning is in the annotation of the field: `limit: Annotated[int, "the maximum number of records"]`. `EVERYWHERE`
-has the meaning of a name that means the same in several types. A field without either fails
-`tests/contract/test_openapi.py`. Limits that the settings can change show their default.
+The meaning is in the annotation of the field, or in `EVERYWHERE` if a name means the same in several types. A field
+without either fails `tests/contract/test_openapi.py`. Limits that the settings can change show their default.
 """
 
 from types import ModuleType
@@ -125,7 +124,6 @@ EVERYWHERE = {
 
 
 def types_in(*modules: ModuleType) -> dict[str, type[Struct]]:
-    """Return the types of requests and answers in these modules, by name."""
     return {
         name: kind
         for module in modules
@@ -153,5 +151,4 @@ def described(type_name: str) -> dict[str, str]:
 
 
 def meaning(type_name: str, field: str) -> str | None:
-    """Return what a field means, or None if it is not described."""
     return described(type_name).get(field) or EVERYWHERE.get(field)

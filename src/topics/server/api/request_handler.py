@@ -1,8 +1,6 @@
 """The application that the transport serves: finds the route, runs the handler, and answers every failure."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from typing import Any
 
 from topics import logs
 from topics.engine.steps import Steps, once_loaded
@@ -12,15 +10,13 @@ from topics.server.access.caller import ANYONE
 from topics.server.access.operations import Scope
 from topics.server.api.guard import Guard
 from topics.server.api.route import Call, Route, RouteTable, note_parameters, with_warnings
+from topics.server.api.services import Services, Startup
 from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
 from topics.server.http.request.write_request import LARGE_BYTES
 from topics.server.limits.budget import SMALL_BYTES, MemoryBudget
 from topics.server.loop.answer import error_answer, forward
 from topics.server.loop.runtime import unreadable
 from topics.storage.segments.cold import Cold
-
-if TYPE_CHECKING:
-    from topics.server.api.services import Services, Startup
 
 log = logs.Log("app")
 
@@ -29,10 +25,7 @@ KNOWN_QUERIES, KNOWN_QUERY_BYTES = 4096, 128
 
 
 class RequestHandler:
-    """Admits, authorises and answers requests; see `http.messages.App`.
-
-    Before the data is recovered there are no services: requests are answered from `startup`, or refused.
-    """
+    """Admits, authorises and answers requests; see `http.messages.App`."""
 
     _services: Services  # set once `_recovered`
 
@@ -48,7 +41,6 @@ class RequestHandler:
         budget.listeners.append(self._choose_path)
 
     def begin(self, services: Services) -> None:
-        """Serve all routes from now on: the data is recovered."""
         self._services = services
         self._recovered = True
         self._replaying = services.engine.is_replaying
@@ -71,28 +63,31 @@ class RequestHandler:
                         raise body_too_large(content_length)
                     self._budget.check(content_length)
             if guard is not None:
-                guard.begin(call.caller)
+                guard.quotas.begin_request(call.caller)
         except TopicsError as error:
             return error_answer(error, request)
         request.context = call
         return None
 
     def handle(self, request: Request) -> Answer:
-        """Answer an admitted request."""
         call: Call = request.context
         request.context = None  # the call refers to its request: this breaks the reference cycle
         answer: Answer
         try:
             if request.body and not call.typed:
                 _check_type(request)
-            answer = self._serve(call) if self._recovered else self._answer_early(call)
+            if self._recovered:
+                answer = self._serve(call)
+            elif call.route.while_recovering is not None:
+                answer = call.route.while_recovering(self._startup, call)
+            else:
+                raise self._startup.not_ready()
         except TopicsError as error:
             answer = error_answer(error, request)
         except Cold as cold:
             answer = self._load_and_serve(cold, call)
         except BaseException:
-            if self.guard is not None:
-                self.guard.end(call.caller)
+            call.caller.end_request()
             raise
         if self.guard is not None:
             self.guard.end_with(call.caller, answer)
@@ -122,11 +117,10 @@ class RequestHandler:
             return self._load_and_serve(cold, call)
 
     def abandon(self, request: Request) -> None:
-        """Uncount an admitted request that will never be handled."""
         call: Call | None = request.context
         request.context = None
-        if call is not None and self.guard is not None:
-            self.guard.end(call.caller)
+        if call is not None:
+            call.caller.end_request()
 
     def _choose_path(self) -> None:
         """Allow the fast path if nothing but the route of a request must be checked."""
@@ -138,13 +132,17 @@ class RequestHandler:
         if call.request.query and (call.route, call.request.query) not in self._known_queries:
             self._check_query(call)
         if self._replaying and self._must_replay(call):
-            return services.slices.answer(call.request, self._replay_and_serve(call))
+            replay = services.engine.replay_topic_in_steps(call.params["topic"])
+            return services.slices.answer(call.request, self._serve_after(replay, call))
         if self.guard is not None:
-            if call.route.decode_steps is not None and call.wanted is None and len(call.request.body) > LARGE_BYTES:
-                return services.slices.answer(call.request, self._decode_and_serve(call))
+            body, decode_steps = call.request.body, call.route.decode_steps
+            if decode_steps is not None and call.wanted is None and len(body) > LARGE_BYTES:
+                decode = decode_steps(body, services.engine.limits, call)
+                return services.slices.answer(call.request, self._serve_after(decode, call))
             self.guard.authorise(services.engine, call)
         answer = call.route.handler(services, call)
-        if self._budget.full and isinstance(answer, Response) and _only_reads(call):
+        # An answer that reports an effect must be sent.
+        if self._budget.full and isinstance(answer, Response) and call.route.scope in (Scope.NONE, Scope.READ):
             self._budget.check_answer(body_bytes(answer.body))
         return answer if call.warnings is None else with_warnings(call, answer)
 
@@ -165,22 +163,10 @@ class RequestHandler:
         is_stream = isinstance(call.route.answers.get(200), str)
         return not is_stream and engine.waits_for_replay(call.params.get("topic", ""))
 
-    def _replay_and_serve(self, call: Call) -> Steps[Answer]:
-        """Replay the records of the topic in steps, then serve."""
-        yield from self._services.engine.replay_topic_in_steps(call.params["topic"])
+    def _serve_after(self, steps: Steps[Any], call: Call) -> Steps[Answer]:
+        """Serve after steps that replay the records of the topic, or that decode and return a large body."""
+        call.wanted = yield from steps
         return (yield from once_loaded(lambda: self._serve(call)))
-
-    def _decode_and_serve(self, call: Call) -> Steps[Answer]:
-        """Decode a large body in steps, then serve."""
-        assert call.route.decode_steps is not None
-        call.wanted = yield from call.route.decode_steps(call.request.body, self._services.engine.limits, call)
-        return (yield from once_loaded(lambda: self._serve(call)))
-
-    def _answer_early(self, call: Call) -> Answer:
-        """Answer a request that arrives before the data is recovered."""
-        if call.route.while_recovering is None:
-            raise self._startup.not_ready()
-        return call.route.while_recovering(self._startup, call)
 
     def _load_and_serve(self, cold: Cold, call: Call) -> Deferred:
         """Return the answer of the handler, which runs once what it needs was loaded from the disk."""
@@ -205,11 +191,6 @@ class RequestHandler:
 
         deferred.on_cancel = self._services.runtime.load(cold, serve, fail).cancel
         return deferred
-
-
-def _only_reads(call: Call) -> bool:
-    """Return whether the request may be refused after it was handled: an answer that reports an effect must be sent."""
-    return call.route.scope in (Scope.NONE, Scope.READ)
 
 
 def _check_type(request: Request) -> None:

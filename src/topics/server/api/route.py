@@ -14,24 +14,22 @@ import json
 import re
 from collections.abc import Callable
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from topics.engine.steps import Steps
 from topics.errors import Code, TopicsError, invalid
 from topics.model.records import Limits
-from topics.model.unknown_fields import Noted, note, warning_of
+from topics.model.unknown_fields import Noted, RequestDecoder, note, warning_of
 from topics.model.wire import UnknownField
 from topics.server.access.operations import Operation, Scope
+from topics.server.api.services import Services, Startup
 from topics.server.http.cors import WARNINGS
 from topics.server.http.messages import Answer, Deferred, Request, Response, Stream
 from topics.server.http.request import query_string
-
-if TYPE_CHECKING:
-    from topics.server.api.services import Services, Startup
-
+from topics.server.limits.loop_holds import Cause
 
 # Cached paths. The longest name of a topic has 255 characters, three bytes each if percent-encoded.
 KNOWN_PATHS, KNOWN_PATH_BYTES = 32_768, 1024
@@ -40,8 +38,6 @@ TOKEN = "token"  # the query parameter with the key of a caller
 
 
 class Parameter(Struct, frozen=True):
-    """A query parameter, as the OpenAPI document describes it."""
-
     name: str
     type: type
     help: str
@@ -50,15 +46,13 @@ class Parameter(Struct, frozen=True):
 
 
 class Route(Struct, frozen=True, kw_only=True, eq=False):
-    """One row of the route table."""
-
     method: str
     path: str  # `{topic}` matches one percent-decoded segment
     handler: Callable[[Services, Call], Answer]
     summary: str
     operation: Operation  # also says what a key needs
     body: Any = None  # request type; None if a body is ignored
-    decode: Callable[[bytes, Noted], Any] | None = None  # set if the operation has names in the body
+    decode: Callable[[bytes, Noted], Any] | None = None  # of `body`, which it is made from if it is not given
     # The same for a body larger than `LARGE_BYTES`.
     decode_steps: Callable[[bytes, Limits, Noted], Steps[Any]] | None = None
     answers: dict[int, Any] = {}  # status → type of the answer
@@ -71,6 +65,10 @@ class Route(Struct, frozen=True, kw_only=True, eq=False):
     stream: bool = False  # counts as a long-lived connection
     query_token: bool = False  # accepts its key as `?token=`, because browsers cannot send a header there
 
+    def __post_init__(self) -> None:
+        if self.body is not None and self.decode is None:
+            structs.force_setattr(self, "decode", RequestDecoder[Any](self.body).decode)
+
     @property
     def scope(self) -> Scope:
         return self.operation.scope
@@ -81,10 +79,6 @@ class Route(Struct, frozen=True, kw_only=True, eq=False):
         return self.method in ("PUT", "DELETE") or (
             self.body is not None and self.body.__struct_config__.forbid_unknown_fields
         )
-
-    def parameter_names(self) -> list[str]:
-        """Return the query parameters that the route has."""
-        return [*(row.name for row in self.query), *([TOKEN] if self.query_token else [])]
 
 
 def at_any_time(answer: Callable[[Startup, Call], Answer]) -> dict[str, Any]:
@@ -97,9 +91,22 @@ def at_any_time(answer: Callable[[Startup, Call], Answer]) -> dict[str, Any]:
     return {"handler": handler, "while_recovering": answer}
 
 
-class Call(Struct, gc=False):
-    """A request and its route."""
+def in_slices(
+    cause: Cause = Cause.REQUEST,
+) -> Callable[[Callable[[Services, Call], Steps[Answer]]], Callable[[Services, Call], Answer]]:
+    """Return a decorator for a handler whose answer takes long: it is a generator, and runs in slices."""
 
+    def decorate(steps: Callable[[Services, Call], Steps[Answer]]) -> Callable[[Services, Call], Answer]:
+        @wraps(steps)
+        def handler(services: Services, call: Call) -> Answer:
+            return services.slices.answer(call.request, steps(services, call), cause)
+
+        return handler
+
+    return decorate
+
+
+class Call(Struct, gc=False):
     request: Request
     route: Route
     params: dict[str, str]  # shared between calls to the same path
@@ -109,7 +116,6 @@ class Call(Struct, gc=False):
     warnings: list[str] | None = None  # for the answer: what the request has and the server ignores
 
     def body(self) -> Any:
-        """Return the decoded body of a route with `decode`."""
         if self.wanted is not None:
             return self.wanted
         assert self.route.decode is not None
@@ -117,8 +123,6 @@ class Call(Struct, gc=False):
 
 
 class RouteTable:
-    """Finds the route of a method and a path."""
-
     def __init__(self, routes: list[Route]) -> None:
         self.routes = routes
         self.known: dict[bytes, tuple[dict[str, Route], dict[str, str]]] = {}  # by path: a cache
@@ -148,7 +152,9 @@ class RouteTable:
             if method == "HEAD" and "GET" in routes:
                 route = routes["GET"]
             else:
-                raise _wrong_method(method, routes)
+                allowed = sorted({*routes, *({"HEAD"} if "GET" in routes else ())})
+                what = f"this path does not take {method[:32]}; it takes {', '.join(allowed)}"
+                raise TopicsError(Code.METHOD_NOT_ALLOWED, what, detail={"allow": allowed})
         if len(request.path) <= KNOWN_PATH_BYTES:
             if len(self.known) >= KNOWN_PATHS:
                 self.known.clear()
@@ -163,15 +169,6 @@ def _decode(part: bytes) -> str:
         raise invalid("a part of the path is not UTF-8") from None
 
 
-def _wrong_method(method: str, routes: dict[str, Route]) -> TopicsError:
-    allowed = sorted({*routes, *({"HEAD"} if "GET" in routes else ())})
-    return TopicsError(
-        Code.METHOD_NOT_ALLOWED,
-        f"this path does not take {method[:32]}; it takes {', '.join(allowed)}",
-        detail={"allow": allowed},
-    )
-
-
 _END = b"}\n"
 
 
@@ -182,7 +179,7 @@ def note_parameters(call: Call) -> bool:
     parameters: the handler refuses it if it has any.
     """
     route = call.route
-    known = route.parameter_names()
+    known = [*(row.name for row in route.query), *([TOKEN] if route.query_token else [])]
     try:
         unknown = [name for name in query_string.parse(call.request.query) if name not in known]
     except TopicsError:

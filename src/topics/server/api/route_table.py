@@ -6,16 +6,7 @@ from topics.model.records import DeleteRequest, DiffRequest, ScanRequest, WriteR
 from topics.model.topic import ConfigPatch
 from topics.model.watch import WatchCreated, WatchRequest
 from topics.server.access import operations
-from topics.server.api.handlers import (
-    assets,
-    consumers,
-    diff,
-    queues,
-    records,
-    routers,
-    topics,
-    watch,
-)
+from topics.server.api.handlers import assets, consumers, diff, queues, records, routers, topics, watch
 from topics.server.api.handlers import inspection as looks
 from topics.server.api.route import Parameter, Route, at_any_time
 from topics.server.http.request import write_request
@@ -32,7 +23,7 @@ ROUTES = [
     Route(
         method="PUT", path="/v0/topics/{topic}", handler=topics.put_topic, operation=operations.CONFIGURE_TOPIC,
         summary="Create a topic, or change its configuration",
-        body=ConfigPatch, decode=topics.decode_config, answers={200: wire.TopicPut, 201: wire.TopicPut},
+        body=ConfigPatch, answers={200: wire.TopicPut, 201: wire.TopicPut},
         errors=(Code.TOPIC_EXISTS_INCOMPATIBLE, Code.THROTTLED, Code.READ_ONLY),
     ),
     Route(
@@ -138,7 +129,7 @@ ROUTES = [
     Route(
         method="POST", path="/v0/consumers", handler=consumers.commit_consumers, operation=operations.COMMIT_MANY,
         summary="Acknowledge for many consumers of any topics at once, each by itself",
-        body=consumer.CommitRequest, decode=consumers.decode_commits, answers={200: consumer.CommitAnswer},
+        body=consumer.CommitRequest, answers={200: consumer.CommitAnswer},
         errors=(Code.BATCH_TOO_LARGE,),
     ),
     Route(
@@ -150,8 +141,7 @@ ROUTES = [
     Route(
         method="POST", path="/v0/watch", handler=watch.create_watch, operation=operations.WATCH,
         summary="Create a watch session over any number of topics",
-        body=WatchRequest, decode=watch.decode_watch,
-        answers={200: WatchCreated}, errors=(Code.TOPIC_NOT_FOUND, Code.THROTTLED),
+        body=WatchRequest, answers={200: WatchCreated}, errors=(Code.TOPIC_NOT_FOUND, Code.THROTTLED),
         query=(Parameter("lenient", bool, "skip topics that do not exist instead of failing", False),),
     ),
     Route(
@@ -206,14 +196,13 @@ ROUTES = [
     Route(
         method="POST", path="/v0/topics/{topic}/redrive", handler=queues.redrive, operation=operations.REDRIVE,
         summary="Move dead letters of this queue back into it",
-        body=queue.RedriveRequest, decode=queues.decode_redrive, answers={200: queue.RedriveAnswer},
+        body=queue.RedriveRequest, answers={200: queue.RedriveAnswer},
         errors=(*_QUEUE_ERRORS, Code.TOPIC_FULL, Code.BATCH_TOO_LARGE, Code.RECORD_TOO_LARGE, Code.THROTTLED),
     ),
     Route(
         method="PUT", path="/v0/routers/{router}", handler=routers.put_router, operation=operations.PUT_ROUTER,
         summary="Create a router, or change it; creates the topics it needs",
-        body=router.RouterRequest, decode=routers.decode_router,
-        answers={200: router.RouterPutAnswer, 201: router.RouterPutAnswer},
+        body=router.RouterRequest, answers={200: router.RouterPutAnswer, 201: router.RouterPutAnswer},
         errors=(
             Code.TOPIC_NOT_FOUND, Code.ROUTER_CYCLE, Code.TOPIC_EXISTS_INCOMPATIBLE, Code.THROTTLED, Code.READ_ONLY,
         ),
@@ -243,7 +232,7 @@ ROUTES = [
         method="POST", path="/v0/routers/{router}/preview", handler=routers.preview_router,
         operation=operations.PREVIEW_ROUTER,
         summary="Count the retained records that a filter would forward, without forwarding any",
-        body=router.PreviewRequest, decode=routers.decode_preview, answers={200: router.PreviewAnswer},
+        body=router.PreviewRequest, answers={200: router.PreviewAnswer},
         errors=(Code.ROUTER_NOT_FOUND, Code.TOPIC_NOT_FOUND),
     ),
     *(

@@ -1,9 +1,6 @@
 """The services of a running server that route handlers use, and what they may read before the data is recovered."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -13,6 +10,7 @@ from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps
 from topics.errors import Code, TopicsError
 from topics.server.access.caller import Quotas
+from topics.server.http.server import HttpServer
 from topics.server.limits.budget import MemoryBudget
 from topics.server.loop.replication import ReplicaService
 from topics.server.loop.runtime import Runtime
@@ -20,15 +18,10 @@ from topics.server.loop.samples import QueueSamples, Samples, Traffic
 from topics.server.loop.sliced_work import SharedAnswers, Slices
 from topics.server.loop.storage import Storage
 from topics.server.loop.throttle import Throttle
-from topics.server.push.dispatcher import Dispatcher
+from topics.server.push.dispatcher import Dispatcher, PushServices
 from topics.server.push.jobs import JobWaiters
 from topics.server.push.sessions import Sessions
-from topics.server.push.websocket.commands import SocketServices
-from topics.storage.log.stats import WalStats
-
-if TYPE_CHECKING:
-    from topics.server.http.server import HttpServer
-
+from topics.storage.log.wal import WalStats
 
 RETRY_AFTER_MS = 1000
 
@@ -38,8 +31,6 @@ class Startup:
 
     Only the thread that recovers the data writes `progress`. It assigns a new float, so any thread may read it.
     """
-
-    __slots__ = ("_clock", "_document", "_render", "_started_ns", "console", "http", "progress")
 
     def __init__(self, clock: Clock, render: Callable[[], Steps[bytes]], *, console: bool = True) -> None:
         self._render = render  # renders the OpenAPI document
@@ -51,25 +42,17 @@ class Startup:
         self.http: HttpServer | None = None  # the transport whose connections and requests metrics count
 
     def document(self) -> Steps[bytes]:
-        """Return the OpenAPI document, which the first request renders."""
         if self._document is None:
             self._document = yield from self._render()
         return self._document
 
-    def note_progress(self, share: float) -> None:
-        """Note how much of the log has been replayed, 0 to 1."""
-        self.progress = share
-
     def requests_total(self) -> int:
-        """Return how many requests the transport has received."""
         return 0 if self.http is None else self.http.requests_total
 
     def uptime_ms(self) -> int:
-        """Return the milliseconds since the process started."""
         return (self._clock.monotonic_ns() - self._started_ns) // 1_000_000
 
     def not_ready(self) -> TopicsError:
-        """Return the 503 for a request that needs the recovered data, with the replay progress."""
         return TopicsError(
             Code.NOT_READY,
             "the log is being replayed",
@@ -107,13 +90,10 @@ class PollCache:
     is cleared when it is full.
     """
 
-    __slots__ = ("_answers",)
-
     def __init__(self) -> None:
         self._answers: dict[tuple[str, bytes], CachedAnswer] = {}
 
     def find(self, name: str, body: bytes) -> CachedAnswer | None:
-        """Return the answer to this request if it is still valid."""
         if len(body) > MAX_REQUEST_BYTES:  # hashing 64 MiB takes 50 ms
             return None
         cached = self._answers.get((name, body))
@@ -135,8 +115,6 @@ class PollCache:
 
 
 class Services(Struct, frozen=True, kw_only=True, eq=False):
-    """Built once, when the data is recovered."""
-
     runtime: Runtime
     engine: Engine  # of the runtime, without the second attribute lookup: for hot paths
     startup: Startup
@@ -152,17 +130,15 @@ class Services(Struct, frozen=True, kw_only=True, eq=False):
     dispatcher: Dispatcher
     sessions: Sessions
     job_waiters: JobWaiters
-    sockets: SocketServices
+    push: PushServices
     storage: Storage | None  # None without a data directory
     replica: ReplicaService | None = None
 
     def check_ready(self) -> None:
-        """Raise 503 while the server stops."""
         if self.runtime.draining:
             raise TopicsError(Code.SHUTTING_DOWN, "the server is stopping", retry_after_ms=1000)
 
     def read_only(self) -> str | None:
-        """Return why nothing can be written; None if writes are possible."""
         return None if self.storage is None else self.storage.wal.read_only
 
     @property
@@ -176,9 +152,7 @@ class Services(Struct, frozen=True, kw_only=True, eq=False):
         return replication.sequence.last_failure if replication is not None and replication.is_away else None
 
     def checkpoint_failure(self) -> str | None:
-        """Return why the last checkpoint failed; None if it succeeded."""
         return None if self.storage is None else self.storage.store.retries.reason
 
     def wal_stats(self) -> WalStats:
-        """Return the counters of the log; zeros without a data directory."""
         return WalStats() if self.storage is None else self.storage.wal.stats

@@ -29,8 +29,6 @@ _TRANSPORT_FIELDS = frozenset((b"connection", b"content-length", b"transfer-enco
 class AnswerHeads:
     """Makes heads of answers. `prefixes` holds all before the digits of the length, by status and content type."""
 
-    __slots__ = ("_clock", "_date", "date", "prefixes", "usual")
-
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.prefixes: dict[tuple[int, bytes], bytes] = {}
@@ -52,9 +50,10 @@ class AnswerHeads:
 
     def prefix(self, status: int, content_type: bytes) -> bytes:
         """Return a head up to `content-length: `. The caller adds the number, further lines and the empty line."""
-        prefix = b"%b%bcontent-type: %b\r\n%bcontent-length: " % (
-            _status_line(status), self._date, content_type, _safety(content_type),
-        )  # fmt: skip
+        # Browsers must not run an answer, and caches not store a JSON one: the application sets that for other types.
+        safety = NOSNIFF + NO_STORE if content_type == JSON else NOSNIFF
+        line = _status_line(status)
+        prefix = b"%b%bcontent-type: %b\r\n%bcontent-length: " % (line, self._date, content_type, safety)
         self.prefixes[status, content_type] = prefix
         return prefix
 
@@ -79,14 +78,6 @@ class AnswerHeads:
     def switching(self, response: Response) -> bytes:
         """Return the head of an upgrade. Raise ValueError for a bad field."""
         return b"%b%b%b%b\r\n" % (_status_line(response.status), self._date, _fields(response), UPGRADE)
-
-
-def _safety(content_type: bytes) -> bytes:
-    """Return the fields that keep browsers from running an answer, and caches from storing a JSON one.
-
-    Answers of other types may be stored: the application sets `cache-control` for them.
-    """
-    return NOSNIFF + NO_STORE if content_type == JSON else NOSNIFF
 
 
 def _status_line(status: int) -> bytes:
@@ -117,14 +108,12 @@ def may_compress(response: Response) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def compressible(content_type: bytes) -> bool:
-    """Return whether bodies of this type shrink."""
     return content_type.startswith(b"text/") or any(
         word in content_type for word in (b"json", b"javascript", b"xml", b"wasm")
     )
 
 
 def gzip(body: Body) -> bytes:
-    """Return the compressed body."""
     packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP_WINDOW)
     parts: Iterable[bytes | memoryview] = (body,) if isinstance(body, bytes) else body
     return b"".join([*(packer.compress(part) for part in parts), packer.flush()])

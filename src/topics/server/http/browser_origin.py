@@ -3,27 +3,21 @@
 Such a server trusts every client that can connect, and a browser on the same machine connects for every page it shows.
 Some header fields that a page cannot forge show where a request comes from:
 
-    Host            the host name in the URL. A name that is not the server's own belongs to a page whose own name was
-                    made to point here (DNS rebinding). The browser does not see a foreign origin in that case.
-    Origin          the page behind a request to another site. The browser hides the answer from the page, but the
+    Host            A name that is not the server's own belongs to a page whose own name was made to point here (DNS
+                    rebinding). The browser does not see a foreign origin in that case.
+    Origin          The page behind a request to another site. The browser hides the answer from the page, but the
                     request has been carried out by then, and the data of a WebSocket is not hidden at all.
-    Sec-Fetch-Site  where a request comes from that has no `Origin`: images, scripts, frames, links. It is checked for
-                    GETs with effects (`api/guard.py`). `same-site` is refused like `cross-site`: it means
-                    another origin on this host, for instance a development server on localhost, and only origins
-                    are trusted. Browsers send the field to loopback addresses and over TLS. Elsewhere, and for old
-                    browsers, the `Accept` of an image, a script or a medium shows what the request is for.
-
-A server with keys needs no such checks: a page does not know the key, and browsers do not send it by themselves.
+    Sec-Fetch-Site  Where a request comes from that has no `Origin`: images, scripts, frames, links. It is checked for
+                    GETs with effects (`api/guard.py`). `same-site` is refused like `cross-site`: it means another
+                    origin on this host. Browsers send the field to loopback addresses and over TLS. Elsewhere the
+                    `Accept` of an image, a script or a medium shows what the request is for.
 """
 
 import ipaddress
 import re
-from typing import TYPE_CHECKING
 
+from topics.config import Settings
 from topics.errors import Code, TopicsError
-
-if TYPE_CHECKING:
-    from topics.config import Settings
 
 EVENT_STREAM = b"text/event-stream"
 PAGE_MEDIA = (b"text/html", b"application/xhtml+xml")
@@ -35,10 +29,6 @@ _AUTHORITY = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(?::[0-9]*)?")
 
 
 class Pages:
-    """Decides which requests of browsers are accepted."""
-
-    __slots__ = ("_any_origin", "_hosts", "_origins")
-
     def __init__(self, *, hosts: frozenset[str] | None, origins: tuple[str, ...]) -> None:
         self._hosts = hosts  # names of the server besides loopback addresses; None: not known
         self._any_origin = "*" in origins

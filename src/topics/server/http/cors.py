@@ -24,7 +24,15 @@ class CorsApp:
 
     def admit(self, request: Request, content_length: int | None) -> Response | None:
         if request.method == "OPTIONS" and b"access-control-request-method" in request.headers:
-            return self._preflight(request)
+            fields = self._fields(request)
+            if fields and fields[0] is not VARY:
+                wanted = request.headers.get(b"access-control-request-headers", b"authorization, content-type")
+                fields += (
+                    (b"access-control-allow-methods", METHODS),
+                    (b"access-control-allow-headers", wanted),
+                    (b"access-control-max-age", MAX_AGE_S),
+                )
+            return Response(204, headers=fields)
         refused = self._app.admit(request, content_length)
         return None if refused is None else self._marked(refused, request)
 
@@ -40,18 +48,6 @@ class CorsApp:
 
     def abandon(self, request: Request) -> None:
         self._app.abandon(request)
-
-    def _preflight(self, request: Request) -> Response:
-        """Return the answer to a preflight."""
-        fields = self._fields(request)
-        if fields and fields[0] is not VARY:
-            wanted = request.headers.get(b"access-control-request-headers", b"authorization, content-type")
-            fields += (
-                (b"access-control-allow-methods", METHODS),
-                (b"access-control-allow-headers", wanted),
-                (b"access-control-max-age", MAX_AGE_S),
-            )
-        return Response(204, headers=fields)
 
     def _marked(self, response: Response, request: Request) -> Response:
         """Return a copy with the CORS fields. The application may keep the answer and return it again.

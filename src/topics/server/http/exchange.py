@@ -1,12 +1,6 @@
 """What HTTP/1.1 and HTTP/2 have in common: a request and its answer, their charges, and the way between application
-and connection.
-
-`Exchange` is one request with its answer. `Exchanges`, without I/O, has the exchanges of a connection: a `Pipeline` or
-an `Http2Session`. `ExchangeConnection` has the socket: it passes requests to the application, and answers to its
-`exchanges`, now or when they are there. Threads pack and unpack bodies that take too long on the event loop.
+and connection. `Exchanges` is without I/O, `ExchangeConnection` has the socket.
 """
-
-from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
@@ -29,8 +23,6 @@ T = TypeVar("T")
 
 
 class Exchange(msgspec.Struct, eq=False):
-    """A request and its answer, until the answer has gone out."""
-
     head: RequestHead
     answer: Response | Stream | None = None
     deferred: Deferred | None = None
@@ -66,12 +58,10 @@ class Charges:
         self._parked_bytes += delta_bytes
 
     def begin(self, exchange: Exchange) -> None:
-        """Count a request as begun."""
         exchange.begun = True
         self._parked_bytes -= exchange.input_bytes
 
     def release(self, exchange: Exchange) -> None:
-        """Count a request no longer."""
         self._held_bytes -= exchange.input_bytes
         if not exchange.begun:
             self._parked_bytes -= exchange.input_bytes
@@ -84,14 +74,11 @@ class Charges:
 
     def note_input(self, receiver: Receiver, unparsed_bytes: int) -> None:
         """Charge for requests, and bytes of requests that are not whole. `receiver` is the connection."""
-        if self._note(BODIES, self._held_bytes + unparsed_bytes):
+        if self.note(BODIES, self._held_bytes + unparsed_bytes):
             self._budget.receive(receiver, self._parked_bytes + unparsed_bytes)
 
-    def note_output(self, account: str, held_bytes: int) -> None:
-        """Charge for answers that the client has not taken."""
-        self._note(account, held_bytes)
-
-    def _note(self, account: str, held_bytes: int) -> bool:
+    def note(self, account: str, held_bytes: int) -> bool:
+        """Charge an account with what is held now. Return whether that differs from before."""
         delta_bytes = held_bytes - self.charged[account]
         if delta_bytes:
             self.charged[account] = held_bytes
@@ -102,34 +89,25 @@ class Charges:
 class Exchanges(Generic[E]):
     """The exchanges of one connection, without I/O. Subclasses override the hooks below."""
 
-    __slots__ = ("_service", "charges", "packed")
+    __slots__ = ("_service", "charges", "packed", "served")
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self.charges = Charges(service.budget)
+        self.served = 0  # requests whose head was understood
         self.packed: list[tuple[E, Gunzip]] = []  # whole requests whose bodies take too long to unpack here
 
     # --- hooks of subclasses
 
-    def _make_ready(self, exchange: E, response: Response, size_bytes: int) -> None:
-        """Send an answer whose body has `size_bytes` when it is its turn."""
+    def send(self, exchange: E, response: Response) -> None: ...  # when it is its turn
+    def hold(self, exchange: E, size_bytes: int) -> None: ...  # counts an answer that cannot be sent yet
+    def grant(self, exchange: E, stream: Stream) -> None: ...  # takes an answer without end
+    def unpacked(self, exchange: E, body: bytes) -> None: ...
+    def unpack_failed(self, exchange: E, error: BaseException) -> None: ...
+    def _hook_failed(self) -> None: ...  # ends the connection at once: a hook of the application has raised
 
-    def hold(self, exchange: E, size_bytes: int) -> None:
-        """Count an answer that cannot be sent yet."""
-
-    def grant(self, exchange: E, stream: Stream) -> None:
-        """Take an answer without end."""
-
-    def unpacked(self, exchange: E, body: bytes) -> None:
-        """Take the unpacked body of a request."""
-
-    def unpack_failed(self, exchange: E, error: BaseException) -> None:
-        """Answer a request whose body cannot be unpacked with `error`."""
-
-    def _hook_failed(self) -> None:
-        """End the connection at once: a hook of the application has raised."""
-
-    # --- answers in
+    def give_up_input(self, error: TopicsError) -> None:
+        """Drop requests that were not begun, whole or not, and answer them with `error`: the memory is exhausted."""
 
     def answer(self, exchange: E, response: Response) -> bool:
         """Take the answer to a request. Return False if compressing its body takes too long here: then
@@ -148,15 +126,13 @@ class Exchanges(Generic[E]):
                 self.answer_compressed(exchange, response, gzip(response.body))
                 return True
             response = _with_fields(response, response.body, VARY)
-        self._make_ready(exchange, response, size_bytes)
+        self.send(exchange, response)
         return True
 
     def answer_compressed(self, exchange: E, response: Response, packed: bytes) -> None:
-        """Take the answer to a request with its compressed body."""
-        self._make_ready(exchange, _with_fields(response, packed, VARY, GZIPPED), len(packed))
+        self.send(exchange, _with_fields(response, packed, VARY, GZIPPED))
 
     def defer(self, exchange: E, deferred: Deferred) -> None:
-        """Note that the answer to a request comes later, as `deferred`."""
         exchange.deferred = deferred
         if not deferred.keeps_request:
             self.charges.finish(exchange)
@@ -174,8 +150,6 @@ class Exchanges(Generic[E]):
         else:
             exchange.unpacking = True
             self.packed.append((exchange, gunzip))
-
-    # --- hooks of the application
 
     def call(self, hook: Callable[..., Any], *arguments: Any) -> None:
         """Call into the application where no client waits for an answer. End the connection if that raises."""
@@ -198,28 +172,38 @@ def _with_fields(response: Response, body: Any, *fields: Header) -> Response:
 
 
 class ExchangeConnection(asyncio.Protocol, Generic[E]):
-    """The protocol object of one socket."""
-
-    __slots__ = ("_log", "_noted_ns", "_server", "exchanges")
+    __slots__ = ("_log", "_noted_ns", "_server", "closed", "exchanges", "transport")
 
     exchanges: Exchanges[E]
+    transport: asyncio.Transport
 
     def __init__(self, server: Service) -> None:
         self._server = server
+        self.closed = False
         self._log, self._noted_ns = server.request_log, server.request_log.noted_ns
 
     # --- hooks of subclasses
 
-    def proceed(self) -> None:
-        """Write what there is for the client, and handle further requests: an answer or a body has come."""
+    def proceed(self) -> None: ...  # writes, and handles further requests: an answer or a body has come
+    def note_memory(self) -> None: ...  # charges what this connection holds now. May end the connection's input
 
-    def note_memory(self) -> None:
-        """Charge the memory budget with what this connection holds now. May end the connection's input."""
+    @property
+    def served(self) -> int:
+        return self.exchanges.served
 
-    # --- requests to the application, and its answers
+    def unsent_bytes(self) -> int:
+        """Return the bytes that were written and that the operating system has not taken."""
+        return 0 if self.closed else self.transport.get_write_buffer_size()
+
+    def give_up_input(self, error: TopicsError) -> None:
+        self.exchanges.give_up_input(error)
+        self.note_memory()
+        self.proceed()
+
+    def abort(self) -> None:
+        self.transport.abort()
 
     def handle(self, exchange: E) -> None:
-        """Have the application answer a request."""
         request = exchange.head.request
         if self._noted_ns:
             self._log.begin(request)
@@ -230,7 +214,6 @@ class ExchangeConnection(asyncio.Protocol, Generic[E]):
         self.take(exchange, answer)
 
     def take(self, exchange: E, answer: Answer) -> None:
-        """Take the application's answer, now or when it is there."""
         if self._noted_ns and not isinstance(answer, Deferred):
             self._log.note(exchange.head.request, answer)
         if isinstance(answer, Response):
@@ -243,7 +226,6 @@ class ExchangeConnection(asyncio.Protocol, Generic[E]):
             self.exchanges.grant(exchange, answer)
 
     def resolved(self, exchange: E, response: Response) -> None:
-        """Take an answer that came later."""
         if exchange.dropped:
             self.exchanges.never_sent(response)
         else:
@@ -256,8 +238,6 @@ class ExchangeConnection(asyncio.Protocol, Generic[E]):
         else:
             self.exchanges.answer_compressed(exchange, response, done.result())
         self.proceed()
-
-    # --- gzip bodies of requests that take too long to unpack on the event loop
 
     def unpack_in_threads(self) -> None:
         """Have threads unpack the bodies in `packed`, some megabytes at a time."""

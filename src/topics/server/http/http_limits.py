@@ -1,15 +1,12 @@
 """Limits of one HTTP server on what a client may send, hold and wait for. Pure."""
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
+from topics.config import Settings
+from topics.errors import Code, TopicsError
 from topics.server.http.browser_origin import Pages
 from topics.server.limits import os_limits
 from topics.server.limits.budget import CONNECTION_BYTES, TLS_CONNECTION_BYTES, MemoryBudget, budget_bytes_of
-
-if TYPE_CHECKING:
-    from topics.config import Settings
 
 _LONGEST_SWEEP_MS = 1000  # also how old the date in an answer may be
 _SHORTEST_SWEEP_MS = 5
@@ -56,9 +53,11 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
             pages=Pages.of(settings),
         )
 
+    def body_too_large(self) -> TopicsError:
+        return TopicsError(Code.PAYLOAD_TOO_LARGE, f"the body is larger than {self.max_body_bytes} bytes")
+
     @property
     def sweep_ms(self) -> int:
-        """How often deadlines are checked."""
         shortest = min(
             self.header_timeout_ms,
             self.body_timeout_ms,

@@ -1,8 +1,7 @@
 """Requests and answers as the application sees them, whatever transport carries them.
 
-A transport builds a `Request`, passes it to `App.admit` before it reads the body, and to `App.handle` after. The answer
-is one of four: a `Response`, a response that comes later (`Deferred`), a response without end (`Stream`), or another
-protocol on the same connection (`Upgrade`). Everything happens on the thread of one event loop.
+The answer is one of four: a `Response`, a response that comes later (`Deferred`), a response without end (`Stream`), or
+another protocol on the same connection (`Upgrade`). Everything happens on the thread of one event loop.
 """
 
 import time
@@ -20,7 +19,6 @@ Body = bytes | list[bytes | memoryview]
 
 
 def body_bytes(body: Body) -> int:
-    """Return the size of a body."""
     return len(body) if isinstance(body, bytes) else sum(map(len, body))
 
 
@@ -65,7 +63,6 @@ class Deferred(msgspec.Struct, eq=False):
     on_hurry: Callable[[], None] | None = None  # answers at once with what there is, if the answer waits for something
 
     def resolve(self, response: Response) -> None:
-        """Pass the answer to the transport."""
         if self.cancelled:
             return
         assert self._response is None, "a Deferred is resolved once"
@@ -137,17 +134,9 @@ class Sink(Protocol):
     def write(self, data: bytes) -> bool:
         """Write bytes. Return False if the client must read first, or has left: write no more until `drained`."""
 
-    def close(self) -> None:
-        """End the connection once everything written has left."""
-
-    def give_up(self) -> None:
-        """Abort the connection soon after `close` if the client still reads nothing: it was slow for long enough."""
-
-    def buffered(self) -> int:
-        """Return the bytes that were written and that the operating system has not taken."""
-
-    def hold(self, held: bool, /) -> None:
-        """Stop reading from the client, or read again; for an `Upgrade` that has enough to do."""
+    def close(self) -> None: ...  # once everything written has left
+    def give_up(self) -> None: ...  # abort soon after `close` if the client still reads nothing: it was slow for long
+    def hold(self, held: bool, /) -> None: ...  # stop reading from the client, or read again; for an `Upgrade`
 
 
 class Stream:
@@ -158,21 +147,15 @@ class Stream:
     def __init__(self, head: Response) -> None:
         self.head = head
 
-    def opened(self, sink: Sink) -> None:
-        """Begin to write to `sink`: the head is written."""
-
-    def drained(self) -> None:
-        """Write again: the client has read what was above the high-water mark."""
-
-    def closed(self) -> None:
-        """Stop: nothing can be written any more."""
+    def opened(self, sink: Sink) -> None: ...  # the head is written
+    def drained(self) -> None: ...  # the client has read what was above the high-water mark
+    def closed(self) -> None: ...  # nothing can be written any more
 
 
 class Upgrade(Stream):
     """The answer 101, after which the connection carries another protocol in both directions."""
 
-    def received(self, data: bytes) -> None:
-        """Take bytes of the client."""
+    def received(self, data: bytes) -> None: ...
 
 
 Answer = Response | Deferred | Stream
@@ -184,11 +167,8 @@ class App(Protocol):
     def admit(self, request: Request, content_length: int | None) -> Response | None:
         """Return an answer to refuse a request before its body is read. A `content_length` of None is not known yet."""
 
-    def handle(self, request: Request) -> Answer:
-        """Return the answer to a whole request."""
-
-    def abandon(self, request: Request) -> None:
-        """Free what `admit` reserved: the request will not be handled. Its body broke off, or its client has left."""
+    def handle(self, request: Request) -> Answer: ...
+    def abandon(self, request: Request) -> None: ...  # frees what `admit` reserved: the request will not be handled
 
 
 def answer_of(app: App) -> Callable[[Request], Answer]:

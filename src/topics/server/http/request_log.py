@@ -1,24 +1,19 @@
 """The request log: a line per request at level debug, and a line per slow request at level info.
 
-A line has the method, the path, the status, the bytes of the body of the answer, and the milliseconds since the head of
-the request was complete. `waited_ms` is the part of these that the server did not work: it waited for the rest of the
-request, for requests of the same connection before it, or for as long as the client asked for (`wait_ms`, and the
-window in which a queue gathers claims). A request is slow if the rest is above the threshold. A stream is logged when
-it opens, so the time for which it stays open does not count.
+`waited_ms` is the part of the time that the server did not work: it waited for the rest of the request, for requests of
+the same connection before it, or for as long as the client asked for (`wait_ms`, and the window in which a queue
+gathers claims). A request is slow if the rest is above the threshold. A stream is logged when it opens.
 
 A key in the query string is left out, as in every log line. So is a path outside the API, which may be a mistyped key.
 """
 
 import logging
 import time
-from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote
 
 from topics import logs
+from topics.config import Settings
 from topics.server.http.messages import Request, Response, Stream, body_bytes
-
-if TYPE_CHECKING:
-    from topics.config import Settings
 
 log = logs.Log("http")
 
@@ -31,8 +26,6 @@ _KNOWN_STARTS = (b"/v0/", b"/console", b"/client.js", b"/metrics", b"/healthz")
 class RequestLog:
     """Decides which requests are logged. `noted_ns` is the age above which `note` must see an answer; 0 for none."""
 
-    __slots__ = ("_every", "_slow_ns", "noted_ns")
-
     def __init__(self, *, every: bool = False, slow_ms: int = 0) -> None:
         self._every = every
         self._slow_ns = slow_ms * 1_000_000
@@ -40,7 +33,6 @@ class RequestLog:
 
     @classmethod
     def of(cls, settings: "Settings") -> "RequestLog":
-        """Return the log for the level and the threshold in the settings."""
         return cls(
             every=log.is_enabled(logging.DEBUG),
             slow_ms=settings.slow_request_ms if log.is_enabled(logging.INFO) else 0,
@@ -51,7 +43,6 @@ class RequestLog:
         request.waited_ns = _now_ns() - request.started_ns
 
     def note(self, request: Request, answer: Response | Stream) -> None:
-        """Log the answer to a request if it must be logged."""
         took_ns = _now_ns() - request.started_ns if request.started_ns else 0
         is_slow = 0 < self._slow_ns < took_ns - request.waited_ns
         if not self._every and not is_slow:

@@ -1,9 +1,5 @@
 """The HTTP server: accepts connections as long as it has room, enforces their deadlines, and drains them at the end.
 
-    bytes -> http1/connection.py: a head that was seen before -> App -> bytes                            (fast path)
-    bytes -> http1/connection.py -> pipeline.py -> intake.py -> request/parser.py -> App -> pipeline.py -> bytes
-    bytes -> http1/connection.py -> http2/ -> App -> http2/ -> bytes                                       (HTTP/2)
-
 The event loop's own server accepts every connection of the backlog in one turn, and reports one with TLS only after its
 handshake. Until then such connections would be in no limit, and a flood of them could take the descriptors of files. So
 an `Acceptor` accepts, and a connection counts, and is charged, from then on.
@@ -14,21 +10,16 @@ import contextlib
 import heapq
 import socket
 import ssl
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from topics import logs
-from topics.server.http.answers import AnswerHeads
 from topics.server.http.http1.connection import Connection
 from topics.server.http.http_limits import HttpLimits
-from topics.server.http.messages import App, answer_of
-from topics.server.http.request.gunzip import WorkSlots
-from topics.server.http.request.head import HeadCache
+from topics.server.http.messages import App
 from topics.server.http.request_log import RequestLog
-from topics.server.http.service import BlockedSink, OpeningConnection, ServedConnection, Service
+from topics.server.http.service import OpeningConnection, ServedConnection, Service
 from topics.server.http.tls import Certificate, TlsTransport
 from topics.server.limits.budget import CONNECTIONS, MemoryBudget, throttled
 from topics.server.limits.loop_holds import Cause, LoopHolds
@@ -42,8 +33,6 @@ log = logs.Log("http")
 _SHED_SHARE = 32  # one in 32 connections is shed at a time, because finding idle ones takes a look at all
 _SHED_AFTER_S = 1.0  # a younger connection is not shed: its first request may be on the way
 _HANDSHAKE_S = 0.25  # without room for another connection, TLS handshakes that take longer are cut off
-_GZIP_THREADS = 2
-_UNBLOCK_S = 0.05  # how often streams that wait for the memory budget are tried again
 _LOOK_AGAIN_S = 0.25  # pause after a search that found no idle connection
 _SWEPT_AT_ONCE = 500  # connections whose deadlines are checked in one turn; each takes about 2 µs
 CUT_OFF_S = 5  # how long a drain waits for aborted connections to be reported as lost
@@ -57,7 +46,7 @@ def _import_http2() -> MakeHttp2:
     return Http2Connection
 
 
-class HttpServer:
+class HttpServer(Service):
     """Serves one `App` on any number of sockets of one event loop."""
 
     def __init__(
@@ -69,18 +58,8 @@ class HttpServer:
         request_log: RequestLog | None = None,
         holds: LoopHolds | None = None,
     ) -> None:
-        # Bound once and shared: a connection needs neither the lookup nor bound methods of its own.
-        self.admit = app.admit
-        self.handle = app.handle
-        self.answer = answer_of(app)
-        self.abandon = app.abandon
-        self.limits = limits or HttpLimits()
-        self.budget = budget or MemoryBudget()
+        super().__init__(app, limits, budget, request_log)
         self._holds = holds or LoopHolds()
-        self.request_log = request_log or RequestLog()
-        self.heads = HeadCache()
-        self.answers = AnswerHeads(time.time)
-        self.clock_ns = time.perf_counter_ns
         self.connections: set[ServedConnection] = set()
         # Accepted connections that are not in `connections` yet, oldest first, with the time; and those of them that
         # shake hands for TLS. Without TLS, the next turn opens the connection.
@@ -90,31 +69,15 @@ class HttpServer:
         self.refused_total = 0  # connections that were refused because there was no room
         self._refused: dict[ServedConnection, None] = {}  # refused connections that are still open, oldest first
         self._look_at = 0.0  # when the next search for idle connections may begin
-        self._blocked: dict[BlockedSink, None] = {}  # streams that wait for the budget
-        self.draining = False
         self._closed_requests = 0
-        self._pool: ThreadPoolExecutor | None = None
         self._http2: asyncio.Future[MakeHttp2] | None = None  # set by the first connection with HTTP/2
-        self.unpacking_slots = WorkSlots(_GZIP_THREADS)
         self._sweeping: asyncio.TimerHandle | None = None
         self._emptied: asyncio.Event | None = None
-
-    # --- for metrics
-
-    @property
-    def open_connections(self) -> int:
-        return len(self.connections)
 
     @property
     def requests_total(self) -> int:
         """Requests whose head was understood. Each connection counts its own: the fast path touches only one object."""
         return self._closed_requests + sum(connection.served for connection in self.connections)
-
-    # --- for the event loop and the connections
-
-    def connection(self) -> Connection:
-        """Return the protocol of a new socket."""
-        return Connection(self)
 
     def has_room(self) -> bool:
         """Return whether another socket may be open: a connection, one that is refused, or one that shakes hands."""
@@ -133,9 +96,8 @@ class HttpServer:
         return bool(slow or self._refused)
 
     def accept(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
-        """Serve a new socket."""
         loop = asyncio.get_running_loop()
-        connection = self.connection()
+        connection = Connection(self)
         protocol: asyncio.Protocol = connection
         if tls is not None:
             handshake_s = self.limits.header_timeout_ms / 1000
@@ -158,7 +120,7 @@ class HttpServer:
         if self._opening.pop(connection, None) is not None:
             self.budget.charge(CONNECTIONS, -self.limits.connection_bytes)
 
-    def opened(self, connection: ServedConnection) -> None:
+    def opened(self, connection: OpeningConnection) -> None:
         """Count a new connection. Shed idle ones if there are too many, or refuse it if none is idle."""
         self.connections.add(connection)
         self._handshakes.pop(connection, None)
@@ -168,7 +130,11 @@ class HttpServer:
             self._sweep()
         most = self.limits.max_connections
         if most and len(self.connections) - len(self._refused) > most and not self._shed_idle():
-            self._refuse(connection)
+            self.refused_total += 1
+            if len(self._refused) >= self.limits.max_refused:
+                next(iter(self._refused)).abort()
+            self._refused[connection] = None
+            connection.refuse(throttled("max_connections", most))
 
     def begin_http2(self, connection: OpeningConnection) -> None:
         """Hand a connection over to HTTP/2, whose modules take 35 ms to import: a thread does that, the first time."""
@@ -207,40 +173,13 @@ class HttpServer:
             self._look_at = now + _LOOK_AGAIN_S
         return bool(idle)
 
-    def _refuse(self, connection: ServedConnection) -> None:
-        self.refused_total += 1
-        if len(self._refused) >= self.limits.max_refused:
-            next(iter(self._refused)).abort()
-        self._refused[connection] = None
-        connection.refuse(throttled("max_connections", self.limits.max_connections))
-
     def closed(self, connection: ServedConnection) -> None:
-        """Forget a connection that has ended."""
         self.connections.discard(connection)
         self.budget.charge(CONNECTIONS, -self.limits.connection_bytes)
         self._refused.pop(connection, None)
         self._closed_requests += connection.served
         if not self.connections and self._emptied is not None:
             self._emptied.set()
-
-    def block(self, sink: BlockedSink) -> None:
-        """Have `sink.unblock` called until it returns True."""
-        if not self._blocked:
-            asyncio.get_running_loop().call_later(_UNBLOCK_S, self._unblock)
-        self._blocked[sink] = None
-
-    def _unblock(self) -> None:
-        waiting, self._blocked = self._blocked, {}
-        for sink in waiting:
-            if not sink.unblock():
-                self.block(sink)
-
-    @property
-    def pool(self) -> ThreadPoolExecutor:
-        """Threads for gzip, started when first needed: most servers never compress anything."""
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(max_workers=_GZIP_THREADS, thread_name_prefix="topics-gzip")
-        return self._pool
 
     def _sweep(self) -> None:
         """Check all deadlines until the last connection has ended. A timer for each would cost as much as a request."""
@@ -263,8 +202,6 @@ class HttpServer:
         else:
             self._sweeping = loop.call_later(self.limits.sweep_ms / 1000, self._sweep)
 
-    # --- the end
-
     async def drain(self, timeout_ms: int) -> int:
         """Let every connection finish what it has begun. Return how many had not by the deadline and were aborted.
 
@@ -282,23 +219,17 @@ class HttpServer:
             try:
                 await asyncio.wait_for(self._emptied.wait(), timeout_ms / 1000)
             except TimeoutError:
-                left = await self._cut_off()
+                left = len(self.connections)
+                for connection in tuple(self.connections):
+                    connection.abort()
+                # The transports report the loss in a later turn; the application is stopped only after that.
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._emptied.wait(), CUT_OFF_S)
         if self._sweeping is not None:
             self._sweeping.cancel()
             self._sweeping = None
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
-        return left
-
-    async def _cut_off(self) -> int:
-        """Abort the connections that are left, and return their number."""
-        left = len(self.connections)
-        for connection in tuple(self.connections):
-            connection.abort()
-        # The transports report the loss in a later turn of the loop; the application is stopped only after that.
-        if self.connections and self._emptied is not None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._emptied.wait(), CUT_OFF_S)
         return left
 
 
@@ -318,7 +249,6 @@ class Acceptor:
         self._begin()
 
     def close(self) -> None:
-        """Stop listening."""
         if self._waiting is not None:
             self._waiting.cancel()
         self._loop.remove_reader(self._sock)

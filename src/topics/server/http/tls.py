@@ -5,8 +5,6 @@ and never shrink: an idle connection that had read 1 MB took 1.3 MiB. Here OpenS
 bytes are in the buffer of the socket's transport alone, so it matters little what a connection has sent and received.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections.abc import Callable, Iterable
@@ -35,22 +33,23 @@ class Certificate:
         self.context.load_cert_chain(self._cert, self._key)
 
     def _read(self) -> ssl.SSLContext:
+        def refuse_encrypted() -> str:
+            raise ValueError(
+                "the key is encrypted; store it without a password, readable by the user of the server only"
+            )
+
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
         context.set_alpn_protocols(["h2", "http/1.1"])
         try:
-            context.load_cert_chain(self._cert, self._key, password=_no_password)
+            context.load_cert_chain(self._cert, self._key, password=refuse_encrypted)
         except (OSError, ValueError) as error:
             files = str(self._cert) if self._key is None else f"{self._cert} and {self._key}"
             raise TopicsError(
                 Code.INVALID_REQUEST, f"TOPICS_TLS_CERT, TOPICS_TLS_KEY: {files}: {_reason(error)}"
             ) from None
         return context
-
-
-def _no_password() -> str:
-    raise ValueError("the key is encrypted; store it without a password, readable by the user of the server only")
 
 
 def _reason(error: OSError | ValueError) -> str:
@@ -78,7 +77,7 @@ class _State(Enum):
 HANDSHAKE, OPEN, CLOSING = _State
 
 
-class TlsTransport(asyncio.Protocol, asyncio.Transport):
+class TlsTransport(asyncio.Protocol):
     """The protocol of a socket's transport, and the transport of a connection's protocol."""
 
     __slots__ = ("_incoming", "_lost", "_outgoing", "_protocol", "_raw", "_ssl", "_state", "_timer", "_wait_s")
@@ -92,13 +91,12 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
         self._wait_s = handshake_s
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._raw: Any = None  # the socket's transport
         self._state = HANDSHAKE
         self._timer: asyncio.TimerHandle | None = None
 
-    # --- the protocol of the socket's transport
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._raw = cast(asyncio.Transport, transport)
+        self._raw = transport
         self._timer = asyncio.get_running_loop().call_later(self._wait_s, self._raw.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -122,8 +120,11 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
         self._flush()
         if chunks and self._state is OPEN:
             self._protocol.data_received(chunks[0] if len(chunks) == 1 else b"".join(chunks))
-        if ended:
-            self._end()
+        if ended:  # TLS has no connections that are open on one side
+            if self._state is OPEN:
+                self._protocol.eof_received()
+                self.close()
+            self._raw.close()
 
     def eof_received(self) -> bool:
         """Close: without the client's end of TLS, the connection was cut off."""
@@ -143,7 +144,10 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
         try:
             if self._state is HANDSHAKE:
                 tls.do_handshake()
-                self._open()
+                self._stop_timer()
+                self._flush()
+                self._state = OPEN
+                self._protocol.connection_made(cast(asyncio.Transport, self))
             # Bound: the bytes that the client has sent. Without the condition, each request ends with an exception.
             while incoming.pending or tls.pending():
                 if not (chunk := tls.read(_PIECE_BYTES)):
@@ -154,19 +158,6 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
             return False
         except ssl.SSLZeroReturnError:
             return True
-
-    def _open(self) -> None:
-        self._stop_timer()
-        self._flush()
-        self._state = OPEN
-        self._protocol.connection_made(self)
-
-    def _end(self) -> None:
-        """Close, because the client has ended TLS, which has no connections that are open on one side."""
-        if self._state is OPEN:
-            self._protocol.eof_received()
-            self.close()
-        self._raw.close()
 
     def _fail(self) -> None:
         """Close without an end of TLS, and write nothing more: OpenSSL cannot go on after an error."""
@@ -183,28 +174,22 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
             self._timer.cancel()
             self._timer = None
 
-    # --- the transport of the connection's protocol
-
     def write(self, data: Data) -> None:
-        if self._state is OPEN:
-            self._encrypt(data)
-            self._flush()
+        self.writelines((data,))
 
     def writelines(self, list_of_data: Iterable[Data]) -> None:
-        if self._state is OPEN:
-            for data in list_of_data:
-                self._encrypt(data)
-            self._flush()
-
-    def _encrypt(self, data: Data) -> None:
-        view, at = memoryview(data), 0
+        if self._state is not OPEN:
+            return
         try:
-            while at < len(view):
-                at += self._ssl.write(view[at : at + _PIECE_BYTES])
-                if self._outgoing.pending >= _PIECE_BYTES:
-                    self._flush()
+            for data in list_of_data:
+                view, at = memoryview(data), 0
+                while at < len(view):
+                    at += self._ssl.write(view[at : at + _PIECE_BYTES])
+                    if self._outgoing.pending >= _PIECE_BYTES:
+                        self._flush()
         except ssl.SSLError:
             self._fail()
+        self._flush()
 
     def close(self) -> None:
         """End TLS, and close when the client has ended it too, or after a while."""
@@ -221,32 +206,14 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
             if not self._raw.is_closing() and not self._raw.is_reading():
                 self._raw.resume_reading()
 
-    def abort(self) -> None:
-        self._raw.abort()
-
     def is_closing(self) -> bool:
         return self._state is CLOSING or self._raw.is_closing()
 
     def can_write_eof(self) -> bool:
         return False
 
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self._raw.get_extra_info(name, default)
+    def set_protocol(self, protocol: asyncio.Protocol) -> None:
+        self._protocol = protocol
 
-    def get_write_buffer_size(self) -> int:
-        return self._raw.get_write_buffer_size()
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        self._raw.set_write_buffer_limits(high, low)
-
-    def is_reading(self) -> bool:
-        return self._raw.is_reading()
-
-    def pause_reading(self) -> None:
-        self._raw.pause_reading()
-
-    def resume_reading(self) -> None:
-        self._raw.resume_reading()
-
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        self._protocol = cast(asyncio.Protocol, protocol)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raw, name)

@@ -1,7 +1,6 @@
 """The memory budget: one limit on the bytes that clients make the server hold, by account. Pure.
 
-Records are not counted: `max_total_bytes` and the caps of topics bound those. Everything else that clients can make the
-server hold is counted while it is held:
+Records are not counted: `max_total_bytes` and the caps of topics bound those.
 
     account      charged for
     connections  open connections, a flat amount each, from the moment they are accepted
@@ -13,13 +12,10 @@ server hold is counted while it is held:
     sessions     watch sessions and subscriptions of WebSockets: node names, filters
     idempotency  keys within their windows
 
-New requests may use seven eighths of the limit: `check` refuses a request that needs more, with `throttled`. `charge`
-never refuses, so that requests that have begun can finish. While more than seven eighths are held, `full` is set. Then
-only small requests with small answers are served, so that clients that hold much memory do not keep other clients from
-writing and acknowledging.
-
-Input is different: a body or a message may grow long after its request was admitted. Above the whole limit, requests
-that are still being received are refused, the newest first.
+New requests may use seven eighths of the limit: `check` refuses a request that needs more. `charge` never refuses, so
+that requests that have begun can finish. While more than seven eighths are held, `full` is set: only small requests
+with small answers are served. A body or a message may grow long after its request was admitted. Above the whole limit,
+requests that are still being received are refused, the newest first.
 """
 
 from collections.abc import Callable
@@ -56,17 +52,11 @@ def budget_bytes_of(settings: Settings) -> int:
 class Receiver(Protocol):
     """A connection that holds input that is not handled yet."""
 
-    def give_up_input(self, error: TopicsError) -> None:
-        """Drop the input, answer it with `error`, and charge nothing more for it."""
+    def give_up_input(self, error: TopicsError) -> None: ...  # drop it, answer it, and charge nothing more for it
 
 
 class MemoryBudget:
     """Charges by account, and their sum. A limit of 0 means unlimited."""
-
-    __slots__ = (
-        "_by_account", "_charged_bytes", "_gauges", "_receivers", "_refusing", "full", "limit_bytes", "listeners",
-        "peak_bytes", "reclaimers", "soft_bytes",
-    )  # fmt: skip
 
     def __init__(self, limit_bytes: int = 0) -> None:
         self.limit_bytes = limit_bytes
@@ -77,7 +67,7 @@ class MemoryBudget:
         self._receivers: dict[Receiver, None] = {}  # in the order in which they passed `SMALL_BYTES`
         self._refusing = False
         self.peak_bytes = 0  # the most that was charged since `Upkeep` last reset it
-        self._charged_bytes = 0
+        self.charged_bytes = 0
         self._by_account = dict.fromkeys(_CHARGED, 0)
         self._gauges: dict[str, Callable[[], int]] = {}
 
@@ -86,11 +76,10 @@ class MemoryBudget:
         self._gauges[account] = gauge
 
     def charge(self, account: str, delta_bytes: int) -> None:
-        """Add `delta_bytes`, which may be negative, to an account."""
         self._by_account[account] += delta_bytes
-        self._charged_bytes += delta_bytes
-        if self._charged_bytes > self.peak_bytes:
-            self.peak_bytes = self._charged_bytes
+        self.charged_bytes += delta_bytes
+        if self.charged_bytes > self.peak_bytes:
+            self.peak_bytes = self.charged_bytes
         self.refresh()
 
     def refresh(self) -> None:
@@ -129,12 +118,7 @@ class MemoryBudget:
         if self.full and size_bytes > SMALL_BYTES:
             raise self.error()
 
-    @property
-    def charged_bytes(self) -> int:
-        return self._charged_bytes
-
     def accounts(self) -> dict[str, int]:
-        """Return the bytes held, by account."""
         return self._by_account | {account: gauge() for account, gauge in self._gauges.items()}
 
     def max_connections(self, connection_bytes: int) -> int:
@@ -142,7 +126,6 @@ class MemoryBudget:
         return self.limit_bytes // (CONNECTIONS_SHARE * connection_bytes)
 
     def error(self) -> TopicsError:
-        """Return the error of a request that the budget has no room for."""
         return TopicsError(
             Code.THROTTLED,
             f"memory_budget_bytes ({self.limit_bytes}) is reached: requests and answers of clients fill the memory; "
@@ -154,7 +137,7 @@ class MemoryBudget:
     def _has_room(self, size_bytes: int, limit_bytes: int) -> bool:
         if not limit_bytes:
             return True
-        held_bytes = self._charged_bytes + size_bytes
+        held_bytes = self.charged_bytes + size_bytes
         for gauge in self._gauges.values():
             held_bytes += gauge()
         return held_bytes <= limit_bytes

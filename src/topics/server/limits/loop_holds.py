@@ -4,8 +4,6 @@ Nothing else runs while a callback runs, so each of these is a pause for every c
 runs in slices of about half a millisecond; what cannot be cut is measured here too.
 """
 
-from __future__ import annotations
-
 from enum import Enum
 
 
@@ -27,12 +25,9 @@ class Cause(Enum):
 class LoopHolds:
     """The longest hold of each cause since the start of the process."""
 
-    __slots__ = ("longest_ns",)
-
     def __init__(self) -> None:
         self.longest_ns = dict.fromkeys(Cause, 0)
 
     def note(self, cause: Cause, took_ns: int) -> None:
-        """Note one hold."""
         if took_ns > self.longest_ns[cause]:
             self.longest_ns[cause] = took_ns

@@ -1,10 +1,8 @@
 """Limits of the operating system on this process: memory and descriptors.
 
-A container limits memory by cgroup and not by the size of the machine, so both are read. Both versions of cgroups have
-a limit for each folder, and the limits of all enclosing folders apply too.
-
-Sockets and files share one limit of descriptors. A part of it is reserved for files, so that clients that open
-connections cannot keep the server from writing its log or reading a segment.
+A container limits memory by cgroup and not by the size of the machine, so both are read. Sockets and files share one
+limit of descriptors. A part of it is reserved for files, so that clients that open connections cannot keep the server
+from writing its log or reading a segment.
 """
 
 import contextlib
@@ -30,8 +28,6 @@ FEWEST_CONNECTIONS = 8
 
 
 class Descriptors(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of a limit of descriptors."""
-
     limit: int
     segment_files: int  # files of sealed segments that stay open
     refused: int  # connections that are refused and stay open until the client has read why
@@ -47,7 +43,6 @@ def divide(limit: int) -> Descriptors:
 
 
 def descriptors() -> Descriptors:
-    """Return the parts of the limit in force."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return divide(MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft)
 
@@ -87,37 +82,22 @@ def _cgroup_limits(root: Path) -> Iterator[int]:
     In a container `/proc/self/cgroup` may name a folder of the host that is not visible. The mount point is then the
     folder of the container, and the last one that is read.
     """
-    for controllers, path in _cgroups(root):
-        if controllers == "":
-            mount, file = _V2
-        elif "memory" in controllers.split(","):
-            mount, file = _V1
-        else:
-            continue
-        for folder in (path, *path.parents):
-            limit = _read_limit(root / mount / folder.relative_to("/") / file)
-            if limit is not None:
-                yield limit
-
-
-def _cgroups(root: Path) -> Iterator[tuple[str, PurePosixPath]]:
-    """Yield the controllers and the folder of each hierarchy; the controllers of version 2 are an empty string."""
     try:
         text = (root / "proc/self/cgroup").read_text()
     except OSError:
         return
     for line in text.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if path.startswith("/") and ".." not in path:
-            yield controllers, PurePosixPath(path)
-
-
-def _read_limit(file: Path) -> int | None:
-    try:
-        text = file.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdecimal() else None
+        _, controllers, named = line.split(":", 2)
+        path = PurePosixPath(named)
+        # The controllers of version 2 are an empty string.
+        mount, file = _V1 if controllers else _V2
+        if (controllers and "memory" not in controllers.split(",")) or not path.is_absolute() or ".." in named:
+            continue
+        for folder in (path, *path.parents):
+            with contextlib.suppress(OSError):
+                limit = (root / mount / folder.relative_to("/") / file).read_text().strip()
+                if limit.isdecimal():
+                    yield int(limit)
 
 
 def use_one_heap() -> None:

@@ -1,7 +1,5 @@
 """Answers to clients, made from the results and errors of the engine."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -18,12 +16,10 @@ _MILLIS = [f"{us / 1000:.3f}" for us in range(10_000)]
 
 
 def json_answer(status: int, answer: Any) -> Response:
-    """Return the response with `answer` as its JSON body."""
     return Response(status, _encode(answer) + b"\n")
 
 
 def elapsed_ms(request: Request) -> float:
-    """Return the milliseconds since the request arrived."""
     return round((time.perf_counter_ns() - request.started_ns) / 1e6, 3)
 
 
@@ -63,7 +59,6 @@ class TicketAnswer(Deferred):
     encode: Callable[[Ticket, Request], Response] | None = None
 
     def finish(self, ticket: Ticket) -> None:
-        """Resolve the answer with the outcome of the ticket."""
         request, encode = self.request, self.encode
         assert request is not None
         assert encode is not None
@@ -84,6 +79,16 @@ def when_done(ticket: Ticket, request: Request, encode: Callable[[Ticket, Reques
     answer.request, answer.encode = request, encode
     ticket.then = answer.finish
     return answer
+
+
+def json_when_done(ticket: Ticket, request: Request, make: Callable[[Any, Performance], Any]) -> Answer:
+    """Return `when_done` with what `make` returns for the result of the ticket, as JSON. What was created gets 201."""
+
+    def encode(ticket: Ticket, request: Request) -> Response:
+        created = getattr(ticket.result, "created", False)
+        return json_answer(201 if created else 200, make(ticket.result, performance(request, ticket)))
+
+    return when_done(ticket, request, encode)
 
 
 def forward(answer: Answer, deferred: Deferred) -> None:

@@ -1,25 +1,18 @@
-"""Upkeep: refresh the gauges of the memory budget, remove expired idempotency keys and consumers, serve waiters, return
-freed memory.
+"""Upkeep: gauges of the memory budget, expired idempotency keys and consumers, waiters, and freed memory.
 
-The C library keeps much of the memory that is freed, in pieces between others that are still in use. After clients have
-released a lot, `malloc_trim` returns it to the system. That takes about 10 ms, and blocks allocations meanwhile.
+The C library keeps much of the memory that is freed. After clients have released a lot, `malloc_trim` returns it to the
+system. That takes about 10 ms, and blocks allocations meanwhile.
 """
-
-from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from topics.engine.state import idempotency
-from topics.server.limits.budget import IDEMPOTENCY, WRITES
+from topics.server.limits.budget import IDEMPOTENCY, WRITES, MemoryBudget
 from topics.server.limits.loop_holds import Cause
 from topics.server.limits.os_limits import find_trim
-
-if TYPE_CHECKING:
-    from topics.server.limits.budget import MemoryBudget
-    from topics.server.loop.runtime import Runtime
+from topics.server.loop.runtime import Runtime
 
 PERIOD_MS = 250
 RELIEF_MS = 20  # after the budget has room again: many answers are often delivered at the same time
@@ -33,11 +26,6 @@ COPIES_OF_A_WRITE = 2  # its rendered records, and the frame of the log
 
 
 class Upkeep:
-    """The periodic work of the budget, and the work that the budget asks for.
-
-    `on_relief` is called shortly after the budget has room again.
-    """
-
     def __init__(self, runtime: Runtime, budget: MemoryBudget, *, on_relief: Callable[[], None]) -> None:
         self._runtime = runtime
         self._budget = budget
@@ -54,11 +42,9 @@ class Upkeep:
         engine.staging.admit_key = budget.check
 
     def begin(self) -> None:
-        """Start the timer."""
         self._timer = self._runtime.call_later(PERIOD_MS, self._tick)
 
     def end(self) -> None:
-        """Stop the timers."""
         for timer in (self._timer, self._relief):
             if timer is not None:
                 timer.cancel()
@@ -71,19 +57,15 @@ class Upkeep:
         if self._runtime.engine.state.expiring:
             self._runtime.engine.consumers.sweep(topics=TOPICS_PER_SWEEP // 4)
         self._budget.refresh()
-        self._trim_heap()
+        # Return freed memory to the system if clients have released at least half of what they held.
+        budget = self._budget
+        released_bytes = budget.peak_bytes - budget.charged_bytes
+        if self._trim is not None and released_bytes >= max(TRIM_BYTES, budget.peak_bytes // 2):
+            if began_ns - self._trimmed_ns >= TRIM_PERIOD_NS:
+                self._trimmed_ns, budget.peak_bytes = began_ns, budget.charged_bytes
+                self._runtime.in_pool(partial(self._trim, 0))
         self._runtime.holds.note(Cause.UPKEEP, tick_ns() - began_ns)
         self.begin()
-
-    def _trim_heap(self) -> None:
-        """Return freed memory to the system if clients have released at least half of what they held."""
-        budget, now_ns = self._budget, self._runtime.clock.monotonic_ns()
-        released_bytes = budget.peak_bytes - budget.charged_bytes
-        if self._trim is None or released_bytes < max(TRIM_BYTES, budget.peak_bytes // 2):
-            return
-        if now_ns - self._trimmed_ns >= TRIM_PERIOD_NS:
-            self._trimmed_ns, budget.peak_bytes = now_ns, budget.charged_bytes
-            self._runtime.in_pool(partial(self._trim, 0))
 
     def _reclaim(self) -> None:
         """Remove expired keys before a request is refused, but not once per request of a burst."""
@@ -99,9 +81,9 @@ class Upkeep:
             idempotency.sweep(state, now_ms, topics=TOPICS_PER_SWEEP, keys=KEYS_PER_SWEEP)
 
     def _changed(self) -> None:
-        if not self._budget.full and self._relief is None:
-            self._relief = self._runtime.call_later(RELIEF_MS, self._relieve)
+        def relieve() -> None:
+            self._relief = None
+            self._on_relief()
 
-    def _relieve(self) -> None:
-        self._relief = None
-        self._on_relief()
+        if not self._budget.full and self._relief is None:
+            self._relief = self._runtime.call_later(RELIEF_MS, relieve)

@@ -1,23 +1,13 @@
-"""Routers on the event loop: when forwarding gets its turns.
-
-A write to a source is answered before its copies are made. While many requests arrive, or while there is much to
-forward, forwarding runs for one slice and then rests for several times as long (`engine/delays.py`).
-"""
-
-from __future__ import annotations
+"""Routers on the event loop: when forwarding gets its turns. `engine/delays.py` says how long it rests."""
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from topics import logs
 from topics.engine.delays import FEW_STEPS, FEW_WRITES, REST, SLICE_NS
 from topics.server.limits.loop_holds import Cause
-from topics.server.loop.runtime import NOT_LOADING, unreadable
+from topics.server.loop.runtime import NOT_LOADING, Runtime, unreadable
 from topics.storage.segments.cold import Cold
-
-if TYPE_CHECKING:
-    from topics.server.loop.runtime import Runtime
 
 log = logs.Log("routers")
 
@@ -25,8 +15,6 @@ RETRY_MS = 1000  # after an unexpected failure
 
 
 class Forwarding:
-    """Calls `Forwarder.run` whenever there is something to forward."""
-
     def __init__(self, runtime: Runtime, requests_total: Callable[[], int]) -> None:
         self._runtime = runtime
         self._requests_total = requests_total
@@ -94,9 +82,7 @@ class Forwarding:
         """Return whether requests come first for a while, after a slice that wants its next turn after `delay_ms`."""
         engine = self._runtime.engine
         few = self._routers.forwarder.steps <= FEW_STEPS and engine.commits.batch_writes <= FEW_WRITES
-        return (delay_ms == 0 or not few) and self._is_asked()
-
-    def _is_asked(self) -> bool:
-        """Return whether requests arrived since the last turn."""
+        if delay_ms != 0 and few:
+            return False
         before, self._requests = self._requests, self._requests_total()
-        return self._requests != before
+        return self._requests != before  # requests arrived since the last such slice

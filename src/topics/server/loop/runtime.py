@@ -1,22 +1,16 @@
 """What all work on the event loop shares: the engine, the clock, the loop, the thread pool, and loads from the disk.
 
-    self._loading = runtime.attempt(self._work, self._failed)
-
 Work raises `Cold` if it needs data that is only on the disk. A pool thread then fetches everything that the `Cold`
 names in one trip, and the work runs again on the loop while that data is held in memory. The number of attempts has no
-limit: data stays held until the work has ended, so every attempt gets further than the one before, whatever the kernel
-does with the pages meanwhile.
-
-At most `AT_ONCE` pieces of work hold data at a time; the others wait in order of arrival. This bounds the memory:
-see `topics.storage.segments.cold` for what one hold may take.
+limit: data stays held until the work has ended, so every attempt gets further than the one before. At most `AT_ONCE`
+pieces of work hold data at a time: see `topics.storage.segments.cold` for what one hold may take.
 """
-
-from __future__ import annotations
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -39,17 +33,15 @@ loads_log = logs.Log("loads")
 T = TypeVar("T")
 
 
+@dataclass(slots=True, eq=False)
 class Loading:
     """One piece of work that needs the disk. `waiting` is true while the disk is read, false while the work runs."""
 
-    __slots__ = ("cold", "failed", "hold", "waiting", "work")
-
-    def __init__(self, cold: Cold, work: Work, failed: Failed) -> None:
-        self.cold = cold
-        self.work: Work | None = work  # None once the work has ended or was cancelled
-        self.failed: Failed | None = failed
-        self.hold = Hold()
-        self.waiting = True
+    cold: Cold
+    work: Work | None  # None once the work has ended or was cancelled
+    failed: Failed | None
+    hold: Hold = field(default_factory=Hold)
+    waiting: bool = True
 
     def cancel(self) -> None:
         """Do not run the work again, and fetch nothing more for it."""
@@ -58,15 +50,7 @@ class Loading:
         self.waiting = False
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
-def _ignore(failure: BaseException) -> None:
-    """Ignore a failure that cannot happen."""
-
-
-NOT_LOADING = Loading(Cold([]), _nothing, _ignore)  # for work that has ended
+NOT_LOADING = Loading(Cold([]), lambda: None, lambda failure: None)  # for work that has ended
 NOT_LOADING.cancel()
 
 
@@ -74,8 +58,8 @@ class Loads:
     """Loads of one event loop. Used on its thread only."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, pool: Executor) -> None:
-        self._loop = loop
-        self._pool = pool
+        self.loop = loop
+        self.pool = pool
         self._running: set[Loading] = set()
         self._waiting: deque[Loading] = deque()
         self._stopped = False
@@ -107,7 +91,6 @@ class Loads:
         return loading
 
     def stop(self) -> None:
-        """Fetch nothing and run nothing from now on: the server stops."""
         self._stopped = True
         self._waiting.clear()
 
@@ -115,7 +98,7 @@ class Loads:
         if self._stopped:
             return
         self._running.add(loading)
-        trip = self._loop.run_in_executor(self._pool, partial(loading.hold.load, loading.cold))
+        trip = self.loop.run_in_executor(self.pool, partial(loading.hold.load, loading.cold))
         trip.add_done_callback(lambda done: self._loaded(loading, done))
 
     def _loaded(self, loading: Loading, done: asyncio.Future[None]) -> None:
@@ -155,50 +138,30 @@ def unreadable(failure: BaseException) -> TopicsError:
 class OpenEnded(Protocol):
     """A request or a stream that waits without a limit of its own, so that a drain must end it."""
 
-    def end(self) -> None:
-        """Answer with what is there, or close the stream: the server stops."""
+    def end(self) -> None: ...  # answer with what is there, or close the stream
 
 
-class Runtime:
-    """The runtime of one server, from the end of its recovery until it stops."""
-
-    __slots__ = (
-        "clock", "draining", "engine", "holds", "loads", "loop", "open_ended", "pool", "settings", "slow_readers_total",
-    )  # fmt: skip
-
+class Runtime(Loads):
     def __init__(
         self, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop, engine: Engine, *, holds: LoopHolds
     ) -> None:
+        super().__init__(loop, ThreadPoolExecutor(max_workers=IO_THREADS, thread_name_prefix="topics-io"))
         self.settings = settings
         self.clock = clock
-        self.loop = loop
         self.engine = engine
         self.holds = holds
-        self.pool = ThreadPoolExecutor(max_workers=IO_THREADS, thread_name_prefix="topics-io")
-        self.loads = Loads(loop, self.pool)
         self.open_ended: set[OpenEnded] = set()
         self.draining = False
         self.slow_readers_total = 0
 
     def note_slow_reader(self, stream: str) -> None:
-        """Count and log a client whose stream is closed because it does not read."""
         self.slow_readers_total += 1
         log.info("slow_reader", stream=stream, timeout_ms=self.settings.slow_consumer_timeout_ms)
 
     def call_later(self, delay_ms: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
-        """Call `callback` on the loop after `delay_ms`."""
         return self.loop.call_later(delay_ms / 1000, callback)
 
-    def attempt(self, work: Work, failed: Failed) -> Loading:
-        """Run `work`, and again whenever it raises `Cold`; see `Loads.attempt`."""
-        return self.loads.attempt(work, failed)
-
-    def load(self, cold: Cold, work: Work, failed: Failed) -> Loading:
-        """Run `work` once what `cold` names is in memory; see `Loads.load`."""
-        return self.loads.load(cold, work, failed)
-
     def in_pool(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Run `work` on a thread of the pool. The future is resolved on the loop."""
         return self.loop.run_in_executor(self.pool, work)
 
     def begin_drain(self) -> None:
@@ -208,6 +171,5 @@ class Runtime:
             one.end()
 
     def stop(self) -> None:
-        """Stop loading, and wait for the threads of the pool."""
-        self.loads.stop()
+        super().stop()
         self.pool.shutdown(wait=True)

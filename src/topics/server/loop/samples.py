@@ -1,28 +1,21 @@
 """Samples of the last hour, for the console: figures of the server, and of up to `MAX_QUEUES` queues.
 
-A sample is taken at every interval, whether or not a client looks. That of the server costs one call per column; its
-ring takes about 130 KiB with 22 columns.
-
-Until there are `MAX_QUEUES` queues, each has a ring. Beyond that, a queue that a client asks for takes the ring of the
-queue whose samples were not asked for the longest. The rings of queues together take at most 0.8 MiB.
+A sample of the server costs one call per column; its ring takes about 130 KiB with 22 columns. Beyond `MAX_QUEUES`, a
+queue that a client asks for takes the ring of the queue whose samples were not asked for the longest.
 """
-
-from __future__ import annotations
 
 import asyncio
 from array import array
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from msgspec import Struct
 
 from topics.engine.consumers.lag import rough_age_ms
-
-if TYPE_CHECKING:
-    from topics.engine.engine import Engine
-    from topics.engine.state.topic import Topic
-    from topics.server.loop.runtime import Runtime
+from topics.engine.engine import Engine
+from topics.engine.state.topic import Topic
+from topics.server.loop.runtime import Runtime
 
 INTERVAL_MS, QUEUE_INTERVAL_MS = 5_000, 15_000
 CAPACITY, QUEUE_CAPACITY = 720, 240
@@ -30,14 +23,11 @@ MAX_QUEUES = 64
 QUEUE_COLUMNS = ["ts", "ready", "in_flight", "delayed", "finished", "age_ms"]
 
 
-class Traffic:
+class Traffic(Struct):
     """Reads since the process started. Handlers of hot paths add to the counters directly."""
 
-    __slots__ = ("reads", "records_read")
-
-    def __init__(self) -> None:
-        self.reads = 0  # answers to `diff`
-        self.records_read = 0  # records in these answers
+    reads: int = 0  # answers to `diff`
+    records_read: int = 0  # records in these answers
 
 
 class Column(Struct, frozen=True):
@@ -60,13 +50,11 @@ class Ring:
         self._taken = 0
 
     def add(self, row: Sequence[float]) -> None:
-        """Add a sample. The oldest one is overwritten if the ring is full."""
         at = self._taken % self._capacity * self._width
         self.values[at : at + self._width] = array("d", row)
         self._taken += 1
 
     def rows(self, after_ms: int) -> list[list[float]]:
-        """Return the samples after a time, oldest first."""
         starts = (n % self._capacity * self._width for n in range(max(self._taken - self._capacity, 0), self._taken))
         found = (self.values[at : at + self._width] for at in starts if self.values[at] > after_ms)
         return [[int(value) if value.is_integer() else value for value in row] for row in found]
@@ -82,17 +70,14 @@ class Sampler:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """Start the timer."""
         self._timer = self._runtime.call_later(self.interval_ms, self._tick)
 
     def end(self) -> None:
-        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def take(self) -> None:
-        """Take a sample."""
+    def take(self) -> None: ...
 
     def _tick(self) -> None:
         self.take()
@@ -124,7 +109,6 @@ class Samples(Sampler):
         self._before = values
 
     def rows(self, after_ms: int = 0) -> list[list[float]]:
-        """Return the samples after a time, oldest first."""
         return self._ring.rows(after_ms)
 
     def _read(self) -> list[float]:
@@ -132,8 +116,6 @@ class Samples(Sampler):
 
 
 class QueueRing(Ring):
-    """The samples of one queue, in the order of `QUEUE_COLUMNS`."""
-
     __slots__ = ("_finished", "topic")
 
     def __init__(self, topic: Topic) -> None:
@@ -142,7 +124,6 @@ class QueueRing(Ring):
         self._finished = _finished(topic)
 
     def take(self, now_ms: int) -> None:
-        """Add a sample of the queue as it is now."""
         queue, finished = self.topic.queue, _finished(self.topic)
         assert queue is not None
         grown, self._finished = max(finished - self._finished, 0), finished
@@ -150,8 +131,6 @@ class QueueRing(Ring):
 
 
 class QueueSamples(Sampler):
-    """The rings of queues."""
-
     interval_ms = QUEUE_INTERVAL_MS
 
     def __init__(self, runtime: Runtime, engine: Engine) -> None:
@@ -160,7 +139,6 @@ class QueueSamples(Sampler):
         self._rings: dict[int, QueueRing] = {}  # by topic id; the ring that was asked for last is the last
 
     def rows(self, topic: Topic, after_ms: int = 0) -> list[list[float]]:
-        """Return the samples of a queue after a time, oldest first. Without a ring it gets one, and has no samples."""
         ring = self._rings.pop(topic.topic_id, None)
         if ring is None:
             if len(self._rings) >= MAX_QUEUES:
@@ -170,8 +148,7 @@ class QueueSamples(Sampler):
         return ring.rows(after_ms)
 
     def take(self) -> None:
-        """Sample the queues that have a ring, and give rings to other queues while there are some left."""
-        if not self._engine.is_replayed:
+        if self._engine.is_replaying:
             return
         queues = self._engine.state.queues
         for topic_id in [topic_id for topic_id in self._rings if topic_id not in queues]:

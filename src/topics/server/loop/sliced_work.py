@@ -1,10 +1,6 @@
 """Long work in slices: generators of steps that run for a slice at a time, with other requests in between.
 
 All such work together gets `TURN_NS` per turn of the loop. One piece of work runs for `SLICE_NS` at a time.
-
-`SharedAnswers` makes expensive answers once for all requests that wait: a request that arrives while an answer is being
-made gets the next one, together with all others that arrive meanwhile. So every answer is made after the request that
-it answers, and shows all earlier writes of its client.
 """
 
 from __future__ import annotations
@@ -12,6 +8,7 @@ from __future__ import annotations
 from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from inspect import GEN_CLOSED, getgeneratorstate
 from typing import Any, Generic, TypeVar
 
@@ -34,14 +31,12 @@ SLICE_NS = 500_000
 
 
 class Slices:
-    """Work that takes more than one slice, and waits for its next one."""
-
     def __init__(
         self, loop: AbstractEventLoop, loads: Loads, clock: Clock, budget: MemoryBudget, *, holds: LoopHolds
     ) -> None:
         self.loop = loop
         self.holds = holds
-        self.loads = loads
+        self._loads = loads
         self.tick_ns = clock.monotonic_ns
         self._budget = budget
         self._waiting: deque[_Sliced[Any]] = deque()
@@ -71,7 +66,10 @@ class Slices:
         except StopIteration as end:
             answer: Answer = end.value
             return answer
-        sliced.resume_after(cold)
+        if cold is None:
+            self.enqueue(sliced)
+        else:
+            self._loads.load(cold, sliced.run_slice, sliced.unreadable)
         return deferred
 
     def run(
@@ -85,10 +83,9 @@ class Slices:
 
         Call neither if the steps were closed meanwhile.
         """
-        _Sliced(self, steps, finish, fail, cause).resume_after(None)
+        self.enqueue(_Sliced(self, steps, finish, fail, cause))
 
     def enqueue(self, sliced: _Sliced[Any]) -> None:
-        """Run one slice of the work in a later turn."""
         self._waiting.append(sliced)
         if not self._scheduled:
             self._scheduled = True
@@ -98,7 +95,8 @@ class Slices:
         self._scheduled = False
         ends_ns = self.tick_ns() + TURN_NS
         for _ in range(len(self._waiting)):
-            self._waiting.popleft().slice()
+            sliced = self._waiting.popleft()
+            self._loads.attempt(sliced.run_slice, sliced.unreadable)
             if self.tick_ns() > ends_ns:
                 break
         if self._waiting and not self._scheduled:
@@ -106,78 +104,51 @@ class Slices:
             self.loop.call_soon(self._turn)
 
 
+@dataclass(slots=True, eq=False)
 class _Sliced(Generic[T]):
-    """One piece of sliced work."""
-
-    __slots__ = ("_cause", "_fail", "_finish", "_slices", "_steps")
-
-    def __init__(
-        self,
-        slices: Slices,
-        steps: Steps[T],
-        finish: Callable[[T], None],
-        fail: Callable[[TopicsError], None],
-        cause: Cause,
-    ) -> None:
-        self._cause = cause
-        self._slices = slices
-        self._steps = steps
-        self._finish = finish
-        self._fail = fail
+    slices: Slices
+    steps: Steps[T]
+    finish: Callable[[T], None]
+    fail: Callable[[TopicsError], None]
+    cause: Cause
 
     def run(self, ends_ns: int) -> Cold | None:
         """Run steps until the slice ends or a step needs the disk. Raise `StopIteration` with the result."""
-        tick_ns = self._slices.tick_ns
+        tick_ns = self.slices.tick_ns
         try:
-            cold = next(self._steps)
+            cold = next(self.steps)
             while cold is None and tick_ns() < ends_ns:
-                cold = next(self._steps)
+                cold = next(self.steps)
         finally:
-            self._slices.holds.note(self._cause, tick_ns() - ends_ns + SLICE_NS)
+            self.slices.holds.note(self.cause, tick_ns() - ends_ns + SLICE_NS)
         return cold
 
-    def resume_after(self, cold: Cold | None) -> None:
-        """Run the next slice in a later turn, or as soon as what `cold` names is in memory."""
-        if cold is None:
-            self._slices.enqueue(self)
-        else:
-            self._slices.loads.load(cold, self._run_slice, self._unreadable)
-
-    def slice(self) -> None:
-        """Run one slice, and continue after loading what it needs."""
-        self._slices.loads.attempt(self._run_slice, self._unreadable)
-
-    def _run_slice(self) -> None:
+    def run_slice(self) -> None:
         """Run one slice. Raise `Cold` if a step needs the disk."""
         if self._is_closed():
             return
         try:
-            cold = self.run(self._slices.tick_ns() + SLICE_NS)
+            cold = self.run(self.slices.tick_ns() + SLICE_NS)
         except StopIteration as end:
-            self._finish(end.value)
+            self.finish(end.value)
         except TopicsError as error:
-            self._fail(error)
+            self.fail(error)
         except OSError as error:
-            self._fail(unreadable(error))
+            self.fail(unreadable(error))
         except Exception as error:
             log.failure("handler_failed", error)
-            self._fail(TopicsError(Code.INTERNAL, "internal error"))
+            self.fail(TopicsError(Code.INTERNAL, "internal error"))
         else:
             if cold is not None:
                 raise cold
-            self._slices.enqueue(self)
+            self.slices.enqueue(self)
 
-    def _unreadable(self, failure: BaseException) -> None:
+    def unreadable(self, failure: BaseException) -> None:
         if not self._is_closed():
-            self._fail(unreadable(failure))
+            self.fail(unreadable(failure))
 
     def _is_closed(self) -> bool:
-        """Return whether the steps were closed because the client left."""
-        return getgeneratorstate(self._steps) == GEN_CLOSED
-
-
-Make = Callable[[], Steps[Response]]
-Waiting = list[tuple[Request, Deferred]]
+        return getgeneratorstate(self.steps) == GEN_CLOSED
 
 
 class SharedAnswers:
@@ -186,49 +157,39 @@ class SharedAnswers:
     def __init__(self, slices: Slices, budget: MemoryBudget) -> None:
         self._slices = slices
         self._budget = budget
-        self._making: dict[Hashable, Waiting] = {}  # by key, the requests that wait for the answer after this one
+        self._waiting: dict[Hashable, deque[tuple[Request, Deferred]]] = {}  # by key, in order of arrival
 
-    def answer(self, key: Hashable, request: Request, make: Make, cause: Cause = Cause.REQUEST) -> Deferred:
-        """Return the answer that `make` renders in steps, for this request and all others with the key.
-
-        The time that each slice takes is noted under `cause`.
-        """
+    def answer(
+        self, key: Hashable, request: Request, make: Callable[[], Steps[Response]], cause: Cause = Cause.REQUEST
+    ) -> Deferred:
+        """Return the answer that `make` renders in steps, for this request and all others with the key."""
         deferred = Deferred()
-        waiting = self._making.get(key)
-        if waiting is None:
-            self._making[key] = []
-            self._make(key, make, [(request, deferred)], cause)
-        else:
-            waiting.append((request, deferred))
+        if key in self._waiting:
+            self._waiting[key].append((request, deferred))
+            return deferred
+        self._waiting[key] = deque([(request, deferred)])
+
+        def fail(error: TopicsError) -> None:
+            for request, deferred in self._waiting.pop(key):
+                deferred.resolve(error_answer(error, request))
+
+        self._slices.run(self._answer_all(key, make), lambda _: None, fail, cause)
         return deferred
 
-    def _make(self, key: Hashable, make: Make, waiting: Waiting, cause: Cause) -> None:
-        def send(outcome: Response | TopicsError) -> None:
-            sending = self._send(outcome, waiting)
-            self._slices.run(sending, lambda _: self._made(key, make, cause), lambda error: None, cause)
-
-        self._slices.run(make(), send, send, cause)
-
-    def _send(self, outcome: Response | TopicsError, waiting: Waiting) -> Steps[None]:
-        """Send the answer to one request per step: it may be large, and the requests of one connection each write."""
-        for request, deferred in waiting:
-            deferred.resolve(self._checked(outcome, request))
-            yield None
-
-    def _checked(self, outcome: Response | TopicsError, request: Request) -> Response:
-        if isinstance(outcome, TopicsError):
-            return error_answer(outcome, request)
-        try:
-            self._budget.check_answer(body_bytes(outcome.body))
-        except TopicsError as error:
-            return error_answer(error, request)
-        # A copy: the transport and the caller's quota note in it when it was sent.
-        return Response(outcome.status, outcome.body, outcome.content_type, outcome.headers)
-
-    def _made(self, key: Hashable, make: Make, cause: Cause) -> None:
-        waiting = self._making[key]
-        if waiting:
-            self._making[key] = []
-            self._make(key, make, waiting, cause)
-        else:
-            del self._making[key]
+    def _answer_all(self, key: Hashable, make: Callable[[], Steps[Response]]) -> Steps[None]:
+        """Answer one request per step: an answer may be large, and the requests of one connection each write."""
+        waiting, count = self._waiting[key], 1
+        # Bound: each round answers the requests that arrived before it began.
+        while count:
+            made = yield from make()
+            for _ in range(count):
+                request, deferred = waiting.popleft()
+                try:
+                    self._budget.check_answer(body_bytes(made.body))
+                    # A copy: the transport and the caller's quota note in it when it was sent.
+                    deferred.resolve(Response(made.status, made.body, made.content_type, made.headers))
+                except TopicsError as error:
+                    deferred.resolve(error_answer(error, request))
+                yield None
+            count = len(waiting)
+        del self._waiting[key]

@@ -8,25 +8,22 @@ import time
 from collections.abc import Awaitable, Callable
 from queue import SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING
 
 from topics import logs
+from topics.clock import Clock
+from topics.config import Settings
 from topics.engine.delays import GATHER_TURNS
 from topics.engine.durable.deferred_replay import Backlog
 from topics.engine.durable.store import Store
+from topics.engine.engine import Engine
 from topics.engine.state.topics import State
 from topics.engine.steps import Steps
 from topics.server.limits import os_limits
 from topics.server.limits.loop_holds import Cause
 from topics.server.loop.sliced_work import Slices
 from topics.storage.datadir import DataDir, DataDirError
-from topics.storage.fs import RealFs
+from topics.storage.fs import Fs
 from topics.storage.log.wal import Wal
-
-if TYPE_CHECKING:
-    from topics.clock import Clock
-    from topics.config import Settings
-    from topics.engine.engine import Engine
 
 log = logs.Log("storage")
 
@@ -61,7 +58,7 @@ class ThreadWorker:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
         self._loop = loop
-        self.report: Callable[[Done, Exception | None], None] = _call  # runs on the loop
+        self.report: Callable[[Done, Exception | None], None] = lambda done, error: done(error)  # runs on the loop
         self._rested_ns = 0
         self._queue: SimpleQueue[tuple[Callable[[], None], Done] | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name=name, daemon=True)
@@ -72,13 +69,11 @@ class ThreadWorker:
         self._queue.put((work, done))
 
     def rest(self) -> None:
-        """Sleep for `REST_S` after `WORK_NS` of work."""
         if time.perf_counter_ns() - self._rested_ns > WORK_NS:
             time.sleep(REST_S)
             self._rested_ns = time.perf_counter_ns()
 
     async def close(self) -> None:
-        """Finish all submitted work and join the thread."""
         self._queue.put(None)
         await asyncio.to_thread(self._thread.join)
 
@@ -95,10 +90,6 @@ class ThreadWorker:
                 self._loop.call_soon_threadsafe(self.report, done, None)
 
 
-def _call(done: Done, error: Exception | None) -> None:
-    done(error)
-
-
 async def _nothing() -> None:
     pass
 
@@ -110,15 +101,13 @@ def open_directory(settings: Settings) -> DataDir | None:
     """
     if settings.data_dir is None:
         return None
-    datadir = DataDir(RealFs(maps=settings.tls_cert is None), str(settings.data_dir))
+    datadir = DataDir(Fs(maps=settings.tls_cert is None), str(settings.data_dir))
     if settings.replica is None:
         datadir.open()
     return datadir
 
 
 class Storage:
-    """The store of a running server, its threads and its timers."""
-
     def __init__(
         self, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop, datadir: DataDir, state: State
     ) -> None:
@@ -218,7 +207,6 @@ class Storage:
         self._replay_some()
 
     def _run(self, steps: Steps[None], done: Done) -> None:
-        """Run the steps in slices, with requests in between."""
         assert self._slices is not None, "recovery takes its snapshot in one go"
         self._slices.run(steps, lambda _: done(None), done, Cause.CHECKPOINT)
 
@@ -246,7 +234,13 @@ class Storage:
         if self._engine is not None:
             self._engine.replay_all()
         await self.before_checkpoint()
-        failure = await self._last_checkpoint()
+        await self._idle()
+        outcome: list[Exception | None] = []
+        began = self.store.checkpoint(outcome.append, clean=True)
+        await self._idle()
+        failure = None
+        if not began or outcome != [None]:
+            failure = self.store.retries.reason or self.wal.read_only or "the log is not complete"
         await self.after_checkpoint()
         self.store.remove_kept()
         for worker in (self._store_worker, self._write_worker, self._sync_worker):
@@ -255,16 +249,6 @@ class Storage:
         self.store.close()
         if failure is not None:
             raise OSError(f"the last snapshot is not written, so the next start replays the log: {failure}")
-
-    async def _last_checkpoint(self) -> str | None:
-        """Return why the last checkpoint failed, or None."""
-        await self._idle()
-        outcome: list[Exception | None] = []
-        began = self.store.checkpoint(outcome.append, clean=True)
-        await self._idle()
-        if began and outcome == [None]:
-            return None
-        return self.store.retries.reason or self.wal.read_only or "the log is not complete"
 
     async def _idle(self) -> None:
         idle = asyncio.Event()
@@ -278,7 +262,9 @@ class Storage:
         if self._engine is not None and self.wal.read_only is None:
             self._engine.queues.log_returns()
         self.store.caches.period = began_ns // CHECKED_FOR_NS
-        if due and (self.wal.prepare() or self._is_overdue()):
+        # If the log fills its files faster than they are prepared, the checkpoint must not wait for one.
+        overdue_bytes = self._settings.checkpoint_wal_bytes * OVERDUE
+        if due and (self.wal.prepare() or self._grown_bytes() >= overdue_bytes):
             self.store.checkpoint()
         self.store.save()
         self._slices.holds.note(Cause.CHECKPOINT if due else Cause.UPKEEP, self._clock.monotonic_ns() - began_ns)
@@ -296,12 +282,7 @@ class Storage:
             self._timer.cancel()
             self._schedule(self._settings.sync_interval_ms)
 
-    def _is_overdue(self) -> bool:
-        """Whether the log fills its files faster than they are prepared: the checkpoint must not wait for one."""
-        return self._grown_bytes() >= self._settings.checkpoint_wal_bytes * OVERDUE
-
     def _grown_bytes(self) -> int:
-        """Return what was written to the log since the last checkpoint."""
         return self.wal.stats.bytes_written_total - self.store.bytes_at_checkpoint
 
     def _due(self) -> bool:

@@ -3,23 +3,18 @@
 `Throttle.pressed` is the only flag that hot paths test. While it is false, only the sampling timer runs here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from topics import logs
 from topics.engine.pressure import SAMPLE_MS, Pressure, PressureStep
+from topics.engine.write.commit import Ticket
+from topics.engine.write.large_render import LargeBlob
 from topics.model.records import WriteRequest
 from topics.server.http.messages import Answer, Request, Response
 from topics.server.loop.answer import when_done
-
-if TYPE_CHECKING:
-    from topics.engine.write.commit import Ticket
-    from topics.engine.write.large_render import LargeBlob
-    from topics.server.loop.runtime import Runtime
+from topics.server.loop.runtime import Runtime
 
 log = logs.Log("throttle")
 
@@ -41,28 +36,22 @@ class Throttle:
         self._schedule = runtime.engine.commits.schedule
 
     def begin(self) -> None:
-        """Start the sampling timer."""
         self._due_ns = self._runtime.clock.monotonic_ns() + SAMPLE_MS * 1_000_000
         self._timer = self._runtime.call_later(SAMPLE_MS, self._sample)
 
     def end(self) -> None:
-        """Stop the sampling timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def check(self, name: str) -> None:
-        """Raise `throttled` if a request to this topic must wait."""
         engine = self._runtime.engine
         self.pressure.check(engine.topics.get(name), engine.clock.now_ms())
 
     def append(
         self, name: str, write: WriteRequest, request: Request, encode: Encode, blob: LargeBlob | None
     ) -> Answer:
-        """Append while the server is under pressure. Raise if the topic has too low a priority for that.
-
-        The answer says how long the write waited for the batch that it was written with.
-        """
+        """Append while the server is under pressure. Raise if the topic has too low a priority for that."""
         if not write.disable_backpressure:
             self.check(name)
         ticket = self._runtime.engine.append(name, write, blob)
@@ -91,25 +80,16 @@ class Throttle:
             self.begin()
 
     def take(self, lag_ms: float) -> None:
-        """Apply one measurement of how late the loop runs."""
+        was = self.pressed
         if self.pressure.sample(lag_ms):
-            self._changed()
-        if self.pressed:
-            self._notify()
-
-    def _changed(self) -> None:
-        step = self.pressure.step
-        was, self.pressed = self.pressed, step is not PressureStep.CALM
-        window_ms = self.pressure.commit_window_ms
-        commits, loop = self._runtime.engine.commits, self._runtime.loop
-        if window_ms:
-            commits.schedule = lambda flush: loop.call_later(window_ms / 1000, flush)
-        else:
-            commits.schedule = self._schedule
-        log.info("pressure", step=step.name.lower(), lag_ms=round(self.pressure.lag_ms, 1))
-        if was and not self.pressed:
-            self._notify()
-
-    def _notify(self) -> None:
-        for listener in self.listeners:
-            listener()
+            step, window_ms = self.pressure.step, self.pressure.commit_window_ms
+            self.pressed = step is not PressureStep.CALM
+            commits, loop = self._runtime.engine.commits, self._runtime.loop
+            if window_ms:
+                commits.schedule = lambda flush: loop.call_later(window_ms / 1000, flush)
+            else:
+                commits.schedule = self._schedule
+            log.info("pressure", step=step.name.lower(), lag_ms=round(self.pressure.lag_ms, 1))
+        if was or self.pressed:
+            for listener in self.listeners:
+                listener()

@@ -8,13 +8,10 @@ alone does not distinguish the positions in two epochs of a topic. The second fo
 an id comes back as a request header, which has a limit. It means nothing outside its session.
 """
 
-from __future__ import annotations
-
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 
 import msgspec
 
-from topics.errors import invalid
 from topics.model.topic import U64_MAX
 
 MAX_NAMED = 64
@@ -30,22 +27,8 @@ class Position(msgspec.Struct, frozen=True):
     by_number: dict[int, int]
 
 
-def encode(seqs: dict[str, int]) -> bytes:
-    """Return the id of the seqs by key."""
-    return urlsafe_b64encode(_encode(seqs)).rstrip(b"=")
-
-
-def encode_numbered(pairs: list[int]) -> bytes:
-    """Return the id of numbers and seqs in turn."""
-    return urlsafe_b64encode(_encode(pairs)).rstrip(b"=")
-
-
-def decode(text: str, *, field: str) -> Position:
-    """Return the position. Raise `invalid_request` for an id that no server can have sent."""
-    position = find(text)
-    if position is None:
-        raise invalid(f"{field} is not an event id of this server", field=field)
-    return position
+def encode(position: dict[str, int] | list[int]) -> bytes:
+    return urlsafe_b64encode(_encode(position)).rstrip(b"=")
 
 
 def find(text: str) -> Position | None:

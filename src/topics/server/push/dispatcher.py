@@ -1,22 +1,20 @@
 """The dispatcher: delivers new records of topics to the connections that watch them.
 
-A `Subscription` is one topic as one watcher follows it. A `FanOut` holds all subscriptions of one topic. Those with the
-same view and the same position form a `TailGroup`: what is new is read and rendered once for all of them. A
-subscription that has not reached the tail yet, or has fallen back, is `behind` with its own position, and gets one
-frame per turn until it can join a group.
+A `FanOut` holds all subscriptions of one topic. Those with the same view and the same position form a `TailGroup`: what
+is new is read and rendered once for all of them. A subscription that has not reached the tail, or has fallen back, is
+`behind` with its own position, and gets one frame per turn until it can join a group.
 
-Nothing is polled. The engine calls `make_ready` once per turn for a topic with new records, then `serve_ready` for all
-of them; a connection that is full gets nothing until it has drained. A topic with many watchers is served at once after
-a pause, and then about once per `GATHER_MS`: records that arrive in between share one frame. Under pressure the
-dispatcher serves topics by effective priority, gathers for a few ms, and pauses topics below zero: see
-`engine/pressure.py` and `engine/delays.py`.
+Nothing is polled: the engine calls `make_ready` once per turn for a topic with new records, then `serve_ready`. A topic
+with many watchers is served about once per `GATHER_MS`. Under pressure the dispatcher serves topics by effective
+priority, and pauses topics below zero: see `engine/pressure.py` and `engine/delays.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
 from functools import partial
-from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from topics import logs
 from topics.engine.delays import GATHER_MS, GATHER_WATCHERS
@@ -24,19 +22,14 @@ from topics.engine.pressure import effective_priority
 from topics.engine.state.topic import Topic
 from topics.model.topic import SYNCED
 from topics.model.watch import View, without_nodes
+from topics.server.limits.budget import MemoryBudget
 from topics.server.limits.loop_holds import Cause
-from topics.server.loop.runtime import NOT_LOADING
+from topics.server.loop.runtime import NOT_LOADING, Runtime
+from topics.server.loop.sliced_work import Slices
+from topics.server.loop.throttle import Throttle
 from topics.server.push.rendering import Event, FrameRenderer, Key, RenderedFrame, deleted_data, tombstone_data
-from topics.server.push.subscription import Subscription, TailGroup, Watcher, notify_deleted
+from topics.server.push.subscription_set import PatternWaiters, Subscription, TailGroup, Watcher, notify_deleted
 from topics.storage.segments.cold import Cold
-
-if TYPE_CHECKING:
-    import asyncio
-
-    from topics.server.limits.budget import MemoryBudget
-    from topics.server.loop.runtime import Runtime
-    from topics.server.loop.throttle import Throttle
-
 
 log = logs.Log("watch")
 
@@ -79,7 +72,6 @@ class FanOut:
         subscription.fresh, subscription.caught_up, subscription.group = True, False, None
 
     def detach(self, subscription: Subscription) -> None:
-        """Stop delivery to the subscription, which keeps its position."""
         self._leave_group(subscription)
         self.subscriptions.pop(subscription, None)
         self.behind.pop(subscription, None)
@@ -98,7 +90,6 @@ class FanOut:
                 del self.groups[group.view]
 
     def end(self) -> None:
-        """Detach and notify all subscriptions: the topic was deleted."""
         data = deleted_data(self.topic)
         for subscription in list(self.subscriptions):
             self.detach(subscription)
@@ -113,16 +104,13 @@ class FanOut:
             return topic.head
         if self._synced < topic.head and not self._syncing:
             self._syncing = True
-            engine.commits.log.after_sync(self._note_sync(topic.head))
+            engine.commits.wal.after_sync(partial(self._note_sync, topic.head))
         return self._synced
 
-    def _note_sync(self, head: int) -> Callable[[], None]:
-        def synced() -> None:
-            self._syncing = False
-            self._synced = max(self._synced, head)
-            self._owner.serve_soon(self.topic)
-
-        return synced
+    def _note_sync(self, head: int) -> None:
+        self._syncing = False
+        self._synced = max(self._synced, head)
+        self._owner.serve_soon(self.topic)
 
     def deliver(self, now_ms: int, deadline: float) -> bool:
         """Send what is new to all subscriptions, until `deadline`. Return whether there is more to send."""
@@ -136,7 +124,15 @@ class FanOut:
             for group in list(self.groups.values()):
                 more |= self._serve_group(group, now_ms)
             if self.behind:
-                more |= self._serve_behind(now_ms, deadline)
+                behind, time = self.behind, self._runtime.loop.time
+                for subscription in list(behind):
+                    if time() > deadline:
+                        return True
+                    if self._serve_one(subscription, now_ms):
+                        more = True
+                        if subscription in behind:  # move it to the end of the line
+                            del behind[subscription]
+                            behind[subscription] = None
         finally:
             self._renderer.clear()
         return more
@@ -191,19 +187,6 @@ class FanOut:
             self._leave_group(subscription)
             subscription.caught_up = False
 
-    def _serve_behind(self, now_ms: int, deadline: float) -> bool:
-        more = False
-        behind, time = self.behind, self._runtime.loop.time
-        for subscription in list(behind):
-            if time() > deadline:
-                return True
-            if self._serve_one(subscription, now_ms):
-                more = True
-                if subscription in behind:  # move it to the end of the line
-                    del behind[subscription]
-                    behind[subscription] = None
-        return more
-
     def _serve_one(self, subscription: Subscription, now_ms: int) -> bool:
         """Send one frame to a subscription that is behind. Return whether it needs another."""
         watcher, view = subscription.watcher, subscription.view
@@ -233,16 +216,11 @@ class FanOut:
         if subscription.seq < visible:
             subscription.caught_up = False
             return True
-        self._join_group(subscription, visible)
-        return False
-
-    def _join_group(self, subscription: Subscription, visible: int) -> None:
-        """Report that the subscription has caught up, and move it into its group once that has the same position."""
-        assert subscription.watcher is not None
         if not subscription.caught_up:
             subscription.caught_up = True
-            subscription.watcher.notify(subscription, Event.CAUGHT_UP, self._caught_up_data(visible))
-        view = without_nodes(subscription.view)
+            watcher.notify(subscription, Event.CAUGHT_UP, self._caught_up_data(visible))
+        # It moves into its group once that has the same position.
+        view = without_nodes(view)
         group = self.groups.get(view)
         if group is None:
             group = self.groups[view] = TailGroup(view, subscription.seq)
@@ -251,6 +229,7 @@ class FanOut:
             group.has_nodes = group.has_nodes or subscription.nodes is not None
             subscription.group = group
             group.members[subscription] = None
+        return False
 
     def _caught_up_data(self, head: int) -> bytes:
         return b'{"topic":"%b","head_seq":%d}' % (self.topic.wire_name, head)
@@ -289,12 +268,12 @@ class FanOut:
             self._owner.serve_soon(self.topic)
 
     def _load_failed(self, failure: BaseException) -> None:
-        log.failure("cannot_read", failure, topic=self.topic.name)
-        self._reload = self._runtime.call_later(RELOAD_MS, self._retry)
+        def retry() -> None:
+            self._reload = None
+            self._owner.serve_soon(self.topic)
 
-    def _retry(self) -> None:
-        self._reload = None
-        self._owner.serve_soon(self.topic)
+        log.failure("cannot_read", failure, topic=self.topic.name)
+        self._reload = self._runtime.call_later(RELOAD_MS, retry)
 
 
 TURN_S = 0.005  # of delivery, after which requests come first
@@ -313,7 +292,7 @@ class Dispatcher:
         self._gathering: dict[FanOut, asyncio.TimerHandle] = {}  # each with the timer that ends its wait
         self._scheduled = False
         self.delivered_total = 0  # records that were sent to subscriptions
-        throttle.listeners.append(self.serve_paused)
+        throttle.listeners.append(self._schedule)  # serves paused topics: the pressure has changed, or time has passed
         runtime.engine.staging.growth.then = self.serve_ready
 
     # --- for watchers
@@ -332,25 +311,31 @@ class Dispatcher:
         self.serve_soon(topic)
 
     def detach(self, subscription: Subscription) -> None:
-        """Stop delivery. The subscription keeps its position."""
         subscription.watcher = None
         if (fan_out := self._fan_outs.get(subscription.topic)) is not None:
             fan_out.detach(subscription)
 
-    def resume(self, subscription: Subscription) -> None:
-        """Continue delivery: the watcher of the subscription has drained."""
-        fan_out = self._fan_outs.get(subscription.topic)
-        if fan_out is not None and subscription.group is None and subscription in fan_out.subscriptions:
-            fan_out.behind[subscription] = None
-            self.serve_soon(subscription.topic)
+    def detach_all(self, subscriptions: dict[str, Subscription], watcher: Watcher) -> None:
+        for subscription in subscriptions.values():
+            if subscription.watcher is watcher:
+                self.detach(subscription)
+
+    def resume_all(self, subscriptions: dict[str, Subscription], *, stale: bool) -> None:
+        """Continue delivery: the watcher of the subscriptions has drained."""
+        for subscription in list(subscriptions.values()):
+            if subscription.group is None:
+                subscription.stale = stale
+                fan_out = self._fan_outs.get(subscription.topic)
+                if fan_out is not None and subscription in fan_out.subscriptions:
+                    fan_out.behind[subscription] = None
+                    self.serve_soon(subscription.topic)
 
     # --- for fan-outs
 
     def serve_soon(self, topic: Topic) -> None:
         """Serve the topic at the end of the turn, together with all others that are ready."""
         self.make_ready(topic)
-        if self._ready and not self._scheduled:
-            self._schedule()
+        self._schedule()
 
     def make_ready(self, topic: Topic) -> None:
         """Note that the topic grew or was deleted. The engine calls `serve_ready` after the last topic of a turn."""
@@ -362,25 +347,20 @@ class Dispatcher:
             return
         if topic.waits_since_ms is None:
             topic.waits_since_ms = self._runtime.clock.now_ms()
-        if self._gathers(fan_out):
+        # A topic with many watchers that was just served waits. What waits must not be evicted meanwhile: it is at most
+        # an eighth of the live records of a topic that evicts.
+        config = topic.config
+        evicts = config.cap_records or config.cap_bytes or config.ttl_ms
+        if (
+            len(fan_out.subscriptions) >= GATHER_WATCHERS
+            and not self._throttle.pressed
+            and not (evicts and (topic.head - fan_out.served_head) * 8 > topic.count)
+            and self._runtime.clock.monotonic_ns() - fan_out.served_ns < GATHER_MS * 1_000_000
+        ):
             if fan_out not in self._gathering:
                 self._gathering[fan_out] = self._runtime.call_later(GATHER_MS, partial(self._end_gathering, fan_out))
         else:
             self._ready[fan_out] = None
-
-    def _gathers(self, fan_out: FanOut) -> bool:
-        """Return whether the topic has many watchers and was served less than `GATHER_MS` ago.
-
-        What waits must not be evicted meanwhile: it is at most an eighth of the live records of a topic that evicts.
-        """
-        topic = fan_out.topic
-        if len(fan_out.subscriptions) < GATHER_WATCHERS or self._throttle.pressed:
-            return False
-        config = topic.config
-        if config.cap_records or config.cap_bytes or config.ttl_ms:
-            if (topic.head - fan_out.served_head) * 8 > topic.count:
-                return False
-        return self._runtime.clock.monotonic_ns() - fan_out.served_ns < GATHER_MS * 1_000_000
 
     def _end_gathering(self, fan_out: FanOut) -> None:
         del self._gathering[fan_out]
@@ -397,7 +377,6 @@ class Dispatcher:
                 self._turn()
 
     def remove(self, fan_out: FanOut) -> None:
-        """Remove a fan-out without subscriptions."""
         self._ready.pop(fan_out, None)
         self._fan_outs.pop(fan_out.topic, None)
         fan_out.topic.waits_since_ms = None
@@ -407,14 +386,11 @@ class Dispatcher:
         self._serve(fan_out, self._runtime.clock.now_ms(), self._loop.time() + TURN_S)
         self.serve_soon(fan_out.topic)
 
-    def serve_paused(self) -> None:
-        """Schedule a turn for paused topics: the pressure has changed, or time has passed."""
-        if self._ready and not self._scheduled:
-            self._schedule()
-
     # --- turns
 
     def _schedule(self) -> None:
+        if not self._ready or self._scheduled:
+            return
         self._scheduled = True
         if not self._throttle.pressed:
             self._loop.call_soon(self._turn)
@@ -424,10 +400,6 @@ class Dispatcher:
     def _turn(self) -> None:
         tick_ns = self._runtime.clock.monotonic_ns
         began_ns = tick_ns()
-        self._serve_in_order(began_ns)
-        self._runtime.holds.note(Cause.DELIVERY, tick_ns() - began_ns)
-
-    def _serve_in_order(self, began_ns: int) -> None:
         self._scheduled = False
         ready, self._ready = self._ready, {}
         now_ms, deadline = self._runtime.clock.now_ms(), self._loop.time() + TURN_S
@@ -447,8 +419,11 @@ class Dispatcher:
                 fan_out.topic.waits_since_ms = now_ms
             elif fan_out not in self._ready:
                 fan_out.topic.waits_since_ms = None
-        if self._ready and not self._scheduled and not self._all_paused(now_ms):
+        # If all ready topics are paused, the next sample of the pressure schedules the turn.
+        pressure = self._throttle.pressure
+        if not self._throttle.pressed or not all(pressure.pauses(one.topic, now_ms) for one in self._ready):
             self._schedule()
+        self._runtime.holds.note(Cause.DELIVERY, tick_ns() - began_ns)
 
     def _serve(self, fan_out: FanOut, now_ms: int, deadline: float) -> bool:
         try:
@@ -469,9 +444,11 @@ class Dispatcher:
                 served.append(fan_out)
         return served
 
-    def _all_paused(self, now_ms: int) -> bool:
-        """Return whether all ready topics are paused: then the next sample of the pressure schedules the turn."""
-        if not self._throttle.pressed:
-            return False
-        pressure = self._throttle.pressure
-        return all(pressure.pauses(fan_out.topic, now_ms) for fan_out in self._ready)
+
+class PushServices(Struct, frozen=True):
+    runtime: Runtime
+    dispatcher: Dispatcher
+    pattern_waiters: PatternWaiters
+    throttle: Throttle
+    slices: Slices
+    budget: MemoryBudget

@@ -1,21 +1,19 @@
 """Jobs pushed to workers: the clients that wait for jobs of a queue, and the work stream.
 
-Clients that wait are long polls, work streams, and all claims of a queue that gathers them. A queue has a
-`QueueWaiters` only while a client waits for it. It is called when a job may be available (the queue grew, a job was
-returned, a worker has room), and sets a timer for the next time at which a lease or a delay ends. Then one pass of the
-engine serves all waiting clients, each with an even share. Nothing is polled, and no job has a timer.
+A queue has a `QueueWaiters` only while a client waits for it: a long poll, a work stream, or a claim of a queue that
+gathers them. It is called when a job may be available, and sets a timer for the next time at which a lease or a delay
+ends. Then one pass of the engine serves all waiting clients, each with an even share.
 
-A work stream (`GET /v0/topics/:topic/work`) never holds more jobs at a time than its worker asked for. A job that the
-worker acks, nacks or loses makes room for another. When the connection ends, all jobs that were pushed on it and are
-still leased return to the queue at once. Jobs that were claimed for it and never pushed return as if they had not been
-delivered. Jobs that the same worker claimed otherwise stay with it.
+A work stream never holds more jobs at a time than its worker asked for. When the connection ends, all jobs that were
+pushed on it and are still leased return to the queue at once. Jobs that were claimed for it and never pushed return as
+if they had not been delivered. Jobs that the same worker claimed otherwise stay with it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from topics import logs
 from topics.engine.queue import verbs
@@ -24,14 +22,10 @@ from topics.engine.state.jobs.job import Holder
 from topics.engine.state.topic import Topic, leases_of
 from topics.engine.write.commit import Ticket
 from topics.errors import Code, TopicsError
-from topics.server.loop.runtime import NOT_LOADING
+from topics.server.loop.runtime import NOT_LOADING, Runtime
+from topics.server.loop.throttle import Throttle
+from topics.server.push.dispatcher import PushServices
 from topics.server.push.live_stream import EventStream, error_frame, event_frame
-
-if TYPE_CHECKING:
-    from topics.server.limits.budget import MemoryBudget
-    from topics.server.loop.runtime import Runtime
-    from topics.server.loop.throttle import Throttle
-
 
 log = logs.Log("queue")
 
@@ -40,31 +34,21 @@ CHANGE_MS = 20  # while a change of the queue waits for the replica
 
 
 class Claimer(Protocol):
-    """A client that waits for jobs."""
+    def want(self) -> Want | None: ...  # what it can take now
+    def queue_deleted(self) -> None: ...
 
-    def want(self) -> Want | None:
-        """Return what it can take now; None for nothing."""
-
-    def assign(self, claimed: Claimed, ticket: Ticket | None) -> bool:
-        """Take its share, which may be empty. Return whether it waits for more."""
-
-    def refuse(self, error: TopicsError) -> bool:
-        """Handle that no jobs can be assigned for now. Return whether it waits for more."""
-
-    def queue_deleted(self) -> None:
-        """Handle that the queue was deleted."""
+    # Both return whether the client waits for more.
+    def assign(self, claimed: Claimed, ticket: Ticket | None) -> bool: ...
+    def refuse(self, error: TopicsError) -> bool: ...
 
 
 class JobWaiters:
-    """The waiting clients of all queues."""
-
     def __init__(self, runtime: Runtime, throttle: Throttle) -> None:
         self._runtime = runtime
         self._throttle = throttle
         self._queues: dict[Topic, QueueWaiters] = {}
 
     def join(self, topic: Topic, claimer: Claimer) -> QueueWaiters:
-        """Let `claimer` wait for jobs of the queue, and schedule a pass."""
         waiters = self._queues.get(topic)
         if waiters is None:
             waiters = QueueWaiters(self._runtime, self._throttle, topic, on_empty=lambda: self._queues.pop(topic, None))
@@ -74,7 +58,6 @@ class JobWaiters:
         return waiters
 
     def wake(self) -> None:
-        """Schedule a pass over every queue that clients wait for."""
         for waiters in self._queues.values():
             waiters.wake()
 
@@ -96,7 +79,6 @@ class QueueWaiters:
         leases_of(topic).freed = self.wake
 
     def wake(self) -> None:
-        """Schedule a pass: at the end of this turn, or of the window in which the queue gathers claims."""
         if self._handle is None and not self._loading.waiting:
             jitter_ms = self._topic.config.claim_jitter_ms
             if jitter_ms:
@@ -105,7 +87,6 @@ class QueueWaiters:
                 self._handle = self._runtime.loop.call_soon(self._pass)
 
     def leave(self, claimer: Claimer) -> None:
-        """Remove a client that waits no longer."""
         self.waiting.pop(claimer, None)
         if not self.waiting:
             self._close()
@@ -131,7 +112,7 @@ class QueueWaiters:
         self._unlisten()
         self._on_empty()
         if self._topic.queue is not None:
-            self._topic.queue.freed = None
+            self._topic.queue.freed = lambda: None
 
     def _pass(self) -> None:
         self._handle = None
@@ -180,11 +161,7 @@ class QueueWaiters:
     def _wake_in(self, delay_ms: int) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._runtime.call_later(delay_ms, self._timer_fired)
-
-    def _timer_fired(self) -> None:
-        self._timer = None
-        self.wake()
+        self._timer = self._runtime.call_later(delay_ms, self.wake)
 
     def _refuse(self, claimers: list[Claimer], error: TopicsError) -> None:
         for claimer in claimers:
@@ -212,9 +189,8 @@ class WorkStream(EventStream):
 
     def __init__(
         self,
-        runtime: Runtime,
+        services: PushServices,
         job_waiters: JobWaiters,
-        budget: MemoryBudget,
         topic: Topic,
         *,
         node: str,
@@ -222,9 +198,9 @@ class WorkStream(EventStream):
         lease_ms: int | None,
         release: Callable[[], None],
     ) -> None:
-        super().__init__(runtime, release=release)
+        super().__init__(services.runtime, release=release)
         self._job_waiters = job_waiters
-        self._budget = budget
+        self._budget = services.budget
         self._topic = topic
         self._node = node
         self._max = max
@@ -233,8 +209,6 @@ class WorkStream(EventStream):
         self._unsent: list[Claimed] = []  # their leases are on their way to the log
         self._waiters: QueueWaiters | None = None
         self._reported = ""  # code of the error that the client was last sent
-
-    # --- the connection
 
     def begin(self) -> None:
         if self._topic.gone:
@@ -254,8 +228,6 @@ class WorkStream(EventStream):
             self.runtime.engine.queues.undo_claim(self._topic, claimed.jobs)
         self.runtime.engine.queues.release(self._topic, self._holder)
         self._holder.changed = _ignore
-
-    # --- for the waiters of the queue
 
     def want(self) -> Want | None:
         room = self._max - len(self._holder.held)
@@ -288,8 +260,6 @@ class WorkStream(EventStream):
     def queue_deleted(self) -> None:
         self._waiters = None
         self.fail(Code.NOT_A_QUEUE.status, f'"{self._topic.name}" is not a queue any more', topic=self._topic.name)
-
-    # --- frames
 
     def _push(self, claimed: Claimed) -> None:
         if not claimed.rows or not self.open:

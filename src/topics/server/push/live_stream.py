@@ -4,22 +4,13 @@ Nothing is queued here but what the transport holds. Once a connection holds all
 is set: the sender stops, and continues from its own position when `resume` is called. A slow client therefore costs its
 lag and no memory. A connection that stays full for too long is closed.
 
-What an `EventStream`, the base of everything that answers with `text/event-stream`, does by itself:
-
-    open          sends `retry: 2000` and a first heartbeat, then calls `begin`
-    heartbeat     sends `: hb <epoch ms>` whenever nothing else was sent for `heartbeat_ms`
-    slow client   a connection that stays full for `slow_consumer_timeout_ms` gets a last `error` frame and is closed
-    end           the slot of the connection is released, and `ended` is called, exactly once whatever the reason
-
 A subclass overrides `begin`, `resume` and `ended`, and calls `send`, `fail` and `finish`. Everything with effects
 belongs in `begin`, not in the handler: a HEAD request makes a stream that never opens.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -28,10 +19,7 @@ from topics.model.watch import DEFAULT_HEARTBEAT_MS
 from topics.server.http.browser_origin import EVENT_STREAM as NAMED
 from topics.server.http.browser_origin import PAGE_MEDIA, PART_MEDIA, names_any
 from topics.server.http.messages import Request, Response, Sink, Stream
-
-if TYPE_CHECKING:
-    from topics.server.loop.runtime import Runtime
-
+from topics.server.loop.runtime import Runtime
 
 HIGH_WATER_BYTES = 64 << 10  # of one connection; one frame may exceed it
 
@@ -63,17 +51,10 @@ class LiveConnection(Stream):
 
     # --- hooks of subclasses
 
-    def begin(self) -> None:
-        """Send what there is: the connection is open."""
-
-    def resume(self, full_ms: float) -> None:
-        """Send more: the client has read what it was sent, after the connection was full for `full_ms`."""
-
-    def ended(self) -> None:
-        """Release everything. Called once for every connection that began, never for one that did not."""
-
-    def beat(self) -> None:
-        """Send a heartbeat: nothing was sent for one interval."""
+    def begin(self) -> None: ...  # the connection is open
+    def resume(self, full_ms: float) -> None: ...  # the client has read, after the connection was full for `full_ms`
+    def ended(self) -> None: ...  # called once for every connection that began, never for one that did not
+    def beat(self) -> None: ...  # nothing was sent for one interval
 
     def fail(self, code: int, message: str) -> None:
         """Send an error with the meaning of an HTTP status code, then close."""
@@ -87,18 +68,19 @@ class LiveConnection(Stream):
         self._last_sent = self._time()
         if sink.write(data):
             return True
-        self._filled()
+        if not self.full:
+            self.full = True
+            self.full_since = self._last_sent
+            timeout_ms = self.runtime.settings.slow_consumer_timeout_ms
+            self._slow_timer = self.runtime.call_later(timeout_ms, self._too_slow)
         return False
 
     def finish(self) -> None:
-        """Close the connection once everything sent has left."""
         if self.open:
             self.open = False
             self._stop_timers()
             assert self._sink is not None
             self._sink.close()
-
-    # --- for the transport and the server
 
     def opened(self, sink: Sink) -> None:
         self._sink = sink
@@ -133,8 +115,6 @@ class LiveConnection(Stream):
                 self._sink.give_up()  # a client that does not read must not delay the stop
             self.fail(Code.SHUTTING_DOWN.status, "the server is stopping; connect again")
 
-    # --- timers
-
     def _check_heartbeat(self) -> None:
         """Send a heartbeat if one is due. The timer is set again only here, so that sending costs nothing."""
         now = self.runtime.loop.time()
@@ -143,13 +123,6 @@ class LiveConnection(Stream):
         if self.open:
             wait_s = self._heartbeat_s if self.full else max(self._last_sent + self._heartbeat_s - now, 0.001)
             self._heartbeat_timer = self.runtime.loop.call_later(wait_s, self._check_heartbeat)
-
-    def _filled(self) -> None:
-        if not self.full:
-            self.full = True
-            self.full_since = self.runtime.loop.time()
-            timeout_ms = self.runtime.settings.slow_consumer_timeout_ms
-            self._slow_timer = self.runtime.call_later(timeout_ms, self._too_slow)
 
     def _too_slow(self) -> None:
         assert self._sink is not None
@@ -184,7 +157,6 @@ def error_frame(code: int, message: str, **more: Any) -> bytes:
 
 
 def heartbeat(now_ms: int) -> bytes:
-    """Return a comment line with the time."""
     return b": hb %d\n\n" % now_ms
 
 
@@ -208,8 +180,6 @@ def _takes_events(part: bytes) -> bool:
 
 
 class EventStream(LiveConnection):
-    """One event stream; see the docstring of the module."""
-
     __slots__ = ()
 
     def __init__(

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from topics.engine.read.read import Query, Reading, Span, Tombstone, expire_and_read
 from topics.engine.state.topic import Topic
 from topics.model.records import STORED_FORM, Projection
 from topics.model.watch import View, without_nodes
+from topics.server.limits.budget import MemoryBudget
 from topics.server.push import cursors
 from topics.storage.segments.columns import render_without
 from topics.storage.segments.segment import Rendered
-
-if TYPE_CHECKING:
-    from topics.server.limits.budget import MemoryBudget
 
 # So many records are read for a reader with nodes of its own, and those of its nodes are cut out. Behind more, the read
 # itself skips them: it looks at many records at a time.
@@ -84,18 +81,8 @@ class RenderedFrame:
         if nodes.isdisjoint(self.by_node) or not self.topic.config.dedupe_node:
             return self
         found = self._others.get(nodes)
-        if found is None:
-            found = self._others[nodes] = self._without(nodes)
-        return found
-
-    @property
-    def by_node(self) -> dict[str, list[int]]:
-        """The nodes that wrote the records, each with the positions of its records in the frame."""
-        if self._pieces is None:
-            self._cut(STORED_FORM)
-        return self._by_node
-
-    def _without(self, nodes: frozenset[str]) -> RenderedFrame:
+        if found is not None:
+            return found
         pieces, by_node = self._pieces, self._by_node
         assert pieces is not None
         if len(nodes) == 1:
@@ -110,7 +97,15 @@ class RenderedFrame:
                 del kept[at]
             frame._start, frame._records, frame._end = self._start, b",".join(kept), self._end
             frame._cursor = self.cursor()
+        self._others[nodes] = frame
         return frame
+
+    @property
+    def by_node(self) -> dict[str, list[int]]:
+        """The nodes that wrote the records, each with the positions of its records in the frame."""
+        if self._pieces is None:
+            self._cut(STORED_FORM)
+        return self._by_node
 
     def _cut(self, projection: Projection) -> None:
         """Cut the records apart, and note which node wrote which of them."""
@@ -132,11 +127,9 @@ class RenderedFrame:
 
     @property
     def payload(self) -> bytes:
-        """The records and their range as a JSON object."""
         return b"".join((self._start, self._records, self._end))
 
     def cursor(self) -> bytes:
-        """Return the event id for a watcher of this topic alone."""
         if self._cursor is None:
             self._cursor = cursors.encode({self.topic.name: self.next_seq})
         return self._cursor
@@ -159,7 +152,6 @@ class RenderedFrame:
 
 
 def socket_payload(event: Event, data: bytes) -> bytes:
-    """Return a WebSocket message: the JSON object `data` with the `op` of the event."""
     return b'{"op":"%b",%b' % (event.op, data[1:])
 
 
@@ -175,13 +167,7 @@ def tombstone_data(topic: Topic, gap: Tombstone, reason: str) -> bytes:
     )  # fmt: skip
 
 
-def after_gap(gap: Tombstone) -> int:
-    """Return the position after the gap. A position of an earlier epoch moves to the beginning of the present one."""
-    return gap.earliest_seq - 1 if gap.reason == "recreated" else gap.gap_to
-
-
 def deleted_data(topic: Topic) -> bytes:
-    """Return the JSON object of a topic-deleted event."""
     return b'{"topic":"%b","head_seq":%d,"reason":"deleted"}' % (topic.wire_name, topic.head)
 
 
@@ -197,7 +183,6 @@ class FrameRenderer:
         self._frames: dict[Key, RenderedFrame] = {}
 
     def clear(self) -> None:
-        """Drop the frames: the turn has ended."""
         self._frames.clear()
 
     def end(self) -> None:
@@ -219,22 +204,17 @@ class FrameRenderer:
 
     def _read(self, view: View, from_seq: int, epoch: int | None, now_ms: int) -> RenderedFrame:
         topic = self._topic
+        # Small while the memory budget is full, as clients may not read it.
+        max_bytes = min(view.max_bytes, FULL_FRAME_BYTES) if self._budget.full else view.max_bytes
         query = Query(
-            from_seq=from_seq, limit=view.limit, max_bytes=self._frame_bytes(view), nodes=view.nodes, match=view.match,
+            from_seq=from_seq, limit=view.limit, max_bytes=max_bytes, nodes=view.nodes, match=view.match,
             upto=self._visible(view) if view.strong else None, epoch=epoch, spans=True,
         )  # fmt: skip
         reading = expire_and_read(topic, query, now_ms)
         gap = reading.tombstone
-        frame = RenderedFrame(
-            topic,
-            from_seq=from_seq if gap is None else after_gap(gap),
-            next_seq=reading.next_from_seq,
-            tombstone=gap,
-        )
+        if gap is not None:  # a position of an earlier epoch moves to the beginning of the present one
+            from_seq = gap.earliest_seq - 1 if gap.reason == "recreated" else gap.gap_to
+        frame = RenderedFrame(topic, from_seq=from_seq, next_seq=reading.next_from_seq, tombstone=gap)
         if reading.count:
             frame.fill(reading, view.projection)
         return frame
-
-    def _frame_bytes(self, view: View) -> int:
-        """Return the maximum size of a frame: small while the memory budget is full, as clients may not read it."""
-        return min(view.max_bytes, FULL_FRAME_BYTES) if self._budget.full else view.max_bytes

@@ -23,8 +23,6 @@ All end with `{"end":{"next_from_seq":…,"head_seq":…,"earliest_seq":…,"epo
 was cut off, or reports why it stopped with `{"error":{…}}`, which has the fields of an error answer.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 
@@ -125,8 +123,6 @@ class NdjsonFormat(ScanFormat):
 
 
 class SegmentFormat(ScanFormat):
-    """Runs of segments, and JSON between them."""
-
     content_type = SEGMENTS
 
     def __init__(self, projection: Projection) -> None:
@@ -147,8 +143,6 @@ class SegmentFormat(ScanFormat):
 
 
 class ArrowFormat(ScanFormat):
-    """An Arrow IPC stream."""
-
     content_type = ARROW
 
     def __init__(self, arrow: Any, projection: Projection, topic: str) -> None:

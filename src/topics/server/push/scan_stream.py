@@ -1,15 +1,11 @@
 """A bulk read as a stream: one slice per turn of the loop, and nothing more while the client does not read.
 
-A slice is read on the loop, where the state is, and encoded on a pool thread. While the client has not read what it was
-sent, nothing more is read. A scan of any size therefore delays other clients no more than a diff does, and a client
-that stops reading costs the memory of two slices.
+A slice is read on the loop, where the state is, and encoded on a pool thread. A scan of any size therefore delays other
+clients no more than a diff does, and a client that stops reading costs the memory of two slices.
 """
-
-from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
 
 from topics import logs
 from topics.engine.read.scan import SLICE_BYTES, Scan, ScanStep
@@ -18,16 +14,10 @@ from topics.server.http.messages import Response, Sink, Stream
 from topics.server.limits.budget import STREAMS
 from topics.server.loop.runtime import NOT_LOADING, unreadable
 from topics.server.push import scan_formats as formats
+from topics.server.push.dispatcher import PushServices
 from topics.storage.segments.cold import Cold
 
-if TYPE_CHECKING:
-    from topics.server.limits.budget import MemoryBudget
-    from topics.server.loop.runtime import Runtime
-    from topics.server.loop.throttle import Throttle
-
 log = logs.Log("scan")
-
-T = TypeVar("T")
 
 PROGRESS_SEQS = 100_000  # looked at and skipped before the progress is reported
 PRESSED_PAUSE_MS = 5  # between two slices while the server runs late
@@ -40,20 +30,12 @@ class ScanStream(Stream):
     high_water_bytes = SLICE_BYTES
 
     def __init__(
-        self,
-        runtime: Runtime,
-        throttle: Throttle,
-        budget: MemoryBudget,
-        scan: Scan,
-        topic: str,
-        form: formats.ScanFormat,
-        *,
-        release: Callable[[], None],
+        self, services: PushServices, scan: Scan, topic: str, form: formats.ScanFormat, *, release: Callable[[], None]
     ) -> None:
         super().__init__(Response(200, b"", form.content_type, ((b"cache-control", b"no-store"),)))
-        self._runtime = runtime
-        self._throttle = throttle
-        self._budget = budget
+        self._runtime = services.runtime
+        self._throttle = services.throttle
+        self._budget = services.budget
         self._topic = topic
         self._scan = scan
         self._form = form
@@ -65,8 +47,6 @@ class ScanStream(Stream):
         self._slow: asyncio.TimerHandle | None = None
         self._on_thread = False
         self._ends_with: TopicsError | None = None
-
-    # --- for the transport and the server
 
     def opened(self, sink: Sink) -> None:
         self._sink = sink
@@ -93,8 +73,6 @@ class ScanStream(Stream):
         """End the answer with an error: the server stops, and the client continues later."""
         self._fail(TopicsError(Code.SHUTTING_DOWN, "the server is stopping", retry_after_ms=1000))
 
-    # --- slices
-
     def _next(self) -> None:
         self._loading = self._runtime.attempt(self._step, self._cannot_read)
 
@@ -120,15 +98,11 @@ class ScanStream(Stream):
             self._fail(TopicsError(Code.INTERNAL, "internal error"))
             return
         if step.slices or step.tombstone is not None or step.done:
-            self._on_pool(lambda: self._encode(step), lambda data: self._encoded(step, data))
+            self._on_pool(step)
         elif step.next_from_seq - self._reported_seq >= PROGRESS_SEQS:
             self._encoded(step, b"".join(self._form.progress(step.next_from_seq)))
         else:
             self._continue()
-
-    def _encode(self, step: ScanStep) -> bytes:
-        """Return the bytes of a slice, or nothing if the client has left meanwhile. Runs on a pool thread."""
-        return b"" if self._sink is None else formats.encode(self._form, step)
 
     def _encoded(self, step: ScanStep, data: bytes) -> None:
         sink = self._sink
@@ -152,23 +126,24 @@ class ScanStream(Stream):
         else:
             self._runtime.loop.call_soon(self._next)
 
-    def _on_pool(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
-        """Run `work` on a pool thread, then `then` on the loop with its result."""
+    def _on_pool(self, step: ScanStep) -> None:
+        """Encode a slice on a pool thread, then send it. It is empty if the client has left meanwhile."""
 
-        def done(found: asyncio.Future[T]) -> None:
+        def done(found: asyncio.Future[bytes]) -> None:
             self._on_thread = False
             self._budget.charge(STREAMS, -ENCODING_BYTES)
             failure = found.exception()
             if failure is not None:
                 self._fail(unreadable(failure))
                 return
-            then(found.result())
+            self._encoded(step, found.result())
             if self._ends_with is not None:
                 self._fail(self._ends_with)
 
         self._on_thread = True
         self._budget.charge(STREAMS, ENCODING_BYTES)
-        self._runtime.in_pool(work).add_done_callback(done)
+        encoding = self._runtime.in_pool(lambda: b"" if self._sink is None else formats.encode(self._form, step))
+        encoding.add_done_callback(done)
 
     def _fail(self, error: TopicsError) -> None:
         if self._on_thread:

@@ -1,32 +1,33 @@
 """Watch sessions: what a client watches and how far it has got, and the event stream that serves a session.
 
-A session outlives its connections. Its positions move when a frame is written. A client that reconnects with
-`Last-Event-ID` moves them back to what it has really processed, never forward. A session without a stream is removed
-after `session_ttl_ms`.
+A session outlives its connections. A client that reconnects with `Last-Event-ID` moves its positions back to what it
+has really processed, never forward. A session without a stream is removed after `session_ttl_ms`.
 """
-
-from __future__ import annotations
 
 import asyncio
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from topics.engine.state.topic import Topic
 from topics.errors import Code, TopicsError, invalid
 from topics.model.watch import TopicOptions, WatchedTopic, WatchRequest, heartbeat_ms, is_pattern
-from topics.server.limits.budget import MemoryBudget
+from topics.server.access.caller import Caller
+from topics.server.limits.budget import MemoryBudget, check_room
+from topics.server.loop.runtime import Runtime
 from topics.server.push import cursors
+from topics.server.push.dispatcher import PushServices
 from topics.server.push.live_stream import EventStream, error_frame, event_frame
 from topics.server.push.rendering import Event, RenderedFrame, deleted_data
-from topics.server.push.subscription import Subscription
-from topics.server.push.subscription_set import SESSION_BYTES, Pattern, PatternWaiters, SubscriptionSet, resolve
-
-if TYPE_CHECKING:
-    from topics.server.access.caller import Caller, Quotas
-    from topics.server.loop.runtime import Runtime
-    from topics.server.push.dispatcher import Dispatcher
+from topics.server.push.subscription_set import (
+    SESSION_BYTES,
+    Pattern,
+    PatternWaiters,
+    Subscription,
+    SubscriptionSet,
+    resolve,
+    size_bytes,
+)
 
 WID_BYTES = 16
 MAX_DELETED = 64  # deletions that a session remembers
@@ -50,7 +51,6 @@ class Session(SubscriptionSet):
         self._deleted: dict[str, tuple[int, bytes]] = {}
 
     def remove_deleted(self, subscription: Subscription) -> None:
-        """Remove the subscription of a deleted topic, and remember the deletion."""
         self.remove(subscription)
         self._deleted[subscription.key] = subscription.number, deleted_data(subscription.topic)
         if len(self._deleted) > MAX_DELETED:
@@ -72,9 +72,8 @@ class Session(SubscriptionSet):
 class Sessions:
     """All sessions by `wid`, and those without a stream by how long they have had none."""
 
-    def __init__(self, runtime: Runtime, quotas: Quotas, budget: MemoryBudget) -> None:
+    def __init__(self, runtime: Runtime, budget: MemoryBudget) -> None:
         self._runtime = runtime
-        self._quotas = quotas
         self._budget = budget
         self._all: dict[str, Session] = {}
         self._idle: OrderedDict[str, Session] = OrderedDict()  # the longest idle first
@@ -89,15 +88,16 @@ class Sessions:
     def create(
         self, request: WatchRequest, caller: Caller, *, lenient: bool
     ) -> tuple[Session, dict[str, WatchedTopic]]:
-        """Create a session. Return it and the `topics` field of the answer."""
         self._remove_expired()
         topics = request.topics
         if request.cursor:
-            topics = self._resumed(topics, cursors.decode(request.cursor, field="cursor"))
+            if (position := cursors.find(request.cursor)) is None:
+                raise invalid("cursor is not an event id of this server", field="cursor")
+            topics = self._resumed(topics, position)
         resolved = resolve(self._runtime, topics, request, caller, lenient=lenient)
         session = Session(caller, self._budget, heartbeat_ms=heartbeat_ms(request.heartbeat_ms))
-        self._quotas.check_session(len(self._all))
-        self._budget.check(SESSION_BYTES + resolved.size_bytes())
+        check_room("max_watch_sessions", len(self._all), self._runtime.settings.max_watch_sessions)
+        self._budget.check(SESSION_BYTES + size_bytes(resolved))
         session.patterns = resolved.patterns
         for subscription in resolved.subscriptions.values():
             session.add(subscription)
@@ -108,7 +108,7 @@ class Sessions:
 
     def find(self, wid: str, caller: Caller) -> Session:
         """Return the session. Raise `not_found` if it was removed, `unauthorized` if another key created it."""
-        if not _is_wid(wid):
+        if not (wid.startswith("wid_") and len(wid) <= 64 and wid[4:].replace("-", "").replace("_", "").isalnum()):
             raise invalid("wid is not the id of a watch session: it starts with wid_", field="wid")
         self._remove_expired()
         session = self._all.get(wid)
@@ -119,7 +119,6 @@ class Sessions:
         return session
 
     def stream_opened(self, session: Session) -> None:
-        """Keep the session while it has a stream."""
         self._idle.pop(session.wid, None)
 
     def stream_closed(self, session: Session) -> None:
@@ -142,13 +141,13 @@ class Sessions:
             name, epoch = cursors.split_key(key)
             options = topics.get(name)
             if options is None and name in self._runtime.engine.topics:
-                options = next((topics[one] for one in topics if _pattern_covers(one, name)), None)
+                covering = (one for one in topics if is_pattern(one) and name.startswith(one[:-1]))
+                options = next(map(topics.__getitem__, covering), None)
             if options is not None:
                 found[name] = TopicOptions(seq, False, options.filter, options.epoch if epoch is None else epoch)
         return topics | found
 
     def _expire(self) -> None:
-        """Remove expired sessions, and set the timer for the next one."""
         self._expiry = None
         self._remove_expired()
         if self._idle:
@@ -167,45 +166,33 @@ class Sessions:
             session.discharge()
 
 
-def _pattern_covers(pattern: str, name: str) -> bool:
-    return is_pattern(pattern) and name.startswith(pattern[:-1])
-
-
-def _is_wid(wid: str) -> bool:
-    return wid.startswith("wid_") and len(wid) <= 64 and wid[4:].replace("-", "").replace("_", "").isalnum()
-
-
 class WatchStream(EventStream):
-    """One connection of a session; the session has at most one."""
-
     __slots__ = ("_dispatcher", "_position", "_session", "_sessions", "_single")
 
     reports_too_old = True
 
     def __init__(
         self,
-        runtime: Runtime,
-        dispatcher: Dispatcher,
+        services: PushServices,
         sessions: Sessions,
         session: Session,
         *,
         position: cursors.Position | None,
         release: Callable[[], None],
     ) -> None:
-        super().__init__(runtime, release=release, heartbeat_ms=session.heartbeat_ms)
-        self._dispatcher = dispatcher
+        super().__init__(services.runtime, release=release, heartbeat_ms=session.heartbeat_ms)
+        self._dispatcher = services.dispatcher
         self._sessions = sessions
         self._session = session
         self._position = position
         self._single = False
 
-    # --- the connection
-
     def begin(self) -> None:
         session = self._session
         before, session.stream = session.stream, self
         if before is not None:
-            before.hand_over()
+            before._detach()
+            before.fail(409, "another connection has taken over this session")
         self._sessions.stream_opened(session)
         if self._position is not None:
             session.rewind(self._position)
@@ -219,14 +206,17 @@ class WatchStream(EventStream):
             self._dispatcher.attach(subscription, self)
         if session.patterns:
             self._sessions.pattern_waiters.put(self, session.prefixes(), self._match)
-            self._match_existing()
+            # Topics that were created while the session had no stream, as many as the limit allows. For each pattern
+            # this looks at the topics of the session, at those it adds, and at one more.
+            topics, names = self.runtime.engine.topics, self.runtime.engine.state.names
+            for pattern in session.patterns.values():
+                for name in names.visible(pattern.caller.prefixes, prefix=pattern.prefix):
+                    if not self._match(topics[name], pattern):
+                        return
 
     def resume(self, full_ms: float) -> None:
         stale = full_ms > self.runtime.settings.buffer_grace_ms
-        for subscription in list(self._session.subscriptions.values()):
-            if subscription.group is None:
-                subscription.stale = stale
-                self._dispatcher.resume(subscription)
+        self._dispatcher.resume_all(self._session.subscriptions, stale=stale)
 
     def ended(self) -> None:
         if self._session.stream is self:
@@ -240,32 +230,14 @@ class WatchStream(EventStream):
             self._detach()
         super().finish()
 
-    def hand_over(self) -> None:
-        """Close this connection because another one has taken the session. What was written still arrives."""
-        self._detach()
-        self.fail(409, "another connection has taken over this session")
-
     def _detach(self) -> None:
         self._sessions.pattern_waiters.remove(self)
-        for subscription in self._session.subscriptions.values():
-            if subscription.watcher is self:
-                self._dispatcher.detach(subscription)
+        self._dispatcher.detach_all(self._session.subscriptions, self)
 
     def _note_single(self) -> None:
         """Note whether the session watches one named topic: then its frames, with their ids, are shared."""
         subscriptions = self._session.subscriptions
         self._single = len(subscriptions) == 1 and all(one.key == one.topic.name for one in subscriptions.values())
-
-    def _match_existing(self) -> None:
-        """Add topics that were created while the session had no stream, as many as the limit allows.
-
-        For each pattern, looks at the topics of the session, at those it adds, and at one more.
-        """
-        engine = self.runtime.engine
-        for pattern in self._session.patterns.values():
-            for name in engine.state.names.visible(pattern.caller.prefixes, prefix=pattern.prefix):
-                if not self._match(engine.topics[name], pattern):
-                    return
 
     def _match(self, topic: Topic, pattern: Pattern | None = None) -> bool:
         """Watch a topic if a pattern covers it. Return False, and notify the client, if the limit is reached."""
@@ -281,8 +253,6 @@ class WatchStream(EventStream):
         self._note_single()
         self._dispatcher.attach(subscription, self)
         return True
-
-    # --- for the dispatcher
 
     def push(self, subscription: Subscription, frame: RenderedFrame) -> None:
         if self._single:

@@ -1,4 +1,4 @@
-"""Subscriptions of one session or one WebSocket, and the patterns that add more of them.
+"""Subscriptions, those of one session or one WebSocket as a set, and the patterns that add more of them.
 
 A set is charged to the memory budget by what it keeps: a flat amount per subscription and pattern, and the node names
 and filters of the requests, which their subscriptions share.
@@ -6,11 +6,11 @@ and filters of the requests, which their subscriptions share.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import islice
 from sys import getsizeof
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from msgspec import structs
 
@@ -18,25 +18,84 @@ from topics.engine.engine import Engine
 from topics.engine.state.topic import Topic
 from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError, invalid, topic_not_found
-from topics.model.watch import (
-    TopicOptions,
-    View,
-    ViewOptions,
-    WatchedTopic,
-    check_by_name,
-    check_watched,
-    is_pattern,
-    make_view,
-    match_of,
-    with_match,
-)
+from topics.model import watch
+from topics.model.watch import TopicOptions, View, ViewOptions, WatchedTopic
+from topics.server.access.caller import Caller
 from topics.server.limits.budget import SESSIONS, MemoryBudget
+from topics.server.loop.runtime import Runtime
 from topics.server.push import cursors
-from topics.server.push.subscription import Subscription
+from topics.server.push.rendering import Event, RenderedFrame, deleted_data
 
-if TYPE_CHECKING:
-    from topics.server.access.caller import Caller
-    from topics.server.loop.runtime import Runtime
+
+class Watcher(Protocol):
+    """One connection, as the dispatcher uses it."""
+
+    full: bool  # takes nothing now, and calls `Dispatcher.resume_all` when it takes more
+    # Whether a gap that existed on connect, or after a long stall, is reported as `from_seq_too_old`. The contract
+    # requires this for event streams. A WebSocket reports the reason itself.
+    reports_too_old: bool
+
+    # Records; the position of the subscription is already after them. Then any other event, as a JSON object.
+    def push(self, subscription: Subscription, frame: RenderedFrame) -> None: ...
+    def notify(self, subscription: Subscription, event: Event, data: bytes) -> None: ...
+    def topic_deleted(self, subscription: Subscription) -> None: ...  # the client was notified
+    def topics_paused(self, names: list[str], retry_after_ms: int) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Subscription:
+    """One topic of one watcher. Between connections it only keeps the position of its reader."""
+
+    topic: Topic
+    view: View
+    _: KW_ONLY
+    seq: int  # the position while the subscription is in no group
+    epoch: int | None = None  # that the first position belongs to, if the reader gave it
+    key: str = ""  # in event ids
+    number: int = 0
+    from_pattern: bool = False  # a pattern matched the topic after the session was created
+    group: TailGroup | None = None
+    watcher: Watcher | None = None
+    fresh: bool = True  # nothing was delivered on this connection yet
+    stale: bool = False  # the connection was full for so long that a gap counts as too old
+    caught_up: bool = False  # the client was notified that it has caught up
+    deleted: bool = False
+    consumer: str | None = None  # the named consumer whose position it began at
+    nodes: frozenset[str] | None = field(init=False)  # of the view: delivery looks at it for every frame
+    start: int = field(init=False)  # the first position
+    start_epoch: int | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.nodes, self.start, self.start_epoch = self.view.nodes, self.seq, self.epoch
+        self.key = self.key or self.topic.name
+
+    @property
+    def position(self) -> int:
+        """The last seq that the reader does not need again."""
+        group = self.group
+        return self.seq if group is None else group.seq
+
+
+@dataclass(slots=True, eq=False)
+class TailGroup:
+    """The subscriptions at the same position near the head of a topic whose views differ in their nodes alone."""
+
+    view: View  # without nodes
+    seq: int
+    members: dict[Subscription, None] = field(default_factory=dict)
+    has_nodes: bool = False  # a member has, or had, nodes of its own
+    caught_up: bool = True
+
+
+def notify_deleted(subscription: Subscription, data: bytes | None = None) -> None:
+    topic, watcher = subscription.topic, subscription.watcher
+    if data is None:
+        data = deleted_data(topic)
+    subscription.seq = topic.head
+    subscription.deleted = True
+    if watcher is not None:
+        watcher.notify(subscription, Event.TOPIC_DELETED, data)
+        watcher.topic_deleted(subscription)
 
 
 # Measured with 1, 16 and 256 topics, and rounded up for what an open stream adds to each.
@@ -46,47 +105,34 @@ PATTERN_BYTES = 512
 NAME_BYTES = 64  # of a node name in a set, besides the text
 
 
+@dataclass(slots=True, eq=False)
 class Pattern:
     """A prefix of topic names. It covers all present and future topics with it that its caller may read."""
 
-    __slots__ = ("caller", "prefix", "view")
-
-    def __init__(self, prefix: str, view: View, caller: Caller) -> None:
-        self.prefix = prefix
-        self.view = view
-        self.caller = caller
+    prefix: str
+    view: View
+    caller: Caller
 
     def covers(self, name: str) -> bool:
-        """Return whether a topic of this name is watched."""
         return name.startswith(self.prefix) and self.caller.may_use(name)
 
 
+@dataclass(eq=False)
 class ResolvedWatch:
-    """The subscriptions and patterns of a valid request to watch."""
-
-    def __init__(self) -> None:
-        self.subscriptions: dict[str, Subscription] = {}  # by topic
-        self.patterns: dict[str, Pattern] = {}
+    subscriptions: dict[str, Subscription] = field(default_factory=dict)  # by topic
+    patterns: dict[str, Pattern] = field(default_factory=dict)
 
     def answer(self) -> dict[str, WatchedTopic]:
-        """Return the `topics` field of the answer."""
         return {
             name: WatchedTopic(one.seq, one.topic.head, one.topic.earliest, one.topic.epoch)
             for name, one in self.subscriptions.items()
         }
 
-    def size_bytes(self) -> int:
-        """Return the memory that the subscriptions and patterns take."""
-        return _size_bytes(self.subscriptions.values(), self.patterns.values())
 
-
-def _size_bytes(subscriptions: Iterable[Subscription], patterns: Iterable[Pattern]) -> int:
+def size_bytes(of: ResolvedWatch | SubscriptionSet) -> int:
     """Return the memory that subscriptions and patterns take. What several of them share counts once."""
-    views = [subscription.view for subscription in subscriptions]
-    size = len(views) * SUBSCRIPTION_BYTES
-    for pattern in patterns:
-        views.append(pattern.view)
-        size += PATTERN_BYTES
+    views = [one.view for one in of.subscriptions.values()] + [one.view for one in of.patterns.values()]
+    size = len(of.subscriptions) * SUBSCRIPTION_BYTES + len(of.patterns) * PATTERN_BYTES
     # By identity: two requests that name the same nodes keep two sets of them.
     node_sets = {id(view.nodes): view.nodes for view in views if view.nodes is not None}
     filters = {id(view.match): view.match for view in views if view.match is not None}
@@ -105,15 +151,17 @@ def resolve(
     more than `max_watch_topics` besides those that the request names.
     """
     engine, most = runtime.engine, runtime.settings.max_watch_topics
-    check_watched(topics, max_topics=most)
+    watch.check_watched(topics, max_topics=most)
     resolved = ResolvedWatch()
-    shared = make_view(options, max_limit=engine.limits.max_limit)
+    shared = watch.make_view(options, max_limit=engine.limits.max_limit)
     for name, each in topics.items():
-        view = with_match(shared, match_of(name, each))
-        if is_pattern(name):
+        view = watch.with_match(shared, watch.match_of(name, each))
+        if watch.is_pattern(name):
             pattern = resolved.patterns[name] = Pattern(name[:-1], view, caller)
-            matching = _matching(runtime, pattern)
-            found = [one for one in matching if one not in topics and one not in resolved.subscriptions]
+            matching = engine.state.names.visible(caller.prefixes, prefix=pattern.prefix)
+            # More than twice the limit would not change the answer.
+            some = islice(matching, 2 * most + 1)
+            found = [one for one in some if one not in topics and one not in resolved.subscriptions]
         else:
             found = [name] if engine.find(name) is not None else []
             if not found and not lenient:
@@ -122,27 +170,18 @@ def resolve(
             try:
                 topic = engine.expire_and_get(topic_name, touch=True)
             except TopicsError:  # its deletion was in progress
-                if lenient or is_pattern(name):
+                if lenient or watch.is_pattern(name):
                     continue
                 raise
-            resolved.subscriptions[topic_name] = _new_subscription(topic, view, each)
+            if each.tail:
+                subscription = Subscription(topic, view, seq=topic.head)
+            else:
+                subscription = Subscription(topic, view, seq=each.from_seq, epoch=each.epoch)
+                subscription.consumer = each.consumer
+            resolved.subscriptions[topic_name] = subscription
         if len(resolved.subscriptions) > most:
             raise invalid(f"topics matches more than {most} topics, which is the limit", field="topics")
     return resolved
-
-
-def _matching(runtime: Runtime, pattern: Pattern) -> Iterator[str]:
-    """Return the names that the pattern covers, in order. More than twice the limit would not change the answer."""
-    names = runtime.engine.state.names.visible(pattern.caller.prefixes, prefix=pattern.prefix)
-    return islice(names, 2 * runtime.settings.max_watch_topics + 1)
-
-
-def _new_subscription(topic: Topic, view: View, options: TopicOptions) -> Subscription:
-    if options.tail:
-        return Subscription(topic, view, seq=topic.head)
-    subscription = Subscription(topic, view, seq=options.from_seq, epoch=options.epoch)
-    subscription.consumer = options.consumer
-    return subscription
 
 
 class SubscriptionSet:
@@ -160,11 +199,9 @@ class SubscriptionSet:
 
     def charge(self) -> None:
         """Charge the budget with what the set keeps now, after subscriptions or patterns were added or removed."""
-        kept_bytes = _size_bytes(self.subscriptions.values(), self.patterns.values())
-        self._charge(SESSION_BYTES + kept_bytes + self.other_bytes)
+        self._charge(SESSION_BYTES + size_bytes(self) + self.other_bytes)
 
     def discharge(self) -> None:
-        """Release the whole charge: the session or the connection has ended."""
         self._charge(0)
 
     def _charge(self, size_bytes: int) -> None:
@@ -183,12 +220,10 @@ class SubscriptionSet:
         self._charge(self._charged_bytes + SUBSCRIPTION_BYTES)
 
     def remove(self, subscription: Subscription) -> None:
-        """Remove the subscription if it is in the set."""
         if self.subscriptions.get(subscription.key) is subscription:
             del self.subscriptions[subscription.key]
 
     def named(self, name: str) -> Iterator[Subscription]:
-        """Return the subscriptions of topics by that name, of every epoch."""
         return (one for one in list(self.subscriptions.values()) if one.topic.name == name)
 
     def match(self, topic: Topic, pattern: Pattern | None = None) -> Subscription | None:
@@ -206,18 +241,16 @@ class SubscriptionSet:
         return subscription
 
     def prefixes(self) -> list[str]:
-        """Return the prefixes of the patterns."""
         return [pattern.prefix for pattern in self.patterns.values()]
 
     def cursor(self) -> bytes:
-        """Return the positions of all subscriptions as one event id."""
         subscriptions = self.subscriptions
         if len(subscriptions) <= cursors.MAX_NAMED:
             return cursors.encode({key: one.position for key, one in subscriptions.items()})
         pairs: list[int] = []
         for one in subscriptions.values():
             pairs += (one.number, one.position)
-        return cursors.encode_numbered(pairs)
+        return cursors.encode(pairs)
 
     def rewind(self, at: cursors.Position) -> None:
         """Move back to what the client has processed, never forward.
@@ -247,39 +280,28 @@ class PatternWaiters:
     def __init__(self) -> None:
         self._watchers: dict[object, tuple[str, ...]] = {}  # the prefixes of each
         self._by_prefix: dict[str, dict[object, Match]] = {}
-        self._lengths: Counter[int] = Counter()  # of the prefixes
 
     def put(self, watcher: object, prefixes: Iterable[str], match: Match) -> None:
         """Call `match` for every new topic with one of these prefixes, which replace earlier ones of the watcher."""
         self.remove(watcher)
-        wanted = tuple(prefixes)
-        if not wanted:
-            return
-        self._watchers[watcher] = wanted
+        if wanted := tuple(prefixes):
+            self._watchers[watcher] = wanted
         for prefix in wanted:
-            if prefix not in self._by_prefix:
-                self._by_prefix[prefix] = {}
-                self._lengths[len(prefix)] += 1
-            self._by_prefix[prefix][watcher] = match
+            self._by_prefix.setdefault(prefix, {})[watcher] = match
 
     def remove(self, watcher: object) -> None:
-        """Remove the watcher with all its prefixes."""
         for prefix in self._watchers.pop(watcher, ()):
-            watchers = self._by_prefix[prefix]
-            del watchers[watcher]
-            if not watchers:
+            del self._by_prefix[prefix][watcher]
+            if not self._by_prefix[prefix]:
                 del self._by_prefix[prefix]
-                self._lengths[len(prefix)] -= 1
-                if not self._lengths[len(prefix)]:
-                    del self._lengths[len(prefix)]
 
     def created(self, topic: Topic) -> None:
         """Call `match` of every watcher with a prefix of the new topic's name, once each."""
         if not self._watchers:
             return
         name, found = topic.name, dict[object, Match]()
-        for length in self._lengths:
-            if length <= len(name) and (watchers := self._by_prefix.get(name[:length])) is not None:
+        for length in range(len(name) + 1):
+            if (watchers := self._by_prefix.get(name[:length])) is not None:
                 found |= watchers
         for match in found.values():
             match(topic)
@@ -291,16 +313,19 @@ def open_positions(engine: Engine, topics: dict[str, TopicOptions], *, max_topic
     Ends with the options of all topics, in which a consumer has its position as `from_seq`, once the commits are in the
     log. Raises errors of the request before anything is changed, except an `epoch_mismatch` or a seq beyond the head.
     """
-    check_watched(topics, max_topics=max_topics)
+    watch.check_watched(topics, max_topics=max_topics)
     consumed = {name: options for name, options in topics.items() if options.by_name}
     for name, options in consumed.items():
-        check_by_name(name, options)
+        watch.check_by_name(name, options)
     if lenient:
         topics = {name: options for name, options in topics.items() if name not in consumed or engine.find(name)}
         consumed = {name: options for name, options in consumed.items() if name in topics}
     for name in consumed:
         engine.topic(name)
-    tickets = {name: _open(engine, name, options) for name, options in consumed.items()}
+    tickets = {
+        name: engine.consumers.open(name, options.consumer or "", commit=options.commit, epoch=options.epoch)
+        for name, options in consumed.items()
+    }
     opened, waiting = Ticket(), len(tickets)
 
     def done(_: Ticket) -> None:
@@ -308,7 +333,14 @@ def open_positions(engine: Engine, topics: dict[str, TopicOptions], *, max_topic
         waiting -= 1
         if waiting <= 0:
             error = next((ticket.error for ticket in tickets.values() if ticket.error is not None), None)
-            found = {} if error else {name: _at(options, tickets[name]) for name, options in consumed.items()}
+            found = (
+                {}
+                if error
+                else {
+                    name: structs.replace(options, from_seq=tickets[name].result.seq, commit=False, epoch=None)
+                    for name, options in consumed.items()
+                }
+            )
             opened.resolve(topics | found, error)
 
     if not tickets:
@@ -316,12 +348,3 @@ def open_positions(engine: Engine, topics: dict[str, TopicOptions], *, max_topic
     for ticket in list(tickets.values()):
         ticket.on_done(done)
     return opened
-
-
-def _open(engine: Engine, name: str, options: TopicOptions) -> Ticket:
-    assert options.consumer is not None
-    return engine.consumers.open(name, options.consumer, commit=options.commit, epoch=options.epoch)
-
-
-def _at(options: TopicOptions, ticket: Ticket) -> TopicOptions:
-    return structs.replace(options, from_seq=ticket.result.seq, commit=False, epoch=None)

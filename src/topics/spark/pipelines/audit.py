@@ -8,29 +8,22 @@ Nothing is changed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Unpack
 
 from msgspec import Struct, field
 
 from topics.client import Client
-from topics.client.request import Summary
+from topics.client.request import State, Summary
 from topics.lake import ArchivedEpoch, File, Lake, Snapshot
 from topics.lake.archived import Range, merged
 from topics.plurals import counted
-from topics.spark.pipelines.audit_task import (
-    Difference,
-    FileCheck,
-    FileFindings,
-    Stretch,
-    StretchFindings,
-    check_file,
-    look,
-)
+from topics.spark.pipelines.audit_task import Difference, Stretch, StretchFindings, check_file, look
 from topics.spark.pipelines.run.job import Failed, JobOptions, PipelineJob
 from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
 from topics.spark.pipelines.run.tasks import Tasks, Workload
 from topics.spark.source.catalog import state_of
-from topics.spark.unknown_names import existing_lake, no_topic, unknown_topic
+from topics.spark.topic_names import existing_lake, no_topic, unknown_topic
 
 ATTEMPTS = 5  # audits until one runs without a change of the lake
 STRETCH_SEQS = 100_000
@@ -53,7 +46,7 @@ class EpochAccount(Struct, kw_only=True):
     topic: str
     epoch: int
     head: int
-    state: Summary | None  # None: the server does not have this epoch
+    state: State | Summary | None  # None: the server does not have this epoch
     archived: ArchivedEpoch
     reported_to: int = 0  # the last archived seq that the server knows
     trimmed_to: int = 0  # the last trimmed seq that the server knows
@@ -152,7 +145,9 @@ def _audited(job: PipelineJob, client: Client, lake: Lake, url: str, topics: Seq
 
 
 def _accounts(client: Client, lake: Lake, snapshot: Snapshot, topics: Sequence[str]) -> list[EpochAccount]:
-    live = _live_topics(client, topics)
+    live: dict[str, State | Summary] = {name: one for name in topics if (one := state_of(client, name)) is not None}
+    if not topics:
+        live = {row.topic: row for row in client.topics()}
     in_lake = set(snapshot.topics())
     for name in topics:
         if name not in live and name not in in_lake:
@@ -169,72 +164,42 @@ def _accounts(client: Client, lake: Lake, snapshot: Snapshot, topics: Sequence[s
         for epoch, archived in sorted(epochs.items()):
             of_server = state if state is not None and state.epoch == epoch else None
             head = max(archived.archived_to, 0 if of_server is None else of_server.head_seq)
-            reported_to, trimmed_to = (0, 0) if of_server is None else _reported(client, of_server)
-            found.append(
-                EpochAccount(
-                    topic=name, epoch=epoch, head=head, state=of_server, archived=archived,
-                    reported_to=reported_to, trimmed_to=trimmed_to,
-                )
-            )  # fmt: skip
+            account = EpochAccount(topic=name, epoch=epoch, head=head, state=of_server, archived=archived)
+            if of_server is not None and (now := state_of(client, name, epoch=epoch)) is not None:
+                account.reported_to, account.trimmed_to = now.archived_seq or 0, now.trimmed_seq or 0
+            found.append(account)
     return found
-
-
-def _reported(client: Client, state: Summary) -> tuple[int, int]:
-    """Return the last archived and the last trimmed seq that the server knows."""
-    now = state_of(client, state.topic, epoch=state.epoch)
-    return (0, 0) if now is None else (now.archived_seq or 0, now.trimmed_seq or 0)
-
-
-def _live_topics(client: Client, topics: Sequence[str]) -> dict[str, Summary]:
-    if not topics:
-        return {row.topic: row for row in client.topics()}
-    states = [state for name in topics if (state := state_of(client, name)) is not None]
-    return {
-        one.topic: Summary(
-            one.topic, one.epoch, one.head_seq, one.earliest_seq, one.count, one.bytes, one.config.durable
-        )
-        for one in states
-    }
 
 
 def _attempt(job: PipelineJob, lake: Lake, url: str, snapshot: Snapshot, accounts: list[EpochAccount]) -> bool:
     """Fill the accounts. Return False if the findings may come from a change of the lake during the audit."""
-    tasks = job.tasks(_workload(accounts))
+    seqs = sum(account.head for account in accounts)
+    tasks = job.tasks(Workload(seqs=seqs, size_bytes=sum(account.size_bytes for account in accounts)))
     _check_files(job, tasks, lake, accounts)
     suspicious = any(account.damaged or account.trimmed_to > account.archived.trimmed_to for account in accounts)
     work = [(account, one) for account in accounts for one in account.stretches(lake.path, job, url)]
     topics = {account.topic for account in accounts}  # a topic may have several epochs
-    seqs = counted(sum(account.head for account in accounts), "seq")
-    job.step(f"looking for {seqs} of {counted(len(topics), 'topic')}")
+    job.step(f"looking for {counted(seqs, 'seq')} of {counted(len(topics), 'topic')}")
     done = tasks.run(
         [one for _, one in work], look, result=StretchFindings, weight=lambda one: one.last - one.first + 1
     )
     for (account, stretch), found in zip(work, done, strict=True):
-        account.found.append(_closed(stretch, found))
+        # A stretch that could not be read is unexplained as a whole.
+        unread = StretchFindings(unexplained=[(stretch.first, stretch.last)])
+        account.found.append(found if found.problem is None else unread)
         suspicious |= found.problem is not None
         suspicious |= bool(found.unexplained or found.lost or found.missing or found.doubled)
     return not suspicious or snapshot.is_newest()
 
 
-def _closed(stretch: Stretch, found: StretchFindings) -> StretchFindings:
-    """Return the findings; a stretch that could not be read is unexplained as a whole."""
-    return found if found.problem is None else StretchFindings(unexplained=[(stretch.first, stretch.last)])
-
-
-def _workload(accounts: list[EpochAccount]) -> Workload:
-    return Workload(
-        seqs=sum(account.head for account in accounts), size_bytes=sum(account.size_bytes for account in accounts)
-    )
-
-
 def _check_files(job: PipelineJob, tasks: Tasks, lake: Lake, accounts: list[EpochAccount]) -> None:
     checks = [(account, file) for account in accounts for file in account.archived.files]
     job.step(f"reading back {counted(len(checks), 'file')} of the lake")
-    work = [FileCheck(lake=lake.path, topic=one.topic, epoch=one.epoch, file=file) for one, file in checks]
-    done = tasks.run(work, check_file, result=FileFindings, weight=lambda check: check.file.bytes)
-    for (account, file), found in zip(checks, done, strict=True):
-        if found.problem is not None:
-            account.damaged.append((file, found.problem))
+    check = partial(check_file, lake=lake.path)
+    done = tasks.run([file for _, file in checks], check, result=str, weight=lambda file: file.bytes)
+    for (account, file), problem in zip(checks, done, strict=True):
+        if problem:
+            account.damaged.append((file, problem))
 
 
 # --- the report

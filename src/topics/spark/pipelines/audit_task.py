@@ -16,15 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct, field
 
-from topics.arrow import Cells, cells
-from topics.client import request
-from topics.errors import Code, TopicsError
-from topics.lake import Damaged, File, Lake
+from topics.lake import SCHEMA, Damaged, File, Lake
 from topics.lake.archived import Range, merged
 from topics.lake.rewrite import row_groups
-from topics.spark.options import ConnectionOptions
-from topics.spark.source.catalog import client_for
-from topics.storage.segments.record_run import Run
+from topics.spark.options import ConnectionOptions, ReadOptions
+from topics.spark.source.plan import Span
+from topics.spark.source.read import LostRange, read_span, without_gaps
 
 Marks: TypeAlias = npt.NDArray[np.uint8]
 
@@ -34,19 +31,6 @@ SHOWN = 20  # most differing seqs that are listed
 # The classes of a seq, in order of precedence.
 LIVE, ARCHIVED, GAP, DELETED, LOST, UNEXPLAINED = range(1, 7)
 NAMES = {LIVE: "live", ARCHIVED: "archived", GAP: "in_gaps", DELETED: "deleted", LOST: "lost"}
-
-
-class FileCheck(Struct, kw_only=True):
-    """One file to read back."""
-
-    lake: str
-    topic: str
-    epoch: int
-    file: File
-
-
-class FileFindings(Struct, kw_only=True):
-    problem: str | None = None
 
 
 class Stretch(Struct, kw_only=True):
@@ -87,13 +71,13 @@ class StretchFindings(Struct, kw_only=True):
     problem: str | None = None  # why the stretch could not be read: a file was removed meanwhile
 
 
-def check_file(check: FileCheck) -> FileFindings:
-    """Read a file back, and check its checksums and that its rows match its commit."""
+def check_file(file: File, *, lake: str) -> str:
+    """Read a file back. Return what is wrong with its checksums or its rows, or an empty text."""
     try:
-        Lake(check.lake).verify(check.file)
+        Lake(lake).verify(file)
     except (Damaged, OSError, pa.ArrowException) as error:
-        return FileFindings(problem=str(error))
-    return FileFindings()
+        return str(error)
+    return ""
 
 
 def look(stretch: Stretch) -> StretchFindings:
@@ -131,26 +115,15 @@ def _mark(stretch: Stretch, live: pa.Table, lost: Sequence[Range], archived: pa.
 
 def _live(stretch: Stretch) -> tuple[pa.Table, list[Range]]:
     """Return the records on the server, and the ranges that it reports as lost."""
-    lost: list[Range] = []
-    batches: list[pa.RecordBatch] = []
     if stretch.connection is None:
-        return _table(batches), lost
-    fields = {"upto_seq": stretch.last, "epoch": stretch.epoch}
-    with client_for(stretch.connection, stretch.connection.servers[0]) as client:
-        try:
-            for piece in client.scan(stretch.topic, from_seq=stretch.first - 1, **fields):
-                if isinstance(piece, Run):
-                    batches.append(_columns(cells(piece)))
-                elif isinstance(piece, request.Tombstone):
-                    whole = piece.reason == "recreated"  # the server has nothing of this epoch any more
-                    lost.append((stretch.first, stretch.last) if whole else (piece.gap_from, piece.gap_to))
-                    if whole:
-                        break
-        except TopicsError as error:
-            if error.code is not Code.TOPIC_NOT_FOUND:
-                raise
-            lost.append((stretch.first, stretch.last))
-    return _table(batches), lost
+        return _table([]), []
+    options, lost = ReadOptions(connection=stretch.connection, fail_on_data_loss=False), list[LostRange]()
+    span = Span(
+        server=stretch.connection.servers[0], topic=stretch.topic, epoch=stretch.epoch,
+        start=stretch.first, stop=stretch.last + 1,
+    )  # fmt: skip
+    batches = [batch.select(["seq", *COMPARED]) for batch in without_gaps(read_span(span, options), lost)]
+    return _table(batches), [(one.gap_from, one.gap_to) for one in lost]
 
 
 def _archived(stretch: Stretch) -> Iterator[pa.RecordBatch]:
@@ -183,7 +156,9 @@ def _compare(stretch: Stretch, live: pa.Table, archived: pa.Table, found: Stretc
     fields_of: dict[int, list[str]] = {}
     differing = np.zeros(len(common), np.bool_)
     for name in COMPARED:
-        unlike = _unlike(one.column(name), other.column(name))
+        this, that = one.column(name), other.column(name)
+        is_other = pc.fill_null(pc.not_equal(this, that), False)
+        unlike = pc.or_(is_other, pc.not_equal(pc.is_null(this), pc.is_null(that))).to_numpy()
         differing |= unlike
         for at in np.flatnonzero(unlike)[:SHOWN].tolist():
             fields_of.setdefault(int(common[at]), []).append(name)
@@ -198,19 +173,7 @@ def _compare(stretch: Stretch, live: pa.Table, archived: pa.Table, found: Stretc
     found.differences = rows[:SHOWN]
 
 
-def _unlike(one: pa.ChunkedArray, other: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
-    unlike = pc.or_(pc.fill_null(pc.not_equal(one, other), False), pc.not_equal(pc.is_null(one), pc.is_null(other)))
-    found: npt.NDArray[np.bool_] = unlike.to_numpy()
-    return found
-
-
-def _columns(found: Cells) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(list(found), names=list(Cells._fields)).select(["seq", *COMPARED])
-
-
 def _table(batches: Any) -> pa.Table:
-    from topics.lake import SCHEMA
-
     schema = pa.schema([SCHEMA.field(name) for name in ("seq", *COMPARED)])
     return pa.Table.from_batches(list(batches), schema)
 

@@ -7,39 +7,249 @@ commit. In a topic, the latest record of a key is appended and its older ones ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, Unpack
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
+import pyarrow as pa
 import xxhash
-from msgspec import structs
+from msgspec import Raw, Struct, field, structs
 
 from topics.client import Client
 from topics.errors import Code, TopicsError
-from topics.lake.files import RowsFile
-from topics.lake.output import LiveFile
+from topics.lake.files import RowsFile, RowsWriter, read_rows
+from topics.lake.storage import Storage
+from topics.model import surrogates
 from topics.spark.failures import BadUsage
-from topics.spark.pipelines.compact_task import (
-    COLUMNS,
-    GAPS_KEPT,
-    CompactPosition,
-    CompactResult,
-    Count,
-    FindFiles,
-    LatestFiles,
-    ReadFiles,
-    WriteLatestTable,
-    WriteLatestTopic,
+from topics.spark.options import BadOption, ConnectionOptions
+from topics.spark.pipelines.rounds import (
+    MAX_RECORDS,
+    STEP_SEQS,
+    Rounds,
+    RoundsPosition,
+    SourceTopic,
+    TableOutput,
+    TopicOutput,
+    Written,
+    answered,
+    chunk,
+    one_task,
 )
-from topics.spark.pipelines.rounds import STEP_SEQS, Rounds, SourceTopic, TableOutput, TopicOutput, one_task
 from topics.spark.pipelines.run import positions
+from topics.spark.pipelines.run.delivery import refused_rows
 from topics.spark.pipelines.run.job import JobOptions, PipelineJob, check_may_delete
-from topics.spark.pipelines.run.lenient_sql import lenient
-from topics.spark.pipelines.run.report import RunReport
+from topics.spark.pipelines.run.report import ReportedGap, RunReport
+from topics.spark.sink.chunks import Sent, pieces, send
+from topics.spark.sink.write_options import WriteOptions
+from topics.spark.source.catalog import client_for
+from topics.spark.sql.text import lenient
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+# --- tasks, which run on executors
+
+
+KEY = "_topics_compact"  # key in the meta of a record
+GAPS_KEPT = 1000
+LOSS = '{"kind":"gap"}'  # meta of a record that replaces one that could not be written
+
+COLUMNS = pa.schema(
+    [
+        pa.field("key", pa.string()),
+        pa.field("epoch", pa.int64()),
+        pa.field("seq", pa.int64()),
+        pa.field("ts", pa.timestamp("us", tz="UTC")),
+        pa.field("node", pa.string()),
+        pa.field("tag", pa.string()),
+        pa.field("meta", pa.string()),
+        pa.field("data", pa.string()),
+    ]
+)
+_encode = msgspec.json.Encoder().encode
+
+
+class CompactPosition(RoundsPosition, frozen=True, kw_only=True):
+    """The position of a compaction, with its declaration: keys of two topics or expressions must not mix."""
+
+    declaration: int
+    plan: int = 0
+    target_seq: int = 0
+    stale_to: int = 0  # records of the output up to this seq were written before the last restart
+    gaps: list[ReportedGap] = field(default_factory=list)
+
+
+class CompactResult(Written, kw_only=True):
+    """The result of the task that writes the latest records."""
+
+    looked_at: int = 0
+    keys: int = 0
+    without_key: int = 0
+    removed: int = 0
+    gaps: list[ReportedGap] = field(default_factory=list)
+
+
+def _sort_out(batch: pa.RecordBatch, outcome: CompactResult) -> Iterator[dict[str, Any]]:
+    """Yield the rows that have a key. Add gaps and the counts of all rows to the result."""
+    for row in batch.to_pylist():
+        if row["gap_to"] is not None:
+            outcome.gaps.append(ReportedGap(from_seq=row["seq"], to_seq=row["gap_to"], reason=row["reason"]))
+            continue
+        outcome.looked_at += row["n"]
+        if row["key"] is None:
+            outcome.without_key += row["n"]
+        else:
+            yield row
+
+
+class Count(Struct, kw_only=True):
+    """Counts the rows that would be written."""
+
+    null_removes: bool
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        outcome = CompactResult()
+        for batch in batches:
+            self.kept(batch, outcome)
+        yield answered(outcome)
+
+    def kept(self, batch: pa.RecordBatch, outcome: CompactResult) -> list[dict[str, Any]]:
+        rows = list(_sort_out(batch, outcome))
+        kept = [row for row in rows if not (self.null_removes and is_null(row["data"]))]
+        outcome.removed += len(rows) - len(kept)
+        outcome.keys += len(kept)
+        outcome.records += sum(row["n"] > 0 for row in kept)
+        return kept
+
+
+class WriteLatestTable(Count, kw_only=True):
+    """Writes rows, sorted by key, to files for a commit. Gaps come first, because they have no key.
+
+    A new file begins at each of `cuts`, so that no file overlaps one that stays in the table.
+    """
+
+    storage: Storage
+    cuts: list[str]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        outcome, at = CompactResult(), 0
+        with RowsWriter(self.storage, COLUMNS) as writer:
+            for batch in batches:
+                kept = self.kept(batch, outcome)
+                while kept:
+                    passed = bisect_right(self.cuts, kept[0]["key"])
+                    if passed > at:
+                        writer.cut()
+                        at = passed
+                    end = len(kept)
+                    if at < len(self.cuts):
+                        end = bisect_left(kept, self.cuts[at], key=itemgetter("key"))
+                    writer.write(pa.RecordBatch.from_pylist(kept[:end], schema=COLUMNS))
+                    kept = kept[end:]
+            outcome.files = writer.finish()
+        yield answered(outcome)
+
+
+class FindFiles(Struct):
+    """Returns the numbers of the files in whose ranges the keys are. `lows` are the first keys of the files, sorted."""
+
+    lows: list[str]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        found = {
+            max(bisect_right(self.lows, key) - 1, 0) for batch in batches for key in batch.column("key").to_pylist()
+        }
+        yield pa.RecordBatch.from_pydict({"number": pa.array(sorted(found), pa.int32())})
+
+
+class ReadFiles(Struct):
+    """Returns the rows of files of the table. The input has the numbers of the files."""
+
+    storage: Storage
+    paths: list[str]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from read_rows(self.storage, self.paths[number], COLUMNS)
+
+
+class WriteLatestTopic(Struct, kw_only=True):
+    """Appends rows, sorted by seq, to a topic, and then deletes the older records of the same keys there."""
+
+    connection: ConnectionOptions
+    source: str
+    topic: str
+    position: CompactPosition
+    fresh: bool  # whether the topic holds no older records
+    null_removes: bool
+
+    @property
+    def run(self) -> str:
+        at = self.position
+        return f"compact/{at.generation}/{at.epoch}/{at.done + 1}-{at.plan + 1}"
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        outcome = CompactResult()
+        with client_for(self.connection, self.connection.servers[0]) as client:
+            for batch in batches:
+                rows = []
+                for row in _sort_out(batch, outcome):
+                    if self.null_removes and is_null(row["data"]):
+                        outcome.removed += 0 if self.fresh else client.delete(self.topic, match=row["key"]).deleted
+                    else:
+                        rows.append(row)
+                for piece in pieces([self._record(row) for row in rows], most=MAX_RECORDS):
+                    self._put(client, rows[piece], outcome)
+                outcome.keys += len(rows)
+        yield answered(outcome)
+
+    def _put(self, client: Client, rows: list[dict[str, Any]], outcome: CompactResult) -> None:
+        """Write the rows. A gap record replaces a record that the server rejects."""
+
+        def put(part: list[dict[str, Any]], suffix: str) -> None:
+            self.fresh = self.fresh and not suffix  # a part of a rejected request may have been written already
+            self._append(client, part, outcome)
+
+        for row, _, reason in refused_rows(rows, put):
+            self.fresh = False
+            lost = {"topic": self.source, "gap_from": row["seq"], "gap_to": row["seq"], "reason": reason}
+            gap_row = {**row, "data": _encode(lost).decode(), "meta": LOSS, "node": None}
+            for _, _, why in refused_rows([gap_row], put):  # the gap record was rejected as well, so its key is invalid
+                raise BadOption(f"--by: the key of seq {row['seq']} cannot be a tag: {why}; --table takes any key")
+            outcome.gaps.append(ReportedGap(from_seq=row["seq"], to_seq=row["seq"], reason=reason))
+
+    def _append(self, client: Client, rows: list[dict[str, Any]], outcome: CompactResult) -> None:
+        """Append rows and delete the older records of their keys. So a repetition also leaves one record per key."""
+        request = chunk(self.topic, self.run, rows[0]["seq"], [self._record(row) for row in rows])
+        written = Sent()
+        answers = send(client, WriteOptions(connection=self.connection), [request], written)
+        outcome.add(written)
+        seqs = [seq for answer in answers for seq in range(answer.first_seq, answer.last_seq + 1)]
+        if not self.fresh:
+            for row, seq in zip(rows, seqs, strict=True):
+                client.delete(self.topic, match=row["key"], before_seq=seq)
+
+    def _record(self, row: dict[str, Any]) -> bytes:
+        """Return the record with its key as the tag, and its origin in its meta."""
+        known = {"topic": self.source, "epoch": row["epoch"], "seq": row["seq"], "tag": row["tag"]}
+        meta = {} if row["meta"] is None else surrogates.members(row["meta"])
+        stamped = Raw(surrogates.object_of({**meta, KEY: known}))
+        record = {"data": Raw(row["data"].encode()), "tag": row["key"], "meta": stamped}
+        if row["node"] is not None:
+            record["node"] = row["node"]
+        return _encode(record)
+
+
+def is_null(data: str) -> bool:
+    return data.strip() == "null"
+
+
+# --- the pipeline
 
 ALL_SEQS = 1 << 62
 EVERY_S = 10.0
@@ -84,10 +294,14 @@ def compact(
         else:
             output = CompactTopic(job, client, topic, into, positions_topic=positions_topic, null_removes=null_removes)
             if not job.dry_run:
-                output.check_rights()
+                try:  # without deletes each run would add one more record per key
+                    check_may_delete(client, into)
+                except TopicsError as error:
+                    if error.code is not Code.TOPIC_NOT_FOUND:  # returned only to a key that may delete
+                        raise
         # A dry run writes nothing that a second step could build on, so it reads everything in one step.
         step_seqs = ALL_SEQS if job.dry_run else step_seqs
-        Compaction(job, source, output, by=by, step_seqs=step_seqs, full=full).run(follow=follow, every_s=every_s)
+        Compaction(job, source, output, by, step_seqs=step_seqs, full=full).run(follow=follow, every_s=every_s)
     return job.report
 
 
@@ -95,25 +309,16 @@ class Compaction(Rounds[CompactPosition]):
     """One run that compacts a topic."""
 
     _output: CompactTable | CompactTopic
+    _declared: str  # the expression of the key
 
-    def __init__(
-        self,
-        job: PipelineJob,
-        source: SourceTopic,
-        output: CompactTable | CompactTopic,
-        *,
-        by: str,
-        step_seqs: int,
-        full: bool,
-    ) -> None:
-        self._by = by
-        self._declaration = declaration_of(source.topic, by)
-        super().__init__(job, source, output, step_seqs=step_seqs, full=full)
+    @property
+    def _declaration(self) -> int:
+        return xxhash.xxh3_64_intdigest(msgspec.json.encode((self._source.topic, self._declared))) >> 1
 
     def check_fits(self, known: CompactPosition) -> None:
         if known.declaration != self._declaration:
             raise BadUsage(
-                f"{self._output.name} holds something else than the latest of {self._source.topic} by {self._by}",
+                f"{self._output.name} holds something else than the latest of {self._source.topic} by {self._declared}",
                 next="use another output, or start again with --full",
             )
 
@@ -129,7 +334,7 @@ class Compaction(Rounds[CompactPosition]):
 
     def transform(self, at: CompactPosition, last: int) -> tuple[CompactPosition, DataFrame]:
         rows = self._source.load(at.done + 1, last + 1)
-        return structs.replace(at, plan=last), latest_of(rows, by=self._by, epoch=at.epoch)
+        return structs.replace(at, plan=last), latest_of(rows, by=self._declared, epoch=at.epoch)
 
     def count(self, rows: DataFrame) -> CompactResult:
         return self._output.count(rows)
@@ -174,8 +379,8 @@ class CompactTable(TableOutput[CompactPosition]):
         self._topic = topic
         self._null_removes = null_removes
         self._files: list[RowsFile] = []
-        self._replaced: list[LiveFile] = []
-        self._kept: list[LiveFile] = []
+        self._replaced: list[RowsFile] = []
+        self._kept: list[RowsFile] = []
 
     def load(self) -> CompactPosition | None:
         found = self.load_position()
@@ -193,7 +398,7 @@ class CompactTable(TableOutput[CompactPosition]):
         numbers = self._job.spark.range(0, len(paths), 1, len(paths))
         return with_known(latest, numbers.mapInArrow(ReadFiles(self.table.storage, paths), KNOWN))
 
-    def _changed(self, latest: DataFrame, files: list[LiveFile]) -> Iterable[int]:
+    def _changed(self, latest: DataFrame, files: list[RowsFile]) -> Iterable[int]:
         """Return the numbers of the files that the rows change; all if the files overlap or lack statistics.
 
         Sort the files by their first keys.
@@ -218,7 +423,7 @@ class CompactTable(TableOutput[CompactPosition]):
             rows = self._rows(latest)
             cuts = [str(file.low) for file in self._kept]
             task = WriteLatestTable(storage=self.table.storage, cuts=cuts, null_removes=self._null_removes)
-            outcome = one_task(rows, task, LatestFiles, order=("key", "seq"))
+            outcome = one_task(rows, task, CompactResult, order=("key", "seq"))
         finally:
             latest.unpersist()
         self._files = outcome.files
@@ -252,14 +457,6 @@ class CompactTopic(TopicOutput[CompactPosition]):
         self._topic = topic
         self._null_removes = null_removes
 
-    def check_rights(self) -> None:
-        """Raise if the API key may not delete: without deletes each run would add one more record per key."""
-        try:
-            check_may_delete(self._client, self.name)
-        except TopicsError as error:
-            if error.code is not Code.TOPIC_NOT_FOUND:  # returned only to a key that may delete
-                raise
-
     def plan(self, at: CompactPosition) -> CompactPosition:
         epoch, head = self.target()
         stale_to = head if self.restarts else at.stale_to
@@ -283,11 +480,3 @@ class CompactTopic(TopicOutput[CompactPosition]):
         """Save the position. The first records create the topic, so its epoch is known only now."""
         self.restarts = False
         return super().save(structs.replace(at, target_epoch=at.target_epoch or self.target()[0]))
-
-
-# --- helpers
-
-
-def declaration_of(topic: str, by: str) -> int:
-    """Return a hash of the topic and the key expression."""
-    return xxhash.xxh3_64_intdigest(msgspec.json.encode((topic, by))) >> 1

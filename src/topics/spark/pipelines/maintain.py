@@ -14,7 +14,7 @@ from topics.lake.table import KEPT_HOURS
 from topics.plurals import counted
 from topics.spark.pipelines.run.job import BadUsage, JobOptions, PipelineJob
 from topics.spark.pipelines.run.report import RunReport, TopicReport
-from topics.spark.unknown_names import existing_lake, missing_in
+from topics.spark.topic_names import existing_lake, missing_in
 
 MERGE_FILES = 2
 
@@ -65,14 +65,14 @@ def _maintain_topic(job: PipelineJob, lake: Lake, row: TopicReport, *, merge_fil
     left = lake.table(row.topic).state().epochs.values()
     row.figures = {
         "merged": merged,
-        "removed_files": removed.files,
-        "removed_bytes": removed.bytes,
+        "removed_files": len(removed),
+        "removed_bytes": sum(removed),
         "files": sum(len(archived.files) for archived in left),
     }
     row.records = 0
     row.size_bytes = sum(file.bytes for archived in left for file in archived.files)
     if job.dry_run:
-        files, size = counted(removed.files, "file"), counted(removed.bytes, "byte")
+        files, size = counted(len(removed), "file"), counted(sum(removed), "byte")
         row.would.append(f"merge {counted(merged, 'file')}, and remove {files}, {size}")
 
 

@@ -3,45 +3,74 @@
 A replay is identified by its arguments: the same call is the same replay. A second call continues where the first one
 stopped; another `name` makes it another replay. The position is saved on the target server before and after each step
 (`positions`).
+
+One task writes the rows of a plan, one request after the other, so that the replay has the order of its source.
+Requests are cut at multiples of `GRID` source seqs, and their idempotency keys contain the seqs that they cover. The
+plan was saved before, so a repetition sends the same requests. Every record has its origin in its meta:
+
+    {"trace": "abc", "_topics_replay": {"id": "9f…", "topic": "orders", "epoch": 1794715944778, "seq": 17,
+                                        "ts": 1794715950000, "node": "till-1"}}
+
+The rest of its meta is unchanged. From the origins a restart finds how far an interrupted run came.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Unpack
 
 import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, UnsetType, structs
 
-from topics.arrow import GAP
 from topics.client import Client
 from topics.errors import TopicsError
 from topics.lake.storage import real_location
+from topics.model import surrogates
 from topics.model.names import check_topic
 from topics.spark.failures import explain
-from topics.spark.options import offset_option, read_options
-from topics.spark.pipelines.replay_task import ReplaySource, Sender, origin_of
+from topics.spark.options import ConnectionOptions, offset_option, read_options
+from topics.spark.pipelines.rounds import answered
 from topics.spark.pipelines.run import positions
-from topics.spark.pipelines.run.delivery import DeliveryResult, last_shown, target_of
+from topics.spark.pipelines.run.delivery import (
+    DeliveryResult,
+    OutgoingRow,
+    RangeDelivery,
+    cut,
+    fields_of,
+    last_shown,
+    record_of,
+    stamped,
+    target_of,
+)
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob
 from topics.spark.pipelines.run.positions import Positions
 from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
 from topics.spark.pipelines.run.tasks import Tasks, Workload
+from topics.spark.sink.chunks import MAX_RECORDS
+from topics.spark.sink.write_options import WriteOptions
 from topics.spark.source import plan
-from topics.spark.source.catalog import NoSuchTopic, catalog_of
+from topics.spark.source.catalog import NoSuchTopic, catalog_of, client_for
 from topics.spark.source.plan import GRID, Span
-from topics.spark.source.read import DataLoss
-from topics.spark.unknown_names import missing_in
+from topics.spark.source.read import read_span
+from topics.spark.sql.text import lenient
+from topics.spark.topic_names import missing_in
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+
+    from topics.spark.sql.tables import Tables
+
 
 STEP_SEQS = 50_000
 STEP_S = 20.0  # duration of one step of a replay with a rate
 NEXT_AT_GAP = "use --allow-gaps to continue with a record that reports the gap, or start after the gap"
+ONE_PARTITION = str(1 << 40)  # one task reads a whole step, in order
 SQL_CONDITION = "where is an expression of Spark SQL"
 
 
@@ -166,35 +195,24 @@ def replay(
         keys[wanted.source_url] = source_token_file
     with PipelineJob("replay", servers=[url], token_files=keys, **options) as job, job.client(url) as client:
         known = Positions(client, f"replay:{wanted.id}:", run=job.report.run_id, topic=positions_topic)
-        _ReplayRun(job, wanted, client, known, rate=rate, allow_gaps=allow_gaps, step_seqs=step_seqs).run()
+        if rate is not None and where is None:
+            step_seqs = min(max(int(rate * STEP_S), GRID), step_seqs)
+        _ReplayRun(job, wanted, client, known).run(rate=rate, allow_gaps=allow_gaps, step_seqs=step_seqs)
     return job.report
 
 
 class _ReplayRun:
     """One run of a replay, from the saved position to the present end of the source."""
 
-    def __init__(
-        self,
-        job: PipelineJob,
-        wanted: ReplayRequest,
-        client: Client,
-        known: Positions,
-        *,
-        rate: float | None,
-        allow_gaps: bool,
-        step_seqs: int,
-    ) -> None:
+    def __init__(self, job: PipelineJob, wanted: ReplayRequest, client: Client, known: Positions) -> None:
         self._job, self._wanted, self._client, self._positions = job, wanted, client, known
-        self._rate, self._allow_gaps = rate, allow_gaps
-        self._step_seqs = step_seqs
-        if rate is not None and wanted.where is None:
-            self._step_seqs = min(max(int(rate * STEP_S), GRID), step_seqs)
         self._at = known.load(ReplayPosition).get("at")
-        self._source = ReplaySource(wanted.topic, wanted.options(job), where=wanted.where, warn=job.warn)
+        self._tables: Tables | None = None  # for the types of fields in a condition
         self._bytes_per_seq = 0.0
         self._tasks = Tasks()
 
-    def run(self) -> None:
+    def run(self, *, rate: float | None, allow_gaps: bool, step_seqs: int) -> None:
+        self._rate, self._allow_gaps, self._step_seqs = rate, allow_gaps, step_seqs
         job, wanted = self._job, self._wanted
         job.step(f"looking at {wanted.topic} in {wanted.origin}")
         span = self._span()
@@ -216,7 +234,10 @@ class _ReplayRun:
         if not job.dry_run:
             job.step(f"replaying {wanted.topic} into {wanted.into}")
         if at.done < goal:
-            self._tasks = self._choose_tasks(goal - at.done)
+            # One request follows the other, so Spark is needed only for a condition.
+            work = Workload(seqs=goal - at.done, size_bytes=round((goal - at.done) * self._bytes_per_seq))
+            needs = None if wanted.where is None else SQL_CONDITION
+            self._tasks = job.tasks(work, spark_only=needs, in_order=True)
         if job.dry_run:
             self._expect(at, goal, row)
             return
@@ -232,7 +253,9 @@ class _ReplayRun:
                 [extent] = catalog.extents()
                 found = plan.spans(options, [extent], catalog.seq_at)
         except NoSuchTopic:
-            raise missing_in(wanted.origin, wanted.topic, self._names()) from None
+            with catalog_of(read_options({**wanted.options(self._job), "subscribePrefix": ""})) as catalog:
+                names = [extent.topic for extent in catalog.extents()]
+            raise missing_in(wanted.origin, wanted.topic, names) from None
         except plan.Impossible as error:
             raise BadUsage(str(error).replace("endingOffsets", "to_seq")) from None
         if any(span.lost is not None for span in found):
@@ -242,17 +265,13 @@ class _ReplayRun:
             server=extent.server, topic=extent.topic, epoch=extent.epoch, start=extent.end, stop=extent.end
         )  # fmt: skip
 
-    def _names(self) -> list[str]:
-        """Return the topics of the source, for the error message about an unknown topic."""
-        with catalog_of(read_options({**self._wanted.options(self._job), "subscribePrefix": ""})) as catalog:
-            return [extent.topic for extent in catalog.extents()]
-
     def _step(self, at: ReplayPosition, goal: int, row: TopicReport) -> ReplayPosition:
         """Save the plan of the next step, carry it out, and save the new position."""
         job = self._job
-        present = 0
+        present = 0  # the last seq that an interrupted run of this replay has written to the target
         if at.plan > at.done:
-            present = self._present(at)
+            from_seq = at.target_seq if self._target()[0] == at.target_epoch else 0
+            present = max(at.done, self._shown(at, from_seq=from_seq))
         else:
             epoch, head = self._target()
             end = min(goal, (at.done // GRID) * GRID + self._step_seqs - 1)
@@ -280,76 +299,61 @@ class _ReplayRun:
             into=wanted.into, id=wanted.id, topic=wanted.topic, epoch=at.epoch,
             start=at.done + 1, stop=at.plan + 1, present=present, rate=self._rate, node=wanted.node,
         )  # fmt: skip
-        if self._tasks.spark is not None:
-            return self._send_on_spark(self._tasks.spark, sender, at)
-        try:
-            return sender.deliver(self._source.batches(at.done + 1, at.plan + 1, allow_gaps=self._allow_gaps))
-        except DataLoss as error:
-            raise _failed_at_gap(str(error)) from None
+        return self._through(sender, at.done + 1, at.plan + 1, allow_gaps=self._allow_gaps)
 
-    def _send_on_spark(self, spark: SparkSession, sender: Sender, at: ReplayPosition) -> DeliveryResult:
-        from pyspark.errors import PySparkException
-
-        frame = self._source.frame(spark, at.done + 1, at.plan + 1, allow_gaps=self._allow_gaps)
-        rows = frame.coalesce(1).mapInArrow(sender, "outcome BINARY")
+    def _through(
+        self, task: Callable[[Iterable[pa.RecordBatch]], DeliveryResult], start: int, stop: int, *, allow_gaps: bool
+    ) -> DeliveryResult:
+        """Give the rows of seqs [start, stop) to a task, in order, on Spark or in this process."""
+        topic = self._wanted.topic
+        given = self._wanted.options(self._job) | {
+            "subscribe": topic,
+            "startingOffsets": offset_option(topic, start),
+            "endingOffsets": offset_option(topic, stop),
+            "failOnDataLoss": str(not allow_gaps).lower(),
+        }
         try:
-            found = [msgspec.json.decode(bytes(row.outcome), type=DeliveryResult) for row in rows.collect()]
-        except PySparkException as error:
+            if self._tasks.spark is None:
+                return task(_batches(given))
+            rows = self._frame(self._tasks.spark, given).coalesce(1)
+            found = rows.mapInArrow(lambda batches: iter([answered(task(batches))]), "outcome BINARY").collect()
+        except Exception as error:
             text = explain(error)
             if "are lost (" not in text:
                 raise
-            raise _failed_at_gap(text) from None
-        return found[0] if found else DeliveryResult()
+            raise Failed(text.partition("; with failOnDataLoss")[0], next=NEXT_AT_GAP) from None
+        return msgspec.json.decode(bytes(found[0].outcome), type=DeliveryResult) if found else DeliveryResult()
 
-    def _choose_tasks(self, seqs: int) -> Tasks:
-        """Return where to replay: one request follows the other, so Spark is needed only for a condition."""
-        work = Workload(seqs=seqs, size_bytes=round(seqs * self._bytes_per_seq))
-        return self._job.tasks(work, spark_only=None if self._wanted.where is None else SQL_CONDITION, in_order=True)
+    def _frame(self, spark: SparkSession, given: dict[str, str]) -> DataFrame:
+        """Return the rows in one partition: the records for which the condition holds, and all gaps."""
+        from topics.spark.sql.tables import Tables
+
+        frame = spark.read.format("topics").options(**given, maxPartitionBytes=ONE_PARTITION).load()
+        if self._wanted.where is None:
+            return frame
+        self._tables = self._tables or Tables(spark, self._wanted.options(self._job))
+        try:
+            condition = f"kind = 'gap' OR ({lenient(self._wanted.where)})"
+            return self._tables.matching(frame, self._wanted.topic, condition, self._job.warn)
+        except Failed as error:
+            raise BadUsage(f"where: {error}") from None
 
     def _expect(self, at: ReplayPosition, goal: int, row: TopicReport) -> None:
         """Report what a run would do: count the records and list the gaps, also those at which a run would fail."""
         if at.done >= goal:
             return
         row.from_seq, row.to_seq = at.done + 1, goal
-        for found in self._expected(at, goal):
-            if isinstance(found, int):
-                row.records += found
-                continue
-            row.gaps.append(found)
-            row.records += int(self._allow_gaps)  # with --allow-gaps a gap is written as a record
+        found = self._through(Rehearsal(at.epoch), at.done + 1, goal + 1, allow_gaps=True)
+        row.gaps += found.gaps
+        row.records += found.records + len(found.gaps) * self._allow_gaps  # a gap is written as a record
         if row.gaps and not self._allow_gaps:
             self._job.warn(f"a run would fail at seq {row.gaps[0].from_seq}, which is lost")
             self._job.report.ok, self._job.report.next = False, NEXT_AT_GAP
         if not self._target()[0]:
             row.would.append(f"create topic {self._wanted.into} in {self._client.url}")
 
-    def _expected(self, at: ReplayPosition, goal: int) -> Iterator[int | ReportedGap]:
-        """Yield numbers of records, and the gaps in order."""
-        if self._tasks.spark is not None:
-            from pyspark.sql.functions import expr
-
-            frame = self._source.frame(self._tasks.spark, at.done + 1, goal + 1, allow_gaps=True)
-            alike = frame.groupBy("kind", expr("IF(kind = 'gap', seq, NULL) AS first"), "gap_to", "reason")
-            for found in alike.count().orderBy("first").collect():
-                if found.kind == "gap":
-                    yield ReportedGap(from_seq=found.first, to_seq=found.gap_to, reason=found.reason, epoch=at.epoch)
-                else:
-                    yield found["count"]
-            return
-        for batch in self._source.batches(at.done + 1, goal + 1, allow_gaps=True):
-            if batch.num_rows == 1 and batch.column("kind")[0].as_py() == GAP:
-                [row] = batch.to_pylist()
-                yield ReportedGap(from_seq=row["seq"], to_seq=row["gap_to"], reason=row["reason"], epoch=at.epoch)
-            else:
-                yield batch.num_rows
-
     def _target(self) -> tuple[int, int]:
         return target_of(self._client, self._wanted.into)
-
-    def _present(self, at: ReplayPosition) -> int:
-        """Return the last seq that an interrupted run of this replay has written to the target."""
-        from_seq = at.target_seq if self._target()[0] == at.target_epoch else 0
-        return max(at.done, self._shown(at, from_seq=from_seq))
 
     def _shown(self, at: ReplayPosition, *, from_seq: int) -> int:
         """Return the last seq of this replay in the target after `from_seq`, or 0 if there is none."""
@@ -363,5 +367,134 @@ class _ReplayRun:
         return last_shown(self._client, self._wanted.into, from_seq=from_seq, seq_of=seq_of)
 
 
-def _failed_at_gap(text: str) -> Failed:
-    return Failed(text.partition("; with failOnDataLoss")[0], next=NEXT_AT_GAP)
+def _batches(given: dict[str, str]) -> Iterator[pa.RecordBatch]:
+    options = read_options(given)
+    with catalog_of(options) as catalog:
+        spans = plan.spans(options, catalog.extents(), catalog.seq_at)
+        parts = [(span, catalog.excerpt(span)) for span in spans]
+    for span, excerpt in parts:
+        yield from read_span(span, options, excerpt=excerpt)
+
+
+# --- the task
+
+KEY = "_topics_replay"
+_MARK = f'"{KEY}"'.encode()
+SMOOTH_S = 0.2  # the rate holds over intervals of this length
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Origin(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The origin of a replayed record, under `_topics_replay` in its meta. `to` is the last seq of a gap."""
+
+    id: str
+    topic: str
+    epoch: int
+    seq: int
+    ts: int | UnsetType = UNSET
+    node: str | None = None
+    to: int | UnsetType = UNSET
+
+    @property
+    def last(self) -> int:
+        return self.seq if isinstance(self.to, UnsetType) else self.to
+
+
+class Pace:
+    """Limits the rate of records. Unused time is not saved up, so there is no burst after a pause."""
+
+    def __init__(self, rate: float | None) -> None:
+        self._rate = rate
+        self._free_at = 0.0
+
+    def pause_s(self, count: int, now_s: float) -> float:
+        """Return how long to wait before sending `count` records."""
+        if self._rate is None:
+            return 0.0
+        begin = max(self._free_at, now_s)
+        self._free_at = begin + count / self._rate
+        return begin - now_s
+
+
+class Sender(Struct, kw_only=True):
+    """Sends the rows of one plan."""
+
+    target: ConnectionOptions
+    into: str
+    id: str
+    topic: str
+    epoch: int
+    start: int
+    stop: int
+    present: int = 0  # the target has every record up to this source seq already
+    rate: float | None = None
+    node: str | None = None  # replaces the node of every record
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> DeliveryResult:
+        return self.send(row for batch in batches for row in self._rows(batch))
+
+    def send(self, rows: Iterable[OutgoingRow]) -> DeliveryResult:
+        outcome, pace = DeliveryResult(), Pace(self.rate)
+        with client_for(self.target, self.target.servers[0]) as client:
+            sending = RangeDelivery(
+                client=client, options=WriteOptions(connection=self.target), topic=self.into,
+                epoch=self.epoch, present=self.present, gap_row=self._gap_row, outcome=outcome,
+            )  # fmt: skip
+            for _, _, held in cut(rows, self.start, self.stop, most=self.most):
+                key, missing = sending.new(self._key(held), held)
+                if missing:
+                    time.sleep(pace.pause_s(len(missing), time.monotonic()))
+                    sending.send(key, missing)
+        return outcome
+
+    @property
+    def most(self) -> int:
+        """The most records in a request: few at a low rate, so that they are evenly spread."""
+        return MAX_RECORDS if self.rate is None else min(max(int(self.rate * SMOOTH_S), 1), MAX_RECORDS)
+
+    def _gap_row(self, first: int, last: int, reason: str) -> OutgoingRow:
+        data = _encode({"topic": self.topic, "gap_from": first, "gap_to": last, "reason": reason})
+        origin = Origin(id=self.id, topic=self.topic, epoch=self.epoch, seq=first, to=last)
+        return OutgoingRow(first, last, record_of(data, None, None, stamped(b'{"kind":"gap"}', KEY, origin)), reason)
+
+    def _key(self, rows: list[OutgoingRow]) -> str:
+        seqs = xxhash.xxh3_64_hexdigest(str([(row.first, row.last) for row in rows]).encode())
+        return f"replay/{self.id}/{self.epoch}/{rows[0].first}-{rows[-1].last}/{seqs}"
+
+    def _rows(self, batch: pa.RecordBatch) -> Iterator[OutgoingRow]:
+        for one in fields_of(batch):
+            if one.kind == "gap":
+                yield self._gap_row(one.seq, one.to, one.reason)
+                continue
+            origin = Origin(id=self.id, topic=self.topic, epoch=self.epoch, seq=one.seq, ts=one.ts, node=one.node)
+            yield OutgoingRow(
+                one.seq, one.seq, record_of(one.data, self.node or one.node, one.tag, stamped(one.meta, KEY, origin))
+            )
+
+
+class Rehearsal(Struct):
+    """Counts the records and gaps of a plan, and sends nothing."""
+
+    epoch: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> DeliveryResult:
+        outcome = DeliveryResult()
+        for batch in batches:
+            gaps = batch.filter(pc.equal(batch.column("kind"), "gap"))
+            outcome.records += batch.num_rows - gaps.num_rows
+            outcome.gaps += [
+                ReportedGap(from_seq=one.seq, to_seq=one.to, reason=one.reason, epoch=self.epoch)
+                for one in fields_of(gaps)
+            ]
+        return outcome
+
+
+def origin_of(meta: bytes | None) -> Origin | None:
+    """Return the origin of a replayed record, or None for another record."""
+    if meta is None or _MARK not in meta:
+        return None
+    try:
+        return msgspec.json.decode(surrogates.members(meta)[KEY], type=Origin)
+    except (msgspec.MsgspecError, KeyError):
+        return None

@@ -33,6 +33,7 @@ from topics.spark.pipelines.rounds import (
     SourceTopic,
     TableOutput,
     TopicOutput,
+    Written,
     answered,
     chunk,
     one_task,
@@ -40,13 +41,12 @@ from topics.spark.pipelines.rounds import (
 from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.delivery import metas
 from topics.spark.pipelines.run.job import JobOptions, PipelineJob
-from topics.spark.pipelines.run.lenient_sql import lenient
 from topics.spark.pipelines.run.report import ReportedGap, RunReport
 from topics.spark.pipelines.windows import Declaration, Open, Seen, digest_of, number_of, open_windows, place_windows
-from topics.spark.sink.chunks import pieces
-from topics.spark.sink.send import Sent, send
+from topics.spark.sink.chunks import Sent, pieces, send
 from topics.spark.sink.write_options import WriteOptions
 from topics.spark.source.catalog import client_for
+from topics.spark.sql.text import lenient
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -104,7 +104,8 @@ def rollup(
         try:
             work.run(follow=follow, every_s=every_s)
         finally:
-            work.drop_view()
+            if work.has_view:
+                job.spark.catalog.dropTempView("records")
     return job.report
 
 
@@ -112,23 +113,14 @@ class Rolling(Rounds[RollupPosition]):
     """One run of a rollup."""
 
     _output: RollupTable | RollupTopic
+    _declared: Declaration
+    _checked = has_view = False
 
-    def __init__(
-        self,
-        job: PipelineJob,
-        source: SourceTopic,
-        output: RollupTable | RollupTopic,
-        declared: Declaration,
-        *,
-        step_seqs: int,
-        full: bool,
-    ) -> None:
-        self._declared = declared
-        self._checked = self._has_view = False
-        super().__init__(job, source, output, step_seqs=step_seqs, full=full)
-        if self._at is not None and self._at.digest != declared.digest:
+    def run(self, *, follow: bool, every_s: float) -> None:
+        if self._at is not None and self._at.digest != self._declared.digest:
             self._generation, self._at = self._at.generation + 1, None
         self._row.figures["late"] = 0
+        super().run(follow=follow, every_s=every_s)
 
     def check_fits(self, known: RollupPosition) -> None:
         """Raise `BadUsage` if the output holds another declaration, unless nothing was written under it yet."""
@@ -173,12 +165,8 @@ class Rolling(Rounds[RollupPosition]):
     def _query(self, records: DataFrame) -> DataFrame:
         """Return the result of the declared statement over these records. The view must exist while it is used."""
         records.createOrReplaceTempView("records")
-        self._has_view = True
+        self.has_view = True
         return self._job.spark.sql(lenient(self._declared.statement))
-
-    def drop_view(self) -> None:
-        if self._has_view:
-            self._job.spark.catalog.dropTempView("records")
 
     def _find_due(self, at: RollupPosition, stop: int) -> RollupPosition:
         """Add the seqs before `stop` to the open windows, and return the position with the windows that close."""
@@ -289,7 +277,7 @@ class RollupTable(TableOutput[RollupPosition]):
             raise BadUsage(f"{self.name} has other columns than the result", next=OTHER_OUTPUT)
 
     def write(self, result: DataFrame, at: RollupPosition) -> Sent:
-        outcome = one_task(result, WriteWindowsTable(self.table.storage, self._schema), WindowFiles)
+        outcome = one_task(result, WriteWindowsTable(self.table.storage, self._schema), Written)
         self._adds = outcome.files
         return outcome
 
@@ -362,12 +350,6 @@ def stamp_of(meta: bytes) -> PartStamp | None:
         return None
 
 
-class WindowFiles(Sent, kw_only=True):
-    """The result of the task that writes windows to files."""
-
-    files: list[RowsFile] = field(default_factory=list)
-
-
 class WriteWindowsTable(Struct):
     """Writes the result, sorted, to files for a commit."""
 
@@ -383,7 +365,7 @@ class WriteWindowsTable(Struct):
                 for batch in (table.sort_by(keys) if keys else table).combine_chunks().to_batches():
                     writer.write(batch)
             files = writer.finish()
-        yield answered(WindowFiles(records=sum(file.rows for file in files), files=files))
+        yield answered(Written(records=sum(file.rows for file in files), files=files))
 
 
 class WriteWindowsTopic(Struct):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 import pyarrow as pa
 import xxhash
-from msgspec import Struct
+from msgspec import Struct, field
 
 from topics.client import Client
 from topics.client.request import State
@@ -33,10 +33,9 @@ from topics.spark.pipelines.run.job import PipelineJob
 from topics.spark.pipelines.run.positions import Positions
 from topics.spark.pipelines.run.report import ReportedGap
 from topics.spark.pipelines.run.trimmed import removed
-from topics.spark.sink.chunks import Chunk, framed
-from topics.spark.sink.send import Sent
+from topics.spark.sink.chunks import Chunk, Sent, framed
 from topics.spark.source.catalog import state_of
-from topics.spark.unknown_names import existing_lake, unknown_topic
+from topics.spark.topic_names import existing_lake, unknown_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -55,6 +54,12 @@ class RoundsPosition(Struct, frozen=True, kw_only=True):
     done: int = 0
     generation: int = 0  # counts restarts from the first seq; part of every write's key
     target_epoch: int = 0  # epoch of the output topic; 0 if it does not exist or the output is not a topic
+
+
+class Written(Sent, kw_only=True):
+    """The result of a task that writes rows, with the files if the output is a table."""
+
+    files: list[RowsFile] = field(default_factory=list)
 
 
 At = TypeVar("At", bound=RoundsPosition)
@@ -242,11 +247,10 @@ class Rounds(Generic[At]):
     """Processes one topic in rounds. A dry run writes nothing to the output."""
 
     def __init__(
-        self, job: PipelineJob, source: SourceTopic, output: Output[At], *, step_seqs: int, full: bool
+        self, job: PipelineJob, source: SourceTopic, output: Output[At], declared: Any, *, step_seqs: int, full: bool
     ) -> None:
-        self._job = job
-        self._source = source
-        self._output = output
+        """`declared` says what the pipeline computes."""
+        self._job, self._source, self._output, self._declared = job, source, output, declared
         self._step_seqs = step_seqs
         self._row = job.report.topic(source.topic, into=output.name)
         known = output.load()

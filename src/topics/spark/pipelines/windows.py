@@ -4,22 +4,7 @@ A window closes when the watermark reaches its end. The watermark is the latest 
 delay. A window closes once, with all of its records up to then. To compute it, records are read again from its first
 seq, so no partial sums are stored, and any SQL aggregate can be used.
 
-A declaration is given as arguments or as a small TOML file:
-
-    topic = "orders"
-    into = "orders.hourly"                       # or: table = "/out/orders-hourly", or "s3://bucket/orders-hourly"
-    window = "1 hour"                            # and: slide = "15 minutes", for windows that overlap
-    time = "timestamp_millis(value:at::bigint)"  # event time; the commit time (ts) if not given
-    watermark = "10 minutes"                     # how late a record may arrive
-    where = "tag = 'web'"
-    by = ["value:sku::string AS sku"]
-    select = ["count(*) AS orders", "sum(value:total::bigint) AS total"]
-
-One statement can replace `by`, `select` and `where`:
-
-    sql = "SELECT window, tag, count(*) AS n FROM records GROUP BY ALL"
-
-Its table `records` has the columns of the source, `value` (data as a VARIANT), `time` and `window`.
+`docs/pipelines.md` describes a declaration, which is given as arguments or as a small TOML file.
 
 The position of a rollup in a table consists of facts, which are numbers:
 
@@ -44,7 +29,7 @@ from msgspec import Struct
 
 from topics.errors import TopicsError
 from topics.model.names import check_topic
-from topics.spark.sql.rewrite import tokens
+from topics.spark.sql.text import names_in
 
 LONGEST_MS = 365_250 * 86_400_000
 NEVER = -(1 << 62)  # the watermark before the first record
@@ -151,7 +136,7 @@ class Declaration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise ValueError("choose one output: a topic (into) or a Delta table (table)")
         if self.sql is not None and (self.by or self.where or self.select != COUNT):
             raise ValueError("sql replaces by, select and where: remove them")
-        if self.sql is not None and not {"window", "records"} <= {token.name.lower() for token in tokens(self.sql)}:
+        if self.sql is not None and not {"window", "records"} <= names_in(self.sql):
             raise ValueError("sql: must be a query FROM records with window among its columns")
         if self.tag is not None and self.into is None:
             raise ValueError("tag: only records of a topic have a tag; a table has columns")

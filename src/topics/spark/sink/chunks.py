@@ -1,4 +1,4 @@
-"""Cut rows into requests in a repeatable way. Pure: no Spark, no server.
+"""Cut rows into requests in a repeatable way, and send them. Imports no Spark: pipelines in one process send as well.
 
 A write is exactly-once if its repetition after a crash sends the same requests under the same idempotency keys. So a
 cut depends on nothing that may differ the next time: not on the number of partitions, the rate, or the order in which
@@ -12,16 +12,20 @@ rather than not at all.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count, pairwise
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import xxhash
+from msgspec import Raw, Struct
 
+from topics.client import Client
+from topics.client.request import Written
+from topics.errors import Code, TopicsError
+from topics.spark.sink.write_options import KeyBy, WriteOptions
 from topics.spark.source.plan import GRID
-
-KeyBy = Literal["rows", "source"]
 
 MAX_RECORDS = 10_000  # the default limit of a server for one write
 MAX_BYTES = 4 << 20
@@ -180,3 +184,50 @@ def pieces(records: Sequence[bytes], *, most: int = MAX_RECORDS) -> Iterator[sli
 def framed(records: Sequence[bytes]) -> bytes:
     """Return bytes that are unique to these records: each record is one JSON object, so they can be split again."""
     return b"\n".join(records)
+
+
+# --- requests
+
+
+FULL_PAUSE_S = 0.5
+TOO_LARGE = (Code.BATCH_TOO_LARGE, Code.PAYLOAD_TOO_LARGE)
+
+
+class Sent(Struct, kw_only=True):
+    """The number of records that were sent; `repeated` of them were in the topic already."""
+
+    records: int = 0
+    repeated: int = 0
+
+    def add(self, more: Sent) -> None:
+        self.records += more.records
+        self.repeated += more.repeated
+
+
+def send(client: Client, options: WriteOptions, chunks: Iterable[Chunk], done: Sent) -> list[Written]:
+    """Send the chunks, add their records to `done`, and return the answers of the server."""
+    return [answer for chunk in chunks for answer in _send_chunk(client, options, chunk, done)]
+
+
+def _send_chunk(client: Client, options: WriteOptions, chunk: Chunk, done: Sent) -> list[Written]:
+    """Send one chunk; if the server has a lower limit, send it in halves. While the topic is full, retry."""
+    deadline = time.monotonic() + options.connection.timeout_ms / 1000
+    while True:
+        try:
+            answer = client.append(
+                chunk.topic,
+                [Raw(record) for record in chunk.records],
+                idempotency_key=chunk.key,
+                create=options.create,
+                config=options.creation,
+            )
+        except TopicsError as error:
+            if error.code in TOO_LARGE and len(chunk.records) > 1:
+                return send(client, options, chunk.halves(), done)
+            if error.code is not Code.TOPIC_FULL or time.monotonic() > deadline:
+                raise
+            time.sleep(FULL_PAUSE_S)  # the topic rejects appends while it is full; a delete may make room
+            continue
+        done.records += answer.count
+        done.repeated += answer.count if answer.deduped else 0
+        return [answer]

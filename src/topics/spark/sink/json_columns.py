@@ -1,16 +1,14 @@
-"""Convert Arrow columns to JSON text, a column at a time instead of a value at a time.
+"""Convert Arrow columns to JSON text, a column at a time: a tenth of the time that values one by one would take.
 
 The text has the form of Spark's `to_json`, except where `to_json` loses information: here a timestamp keeps its
-microseconds, and is always in UTC. Maps, dates, binary values and other types without a form for columns are converted
-one by one (`converter`). A struct of strings and numbers takes about a tenth of the time that this would take.
+microseconds, and is always in UTC. Dates, decimals, binary values and variants are converted one by one.
 """
 
 from __future__ import annotations
 
 import base64
-import math
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -24,10 +22,17 @@ from topics.spark.pyspark_api import TIME_TYPES
 
 ToText = Callable[[pa.Array], pa.Array]  # JSON text as a string array, null where the value is null
 
+_encoder = msgspec.json.Encoder(decimal_format="number")
+encode = _encoder.encode
+encode_lines = _encoder.encode_lines
+
 _INTEGERS = (t.ByteType, t.ShortType, t.IntegerType, t.LongType)
 _STRINGS = (t.StringType, t.CharType, t.VarcharType)
-_TIMES = (t.TimestampType, t.TimestampNTZType)
 _MS_CHARS = len("2024-01-01T00:00:00.000")
+
+
+class NoJson(TypeError):
+    """A Spark type has no JSON form."""
 
 
 def json_column(kind: t.DataType, where: str) -> ToText:
@@ -40,13 +45,23 @@ def json_column(kind: t.DataType, where: str) -> ToText:
         return quoted
     if isinstance(kind, t.DoubleType | t.FloatType):
         return _numbers
-    if isinstance(kind, _TIMES):
-        return _moments(kind, where)
+    if isinstance(kind, t.TimestampType | t.TimestampNTZType):
+        return _moments("" if isinstance(kind, t.TimestampNTZType) else "Z")
     if isinstance(kind, t.ArrayType):
         return _lists(json_column(kind.elementType, f"{where}[]"))
+    if isinstance(kind, t.MapType):
+        return _maps(json_column(kind.keyType, f"{where} (keys)"), json_column(kind.valueType, f"{where} (values)"))
     if isinstance(kind, t.StructType):
         return _structs([(field.name, json_column(field.dataType, f"{where}.{field.name}")) for field in kind.fields])
-    return _one_by_one(kind, where)
+    if isinstance(kind, t.DecimalType | t.NullType):
+        return _one_by_one(lambda value: value)
+    if isinstance(kind, (t.DateType, *TIME_TYPES)):
+        return _one_by_one(lambda value: value.isoformat())
+    if isinstance(kind, t.BinaryType):
+        return _one_by_one(lambda value: base64.b64encode(value).decode())
+    if isinstance(kind, t.VariantType):
+        return _one_by_one(lambda value: Raw(t.VariantVal(value["value"], value["metadata"]).toJson().encode()))
+    raise NoJson(f"{where} is of type {kind.simpleString()}, which has no JSON form; cast it to a string")
 
 
 def _structs(fields: list[tuple[str, ToText]]) -> ToText:
@@ -55,8 +70,8 @@ def _structs(fields: list[tuple[str, ToText]]) -> ToText:
 
     def texts(column: pa.StructArray) -> pa.Array:
         members = [pa.repeat("", len(column))]
-        for (_, to_text), head, values in zip(fields, heads, _members(column), strict=True):
-            member = pc.binary_join_element_wise(head, to_text(values), "")
+        for at, ((_, to_text), head) in enumerate(zip(fields, heads, strict=True)):  # names may be the same
+            member = pc.binary_join_element_wise(head, to_text(pc.struct_field(column, [at])), "")
             members.append(pc.fill_null(member, "") if member.null_count else member)
         joined = pc.binary_join_element_wise(*members, "") if len(members) > 1 else members[0]
         # The first member begins with a comma, which becomes the opening brace.
@@ -66,20 +81,28 @@ def _structs(fields: list[tuple[str, ToText]]) -> ToText:
     return texts
 
 
-def _members(column: pa.StructArray) -> list[pa.Array]:
-    """Return the fields of a struct array by position: names may be the same."""
-    return [pc.struct_field(column, [at]) for at in range(column.type.num_fields)]
-
-
-def _lists(to_text: ToText) -> ToText:
+def _lists(to_text: ToText, brackets: str = "[]") -> ToText:
     def texts(column: pa.ListArray) -> pa.Array:
         sizes = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
         ends = np.concatenate((np.zeros(1, np.int32), np.cumsum(sizes, dtype=np.int32)))
         elements = pc.fill_null(to_text(column.flatten()), "null")
         joined = pc.binary_join(pa.ListArray.from_arrays(pa.array(ends, pa.int32()), elements), ",")
-        return _where_valid(column, pc.binary_join_element_wise("[", joined, "]", ""))
+        return _where_valid(column, pc.binary_join_element_wise(brackets[0], joined, brackets[1], ""))
 
     return texts
+
+
+def _maps(key_text: ToText, value_text: ToText) -> ToText:
+    """Return a function for maps: objects whose names are the keys, or their JSON text."""
+
+    def members(pairs: pa.StructArray) -> pa.Array:
+        keys, values = (pc.struct_field(pairs, [at]) for at in range(2))
+        names = key_text(keys)
+        names = pc.if_else(pc.starts_with(names, '"'), names, quoted(names))
+        return pc.binary_join_element_wise(names, ":", pc.fill_null(value_text(values), "null"), "")
+
+    objects = _lists(members, "{}")
+    return lambda column: objects(column.cast(pa.list_(pa.struct(list(column.type.field(0).type)))))
 
 
 def quoted(column: pa.Array) -> pa.Array:
@@ -108,35 +131,32 @@ def _numbers(column: pa.Array) -> pa.Array:
     return _texts(texts, column)
 
 
-def _moments(kind: t.DataType, where: str) -> ToText:
+def _moments(zone: str) -> ToText:
     """Return a function for timestamps: ISO 8601 with milliseconds, or with microseconds if there are any."""
-    ending = '"' if isinstance(kind, t.TimestampNTZType) else 'Z"'
-    one_by_one = _one_by_one(kind, where)
+    one_by_one = _one_by_one(lambda value: _moment(value) + zone)
     lowest, highest = (pa.scalar(f"{year}-01-01T00:00:00").cast(pa.timestamp("us")) for year in ("1000", "9999"))
 
     def texts(column: pa.Array) -> pa.Array:
         plain = column.cast(pa.timestamp("us"))  # without its zone, a UTC timestamp shows the time in UTC
         if pc.any(pc.or_(pc.less(plain, lowest), pc.greater_equal(plain, highest))).as_py():
-            return one_by_one(column)
+            return one_by_one(plain)
         shown = pc.binary_replace_slice(plain.cast(pa.string()), start=10, stop=11, replacement="T")
         short = pc.utf8_slice_codeunits(shown, 0, _MS_CHARS)
-        return pc.binary_join_element_wise(
-            '"', pc.if_else(pc.equal(pc.microsecond(plain), 0), short, shown), ending, ""
-        )
+        exact = pc.if_else(pc.equal(pc.microsecond(plain), 0), short, shown)
+        return pc.binary_join_element_wise('"', exact, f'{zone}"', "")
 
     return texts
 
 
-def _one_by_one(kind: t.DataType, where: str) -> ToText:
-    """Return a function that converts each value on its own."""
-    convert = converter(kind, where)
+def _moment(value: datetime) -> str:
+    return value.isoformat(timespec="microseconds" if value.microsecond % 1000 else "milliseconds")
 
-    def texts(column: pa.Array) -> pa.Array:
-        values: list[Any] = column.to_pylist()
-        converted = values if convert is None else [convert(value) for value in values]
-        return _texts([encode(value) for value in converted], column)
 
-    return texts
+def _one_by_one(convert: Callable[[Any], Any]) -> ToText:
+    """Return a function that makes each value encodable and encodes it."""
+    return lambda column: _texts(
+        [encode(None if value is None else convert(value)) for value in column.to_pylist()], column
+    )
 
 
 def _texts(found: list[bytes], column: pa.Array) -> pa.Array:
@@ -146,90 +166,3 @@ def _texts(found: list[bytes], column: pa.Array) -> pa.Array:
 
 def _where_valid(column: pa.Array, texts: pa.Array) -> pa.Array:
     return texts if column.null_count == 0 else pc.if_else(pc.is_valid(column), texts, None)
-
-
-# --- values of any Spark type, one by one
-
-Convert = Callable[[Any], Any]
-
-_encoder = msgspec.json.Encoder(decimal_format="number")
-encode = _encoder.encode
-encode_lines = _encoder.encode_lines
-
-_AS_THEY_ARE = (
-    t.BooleanType, t.ByteType, t.ShortType, t.IntegerType, t.LongType, t.DecimalType,
-    t.StringType, t.CharType, t.VarcharType, t.NullType,
-)  # fmt: skip
-
-
-class NoJson(TypeError):
-    """A Spark type has no JSON form."""
-
-
-def converter(kind: t.DataType, where: str) -> Convert | None:
-    """Return a function that makes an Arrow value encodable, or None if it is already. Raise `NoJson` if none can."""
-    if isinstance(kind, _AS_THEY_ARE):
-        return None
-    if isinstance(kind, t.DoubleType | t.FloatType):
-        return _or_null(_number)
-    if isinstance(kind, t.TimestampType):
-        return _or_null(lambda value: _moment(value.astimezone(UTC).replace(tzinfo=None)) + "Z")
-    if isinstance(kind, t.TimestampNTZType):
-        return _or_null(_moment)
-    if isinstance(kind, (t.DateType, *TIME_TYPES)):
-        return _or_null(lambda value: value.isoformat())
-    if isinstance(kind, t.BinaryType):
-        return _or_null(lambda value: base64.b64encode(value).decode())
-    if isinstance(kind, t.VariantType):
-        return _or_null(lambda value: Raw(t.VariantVal(value["value"], value["metadata"]).toJson().encode()))
-    if isinstance(kind, t.ArrayType):
-        return _array(converter(kind.elementType, f"{where}[]"))
-    if isinstance(kind, t.MapType):
-        return _map(converter(kind.keyType, f"{where} (keys)"), converter(kind.valueType, f"{where} (values)"))
-    if isinstance(kind, t.StructType):
-        return _struct({field.name: converter(field.dataType, f"{where}.{field.name}") for field in kind.fields})
-    raise NoJson(f"{where} is of type {kind.simpleString()}, which has no JSON form; cast it to a string")
-
-
-def _or_null(convert: Convert) -> Convert:
-    return lambda value: None if value is None else convert(value)
-
-
-def _number(value: float) -> float | str:
-    """Return a finite number as it is, and NaN or an infinity as a string, as `to_json` does: JSON has none."""
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
-def _moment(value: datetime) -> str:
-    return value.isoformat(timespec="microseconds" if value.microsecond % 1000 else "milliseconds")
-
-
-def _array(convert: Convert | None) -> Convert | None:
-    if convert is None:
-        return None
-    return _or_null(lambda values: [convert(value) for value in values])
-
-
-def _map(key: Convert | None, value: Convert | None) -> Convert:
-    def convert(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
-        return {_name(key(k) if key else k): value(v) if value else v for k, v in pairs}
-
-    return _or_null(convert)
-
-
-def _name(key: Any) -> str:
-    return key if isinstance(key, str) else encode(key).decode()
-
-
-def _struct(fields: dict[str, Convert | None]) -> Convert:
-    def convert(values: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields that are not NULL, as `to_json` does."""
-        return {
-            name: value if (one := fields[name]) is None else one(value)
-            for name, value in values.items()
-            if value is not None
-        }
-
-    return _or_null(convert)

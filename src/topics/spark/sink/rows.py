@@ -13,6 +13,7 @@ not part of a record (`kind`, `ts` …) are ignored. Any other column is an erro
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -51,22 +52,30 @@ class BadValue(ValueError):
 class Renderer:
     """Converts Arrow batches to records. Built on the driver, which finds a wrong schema at once; used by tasks."""
 
-    def __init__(self, schema: StructType, *, topic: str | None = None, data_format: DataFormat = "json") -> None:
+    def __init__(self, schema: StructType, topic: str | None = None, data_format: DataFormat = "json") -> None:
         self._arguments = schema, topic, data_format
         self._at = _positions(schema)
         self._topic = topic
         kinds = {name: schema.fields[at].dataType for name, at in self._at.items()}
         _check_kinds(kinds, topic)
-        self._data = _data_texts(kinds["data"], data_format)
-        self._meta = _meta_texts(kinds.get("meta"))
+        self._data: Texts = lambda column: _json_texts("data", column)
+        if not isinstance(kinds["data"], (*_TEXT, BinaryType)):
+            self._data = _json_of(kinds["data"], "data")
+        elif data_format == "text":
+            self._data = lambda column: quoted(_strings("data", column)).cast(pa.binary())
+        self._meta: Texts | None = None
         if "meta" in self._at and schema.fields[self._at["meta"]].name.lower() == "headers":
             self._meta = _headers_texts
+        elif "meta" in self._at and isinstance(kinds["meta"], _TEXT):
+            self._meta = lambda column: _json_texts("meta", column)
+        elif "meta" in self._at:
+            self._meta = _json_of(kinds["meta"], "meta")
         self.has_source = "seq" in kinds and ("source_topic" in kinds or "topic" in kinds)
         self._has_gaps = self.has_source and {"kind", "gap_to", "reason"} <= kinds.keys()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments: the functions built for a schema cannot be pickled, so a task builds its own."""
-        return _renderer, self._arguments
+        return Renderer, self._arguments
 
     def check_inserted(self, batch: pa.RecordBatch) -> None:
         """Raise `BadValue` if rows of another table may have brought the options of that table; see `table_options`."""
@@ -152,10 +161,6 @@ class Renderer:
         return [None if topic is None else f"{server}/{topic}" for server, topic in zip(servers, topics, strict=True)]
 
 
-def _renderer(schema: StructType, topic: str | None, data_format: DataFormat) -> Renderer:
-    return Renderer(schema, topic=topic, data_format=data_format)
-
-
 def _positions(schema: StructType) -> dict[str, int]:
     """Return the index of each used column. Raise `BadColumns` for a column that is not part of a record."""
     given = {field.name.lower(): at for at, field in enumerate(schema.fields)}
@@ -187,22 +192,6 @@ def _check_kinds(kinds: dict[str, DataType], topic: str | None) -> None:
         raise BadColumns(f"column 'seq' must be a bigint, as the reader gives it, not {kinds['seq'].simpleString()}")
 
 
-def _data_texts(kind: DataType, data_format: DataFormat) -> Texts:
-    if not isinstance(kind, (*_TEXT, BinaryType)):
-        return _json_of(kind, "data")
-    if data_format == "text":
-        return lambda column: quoted(_strings("data", column)).cast(pa.binary())
-    return lambda column: _json_texts("data", column)
-
-
-def _meta_texts(kind: DataType | None) -> Texts | None:
-    if kind is None:
-        return None
-    if isinstance(kind, _TEXT):
-        return lambda column: _json_texts("meta", column)
-    return _json_of(kind, "meta")
-
-
 def _json_of(kind: DataType, name: str) -> Texts:
     try:
         to_text = json_column(kind, name)
@@ -231,29 +220,19 @@ def _json_texts(name: str, column: pa.Array) -> pa.Array:
                 _check(text)
             except (msgspec.MsgspecError, RecursionError) as error:
                 if not _is_json(text):
-                    raise _not_json(name, text, error) from None
+                    shown = text[:80].decode(errors="replace")
+                    hint = '; to write plain strings, set the option dataFormat to "text"' if name == "data" else ""
+                    raise BadValue(f"column {name}: {shown!r} is not JSON text ({error}){hint}") from None
     return texts
 
 
 def _is_json(text: bytes) -> bool:
     """Check a text on the slow path: the fast decoder rejects half surrogate pairs, which are valid JSON text."""
-    import json
-
     try:
-        json.loads(text.decode(), parse_constant=_refuse)
+        json.loads(text.decode(), parse_constant=int)  # NaN is no JSON, and no int
     except (ValueError, RecursionError):
         return False
     return True
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(constant)
-
-
-def _not_json(name: str, text: bytes, error: Exception) -> BadValue:
-    shown = text[:80].decode(errors="replace")
-    hint = '; to write plain strings, set the option dataFormat to "text"' if name == "data" else ""
-    return BadValue(f"column {name}: {shown!r} is not JSON text ({error}){hint}")
 
 
 def _strings(name: str, column: pa.Array) -> pa.Array:

@@ -17,9 +17,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from topics.spark.pyspark_api import DataSourceStreamArrowWriter
-from topics.spark.sink.chunks import GridChunks, OrderedChunks
+from topics.spark.sink.chunks import GridChunks, OrderedChunks, Sent, send
 from topics.spark.sink.rows import Renderer
-from topics.spark.sink.send import Sent, send
 from topics.spark.sink.write_options import WriteOptions
 from topics.spark.source.catalog import client_for, state_of
 

@@ -17,7 +17,7 @@ from topics.errors import Code, TopicsError
 from topics.lake import ArchivedEpoch, Lake, heal
 from topics.spark.options import ConnectionOptions, ReadOptions
 from topics.spark.source.plan import Span, TopicExtent
-from topics.storage.fs import RealFs
+from topics.storage.fs import Fs
 
 log = logs.Log("spark")
 
@@ -111,10 +111,13 @@ class ServerCatalog(Catalog):
             return found
         snapshot = self._lake.snapshot()
         epochs = [(extent, snapshot.archived(extent.topic, extent.epoch)) for extent in found]
-        only_archived = self._only_archived(self._lake, {extent.topic for extent in found})
+        live = {extent.topic for extent in found}
+        names = [name for name in snapshot.topics() if self._options.wants(name) and name not in live]
+        only_archived = _archived_extents(self._lake, names, self._options.connection.servers[0])
         return [
-            _with_archive(extent, archived, self._trimmed_to(extent, archived)) for extent, archived in epochs
-        ] + only_archived
+            *(_with_archive(extent, archived, self._trimmed_to(extent, archived)) for extent, archived in epochs),
+            *(structs.replace(extent, only_archived=True) for extent in only_archived),
+        ]
 
     def publish(self, server: str, topic: str, consumer: str, *, epoch: int, seq: int) -> None:
         """Store the progress of a stream as a named consumer. A refusal is logged: it must not stop the stream."""
@@ -138,13 +141,6 @@ class ServerCatalog(Catalog):
         """Ask the server for the last trimmed seq of this epoch; 0 if there is none or the topic was deleted."""
         state = state_of(self._clients[extent.server], extent.topic, epoch=extent.epoch)
         return 0 if state is None else state.trimmed_seq or 0
-
-    def _only_archived(self, lake: Lake, live: set[str]) -> list[TopicExtent]:
-        """Return the newest archived epoch of each subscribed topic that no server has."""
-        server = self._options.connection.servers[0]
-        names = [name for name in lake.snapshot().topics() if self._options.wants(name) and name not in live]
-        found = _archived_extents(lake, names, server)
-        return [structs.replace(extent, only_archived=True) for extent in found]
 
     def wait(self, extent: TopicExtent, ms: int) -> None:
         """Return when the topic has new records, at the latest after `ms`."""
@@ -204,7 +200,7 @@ class DirectoryCatalog(Catalog):
     def __init__(self, options: ReadOptions, path: str) -> None:
         super().__init__(options)
         self._path = path
-        self._directory = directory.Directory(RealFs(), path, cold_dir=options.cold_path, now_ms=SystemClock().now_ms())
+        self._directory = directory.Directory(Fs(), path, cold_dir=options.cold_path, now_ms=SystemClock().now_ms())
 
     def __exit__(self, *error: object) -> None:
         self._directory.__exit__(None, None, None)

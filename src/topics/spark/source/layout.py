@@ -5,16 +5,19 @@ A read returns columns of the record, fields of its `data`, or both.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import msgspec
+import numpy as np
 import pyarrow as pa
 from msgspec import Struct
 
+from topics.arrow import GAP, RECORD, Cells, cells
+from topics.lake.json_fields import JsonFields
+from topics.model import surrogates
 from topics.spark.options import ReadOptions
-from topics.spark.source.where import Comparison, Narrowing, narrowing, parse
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructField
+from topics.spark.source.where import Comparison, Condition, Narrowing, narrowing, parse
+from topics.storage.segments.record_run import Run
 
 UTC_TIMESTAMP = pa.timestamp("us", tz="UTC")
 HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
@@ -51,23 +54,10 @@ KAFKA = (
 )
 
 
-class Shape(Struct, frozen=True):
-    """The set of columns: plain or Kafka names, with or without the server."""
-
-    kafka: bool = False
-    server: bool = False
-
-    @property
-    def rows(self) -> tuple[tuple[str, str, pa.DataType], ...]:
-        columns = KAFKA if self.kafka else PLAIN
-        return (*columns, SERVER) if self.server else columns
-
-    def arrow(self) -> pa.Schema:
-        return pa.schema([pa.field(name, kind) for name, _, kind in self.rows])
-
-
-def shape_of(options: ReadOptions) -> Shape:
-    return Shape(kafka=options.kafka_columns, server=options.several_servers)
+def record_columns(options: ReadOptions) -> tuple[tuple[str, str, pa.DataType], ...]:
+    """Return the columns of the record: name, and type in SQL and in Arrow. With several servers there is `server`."""
+    columns = KAFKA if options.kafka_columns else PLAIN
+    return (*columns, SERVER) if len(options.connection.servers) > 1 else columns
 
 
 class OutputColumn(NamedTuple):
@@ -82,15 +72,16 @@ class OutputColumn(NamedTuple):
 class Layout(Struct, frozen=True, kw_only=True):
     """The columns of a read, the fields of data among them, and the condition on records."""
 
-    shape: Shape = Shape()
+    rows: tuple[tuple[str, str, pa.DataType], ...] = PLAIN  # the columns of the record
+    kafka: bool = False  # whether these have the names of Kafka
     outputs: tuple[OutputColumn, ...] = ()  # none: all columns of the shape
-    fields: tuple[StructField, ...] = ()
+    fields: tuple[pa.Field, ...] = ()
     typed: bool = False
     where: str | None = None
 
     @property
     def columns(self) -> tuple[OutputColumn, ...]:
-        return self.outputs or tuple(OutputColumn(name, "record", name, kind) for name, _, kind in self.shape.rows)
+        return self.outputs or tuple(OutputColumn(name, "record", name, kind) for name, _, kind in self.rows)
 
     def arrow(self) -> pa.Schema:
         return pa.schema([pa.field(one.name, one.arrow) for one in self.columns])
@@ -98,7 +89,7 @@ class Layout(Struct, frozen=True, kw_only=True):
     def kinds(self) -> dict[str, pa.DataType]:
         """Return the columns that a condition can use: those of the read, and all columns of the record."""
         prefix = "_" if self.typed else ""
-        record = {f"{prefix}{name}": kind for name, _, kind in self.shape.rows}
+        record = {f"{prefix}{name}": kind for name, _, kind in self.rows}
         return {one.name: one.arrow for one in self.columns} | record
 
     def implied(self) -> tuple[Comparison, ...]:
@@ -107,4 +98,129 @@ class Layout(Struct, frozen=True, kw_only=True):
 
     def narrowing(self) -> Narrowing:
         """Return what the condition implies for the plan of the read."""
-        return narrowing(self.implied(), kafka=self.shape.kafka, typed=self.typed)
+        return narrowing(self.implied(), kafka=self.kafka, typed=self.typed)
+
+
+# --- record batches in the layout of a read
+
+
+LOG_APPEND_TIME = 1  # Kafka's timestampType for a timestamp that the log assigned
+KAFKA_NAMES = {"offset": "seq", "timestamp": "ts"}
+CELL_NAMES = {**KAFKA_NAMES, "key": "tag", "headers": "meta"}
+
+
+class Batches:
+    """Builds record batches of one layout."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._columns = layout.columns
+        self._schema = layout.arrow()
+        self._fields = JsonFields(layout.fields) if layout.fields else None
+        self._where: Condition | None = None if layout.where is None else parse(layout.where, layout.kinds())
+        used = {one.source for one in self._columns}
+        if self._where is not None:
+            used |= {name.removeprefix("_") if layout.typed else name for name in self._where.columns}
+        self._unused = {"ts", "node", "tag", "meta"} - {CELL_NAMES.get(name, name) for name in used}
+
+    def records(self, piece: Run | pa.RecordBatch, server: str, topic: str) -> pa.RecordBatch:
+        """Return the records of a run, or archived ones, whose columns have the same names."""
+        if isinstance(piece, Run):
+            found = cells(piece, without=self._unused)
+        else:
+            found = Cells(*(piece.column(name) for name in Cells._fields))
+        prefix = "_" if self._layout.typed else ""
+        names = {f"{prefix}{name}": name for name, _, _ in self._layout.rows}
+        if self._where is not None and self._where.columns <= names.keys():  # data need not be parsed to decide
+            used = {name: _record_column(names[name], found, server, topic) for name in self._where.columns}
+            rows = self._where.rows(used)
+            found = Cells(*(column.take(rows) for column in found))
+        columns = self._all_columns(found, server, topic)
+        if self._where is not None and not self._where.columns <= names.keys():
+            used = {one.name: column for one, column in zip(self._columns, columns, strict=True)}
+            for name in self._where.columns - used.keys():
+                used[name] = _record_column(names[name], found, server, topic)
+            rows = self._where.rows(used)
+            columns = [column.take(rows) for column in columns]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _all_columns(self, found: Cells, server: str, topic: str) -> list[pa.Array]:
+        parsed, malformed = ([], []) if self._fields is None else self._fields.parse(found.data)
+        fields = iter(parsed)
+        columns = []
+        for one in self._columns:
+            if one.of == "field":
+                columns.append(next(fields))
+            elif one.of == "malformed":
+                fits = np.ones(len(found.data), np.bool_)
+                fits[malformed] = False
+                columns.append(found.data.take(pa.array(np.arange(len(fits)), mask=fits)))
+            else:
+                columns.append(_record_column(one.source, found, server, topic))
+        return columns
+
+    def gap(self, server: str, topic: str, gap_from: int, gap_to: int, reason: str) -> pa.RecordBatch:
+        """Return a batch with one row of kind gap for the seqs gap_from to gap_to, both inclusive."""
+        row: dict[str, Any] = {
+            "kind": GAP, "topic": topic, "seq": gap_from, "offset": gap_from, "gap_to": gap_to, "reason": reason,
+            "partition": 0, "server": server,
+        }  # fmt: skip
+        shown = {one.name: row.get(one.source) for one in self._columns if one.of == "record"}
+        return pa.RecordBatch.from_pylist([shown], schema=self._schema)
+
+
+def _record_column(name: str, found: Cells, server: str, topic: str) -> pa.Array:
+    """Return a column of the record, under our name or Kafka's."""
+    n = len(found.seq)
+    match KAFKA_NAMES.get(name, name):
+        case "kind":
+            return pa.repeat(RECORD, n)
+        case "topic":
+            return pa.repeat(topic, n)
+        case "server":
+            return pa.repeat(server, n)
+        case "gap_to":
+            return pa.nulls(n, pa.int64())
+        case "reason":
+            return pa.nulls(n, pa.string())
+        case "key":
+            return found.tag.cast(pa.binary())
+        case "value":
+            return found.data.cast(pa.binary())
+        case "partition":
+            return pa.repeat(pa.scalar(0, pa.int32()), n)
+        case "timestampType":
+            return pa.repeat(pa.scalar(LOG_APPEND_TIME, pa.int32()), n)
+        case "headers":
+            return _headers(found.meta, n)
+        case own:
+            return getattr(found, own)
+
+
+def _headers(meta: pa.Array, n: int) -> pa.Array:
+    """Return meta as Kafka headers: the bytes of a string, and JSON text for any other value.
+
+    Half a surrogate pair has no UTF-8 form: a string value with one stays JSON text, a name keeps the escape.
+    """
+    if meta.null_count == n:
+        return pa.nulls(n, HEADERS)
+    rows = [
+        None
+        if text is None
+        else [
+            {"key": surrogates.escaped(key), "value": _header_value(value)}
+            for key, value in surrogates.members(text).items()
+        ]
+        for text in meta.to_pylist()
+    ]
+    return pa.array(rows, HEADERS)
+
+
+def _header_value(value: msgspec.Raw) -> bytes:
+    raw = bytes(value)
+    if not raw.startswith(b'"'):
+        return raw
+    try:
+        return msgspec.json.decode(raw, type=str).encode()
+    except msgspec.DecodeError:
+        return raw

@@ -65,34 +65,25 @@ def spans(options: ReadOptions, extents: Iterable[TopicExtent], seq_at: SeqAt) -
     """Return the spans of a batch read, in the order of `extents`. Raise `Impossible` if one was never written."""
     found: list[Span] = []
     for extent in extents:
-        found += _extent_spans(options, extent, seq_at)
+        topic = extent.topic
+        start = first_seq(options, extent, seq_at, otherwise="earliest")
+        if options.ending_ts is not None:
+            stop = seq_at(extent, options.ending_ts)
+        else:
+            stop = at_offset(extent, options.ending, otherwise="latest")
+            if is_stale(extent, options.ending):
+                raise Impossible(f"endingOffsets: topic {topic} was created again; its epoch is {extent.epoch}")
+            if stop > extent.head + 1:
+                raise Impossible(f"endingOffsets: topic {topic} has no seq {stop - 1} yet; its head is {extent.head}")
+        span = Span(server=extent.server, topic=topic, epoch=extent.epoch, start=start, stop=stop)
+        if is_stale(extent, options.starting):
+            found.append(structs.replace(span, start=1, stop=extent.head + 1, lost="recreated"))
+            span = structs.replace(span, start=extent.earliest)
+        else:
+            check_written(extent, start)
+        if span.start < span.stop:
+            found.append(span)
     return found
-
-
-def _extent_spans(options: ReadOptions, extent: TopicExtent, seq_at: SeqAt) -> list[Span]:
-    start = first_seq(options, extent, seq_at, otherwise="earliest")
-    if options.ending_ts is not None:
-        stop = seq_at(extent, options.ending_ts)
-    else:
-        stop = at_offset(extent, options.ending, otherwise="latest")
-        if is_stale(extent, options.ending):
-            raise Impossible(f"endingOffsets: topic {extent.topic} was created again; its epoch is {extent.epoch}")
-        if stop > extent.head + 1:
-            raise Impossible(
-                f"endingOffsets: topic {extent.topic} has no seq {stop - 1} yet; its head is {extent.head}"
-            )
-    if is_stale(extent, options.starting):
-        lost = Span(
-            server=extent.server,
-            topic=extent.topic,
-            epoch=extent.epoch,
-            start=1,
-            stop=extent.head + 1,
-            lost="recreated",
-        )
-        return [lost, *_span(extent, extent.earliest, stop)]
-    check_written(extent, start)
-    return _span(extent, start, stop)
 
 
 def is_stale(extent: TopicExtent, offsets: Offsets | None) -> bool:
@@ -112,12 +103,6 @@ def check_written(extent: TopicExtent, start: int) -> None:
             f'offset is of an earlier epoch, name it: {{"{extent.topic}": {{"epoch": …, "seq": {start}}}}}; '
             f"the present epoch is {extent.epoch}"
         )
-
-
-def _span(extent: TopicExtent, start: int, stop: int) -> list[Span]:
-    if start >= stop:
-        return []
-    return [Span(server=extent.server, topic=extent.topic, epoch=extent.epoch, start=start, stop=stop)]
 
 
 def first_seq(options: ReadOptions, extent: TopicExtent, seq_at: SeqAt, *, otherwise: Offset) -> int:

@@ -5,42 +5,41 @@ Batch queries and streams both read through this module, from a server, from fil
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol, TypeAlias
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
 
 import pyarrow as pa
-from msgspec import Struct
 
+from topics.arrow import GAP
 from topics.client import request
 from topics.engine.offline import directory
 from topics.engine.offline.directory import Excerpt
-from topics.engine.read.read import Query
+from topics.engine.read.read import Query, Tombstone
 from topics.errors import Code, TopicsError
 from topics.lake import Gap as ArchivedGap
 from topics.lake import Lake
 from topics.lake.heal import OTHER_LAKE, Healer, RecordFilter
-from topics.model.records import TagMatch
-from topics.spark.options import ConnectionOptions, ReadOptions
+from topics.spark.options import ReadOptions
 from topics.spark.source.catalog import client_for, state_of
-from topics.spark.source.layout import Layout
+from topics.spark.source.layout import Batches, Layout
 from topics.spark.source.plan import Span
-from topics.spark.source.record_batches import Batches
-from topics.storage.fs import RealFs
+from topics.storage.fs import Fs
 from topics.storage.segments.record_run import Run
 
-HINTS = {
-    OTHER_LAKE: "an archive reported to the server that a lake has them, but this lake does not: it is another lake, "
-    "an older copy, or lacks its last versions; restore the right one; ",
-}
+PLAIN_LAYOUT = Layout()
 
 
 class DataLoss(RuntimeError):
     """A range that a query asked for is lost."""
 
     def __init__(self, span: Span, gap_from: int, gap_to: int, reason: str) -> None:
+        other_lake = (
+            "an archive reported to the server that a lake has them, but this lake does not: it is another lake, "
+            "an older copy, or lacks its last versions; restore the right one; "
+        )
         super().__init__(
             f"seqs {gap_from} to {gap_to} of topic {span.topic} in {span.server} are lost ({reason}); "
-            f"{HINTS.get(reason, '')}"
+            f"{other_lake if reason == OTHER_LAKE else ''}"
             "with failOnDataLoss=false the query continues, and the lost range is a row of kind gap"
         )
 
@@ -49,126 +48,86 @@ class Incomplete(RuntimeError):
     """A read did not return the range that was requested, and no gap explains it."""
 
 
-class LostRange(Protocol):
-    """A lost range: a tombstone of the engine or of the client."""
-
-    @property
-    def gap_from(self) -> int: ...
-    @property
-    def gap_to(self) -> int: ...
-    @property
-    def reason(self) -> str: ...
-
-
+LostRange: TypeAlias = request.Tombstone | Tombstone  # of a server, or of files
 Piece: TypeAlias = Run | pa.RecordBatch | LostRange | int  # an int is the seq after the last one examined
 
 
-class How(Struct, frozen=True, kw_only=True):
-    """The part of the options that executors need to read spans."""
+def read_span(
+    span: Span, options: ReadOptions, layout: Layout = PLAIN_LAYOUT, excerpt: Excerpt | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a span, from files if there is an excerpt.
 
-    connection: ConnectionOptions = ConnectionOptions()
-    nodes: tuple[str, ...] = ()
-    tag: TagMatch | None = None
-    fail_on_data_loss: bool = True
-    layout: Layout = Layout()
-    lake: str | None = None
-    lake_only: bool = False
+    Raise `DataLoss` if gaps are not allowed, and `Incomplete` if the rows do not cover the span.
+    """
+    batches, at = Batches(layout), span.start
+    where = f"reading topic {span.topic} in {span.server}"
+    for piece in _pieces(span, options, excerpt):
+        if isinstance(piece, int):
+            at = max(at, piece)
+        elif isinstance(piece, Run | pa.RecordBatch):
+            first, last = _ends(piece)
+            if not at <= first <= last < span.stop:
+                raise Incomplete(
+                    f"{where} returned seqs {first} to {last}, where seqs from {at} to {span.stop - 1} were expected"
+                )
+            at = last + 1
+            yield batches.records(piece, span.server, span.topic)
+        else:  # clipped to the span: the reader of a neighbouring span reports the rest
+            first, last = max(piece.gap_from, at), min(piece.gap_to, span.stop - 1)
+            if first > last:
+                continue
+            if options.fail_on_data_loss:
+                raise DataLoss(span, first, last, piece.reason)
+            at = last + 1
+            yield batches.gap(span.server, span.topic, first, last, piece.reason)
+    if at < span.stop:
+        raise Incomplete(f"{where} ended at seq {at - 1}, before the last requested seq {span.stop - 1}")
 
 
-def how_of(options: ReadOptions, layout: Layout, *, tag: TagMatch | None = None) -> How:
-    """Return what executors need to read. `tag` is a pushed-down filter, used if the options have no tag."""
-    return How(
-        connection=options.connection,
-        nodes=options.nodes,
-        tag=options.tag or tag,
-        fail_on_data_loss=options.fail_on_data_loss,
-        layout=layout,
-        lake=options.lake,
-        lake_only=options.lake_only,
-    )
-
-
-def read_span(span: Span, how: How, excerpt: Excerpt | None = None) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a span, from files if there is an excerpt. Raise `DataLoss` if gaps are not allowed."""
-    rows = Rows(span, how)
-    if span.lost is not None:
-        yield from rows.lose(span.start, span.stop - 1, span.lost)
-        return
-    for piece in _pieces(span, how, excerpt):
-        if isinstance(piece, Run):
-            yield rows.take(piece)
-        elif isinstance(piece, pa.RecordBatch):
-            yield rows.take_archived(piece)
-        elif isinstance(piece, int):
-            rows.at = max(rows.at, piece)
+def without_gaps(batches: Iterable[pa.RecordBatch], gaps: list[LostRange]) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of records with plain columns. Add the gaps, which have a batch each, to `gaps`."""
+    for batch in batches:
+        if batch.num_rows == 1 and batch.column("kind")[0].as_py() == GAP:
+            [row] = batch.to_pylist()
+            gaps.append(request.Tombstone(row["seq"], row["gap_to"], row["reason"]))
         else:
-            yield from rows.lose(piece.gap_from, piece.gap_to, piece.reason)
-    rows.check_complete()
+            yield batch
 
 
-def _pieces(span: Span, how: How, excerpt: Excerpt | None) -> Iterator[Piece]:
-    if excerpt is not None:
-        return _from_files(span, how, excerpt)
-    if how.lake is None:
-        return _from_server(span, how)
-    return _from_lake(span, how, how.lake) if how.lake_only else _healed(span, how, how.lake)
+def _ends(piece: Run | pa.RecordBatch) -> tuple[int, int]:
+    if isinstance(piece, Run):
+        return piece.first, piece.last
+    seqs = piece.column("seq")
+    return seqs[0].as_py(), seqs[-1].as_py()
 
 
-class Rows:
-    """Builds the batches of one span, and checks that they cover it."""
-
-    def __init__(self, span: Span, how: How) -> None:
-        self.at = span.start
-        self._span = span
-        self._fails = how.fail_on_data_loss
-        self._batches = Batches(how.layout)
-
-    def take(self, run: Run) -> pa.RecordBatch:
-        self._advance(run.first, run.last)
-        return self._batches.records(run, self._span.server, self._span.topic)
-
-    def take_archived(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        seqs = batch.column("seq")
-        self._advance(seqs[0].as_py(), seqs[-1].as_py())
-        return self._batches.archived(batch, self._span.server, self._span.topic)
-
-    def _advance(self, first: int, last: int) -> None:
-        """Move past the seqs of a piece. Raise `Incomplete` if they are not the next ones of the span."""
-        span = self._span
-        if not self.at <= first <= last < span.stop:
-            raise Incomplete(
-                f"reading topic {span.topic} in {span.server} returned seqs {first} to {last}, "
-                f"where seqs from {self.at} to {span.stop - 1} were expected"
-            )
-        self.at = last + 1
-
-    def lose(self, gap_from: int, gap_to: int, reason: str) -> Iterator[pa.RecordBatch]:
-        """Yield the gap, clipped to the span. The reader of a neighbouring span reports the rest."""
-        span = self._span
-        gap_from, gap_to = max(gap_from, self.at), min(gap_to, span.stop - 1)
-        if gap_from > gap_to:
-            return
-        if self._fails:
-            raise DataLoss(span, gap_from, gap_to, reason)
-        self.at = gap_to + 1
-        yield self._batches.gap(span.server, span.topic, gap_from, gap_to, reason)
-
-    def check_complete(self) -> None:
-        if self.at < self._span.stop:
-            raise Incomplete(
-                f"reading topic {self._span.topic} in {self._span.server} ended at seq {self.at - 1}, "
-                f"before the last requested seq {self._span.stop - 1}"
-            )
+def _pieces(span: Span, options: ReadOptions, excerpt: Excerpt | None) -> Iterator[Piece]:
+    if span.lost is not None:
+        yield request.Tombstone(span.start, span.stop - 1, span.lost)
+        yield span.stop
+    elif excerpt is not None:
+        nodes = frozenset(options.nodes) or None
+        query = Query(from_seq=span.start - 1, epoch=span.epoch, nodes=nodes, match=options.tag)
+        yield from directory.scan(Fs(), excerpt, query, upto_seq=span.stop - 1)
+        yield span.stop
+    elif options.lake is None:
+        yield from _from_server(span, options)
+    elif options.lake_only:
+        healer = Healer(Lake(options.lake), span.topic, span.epoch, RecordFilter(tag=options.tag, nodes=options.nodes))
+        yield from _as_tombstones(healer.lost(span.start, span.stop - 1, UNARCHIVED))
+        yield span.stop
+    else:
+        yield from _healed(span, options, Lake(options.lake))
 
 
 DROPPED = "dropped"  # reason of a gap: the topic was deleted after the query was planned
 UNARCHIVED = "unarchived"  # reason of a gap: lakeOnly, and the lake does not cover the seqs
 
 
-def _from_server(span: Span, how: How) -> Iterator[Run | LostRange | int]:
+def _from_server(span: Span, options: ReadOptions) -> Iterator[Run | LostRange | int]:
     """Yield runs and gaps, and last the seq after the last one examined."""
     at = span.start
-    for piece in _scan(span, how):
+    for piece in _scan(span, options):
         if isinstance(piece, request.Tombstone) and piece.reason in ("recreated", DROPPED):
             yield request.Tombstone(at, span.stop - 1, piece.reason)  # later pieces belong to another epoch
             yield span.stop
@@ -178,14 +137,14 @@ def _from_server(span: Span, how: How) -> Iterator[Run | LostRange | int]:
         yield piece
 
 
-def _scan(span: Span, how: How) -> Iterator[Run | request.Tombstone | int]:
+def _scan(span: Span, options: ReadOptions) -> Iterator[Run | request.Tombstone | int]:
     fields = {
         "upto_seq": span.stop - 1,
         "epoch": span.epoch,
-        "node": list(how.nodes) or None,
-        "filter": None if how.tag is None else how.tag.wire(),
+        "node": list(options.nodes) or None,
+        "filter": None if options.tag is None else options.tag.wire(),
     }
-    with client_for(how.connection, span.server) as client:
+    with client_for(options.connection, span.server) as client:
         try:
             for piece in client.scan(span.topic, from_seq=span.start - 1, **fields):
                 yield piece.next_from_seq + 1 if isinstance(piece, request.End) else piece
@@ -195,18 +154,19 @@ def _scan(span: Span, how: How) -> Iterator[Run | request.Tombstone | int]:
             yield request.Tombstone(span.start, span.stop - 1, DROPPED)
 
 
-def _from_files(span: Span, how: How, excerpt: Excerpt) -> Iterator[Piece]:
-    query = Query(from_seq=span.start - 1, epoch=span.epoch, nodes=frozenset(how.nodes) or None, match=how.tag)
-    yield from directory.scan(RealFs(), excerpt, query, upto_seq=span.stop - 1)
-    yield span.stop
-
-
-def _healed(span: Span, how: How, lake: str) -> Iterator[Piece]:
+def _healed(span: Span, options: ReadOptions, lake: Lake) -> Iterator[Piece]:
     """Yield the server's records, and the lake's where the server has none; see `topics.lake.heal`."""
-    wanted = RecordFilter(tag=how.tag, nodes=_filtered_nodes(span, how))
-    healer = Healer(Lake(lake), span.topic, span.epoch, wanted, trimmed_to=lambda: _trimmed_to(span, how))
+
+    def trimmed_to() -> int:
+        """Return the last trimmed seq that the server knows for this epoch of the topic."""
+        with client_for(options.connection, span.server) as client:
+            state = state_of(client, span.topic, epoch=span.epoch)
+        return 0 if state is None else state.trimmed_seq or 0
+
+    wanted = RecordFilter(tag=options.tag, nodes=_filtered_nodes(span, options))
+    healer = Healer(lake, span.topic, span.epoch, wanted, trimmed_to=trimmed_to)
     at = span.start
-    for piece in _from_server(span, how):
+    for piece in _from_server(span, options):
         if isinstance(piece, int):
             # The server skips a trimmed range up to its first record, which may be after the end of the span.
             yield from _as_tombstones(healer.skipped(at, min(piece, span.stop) - 1))
@@ -223,12 +183,6 @@ def _healed(span: Span, how: How, lake: str) -> Iterator[Piece]:
             at = max(at, high + 1)
 
 
-def _from_lake(span: Span, how: How, lake: str) -> Iterator[Piece]:
-    healer = Healer(Lake(lake), span.topic, span.epoch, RecordFilter(tag=how.tag, nodes=how.nodes))
-    yield from _as_tombstones(healer.lost(span.start, span.stop - 1, UNARCHIVED))
-    yield span.stop
-
-
 def _as_tombstones(pieces: Iterator[pa.RecordBatch | ArchivedGap]) -> Iterator[Piece]:
     """Yield the pieces, with each archived gap converted to a tombstone."""
     for piece in pieces:
@@ -238,17 +192,10 @@ def _as_tombstones(pieces: Iterator[pa.RecordBatch | ArchivedGap]) -> Iterator[P
             yield piece
 
 
-def _filtered_nodes(span: Span, how: How) -> tuple[str, ...]:
+def _filtered_nodes(span: Span, options: ReadOptions) -> tuple[str, ...]:
     """Return the nodes whose records the server would filter out of this topic."""
-    if not how.nodes:
+    if not options.nodes:
         return ()
-    with client_for(how.connection, span.server) as client:
+    with client_for(options.connection, span.server) as client:
         state = state_of(client, span.topic)
-    return how.nodes if state is None or state.config.dedupe_node else ()
-
-
-def _trimmed_to(span: Span, how: How) -> int:
-    """Return the last trimmed seq that the server knows for this epoch of the topic."""
-    with client_for(how.connection, span.server) as client:
-        state = state_of(client, span.topic, epoch=span.epoch)
-    return 0 if state is None else state.trimmed_seq or 0
+    return options.nodes if state is None or state.config.dedupe_node else ()

@@ -10,9 +10,9 @@ from __future__ import annotations
 import pyarrow as pa
 from pyspark.sql import types as t
 
+from topics.lake.json_fields import NAME
 from topics.spark.options import BadOption, ReadOptions
-from topics.spark.source.data_fields import NotSupported, data_field
-from topics.spark.source.layout import Layout, OutputColumn, shape_of
+from topics.spark.source.layout import UTC_TIMESTAMP, Layout, OutputColumn, record_columns
 from topics.spark.source.where import parse
 
 MALFORMED = "_malformed"
@@ -28,26 +28,30 @@ SPARK_TYPES: dict[str, t.DataType] = {
     ),
 }
 
+_ARROW: dict[type[t.DataType], pa.DataType] = {
+    t.StringType: pa.string(), t.CharType: pa.string(), t.VarcharType: pa.string(), t.BooleanType: pa.bool_(),
+    t.ByteType: pa.int8(), t.ShortType: pa.int16(), t.IntegerType: pa.int32(), t.LongType: pa.int64(),
+    t.FloatType: pa.float32(), t.DoubleType: pa.float64(), t.DateType: pa.date32(), t.BinaryType: pa.binary(),
+    t.TimestampType: UTC_TIMESTAMP,
+}  # fmt: skip
+
 
 def layout_of(options: ReadOptions, schema: t.StructType | None = None) -> Layout:
     """Return the layout of a read with these options and this schema. Raise `BadOption` if they do not match."""
-    shape = shape_of(options)
-    rows = {name: (SPARK_TYPES[ddl], arrow) for name, ddl, arrow in shape.rows}
+    columns = record_columns(options)
+    rows = {name: (SPARK_TYPES[ddl], arrow) for name, ddl, arrow in columns}
     if options.columns is not None:
         for name in options.columns:
             if name not in rows:
                 raise BadOption(f"columns: there is no column {name!r}; there are {', '.join(rows)}")
-    if schema is None:
-        if options.typed:
-            raise BadOption("typed: the columns are missing; give them with .schema(…)")
-        names = list(rows) if options.columns is None else list(options.columns)
-        outputs = tuple(OutputColumn(name, "record", name, rows[name][1]) for name in names)
-        found = Layout(shape=shape, outputs=outputs, where=options.where)
-    elif options.columns is not None and schema.fieldNames() != list(options.columns):
+    if schema is None and options.typed:
+        raise BadOption("typed: the columns are missing; give them with .schema(…)")
+    if schema is not None and options.columns is not None and schema.fieldNames() != list(options.columns):
         raise BadOption("columns and a schema: the schema already chooses the columns; remove one of them")
-    elif not options.typed and _is_plain(schema, rows):
-        outputs = tuple(OutputColumn(name, "record", name, rows[name][1]) for name in schema.fieldNames())
-        found = Layout(shape=shape, outputs=outputs, where=options.where)
+    if schema is None or (not options.typed and _is_plain(schema, rows)):
+        names = (options.columns or rows) if schema is None else schema.fieldNames()
+        outputs = tuple(OutputColumn(name, "record", name, rows[name][1]) for name in names)
+        found = Layout(rows=columns, kafka=options.kafka_columns, outputs=outputs, where=options.where)
     else:
         found = _typed_layout(options, schema, rows)
     if found.where is not None:
@@ -57,7 +61,7 @@ def layout_of(options: ReadOptions, schema: t.StructType | None = None) -> Layou
 
 def plain_schema(options: ReadOptions) -> t.StructType:
     """Return the columns of a read without a schema."""
-    ddl_of = {name: ddl for name, ddl, _ in shape_of(options).rows}
+    ddl_of = {name: ddl for name, ddl, _ in record_columns(options)}
     columns = layout_of(options).columns
     return t.StructType([t.StructField(one.name, SPARK_TYPES[ddl_of[one.name]]) for one in columns])
 
@@ -91,11 +95,32 @@ def _typed_layout(
         elif field.name == MALFORMED and isinstance(field.dataType, t.StringType):
             outputs.append(OutputColumn(field.name, "malformed", "data", pa.string()))
         else:
-            try:
-                outputs.append(OutputColumn(field.name, "field", "data", data_field(field).arrow))
-            except NotSupported as error:
-                raise BadOption(f"schema: {error}") from None
-            fields.append(field)
+            fields.append(data_field(field, field.name))
+            outputs.append(OutputColumn(field.name, "field", "data", fields[-1].type))
     return Layout(
-        shape=shape_of(options), outputs=tuple(outputs), fields=tuple(fields), typed=True, where=options.where
+        rows=record_columns(options), outputs=tuple(outputs), fields=tuple(fields), typed=True, where=options.where
     )
+
+
+def data_field(field: t.StructField, where: str) -> pa.Field:
+    """Return the Arrow field for a field of `data`. Raise `BadOption` if its type cannot be read from JSON here.
+
+    A column that `topics.spark.table` has renamed has the name in the JSON object in its metadata.
+    """
+    name = (field.metadata or {}).get("field")
+    return pa.field(field.name, _arrow_type(field.dataType, where), metadata=None if name is None else {NAME: name})
+
+
+def _arrow_type(kind: t.DataType, where: str) -> pa.DataType:
+    if isinstance(kind, t.DecimalType):
+        return pa.decimal128(kind.precision, kind.scale)
+    if isinstance(kind, t.ArrayType):
+        return pa.list_(_arrow_type(kind.elementType, f"{where}[]"))
+    if isinstance(kind, t.StructType):
+        return pa.struct([data_field(one, f"{where}.{one.name}") for one in kind.fields])
+    if type(kind) not in _ARROW:
+        raise BadOption(
+            f"schema: column {where} is of type {kind.simpleString()}, which a typed read does not support; read it as "
+            "STRING"
+        )
+    return _ARROW[type(kind)]

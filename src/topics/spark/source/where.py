@@ -9,11 +9,15 @@ comparison with NULL is not true.
 
 from __future__ import annotations
 
+import functools
+import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
@@ -28,9 +32,10 @@ _TOKEN = re.compile(
 )
 _SIGNS = {"=": "=", "==": "=", "!=": "!=", "<>": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 _COMPARE = {
-    "=": pc.equal, "!=": pc.not_equal, "<": pc.less, "<=": pc.less_equal, ">": pc.greater, ">=": pc.greater_equal,
+    "=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
 _WORDS = {"and", "or", "not", "in", "is", "null", "like", "between", "true", "false"}
+ROW = "\0row"  # the number of a row; no column has this name
 _EXAMPLE = "such as seq >= 100 AND tag = 'web'"
 
 
@@ -50,91 +55,69 @@ class Comparison(NamedTuple):
     value: Any
 
 
-class FilterToken(NamedTuple):
-    kind: str
-    text: str
-
-    @property
-    def word(self) -> str:
-        return self.text.lower() if self.kind == "word" else self.text if self.kind == "sign" else ""
-
-
-Columns = Mapping[str, pa.Array]
-Test = Callable[[Columns], pa.Array]  # returns booleans, null where the answer is unknown
-
-
 class Condition(NamedTuple):
     """A parsed condition: its test, the columns that it uses, and comparisons that each match implies."""
 
-    test: Test
+    test: pc.Expression  # null where the answer is unknown
     columns: frozenset[str]
     implied: tuple[Comparison, ...]
+
+    def rows(self, columns: Mapping[str, pa.Array]) -> pa.Array:
+        """Return the positions of the rows for which the condition holds."""
+        used = [columns[name] for name in self.columns]
+        table = pa.table([*used, np.arange(len(used[0]))], [*self.columns, ROW])
+        return table.filter(self.test).column(ROW).combine_chunks()
 
 
 def parse(text: str, kinds: Mapping[str, pa.DataType]) -> Condition:
     """Return the condition. `kinds` are the columns that it may use. Raise `BadOption` if the text is invalid."""
-    return _Parser(_tokens(text), kinds).whole()
-
-
-def _tokens(text: str) -> list[FilterToken]:
-    found, at = [], 0
+    tokens, at = [], 0
     while text[at:].strip():
         match = _TOKEN.match(text, at)
         if match is None:
             raise BadOption(f"where: {text[at:].strip()[:40]!r} is not part of a condition {_EXAMPLE}")
-        found.append(FilterToken(str(match.lastgroup), match[0].strip()))
+        tokens.append((str(match.lastgroup), match[0].strip()))
         at = match.end()
-    return found
+    if not tokens:
+        raise BadOption(f"where: the condition is empty; give one {_EXAMPLE}")
+    return _Parser(tokens, kinds).whole()
 
 
-class _Part(NamedTuple):
-    test: Test
-    implied: tuple[Comparison, ...] = ()
-
-    def __and__(self, other: _Part) -> _Part:
-        test = lambda columns: pc.and_kleene(self.test(columns), other.test(columns))  # noqa: E731
-        return _Part(test, (*self.implied, *other.implied))
-
-    def __or__(self, other: _Part) -> _Part:
-        return _Part(lambda columns: pc.or_kleene(self.test(columns), other.test(columns)))
-
-    def __invert__(self) -> _Part:
-        return _Part(lambda columns: pc.invert(self.test(columns)))
+_Part = tuple[pc.Expression, tuple[Comparison, ...]]  # a test, and what each match implies
 
 
 class _Parser:
     """Recursive descent: or, and, not, comparison."""
 
-    def __init__(self, tokens: list[FilterToken], kinds: Mapping[str, pa.DataType]) -> None:
-        self._tokens = tokens
+    def __init__(self, tokens: list[tuple[str, str]], kinds: Mapping[str, pa.DataType]) -> None:
+        self._tokens = tokens  # kind and text
         self._at = 0
         self._kinds = kinds
         self._by_name = {name.lower(): name for name in kinds}
         self._used: set[str] = set()
 
     def whole(self) -> Condition:
-        if not self._tokens:
-            raise BadOption(f"where: the condition is empty; give one {_EXAMPLE}")
-        part = self._any()
+        test, implied = self._any()
         if self._at < len(self._tokens):
             raise self._unexpected()
-        return Condition(part.test, frozenset(self._used), part.implied)
+        return Condition(test, frozenset(self._used), implied)
 
     def _any(self) -> _Part:
-        part = self._all()
+        test, implied = self._all()
         while self._skip("or"):
-            part |= self._all()
-        return part
+            test, implied = test | self._all()[0], ()
+        return test, implied
 
     def _all(self) -> _Part:
-        part = self._one()
+        test, implied = self._one()
         while self._skip("and"):
-            part &= self._one()
-        return part
+            more, also = self._one()
+            test, implied = test & more, (*implied, *also)
+        return test, implied
 
     def _one(self) -> _Part:
         if self._skip("not"):
-            return ~self._one()
+            return ~self._one()[0], ()
         if self._skip("("):
             part = self._any()
             self._expect(")")
@@ -143,118 +126,104 @@ class _Parser:
 
     def _comparison(self) -> _Part:
         name = self._column()
-        kind = self._kinds[name]
+        column = pc.field(name)
         if self._skip("is"):
-            test = pc.is_valid if self._skip("not") else pc.is_null
+            test = column.is_valid() if self._skip("not") else column.is_null()
             self._expect("null")
-            return _Part(lambda columns: test(columns[name]))
+            return test, ()
         negated = self._skip("not")
         if self._skip("in"):
-            part = self._in(name, kind)
+            part = self._in(name)
         elif self._skip("between"):
-            low = self._literal(name, kind)
+            low = self._literal(name)
             self._expect("and")
-            high = self._literal(name, kind)
-            part = _compared(name, kind, ">=", low) & _compared(name, kind, "<=", high)
+            high = self._literal(name)
+            test = (column >= self._scalar(low, name)) & (column <= self._scalar(high, name))
+            part = test, (Comparison(name, ">=", low), Comparison(name, "<=", high))
         elif self._skip("like"):
-            part = self._like(name, kind)
+            part = self._like(name)
         elif negated or self._word() not in _SIGNS:
             raise self._unexpected()
         else:
-            part = _compared(name, kind, _SIGNS[self._take().text], self._literal(name, kind))
-        return ~part if negated else part
+            sign = _SIGNS[self._take()[1]]
+            value = self._literal(name)
+            part = _COMPARE[sign](column, self._scalar(value, name)), (Comparison(name, sign, value),)
+        return (~part[0], ()) if negated else part
 
-    def _in(self, name: str, kind: pa.DataType) -> _Part:
+    def _in(self, name: str) -> _Part:
         self._expect("(")
-        values = [self._literal(name, kind)]
+        values = [self._literal(name)]
         while self._skip(","):
-            values.append(self._literal(name, kind))
+            values.append(self._literal(name))
         self._expect(")")
-        part = _compared(name, kind, "=", values[0])
-        for value in values[1:]:
-            part |= _compared(name, kind, "=", value)  # `is_in` is false for NULL, where SQL has no answer
-        return _Part(part.test, (Comparison(name, "in", tuple(values)),))
+        tests = [pc.field(name) == self._scalar(value, name) for value in values]  # `isin` is false for NULL
+        return functools.reduce(operator.or_, tests), (Comparison(name, "in", tuple(values)),)
 
-    def _like(self, name: str, kind: pa.DataType) -> _Part:
-        pattern = self._literal(name, kind)
-        if not isinstance(pattern, str) or not pa.types.is_string(kind):
+    def _like(self, name: str) -> _Part:
+        pattern = self._literal(name)
+        if not isinstance(pattern, str) or not pa.types.is_string(self._kinds[name]):
             raise BadOption(f"where: LIKE needs a string column and a string, not {name} LIKE {pattern!r}")
         prefix = pattern[:-1]
         plain = pattern.endswith("%") and not re.search(r"[%_\\]", prefix)
         implied = (Comparison(name, "prefix", prefix),) if plain and prefix else ()
-        return _Part(lambda columns: pc.match_like(columns[name], pattern), implied)
+        return pc.match_like(pc.field(name), pattern), implied
 
     def _column(self) -> str:
-        token = self._take()
-        given = token.text[1:-1].replace("``", "`") if token.kind == "quoted" else token.text
-        if token.kind not in ("word", "quoted") or (token.kind == "word" and token.word in _WORDS):
-            raise BadOption(f"where: a column is expected, not {token.text!r}; write the column first, {_EXAMPLE}")
+        kind, text = self._take()
+        given = text[1:-1].replace("``", "`") if kind == "quoted" else text
+        if kind not in ("word", "quoted") or (kind == "word" and text.lower() in _WORDS):
+            raise BadOption(f"where: a column is expected, not {text!r}; write the column first, {_EXAMPLE}")
         name = given if given in self._kinds else self._by_name.get(given.lower())
         if name is None:
             raise BadOption(f"where: there is no column {given!r}; there are {', '.join(self._kinds)}")
         self._used.add(name)
         return name
 
-    def _literal(self, name: str, kind: pa.DataType) -> Any:
+    def _literal(self, name: str) -> Any:
         """Return the next value as one of the column's type: int, float, bool, str, or a datetime in UTC."""
-        token = self._take()
-        if token.word in ("timestamp", "date") and self._at < len(self._tokens):
-            token = self._take()
-        wrong = BadOption(f"where: {name} is of type {kind}, and {token.text} is not a value of that type")
-        if token.kind == "string":
-            text = token.text[1:-1].replace("''", "'")
-            if pa.types.is_timestamp(kind):
-                return _moment(text, wrong)
-            if not pa.types.is_string(kind):
-                raise wrong
-            return text
-        if token.word in ("true", "false") and pa.types.is_boolean(kind):
-            return token.word == "true"
-        if token.kind == "number" and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-            return int(token.text) if re.fullmatch(r"-?\d+", token.text) else float(token.text)
-        raise wrong
+        kind = self._kinds[name]
+        if self._word() in ("timestamp", "date") and self._at + 1 < len(self._tokens):
+            self._at += 1
+        token, text = self._take()
+        if token == "string" and pa.types.is_string(kind):
+            return text[1:-1].replace("''", "'")
+        if token == "string" and pa.types.is_timestamp(kind):
+            with suppress(ValueError):
+                found = datetime.fromisoformat(text[1:-1].replace("''", "'"))
+                return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+        if text.lower() in ("true", "false") and pa.types.is_boolean(kind):
+            return text.lower() == "true"
+        if token == "number" and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+            return int(text) if re.fullmatch(r"-?\d+", text) else float(text)
+        raise BadOption(f"where: {name} is of type {kind}, and {text} is not a value of that type")
+
+    def _scalar(self, value: Any, name: str) -> pa.Scalar:
+        """Return the value for a comparison. A number keeps its own type, so that 2.5 is not rounded for an integer."""
+        return pa.scalar(value) if isinstance(value, int | float) else pa.scalar(value, self._kinds[name])
 
     def _word(self) -> str:
-        return self._tokens[self._at].word if self._at < len(self._tokens) else ""
+        kind, text = self._tokens[self._at] if self._at < len(self._tokens) else ("", "")
+        return text.lower() if kind in ("word", "sign") else ""
 
     def _skip(self, word: str) -> bool:
-        if self._word() != word:
-            return False
-        self._at += 1
-        return True
+        is_next = self._word() == word
+        self._at += is_next
+        return is_next
 
     def _expect(self, word: str) -> None:
         if not self._skip(word):
             raise self._unexpected()
 
-    def _take(self) -> FilterToken:
+    def _take(self) -> tuple[str, str]:
         if self._at >= len(self._tokens):
-            raise BadOption(f"where: the condition ends too early; write one {_EXAMPLE}")
+            raise self._unexpected()
         self._at += 1
         return self._tokens[self._at - 1]
 
     def _unexpected(self) -> BadOption:
         if self._at >= len(self._tokens):
             return BadOption(f"where: the condition ends too early; write one {_EXAMPLE}")
-        return BadOption(f"where: {self._tokens[self._at].text!r} is not expected there; write a condition {_EXAMPLE}")
-
-
-def _compared(name: str, kind: pa.DataType, sign: str, value: Any) -> _Part:
-    compare, scalar = _COMPARE[sign], _scalar(value, kind)
-    return _Part(lambda columns: compare(columns[name], scalar), (Comparison(name, sign, value),))
-
-
-def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
-    """Return the value for a comparison. A number keeps its own type, so that 2.5 is not rounded for an integer."""
-    return pa.scalar(value) if isinstance(value, int | float) else pa.scalar(value, kind)
-
-
-def _moment(text: str, wrong: BadOption) -> datetime:
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise wrong from None
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+        return BadOption(f"where: {self._tokens[self._at][1]!r} is not expected there; write a condition {_EXAMPLE}")
 
 
 # --- what a condition implies for the plan of a read. It only saves work: each comparison is evaluated again

@@ -1,1 +1,1 @@
-"""SQL over topics: `rewrite` parses a statement, `tables` creates the views that it names, `show` prints the rows."""
+"""SQL over topics: `text` finds names in a statement, `tables` creates views for them, `show` prints the rows."""

@@ -8,30 +8,31 @@ import datetime
 import decimal
 import io
 import json
-import unicodedata
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any, Literal, get_args
+from typing import Any
 
 from pyspark.sql import DataFrame, Row
+from rich.cells import cell_len
 
 from topics.plurals import counted
-from topics.spark.sql.tables import BadQuery
+from topics.spark.sql.text import BadQuery
 
-Form = Literal["table", "json", "jsonl", "csv"]
-FORMS: tuple[str, ...] = get_args(Form)
 TABLE_ROWS = 1000
 CELL_WIDTH = 80
 
 
-def lines(frame: DataFrame, form: Form, *, limit: int | None = None) -> Iterator[str]:
+def lines(frame: DataFrame, form: str, *, limit: int | None = None) -> Iterator[str]:
     """Yield the rows as lines of text. A table needs its column widths first, so it shows `TABLE_ROWS` by default."""
     names = frame.columns
     if form == "table":
         shown = TABLE_ROWS if limit is None else limit
         found = frame.limit(shown + 1).collect()
         yield from _table(names, [[_cell(value) for value in row] for row in found[:shown]])
-        yield _counted(len(found), shown, asked=limit is not None)
+        if len(found) > shown and limit is None:
+            yield f"the first {counted(shown, 'row')}; --limit N shows more, --csv and --json all"
+        else:
+            yield counted(min(len(found), shown), "row")
         return
     rows = frame.toLocalIterator() if limit is None else islice(frame.toLocalIterator(), limit)
     if form == "csv":
@@ -58,19 +59,13 @@ def _array(texts: Iterable[str]) -> Iterator[str]:
     yield f"{before}{held or ''}]"
 
 
-def _counted(found: int, shown: int, *, asked: bool) -> str:
-    if found > shown and not asked:
-        first = "the first row" if shown == 1 else f"the first {counted(shown, 'row')}"
-        return f"{first}; --limit N shows more, --csv and --json all"
-    return counted(min(found, shown), "row")
-
-
 def _table(names: list[str], rows: list[list[str]]) -> Iterator[str]:
     cut = [[_fit(cell) for cell in row] for row in [names, *rows]]
-    widths = [max(_width(row[at]) for row in cut) for at in range(len(names))]
+    widths = [max(cell_len(row[at]) for row in cut) for at in range(len(names))]
     right = [bool(rows) and all(_is_number(row[at]) for row in rows) for at in range(len(names))]
     for number, row in enumerate(cut):
-        cells = (_pad(cell, width, right=side) for cell, width, side in zip(row, widths, right, strict=True))
+        spaces = [" " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)]
+        cells = (space + cell if side else cell + space for cell, space, side in zip(row, spaces, right, strict=True))
         yield "  ".join(cells).rstrip()
         if number == 0:
             yield "  ".join("-" * width for width in widths)
@@ -79,15 +74,6 @@ def _table(names: list[str], rows: list[list[str]]) -> Iterator[str]:
 def _fit(text: str) -> str:
     flat = text.replace("\n", "⏎").replace("\t", " ")
     return flat if len(flat) <= CELL_WIDTH else flat[: CELL_WIDTH - 1] + "…"
-
-
-def _width(text: str) -> int:
-    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
-
-
-def _pad(text: str, width: int, *, right: bool) -> str:
-    space = " " * (width - _width(text))
-    return space + text if right else text + space
 
 
 def _is_number(text: str) -> bool:

@@ -8,10 +8,10 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from msgspec import Struct
 from pyspark.errors import AnalysisException, PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, StringType, StructField, StructType
 
@@ -21,24 +21,18 @@ from topics.lake import Lake, TypedColumns
 from topics.lake.heal import newest_epoch
 from topics.model.records import TagMatch
 from topics.plurals import counted
-from topics.spark.failures import BadUsage, explain
+from topics.spark.failures import explain
 from topics.spark.options import READ as KNOWN_OPTIONS
 from topics.spark.options import connection, known, read_options, with_absolute_paths
-from topics.spark.source.batch import TopicsReader
 from topics.spark.source.catalog import catalog_of, client_for
+from topics.spark.source.plan import Span
+from topics.spark.source.read import read_span
+from topics.spark.source.readers import TopicsReader
 from topics.spark.source.where import Narrowing
-from topics.spark.sql.rewrite import (
-    JSON_COLUMNS,
-    Field,
-    NoQuery,
-    Statement,
-    quoted,
-    read,
-    read_condition,
-    surely_missing,
-)
-from topics.spark.unknown_names import nearest
-from topics.storage.fs import RealFs
+from topics.spark.sql.text import JSON_COLUMNS, VARIANT, BadQuery, Field, Statement, quoted, read, read_condition
+from topics.spark.topic_names import nearest
+from topics.spark.typed_tables import merged_type
+from topics.storage.fs import Fs
 
 SAMPLE = 1000  # records from both ends of the topics that are read to infer their fields
 GAP_LOOK_S = 2.0  # longest time before a query starts to count its gap rows
@@ -49,11 +43,7 @@ LEDGER = "lake.gaps"  # a table that is not a topic: ranges that were lost befor
 HIDDEN = tuple(f"_{name}" for name in JSON_COLUMNS)
 
 
-class BadQuery(BadUsage):
-    """A statement cannot be run. The message says why."""
-
-
-class QueryResult(Struct):
+class QueryResult(NamedTuple):
     """The rows of a query, and notes about them for the user."""
 
     frame: DataFrame
@@ -65,7 +55,7 @@ def names_of(options: Mapping[str, str]) -> set[str]:
     found: set[str] = set()
     if (path := options.get("path")) is not None:
         cold = options.get("coldPath")
-        with directory.Directory(RealFs(), path, cold_dir=cold, now_ms=SystemClock().now_ms()) as opened:
+        with directory.Directory(Fs(), path, cold_dir=cold, now_ms=SystemClock().now_ms()) as opened:
             return set(opened.topics)
     if (lake := options.get("lake")) is not None:
         found |= {*Lake(lake).snapshot().topics(), LEDGER}
@@ -79,11 +69,7 @@ def names_of(options: Mapping[str, str]) -> set[str]:
 
 def check(text: str, names: set[str]) -> None:
     """Raise `BadQuery` if a statement certainly fails. Needs no Spark."""
-    try:
-        read(text, names)
-    except NoQuery as error:
-        raise BadQuery(str(error)) from None
-    if (missing := surely_missing(text, names)) is not None:
+    if (missing := read(text, names).missing) is not None:
         raise BadQuery(_no_topic(missing, names))
 
 
@@ -105,12 +91,9 @@ class Tables:
     def run(self, text: str) -> QueryResult:
         """Run one statement and return its rows. Raise `BadQuery` if it cannot be run."""
         names = names_of(self._options)
-        if (own := self._own(text, names)) is not None:
+        statement = read(text, names)
+        if (own := self._own(text, statement)) is not None:
             return own
-        try:
-            statement = read(text, names)
-        except NoQuery as error:
-            raise BadQuery(str(error)) from None
         self._make_views(statement)
         notes = [*self._missing(statement), *self._gap_notes(statement)]
         try:
@@ -124,23 +107,29 @@ class Tables:
         """Cancel the running statement. Called from another thread than the one that waits for it."""
         self._spark.sparkContext.cancelAllJobs()
 
-    def fields(self, topic: str, column: str) -> StructType | None:
-        """Return the fields of `data` or `meta` in a sample, or None if the sample has no JSON object."""
-        kind, _ = self._infer(topic, column)
-        return kind if isinstance(kind, StructType) else None
+    def matching(self, frame: DataFrame, topic: str, text: str, note: Callable[[str], None]) -> DataFrame:
+        """Return the rows of a topic for which a condition holds. It may use fields of `data` and `meta` by path."""
+        statement = read_condition(text)
+        for field in statement.fields:
+            kind, _ = self._infer(topic, field.column)
+            if field.path and not _has(kind or StructType(), field.path):
+                note(f"{'.'.join((field.column, *field.path))} is in none of the sampled records")
+        wide = frame.select("*", *self._parsed(statement, topic))
+        try:
+            return wide.where(statement.text).select(*frame.columns)
+        except PySparkException as error:
+            raise BadQuery(_explain(error, statement, set())) from None
 
     # --- names
 
-    def _own(self, text: str, names: set[str]) -> QueryResult | None:
+    def _own(self, text: str, statement: Statement) -> QueryResult | None:
         """Answer SHOW TABLES and DESCRIBE of a topic; return None for other statements."""
         words = text.lower().split()
         if words == ["show", "tables"]:
             rows = [(name,) for name in self.names()]
             return QueryResult(self._spark.createDataFrame(rows, "table STRING"), [])
-        if len(words) == 2 and words[0] in ("describe", "desc"):
-            statement = read(text, names)
-            if statement.tables and not self._is_ledger(statement.tables[0]):
-                return self._describe(statement.tables[0])
+        if len(words) == 2 and words[0] in ("describe", "desc") and statement.tables:
+            return None if self._is_ledger(statement.tables[0]) else self._describe(statement.tables[0])
         return None
 
     def _describe(self, table: str) -> QueryResult:
@@ -159,10 +148,11 @@ class Tables:
     def _make_views(self, statement: Statement) -> None:
         for table in dict.fromkeys(statement.tables):
             if self._is_ledger(table):
-                self._ledger().createOrReplaceTempView(quoted(table))
+                ledger = Lake(self._options["lake"]).ledger()
+                self._spark.createDataFrame(ledger).createOrReplaceTempView(quoted(table))
                 continue
             # Spark reuses a plan with its first filters, so filters are pushed only for a table that is read once.
-            push = statement.tables.count(table) == 1 and not statement.has_with
+            push = statement.tables.count(table) == 1 and "with" not in statement.words
             typed = self._typed_columns(table)
             frame = self._from_files(table, typed)
             if frame is None:
@@ -170,11 +160,22 @@ class Tables:
                 for name, kind in typed.fields:
                     frame = frame.withColumn(name, F.from_json("data", f"`{name}` {kind}")[name])
             columns = [F.col(quoted(name)) for name in (*self._columns(), *(name for name, _ in typed.fields))]
-            for column, paths in statement.paths.items():
-                columns.append(F.from_json(column, self._typed(table, column, paths)).alias(f"_{column}"))
-            if statement.variant:
-                columns.append(F.try_parse_json("data").alias("value"))
-            frame.select(*columns).createOrReplaceTempView(quoted(table))
+            frame.select(*columns, *self._parsed(statement, table)).createOrReplaceTempView(quoted(table))
+
+    def _parsed(self, statement: Statement, table: str) -> Iterable[Column]:
+        """Yield the typed columns `_data` and `_meta`, and `value`, if the statement uses them.
+
+        A table also gets the fields that the statement uses of other tables: only Spark resolves which table a name
+        belongs to. A field that no sample has is a string.
+        """
+        for column in dict.fromkeys(field.column for field in statement.fields):
+            kind = self._infer(table, column)[0] or StructType()
+            for field in statement.fields:
+                if isinstance(kind, StructType) and field.column == column and not _has(kind, field.path):
+                    kind = _with(kind, field.path)
+            yield F.from_json(column, kind).alias(f"_{column}")
+        if statement.variant:
+            yield F.try_parse_json("data").alias(VARIANT)
 
     def _typed_columns(self, table: str) -> TypedColumns:
         """Return the typed columns that the table has in the lake."""
@@ -205,9 +206,6 @@ class Tables:
         lake = self._options.get("lake")
         return table == LEDGER and lake is not None and LEDGER not in Lake(lake).snapshot().topics()
 
-    def _ledger(self) -> DataFrame:
-        return self._spark.createDataFrame(Lake(self._options["lake"]).ledger())
-
     def _columns(self) -> tuple[str, ...]:
         return (*RECORD_COLUMNS, *GAP_COLUMNS) if self._gaps else RECORD_COLUMNS
 
@@ -218,21 +216,6 @@ class Tables:
         if table.endswith("*"):
             return {**self._options, "subscribePrefix": table[:-1]}
         return {**self._options, "subscribe": table}
-
-    def _typed(self, table: str, column: str, paths: list[tuple[str, ...]]) -> Nested:
-        """Return the type for `column`: the fields of a sample, and strings for other used fields.
-
-        A table also gets the fields that the statement uses of other tables: only Spark resolves which table a name
-        belongs to.
-        """
-        kind, _ = self._infer(table, column)
-        if isinstance(kind, ArrayType):
-            return kind
-        kind = kind or StructType()
-        for path in paths:
-            if path and not _has(kind, path):
-                kind = _with(kind, path)
-        return kind
 
     # --- notes
 
@@ -282,58 +265,22 @@ class Tables:
             texts = [text for text in self._sample(table, column) if text is not None]
             objects = [text for text in texts if text.lstrip()[:1] == "{"]
             chosen = objects or [text for text in texts if text.lstrip()[:1] == "["]
-            kind = self._schema_of(chosen) if chosen else None
-            self._schemas[table, column] = kind, len(texts)
+            kind = merged_type(self._spark, chosen) if chosen else None
+            self._schemas[table, column] = kind if isinstance(kind, Nested) else None, len(texts)
         return self._schemas[table, column]
-
-    def _schema_of(self, texts: list[str]) -> Nested | None:
-        # One literal array of all samples: Spark merges its elements into one type.
-        [(ddl,)] = self._spark.range(1).select(F.schema_of_json(F.lit(f"[{','.join(texts)}]"))).collect()
-        found = ArrayType.fromDDL(ddl)
-        assert isinstance(found, ArrayType)
-        return found.elementType if isinstance(found.elementType, Nested) else None
 
     def _sample(self, table: str, column: str) -> Iterable[str | None]:
         """Yield values from both ends of each topic. They are read on the driver, without a Spark job."""
         options = read_options({**self._subscription(table), "failOnDataLoss": "false"})
         with catalog_of(options) as catalog:
             extents = catalog.extents()
-        share = max(SAMPLE // max(len(extents), 1), 10)
-        for extent in extents[:SAMPLE]:
-            head = range(extent.earliest, min(extent.earliest + share, extent.end))
-            tail = range(max(head.stop, extent.end - share), extent.end)
-            for part in (head, tail):
-                if part:
-                    yield from self._read(extent.topic, part, column)
-
-    def _read(self, topic: str, seqs: range, column: str) -> Iterable[str | None]:
-        given = {**self._options, "subscribe": topic, "failOnDataLoss": "false"}
-        given["startingOffsets"], given["endingOffsets"] = f'{{"{topic}":{seqs.start}}}', f'{{"{topic}":{seqs.stop}}}'
-        reader = TopicsReader(read_options(given))
-        for part in reader.partitions():
-            for batch in reader.read(part):
-                yield from batch.column(column).to_pylist()
-
-
-def condition(
-    frame: DataFrame, text: str, schema_of: Callable[[str], StructType | None], note: Callable[[str], None]
-) -> DataFrame:
-    """Return the rows for which a condition holds. The condition may use fields of `data` and `meta` by path."""
-    statement = read_condition(text)
-    wide = frame
-    for column, paths in statement.paths.items():
-        kind = schema_of(column) or StructType()
-        for path in paths:
-            if path and not _has(kind, path):
-                note(f"{'.'.join((column, *path))} is in none of the sampled records")
-                kind = _with(kind, path)
-        wide = wide.withColumn(f"_{column}", F.from_json(column, kind))
-    if statement.variant:
-        wide = wide.withColumn("value", F.try_parse_json("data"))
-    try:
-        return wide.where(statement.text).select(*frame.columns)
-    except PySparkException as error:
-        raise BadQuery(_explain(error, statement, set())) from None
+            share = max(SAMPLE // max(len(extents), 1), 10)
+            for one in extents[:SAMPLE]:
+                head = range(one.earliest, min(one.earliest + share, one.end))
+                for seqs in (head, range(max(head.stop, one.end - share), one.end)):
+                    span = Span(server=one.server, topic=one.topic, epoch=one.epoch, start=seqs.start, stop=seqs.stop)
+                    for batch in read_span(span, options, excerpt=catalog.excerpt(span)) if seqs else ():
+                        yield from batch.column(column).to_pylist()
 
 
 def _has(kind: DataType, path: tuple[str, ...]) -> bool:
@@ -374,17 +321,13 @@ def _missing_note(field: Field, seen: Sequence[tuple[str, Nested | None, int]]) 
 
 
 def _no_topic(name: str, names: set[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=3)
-    return f"there is no topic {name}; " + (f"did you mean {' or '.join(near)}?" if near else _there_is(name, names))
-
-
-def _there_is(name: str, names: set[str]) -> str:
+    if near := difflib.get_close_matches(name, names, n=3):
+        return f"there is no topic {name}; did you mean {' or '.join(near)}?"
     shown = nearest(name, names - {LEDGER})
-    if not shown:
-        return "there is none yet"
     more = len(names - {LEDGER}) - len(shown)
     others = f" and {counted(more, 'other')}; SHOW TABLES lists them" if more else ""
-    return f"there {'is' if len(shown) == 1 else 'are'} {', '.join(shown)}{others}"
+    listed = f"{'is' if len(shown) == 1 else 'are'} {', '.join(shown)}{others}" if shown else "is none yet"
+    return f"there is no topic {name}; there {listed}"
 
 
 def _explain(error: PySparkException, statement: Statement, names: set[str]) -> str:

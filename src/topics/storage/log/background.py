@@ -1,4 +1,4 @@
-"""Work of the log on other threads: reading ahead and large writes."""
+"""Large writes of the log, on other threads."""
 
 from __future__ import annotations
 
@@ -31,14 +31,6 @@ class Fenced(LogRefused):
     code = Code.FENCED
 
 
-def warm(file: File, at: int, size_bytes: int, stop: Callable[[], bool]) -> None:
-    """Read [at, at + size_bytes) of a file into the memory of the operating system, until `stop` returns True."""
-    for start in range(at, at + size_bytes, WARM_BYTES):
-        if stop():
-            return
-        file.pread(WARM_BYTES, start)
-
-
 class LargeWrite:
     """A write of frames that a worker runs, or the owner if that cannot wait for the worker."""
 
@@ -57,7 +49,10 @@ class LargeWrite:
             if not self._run:
                 self._run = True
                 try:
-                    self._write()
+                    for frame in self._frames:
+                        if isinstance(frame, LargeFrame):
+                            frame.seal()
+                    self._file.pwritev(parts_of(self._frames), self._at)
                 except Exception as error:
                     self._error = error
 
@@ -67,12 +62,6 @@ class LargeWrite:
         if not self._reported:
             self._reported = True
             self._report(self._error)
-
-    def _write(self) -> None:
-        for frame in self._frames:
-            if isinstance(frame, LargeFrame):
-                frame.seal()
-        self._file.pwritev(parts_of(self._frames), self._at)
 
 
 def reason_of(error: Exception) -> str:

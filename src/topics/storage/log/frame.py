@@ -86,7 +86,6 @@ class LargeFrame:
         self._sum = _pack_sum(guard.intdigest(), LAST)
 
     def parts(self) -> list[Buffer]:
-        """Return the frames as parts that follow each other."""
         assert self._sum, "the frame is not sealed"
         return [self._after + MAGIC + self._guarded, *self._body, self._head + self._sum]
 
@@ -94,7 +93,6 @@ class LargeFrame:
         return len(self._after) + OVERHEAD_BYTES + sum(map(len, self._body))
 
     def __radd__(self, before: bytes) -> LargeFrame:
-        """Put other frames before it."""
         self._after = before + self._after
         return self
 
@@ -103,7 +101,6 @@ Frames = bytes | LargeFrame  # one or more whole frames
 
 
 def parts_of(frames: Sequence[Frames]) -> list[Buffer]:
-    """Return all frames as parts that follow each other."""
     found: list[Buffer] = []
     for one in frames:
         found += one.parts() if isinstance(one, LargeFrame) else (one,)

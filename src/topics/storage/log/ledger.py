@@ -27,7 +27,6 @@ from msgspec import Struct
 from topics import logs
 from topics.errors import Corrupt, UnknownFormat
 from topics.model.topic import TopicConfig
-from topics.storage.data_layout import TEMP_SUFFIX
 from topics.storage.datadir import DataDir
 from topics.storage.fs import File, read_whole
 from topics.storage.log import frame, walfile
@@ -42,6 +41,14 @@ MISSING = "the ledger is missing, or nothing in it can be read: whether the log 
 _encode = msgspec.msgpack.encode
 _decode_topic = msgspec.msgpack.Decoder(tuple[str, int, TopicConfig]).decode
 _decode_ints = msgspec.msgpack.Decoder(list[int]).decode
+
+
+def file_note(number: int, previous: tuple[int, int], size_bytes: int) -> bytes:
+    return frame.encode(FILE, 0, number, 0, _encode([*previous, size_bytes]))
+
+
+def _reached_note(number: int, offset: int) -> bytes:
+    return frame.encode(REACHED, 0, number, 0, _encode([offset]))
 
 
 class Known(Struct):
@@ -108,25 +115,15 @@ class Ledger:
         """Continue in the file of snapshot `number`. Return the note that shows that it exists, and claims nothing."""
         with self._lock:
             self._number = number
-        return [frame.encode(REACHED, 0, number, 0, _encode([0]))]
-
-    def begin(self, number: int, size_bytes: int, *, previous: tuple[int, int] = (0, 0)) -> bytes:
-        """Continue in the file of snapshot `number`. Notes that could not be written before go there.
-
-        Return the note that the file begins with. The caller writes it before that snapshot counts, so that a ledger
-        belongs to every snapshot. It claims only that log file `number` exists, which no sync has to make true.
-        """
-        self.open(number)
-        return frame.encode(FILE, 0, number, 0, _encode([*previous, size_bytes]))
+        return [_reached_note(number, 0)]
 
     def note_file(self, number: int, *, previous: tuple[int, int], size_bytes: int) -> None:
-        self._note(frame.encode(FILE, 0, number, 0, _encode([*previous, size_bytes])))
+        self._note(file_note(number, previous, size_bytes))
 
     def note_reached(self, position: tuple[int, int]) -> None:
-        """Note that the log is synced up to here."""
         if position != self.reached:
             self.reached = position
-            self._note(frame.encode(REACHED, 0, position[0], 0, _encode([position[1]])))
+            self._note(_reached_note(*position))
 
     def note_topic(self, topic_id: int, name: str, epoch: int, config: TopicConfig, ceiling: int) -> None:
         self._note(frame.encode(TOPIC, topic_id, ceiling, 0, _encode((name, epoch, config))))
@@ -136,7 +133,6 @@ class Ledger:
 
     @property
     def waits(self) -> bool:
-        """Whether there are notes to write."""
         return bool(self._notes)
 
     def take(self) -> list[bytes]:
@@ -146,10 +142,6 @@ class Ledger:
         with self._lock:
             notes, self._notes = self._notes, []
         return notes
-
-    def put_back(self, notes: list[bytes]) -> None:
-        with self._lock:
-            self._notes = notes + self._notes
 
     def write(self, notes: list[bytes]) -> bool:
         """Write and sync the notes. Return False if that fails: they are tried again with the next sync."""
@@ -161,7 +153,8 @@ class Ledger:
             with self._file_lock:
                 self._append(path, b"".join(notes))
         except OSError as error:
-            self.put_back(notes)
+            with self._lock:
+                self._notes = notes + self._notes
             if not self._failed:
                 self._failed = True
                 log.error("ledger_failed", file=path, reason=error.strerror or str(error))
@@ -198,22 +191,19 @@ class Ledger:
 
     def _create(self, path: str, data: bytes) -> File:
         """Return a durable file with the notes of `data` at its end. It has its name once it has a note."""
-        exists = self._dir.fs.exists(path)  # after an earlier start, or if its name could not be synced
-        new = self._dir.fs.open(path if exists else path + TEMP_SUFFIX, write=True, create=not exists)
+        if not self._dir.fs.exists(path):
+            with self._dir.new_file(path, open_after=True) as new:
+                new.pwrite(data, 0)
+            return new
+        new = self._dir.fs.open(path, write=True)  # of an earlier start, or its name could not be synced
         try:
-            if not exists:
-                new.truncate(0)
             new.pwrite(data, walfile.written_end(new.pread(new.size(), 0)))
             new.datasync()
-            if exists:
-                self._dir.fs.sync_dir(self._dir.ledger_dir)
-            else:
-                self._dir.publish(path)
+            self._dir.fs.sync_dir(self._dir.ledger_dir)
         except OSError:
             with suppress(OSError):
                 new.close()
             raise
-        new.path = path
         return new
 
 
@@ -233,13 +223,12 @@ def read(datadir: DataDir, since: int) -> LedgerAccount:
     return account
 
 
-def lost(datadir: DataDir, account: LedgerAccount, files: list[LogFile], snapshot: Snapshot | None) -> int | None:
+def lost(datadir: DataDir, account: LedgerAccount, files: list[LogFile], snapshot: Snapshot) -> int | None:
     """Return the number of a ledger that is missing, empty or unreadable; None if there is none.
 
     A snapshot names its ledger. Without a name, a log with entries needs one.
     """
-    since = 0 if snapshot is None else snapshot.wal_number
-    named = ledger_number(snapshot)
+    since, named = snapshot.wal_number, ledger_number(snapshot)
     if named is not None and named not in account.numbers:
         return named
     if unreadable := [number for number in account.unreadable if number >= since]:
@@ -291,21 +280,20 @@ def _unexplained_gap(files: list[LogFile], since: int, account: LedgerAccount) -
     return None
 
 
-def check_known(datadir: DataDir, account: LedgerAccount, files: list[LogFile], snapshot: Snapshot | None) -> None:
+def check_known(datadir: DataDir, account: LedgerAccount, files: list[LogFile], snapshot: Snapshot) -> None:
     """Raise `Corrupt` if a part of the log is missing and no file says what it held.
 
     A start would begin without the topics that the rest of the log belongs to, and delete that rest.
     """
-    since = 0 if snapshot is None else snapshot.wal_number
-    if (gap := _unexplained_gap(files, since, account)) is not None:
+    if (gap := _unexplained_gap(files, snapshot.wal_number, account)) is not None:
         raise Corrupt(
             datadir.wal_path(gap[0]),
             gap[1],
             "the rest of the log file is missing, and no ledger says what it held; "
             "put the file back, or restore the data directory from a backup",
         )
-    if snapshot is None:
-        is_lost = datadir.was_used and not account.numbers and not datadir.wal_numbers()
+    if not snapshot.wal_number:
+        is_lost = bool(datadir.written_by) and not account.numbers and not datadir.wal_numbers()
     else:
         is_lost = (
             lost(datadir, account, files, snapshot) is not None and not snapshot.topics and not _has_entries(files)
@@ -327,7 +315,7 @@ def copied(datadir: DataDir, since: int, files: list[LogFile], lacking: dict[int
     that the original lacks, or lacks a part of: the copy reports that loss like the original. Without files, the ledger
     claims nothing of the log.
     """
-    notes = [frame.encode(REACHED, 0, since, 0, _encode([0]))]
+    notes = [_reached_note(since, 0)]
     for number in datadir.ledger_numbers():
         if number >= since:
             data = read_whole(datadir.fs, datadir.ledger_path(number))
@@ -341,8 +329,7 @@ def copied(datadir: DataDir, since: int, files: list[LogFile], lacking: dict[int
             previous = file.resume if file.resume[0] in found or file.resume[0] in lacking else (0, 0)
         end = known.end if known is not None else len(found[number].data)
         size_bytes = known.size_bytes if known is not None else end
-        notes.append(frame.encode(FILE, 0, number, 0, _encode([*previous, size_bytes])))
-        notes.append(frame.encode(REACHED, 0, number, 0, _encode([end])))
+        notes += [file_note(number, previous, size_bytes), _reached_note(number, end)]
         previous = number, end
     return b"".join(notes)
 

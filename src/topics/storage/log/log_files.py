@@ -27,8 +27,7 @@ class LogFile(NamedTuple):
     @property
     def end(self) -> int:
         """The offset after the last entry, damaged ones included."""
-        ends = [item.end for item in walfile.scan(self.data)]
-        return walfile.after_other_frames(self.data, ends[-1] if ends else walfile.HEADER_BYTES)
+        return walfile.whole_end(self.data, damaged=True)
 
 
 def read_log(
@@ -61,7 +60,9 @@ def read_log(
             continue
         file = decode(number, path, data, damage)
         if file.resume[0]:
-            files = [_cut(other, file.resume) for other in files if other.number <= file.resume[0]]
+            files = [other for other in files if other.number <= file.resume[0]]
+            if files and files[-1].number == file.resume[0]:
+                files[-1] = files[-1]._replace(data=files[-1].data[: file.resume[1]])
         if 0 < file.resume[0] < since < number:
             file = file._replace(start=walfile.entries_from(file.data, since))
         files.append(file)
@@ -89,10 +90,6 @@ def decode(number: int, path: str, data: bytes, damage: list[str]) -> LogFile:
         damage.append(f"{path} at byte {bad[0]}: one copy of the header is damaged, the other was used")
         log.warning("log_header_copy_damaged", file=path, offset=bad[0])
     return LogFile(number, path, data, (header.resume_number, header.resume_offset))
-
-
-def _cut(file: LogFile, resume: tuple[int, int]) -> LogFile:
-    return file._replace(data=file.data[: resume[1]]) if file.number == resume[0] else file
 
 
 def _until_missing_end(files: list[LogFile], unsynced_from: int, cut: list[str]) -> list[LogFile]:

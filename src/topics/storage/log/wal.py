@@ -19,21 +19,23 @@ A log that has failed ends the process (`failed`): see docs/decisions/failed-log
 from __future__ import annotations
 
 import errno
+from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from threading import Lock
-from typing import NoReturn
+from typing import ClassVar, NoReturn
+
+from msgspec import Struct, field
 
 from topics import logs
 from topics.clock import Clock
 from topics.storage.datadir import DataDir
 from topics.storage.fs import File
-from topics.storage.log import new_file, walfile
-from topics.storage.log.background import WARM_BYTES, Fenced, LargeWrite, LogRefused, close_quietly, reason_of, warm
+from topics.storage.log import walfile
+from topics.storage.log.background import WARM_BYTES, Fenced, LargeWrite, LogRefused, close_quietly, reason_of
 from topics.storage.log.frame import Frames, parts_of
-from topics.storage.log.ledger import Ledger
-from topics.storage.log.stats import WalStats
+from topics.storage.log.ledger import Ledger, file_note
 from topics.storage.worker import INLINE, Worker
 
 log = logs.Log("wal")
@@ -41,6 +43,32 @@ log = logs.Log("wal")
 NOTE_NS = 1_000_000_000
 SLOW_US = 100_000  # if syncs take longer, so does a new file: it is prepared before half of the last one is full
 JOIN_BYTES = 64 << 10  # smaller writes are joined into one buffer: faster than a list of buffers
+
+
+class WalStats(Struct):
+    """Counters since the process started; the histogram's buckets are not cumulative."""
+
+    BOUNDS_US: ClassVar[tuple[int, ...]] = (
+        50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 500_000, 1_000_000,
+    )  # fmt: skip
+
+    frames_total: int = 0
+    batches_total: int = 0
+    fsyncs_total: int = 0
+    bytes_written_total: int = 0
+    rotations_total: int = 0
+    submit_full_total: int = 0
+    queue_depth: int = 0
+    queue_depth_peak: int = 0
+    fsync_sum_us: int = 0
+    slow_us: int = 0  # the longest of the last few syncs
+    fsync_buckets: list[int] = field(default_factory=lambda: [0] * 14)
+
+    def synced(self, took_us: int) -> None:
+        self.fsyncs_total += 1
+        self.slow_us = max(took_us, self.slow_us * 15 // 16)
+        self.fsync_sum_us += took_us
+        self.fsync_buckets[bisect_left(self.BOUNDS_US, took_us)] += 1
 
 
 class Wal:
@@ -118,11 +146,15 @@ class Wal:
     def begin_ledger(self) -> list[bytes]:
         """Go on in a new ledger file, for what happens from the beginning of the present log file on.
 
-        Return the notes that have to be written into it first. Raise `OSError` and change nothing on a failure.
+        Return the notes to write into it before the snapshot counts, so that a ledger belongs to every snapshot. They
+        claim only that the log file exists, which no sync has to make true. Raise `OSError` and change nothing on a
+        failure.
         """
         if self._file is None:
             return []
-        return [self.ledger.begin(self.number, self._file.size())]
+        note = file_note(self.number, (0, 0), self._file.size())
+        self.ledger.open(self.number)
+        return [note]
 
     @property
     def has_file(self) -> bool:
@@ -187,7 +219,11 @@ class Wal:
             self._prepare()
 
     def _read_ahead(self, file: File, at: int, size_bytes: int) -> None:
-        read = partial(warm, file, at, size_bytes, lambda: self._large is not None)
+        def read() -> None:
+            for start in range(at, at + size_bytes, WARM_BYTES):
+                if self._large is None:
+                    file.pread(WARM_BYTES, start)
+
         self._writer.submit(read, lambda error: None)
 
     def finish_large(self) -> None:
@@ -255,50 +291,49 @@ class Wal:
         self.stats.rotations_total += 1
 
     def sync(self, done: Callable[[], None]) -> None:
+        self._sync(self._worker, done)
+
+    def _sync(self, worker: Worker, done: Callable[[], None]) -> None:
         if self._file is None:  # no frame waits
             done()
             return
         files, position, covered = [*self._behind, self._file], self.position, self._written
         callbacks, self._callbacks = self._callbacks, []
         self._syncing += 1
-        began = self._clock.monotonic_ns()
+        began_ns = self._clock.monotonic_ns()
 
         def finished(error: Exception | None) -> None:
             self._syncing -= 1
             if error is not None:
                 self._fail(error)
-            self._note_synced(files, position, covered, began)
+            self.stats.synced((self._clock.monotonic_ns() - began_ns) // 1000)
+            for file in files[:-1]:
+                if file in self._behind:
+                    self._behind.remove(file)
+                    # Queue the close behind the pending syncs: one of them may sync this file.
+                    self._worker.submit(partial(close_quietly, file), lambda error: None)
+            self.synced_to = max(self.synced_to, position)
+            self._synced = max(self._synced, covered)
+            self.stats.queue_depth = self._written - self._synced
+            self.on_synced(self.synced_to)
             done()
-            self._call_back(callbacks)
+            for callback in callbacks:
+                try:
+                    callback()
+                except Exception as failure:  # the callbacks after it are called all the same
+                    log.failure("callback_failed", failure)
 
         notes = self.ledger.take()
-        self._worker.submit(lambda: self._datasync(files, notes), finished)
+        worker.submit(lambda: self._datasync(files, notes), finished)
 
     def sync_now(self) -> None:
-        if self._file is None:
-            return
-        files, position, covered = [*self._behind, self._file], self.position, self._written
-        began = self._clock.monotonic_ns()
-        try:
-            self._datasync(files, self.ledger.take())
-        except OSError as error:
-            self._fail(error)
-        callbacks, self._callbacks = self._callbacks, []
-        self._note_synced(files, position, covered, began)
-        self._call_back(callbacks)
+        self._sync(INLINE, lambda: None)
 
     def after_sync(self, done: Callable[[], None]) -> None:
         if self._written > self._synced or self._syncing:
             self._callbacks.append(done)
         else:
             done()
-
-    def _call_back(self, callbacks: list[Callable[[], None]]) -> None:
-        for callback in callbacks:
-            try:
-                callback()
-            except Exception as error:  # the callbacks after it are called all the same
-                log.failure("callback_failed", error)
 
     def tick(self) -> None:
         """Do periodic work: sync, prepare the next file, and create one that could not be created before."""
@@ -310,7 +345,10 @@ class Wal:
             if not self._preparing:
                 self._begin(self._worker)
             return
-        self._note_reached()
+        now_ns = self._clock.monotonic_ns()
+        if now_ns - self._noted_ns >= NOTE_NS:  # so that an older copy of the last file is detected
+            self._noted_ns = now_ns
+            self.ledger.note_reached(self.synced_to)
         if (self._written > self._synced or self._behind or self._callbacks or self.ledger.waits) and not self._syncing:
             self.sync(lambda: None)
         if self.tail > self._file_bytes // (16 if self.stats.slow_us > SLOW_US else 2) or self.read_only is not None:
@@ -368,7 +406,11 @@ class Wal:
         self.ledger.close(replaced=replaced)
 
     def _create(self, header: walfile.Header, *, reserve_bytes: int = 0) -> File:
-        return new_file.create(self._dir, header, reserve_bytes=max(self._file_bytes, reserve_bytes))
+        """Create a durable file without frames, reserved in full."""
+        with self._dir.new_file(self._dir.wal_path(header.number), open_after=True) as file:
+            file.allocate(max(self._file_bytes, reserve_bytes))
+            file.pwrite(walfile.encode_header(header), 0)
+        return file
 
     def _prepare(self) -> None:
         """Have the next file created, or the one that there is enlarged. It is synced before its size counts."""
@@ -418,25 +460,6 @@ class Wal:
                 self._dir.note_failed_sync()
                 raise
             self.ledger.write(notes)
-
-    def _note_reached(self) -> None:
-        """Note the synced position once a second, so that an older copy of the last file is detected."""
-        now_ns = self._clock.monotonic_ns()
-        if now_ns - self._noted_ns >= NOTE_NS:
-            self._noted_ns = now_ns
-            self.ledger.note_reached(self.synced_to)
-
-    def _note_synced(self, files: list[File], position: tuple[int, int], covered: int, began_ns: int) -> None:
-        self.stats.synced((self._clock.monotonic_ns() - began_ns) // 1000)
-        for file in files[:-1]:
-            if file in self._behind:
-                self._behind.remove(file)
-                # Queue the close behind the pending syncs: one of them may sync this file.
-                self._worker.submit(partial(close_quietly, file), lambda error: None)
-        self.synced_to = max(self.synced_to, position)
-        self._synced = max(self._synced, covered)
-        self.stats.queue_depth = self._written - self._synced
-        self.on_synced(self.synced_to)
 
     def _refuse(self, error: Exception) -> None:
         """Refuse frames until `tick` has created a file. Nothing was written."""

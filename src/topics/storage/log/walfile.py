@@ -124,9 +124,9 @@ def follows(data: bytes) -> tuple[int, int] | None:
     return int.from_bytes(found[0].body, "little"), found[0].head.first
 
 
-def whole_end(data: bytes) -> int:
-    """Return the offset after the last frame that can be read."""
-    ends = [item.end for item in scan(data) if isinstance(item, FoundFrame)]
+def whole_end(data: bytes, *, damaged: bool = False) -> int:
+    """Return the offset after the last frame that can be read, or with `damaged` after the last one at all."""
+    ends = [item.end for item in scan(data) if damaged or isinstance(item, FoundFrame)]
     return after_other_frames(data, ends[-1] if ends else HEADER_BYTES)
 
 

@@ -15,8 +15,8 @@ from msgspec import Struct
 
 from topics import logs
 from topics.storage import snapshot as snap
+from topics.storage.backup_files import read_marks
 from topics.storage.check import examine
-from topics.storage.copied_files import read_marks
 from topics.storage.datadir import DataDir
 from topics.storage.fs import Fs, read_whole
 from topics.storage.replica import objects

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from topics.storage import snapshot as snap
 from topics.storage.backup import COPIED_BOOT_ID
-from topics.storage.data_layout import TemporaryFile
+from topics.storage.data_layout import TEMP_SUFFIX
 from topics.storage.datadir import DataDir
 from topics.storage.fs import Fs, read_whole
 from topics.storage.log import ledger, log_files
@@ -182,7 +182,8 @@ class _Restore:
         return snap.encode(snapshot)
 
     def _write(self, path: str, data: bytes) -> None:
+        """Write a file, which `sweep` makes durable under its name."""
         whole = posixpath.join(self._dir.root, path)
-        with TemporaryFile(self._dir.fs, whole) as file:
+        with self._dir.new_file(whole, named=False) as file:
             file.pwrite(data, 0)
-        self._dir.fs.rename(whole + ".tmp", whole)
+        self._dir.fs.rename(whole + TEMP_SUFFIX, whole)

@@ -23,7 +23,6 @@ from msgspec import Struct
 
 from topics import logs
 from topics.storage.backup import is_vacant
-from topics.storage.data_layout import TemporaryFile
 from topics.storage.datadir import DataDir
 from topics.storage.fs import Fs, read_whole
 from topics.storage.log import walfile
@@ -115,10 +114,7 @@ def read_owner(fs: Fs, path: str) -> Owner | None:
 
 
 def write_owner(datadir: DataDir, owner: Owner) -> None:
-    path = posixpath.join(datadir.root, "REPLICA")
-    with TemporaryFile(datadir.fs, path) as file:
-        file.pwrite(msgspec.json.encode(owner) + b"\n", 0)
-    datadir.publish(path)
+    datadir.write_file(posixpath.join(datadir.root, "REPLICA"), [msgspec.json.encode(owner) + b"\n"])
 
 
 def _restore(

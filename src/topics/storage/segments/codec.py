@@ -186,13 +186,10 @@ def decode_index(block: bytes, footer: Footer, *, path: str) -> tuple[memoryview
     columns.tags = take(2, 4 * n, "I")
     columns.nodes = take(3, 4 * n, "I")
     columns.metas = take(4, 4 * n, "I")
-    for bit in (5, 6):
-        if footer.sections >> bit & 1:
-            names, at = _decode_names(block, at)
-            if bit == 5:
-                columns.tag_names = names
-            else:
-                columns.node_names = names
+    if footer.sections >> 5 & 1:
+        columns.tag_names, at = _decode_names(block, at)
+    if footer.sections >> 6 & 1:
+        columns.node_names, at = _decode_names(block, at)
     if footer.sections >> 7 & 1:
         columns.extras = msgspec.msgpack.decode(
             block[at + 8 : at + 8 + int.from_bytes(block[at : at + 8], "little")], type=dict[int, bytes]

@@ -1,15 +1,7 @@
 """Reads of bytes that are not in memory: the exception `Cold`, and the `Hold` with which a caller repeats the read.
 
-A caller on the event loop must not wait for a disk. A read that would wait raises `Cold` instead, with everything that
-it needs (`Need`). A `Hold` fetches all of it where waiting is allowed and keeps it in memory, and the caller runs the
-read again while the hold exists. So the second run finds the bytes even if the kernel has evicted the pages meanwhile.
-
-    hold = Hold()
-    while True:
-        try:
-            return work()
-        except Cold as cold:
-            hold.load(cold)         # blocks: on a pool thread in a server, see `topics.server.loop.runtime`
+A read that would wait for a disk raises `Cold`, with everything that it needs (`Need`). A `Hold` fetches all of it and
+keeps it in memory, and the caller runs the read again while the hold exists: see `waiting`.
 
 Bounds: one `Cold` asks for `LOAD_BYTES` and one need more, and work that needs more than that in total must get on with
 part of it. A hold that has grown past `HOLD_BYTES` gives up what it fetched first. Work that asks again for what was
@@ -19,7 +11,7 @@ given up does need everything at once: its hold grows as far as it must, because
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 LOAD_BYTES = 8 << 20
 LOAD_PIECES = 1024
@@ -28,20 +20,17 @@ HOLD_BYTES = 32 << 20
 T = TypeVar("T")
 
 
-class Need:
+class Need(NamedTuple):
     """One thing that is not in memory.
 
     `load` fetches it, and may block or raise OSError. Readers find what it returns for as long as that is referenced;
     it returns None if there is nothing to keep. `trim` shrinks the caches that grew by the load.
     """
 
-    __slots__ = ("key", "load", "size_bytes", "trim")
-
-    def __init__(self, key: Hashable, size_bytes: int, *, load: Callable[[], object], trim: Callable[[], None]) -> None:
-        self.key = key
-        self.size_bytes = size_bytes
-        self.load = load
-        self.trim = trim
+    key: Hashable
+    size_bytes: int
+    load: Callable[[], object]
+    trim: Callable[[], None]
 
 
 class Cold(Exception):

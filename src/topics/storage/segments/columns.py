@@ -33,12 +33,6 @@ class GrowingNames:
         self.names = list(names)
         self.ids = {name: at for at, name in enumerate(self.names, 1)}
 
-    def first_ones(self, n: int) -> GrowingNames:
-        """Return the dictionary as it was with `n` names. It shares the index of names, which also has later ones."""
-        early = GrowingNames.__new__(GrowingNames)
-        early.names, early.ids = self.names[:n], self.ids
-        return early
-
     def add(self, name: str) -> int:
         known = self.ids.get(name)
         if known is None:
@@ -158,8 +152,13 @@ class Columns:
         part.extras = {}
         return part
 
+    def records_in(self, start: int, stop: int) -> tuple[int, int]:
+        """Return the range of positions of the records that have one of the data bytes [start, stop)."""
+        offsets = np.frombuffer(self.offsets, np.uint32)
+        low = int(np.searchsorted(offsets, start, "right")) - 1
+        return low, min(int(np.searchsorted(offsets, stop, "left")), len(self.ts))
+
     def size_of(self, positions: npt.NDArray[np.intp]) -> int:
-        """Return the bytes of the records at these positions."""
         ends = np.frombuffer(self.offsets, np.uint32)
         return int((ends[positions + 1].astype(np.int64) - ends[positions]).sum())
 
@@ -252,14 +251,14 @@ def first_of(columns: Columns, n: int, *, tag_names: int, node_names: int) -> Co
 
 def growable(columns: Columns) -> Columns:
     """Return a copy of the columns that takes more records."""
-    fresh = Columns.__new__(Columns)
-    fresh.first = columns.first
-    fresh.offsets, fresh.ts = array("I", bytes(columns.offsets)), array("Q", bytes(columns.ts))
-    fresh.tags = None if columns.tags is None else array("I", bytes(columns.tags))
-    fresh.nodes = None if columns.nodes is None else array("I", bytes(columns.nodes))
-    fresh.metas = None if columns.metas is None else array("I", bytes(columns.metas))
-    fresh.tag_names = NO_NAMES if columns.tags is None else GrowingNames(_all_names(columns.tag_names))
-    fresh.node_names = NO_NAMES if columns.nodes is None else GrowingNames(_all_names(columns.node_names))
+    fresh = Columns(columns.first)
+    for name, item in (("offsets", "I"), ("ts", "Q"), ("tags", "I"), ("nodes", "I"), ("metas", "I")):
+        if (column := getattr(columns, name)) is not None:
+            setattr(fresh, name, array(item, bytes(column)))
+    if columns.tags is not None:
+        fresh.tag_names = GrowingNames(map(columns.tag_names.name_of, range(1, len(columns.tag_names) + 1)))
+    if columns.nodes is not None:
+        fresh.node_names = GrowingNames(map(columns.node_names.name_of, range(1, len(columns.node_names) + 1)))
     fresh.extras = dict(columns.extras)
     return fresh
 
@@ -273,15 +272,13 @@ def _growing(names: GrowingNames | SortedNames) -> GrowingNames:
 
 
 def _first_names(names: GrowingNames | SortedNames, n: int) -> GrowingNames | SortedNames:
-    """Return the dictionary as it was when it had `n` names."""
+    """Return the dictionary as it was with `n` names. It shares the index of names, which also has later ones."""
     if not n:
         return NO_NAMES
     assert isinstance(names, GrowingNames)
-    return names.first_ones(n)
-
-
-def _all_names(names: GrowingNames | SortedNames) -> list[str]:
-    return [names.name_of(name_id) for name_id in range(1, len(names) + 1)]
+    early = GrowingNames()
+    early.names, early.ids = names.names[:n], names.ids
+    return early
 
 
 def _extend_ids(

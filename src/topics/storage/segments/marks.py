@@ -17,7 +17,6 @@ _PACKED = np.dtype([("at", "<u4"), ("mark", "u1")])
 
 
 def pack_marks(marks: bytes | bytearray, positions: Positions) -> bytes:
-    """Return the marks at these positions, packed."""
     packed = np.empty(len(positions), _PACKED)
     packed["at"] = positions
     packed["mark"] = np.frombuffer(marks, np.uint8)[positions]
@@ -25,11 +24,9 @@ def pack_marks(marks: bytes | bytearray, positions: Positions) -> bytes:
 
 
 def marked_positions(packed: bytes) -> Positions:
-    """Return the positions of packed marks."""
     return np.frombuffer(packed, _PACKED)["at"].astype(np.intp)
 
 
 def put_marks(marks: bytearray, packed: bytes) -> None:
-    """Set the packed marks in `marks`."""
     found = np.frombuffer(packed, _PACKED)
     np.frombuffer(marks, np.uint8)[found["at"]] = found["mark"]

@@ -9,6 +9,7 @@ does not get (deleted, lost, or filtered out) is marked and empty, and holds not
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -78,9 +79,9 @@ class Slice(Struct, eq=False):
             ts = np.frombuffer(copied.ts, np.uint64)
             copied.ts = _column(np.maximum.accumulate(np.where(keep, ts, ts[:1])))
         copied.offsets = _offsets(sizes)
-        names = _all_names if all_names else _names
-        copied.tags, copied.tag_names = names(copied.tags, self.columns.tag_names, keep)
-        copied.nodes, copied.node_names = names(copied.nodes, self.columns.node_names, keep)
+        names = partial(_names, keep=keep, all_names=all_names)
+        copied.tags, copied.tag_names = names(copied.tags, self.columns.tag_names)
+        copied.nodes, copied.node_names = names(copied.nodes, self.columns.node_names)
         if copied.metas is not None and keep is not None:
             copied.metas = _column(np.where(keep, np.frombuffer(copied.metas, np.uint32), np.uint32(0)))
         return Run(copied, b"".join(self.parts), marks)
@@ -98,23 +99,14 @@ def decode(block: bytes | bytearray | memoryview, *, source: str) -> Run:
 
 
 def lines(run: Run, projection: Projection) -> bytes:
-    """Return the records as JSON lines."""
-    if not _has_form(run, projection):
+    lacks_tags = projection.tags and run.columns.tags is not None
+    has_meta = not projection.meta and run.columns.metas is not None
+    if lacks_tags or has_meta or not projection.data:
         run = project(run, projection)
     data = np.frombuffer(bytearray(run.data), np.uint8)
     ends = np.frombuffer(run.columns.offsets, np.uint32)[1:]
     data[ends[ends > 0] - 1] = COMMA_TO_LINE  # an empty position ends where the record before it ends
     return data.tobytes()
-
-
-def _has_form(run: Run, projection: Projection) -> bool:
-    """Return whether the stored records are what the reader wants: without tags in the run, it makes no difference to
-    ask for them.
-    """
-    columns = run.columns
-    lacks_tags = projection.tags and columns.tags is not None
-    has_meta = not projection.meta and columns.metas is not None
-    return projection.data and not lacks_tags and not has_meta
 
 
 def project(run: Run, projection: Projection) -> Run:
@@ -153,14 +145,19 @@ def _offsets(sizes: npt.NDArray[np.integer]) -> Column:
 
 
 def _names(
-    column: Column | None, names: GrowingNames | SortedNames, keep: npt.NDArray[np.bool_] | None
+    column: Column | None, names: GrowingNames | SortedNames, keep: npt.NDArray[np.bool_] | None, *, all_names: bool
 ) -> tuple[Column | None, SortedNames | GrowingNames]:
-    """The id column and its dictionary, cut down to the names that occur, sorted."""
+    """Return the id column and its dictionary, sorted, and cut down to the names that occur.
+
+    With `all_names` it is cut down only if it grows.
+    """
     if column is None:
         return None, GrowingNames()
     ids = np.frombuffer(column, np.uint32)
     if keep is not None:
         ids = np.where(keep, ids, np.uint32(0))
+    if all_names and isinstance(names, SortedNames):
+        return column if keep is None else _column(ids), names
     used = np.unique(ids)
     used = used[used > 0]
     if not len(used):
@@ -170,17 +167,6 @@ def _names(
     if isinstance(names, SortedNames):
         return _column(fresh[ids]), _some_names(names, used)
     return codec.sorted_names(fresh[ids], [names.name_of(name_id) for name_id in used.tolist()])
-
-
-def _all_names(
-    column: Column | None, names: GrowingNames | SortedNames, keep: npt.NDArray[np.bool_] | None
-) -> tuple[Column | None, SortedNames | GrowingNames]:
-    """The id column and its dictionary, which is cut down only if it grows."""
-    if column is None or isinstance(names, GrowingNames):
-        return _names(column, names, keep)
-    if keep is not None:
-        column = _column(np.where(keep, np.frombuffer(column, np.uint32), np.uint32(0)))
-    return column, names
 
 
 def _some_names(names: SortedNames, used: Ids) -> SortedNames:

@@ -24,6 +24,7 @@ from topics.storage.segments.columns import Columns, runs
 from topics.storage.segments.marks import FEW, LIVE, Positions, marked_positions, pack_marks, put_marks
 from topics.storage.segments.segment import Damaged, HeldRange, MemorySegment, Rendered
 from topics.storage.segments.segment_caches import Loaded, SegmentCaches, SegmentFile, part_of
+from topics.storage.snapshot import SegmentRef
 
 SMALL_INDEX_BYTES = 64 << 10  # the same limit for `look`, which visits many segments
 
@@ -80,6 +81,19 @@ class SealedSegment(SegmentFile):
         if pending:
             self._note_unsaved(marked_positions(pending))
         self._damage: Damaged | None = None  # found by a load on another thread; the next read raises it
+
+    @classmethod
+    def of(cls, caches: SegmentCaches, path: str, known: SegmentRef) -> SealedSegment:
+        """Return the segment that a snapshot refers to."""
+        footer, pending = codec.Footer(*known.footer), known.pending
+        segment = cls(caches, path, footer, live=known.live, live_bytes=known.live_bytes, pending=pending)
+        segment.cold = known.cold
+        return segment
+
+    def snapshot_ref(self) -> SegmentRef:
+        """Return what a snapshot has of the segment."""
+        pending = self.unsaved_marks()
+        return SegmentRef(self.first, self.count, self.live, self.live_bytes, self.footer, self.cold, pending)
 
     @classmethod
     def adopt(cls, caches: SegmentCaches, path: str, footer: codec.Footer, was: MemorySegment) -> SealedSegment:

@@ -98,6 +98,9 @@ class Segment:
         """Return the need for the data of [low, high), extended to `at_least_bytes` and limited to `max_bytes`."""
         raise NotImplementedError
 
+    def release(self) -> None:
+        """Let the file of the segment be removed, if it has one."""
+
     def mark_deleted(self, low: int, taken: npt.NDArray[np.uint8], *, count: int, size_bytes: int) -> None:
         """Delete the records at `low + i` for which `taken[i]` is 1. They are live: `count` of them, of `size_bytes`.
 
@@ -116,28 +119,21 @@ class Segment:
         if marks is None:
             marks = self._marks = bytearray(self.count)
         if len(positions) > FEW:
-            count, size_bytes = self._mark_many(marks, np.unique(np.asarray(positions, np.intp)), value)
+            column, live = np.frombuffer(marks, np.uint8), np.unique(np.asarray(positions, np.intp))
+            live = live[column[live] == LIVE]
+            column[live] = value
+            count, size_bytes = len(live), self.columns.size_of(live)
         else:
-            count, size_bytes = self._mark_few(marks, positions, value)
+            offsets = self.columns.offsets
+            count = size_bytes = 0
+            for at in positions:
+                if not marks[at]:
+                    marks[at] = value
+                    count += 1
+                    size_bytes += offsets[at + 1] - offsets[at]
         self.live -= count
         self.live_bytes -= size_bytes
         return count, size_bytes
-
-    def _mark_few(self, marks: bytearray, positions: Sequence[int] | Positions, value: int) -> tuple[int, int]:
-        offsets = self.columns.offsets
-        count = size_bytes = 0
-        for at in positions:
-            if not marks[at]:
-                marks[at] = value
-                count += 1
-                size_bytes += offsets[at + 1] - offsets[at]
-        return count, size_bytes
-
-    def _mark_many(self, marks: bytearray, positions: Positions, value: int) -> tuple[int, int]:
-        column = np.frombuffer(marks, np.uint8)
-        live = positions[column[positions] == LIVE]
-        column[live] = value
-        return len(live), self.columns.size_of(live)
 
     def live_within(self, low: int, high: int) -> tuple[int, int]:
         """Return how many records at [low, high) are live, and their bytes."""

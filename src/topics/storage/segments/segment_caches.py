@@ -10,8 +10,6 @@ import posixpath
 from collections import OrderedDict
 from threading import Lock
 
-import numpy as np
-
 from topics.errors import Corrupt
 from topics.storage.data_layout import holds_topics
 from topics.storage.fs import File, Fs, absence
@@ -77,7 +75,6 @@ class SegmentFile(Segment):
         return file
 
     def moved(self, path: str) -> None:
-        """Note that the file was moved to `path`."""
         self._caches.forget(self, moved_to=path)
 
     def release(self) -> None:
@@ -108,17 +105,14 @@ class SegmentFile(Segment):
             file = self._open()
             return file.pread(size, at) if wait else file.try_pread(size, at)
         except OSError as error:
-            lost = not self.cold or (wait and self._cold_folder_is_there())
+            folder = posixpath.dirname(posixpath.dirname(self.path))  # if it is not mounted, nothing in it is lost
+            lost = not self.cold or (wait and holds_topics(self._caches.fs, folder))
             if isinstance(error, FileNotFoundError) and lost:
                 cause = Corrupt(self.path, 0, absence(error))
                 raise Damaged(self, 0, self.count, cause, whole=True) from error
             if wait:
                 raise
             return None
-
-    def _cold_folder_is_there(self) -> bool:
-        """Return whether the cold folder is mounted. If it is not, nothing in it is lost."""
-        return holds_topics(self._caches.fs, posixpath.dirname(posixpath.dirname(self.path)))
 
     def _data(self, loaded: Loaded, start: int, stop: int, *, wait: bool) -> Rendered | None:
         """Return the data bytes [start, stop), or None if that would wait. Check each chunk once per period."""
@@ -148,11 +142,8 @@ class SegmentFile(Segment):
     def _damaged(self, loaded: Loaded, chunk: int) -> Damaged:
         """Return the damage of a chunk, with the range of all records in it."""
         start = chunk * codec.CHUNK_BYTES
-        offsets = np.frombuffer(loaded.columns.offsets, np.uint32)
-        low_at = int(np.searchsorted(offsets, start, "right")) - 1
-        high_at = int(np.searchsorted(offsets, start + codec.CHUNK_BYTES, "left"))
         cause = Corrupt(self.path, codec.HEADER_BYTES + start, "a chunk of data does not match its checksum")
-        return Damaged(self, low_at, min(high_at, self.count), cause)
+        return Damaged(self, *loaded.columns.records_in(start, start + codec.CHUNK_BYTES), cause)
 
 
 def part_of(block: Rendered, low: int, high: int) -> Rendered:

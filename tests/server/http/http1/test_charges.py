@@ -114,7 +114,7 @@ def test_work_in_progress_is_reported_and_released_when_a_client_leaves(server: 
             server.call(lambda: None)
     # A connection that is not read from is found to be gone when it is written to.
     server.call(lambda: [later.resolve(Response(200, b"x" * 100_000)) for later in app.waiting])
-    server.wait_until(lambda: server.http.open_connections, 0)
+    server.wait_until(lambda: len(server.http.connections), 0)
     server.wait_until(lambda: server.http.budget.charged_bytes, 0)
     # Streams do not report; the fake application counts them all the same.
     server.wait_until(lambda: app.under_way, 3)
@@ -216,7 +216,7 @@ def test_streams_wait_for_the_budget_and_go_on(serve: Serve, app: CountingApp):
         results = [server.call(lambda: stream.sink.write(b"x" * 30_000)) for _ in range(400)]
         assert results[0]
         assert not results[-1]
-        assert server.call(lambda: stream.sink.buffered()) > 0
+        assert server.call(stream.sink._connection.unsent_bytes) > 0
         client.sock.setblocking(False)
 
         def read_and_look() -> bool:

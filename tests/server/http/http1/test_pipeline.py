@@ -193,7 +193,7 @@ def test_answers_go_out_in_the_order_of_the_requests(order):
         driver.answer(number, b"%d" % number)
         written += driver.output()
     assert bodies(written) == [b"0", b"1", b"2"]
-    assert driver.pipeline.queue.held_bytes == 0
+    assert driver.pipeline.held_bytes == 0
 
 
 def test_head_is_answered_without_its_body():

@@ -93,7 +93,7 @@ def test_deadlines_follow_the_state():
     assert pipeline.deadline(0) == (Wait.CLOSE, limits.linger_timeout_ms)
     pipeline.change(CLOSE)
     assert pipeline.deadline(0) == (Wait.CLOSE, limits.write_timeout_ms)
-    pipeline.give_up()
+    pipeline.close_timeout_ms = limits.linger_timeout_ms
     assert pipeline.deadline(1) == (Wait.READ, limits.linger_timeout_ms)
 
 

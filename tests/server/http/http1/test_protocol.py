@@ -297,7 +297,7 @@ def test_stream_pauses_while_its_client_does_not_read(serve, app):
         _, stream = app.events.get(timeout=5)
         frame = b"x" * 32_768
         written = server.call(lambda: _write_until_full(stream, frame))
-        assert server.call(stream.sink.buffered) > 64 * 1024
+        assert server.call(stream.sink._connection.unsent_bytes) > 64 * 1024
         client.until(b"hello\n\n")
         client.exactly(written * len(frame))
         assert app.events.get(timeout=5) == ("drained", stream)

@@ -76,7 +76,7 @@ def test_client_that_takes_nothing_of_its_answer_is_cut_off(serve):
     with server.connect(receive_buffer=4096) as client:
         client.send(request("/large?20000000"))
         client.until(b"\r\n\r\n")
-        server.wait_until(lambda: server.http.open_connections, 0)
+        server.wait_until(lambda: len(server.http.connections), 0)
         with pytest.raises((EOFError, ConnectionResetError)):
             client.exactly(20_000_000)
 
@@ -280,10 +280,10 @@ def test_drained_server_answers_pipelined_requests_and_closes_after_the_last(ser
 def test_reset_connection_leaves_nothing_behind(server, app, sent, requests, events):
     with server.connect() as client:
         client.send(sent)
-        server.wait_until(lambda: (server.http.open_connections, server.http.requests_total), (1, requests))
+        server.wait_until(lambda: (len(server.http.connections), server.http.requests_total), (1, requests))
         # With a linger time of 0 the kernel sends a reset: the client is gone, and did not just shut its side.
         client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-    server.wait_until(lambda: server.http.open_connections, 0)
+    server.wait_until(lambda: len(server.http.connections), 0)
     seen = [app.events.get(timeout=5)[0] for event in events if event != "abandoned"]
     assert seen + ["abandoned"] * app.abandoned == events
     assert app.events.empty()

@@ -44,7 +44,7 @@ def test_requests_share_a_connection(server: Harness):
         assert [one["query"] for one in found] == [f"n={n}" for n in range(20)]
         assert [one["headers"]["x-n"] for one in found] == [str(n) for n in range(20)]
         assert found[0]["headers"]["host"] == "127.0.0.1"
-    eventually(lambda: server.http.open_connections, 0)
+    eventually(lambda: len(server.http.connections), 0)
     assert server.http.requests_total == 20
 
 
@@ -294,7 +294,7 @@ def test_client_that_leaves_in_the_middle_of_a_body_is_forgotten_by_the_budget(s
             client.h2.send_data(number, b"x" * 16_000)
         client.flush()
         eventually(lambda: len(server.http.budget._receivers), 1)
-    eventually(lambda: server.http.open_connections, 0)
+    eventually(lambda: len(server.http.connections), 0)
     assert len(server.http.budget._receivers) == 0
 
 
@@ -312,7 +312,7 @@ def test_connection_leaves_nothing_for_the_garbage_collector(server: Harness, ap
                 client.open("/echo")
             assert {app.events.get(timeout=10)[0] for _ in range(2)} == {"cancelled", "closed"}
         app.waiting.clear()
-        eventually(lambda: server.http.open_connections, 0)
+        eventually(lambda: len(server.http.connections), 0)
         kinds = (Http2Connection, Http2Session, Http2Stream, Frames)
         eventually(lambda: [type(one).__name__ for one in gc.get_objects() if isinstance(one, kinds)], [])
     finally:
@@ -386,7 +386,7 @@ def test_flood_of_frames_ends_the_connection(server: Harness, kind: str):
         assert client.until_closed() in (ENHANCE_YOUR_CALM, None)  # None if the reset of the socket destroyed it
     with Http2Client(server.port) as client:
         assert client.ask("/hello").status == 200
-    eventually(lambda: server.http.open_connections, 0)
+    eventually(lambda: len(server.http.connections), 0)
 
 
 def test_client_that_uses_the_server_may_send_many_frames(server: Harness):
@@ -430,4 +430,4 @@ def test_client_that_sends_and_never_reads_is_not_read_from(serve: Serve):
         asked = b"".join(frame(HEADERS, 5, n, HEAD) for n in range(1, 20_000, 2))
         with pytest.raises((TimeoutError, ConnectionError)):
             client.sock.sendall(asked * 100)
-    eventually(lambda: server.http.open_connections, 0)
+    eventually(lambda: len(server.http.connections), 0)

@@ -10,8 +10,8 @@ import msgspec
 
 from topics.client import Client
 from topics.client.request import Record
-from topics.spark.pipelines.mirror.driver import mirror
-from topics.spark.pipelines.mirror.task import KEY
+from topics.spark.pipelines.mirror import mirror
+from topics.spark.pipelines.mirror_task import KEY
 from topics.spark.pipelines.run.report import RunReport
 
 

@@ -16,8 +16,8 @@ from tests.spark.processes import wait_for
 from topics.client import Client
 from topics.client.request import Record
 from topics.spark.pipelines.compact import compact
-from topics.spark.pipelines.mirror.driver import identity, mirror
-from topics.spark.pipelines.mirror.task import KEY, MAX_ROUNDS, hops_of
+from topics.spark.pipelines.mirror import identity, mirror
+from topics.spark.pipelines.mirror_task import KEY, MAX_ROUNDS, hops_of
 from topics.spark.pipelines.replay import replay
 from topics.spark.pipelines.run.tasks import Tasks
 

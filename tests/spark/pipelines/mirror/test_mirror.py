@@ -12,9 +12,9 @@ from pyspark.sql import SparkSession
 from tests.spark.pipelines.mirror.pairs import Pair, content, count_of, die, run, some
 from tests.spark.processes import wait_for
 from topics.client.request import Record, Tombstone
-from topics.spark.pipelines.mirror import driver as module
-from topics.spark.pipelines.mirror.driver import mirror
-from topics.spark.pipelines.mirror.task import KEY, LostSeqs, hops_of
+from topics.spark.pipelines import mirror as module
+from topics.spark.pipelines.mirror import mirror
+from topics.spark.pipelines.mirror_task import KEY, LostSeqs, hops_of
 from topics.spark.pipelines.run.report import RunReport
 
 

@@ -3,11 +3,16 @@
 import json
 
 from topics.spark.options import ConnectionOptions
-from topics.spark.pipelines.mirror.task import CopyTask, Hop, hops_of, stamped
+from topics.spark.pipelines.mirror_task import KEY, CopyTask, Hop, hops_of
+from topics.spark.pipelines.run import delivery
 from topics.spark.pipelines.run.delivery import OutgoingRow, cut
 from topics.spark.pipelines.run.tasks import pack
 
 HOP = Hop(at="a", epoch=7, seq=3, ts=99)
+
+
+def stamped(meta: bytes | None, hops: list[Hop]) -> bytes:
+    return delivery.stamped(meta, KEY, hops)
 
 
 def task(start: int, stop: int) -> CopyTask:

@@ -15,7 +15,7 @@ from tests.spark.processes import wait_for
 from topics.client import Client
 from topics.client.request import Record
 from topics.spark.failures import BadUsage, Failed
-from topics.spark.pipelines.mirror.driver import mirror
+from topics.spark.pipelines.mirror import mirror
 from topics.spark.pipelines.run.report import RunReport
 
 
@@ -81,7 +81,7 @@ def test_log_is_not_copied_into_a_queue(here: Any, pair: Pair, topic: str):
 
 def test_full_target_is_named_with_the_remedy(here: Any, pair: Pair, topic: str, monkeypatch: pytest.MonkeyPatch):
     minutes = SimpleNamespace(monotonic=count(start=0, step=61).__next__, sleep=lambda pause_s: None)
-    monkeypatch.setattr("topics.spark.sink.send.time", minutes)
+    monkeypatch.setattr("topics.spark.sink.chunks.time", minutes)
     pair.one.client.append(topic, [{"data": n} for n in range(9)])
     pair.other.client.put_topic(topic, cap_records=4, discard="reject")
     with pytest.raises(Failed, match=f"topic {topic} on {pair.other.url} is full .* raise its cap_records"):

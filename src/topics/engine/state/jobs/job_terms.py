@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct
 
-from topics.errors import TopicsError, invalid
+from topics.errors import invalid
 from topics.model.queue import MAX_DELIVER_AT
 from topics.model.records import NewRecord
 
@@ -43,32 +43,18 @@ def terms_of(extra: bytes) -> Terms | None:
 
 def job_terms(records: Sequence[NewRecord], ts: int) -> dict[int, bytes] | None:
     """Return the extras of the jobs that have terms, by position. None if no producer asked for terms."""
-    asked = [
-        at
-        for at, record in enumerate(records)
-        if record.priority is not None or record.delay_ms is not None or record.deliver_at is not None
-    ]
-    if not asked:
-        return None
-    found = {}
-    for at in asked:
-        terms = Terms(records[at].priority or 0, _due_ms(records[at], at, ts))
-        if terms.priority or terms.due_ms > ts:
-            found[at] = pack_terms(terms)
+    found: dict[int, bytes] | None = None
+    for at, record in enumerate(records):
+        priority, delay_ms, deliver_at = record.priority, record.delay_ms, record.deliver_at
+        if priority is None and delay_ms is None and deliver_at is None:
+            continue
+        found = found or {}
+        if delay_ms is not None and deliver_at is not None:
+            raise invalid("a job takes delay_ms or deliver_at, not both", field=f"records[{at}].deliver_at")
+        due_ms = (deliver_at or 0) if delay_ms is None else ts + delay_ms
+        if due_ms > MAX_DELIVER_AT:
+            field = "deliver_at" if delay_ms is None else "delay_ms"
+            raise invalid(f"{field} is too far away", field=f"records[{at}].{field}")
+        if priority or due_ms > ts:
+            found[at] = pack_terms(Terms(priority or 0, due_ms))
     return found
-
-
-def _due_ms(record: NewRecord, at: int, ts: int) -> int:
-    if record.delay_ms is not None and record.deliver_at is not None:
-        raise invalid("a job takes delay_ms or deliver_at, not both", field=f"records[{at}].deliver_at")
-    if record.delay_ms is not None:
-        due_ms, field = ts + record.delay_ms, "delay_ms"
-    else:
-        due_ms, field = record.deliver_at or 0, "deliver_at"
-    if due_ms > MAX_DELIVER_AT:
-        raise invalid(f"{field} is too far away", field=f"records[{at}].{field}")
-    return due_ms
-
-
-def only_for_queues() -> TopicsError:
-    return invalid("priority, delay_ms and deliver_at are for jobs: the topic is a log", field="records")

@@ -24,8 +24,8 @@ class LeaseDeadlines:
         self.ending: deque[Term] = deque()  # terms that have ended and whose jobs have not all been taken out
         self.ended = 0  # jobs in `leases` whose term has ended
 
-    def begin(self, deadline_ms: int, jobs: list[Job]) -> Term:
-        """Return the term that ends at `deadline_ms`, with these jobs added. The caller sets it in the jobs."""
+    def set(self, deadline_ms: int, jobs: list[Job]) -> None:
+        """Let the leases of these jobs, which have no term now, end at `deadline_ms`."""
         if self._listed + len(self.heap) > 2 * (len(self._leases) + len(jobs)) + STALE_MAX:
             self._rebuild()
         term = self._terms.get(deadline_ms)
@@ -35,11 +35,6 @@ class LeaseDeadlines:
         term.jobs += jobs
         term.held += len(jobs)
         self._listed += len(jobs)
-        return term
-
-    def set(self, deadline_ms: int, jobs: list[Job]) -> None:
-        """Let the leases of these jobs, which have no term now, end at `deadline_ms`."""
-        term = self.begin(deadline_ms, jobs)
         for job in jobs:
             job.term = term
 

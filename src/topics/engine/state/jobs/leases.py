@@ -19,16 +19,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from itertools import chain
+from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from topics.engine.state.jobs.delayed_jobs import DelayedJobs
 from topics.engine.state.jobs.job import PRIORITIES, Holder, Job, WaitingSeqs
 from topics.engine.state.jobs.job_terms import terms_of
-from topics.engine.state.jobs.lease_deadlines import LeaseDeadlines
+from topics.engine.state.jobs.lease_deadlines import STALE_MAX, LeaseDeadlines
 
 
 class JobTopic(Protocol):
@@ -42,7 +41,7 @@ class Leases:
     """The state of one queue beside its log."""
 
     __slots__ = (
-        "_deadlines", "_topic", "by_priority", "check_upto", "cursor", "dead_letter_error", "dead_lettered", "delays",
+        "_deadlines", "_delays", "_topic", "by_priority", "check_upto", "cursor", "dead_letter_error", "dead_lettered",
         "freed", "last_lease", "later", "leases", "leaving", "reclaim", "resting", "served", "turn",
     )  # fmt: skip
 
@@ -51,8 +50,9 @@ class Leases:
         self.leases: dict[int, Job] = {}
         self.leaving: dict[int, Job] = {}
         self.reclaim: OrderedDict[int, Job] = OrderedDict()
-        self.delays = DelayedJobs()
-        self.resting, self.later = self.delays.resting, self.delays.later
+        self.resting: dict[int, Job] = {}
+        self.later: dict[int, int] = {}  # seq → due_ms * 16 + priority
+        self._delays: list[tuple[int, int]] = []  # a heap of due_ms and seq; a job that has left may still be in it
         self.by_priority = [WaitingSeqs() for _ in range(PRIORITIES)]
         self.cursor = 0  # below it, the log itself has no job left to deliver
         self.check_upto = 0  # up to here, the cursor may meet jobs that are already in one of the places above
@@ -61,7 +61,7 @@ class Leases:
         self.last_lease = 0
         self.dead_lettered = 0
         self.dead_letter_error: str | None = None  # why the last move to the dead-letter topic failed
-        self.freed: Callable[[], None] | None = None  # called when jobs become claimable other than by an append
+        self.freed: Callable[[], None] = lambda: None  # called when jobs become claimable other than by an append
         self._deadlines = LeaseDeadlines(self.leases)
 
     # --- counting
@@ -87,27 +87,30 @@ class Leases:
         Leases end all at once, but at most `RECLAIM_MAX` jobs move to `reclaim`. The rest follows in later calls: a job
         that is nacked meanwhile comes before them. Takes half a microsecond per deadline, and that time for the moves.
         """
-        deadlines, delays = self._deadlines, self.delays
+        deadlines, delays = self._deadlines, self._delays
         if deadlines.heap and deadlines.heap[0] < now_ms:
             deadlines.end(now_ms)
         if deadlines.ending:
             self._reclaim_ended()
-        if delays.heap and delays.heap[0][0] <= now_ms:
-            self._admit_due(now_ms)
+        while delays and delays[0][0] <= now_ms:
+            due_ms, seq = heappop(delays)
+            if not self._is_due(due_ms, seq):
+                continue
+            if (job := self.resting.pop(seq, None)) is not None:
+                self.reclaim[seq] = job
+            else:
+                self.by_priority[self.later.pop(seq) & 15].seqs.append(seq)
+
+    def _is_due(self, due_ms: int, seq: int) -> bool:
+        """Return whether the job is delayed until `due_ms`: a mark in the heap may be outdated."""
+        job = self.resting.get(seq)
+        return job.due_ms == due_ms if job is not None else self.later.get(seq, -1) >> 4 == due_ms
 
     def _reclaim_ended(self) -> None:
         jobs = self._deadlines.take_ended()
         self.reclaim.update((job.seq, job) for job in jobs)
         for job in jobs:
             self._unhold(job)
-
-    def _admit_due(self, now_ms: int) -> None:
-        for due in self.delays.take_due(now_ms):
-            if isinstance(due, Job):
-                self.reclaim[due.seq] = due
-            else:
-                priority, seq = due
-                self.by_priority[priority].seqs.append(seq)
 
     def refill(self, jobs: int) -> None:
         """Move jobs whose lease has ended until `reclaim` has so many, or there are no more."""
@@ -119,7 +122,10 @@ class Leases:
         """Return when `expire` will next have something to do; None for never."""
         if self._deadlines.ending:
             return 0
-        times = (self._deadlines.next_ms(), self.delays.next_ms())
+        # Bound: each round removes one entry of the heap.
+        while self._delays and not self._is_due(*self._delays[0]):
+            heappop(self._delays)
+        times = (self._deadlines.next_ms(), self._delays[0][0] if self._delays else None)
         return min((at_ms for at_ms in times if at_ms is not None), default=None)
 
     # --- records come and go
@@ -131,7 +137,8 @@ class Leases:
             if terms is None:
                 continue
             if terms.due_ms > ts:
-                self.delays.add_new(first + at, terms)
+                self.later[first + at] = terms.due_ms << 4 | terms.priority
+                heappush(self._delays, (terms.due_ms, first + at))
             else:
                 self.by_priority[terms.priority].seqs.append(first + at)
 
@@ -167,7 +174,6 @@ class Leases:
             self.left(mine[taken[mine - first] > 0].tolist())
 
     def _places(self) -> list[Mapping[int, object]]:
-        """Return the places that hold jobs by seq."""
         return [self.leases, self.leaving, self.reclaim, self.resting, self.later]
 
     def _touched(self) -> int:
@@ -179,20 +185,20 @@ class Leases:
         self, jobs: list[Job], node: str, first_lease: int, deadline_ms: int, holder: Holder | None = None
     ) -> None:
         """Lease the jobs to a worker, and count one more delivery of each."""
-        leases, term = self.leases, self._deadlines.begin(deadline_ms, jobs)
+        self._deadlines.set(deadline_ms, jobs)
+        leases = self.leases
         for lease, job in enumerate(jobs, first_lease):
-            job.node, job.lease, job.term, job.holder = node, lease, term, holder
+            job.node, job.lease, job.holder = node, lease, holder
             job.deliveries += 1
             leases[job.seq] = job
         self.last_lease = max(self.last_lease, first_lease + len(jobs) - 1)
         if holder is not None:
             holder.held.update(job.seq for job in jobs)
 
-    def extend(self, jobs: Iterable[Job], deadline_ms: int) -> None:
-        extended = list(jobs)
-        for job in extended:
+    def extend(self, jobs: list[Job], deadline_ms: int) -> None:
+        for job in jobs:
             self._deadlines.leave(job)
-        self._deadlines.set(deadline_ms, extended)
+        self._deadlines.set(deadline_ms, jobs)
 
     def take_out(self, jobs: Iterable[Job]) -> None:
         """Keep leased jobs from all other verbs while an entry about them is on its way to the log."""
@@ -221,15 +227,22 @@ class Leases:
             self._unhold(job)
             job.deliveries -= undelivered
             if due_ms > now_ms:
-                self.delays.add(job, due_ms)
+                self._delay(job, due_ms)
             else:
                 self.reclaim[job.seq] = job
-        self.delays.shrink()
+        if len(self._delays) > 2 * self.delayed + STALE_MAX:
+            self._sort_delays()
 
-    def turn_back(self, seq: int, head: int) -> None:
-        """Let the cursor look again at the log from `seq` on: at jobs that are claimable again, and at all others."""
-        self.cursor = min(self.cursor, seq)
-        self.check_upto = max(self.check_upto, head)
+    def _delay(self, job: Job, due_ms: int) -> None:
+        job.due_ms = due_ms
+        self.resting[job.seq] = job
+        heappush(self._delays, (due_ms, job.seq))
+
+    def _sort_delays(self) -> None:
+        """Rebuild the heap, without jobs that have left."""
+        self._delays = [(job.due_ms, seq) for seq, job in self.resting.items()]
+        self._delays += [(packed >> 4, seq) for seq, packed in self.later.items()]
+        heapify(self._delays)
 
     def touched(self, seq: int) -> bool:
         """Return whether a place has the job, so that the cursor and `by_priority` must not deliver it."""
@@ -243,12 +256,7 @@ class Leases:
         return None if job is None or job.term.ended else job
 
     def is_out(self, seq: int) -> bool:
-        """Return whether a worker has the job."""
         return self.held(seq) is not None or seq in self.leaving
-
-    def in_flight_seqs(self) -> Iterable[int]:
-        """Return the seqs of the jobs that workers have."""
-        return chain((seq for seq, job in self.leases.items() if not job.term.ended), self.leaving)
 
     def find(self, seq: int) -> Job | None:
         """Return the job if it was ever delivered."""
@@ -261,6 +269,11 @@ class Leases:
         """Return a lease number that no lease of this queue ever had, not even before a restart."""
         return max(self.last_lease + 1, now_ms << 16)
 
+    def load_later(self, later: Mapping[int, int]) -> None:
+        """Add the delayed jobs of a snapshot that were never delivered."""
+        self.later.update(later)
+        self._sort_delays()
+
     def load_job(self, job: Job, *, deadline_ms: int, due_ms: int) -> None:
         """Add a delivered job of a snapshot: leased until `deadline_ms` if it has a lease, or delayed to `due_ms`."""
         self.check_upto = max(self.check_upto, job.seq)
@@ -268,7 +281,7 @@ class Leases:
             self.leases[job.seq] = job
             self._deadlines.set(deadline_ms, [job])
         elif due_ms:
-            self.delays.add(job, due_ms)
+            self._delay(job, due_ms)
         else:
             self.reclaim[job.seq] = job
 

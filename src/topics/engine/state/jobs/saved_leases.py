@@ -11,8 +11,6 @@ from topics.engine.state.jobs.leases import JobTopic, Leases
 
 
 class SavedJob(Struct, array_like=True):
-    """One job that is or was leased."""
-
     seq: int
     priority: int | None
     deliveries: int
@@ -39,12 +37,14 @@ def save(queue: Leases, *, durable: bool, kept: bool) -> SavedLeases:
         return saved
     by_priority: list[list[int]] = [waiting.seqs[waiting.at :].tolist() for waiting in queue.by_priority]
     out = [job for place in (queue.leases, queue.leaving, queue.reclaim, queue.resting) for job in place.values()]
-    if durable:
-        saved.out = [_saved_job(queue, job) for job in out]
-    else:
-        for job in out:
-            if job.priority is not None:
-                by_priority[job.priority].append(job.seq)
+    for job in out:
+        if durable:
+            lease = job.lease if job.seq in queue.leases or job.seq in queue.leaving else 0
+            due_ms = job.due_ms if job.seq in queue.resting else 0
+            fields = job.seq, job.priority, job.deliveries, due_ms, lease, job.node, job.deadline_ms
+            saved.out.append(SavedJob(*fields))
+        elif job.priority is not None:
+            by_priority[job.priority].append(job.seq)
     saved.by_priority = [array("Q", sorted(seqs) if not durable else seqs).tobytes() for seqs in by_priority]
     saved.later = array("Q", [part for pair in queue.later.items() for part in pair]).tobytes()
     return saved
@@ -57,12 +57,6 @@ def undelivered(queue: Leases, topic: JobTopic) -> Leases:
     return found
 
 
-def _saved_job(queue: Leases, job: Job) -> SavedJob:
-    held = job.seq in queue.leases or job.seq in queue.leaving
-    due_ms = job.due_ms if job.seq in queue.resting else 0
-    return SavedJob(job.seq, job.priority, job.deliveries, due_ms, job.lease if held else 0, job.node, job.deadline_ms)
-
-
 def load(queue: Leases, saved: SavedLeases) -> None:
     """Add the jobs of a snapshot to a queue that has none."""
     queue.dead_lettered, queue.last_lease = saved.dead_lettered, saved.last_lease
@@ -70,7 +64,7 @@ def load(queue: Leases, saved: SavedLeases) -> None:
         waiting.seqs.frombytes(packed)
     pairs = array("Q")
     pairs.frombytes(saved.later)
-    queue.delays.load_new(dict(zip(pairs[::2], pairs[1::2], strict=True)))
+    queue.load_later(dict(zip(pairs[::2], pairs[1::2], strict=True)))
     for one in saved.out:
         job = Job(one.seq, one.priority, one.deliveries)
         if one.lease:

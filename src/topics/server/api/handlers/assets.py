@@ -1,24 +1,18 @@
 """Handlers of static files: the index, the web console, and the JavaScript client. They answer at any time."""
 
-from __future__ import annotations
-
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import topics
 from topics import __version__
 from topics.errors import Code, TopicsError
 from topics.model.inspection import Index
+from topics.server.api.route import Call
+from topics.server.api.services import Startup
 from topics.server.http.browser_origin import PAGE_MEDIA, names_any
-from topics.server.http.messages import Answer, Response
+from topics.server.http.messages import Answer, Header, Response
 from topics.server.loop.answer import json_answer, performance
-
-if TYPE_CHECKING:
-    from topics.server.api.route import Call
-    from topics.server.api.services import Startup
-    from topics.server.http.messages import Header
 
 JAVASCRIPT = b"text/javascript; charset=utf-8"
 FOUND, NOT_MODIFIED = 302, 304
@@ -47,9 +41,6 @@ _PROTECTION: tuple[Header, ...] = (
 )
 
 
-# --- the index
-
-
 def get_index(startup: Startup, call: Call) -> Answer:
     """Return the addresses of the server, or send a browser to the console."""
     console = "/console" if startup.console else None
@@ -60,26 +51,19 @@ def get_index(startup: Startup, call: Call) -> Answer:
     return json_answer(200, Index("topics", __version__, console, "/v0/openapi.json", "/client.js", "/v0/health", took))
 
 
-# --- the console
-
-
 def get_console(startup: Startup, call: Call) -> Answer:
-    """Return the page of the console."""
     return _console_file("", "index.html", call)
 
 
 def get_console_file(startup: Startup, call: Call) -> Answer:
-    """Return a file of the console."""
     return _console_file("", call.params["file"], call)
 
 
 def get_console_part(startup: Startup, call: Call) -> Answer:
-    """Return a file that the pages of the console share."""
     return _console_file("parts/", call.params["file"], call)
 
 
 def get_console_page(startup: Startup, call: Call) -> Answer:
-    """Return the script of a page of the console."""
     return _console_file("pages/", call.params["file"], call)
 
 
@@ -94,16 +78,12 @@ def _console_file(folder: str, name: str, call: Call) -> Answer:
 
 @cache
 def _console_files() -> dict[str, tuple[bytes, bytes, bytes]]:
-    """Return body, entity tag and content type of every file of the console, by its path in the folder."""
     files = {}
     for path in sorted(_CONSOLE.rglob("*")):
         if path.is_file() and path.suffix in _TYPES:
             body = path.read_bytes()
             files[path.relative_to(_CONSOLE).as_posix()] = body, _etag(body), _TYPES[path.suffix]
     return files
-
-
-# --- the client
 
 
 def get_client_js(startup: Startup, call: Call) -> Answer:

@@ -1,84 +1,53 @@
 """Handlers of named consumers: store, commit, get, list, delete."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from topics.engine.consumers.lag import lag_of, lost_of
-from topics.engine.consumers.verbs import Removed, StoredConsumer
-from topics.engine.steps import once_loaded
+from topics.engine.consumers.verbs import ConsumerBatch, Removed, StoredConsumer
+from topics.engine.state.consumers import Consumer
+from topics.engine.state.topic import Topic
+from topics.engine.steps import Steps, once_loaded
 from topics.engine.write.commit import Ticket
 from topics.errors import Code, TopicsError
-from topics.model.consumer import (
-    Commit,
-    CommitAnswer,
-    CommitRequest,
-    ConsumerDropped,
-    ConsumerList,
-    ConsumerPut,
-    ConsumerRequest,
-    ConsumerState,
-    ConsumerSummary,
-    RefusedCommit,
-    check_request,
-)
-from topics.model.unknown_fields import RequestDecoder
+from topics.model import consumer as model
+from topics.model.consumer import Commit, CommitRequest, ConsumerRequest, ConsumerSummary, RefusedCommit, check_request
+from topics.model.wire import Performance
 from topics.server.access.caller import authorise
 from topics.server.access.operations import more_than_route
+from topics.server.api.route import Call, in_slices
+from topics.server.api.services import Services
 from topics.server.http.messages import Answer, Deferred
 from topics.server.http.request import query_string
-from topics.server.loop.answer import json_answer, performance, when_done
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from topics.engine.consumers.batch import ConsumerBatch
-    from topics.engine.state.consumers import Consumer
-    from topics.engine.state.topic import Topic
-    from topics.engine.steps import Steps
-    from topics.server.api.route import Call
-    from topics.server.api.services import Services
-    from topics.server.http.messages import Request, Response
+from topics.server.loop.answer import json_answer, json_when_done, performance
 
 COMMITS_PER_STEP = 100
 
-_decode = RequestDecoder[ConsumerRequest](ConsumerRequest).decode
-decode_commits = RequestDecoder[CommitRequest](CommitRequest).decode
-
 
 def put_consumer(services: Services, call: Call) -> Answer:
-    """Store a consumer, or change it."""
-    wanted = check_request(_decode(call.request.body, call))
+    wanted: ConsumerRequest = check_request(call.body())
     topic, name = call.params["topic"], call.params["consumer"]
     if (more := more_than_route(wanted)) is not None:
         authorise(services.engine, call.caller, more, topic)
 
-    def encode(ticket: Ticket, request: Request) -> Response:
-        done: StoredConsumer = ticket.result
+    def put(done: StoredConsumer, took: Performance) -> model.ConsumerPut:
         topic = done.topic
-        answer = ConsumerPut(
-            topic.name, done.name, done.created, topic.epoch, done.seq, topic.head, performance(request, ticket)
-        )
-        return json_answer(201 if done.created else 200, answer)
+        return model.ConsumerPut(topic.name, done.name, done.created, topic.epoch, done.seq, topic.head, took)
 
-    return when_done(services.engine.consumers.put(topic, name, wanted), call.request, encode)
+    return json_when_done(services.engine.consumers.put(topic, name, wanted), call.request, put)
 
 
-def commit_consumers(services: Services, call: Call) -> Answer:
+@in_slices()
+def commit_consumers(services: Services, call: Call) -> Steps[Answer]:
     """Move many consumers with one request. Answers when all commits are in the log, or were refused."""
-    request, wanted = call.request, call.body()
-    limit = services.engine.limits.max_batch_records
-    if len(wanted.commits) > limit:
-        what = f"{len(wanted.commits)} commits; a request may have {limit}"
+    wanted: CommitRequest = call.body()
+    commits, limit = wanted.commits, services.engine.limits.max_batch_records
+    if len(commits) > limit:
+        what = f"{len(commits)} commits; a request may have {limit}"
         raise TopicsError(Code.BATCH_TOO_LARGE, what, detail={"max": limit})
-    return services.slices.answer(request, _commit(services, request, wanted.commits))
-
-
-def _commit(services: Services, request: Request, commits: list[Commit]) -> Steps[Answer]:
     move = services.engine.consumers.move
     refused: list[RefusedCommit] = []
     # By batch, and one ticket for each: a ticket for each commit would cost as much as the commit.
@@ -107,7 +76,7 @@ def _commit(services: Services, request: Request, commits: list[Commit]) -> Step
         for batch, ticket in tickets.items():
             if ticket.error is not None:
                 refused.extend(_refused(one, ticket.error) for one in moved[batch])
-        answer = CommitAnswer(len(commits) - len(refused), refused, performance(request))
+        answer = model.CommitAnswer(len(commits) - len(refused), refused, performance(call.request))
         deferred.resolve(json_answer(200, answer))
 
     if not tickets:
@@ -122,21 +91,17 @@ def _refused(one: Commit, error: TopicsError) -> RefusedCommit:
 
 
 def get_consumer(services: Services, call: Call) -> Answer:
-    """Return a consumer with its lag and its losses."""
     topic, consumer = services.engine.consumers.get(call.params["topic"], call.params["consumer"])
     found = _summary(services, topic, consumer)
-    return json_answer(200, ConsumerState(**msgspec.structs.asdict(found), performance=performance(call.request)))
+    return json_answer(200, model.ConsumerState(**msgspec.structs.asdict(found), performance=performance(call.request)))
 
 
 def drop_consumer(services: Services, call: Call) -> Answer:
-    """Delete a consumer."""
-
-    def encode(ticket: Ticket, request: Request) -> Response:
-        done: Removed = ticket.result
-        return json_answer(200, ConsumerDropped(done.topic, done.name, done.deleted, performance(request, ticket)))
+    def dropped(done: Removed, took: Performance) -> model.ConsumerDropped:
+        return model.ConsumerDropped(done.topic, done.name, done.deleted, took)
 
     ticket = services.engine.consumers.drop(call.params["topic"], call.params["consumer"])
-    return when_done(ticket, call.request, encode)
+    return json_when_done(ticket, call.request, dropped)
 
 
 def list_topic_consumers(services: Services, call: Call) -> Answer:
@@ -150,7 +115,6 @@ def list_topic_consumers(services: Services, call: Call) -> Answer:
 
 
 def list_consumers(services: Services, call: Call) -> Answer:
-    """Return a page of the consumers of all topics, in slices."""
     found = query_string.parse(call.request.query)
     rows = services.engine.consumers.everywhere(
         prefix=found.get("prefix", ""), prefixes=call.caller.prefixes, after=_after(found)
@@ -172,7 +136,7 @@ def _page(
     if len(page) > size:
         topic, consumer = page[size - 1]
         next_cursor = query_string.cursor(f"{topic.name} {consumer.name}")
-    return json_answer(200, ConsumerList(summaries, performance(call.request), next_cursor))
+    return json_answer(200, model.ConsumerList(summaries, performance(call.request), next_cursor))
 
 
 def _after(found: dict[str, str]) -> tuple[str, str]:

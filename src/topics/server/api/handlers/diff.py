@@ -1,40 +1,25 @@
 """Handler of `diff`: reads and long polls. A hot path: answers are sliced as bytes."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING
+from asyncio import TimerHandle
+from collections.abc import Callable
 
 from topics.engine.consumers.verbs import StoredConsumer
-from topics.engine.read.read import Query, Reading, Tombstone
+from topics.engine.read.read import Query, Reading
 from topics.engine.state.topic import Topic
+from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError, invalid
-from topics.model.records import (
-    DEFAULT_BATCH_BYTES,
-    DEFAULT_LIMIT,
-    MAX_BATCH_BYTES,
-    MAX_WAIT_MS,
-    STORED_FORM,
-    DiffRequest,
-    Projection,
-    node_set,
-    parse_match,
-)
+from topics.model import records as model
+from topics.model.records import DEFAULT_BATCH_BYTES, DEFAULT_LIMIT, MAX_BATCH_BYTES, STORED_FORM, DiffRequest
 from topics.model.unknown_fields import RequestDecoder
 from topics.model.wire import check_u64
 from topics.server.access.caller import authorise
 from topics.server.access.operations import more_than_route
+from topics.server.api.route import Call
+from topics.server.api.services import Services
 from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
 from topics.server.loop.answer import error_answer, shown_ms
 from topics.server.loop.runtime import NOT_LOADING, unreadable
-
-if TYPE_CHECKING:
-    from asyncio import TimerHandle
-    from collections.abc import Callable
-
-    from topics.engine.write.commit import Ticket
-    from topics.server.api.route import Call
-    from topics.server.api.services import Services
 
 _decode_diff = RequestDecoder[DiffRequest](DiffRequest).decode
 _now_ns = time.perf_counter_ns
@@ -42,7 +27,6 @@ SMALL_BYTES = 16 << 10  # of an answer that is joined here
 
 
 def diff(services: Services, call: Call) -> Answer:
-    """Return the records after a position, or wait for some."""
     request = call.request
     name = call.params["topic"]
     if services.throttle.pressed:
@@ -61,7 +45,7 @@ def diff(services: Services, call: Call) -> Answer:
         query.lend = request.headers.get(b"accept-encoding", b"identity") == b"identity"
     topic, reading = services.engine.read(name, query)
     if wanted.wait_ms and _nothing(topic, reading) and not services.runtime.draining:
-        return LongPoll(services, name, query, request).start(topic, reading, min(wanted.wait_ms, MAX_WAIT_MS))
+        return LongPoll(services, name, query, request).start(topic, reading, min(wanted.wait_ms, model.MAX_WAIT_MS))
     traffic = services.traffic
     traffic.reads += 1
     traffic.records_read += reading.count
@@ -86,7 +70,7 @@ def _diff_as_consumer(services: Services, call: Call, wanted: DiffRequest) -> An
     query.epoch = None  # `open` has compared it
     commit = check_u64(wanted.commit, "commit") if type(wanted.commit) is int else wanted.commit
     ticket = services.engine.consumers.open(name, reader, commit=commit, epoch=wanted.epoch)
-    return ConsumerPoll(services, name, query, call.request, reader).begin(ticket, min(wanted.wait_ms, MAX_WAIT_MS))
+    return LongPoll(services, name, query, call.request, reader).begin(ticket, min(wanted.wait_ms, model.MAX_WAIT_MS))
 
 
 def _query(services: Services, wanted: DiffRequest) -> Query:
@@ -105,11 +89,11 @@ def _query(services: Services, wanted: DiffRequest) -> Query:
         query.plain = True
         return query
     if wanted.node is not None:
-        query.nodes = node_set(wanted.node)
+        query.nodes = model.node_set(wanted.node)
     if wanted.include_tags or not wanted.include_meta:
-        query.projection = Projection(tags=wanted.include_tags, meta=wanted.include_meta)
+        query.projection = model.Projection(tags=wanted.include_tags, meta=wanted.include_meta)
     if wanted.filter is not None:
-        query.match = parse_match(wanted.filter, field="filter")
+        query.match = model.parse_match(wanted.filter, field="filter")
     if wanted.from_ts is not None:
         query.from_ts = check_u64(wanted.from_ts, "from_ts")
     if wanted.epoch is not None:
@@ -134,7 +118,12 @@ def _diff_answer(topic: Topic, reading: Reading, more: str = "") -> tuple[list[b
     `more` has further fields as JSON text, each with a comma behind it.
     """
     head, next_from = topic.head, reading.next_from_seq
-    tombstone = "null" if reading.tombstone is None else _tombstone(reading.tombstone)
+    tombstone, gap = "null", reading.tombstone
+    if gap is not None:
+        tombstone = (
+            f'{{"gap_from":{gap.gap_from},"gap_to":{gap.gap_to},"reason":"{gap.reason}",'
+            f'"missed_estimate":{gap.missed_estimate},"earliest_seq":{gap.earliest_seq},"head_seq":{gap.head_seq}}}'
+        )
     end = (
         f'],"next_from_seq":{next_from},"head_seq":{head},"earliest_seq":{topic.earliest},'
         f'"caught_up":{"true" if next_from == head else "false"},"tombstone":{tombstone},"lag":{head - next_from},'
@@ -149,42 +138,71 @@ def _diff_answer(topic: Topic, reading: Reading, more: str = "") -> tuple[list[b
     return [start, *reading.body(), end], after
 
 
-def _tombstone(gap: Tombstone) -> str:
-    return (
-        f'{{"gap_from":{gap.gap_from},"gap_to":{gap.gap_to},"reason":"{gap.reason}",'
-        f'"missed_estimate":{gap.missed_estimate},"earliest_seq":{gap.earliest_seq},"head_seq":{gap.head_seq}}}'
-    )
-
-
 class LongPoll:
-    """A diff that found nothing. It waits until the topic grows, its time runs out, or its client leaves."""
+    """A diff that is answered later. It waits until the topic grows, its time runs out, or its client leaves.
+
+    A diff of a consumer (`reader`) also waits for its commit, and reads from the position of the consumer.
+    """
 
     __slots__ = (
-        "_cancel_wait", "_deferred", "_loading", "_name", "_over", "_query", "_request", "_scanned", "_services",
-        "_timer", "_waits_since_ns",
+        "_cancel_wait", "_committed", "_deferred", "_loading", "_name", "_opened", "_over", "_query", "_reader",
+        "_request", "_scanned", "_services", "_timer", "_waits_since_ns",
     )  # fmt: skip
 
-    def __init__(self, services: Services, name: str, query: Query, request: Request) -> None:
+    def __init__(
+        self, services: Services, name: str, query: Query, request: Request, reader: str | None = None
+    ) -> None:
         self._services = services
         self._name = name
         self._query = query
         self._request = request
+        self._reader = reader
+        self._committed = 0  # the position of the consumer
+        self._opened = reader is None  # whether that is known
         self._scanned = 0
         self._loading = NOT_LOADING
         self._over = False  # whether to answer even if nothing was found
         self._timer: TimerHandle | None = None
-        self._cancel_wait: Callable[[], None] = _no_wait
+        self._cancel_wait: Callable[[], None] = lambda: None
+        self._deferred = Deferred(self._stop, on_hurry=self.end)
 
     def start(self, topic: Topic, reading: Reading, wait_ms: int) -> Deferred:
-        self._deferred = Deferred(self._stop, on_hurry=self.end)
-        self._timer = self._services.runtime.call_later(wait_ms, self._answer)
-        self._services.runtime.open_ended.add(self)
+        """Wait `wait_ms` for records, after a read that found none."""
+        self._begin_wait(wait_ms)
         self._wait(topic, reading)
         return self._deferred
 
+    def begin(self, ticket: Ticket, wait_ms: int) -> Deferred:
+        """Read when the ticket of `Consumers.open` is resolved, and wait `wait_ms` for records if there are none."""
+        if wait_ms and not self._services.runtime.draining:
+            self._begin_wait(wait_ms)
+        else:
+            self._over = True
+        ticket.on_done(self._begin_reading)
+        return self._deferred
+
+    def _begin_wait(self, wait_ms: int) -> None:
+        self._timer = self._services.runtime.call_later(wait_ms, self.end)
+        self._services.runtime.open_ended.add(self)
+
+    def _begin_reading(self, ticket: Ticket) -> None:
+        if self._deferred.cancelled:
+            return
+        if ticket.error is not None:
+            self._finish(error_answer(ticket.error, self._request))
+            return
+        stored: StoredConsumer = ticket.result
+        self._opened = True
+        self._committed = self._query.from_seq = stored.seq
+        self._loading = self._services.runtime.attempt(self._read, self._cannot_read)
+
     def end(self) -> None:
-        """Answer now: the server stops, or the client shut its side."""
-        self._answer()
+        """Answer now, or once the commit is in the log: the time is over, the server stops, or the client may leave."""
+        self._over = True
+        if self._opened:
+            self._cancel_wait()
+            if not self._loading.waiting:
+                self._woken()
 
     def _wait(self, topic: Topic, reading: Reading) -> None:
         # Skipped records need not be scanned again.
@@ -200,49 +218,33 @@ class LongPoll:
     def _cannot_read(self, failure: BaseException) -> None:
         self._finish(error_answer(unreadable(failure), self._request))
 
-    def _answer(self) -> None:
-        self._cancel_wait()
-        self._over = True
-        if not self._loading.waiting:
-            self._woken()
-
     def _read(self) -> None:
         """Answer, or continue to wait if there is nothing new. Raise `Cold` if records must be loaded."""
+        services, reader = self._services, self._reader
         try:
-            topic, reading = self._services.engine.read(self._name, self._query)
+            topic, reading = services.engine.read(self._name, self._query)
         except TopicsError as error:
             self._finish(error_answer(error, self._request))
             return
         if _nothing(topic, reading) and not self._over:
             self._wait(topic, reading)
-        else:
-            self._finish_with(topic, reading)
-
-    def _finish_with(self, topic: Topic, reading: Reading) -> None:
+            return
         reading.scanned += self._scanned
-        traffic = self._services.traffic
-        traffic.reads += 1
-        traffic.records_read += reading.count
-        response = _timed(*_diff_answer(topic, reading, self._more()), self._request)
+        services.traffic.reads += 1
+        services.traffic.records_read += reading.count
+        more = "" if reader is None else f'"consumer":"{reader}","committed_seq":{self._committed},'
+        response = _timed(*_diff_answer(topic, reading, more), self._request)
         try:
-            self._services.budget.check_answer(body_bytes(response.body))
+            services.budget.check_answer(body_bytes(response.body))
         except TopicsError as error:
             response = error_answer(error, self._request)
         else:
-            self._delivered(topic, reading.next_from_seq)
+            if reader is not None:
+                services.engine.consumers.note_delivered(topic, reader, reading.next_from_seq)
         self._finish(response)
 
-    def _more(self) -> str:
-        """Return further fields of the answer, as JSON text with a comma behind each."""
-        return ""
-
-    def _delivered(self, topic: Topic, seq: int) -> None:
-        """Note that the answer has all records up to `seq`."""
-
     def _finish(self, response: Response) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._services.runtime.open_ended.discard(self)
+        self._stop()
         self._deferred.resolve(response)
 
     def _stop(self) -> None:
@@ -251,54 +253,3 @@ class LongPoll:
         self._services.runtime.open_ended.discard(self)
         self._cancel_wait()
         self._loading.cancel()
-
-
-class ConsumerPoll(LongPoll):
-    """A diff from the position of a consumer: it reads once the commit is in the log, and may wait for records."""
-
-    __slots__ = ("_opened", "_reader", "_seq")
-
-    def __init__(self, services: Services, name: str, query: Query, request: Request, reader: str) -> None:
-        super().__init__(services, name, query, request)
-        self._reader = reader
-        self._seq = 0
-        self._opened = False
-
-    def begin(self, ticket: Ticket, wait_ms: int) -> Deferred:
-        """Read when the ticket of `Consumers.open` is resolved, and wait `wait_ms` for records if there are none."""
-        self._deferred = Deferred(self._stop, on_hurry=self.end)
-        runtime = self._services.runtime
-        if wait_ms and not runtime.draining:
-            self._timer = runtime.call_later(wait_ms, self._answer)
-            runtime.open_ended.add(self)
-        else:
-            self._over = True
-        ticket.on_done(self._begin_reading)
-        return self._deferred
-
-    def _begin_reading(self, ticket: Ticket) -> None:
-        if self._deferred.cancelled:
-            return
-        if ticket.error is not None:
-            self._finish(error_answer(ticket.error, self._request))
-            return
-        stored: StoredConsumer = ticket.result
-        self._opened = True
-        self._seq = self._query.from_seq = stored.seq
-        self._loading = self._services.runtime.attempt(self._read, self._cannot_read)
-
-    def _answer(self) -> None:
-        if self._opened:
-            super()._answer()
-        else:
-            self._over = True  # it answers as soon as the commit is in the log
-
-    def _more(self) -> str:
-        return f'"consumer":"{self._reader}","committed_seq":{self._seq},'
-
-    def _delivered(self, topic: Topic, seq: int) -> None:
-        self._services.engine.consumers.note_delivered(topic, self._reader, seq)
-
-
-def _no_wait() -> None:
-    """Cancel nothing: the poll does not wait yet."""

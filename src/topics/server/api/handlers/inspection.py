@@ -1,37 +1,31 @@
 """Handlers for looking at a server: probes, metrics, the OpenAPI document, rights of a key, samples, and timelines."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from functools import partial
 
 from msgspec import UNSET, UnsetType
 
 import topics.server.api.metrics as metrics
 from topics import __version__
-from topics.engine.steps import Steps, run_all
+from topics.engine.read import timeline
+from topics.engine.steps import Steps, once_loaded, run_all
 from topics.errors import Code, TopicsError, invalid
 from topics.model.inspection import MAX_RANGES, RANGES, Samples, TimelineAnswer, Whoami
 from topics.model.topic import U64_MAX
 from topics.model.wire import Health, Ready
 from topics.server.access import operations
 from topics.server.access.caller import admit, scope_words
-from topics.server.http.messages import Answer, Response
+from topics.server.api.route import Call, in_slices
+from topics.server.api.services import Services, Startup
+from topics.server.http.messages import Answer, Request, Response
 from topics.server.http.request import query_string
 from topics.server.limits.loop_holds import Cause
 from topics.server.loop.answer import json_answer, performance
 from topics.server.loop.samples import CAPACITY, INTERVAL_MS, QUEUE_CAPACITY, QUEUE_COLUMNS, QUEUE_INTERVAL_MS
 
-if TYPE_CHECKING:
-    from topics.engine.steps import Steps
-    from topics.server.api.route import Call
-    from topics.server.api.services import Services, Startup
-
-
 PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 def get_health(startup: Startup, call: Call) -> Answer:
-    """Report that the process is alive."""
     return json_answer(200, Health("ok", __version__, startup.uptime_ms(), performance(call.request)))
 
 
@@ -51,29 +45,25 @@ def get_ready(services: Services, call: Call) -> Answer:
 
 def get_metrics(services: Services, call: Call) -> Answer:
     """Return the metrics, measured in slices because their number grows with the topics. Requests share the text."""
+    request, prefixes = call.request, call.caller.prefixes
     if _wants_json(call):
-        return services.slices.answer(call.request, _measure(services, call), Cause.METRICS)
-    prefixes = call.caller.prefixes
-    return services.shared_answers.answer(
-        ("metrics", prefixes), call.request, lambda: _measure_text(services, prefixes), Cause.METRICS
-    )
+        return services.slices.answer(request, _measure(services, prefixes, request), Cause.METRICS)
+    make = partial(_measure, services, prefixes, None)
+    return services.shared_answers.answer(("metrics", prefixes), request, make, Cause.METRICS)
 
 
 def get_metrics_while_recovering(startup: Startup, call: Call) -> Answer:
-    """Return the metrics of the process, before the data is recovered."""
     rows = metrics.collect_while_recovering(startup)
     if _wants_json(call):
         return Response(200, run_all(metrics.as_json(rows, call.request)))
     return Response(200, run_all(metrics.as_text(rows)), PROMETHEUS)
 
 
-def _measure(services: Services, call: Call) -> Steps[Answer]:
-    rows = yield from metrics.collect(services, call.caller.prefixes)
-    return Response(200, (yield from metrics.as_json(rows, call.request)))
-
-
-def _measure_text(services: Services, prefixes: tuple[str, ...]) -> Steps[Response]:
+def _measure(services: Services, prefixes: tuple[str, ...], request: Request | None) -> Steps[Response]:
+    """Return the metrics as JSON, with the time that `request` took, or as text."""
     rows = yield from metrics.collect(services, prefixes)
+    if request is not None:
+        return Response(200, (yield from metrics.as_json(rows, request)))
     return Response(200, (yield from metrics.as_text(rows)), PROMETHEUS)
 
 
@@ -81,29 +71,22 @@ def _wants_json(call: Call) -> bool:
     return b"application/json" in call.request.headers.get(b"accept", b"")
 
 
-def get_openapi(services: Services, call: Call) -> Answer:
-    """Return the OpenAPI document."""
-    return services.slices.answer(call.request, _describe(services.startup))
+@in_slices()
+def get_openapi(services: Services, call: Call) -> Steps[Answer]:
+    return Response(200, (yield from services.startup.document()))
 
 
 def get_openapi_while_recovering(startup: Startup, call: Call) -> Answer:
-    """Return the OpenAPI document, before the data is recovered."""
-    return run_all(_describe(startup))
-
-
-def _describe(startup: Startup) -> Steps[Answer]:
-    return Response(200, (yield from startup.document()))
+    return Response(200, run_all(startup.document()))
 
 
 def whoami(services: Services, call: Call) -> Answer:
-    """Return the scopes and prefixes of the caller."""
     caller = call.caller
     answer = Whoami(caller.name or None, scope_words(caller.scopes), list(caller.prefixes), performance(call.request))
     return json_answer(200, answer)
 
 
 def list_samples(services: Services, call: Call) -> Answer:
-    """Return the samples of the server or of a queue after a time."""
     found = query_string.parse(call.request.query)
     after = query_string.number(found, "after", default=0)
     if queue := found.get("queue"):
@@ -116,21 +99,17 @@ def list_samples(services: Services, call: Call) -> Answer:
     return json_answer(200, Samples(INTERVAL_MS, CAPACITY, ring.names, rows, performance(call.request)))
 
 
-def get_timeline(services: Services, call: Call) -> Answer:
+@in_slices()
+def get_timeline(services: Services, call: Call) -> Steps[Answer]:
     """Return what has become of each seq of a window. Runs in slices: marks may have to be loaded."""
-    return services.slices.answer(call.request, _timeline(services, call))
-
-
-def _timeline(services: Services, call: Call) -> Steps[Answer]:
     found = query_string.parse(call.request.query)
     from_seq = query_string.number(found, "from_seq", default=1)
     to_seq = query_string.number(found, "to_seq", default=U64_MAX)
     if to_seq < from_seq:
         raise invalid("to_seq is below from_seq", field="to_seq")
     most = min(query_string.number(found, "ranges", default=RANGES) or RANGES, MAX_RANGES)
-    topic, seen = yield from services.engine.expire_and_describe(
-        call.params["topic"], from_seq=from_seq, to_seq=to_seq, most=most
-    )
+    topic = yield from once_loaded(lambda: services.engine.expire_and_get(call.params["topic"], touch=False))
+    seen = yield from timeline.build(topic, from_seq, to_seq, most)
     lost = topic.losses.total
     answer = TimelineAnswer(
         topic=topic.name,

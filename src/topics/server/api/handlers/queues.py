@@ -1,10 +1,8 @@
 """Handlers of queues: claim, ack, nack, extend, the stream of jobs, the list of jobs, and redrive."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
@@ -12,56 +10,31 @@ from msgspec import UNSET
 from topics.engine.queue import job_list
 from topics.engine.queue.dead_letters import Redriven
 from topics.engine.queue.verbs import Claimed, Outcome, Want
-from topics.engine.state.topic import leases_of
+from topics.engine.state.topic import Topic, leases_of
+from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError, invalid, topic_not_found
+from topics.model import queue as model
 from topics.model.names import check_topic
-from topics.model.queue import (
-    JOB_STATES,
-    MAX_DELAY_MS,
-    MAX_REDRIVE,
-    AckRequest,
-    ClaimRequest,
-    ExtendAnswer,
-    ExtendRequest,
-    JobState,
-    NackRequest,
-    RedriveAnswer,
-    RedriveRequest,
-    check_held,
-    check_worker,
-    lease_ms_or,
-)
+from topics.model.queue import AckRequest, ClaimRequest, check_held, check_worker, lease_ms_or
 from topics.model.records import MAX_WAIT_MS, parse_match
 from topics.model.topic import LEASE_MS_RANGE, clamp
 from topics.model.unknown_fields import RequestDecoder
-from topics.model.wire import check_u64
+from topics.model.wire import Performance, check_u64
+from topics.server.api.route import Call
+from topics.server.api.services import Services
 from topics.server.http.messages import Answer, Deferred, Request, Response
 from topics.server.http.request import query_string
-from topics.server.loop.answer import error_answer, json_answer, performance, when_done
-from topics.server.push.jobs import WorkStream
+from topics.server.loop.answer import error_answer, json_when_done, performance, when_done
+from topics.server.push.jobs import QueueWaiters, WorkStream
 from topics.server.push.live_stream import check_accept
-
-if TYPE_CHECKING:
-    from topics.engine.state.topic import Topic
-    from topics.engine.write.commit import Ticket
-    from topics.server.api.route import Call
-    from topics.server.api.services import Services
-    from topics.server.push.jobs import QueueWaiters
 
 _decode_claim = RequestDecoder[ClaimRequest](ClaimRequest).decode
 _decode_ack = RequestDecoder[AckRequest](AckRequest).decode
-_decode_nack = RequestDecoder[NackRequest](NackRequest).decode
-_decode_extend = RequestDecoder[ExtendRequest](ExtendRequest).decode
-decode_redrive = RequestDecoder[RedriveRequest](RedriveRequest).decode
 _encode = msgspec.json.encode
 _now_ns = time.perf_counter_ns
 
 
-# --- claim
-
-
 def claim(services: Services, call: Call) -> Answer:
-    """Lease jobs to a worker, or wait for some."""
     wanted = _decode_claim(call.request.body, call)
     limits = services.engine.limits
     check_worker(wanted.node, limits)
@@ -99,10 +72,6 @@ def _claimed(claimed: Claimed, request: Request, written: bytes) -> Response:
     return Response(200, body)
 
 
-def _written(ticket: Ticket) -> bytes:
-    return b'"wal_append_ms":%.3f,"fsync_ms":%.3f,' % (ticket.wal_ns / 1e6, ticket.sync_ns / 1e6)
-
-
 class PendingClaim:
     """A claim that is answered later: it waits for other claims that the queue gathers, for a job, or for the log.
 
@@ -124,7 +93,6 @@ class PendingClaim:
         self._claimed: Claimed | None = None  # what it answers once the log has it
 
     def wait(self, wait_ms: int, ticket: Ticket | None = None) -> Deferred:
-        """Wait for a job. `ticket` is that of a pass that found none."""
         self._ticket = ticket
         self._patient = wait_ms > 0
         if self._patient:
@@ -135,7 +103,6 @@ class PendingClaim:
         return self._deferred
 
     def answer(self, claimed: Claimed, ticket: Ticket | None) -> Deferred:
-        """Answer with these jobs, once the ticket is resolved."""
         self._end_wait()
         self._claimed = claimed
         if ticket is None:
@@ -148,8 +115,6 @@ class PendingClaim:
         """Answer without jobs: the time is over, the server stops, or the client may have left."""
         if self._waiters is not None:
             self.answer(self._nothing(), self._ticket)
-
-    # --- for the waiters of the queue
 
     def want(self) -> Want | None:
         return None if self._services.budget.full else self._want
@@ -169,15 +134,14 @@ class PendingClaim:
     def queue_deleted(self) -> None:
         self.refuse(topic_not_found(self._topic.name))
 
-    # --- the end
-
     def _finish(self, ticket: Ticket) -> None:
         claimed = self._claimed
         assert claimed is not None
         if ticket.error is not None and claimed.rows:
             self._deferred.resolve(error_answer(ticket.error, self._request))
         else:
-            self._deferred.resolve(_claimed(claimed, self._request, _written(ticket)))
+            written = b'"wal_append_ms":%.3f,"fsync_ms":%.3f,' % (ticket.wal_ns / 1e6, ticket.sync_ns / 1e6)
+            self._deferred.resolve(_claimed(claimed, self._request, written))
 
     def _hurried(self) -> None:
         if self._claimed is None:
@@ -210,11 +174,7 @@ class PendingClaim:
             self._timer.cancel()
 
 
-# --- held jobs
-
-
 def ack(services: Services, call: Call) -> Answer:
-    """Delete finished jobs."""
     wanted = _decode_ack(call.request.body, call)
     check_held(wanted.node, wanted.seqs, wanted.lease_ids, services.engine.limits)
     topic = services.engine.queues.get(call.params["topic"])
@@ -224,10 +184,9 @@ def ack(services: Services, call: Call) -> Answer:
 
 
 def nack(services: Services, call: Call) -> Answer:
-    """Return jobs to the queue."""
-    wanted = _decode_nack(call.request.body, call)
+    wanted: model.NackRequest = call.body()
     check_held(wanted.node, wanted.seqs, wanted.lease_ids, services.engine.limits)
-    delay_ms = clamp(check_u64(wanted.delay_ms, "delay_ms"), 0, MAX_DELAY_MS)
+    delay_ms = clamp(check_u64(wanted.delay_ms, "delay_ms"), 0, model.MAX_DELAY_MS)
     topic = services.engine.queues.get(call.params["topic"])
     ticket = services.engine.queues.nack(topic, wanted.node, wanted.seqs, wanted.lease_ids, delay_ms=delay_ms)
     return when_done(ticket, call.request, _NACKED)
@@ -249,26 +208,19 @@ _ACKED, _NACKED = partial(_acknowledged, b"acked"), partial(_acknowledged, b"nac
 
 
 def extend(services: Services, call: Call) -> Answer:
-    """Extend the leases of jobs."""
-    wanted = _decode_extend(call.request.body, call)
+    wanted: model.ExtendRequest = call.body()
     check_held(wanted.node, wanted.seqs, wanted.lease_ids, services.engine.limits)
     lease_ms = clamp(check_u64(wanted.lease_ms, "lease_ms"), *LEASE_MS_RANGE)
     topic = services.engine.queues.get(call.params["topic"])
     ticket = services.engine.queues.extend(topic, wanted.node, wanted.seqs, wanted.lease_ids, lease_ms=lease_ms)
 
-    def encode(ticket: Ticket, request: Request) -> Response:
-        done: Outcome = ticket.result
-        answer = ExtendAnswer(topic.name, done.done, done.skipped, done.deadlines, performance(request, ticket))
-        return json_answer(200, answer)
+    def extended(done: Outcome, took: Performance) -> model.ExtendAnswer:
+        return model.ExtendAnswer(topic.name, done.done, done.skipped, done.deadlines, took)
 
-    return when_done(ticket, call.request, encode)
-
-
-# --- the stream
+    return json_when_done(ticket, call.request, extended)
 
 
 def open_work_stream(services: Services, call: Call) -> Answer:
-    """Open a stream that pushes jobs to a worker."""
     check_accept(call.request)
     found = query_string.parse(call.request.query)
     if "node" not in found:
@@ -283,24 +235,22 @@ def open_work_stream(services: Services, call: Call) -> Answer:
     if services.throttle.pressed:
         services.throttle.check(topic.name)
     return WorkStream(
-        services.runtime, services.job_waiters, services.budget, topic,
+        services.push, services.job_waiters, topic,
         node=node, max=most, lease_ms=lease_ms, release=services.quotas.open_stream(call.caller),
     )  # fmt: skip
 
 
-# --- lists and dead letters
-
-
 def list_jobs(services: Services, call: Call) -> Answer:
-    """Return a page of jobs with their states."""
     found = query_string.parse(call.request.query)
     topic = services.engine.queues.get(call.params["topic"])
     after, limit = query_string.cursor_after(found), query_string.page_size(found)
     if after and not (after.isascii() and after.isdigit() and len(after) <= 20):
         raise invalid("cursor is not a `next_cursor` of this server", field="cursor")
+    if (state := found.get("state")) is not None and state not in model.JOB_STATES:
+        raise invalid(f"state must be one of {', '.join(model.JOB_STATES)}", field="state")
     rows, more = job_list.expire_and_list(
         topic,
-        state=_state(found.get("state")),
+        state=state,
         after=int(after or 0),
         limit=limit,
         now_ms=services.runtime.clock.now_ms(),
@@ -314,37 +264,25 @@ def list_jobs(services: Services, call: Call) -> Answer:
     return Response(200, body)
 
 
-def _state(given: str | None) -> JobState | None:
-    if given is None:
-        return None
-    for state in JOB_STATES:
-        if given == state:
-            return state
-    raise invalid(f"state must be one of {', '.join(JOB_STATES)}", field="state")
-
-
 def redrive(services: Services, call: Call) -> Answer:
-    """Move dead letters back into their queue."""
-    wanted: RedriveRequest = call.body()
+    wanted: model.RedriveRequest = call.body()
     if wanted.dead_letter is not None:
         check_topic(wanted.dead_letter, field="dead_letter")
     for field in ("from_seq", "limit"):
         check_u64(getattr(wanted, field), field)
-    if wanted.seqs is not None and len(wanted.seqs) > MAX_REDRIVE:
-        raise invalid(f"seqs may name at most {MAX_REDRIVE} records", field="seqs")
+    if wanted.seqs is not None and len(wanted.seqs) > model.MAX_REDRIVE:
+        raise invalid(f"seqs may name at most {model.MAX_REDRIVE} records", field="seqs")
     match = None if wanted.match is UNSET or wanted.match is None else parse_match(wanted.match)
     topic = services.engine.queues.get(call.params["topic"])
     ticket = services.engine.queues.dead_letters.redrive(
         topic, dead_letter=wanted.dead_letter, match=match, seqs=wanted.seqs, from_seq=wanted.from_seq,
-        limit=clamp(wanted.limit, 1, MAX_REDRIVE), dry_run=wanted.dry_run,
+        limit=clamp(wanted.limit, 1, model.MAX_REDRIVE), dry_run=wanted.dry_run,
     )  # fmt: skip
 
-    def encode(ticket: Ticket, request: Request) -> Response:
-        done: Redriven = ticket.result
-        answer = RedriveAnswer(
+    def redriven(done: Redriven, took: Performance) -> model.RedriveAnswer:
+        return model.RedriveAnswer(
             topic.name, done.dead_letter, len(done.seqs), done.seqs, wanted.dry_run, done.next_from_seq, done.caught_up,
-            performance(request, ticket),
+            took,
         )  # fmt: skip
-        return json_answer(200, answer)
 
-    return when_done(ticket, call.request, encode)
+    return json_when_done(ticket, call.request, redriven)

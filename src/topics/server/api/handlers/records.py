@@ -1,10 +1,7 @@
 """Handlers of records: append, scan, delete. An append is a hot path: its answer is formatted as text."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
-from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import UNSET
@@ -15,40 +12,26 @@ from topics.engine.steps import Steps, once_loaded
 from topics.engine.write import large_render
 from topics.engine.write.append import Appended
 from topics.engine.write.archived import check_epoch
+from topics.engine.write.commit import Ticket
 from topics.engine.write.delete import Deleted
+from topics.engine.write.large_render import LargeBlob
 from topics.errors import invalid
-from topics.model.records import (
-    DeleteRequest,
-    Projection,
-    ScanRequest,
-    WriteRequest,
-    node_set,
-    parse_match,
-)
-from topics.model.unknown_fields import RequestDecoder
-from topics.model.wire import RecordsDeleted, check_u64
-from topics.server.api.route import with_warnings
+from topics.model.records import DeleteRequest, Projection, ScanRequest, WriteRequest, node_set, parse_match
+from topics.model.wire import Performance, RecordsDeleted, check_u64
+from topics.server.api.route import Call, in_slices, with_warnings
+from topics.server.api.services import Services
 from topics.server.http.messages import Answer, Request, Response
 from topics.server.http.request import query_string
 from topics.server.http.request.write_request import LARGE_BYTES, decode_write, decode_write_steps
-from topics.server.loop.answer import json_answer, performance, shown_ms, when_done
+from topics.server.loop.answer import json_when_done, shown_ms, when_done
 from topics.server.push import scan_formats as formats
 from topics.server.push.scan_stream import ScanStream
 
-if TYPE_CHECKING:
-    from topics.engine.write.commit import Ticket
-    from topics.engine.write.large_render import LargeBlob
-    from topics.server.api.route import Call
-    from topics.server.api.services import Services
-
-
-_decode_delete = RequestDecoder[DeleteRequest](DeleteRequest).decode
 _encode = msgspec.json.encode
 _now_ns = time.perf_counter_ns
 
 
 def append(services: Services, call: Call, blob: LargeBlob | None = None) -> Answer:
-    """Append records, all or none."""
     request = call.request
     write: WriteRequest | None = call.wanted
     if write is None:
@@ -58,14 +41,13 @@ def append(services: Services, call: Call, blob: LargeBlob | None = None) -> Ans
     if write.idempotency_key is None and (key := request.headers.get(b"idempotency-key")):
         write.idempotency_key = key.decode("latin-1")
     with_seqs = not request.query or query_string.flag(query_string.parse(request.query), "return_seqs", default=True)
-    encode = _appended_listing if with_seqs else _appended_bounds
+    encode = _appended_listing if with_seqs else partial(_appended, seqs="")
     if services.throttle.pressed:
         return services.throttle.append(call.params["topic"], write, request, encode, blob)
     return when_done(services.engine.append(call.params["topic"], write, blob), request, encode)
 
 
 def _append_large(services: Services, call: Call) -> Steps[Answer]:
-    """Append a large body, which is decoded and rendered in steps."""
     body_bytes = len(call.request.body)
     call.wanted = yield from decode_write_steps(call.request.body, services.engine.limits, call)
     blob = None
@@ -75,18 +57,14 @@ def _append_large(services: Services, call: Call) -> Steps[Answer]:
 
 
 def _appended_listing(ticket: Ticket, request: Request) -> Response:
-    if ticket.plain:
-        return _appended_one(ticket, request)
-    first, last, entry = ticket.result.first, ticket.result.last, ticket.entry
-    if entry is not None and entry.seqs:
-        seqs = entry.seqs.decode()
-    else:
-        seqs = str(first) if first == last else _encode(list(range(first, last + 1)))[1:-1].decode()
-    return _appended(ticket, request, f',"seqs":[{seqs}]')
-
-
-def _appended_one(ticket: Ticket, request: Request) -> Response:
-    """Return what `_appended` returns for a single record: most answers of a busy server."""
+    if not ticket.plain:
+        first, last, entry = ticket.result.first, ticket.result.last, ticket.entry
+        if entry is not None and entry.seqs:
+            seqs = entry.seqs.decode()
+        else:
+            seqs = str(first) if first == last else _encode(list(range(first, last + 1)))[1:-1].decode()
+        return _appended(ticket, request, f',"seqs":[{seqs}]')
+    # What `_appended` returns for a single record: most answers of a busy server.
     seq, topic, sync_ns = ticket.first, ticket.topic, ticket.sync_ns
     assert topic is not None
     body = (
@@ -96,10 +74,6 @@ def _appended_one(ticket: Ticket, request: Request) -> Response:
         f'"throttle_wait_ms":0.0}}}}\n'
     )
     return Response(200, body.encode())
-
-
-def _appended_bounds(ticket: Ticket, request: Request) -> Response:
-    return _appended(ticket, request, "")
 
 
 def _appended(ticket: Ticket, request: Request, seqs: str) -> Response:
@@ -129,52 +103,39 @@ def _staged_delete(services: Services, name: str, wanted: DeleteRequest) -> Step
     return (yield from services.engine.delete_records(name, before_seq=before_seq, match=match, dry_run=wanted.dry_run))
 
 
-def delete_records(services: Services, call: Call) -> Answer:
+@in_slices()
+def delete_records(services: Services, call: Call) -> Steps[Answer]:
     """Delete records by seq, by tag, or both. Runs in slices: a delete by tag looks at all records of its topic."""
-    return services.slices.answer(call.request, _delete(services, call))
-
-
-def _delete(services: Services, call: Call) -> Steps[Answer]:
-    request = call.request
-    wanted = _decode_delete(request.body, call)
+    wanted: DeleteRequest = call.body()
     if wanted.epoch is not None:
         check_epoch(services.engine.topic(call.params["topic"]), check_u64(wanted.epoch, "epoch"))
     ticket = yield from _staged_delete(services, call.params["topic"], wanted)
 
-    def encode(done: Ticket, request: Request) -> Response:
-        gone: Deleted = done.result
-        answer = RecordsDeleted(
-            gone.topic.name, gone.deleted, gone.earliest, gone.head, gone.count, gone.bytes,
-            performance(request, done), wanted.dry_run,
-        )  # fmt: skip
-        return json_answer(200, answer)
+    def deleted(gone: Deleted, took: Performance) -> RecordsDeleted:
+        return RecordsDeleted(
+            gone.topic.name, gone.deleted, gone.earliest, gone.head, gone.count, gone.bytes, took, wanted.dry_run
+        )
 
-    return when_done(ticket, request, encode)
-
-
-_decode_scan = RequestDecoder[ScanRequest](ScanRequest).decode
+    return json_when_done(ticket, call.request, deleted)
 
 
 def scan(services: Services, call: Call) -> Answer:
-    """Return a range of records as one stream."""
-    wanted = _decode_scan(call.request.body, call)
+    wanted: ScanRequest = call.body()
     name = call.params["topic"]
-    query = _query(wanted)
+    for field in ("from_seq", "upto_seq", "from_ts", "epoch"):
+        if (value := getattr(wanted, field)) is not None:
+            check_u64(value, field)
+    query = Query(
+        from_seq=wanted.from_seq,
+        nodes=node_set(wanted.node),
+        match=None if wanted.filter is None else parse_match(wanted.filter, field="filter"),
+        from_ts=wanted.from_ts,
+        epoch=wanted.epoch,
+    )
     form = formats.format_for(call.request, Projection(tags=wanted.include_tags, meta=wanted.include_meta), name)
     services.check_ready()
     if services.throttle.pressed:
         services.throttle.check(name)
     services.engine.topic(name)  # raises 404, which cannot be sent once the stream has begun
-    return ScanStream(
-        services.runtime, services.throttle, services.budget, Scan(query, upto_seq=wanted.upto_seq), name, form,
-        release=services.quotas.open_stream(call.caller),
-    )  # fmt: skip
-
-
-def _query(wanted: ScanRequest) -> Query:
-    for field in ("from_seq", "upto_seq", "from_ts", "epoch"):
-        if (value := getattr(wanted, field)) is not None:
-            check_u64(value, field)
-    nodes = node_set(wanted.node)
-    match = None if wanted.filter is None else parse_match(wanted.filter, field="filter")
-    return Query(from_seq=wanted.from_seq, nodes=nodes, match=match, from_ts=wanted.from_ts, epoch=wanted.epoch)
+    release = services.quotas.open_stream(call.caller)
+    return ScanStream(services.push, Scan(query, upto_seq=wanted.upto_seq), name, form, release=release)

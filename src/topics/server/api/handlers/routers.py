@@ -1,62 +1,38 @@
 """Handlers of routers: create and configure, get, list, delete, and preview a filter."""
 
-from __future__ import annotations
+from typing import Any
 
-from typing import TYPE_CHECKING, Any
-
+from topics.engine.routers.graph import Router
 from topics.engine.routers.verbs import ROUTERS_PER_STEP, DroppedRouter, PutRouter
+from topics.engine.steps import Steps
 from topics.errors import Code, TopicsError
+from topics.model import router as model
 from topics.model.names import check_router, check_topic
-from topics.model.router import (
-    PreviewAnswer,
-    PreviewRequest,
-    RouterAnswer,
-    RouterDropped,
-    RouterList,
-    RouterPutAnswer,
-    RouterRequest,
-    RouterSummary,
-    fan_in,
-    parse_filter,
-    router_cycle,
-)
-from topics.model.unknown_fields import RequestDecoder
-from topics.model.wire import check_u64
+from topics.model.router import PreviewRequest, RouterRequest, fan_in, parse_filter, router_cycle
+from topics.model.wire import Performance, check_u64
+from topics.server.access.caller import Caller
 from topics.server.access.operations import router_names
+from topics.server.api.route import Call, in_slices
+from topics.server.api.services import Services
 from topics.server.http.messages import Answer
 from topics.server.http.request import query_string
 from topics.server.limits.loop_holds import Cause
-from topics.server.loop.answer import json_answer, performance, when_done
-
-if TYPE_CHECKING:
-    from topics.engine.routers.graph import Router
-    from topics.engine.steps import Steps
-    from topics.engine.write.commit import Ticket
-    from topics.server.access.caller import Caller
-    from topics.server.api.route import Call
-    from topics.server.api.services import Services
-    from topics.server.http.messages import Request, Response
-
-decode_router = RequestDecoder[RouterRequest](RouterRequest).decode
-decode_preview = RequestDecoder[PreviewRequest](PreviewRequest).decode
+from topics.server.loop.answer import json_answer, json_when_done, performance
 
 HIDDEN = "…"  # replaces a name that the prefixes of a key do not cover
 
 
 def put_router(services: Services, call: Call) -> Answer:
-    """Create a router, or change it."""
-    request: RouterRequest = call.body()
-
-    def encode(ticket: Ticket, request: Request) -> Response:
-        done: PutRouter = ticket.result
-        answer = RouterPutAnswer(**_fields(done.router), created=done.created, performance=performance(request, ticket))
-        return json_answer(201 if done.created else 200, answer)
-
+    wanted: RouterRequest = call.body()
     try:
-        ticket = services.engine.routers.put(call.params["router"], request)
+        ticket = services.engine.routers.put(call.params["router"], wanted)
     except TopicsError as error:
         raise _visible_to(call.caller, error) from None
-    return when_done(ticket, call.request, encode)
+
+    def put(done: PutRouter, took: Performance) -> model.RouterPutAnswer:
+        return model.RouterPutAnswer(**_fields(done.router), created=done.created, performance=took)
+
+    return json_when_done(ticket, call.request, put)
 
 
 def _visible_to(caller: Caller, error: TopicsError) -> TopicsError:
@@ -74,17 +50,12 @@ def _visible_to(caller: Caller, error: TopicsError) -> TopicsError:
 
 
 def get_router(services: Services, call: Call) -> Answer:
-    """Return the state of a router."""
     router = services.engine.routers.get(call.params["router"])
-    return json_answer(200, RouterAnswer(**_fields(router), performance=performance(call.request)))
+    return json_answer(200, model.RouterAnswer(**_fields(router), performance=performance(call.request)))
 
 
-def list_routers(services: Services, call: Call) -> Answer:
-    """Return a page of routers, in slices."""
-    return services.slices.answer(call.request, _list(services, call), Cause.LIST)
-
-
-def _list(services: Services, call: Call) -> Steps[Answer]:
+@in_slices(Cause.LIST)
+def list_routers(services: Services, call: Call) -> Steps[Answer]:
     found = query_string.parse(call.request.query)
     page, more = yield from services.engine.routers.page(
         prefix=found.get("prefix", ""),
@@ -95,31 +66,27 @@ def _list(services: Services, call: Call) -> Steps[Answer]:
         prefixes=call.caller.prefixes,
         allowed=lambda router: all(map(call.caller.may_use, router_names(router))),
     )
-    summaries: list[RouterSummary] = []
+    summaries: list[model.RouterSummary] = []
     for at in range(0, len(page), ROUTERS_PER_STEP):
-        summaries += [_summary(router) for router in page[at : at + ROUTERS_PER_STEP]]
+        summaries += [model.RouterSummary(**_summary(router)) for router in page[at : at + ROUTERS_PER_STEP]]
         yield None
     next_cursor = query_string.cursor(page[-1].name) if more else None
-    return json_answer(200, RouterList(summaries, performance(call.request), next_cursor))
+    return json_answer(200, model.RouterList(summaries, performance(call.request), next_cursor))
 
 
 def drop_router(services: Services, call: Call) -> Answer:
-    """Delete a router. Forwarded records stay."""
+    ticket = services.engine.routers.drop(call.params["router"])
 
-    def encode(ticket: Ticket, request: Request) -> Response:
-        done: DroppedRouter = ticket.result
-        return json_answer(200, RouterDropped(done.name, done.deleted, performance(request, ticket)))
+    def dropped(done: DroppedRouter, took: Performance) -> model.RouterDropped:
+        return model.RouterDropped(done.name, done.deleted, took)
 
-    return when_done(services.engine.routers.drop(call.params["router"]), call.request, encode)
-
-
-def preview_router(services: Services, call: Call) -> Answer:
-    """Count what a router would forward. Runs in slices: a preview looks at all records of its source."""
-    return services.slices.answer(call.request, _preview(services, call, call.body()))
+    return json_when_done(ticket, call.request, dropped)
 
 
-def _preview(services: Services, call: Call, wanted: PreviewRequest) -> Steps[Answer]:
-    """Preview a router as it is, with another filter, or (with `source`) one that does not exist yet."""
+@in_slices()
+def preview_router(services: Services, call: Call) -> Steps[Answer]:
+    """Count what a router would forward: as it is, with another filter, or (with `source`) before it exists."""
+    wanted: PreviewRequest = call.body()
     name = check_router(call.params["router"])
     match = parse_filter(wanted.filter)
     if wanted.source is None:
@@ -132,7 +99,7 @@ def _preview(services: Services, call: Call, wanted: PreviewRequest) -> Steps[An
     from_seq = check_u64(wanted.from_seq, "from_seq")
     from_ts = None if wanted.from_ts is None else check_u64(wanted.from_ts, "from_ts")
     found = yield from services.engine.routers.expire_and_preview(source, match, from_seq=from_seq, from_ts=from_ts)
-    answer = PreviewAnswer(
+    answer = model.PreviewAnswer(
         router=name,
         source=source.name,
         filter=None if match is None else match.wire(),
@@ -148,32 +115,24 @@ def _preview(services: Services, call: Call, wanted: PreviewRequest) -> Steps[An
     return json_answer(200, answer)
 
 
-def _fields(router: Router) -> dict[str, Any]:
-    config, edge = router.config, router.edge
+def _summary(router: Router) -> dict[str, Any]:
     return {
         "router": router.name,
-        "source": edge.source.name,
-        "dest": edge.dest.name,
+        "source": router.edge.source.name,
+        "dest": router.edge.dest.name,
+        "guarantee": router.config.guarantee,
+        "forwarded_total": router.forwarded_total,
+        "cursor": router.cursor,
+        "lag": router.lag,
+        "last_error": router.edge.last_error,
+    }
+
+
+def _fields(router: Router) -> dict[str, Any]:
+    config = router.config
+    return _summary(router) | {
         "preserve_node": config.preserve_node,
         "preserve_tag": config.preserve_tag,
         "filter": None if config.filter is None else config.filter.wire(),
         "allow_cycle": config.allow_cycle,
-        "guarantee": config.guarantee,
-        "forwarded_total": router.forwarded_total,
-        "cursor": router.cursor,
-        "lag": router.lag,
-        "last_error": edge.last_error,
     }
-
-
-def _summary(router: Router) -> RouterSummary:
-    return RouterSummary(
-        router=router.name,
-        source=router.edge.source.name,
-        dest=router.edge.dest.name,
-        guarantee=router.config.guarantee,
-        forwarded_total=router.forwarded_total,
-        cursor=router.cursor,
-        lag=router.lag,
-        last_error=router.edge.last_error,
-    )

@@ -1,16 +1,16 @@
 """Handlers of watching: create a session, open its event stream, open a WebSocket."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from msgspec import structs
 
+from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError
-from topics.model.unknown_fields import RequestDecoder
 from topics.model.watch import WatchCreated, WatchRequest
 from topics.server.access.caller import authorise
 from topics.server.access.operations import more_than_route
+from topics.server.api.route import Call
+from topics.server.api.services import Services
 from topics.server.http.messages import Answer, Deferred, Response
 from topics.server.http.request import query_string
 from topics.server.loop.answer import error_answer, json_answer, performance
@@ -21,18 +21,8 @@ from topics.server.push.sessions import WatchStream
 from topics.server.push.subscription_set import open_positions
 from topics.server.push.websocket.connection import accept
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from topics.engine.write.commit import Ticket
-    from topics.server.api.route import Call
-    from topics.server.api.services import Services
-
-decode_watch = RequestDecoder[WatchRequest](WatchRequest).decode  # the body of `POST /v0/watch`
-
 
 def create_watch(services: Services, call: Call) -> Answer:
-    """Create a watch session."""
     wanted: WatchRequest = call.body()
     lenient = query_string.flag(query_string.parse(call.request.query), "lenient", default=False)
     more = more_than_route(wanted)
@@ -77,20 +67,16 @@ def _created(services: Services, call: Call, wanted: WatchRequest, *, lenient: b
 
 
 def open_watch(services: Services, call: Call) -> Answer:
-    """Open the event stream of a session."""
     request = call.request
     check_accept(request)
     services.check_ready()
     session = services.sessions.find(call.params["wid"], call.caller)
     # A malformed id is ignored: browsers return any id they once received, and the session has its own position.
     position = cursors.find(request.headers.get(b"last-event-id", b"").decode("latin-1"))
-    return WatchStream(
-        services.runtime, services.dispatcher, services.sessions, session,
-        position=position, release=services.quotas.open_stream(session.caller),
-    )  # fmt: skip
+    release = services.quotas.open_stream(session.caller)
+    return WatchStream(services.push, services.sessions, session, position=position, release=release)
 
 
 def open_socket(services: Services, call: Call) -> Answer:
-    """Open a WebSocket."""
     services.check_ready()
-    return accept(services.sockets, call.request, call.caller, services.quotas.open_stream)
+    return accept(services.push, call.request, call.caller, services.quotas.open_stream)

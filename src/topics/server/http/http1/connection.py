@@ -1,10 +1,8 @@
 """One socket: the asyncio protocol that drives a `Pipeline`, and what a stream writes to.
 
-The common case is one whole request in one read, with a head that was seen before, answered at once: `data_received`
-does that by itself, in a few calls (the fast path). The pipeline does everything else.
+`data_received` answers the common case by itself (the fast path): one whole request in one read, with a head that was
+seen before, answered at once. The pipeline does everything else.
 """
-
-from __future__ import annotations
 
 import asyncio
 import time
@@ -15,20 +13,9 @@ from typing import Any, cast
 from topics.errors import TopicsError
 from topics.server.http.answers import MIN_GZIP_BYTES, VARY, compressible, failure
 from topics.server.http.exchange import Exchange, ExchangeConnection
+from topics.server.http.http1 import pipeline_state as states
 from topics.server.http.http1.pipeline import Pipeline, Wait
-from topics.server.http.http1.pipeline_state import (
-    ABORTED,
-    AWAITING,
-    CLOSE,
-    CLOSED,
-    CLOSING,
-    DRAIN,
-    EOF,
-    IDLE,
-    LINGERING,
-    STREAMING,
-    WORK,
-)
+from topics.server.http.http1.pipeline_state import AWAITING, CLOSED, IDLE, STREAMING
 from topics.server.http.messages import JSON, Deferred, Request, Response, Upgrade
 from topics.server.http.service import PREFACE, Service
 from topics.server.limits.budget import BODIES, SMALL_BYTES
@@ -40,14 +27,11 @@ _perf_counter_ns = time.perf_counter_ns
 
 
 class Connection(ExchangeConnection[Exchange]):
-    """The protocol object of one socket."""
-
     __slots__ = (
-        "_answer", "_answers", "_entered", "_fast_served", "_known", "_late", "_prefixes", "_pumping", "_seen",
-        "_seen_at", "_sink", "_turn", "_usual", "_written_bytes", "opening", "peer", "pipeline", "transport",
+        "_answer", "_answers", "_entered", "_known", "_late", "_prefixes", "_pumping", "_seen",
+        "_seen_at", "_sink", "_turn", "_usual", "_written_bytes", "opening", "peer", "pipeline",
     )  # fmt: skip
 
-    transport: asyncio.Transport
     pipeline: Pipeline
 
     def __init__(self, server: Service) -> None:
@@ -57,7 +41,7 @@ class Connection(ExchangeConnection[Exchange]):
         self._answers, self._known = server.answers, server.heads.known
         self._written_bytes = 0  # written while the transport was above its high-water mark
         self.opening: bytes | None = b""  # what may be a preface of HTTP/2; None once it is HTTP/1.1
-        self.peer, self._fast_served = "", 0  # requests of the fast path
+        self.peer = ""
         # The deferred answer to a request of the fast path, the request, and whether the answer may be gzipped; set
         # in state AWAITING alone.
         self._late: tuple[Deferred, Request, bool] | None = None
@@ -66,11 +50,6 @@ class Connection(ExchangeConnection[Exchange]):
         self._sink: StreamSink | None = None
         # For the deadlines: a value that changes whenever the client does something, and when it last changed.
         self._seen, self._seen_at = cast(object, None), 0.0
-
-    @property
-    def served(self) -> int:
-        """Requests whose head was understood."""
-        return self._fast_served + self.pipeline.intake.share.heads
 
     # --- the transport
 
@@ -86,6 +65,7 @@ class Connection(ExchangeConnection[Exchange]):
             self.drain()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
         self._adopt_late()
         self.pipeline.lose()
         self._sink = None
@@ -97,7 +77,8 @@ class Connection(ExchangeConnection[Exchange]):
         """Return whether our side stays open: a client may shut its side after it has asked, and gets its answers."""
         self._adopt_late()
         stays_open = self.pipeline.receive_eof()
-        self._abort_if_failed()
+        if self.pipeline.state is states.ABORTED:
+            self.transport.abort()
         return stays_open
 
     def pause_writing(self) -> None:
@@ -105,7 +86,7 @@ class Connection(ExchangeConnection[Exchange]):
         pipeline.paused = True
         self._adopt_late()
         if pipeline.state is IDLE:
-            pipeline.change(WORK)
+            pipeline.change(states.WORK)
         self.note_output()
         if pipeline.stream is not None:
             self.pace_reading()
@@ -119,7 +100,7 @@ class Connection(ExchangeConnection[Exchange]):
             self.proceed()
             return
         self.note_output()
-        self.stream_drained()
+        self.guard(pipeline.stream.drained)
         self.pace_reading()
 
     # --- the fast path
@@ -139,7 +120,7 @@ class Connection(ExchangeConnection[Exchange]):
             self._receive(data)
             return
         method, path, query, headers, _, may_gzip = known
-        self._fast_served += 1
+        pipeline.served += 1
         request = Request(method, path, query, headers, body, self.peer, _perf_counter_ns())
         try:
             answer = self._answer(request)
@@ -162,7 +143,6 @@ class Connection(ExchangeConnection[Exchange]):
         self.proceed()
 
     def _late_answered(self, response: Response) -> None:
-        """Write the answer to the one request that is in progress."""
         late, self._late = self._late, None
         assert late is not None
         pipeline = self.pipeline
@@ -217,27 +197,22 @@ class Connection(ExchangeConnection[Exchange]):
     # --- the pipeline
 
     def _receive(self, data: bytes) -> None:
-        """Pass input to the pipeline, or to the protocol of an upgrade."""
         if self._late is not None:
             self._adopt_late()
         stream = self.pipeline.stream
         if stream is None:
-            if self.opening is None or (data := self._take_opening(data)):
-                self.pipeline.receive(data)
-                self.proceed()
+            if self.opening is not None:  # it may be the preface of HTTP/2
+                before, data = len(self.opening), self.opening + data
+                if not self.served and PREFACE.startswith(data[: len(PREFACE)]):
+                    self.opening = data
+                    if len(data) >= len(PREFACE) > before:
+                        self._server.begin_http2(self)
+                    return
+                self.opening = None
+            self.pipeline.receive(data)
+            self.proceed()
         elif isinstance(stream, Upgrade) and self.pipeline.state is STREAMING:
-            self._guard(stream.received, data)
-
-    def _take_opening(self, data: bytes) -> bytes:
-        """Return the first input if it is HTTP/1.1. Otherwise keep it, and hand over after the preface of HTTP/2."""
-        before, data = self.opening or b"", (self.opening or b"") + data
-        if self.served or not PREFACE.startswith(data[: len(PREFACE)]):
-            self.opening = None
-            return data
-        self.opening = data
-        if len(data) >= len(PREFACE) > len(before):
-            self._server.begin_http2(self)
-        return b""
+            self.guard(stream.received, data)
 
     def proceed(self) -> None:
         """Handle the requests that the pipeline has, write its output, and do what its state asks for."""
@@ -253,15 +228,14 @@ class Connection(ExchangeConnection[Exchange]):
                     self.handle(exchange)
                 else:
                     was_full = pipeline.output.size_bytes > full_bytes
-                    self._flush()
+                    self._write_output()
                     if not was_full:
                         break
         finally:
             self._pumping = False
         self._follow()
 
-    def _flush(self) -> None:
-        """Write the pipeline's output at once."""
+    def _write_output(self) -> None:
         pipeline = self.pipeline
         output = pipeline.output
         parts, size_bytes = output.parts, output.size_bytes
@@ -276,13 +250,6 @@ class Connection(ExchangeConnection[Exchange]):
         if output.sent_hooks and not pipeline.paused:
             self._report_sent()
 
-    def _linger(self) -> None:
-        """Send the end of the answers and read on. TLS has no half-closed connections: its close does the same."""
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-        else:
-            self.transport.close()
-
     def _follow(self) -> None:
         """Do what the pipeline asks for after its output is written: each state's part once, when it is entered."""
         pipeline = self.pipeline
@@ -292,11 +259,15 @@ class Connection(ExchangeConnection[Exchange]):
             self._entered = state
             if state is STREAMING:
                 self._open_stream()
-            elif state is CLOSING:
+            elif state is states.CLOSING:
                 self.transport.close()
-            elif state is LINGERING:
-                self._linger()
-            elif state is ABORTED:
+            elif state is states.LINGERING:
+                # Send the end of the answers and read on. TLS has no half-closed connections: its close does the same.
+                if self.transport.can_write_eof():
+                    self.transport.write_eof()
+                else:
+                    self.transport.close()
+            elif state is states.ABORTED:
                 self.transport.abort()
         if pipeline.packed:
             self.unpack_in_threads()
@@ -312,7 +283,7 @@ class Connection(ExchangeConnection[Exchange]):
     def _next_turn(self) -> None:
         self._turn = None
         self.pipeline.intake.begin_turn()
-        if self.pipeline.state is not IDLE and self.pipeline.has_work:
+        if self.pipeline.state is not IDLE:
             self.proceed()
 
     def _open_stream(self) -> None:
@@ -321,8 +292,8 @@ class Connection(ExchangeConnection[Exchange]):
         self._sink = StreamSink(self, self._server)
         if stream.high_water_bytes is not None:
             self.transport.set_write_buffer_limits(stream.high_water_bytes)
-        self._guard(stream.opened, self._sink)
-        if self.pipeline.ending is DRAIN:
+        self.guard(stream.opened, self._sink)
+        if self.pipeline.ending is states.DRAIN:
             self._sink.close()
         elif isinstance(stream, Upgrade):
             asyncio.get_running_loop().call_soon(self._hand_over)
@@ -332,7 +303,7 @@ class Connection(ExchangeConnection[Exchange]):
         pipeline = self.pipeline
         data = pipeline.intake.take_rest()
         if data and isinstance(pipeline.stream, Upgrade):
-            self._guard(pipeline.stream.received, data)
+            self.guard(pipeline.stream.received, data)
         self.pace_reading()
         self.note_memory()
 
@@ -346,37 +317,25 @@ class Connection(ExchangeConnection[Exchange]):
             wanted = False  # the protocol has enough input, or there is no room for what it would answer
         if wanted is transport.is_reading():
             return
-        if transport.is_closing() or pipeline.state is CLOSED or pipeline.ending is EOF:
+        if transport.is_closing() or pipeline.state is CLOSED or pipeline.ending is states.EOF:
             return  # it cannot be read any more
         if wanted:
             transport.resume_reading()
         else:
             transport.pause_reading()
 
-    def stream_drained(self) -> None:
-        """Let the stream write again."""
-        if self.pipeline.stream is not None:
-            self._guard(self.pipeline.stream.drained)
-
-    def _guard(self, hook: Callable[..., None], *arguments: Any) -> None:
+    def guard(self, hook: Callable[..., None], *arguments: Any) -> None:
         """Call into the application where no client waits for an answer. Abort the connection if that raises."""
         self.pipeline.call(hook, *arguments)
-        self._abort_if_failed()
-
-    def _abort_if_failed(self) -> None:
-        if self.pipeline.state is ABORTED:
+        if self.pipeline.state is states.ABORTED:
             self.transport.abort()
 
     def _report_sent(self) -> None:
         """Report answers as delivered: the system has taken all but a little of them."""
         for hook in self.pipeline.output.take_sent_hooks():
-            self._guard(hook)
+            self.guard(hook)
 
     # --- memory
-
-    def unsent_bytes(self) -> int:
-        """Return the bytes that were written and that the operating system has not taken."""
-        return 0 if self.pipeline.state is CLOSED else self.transport.get_write_buffer_size()
 
     def note_memory(self) -> None:
         self.note_output()
@@ -385,18 +344,13 @@ class Connection(ExchangeConnection[Exchange]):
     def note_output(self) -> None:
         """Charge for answers that the client has not taken: those still queued, and those in the transport."""
         pipeline = self.pipeline
-        held_bytes = pipeline.queue.held_bytes + max(self._written_bytes, self.unsent_bytes())
-        pipeline.charges.note_output(pipeline.account, held_bytes if held_bytes > SMALL_BYTES else 0)
+        held_bytes = pipeline.held_bytes + max(self._written_bytes, self.unsent_bytes())
+        pipeline.charges.note(pipeline.account, held_bytes if held_bytes > SMALL_BYTES else 0)
 
     def note_written(self, size_bytes: int) -> None:
         """Count bytes that the transport could not pass on at once. It keeps a write until its last byte has left."""
         self._written_bytes += size_bytes
         self.note_output()
-
-    def give_up_input(self, error: TopicsError) -> None:
-        """Drop requests that were not begun, whole or not; answer the first of them with `error`, and end."""
-        self.pipeline.give_up_input(error)
-        self.proceed()
 
     # --- for the server
 
@@ -426,12 +380,10 @@ class Connection(ExchangeConnection[Exchange]):
         return self._seen_at
 
     def refuse(self, error: TopicsError) -> None:
-        """Answer a new connection that has no room with `error`, and end it."""
         self.pipeline.refuse(error)
         self.proceed()
 
     def drain(self) -> None:
-        """Finish what has begun, then close."""
         self._adopt_late()
         self.pipeline.drain()
         if self._sink is not None:
@@ -440,13 +392,8 @@ class Connection(ExchangeConnection[Exchange]):
             self._follow()
 
     def close(self) -> None:
-        """Close once everything written has left."""
-        self.pipeline.change(CLOSE)
+        self.pipeline.change(states.CLOSE)
         self.transport.close()
-
-    def abort(self) -> None:
-        """Reset the connection."""
-        self.transport.abort()
 
 
 class StreamSink:
@@ -480,10 +427,7 @@ class StreamSink:
             self._connection.close()
 
     def give_up(self) -> None:
-        self._pipeline.give_up()
-
-    def buffered(self) -> int:
-        return self._connection.unsent_bytes()
+        self._pipeline.close_timeout_ms = self._server.limits.linger_timeout_ms
 
     def hold(self, held: bool, /) -> None:
         self.held = held
@@ -496,5 +440,6 @@ class StreamSink:
             return True  # it has ended, or the connection calls `drained` when it may write again
         if self._server.budget.full and self._connection.unsent_bytes():
             return False
-        self._connection.stream_drained()
+        if pipeline.stream is not None:
+            self._connection.guard(pipeline.stream.drained)
         return True

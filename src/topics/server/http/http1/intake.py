@@ -1,117 +1,19 @@
 """The input of one connection: bytes become parked requests, a bounded piece at a time. Pure.
 
 A single read can hold thousands of requests, or of chunks. A connection parses and begins a bounded number of them in
-one turn of the event loop (`TurnShare`), and begins none after `TURN_NS`. The rest waits until the other connections
-have had their turn.
-
-`ExchangeQueue` has the requests in the order in which they came, until their answers have gone out:
-
-    parked   the request is whole but not begun: too much is in progress, or the client does not read its answers
-    running  the application has the request and will answer later, or a thread compresses its answer
-    ready    the answer is there, and goes out when the answers before it have
+one turn of the event loop, and begins none after `TURN_NS`. The rest waits for the next turn.
 """
-
-from collections.abc import Callable
 
 from topics.errors import TopicsError
 from topics.server.http.answers import failure
-from topics.server.http.exchange import Charges, Exchange, Exchanges
-from topics.server.http.messages import Request, Response, error_response
+from topics.server.http.exchange import Exchange, Exchanges
+from topics.server.http.messages import Request, error_response
 from topics.server.http.request.head import RequestHead
 from topics.server.http.request.parser import BETWEEN, IN_BODY, RequestReader
 from topics.server.http.service import Service
 
-
-class ExchangeQueue:
-    """Exchanges in order. The first `begun` of them are running or ready, the others are parked."""
-
-    __slots__ = ("_charges", "begun", "exchanges", "held_bytes")
-
-    def __init__(self, charges: Charges) -> None:
-        self.exchanges: list[Exchange] = []
-        self.begun = 0
-        self.held_bytes = 0  # of answers that wait for the answers before them
-        self._charges = charges
-
-    def park(self, exchange: Exchange) -> None:
-        """Add a request that is not begun."""
-        self.exchanges.append(exchange)
-        self._charges.park(exchange, len(exchange.head.request.body))
-
-    def begin(self, exchange: Exchange) -> None:
-        """Begin the first parked exchange, which is `exchange`."""
-        self.begun += 1
-        self._charges.begin(exchange)
-
-    def remove_first(self, exchange: Exchange) -> None:
-        """Remove the first exchange, which is `exchange` and ready."""
-        del self.exchanges[0]
-        self.begun -= 1
-        if exchange.held_bytes:
-            self.hold(exchange, 0)
-        if exchange.input_bytes:
-            self._charges.finish(exchange)
-
-    def make_ready(self, exchange: Exchange, answer: Response, size_bytes: int) -> None:
-        """Take an answer whose body has `size_bytes`."""
-        exchange.answer = answer
-        if self.exchanges and self.exchanges[0] is not exchange:
-            self.hold(exchange, size_bytes)
-        elif exchange.held_bytes:
-            self.hold(exchange, 0)
-
-    def hold(self, exchange: Exchange, size_bytes: int) -> None:
-        """Count an answer that cannot be written yet."""
-        self.held_bytes += size_bytes - exchange.held_bytes
-        exchange.held_bytes = size_bytes
-
-    def drop_from(self, at: int) -> list[Exchange]:
-        """Remove and return the exchanges from position `at` on. They are dropped."""
-        dropped = self.exchanges[at:]
-        del self.exchanges[at:]
-        self.begun = min(self.begun, at)
-        for exchange in dropped:
-            exchange.dropped = True
-            self.hold(exchange, 0)
-            self._charges.release(exchange)
-        return dropped
-
-
 MAX_PIECES = 2048  # pieces of chunked bodies that are parsed in one turn
 TURN_NS = 2_000_000  # work on the requests of one connection in one turn
-
-
-class TurnShare:
-    """What a connection may still do in this turn."""
-
-    __slots__ = ("_clock_ns", "_heads_end", "_max_requests", "_pieces_end", "_requests_left", "ends_ns", "heads")
-
-    def __init__(self, max_requests: int, clock_ns: Callable[[], int]) -> None:
-        self._max_requests = max_requests
-        self._clock_ns = clock_ns
-        self.ends_ns = 0  # when the share is used up; 0 in a new turn, while no request was begun in it
-        self._requests_left = 0
-        self.heads = 0  # parsed since the connection was opened
-        self._heads_end = self._pieces_end = 0
-
-    def take_request(self) -> bool:
-        """Count a request that is begun; return False if the share is used up."""
-        if not self.ends_ns:
-            self.ends_ns = self._clock_ns() + TURN_NS
-            self._requests_left = self._max_requests
-        elif self._requests_left <= 0 or self._clock_ns() > self.ends_ns:
-            return False
-        self._requests_left -= 1
-        return True
-
-    def allow_parsing(self, pieces: int) -> None:
-        """Allow a turn's share of heads and pieces after the `pieces` that were parsed before."""
-        self._heads_end = self.heads + self._max_requests
-        self._pieces_end = pieces + MAX_PIECES
-
-    def may_parse(self, pieces: int) -> bool:
-        """Return whether more may be parsed after the `pieces` that were parsed before."""
-        return self.heads < self._heads_end and pieces < self._pieces_end
 
 
 # Input is parsed in pieces of this size: the parser cannot be paused, so a piece bounds how many requests it finds.
@@ -129,15 +31,17 @@ class Intake:
     """
 
     __slots__ = (
-        "_at", "_exchanges", "_peer", "_queue", "_read_at_head", "_service", "data", "ended", "reader", "share",
+        "_at", "_exchanges", "_heads_end", "_peer", "_pieces_end", "_queue", "_read_at_head", "_requests_left",
+        "_service", "data", "ended", "reader", "turn_ends_ns",
     )  # fmt: skip
 
-    def __init__(self, service: Service, queue: ExchangeQueue, exchanges: Exchanges[Exchange], peer: str) -> None:
+    def __init__(self, service: Service, queue: list[Exchange], exchanges: Exchanges[Exchange], peer: str) -> None:
         self._service = service
         self._queue = queue
         self._exchanges = exchanges
         self._peer = peer
-        self.share = TurnShare(service.limits.max_pipelined, service.clock_ns)
+        # The share of this turn. It ends at `turn_ends_ns`, which is 0 while no request was begun in the turn.
+        self.turn_ends_ns = self._requests_left = self._heads_end = self._pieces_end = 0
         self.reader: RequestReader | None = None
         self.data: bytes | None = None  # input that is not parsed, from `_at` on; None: all is parsed
         self._at = 0
@@ -146,56 +50,65 @@ class Intake:
 
     @property
     def phase(self) -> int:
-        """The part of a request that comes next."""
         return BETWEEN if self.reader is None else self.reader.phase
 
     @property
-    def is_whole(self) -> bool:
-        """Whether nothing but whole requests has come."""
-        return self.data is None and self.phase == BETWEEN
-
-    @property
     def held_bytes(self) -> int:
-        """Bytes of input that are not a whole request yet."""
         in_reader_bytes = 0 if self.reader is None else self.reader.held_bytes
         return in_reader_bytes + (0 if self.data is None else len(self.data))
 
-    # --- bytes in
-
     def add(self, data: bytes) -> None:
-        """Add input."""
         if self.data is not None:
             self.data += data
             return
         if self.reader is None:
             self.reader = RequestReader(self, self._service.limits, self._peer)
         self.data, self._at = data, 0
-        self._read_at_head = self.share.heads if self.reader.phase == BETWEEN else _MANY_READS
-        self.share.allow_parsing(self.reader.pieces)
+        self._read_at_head = self._exchanges.served if self.reader.phase == BETWEEN else _MANY_READS
+        self._allow_parsing(self.reader)
 
     def begin_turn(self) -> None:
         """Begin a new turn of the event loop: the connection has its whole share again."""
-        self.share.ends_ns = 0
+        self.turn_ends_ns = 0
         if self.data is not None and self.reader is not None:
-            self.share.allow_parsing(self.reader.pieces)
+            self._allow_parsing(self.reader)
+
+    def _allow_parsing(self, reader: RequestReader) -> None:
+        self._heads_end = self._exchanges.served + self._service.limits.max_pipelined
+        self._pieces_end = reader.pieces + MAX_PIECES
+
+    def take_share(self) -> bool:
+        """Count a request that is begun; return False if the share of this turn is used up."""
+        now_ns = self._service.clock_ns()
+        if not self.turn_ends_ns:
+            self.turn_ends_ns = now_ns + TURN_NS
+            self._requests_left = self._service.limits.max_pipelined
+        elif self._requests_left <= 0 or now_ns > self.turn_ends_ns:
+            return False
+        self._requests_left -= 1
+        return True
 
     def parse_piece(self) -> bool:
         """Parse a piece of the input. Return False if there is none, or it has to wait for the next turn."""
         data, reader = self.data, self.reader
-        if data is None or reader is None or not self.share.may_parse(reader.pieces):
+        if data is None or reader is None:
             return False
-        size_bytes = max(self._piece_bytes(), reader.body_left_bytes)
+        if self._exchanges.served >= self._heads_end or reader.pieces >= self._pieces_end:
+            return False
+        if reader.phase == IN_BODY:
+            size_bytes = max(PIECE_BYTES, reader.body_left_bytes)
+        else:
+            size_bytes = FULL_PIECE_BYTES if self._service.budget.full else HEAD_PIECE_BYTES
         # `feed` uses all that it gets, or ends behind the head of an upgrade: it never uses nothing.
         at = self._at = self._at + reader.feed(memoryview(data)[self._at : self._at + size_bytes])
         if at < len(data):
             return True
         self.data = None
-        if reader.head is not None and reader.phase == BETWEEN and self.share.heads == self._read_at_head + 1:
+        if reader.head is not None and reader.phase == BETWEEN and self._exchanges.served == self._read_at_head + 1:
             self._service.heads.learn(data, reader.head, fields=reader.fields)
         return True
 
     def trim(self) -> None:
-        """Free the input that is parsed, because the rest has to wait."""
         if self.data is not None and self._at:
             self.data, self._at, self._read_at_head = self.data[self._at :], 0, _MANY_READS
 
@@ -204,11 +117,6 @@ class Intake:
         self.trim()
         data, self.data = self.data, None
         return data
-
-    def _piece_bytes(self) -> int:
-        if self.phase == IN_BODY:
-            return PIECE_BYTES
-        return FULL_PIECE_BYTES if self._service.budget.full else HEAD_PIECE_BYTES
 
     def take_continue(self) -> bool:
         """Return, once for each request whose body is being read, whether the client waits for 100 Continue."""
@@ -219,10 +127,7 @@ class Intake:
         head.expects = False
         return not reader.body_bytes
 
-    # --- the end
-
     def stop(self) -> None:
-        """Read no further request."""
         self.ended = True
         if self.reader is not None:
             self.reader.stop()
@@ -245,7 +150,6 @@ class Intake:
             self._exchanges.call(self._service.abandon, reader.head.request)
 
     def release(self) -> None:
-        """Free everything when the connection has ended."""
         self.data = None
         self.abandon_body()
         if self.reader is not None:
@@ -253,10 +157,12 @@ class Intake:
             self.reader = None  # they refer to each other
         del self._exchanges  # the pipeline refers to this object
 
-    # --- what the reader finds
+    def _park(self, exchange: Exchange) -> None:
+        self._queue.append(exchange)
+        self._exchanges.charges.park(exchange, len(exchange.head.request.body))
 
     def take_head(self, head: RequestHead) -> bool:
-        self.share.heads += 1
+        self._exchanges.served += 1
         request = head.request
         length = None if head.chunked else head.content_length
         try:
@@ -269,7 +175,7 @@ class Intake:
         # request begins.
         if head.expects or length is None or length > self._service.limits.skip_body_bytes:
             head.keep_alive = False
-        self._queue.park(Exchange(head, refused))
+        self._park(Exchange(head, refused))
         if not head.keep_alive:
             self.stop()
         return False
@@ -277,7 +183,7 @@ class Intake:
     def take_request(self, head: RequestHead, body: bytes) -> None:
         head.request.body = body
         exchange = Exchange(head)
-        self._queue.park(exchange)
+        self._park(exchange)
         if not head.keep_alive:
             self.stop()
         if head.packed and body:
@@ -286,5 +192,5 @@ class Intake:
     def take_error(self, error: TopicsError) -> None:
         self.abandon_body()
         request = Request("", b"", b"", {}, b"", self._peer, 0)
-        self._queue.park(Exchange(RequestHead(request, keep_alive=False), error_response(error)))
+        self._park(Exchange(RequestHead(request, keep_alive=False), error_response(error)))
         self.stop()

@@ -1,8 +1,7 @@
 """One HTTP/1.1 connection without I/O: bytes in, requests out; answers in, bytes out in order.
 
-The caller (`connection.py`, or a test) passes input to `receive`, then calls `next_request` until it returns None and
-passes each answer back. Then it writes what `output` holds, calls `rest`, and does what `state` asks for: close, shut,
-open the stream. Nothing here waits, touches a socket or starts a timer.
+The caller passes input to `receive`, calls `next_request` until it returns None, and passes each answer back. Then it
+writes what `output` holds, calls `rest`, and does what `state` asks for: close, shut, open the stream.
 
 Requests that have to wait are parked. While a request is parked no further input is parsed or wanted, so a client that
 does not read its answers can send no new requests.
@@ -14,34 +13,8 @@ from enum import Enum
 from topics.errors import Code, TopicsError
 from topics.server.http.answers import BODILESS, CONNECTION_CLOSE, CONTINUE, KEEP_ALIVE, AnswerHeads, failure
 from topics.server.http.exchange import Exchange, Exchanges
-from topics.server.http.http1.intake import ExchangeQueue, Intake
-from topics.server.http.http1.pipeline_state import (
-    ABORT,
-    ABORTED,
-    ACTIVE,
-    AWAITING,
-    CLOSE,
-    CLOSED,
-    CLOSING,
-    DISCARDING,
-    DRAIN,
-    EOF,
-    FINISHING,
-    GRANT,
-    IDLE,
-    LAST,
-    LINGERING,
-    LOSE,
-    NOT_ENDING,
-    OPEN,
-    REST,
-    SHUT,
-    STREAMING,
-    TRANSITIONS,
-    UPGRADING,
-    WORK,
-    ConnectionEvent,
-)
+from topics.server.http.http1 import pipeline_state as states
+from topics.server.http.http1.intake import Intake
 from topics.server.http.messages import Body, Deferred, Request, Response, Stream, Upgrade, body_bytes, error_response
 from topics.server.http.request.head import RequestHead
 from topics.server.http.request.parser import BETWEEN, IN_HEAD
@@ -50,8 +23,6 @@ from topics.server.limits.budget import ANSWERS, STREAMS
 
 
 class Wait(Enum):
-    """What a connection waits for its client to do."""
-
     READ = "read its answers"
     CLOSE = "close its side"
     BEGIN = "begin a request"
@@ -60,130 +31,124 @@ class Wait(Enum):
 
 
 class Pipeline(Exchanges[Exchange]):
-    """The requests and answers of one connection."""
-
     __slots__ = (
-        "_close_timeout_ms", "account", "ending", "intake", "output", "paused", "queue", "state", "stream",
+        "account", "begun", "close_timeout_ms", "ending", "held_bytes", "intake", "output", "paused", "queue", "state",
+        "stream",
     )  # fmt: skip
 
     def __init__(self, service: Service, peer: str) -> None:
         super().__init__(service)
-        self.state = IDLE
-        self.ending = NOT_ENDING  # why the connection ends after the requests that have begun
+        self.state = states.IDLE
+        self.ending = states.NOT_ENDING  # why the connection ends after the requests that have begun
         self.paused = False  # the transport holds more than the high-water mark
-        self.queue = ExchangeQueue(self.charges)
+        # Exchanges in the order in which the requests came, until their answers have gone out. The first `begun` ones
+        # are with the application, or ready; the others are parked.
+        self.queue: list[Exchange] = []
+        self.begun = 0
+        self.held_bytes = 0  # of answers that wait for the answers before them
         self.account = ANSWERS  # what the output is charged to
         self.output = AnswerOutput(service.answers)
         self.stream: Stream | None = None  # the stream that owns the connection
         self.intake = Intake(service, self.queue, self, peer)
-        self._close_timeout_ms = service.limits.write_timeout_ms
+        self.close_timeout_ms = service.limits.write_timeout_ms  # shorter for a client that was slow for long enough
 
-    def change(self, event: ConnectionEvent) -> None:
+    def change(self, event: states.ConnectionEvent) -> None:
         """Change the state as the table says. Raise KeyError for a change that it does not have: that is a bug."""
-        self.state = TRANSITIONS[self.state, event]
+        self.state = states.TRANSITIONS[self.state, event]
 
     # --- bytes in
 
     def receive(self, data: bytes) -> None:
         """Take bytes of the client. `next_request` parses them as far as there is room for what they hold."""
         state = self.state
-        if state is IDLE:
-            self.change(WORK)
-        elif state in DISCARDING:
+        if state is states.IDLE:
+            self.change(states.WORK)
+        elif state in states.DISCARDING:
             return
         self.intake.add(data)
 
     def receive_eof(self) -> bool:
         """Take the end of the client's input. Return whether the connection stays open for the answers still due."""
-        self.ending = EOF
-        if self.state is IDLE:
-            self.change(WORK)
-        if self.stream is not None or self.state is LINGERING:
+        self.ending = states.EOF
+        if self.state is states.IDLE:
+            self.change(states.WORK)
+        if self.stream is not None or self.state is states.LINGERING:
             return False
-        for exchange in tuple(self.queue.exchanges):
+        for exchange in tuple(self.queue):
             if exchange.deferred is not None:
                 # It may wait for minutes, and a client that has left for good looks no different from here.
                 self.call(exchange.deferred.hurry)
-        return len(self.queue.exchanges) > 0 or self.intake.data is not None
+        return bool(self.queue) or self.intake.data is not None
 
     @property
     def wants_input(self) -> bool:
         """Whether to read from the client: all that was read is parsed, or input is discarded anyway."""
-        return self.intake.data is None or self.state in DISCARDING
-
-    @property
-    def has_work(self) -> bool:
-        """Whether requests are parked, or input is not parsed."""
-        return self.queue.begun < len(self.queue.exchanges) or self.intake.data is not None
+        return self.intake.data is None or self.state in states.DISCARDING
 
     # --- requests out
 
     def next_request(self) -> Exchange | None:
-        """Begin the next request and return it; return None if there is none, or it has to wait.
-
-        Answers that are next in order are moved to the output on the way.
-        """
-        queue = self.queue
-        exchanges = queue.exchanges
+        """Begin the next request and return it; return None if there is none, or it has to wait."""
+        queue, intake = self.queue, self.intake
         # Bound: each round takes an exchange out of the queue, begins one, or parses input that is there.
         while True:
-            if exchanges:
-                first = exchanges[0]
-                if queue.begun and first.answer is not None:
-                    queue.remove_first(first)
+            if queue:
+                first = queue[0]
+                if self.begun and first.answer is not None:
+                    del queue[0]
+                    self.begun -= 1
+                    self.hold(first, 0)
+                    if first.input_bytes:
+                        self.charges.finish(first)
                     self._emit(first, first.answer)
                     continue
-                if queue.begun < len(exchanges):
-                    exchange = exchanges[queue.begun]
+                if self.begun < len(queue):
+                    exchange = queue[self.begun]
                     if not self._may_begin(exchange):
                         break
-                    queue.begin(exchange)
+                    self.begun += 1
+                    self.charges.begin(exchange)
                     if exchange.answer is None:
                         return exchange
                     if self._service.request_log.noted_ns:  # refused before the application could handle it
                         self._service.request_log.note(exchange.head.request, exchange.answer)
                     continue
-            if not self._parse_piece():
+            if (
+                self.state is not states.ACTIVE
+                or self.paused
+                or self.held_bytes > self._service.limits.high_water_bytes
+            ):
                 break
-        intake = self.intake
+            if not intake.parse_piece():
+                break
+            if intake.ended:
+                self._stop_reading()
         intake.trim()
-        if not exchanges and self.state is ACTIVE and intake.take_continue():
-            self.output.add_continue()
+        if not queue and self.state is states.ACTIVE and intake.take_continue():
+            self.output.append(CONTINUE, b"")
         return None
 
     @property
     def needs_turn(self) -> bool:
         """Whether `intake.begin_turn` and `next_request` must be called in the next turn of the event loop."""
-        if self.intake.share.ends_ns:
+        if self.intake.turn_ends_ns:
             return True
-        queue = self.queue
-        if self.state is not ACTIVE or self.intake.data is None or self.paused or queue.begun < len(queue.exchanges):
+        if self.state is not states.ACTIVE or self.intake.data is None or self.paused or self.begun < len(self.queue):
             return False
-        return queue.held_bytes <= self._service.limits.high_water_bytes
+        return self.held_bytes <= self._service.limits.high_water_bytes
 
     def _may_begin(self, exchange: Exchange) -> bool:
-        queue, limits = self.queue, self._service.limits
-        if self.paused or exchange.unpacking or self.state not in (ACTIVE, FINISHING):
+        limits = self._service.limits
+        if self.paused or exchange.unpacking or self.state not in (states.ACTIVE, states.FINISHING):
             return False
-        if queue.begun >= limits.max_pipelined or queue.held_bytes > limits.high_water_bytes:
+        if self.begun >= limits.max_pipelined or self.held_bytes > limits.high_water_bytes:
             return False
         if self.output.size_bytes > limits.high_water_bytes:  # it must be written first: the client may not read it
             return False
-        return exchange.answer is not None or self.intake.share.take_request()
-
-    def _parse_piece(self) -> bool:
-        """Parse a piece of the input; return False if there is none, or it has to wait. No request is parked."""
-        if self.state is not ACTIVE or self.paused or self.queue.held_bytes > self._service.limits.high_water_bytes:
-            return False
-        if not self.intake.parse_piece():
-            return False
-        if self.intake.ended:
-            self._stop_reading()
-        return True
+        return exchange.answer is not None or self.intake.take_share()
 
     def _stop_reading(self) -> None:
-        """Read no request after those in the queue."""
-        self.change(LAST)
+        self.change(states.LAST)
         self.intake.stop()
         self.intake.discard()
 
@@ -201,31 +166,35 @@ class Pipeline(Exchanges[Exchange]):
     # --- answers in
 
     def adopt(self, request: Request, *, may_gzip: bool, deferred: Deferred | None = None) -> Exchange:
-        """Take over a request that the fast path has begun."""
-        self.change(WORK)
+        self.change(states.WORK)
         exchange = Exchange(RequestHead(request, True, may_gzip), deferred=deferred)
-        self.queue.park(exchange)
-        self.queue.begin(exchange)
+        self.queue.append(exchange)
+        self.charges.park(exchange, len(request.body))
+        self.begun += 1
+        self.charges.begin(exchange)
         return exchange
 
-    def _make_ready(self, exchange: Exchange, response: Response, size_bytes: int) -> None:
-        self.queue.make_ready(exchange, response, size_bytes)
+    def send(self, exchange: Exchange, response: Response) -> None:
+        exchange.answer = response
+        waits = bool(self.queue) and self.queue[0] is not exchange
+        self.hold(exchange, body_bytes(response.body) if waits else 0)
 
     def hold(self, exchange: Exchange, size_bytes: int) -> None:
-        self.queue.hold(exchange, size_bytes)
+        self.held_bytes += size_bytes - exchange.held_bytes
+        exchange.held_bytes = size_bytes
 
     def defer(self, exchange: Exchange, deferred: Deferred) -> None:
         super().defer(exchange, deferred)
-        if self.ending is EOF:
+        if self.ending is states.EOF:
             self.call(deferred.hurry)
 
     def grant(self, exchange: Exchange, stream: Stream) -> None:
         """Take a stream as the answer to a request. No request after it is handled."""
         exchange.answer = stream
         self.charges.finish(exchange)
-        self._abandon(self.queue.drop_from(self.queue.begun))
+        self._drop_from(self.begun)
         if isinstance(stream, Upgrade):
-            self.change(GRANT)
+            self.change(states.GRANT)
         else:
             self._stop_reading()
 
@@ -236,13 +205,15 @@ class Pipeline(Exchanges[Exchange]):
         if isinstance(answer, Stream):
             self._open_stream(exchange, answer)
             return
-        last = not exchange.head.keep_alive or (self.ending is not NOT_ENDING and self._is_last())
+        last = not exchange.head.keep_alive
+        if self.ending is not states.NOT_ENDING and not self.queue and self.intake.data is None:
+            last = last or self.ending is states.EOF or self.intake.phase == BETWEEN
         if self.output.add(exchange, answer, last=last):
             self._finish()
 
     def _open_stream(self, exchange: Exchange, stream: Stream) -> None:
         """Make the stream the owner of the connection: what came after its request is never handled."""
-        self._drop_queue()
+        self._drop_from(0)
         try:
             self.output.add_stream(exchange, stream)
         except Exception as error:
@@ -250,22 +221,16 @@ class Pipeline(Exchanges[Exchange]):
             self.output.add_last(failure(exchange.head.request, error))
             self._finish()
             return
-        if exchange.head.head_only or self.ending is EOF:
+        if exchange.head.head_only or self.ending is states.EOF:
             self.call(stream.closed)
             self._finish()
             return
         if not isinstance(stream, Upgrade):
             self.intake.take_rest()  # there is no protocol that wants it
-        self.charges.note_output(self.account, 0)
+        self.charges.note(self.account, 0)
         self.account = STREAMS
         self.stream = stream
-        self.change(OPEN)
-
-    def _is_last(self) -> bool:
-        """Whether no answer follows on a connection that is to end."""
-        if self.queue.exchanges or self.intake.data is not None:
-            return False
-        return self.ending is EOF or self.intake.phase == BETWEEN
+        self.change(states.OPEN)
 
     def _finish(self) -> None:
         """End the connection after its last answer so that the client can still read it.
@@ -273,34 +238,30 @@ class Pipeline(Exchanges[Exchange]):
         Closing a socket with unread input resets it, and a reset can destroy an answer on its way. So where input may
         follow, only our side is shut, and input is discarded until the client closes too, or for a while.
         """
-        self._drop_queue()
-        whole = self.intake.is_whole
+        self._drop_from(0)
+        whole = self.intake.data is None and self.intake.phase == BETWEEN
         self.intake.stop()
         self.intake.discard()
-        self.change(CLOSE if whole or self.ending is EOF else SHUT)
+        self.change(states.CLOSE if whole or self.ending is states.EOF else states.SHUT)
 
     def refuse(self, error: TopicsError) -> None:
-        """Answer a new connection that has no room with `error`, before it asks anything, and end it."""
         self.output.add_last(error_response(error))
-        self.change(SHUT)
+        self.change(states.SHUT)
 
     # --- deadlines
 
     def deadline(self, unsent_bytes: int) -> tuple[Wait, int] | None:
-        """Return what the client must do next and within how many ms; None while nothing is expected of it.
-
-        `unsent_bytes` is what was written and the operating system has not taken.
-        """
+        """Return what the client must do next and within how many ms; None while nothing is expected of it."""
         state, limits = self.state, self._service.limits
-        if state in (STREAMING, ABORTED, CLOSED):
+        if state in (states.STREAMING, states.ABORTED, states.CLOSED):
             return None  # a stream finds out by its own heartbeat, and costs nothing while its reader sleeps
         if unsent_bytes:
-            return Wait.READ, self._close_timeout_ms
-        if state is LINGERING:
+            return Wait.READ, self.close_timeout_ms
+        if state is states.LINGERING:
             return Wait.CLOSE, limits.linger_timeout_ms
-        if state is CLOSING:
-            return Wait.CLOSE, self._close_timeout_ms
-        if state is AWAITING or self.queue.exchanges or self.intake.data is not None:
+        if state is states.CLOSING:
+            return Wait.CLOSE, self.close_timeout_ms
+        if state is states.AWAITING or self.queue or self.intake.data is not None:
             return None
         phase = self.intake.phase
         if phase == BETWEEN:
@@ -310,56 +271,47 @@ class Pipeline(Exchanges[Exchange]):
         return Wait.END_BODY, limits.body_timeout_ms
 
     def time_out(self, wait: Wait) -> None:
-        """End the connection, because its client did not do in time what it had to."""
         reader = self.intake.reader
         if wait is Wait.BEGIN:
-            self.change(CLOSE)
+            self.change(states.CLOSE)
         elif wait in (Wait.READ, Wait.CLOSE) or reader is None or not reader.wanted:
-            self.change(ABORT)
+            self.change(states.ABORT)
         else:
-            self.change(LAST)
+            self.change(states.LAST)
             self.intake.fail(TopicsError(Code.REQUEST_TIMEOUT, "the request did not arrive completely in time"))
-
-    def give_up(self) -> None:
-        """Shorten the time that the client has for reading the last bytes: it was slow for long enough."""
-        self._close_timeout_ms = self._service.limits.linger_timeout_ms
 
     # --- the end
 
     def rest(self) -> None:
         """After the output is written: become idle if everything is done, or close if the connection is to end."""
         intake = self.intake
-        if self.state is not ACTIVE or self.queue.exchanges or intake.data is not None:
+        if self.state is not states.ACTIVE or self.queue or intake.data is not None:
             return
         between = intake.phase == BETWEEN
         if between and intake.reader is not None:
             intake.reader.rest()
-        if self.ending is EOF or (self.ending is DRAIN and between):
-            self.change(CLOSE)
+        if self.ending is states.EOF or (self.ending is states.DRAIN and between):
+            self.change(states.CLOSE)
         elif between and not self.paused:
-            self.change(REST)
+            self.change(states.REST)
 
     def drain(self) -> None:
-        """Finish what has begun, then end: `rest` closes."""
-        self.ending = max(self.ending, DRAIN)
-        if self.state is IDLE:
-            self.change(WORK)
+        self.ending = max(self.ending, states.DRAIN)
+        if self.state is states.IDLE:
+            self.change(states.WORK)
 
     def give_up_input(self, error: TopicsError) -> None:
-        """Drop requests that were not begun, whole or not; answer the first of them with `error`, and end."""
-        if self.intake.reader is None or self.state not in (ACTIVE, UPGRADING, FINISHING):
+        if self.intake.reader is None or self.state not in (states.ACTIVE, states.UPGRADING, states.FINISHING):
             return
-        queue = self.queue
-        self._abandon(queue.drop_from(queue.begun))
-        if self.state is UPGRADING:  # the new protocol would miss the input that is dropped here
-            self._drop_begun(queue.drop_from(len(queue.exchanges) - 1))
-        self.change(LAST)
+        self._drop_from(self.begun)
+        if self.state is states.UPGRADING:  # the new protocol would miss the input that is dropped here
+            self._drop_from(len(self.queue) - 1)
+        self.change(states.LAST)
         self.intake.fail(error)
 
     def lose(self) -> None:
-        """Drop everything: the transport has ended."""
-        self.change(LOSE)
-        self._drop_queue()
+        self.change(states.LOSE)
+        self._drop_from(0)
         stream, self.stream = self.stream, None
         if stream is not None:
             self.call(stream.closed)
@@ -368,27 +320,26 @@ class Pipeline(Exchanges[Exchange]):
             self.call(hook)
 
     def _hook_failed(self) -> None:
-        self.change(ABORT)
+        self.change(states.ABORT)
 
-    def _drop_queue(self) -> None:
-        self._abandon(self.queue.drop_from(self.queue.begun))
-        self._drop_begun(self.queue.drop_from(0))
-
-    def _abandon(self, parked: list[Exchange]) -> None:
-        for exchange in parked:
-            if exchange.answer is None:
-                self.call(self._service.abandon, exchange.head.request)
-            elif isinstance(exchange.answer, Response):
-                self.never_sent(exchange.answer)
-
-    def _drop_begun(self, begun: list[Exchange]) -> None:
-        for exchange in begun:
+    def _drop_from(self, at: int) -> None:
+        """Drop the exchanges from position `at` on, and report each to the application, as far as it has come."""
+        dropped = self.queue[at:]
+        del self.queue[at:]
+        self.begun = min(self.begun, at)
+        for exchange in dropped:
+            exchange.dropped = True
+            self.hold(exchange, 0)
+            self.charges.release(exchange)
+        for exchange in dropped:
             if exchange.deferred is not None:
                 self.call(exchange.deferred.cancel)
             if isinstance(exchange.answer, Stream):
                 self.call(exchange.answer.closed)
             elif exchange.answer is not None:
                 self.never_sent(exchange.answer)
+            elif not exchange.begun:
+                self.call(self._service.abandon, exchange.head.request)
 
 
 class AnswerOutput:
@@ -421,13 +372,12 @@ class AnswerOutput:
             self.add_last(failure(head.request, error), head_only=head.head_only)
             return True
         bodiless = head.head_only or answer.status in BODILESS
-        self._append(start, b"" if bodiless else answer.body)
+        self.append(start, b"" if bodiless else answer.body)
         return last
 
     def add_last(self, answer: Response, *, head_only: bool = False) -> None:
-        """Add an answer after which the connection ends."""
         start = self._heads.whole(answer, body_bytes(answer.body), CONNECTION_CLOSE)
-        self._append(start, b"" if head_only else answer.body)
+        self.append(start, b"" if head_only else answer.body)
 
     def add_stream(self, exchange: Exchange, stream: Stream) -> None:
         """Add the head of a stream. Raise ValueError for a header field that cannot be sent."""
@@ -435,18 +385,14 @@ class AnswerOutput:
         start = heads.switching(stream.head) if isinstance(stream, Upgrade) else heads.endless(stream.head)
         if exchange.head.head_only:  # nothing follows and the connection ends: the client must not keep it
             start = start.replace(KEEP_ALIVE, CONNECTION_CLOSE)
-        self._append(start, b"")
-
-    def add_continue(self) -> None:
-        """Add 100 Continue."""
-        self._append(CONTINUE, b"")
+        self.append(start, b"")
 
     def take_sent_hooks(self) -> list[Callable[[], None]]:
         """Return the hooks of the answers that were added, and forget them."""
         hooks, self.sent_hooks = self.sent_hooks, []
         return hooks
 
-    def _append(self, start: bytes, body: Body) -> None:
+    def append(self, start: bytes, body: Body) -> None:
         self.parts.append(start)
         if isinstance(body, bytes):
             if body:

@@ -1,16 +1,4 @@
-"""States of one HTTP connection, and the table of the changes between them. Pure.
-
-IDLE       no request is in progress: the fast path may take the next read
-AWAITING   one request of the fast path waits for a deferred answer, and nothing else has happened since
-ACTIVE     requests are parsed, handled and answered by the pipeline
-FINISHING  no further request is read; the answers that are due still go out
-UPGRADING  an upgrade was granted and waits for the answers before it; input is kept for the new protocol
-STREAMING  a stream or an upgraded protocol owns the connection
-LINGERING  the last answer is written and our side is shut; input is discarded until the client closes
-CLOSING    the transport closes once everything written has left
-ABORTED    the transport is to be reset: a hook failed, or the client was too slow
-CLOSED     the connection is lost
-"""
+"""States of one HTTP connection, and the table of the changes between them. Pure."""
 
 from enum import IntEnum, auto
 
@@ -18,25 +6,23 @@ from enum import IntEnum, auto
 class ConnectionState(IntEnum):
     """What a connection is doing. An IntEnum, because the hash of an Enum's member is computed in Python."""
 
-    IDLE = auto()
-    AWAITING = auto()
-    ACTIVE = auto()
-    FINISHING = auto()
-    UPGRADING = auto()
-    STREAMING = auto()
-    LINGERING = auto()
-    CLOSING = auto()
-    ABORTED = auto()
-    CLOSED = auto()
+    IDLE = auto()  # no request is in progress: the fast path may take the next read
+    AWAITING = auto()  # one request of the fast path waits for a deferred answer, and nothing else has happened since
+    ACTIVE = auto()  # requests are parsed, handled and answered by the pipeline
+    FINISHING = auto()  # no further request is read; the answers that are due still go out
+    UPGRADING = auto()  # an upgrade was granted and waits for the answers before it; input is kept for the new protocol
+    STREAMING = auto()  # a stream or an upgraded protocol owns the connection
+    LINGERING = auto()  # the last answer is written and our side is shut; input is discarded until the client closes
+    CLOSING = auto()  # the transport closes once everything written has left
+    ABORTED = auto()  # the transport is to be reset: a hook failed, or the client was too slow
+    CLOSED = auto()  # the connection is lost
 
 
-# Modules import these names: `ConnectionState.IDLE` takes 0.2 µs in Python 3.11, and a request needs a dozen of them.
+# Other modules use these names: `ConnectionState.IDLE` takes 0.2 µs in Python 3.11, and a request needs a dozen.
 IDLE, AWAITING, ACTIVE, FINISHING, UPGRADING, STREAMING, LINGERING, CLOSING, ABORTED, CLOSED = ConnectionState
 
 
 class ConnectionEvent(IntEnum):
-    """What changes the state of a connection."""
-
     DEFER = auto()  # the answer to a request of the fast path comes later
     ANSWER = auto()  # that answer is written
     WORK = auto()  # something happens that the fast path cannot do
@@ -64,10 +50,7 @@ class Ending(IntEnum):
 NOT_ENDING, DRAIN, EOF = Ending
 
 
-_OPEN_STATES = (
-    IDLE, AWAITING, ACTIVE, FINISHING, UPGRADING, STREAMING, LINGERING,
-    CLOSING,
-)  # fmt: skip
+_OPEN_STATES = (IDLE, AWAITING, ACTIVE, FINISHING, UPGRADING, STREAMING, LINGERING, CLOSING)
 
 TRANSITIONS: dict[tuple[ConnectionState, ConnectionEvent], ConnectionState] = {
     (IDLE, DEFER): AWAITING,

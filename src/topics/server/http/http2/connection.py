@@ -1,20 +1,14 @@
-"""One socket with HTTP/2: the asyncio protocol that drives a `Http2Session`.
-
-`http/server.py` hands the transport over after the preface. Everything that a turn of the event loop has
-for the client goes out with one write.
-"""
-
-from __future__ import annotations
+"""One socket with HTTP/2: the asyncio protocol that drives a `Http2Session`. One write for each turn of the loop."""
 
 import asyncio
 
 from h2.errors import ErrorCodes
 
-from topics.errors import TopicsError
+from topics.errors import Code, TopicsError
 from topics.server.http.exchange import ExchangeConnection
 from topics.server.http.http2.session import Http2Session
 from topics.server.http.http2.stream import Http2Stream, Input
-from topics.server.http.messages import Stream
+from topics.server.http.messages import Stream, error_response
 from topics.server.http.service import Service
 from topics.server.limits.budget import ANSWERS, STREAMS
 
@@ -22,27 +16,17 @@ WRITE_BYTES = 256 << 10  # of answers that are written at once; the transport ma
 
 
 class Http2Connection(ExchangeConnection[Http2Stream]):
-    """The protocol object of one socket, after the preface."""
-
     def __init__(self, server: Service, transport: asyncio.Transport, peer: str) -> None:
         super().__init__(server)
-        self._transport = transport
+        self.transport = transport
         self._loop = asyncio.get_running_loop()
         self.session = self.exchanges = Http2Session(server, peer, self._loop.time())
         self.high_water_bytes = server.limits.high_water_bytes
         self._turn: asyncio.Handle | None = None  # reads, answers and writes more
         self._pumping = False
-        self._closed = False
         # For the deadlines: what the client has not read, and when that last changed.
         self._seen: object = None
         self._seen_at = self._loop.time()
-
-    @property
-    def served(self) -> int:
-        """Requests whose head was understood."""
-        return self.session.served
-
-    # --- the transport
 
     def data_received(self, data: bytes) -> None:
         session = self.session
@@ -56,7 +40,7 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._closed = True
+        self.closed = True
         if self._turn is not None:
             self._turn.cancel()
         self.session.lose()
@@ -71,11 +55,9 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
         self.session.paused = False
         self.proceed()
 
-    # --- work
-
     def proceed(self) -> None:
         """Read, answer and write more in the next turn of the event loop."""
-        if self._turn is None and not self._closed:
+        if self._turn is None and not self.closed:
             self._turn = self._loop.call_soon(self._next_turn)
 
     def _next_turn(self) -> None:
@@ -84,8 +66,7 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
         self.pump()
 
     def pump(self) -> None:
-        """Handle the requests that have come, and write what there is for the client."""
-        if self._pumping or self._closed:
+        if self._pumping or self.closed:
             return
         self._pumping = True
         session = self.session
@@ -93,46 +74,36 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
             # Bound: the share of the connection in one turn, see `Http2Session.next_request`.
             while (stream := session.next_request()) is not None:
                 self.handle(stream)
-            self._open_streams()
-            self._write()
+            # Bound: each round opens an answer that was granted.
+            while session.opened:
+                stream = session.opened.pop(0)
+                if isinstance(stream.answer, Stream):
+                    session.call(stream.answer.opened, Http2Sink(self, self._server, stream))
+                    if session.draining:
+                        session.output.end(stream)
+            if not session.paused or session.ended:
+                data = session.fill(WRITE_BYTES)
+                if data:
+                    self.transport.write(data)
         finally:
             self._pumping = False
         self._follow()
 
-    def _open_streams(self) -> None:
-        session = self.session
-        # Bound: each round opens an answer that was granted.
-        while session.opened:
-            stream = session.opened.pop(0)
-            if isinstance(stream.answer, Stream):
-                session.call(stream.answer.opened, Http2Sink(self, self._server, stream))
-                if session.draining:
-                    session.end_stream(stream)
-
-    def _write(self) -> None:
-        """Write what there is for the client: at most `WRITE_BYTES` of answers, and nothing while it reads nothing."""
-        session = self.session
-        if not session.paused or session.ended:
-            data = session.fill(WRITE_BYTES)
-            if data:
-                self._transport.write(data)
-
     def _follow(self) -> None:
-        """See to what is left: unpack bodies, begin the next turn, close, read on or stop reading."""
         session = self.session
-        if session.ended or (session.is_drained and not session.has_output):
+        has_output = bool(session.output or session.goaway)
+        if session.ended or (session.draining and not session.streams and not has_output):
             self.close()
             return
         if session.packed:
             self.unpack_in_threads()
-        if session.needs_turn or (session.has_output and not session.paused) or session.opened:
+        if session.needs_turn or (has_output and not session.paused) or session.opened:
             self.proceed()
         self._pace_reading()
         self.note_memory()
 
     def _pace_reading(self) -> None:
-        """Read from the client only while there is room for what it sends."""
-        wanted, transport = self.session.wants_input, self._transport
+        wanted, transport = self.session.wants_input, self.transport
         if wanted is transport.is_reading() or transport.is_closing():
             return
         if wanted:
@@ -140,41 +111,26 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
         else:
             transport.pause_reading()
 
-    # --- memory
-
-    def unsent_bytes(self) -> int:
-        """Return the bytes that were written and that the operating system has not taken."""
-        return 0 if self._closed else self._transport.get_write_buffer_size()
-
     def note_memory(self) -> None:
         session, charges = self.session, self.session.charges
         charges.note_input(self, session.input.unparsed_bytes)
-        charges.note_output(ANSWERS, session.output.unsent[ANSWERS] + self.unsent_bytes())
-        charges.note_output(STREAMS, session.output.unsent[STREAMS])
-
-    def give_up_input(self, error: TopicsError) -> None:
-        """Refuse the requests that are still being received: the memory budget is exhausted."""
-        self.session.give_up_input(error)
-        self.note_memory()
-        self.proceed()
+        charges.note(ANSWERS, session.output.unsent[ANSWERS] + self.unsent_bytes())
+        charges.note(STREAMS, session.output.unsent[STREAMS])
 
     def is_short_of_memory(self, stream: Http2Stream) -> bool:
         """Return whether the client has not taken what it was sent, while the budget is full."""
         return self._server.budget.full and bool(stream.unsent_bytes or self.unsent_bytes())
 
-    # --- for the server
-
     def sweep(self, now: float) -> None:
-        """End what the client has not done in time: the connection, or single streams."""
         limits, session = self._server.limits, self.session
-        unsent_bytes = self._transport.get_write_buffer_size()
+        unsent_bytes = self.transport.get_write_buffer_size()
         seen: object = unsent_bytes or (session.served, bool(session.streams))
         if seen != self._seen:
             self._seen, self._seen_at = seen, now
         quiet_ms = (now - self._seen_at) * 1000
         if unsent_bytes:
             if quiet_ms > (limits.linger_timeout_ms if session.ended else limits.write_timeout_ms):
-                self._transport.abort()
+                self.transport.abort()
             return
         if not session.streams and quiet_ms > limits.idle_timeout_ms:
             session.drain()
@@ -199,7 +155,8 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
         for stream in list(session.streams.values()):
             if stream.input is Input.COMING:
                 if (now - stream.begun_at) * 1000 > limits.body_timeout_ms:
-                    session.refuse_late(stream)
+                    error = TopicsError(Code.REQUEST_TIMEOUT, "the request did not arrive completely in time")
+                    session.refuse(stream, error_response(error))
                     ended = True
             elif stream.unsent_bytes != stream.seen or not stream.ends:
                 stream.seen, stream.seen_at = stream.unsent_bytes, now
@@ -211,41 +168,27 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
         return ended
 
     def idle_since(self) -> float | None:
-        """Return when the connection was found idle after its last request; None while it is not idle."""
         session = self.session
         if session.streams or self._seen != (session.served, False) or self.unsent_bytes():
             return None
         return self._seen_at
 
-    def refuse(self, error: TopicsError) -> None:
-        """End a connection that has no room."""
-        self.session.fail(ErrorCodes.ENHANCE_YOUR_CALM)
-        self.pump()
-
     def drain(self) -> None:
-        """Finish what has begun, then close."""
         self.session.drain()
         for stream in list(self.session.streams.values()):
             if stream.is_live:
-                self.session.end_stream(stream)
+                self.session.output.end(stream)
         self.proceed()
 
     def close(self) -> None:
-        """Close once everything written has left."""
-        if not self._closed:
+        if not self.closed:
             if not self.session.draining and not self.session.ended:
                 self.session.drain()
-                self._transport.write(self.session.fill(0))
-            self._transport.close()
-
-    def abort(self) -> None:
-        """Reset the connection."""
-        self._transport.abort()
+                self.transport.write(self.session.fill(0))
+            self.transport.close()
 
 
 class Http2Sink:
-    """The `Sink` of one stream of a connection."""
-
     __slots__ = ("_connection", "_high_water_bytes", "_server", "_stream", "held")
 
     def __init__(self, connection: Http2Connection, server: Service, stream: Http2Stream) -> None:
@@ -257,31 +200,30 @@ class Http2Sink:
         self.held = False
 
     def write(self, data: bytes) -> bool:
-        connection = self._connection
-        short = connection.is_short_of_memory(self._stream)
-        room = connection.session.write(self._stream, data, self._high_water_bytes)
+        connection, stream = self._connection, self._stream
+        short = connection.is_short_of_memory(stream)
+        if not stream.dropped and not stream.ends:
+            connection.session.output.queue(stream, data)
+            stream.full = stream.full or stream.unsent_bytes > self._high_water_bytes
         connection.proceed()
-        if room and short:
-            self._server.block(self)
+        if stream.dropped or stream.ends or stream.full:
             return False
-        return room
+        if short:
+            self._server.block(self)
+        return not short
 
     def close(self) -> None:
-        self._connection.session.end_stream(self._stream)
+        self._connection.session.output.end(self._stream)
         self._connection.proceed()
 
     def give_up(self) -> None:
         self._stream.given_up = True
-
-    def buffered(self) -> int:
-        return self._stream.unsent_bytes
 
     def hold(self, held: bool, /) -> None:
         """Do nothing: an answer without end reads nothing from the client."""
         self.held = held
 
     def unblock(self) -> bool:
-        """Let an answer go on that was short of memory; return False if it still is."""
         stream, connection = self._stream, self._connection
         if stream.ends or stream.full or not isinstance(stream.answer, Stream):
             return True

@@ -1,15 +1,10 @@
 """Input of one HTTP/2 connection: cut into frames, metered, and in bounded parts per turn of the event loop. Pure.
 
-The package `h2` would take any number of frames at once, and looks at the length of a frame only once it has all of it.
-
 Frames that make the server work and ask nothing of it are free for an attacker: pings, settings, resets of streams that
 were just opened, empty pieces of bodies. Each takes a token. A connection gets `TOKENS` at its start, `TOKENS_PER_S`
-from then on, and more with every answer and every piece of an answer that the server sends, so that a client which uses
-the server never runs out of them. A header block is limited as a whole: its CONTINUATION frames may come without end
-(RFC 9113 section 6.10).
+from then on, and more with everything that the server sends. A header block is limited as a whole: its CONTINUATION
+frames may come without end (RFC 9113 section 6.10).
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 
@@ -55,76 +50,33 @@ TOKENS = 1000
 TOKENS_PER_S = 100
 
 
-class FrameMeter:
-    """Counts the frames of one connection."""
-
-    __slots__ = ("_at", "_block_bytes", "_max_block_bytes", "_tokens", "in_block")
-
-    def __init__(self, *, max_block_bytes: int, now: float) -> None:
-        self._max_block_bytes = max_block_bytes
-        self._block_bytes = 0
-        self.in_block = False  # a header block has begun and not ended
-        self._tokens = float(TOKENS)
-        self._at = now
-
-    def earn(self, frames: int) -> None:
-        """Allow as many more frames: the server has sent something that was asked for."""
-        self._tokens = min(self._tokens + frames, TOKENS)
-
-    def take(self, kind: int, flags: int, length: int, now: float) -> bool:
-        """Count a frame. Return False if the client sends too many, or too long a header block."""
-        if kind in (HEADERS, CONTINUATION):
-            self._block_bytes = length if kind == HEADERS else self._block_bytes + length
-            self.in_block = not flags & END_HEADERS
-            if self._block_bytes > self._max_block_bytes:
-                return False
-            if kind == HEADERS or length:
-                return True
-        elif kind == DATA and (length or flags & END_STREAM):
-            return True
-        self._tokens = min(self._tokens + (now - self._at) * TOKENS_PER_S, TOKENS)
-        self._at = now
-        self._tokens -= 1
-        return self._tokens >= 0
-
-
 FRAMES_PER_TURN = 256
 TURN_NS = 2_000_000  # of work on the input of one connection, after which the others come first
 
 
 class SessionInput:
-    """Bytes of the client that are not parsed."""
-
     __slots__ = (
-        "_at",
-        "_clock_ns",
-        "_data",
-        "_ends_ns",
-        "_frames_left",
-        "_greeted",
-        "_meter",
-        "_since",
-        "error",
-        "now",
-    )
+        "_at", "_block_bytes", "_clock_ns", "_counted_at", "_data", "_ends_ns", "_frames_left", "_greeted", "_in_block",
+        "_max_block_bytes", "_since", "_tokens", "error", "now",
+    )  # fmt: skip
 
     def __init__(self, clock_ns: Callable[[], int], *, max_block_bytes: int, now: float) -> None:
         self._clock_ns = clock_ns
         self._data, self._at = b"", 0
         self._greeted = False  # the preface has come
         self._frames_left = self._ends_ns = 0
-        self._meter = FrameMeter(max_block_bytes=max_block_bytes, now=now)
+        self._max_block_bytes, self._block_bytes = max_block_bytes, 0
+        self._in_block = False  # a header block has begun and not ended
+        self._tokens, self._counted_at = float(TOKENS), now
         self._since = now  # when the input last was whole
         self.now = now  # the time of the last input, or of the last sweep
         self.error: ErrorCodes | None = None  # what is wrong with the input, after `next_frame` has returned None
 
     def add(self, data: bytes, now: float) -> None:
-        """Add bytes of the client."""
         self.now = now
         self._data += data
 
     def begin_turn(self) -> None:
-        """Begin a new turn of the event loop: the connection has its whole share again."""
         self._frames_left = FRAMES_PER_TURN
         self._ends_ns = self._clock_ns() + TURN_NS
 
@@ -155,26 +107,40 @@ class SessionInput:
         length = int.from_bytes(data[at : at + 3], "big")
         if length > MAX_FRAME_BYTES:
             self.error = ErrorCodes.FRAME_SIZE_ERROR
-        elif not self._meter.take(data[at + 3], data[at + 4], length, self.now):
+        elif not self._count(data[at + 3], data[at + 4], length):
             self.error = ErrorCodes.ENHANCE_YOUR_CALM
         if self.error is not None:
             return None
         end = self._at = at + HEAD_BYTES + length
-        if end == len(data) and not self._meter.in_block:
+        if end == len(data) and not self._in_block:
             self._since = self.now
         return data[at:end]
 
+    def _count(self, kind: int, flags: int, length: int) -> bool:
+        """Count a frame. Return False if the client sends too many, or too long a header block."""
+        if kind in (HEADERS, CONTINUATION):
+            self._block_bytes = length if kind == HEADERS else self._block_bytes + length
+            self._in_block = not flags & END_HEADERS
+            if self._block_bytes > self._max_block_bytes:
+                return False
+            if kind == HEADERS or length:
+                return True
+        elif kind == DATA and (length or flags & END_STREAM):
+            return True
+        self._tokens = min(self._tokens + (self.now - self._counted_at) * TOKENS_PER_S, TOKENS)
+        self._counted_at = self.now
+        self._tokens -= 1
+        return self._tokens >= 0
+
     def earn(self, frames: int) -> None:
         """Allow as many more frames: the server has sent something that was asked for."""
-        self._meter.earn(frames)
+        self._tokens = min(self._tokens + frames, TOKENS)
 
     def trim(self) -> None:
-        """Free what is parsed."""
         if self._at:
             self._data, self._at = self._data[self._at :], 0
 
     def drop(self) -> None:
-        """Free everything."""
         self._data, self._at = b"", 0
 
     @property
@@ -184,7 +150,7 @@ class SessionInput:
     def waits_since(self, now: float) -> float | None:
         """Return since when the rest of a frame or of a header block is missing; None if nothing is."""
         self.now = now
-        if not self.unparsed_bytes and not self._meter.in_block:
+        if not self.unparsed_bytes and not self._in_block:
             self._since = now
             return None
         return self._since

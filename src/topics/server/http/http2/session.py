@@ -1,55 +1,94 @@
 """One HTTP/2 connection without I/O: bytes in, requests out; answers in, bytes out, in turn for all streams.
 
-The caller (`connection.py`, or a test) passes input to `receive`, calls `next_request` until it returns None, and
-passes each answer back. Then it writes what `fill` returns, and closes the transport once `ended` is set. Nothing here
-waits, touches a socket or starts a timer.
-
-Each stream has its own queue of bytes that have to go out. `fill` takes one frame of each in turn, as far as the
-windows of the stream and of the connection allow (RFC 9113 section 5.2): a client that does not read one answer gets
-the others.
+The caller passes input to `receive`, calls `next_request` until it returns None, and passes each answer back. Then it
+writes what `fill` returns, and closes the transport once `ended` is set.
 """
 
-from __future__ import annotations
-
+import re
 from collections import deque
+from collections.abc import Iterable
 
+from h2 import events
 from h2.errors import ErrorCodes
-from h2.events import (
-    ConnectionTerminated,
-    DataReceived,
-    Event,
-    RemoteSettingsChanged,
-    RequestReceived,
-    StreamEnded,
-    StreamReset,
-    WindowUpdated,
-)
 from h2.exceptions import ProtocolError
 from hyperframe.frame import GoAwayFrame
 
-from topics.errors import Code, TopicsError
+from topics.errors import Code, TopicsError, invalid
 from topics.server.http.answers import BODILESS, failure, log
 from topics.server.http.exchange import Exchanges
-from topics.server.http.http2.head import answer_head, read_head
 from topics.server.http.http2.input import Frames, SessionInput
 from topics.server.http.http2.stream import Http2Stream, Input, SessionOutput
-from topics.server.http.messages import Request, Response, Stream, Upgrade, body_bytes, error_response
-from topics.server.http.request.head import RequestHead
+from topics.server.http.http_limits import HttpLimits
+from topics.server.http.messages import JSON, Header, Request, Response, Stream, Upgrade, body_bytes, error_response
+from topics.server.http.request.head import SINGLE, RequestHead, check, check_fields
 from topics.server.http.service import Service
+
+_TARGET = re.compile(rb"[!-~]+")
+_METHOD = re.compile(rb"[A-Z]{1,16}")
+# Fields that the transport sets, or that HTTP/2 does not have.
+_TRANSPORT_FIELDS = frozenset(
+    (b"connection", b"content-length", b"transfer-encoding", b"date", b"keep-alive", b"upgrade", b"proxy-connection")
+)
+
+
+def read_head(fields: Iterable[tuple[bytes, bytes]], limits: HttpLimits, peer: str) -> RequestHead:
+    """Return the checked head of a request. Raise `TopicsError` for what this server does not accept."""
+    special: dict[bytes, bytes] = {}
+    headers: dict[bytes, bytes] = {}
+    count = size_bytes = 0
+    repeated = False
+    for name, value in fields:
+        size_bytes += len(name) + len(value)
+        if name.startswith(b":"):
+            special[name] = value
+            continue
+        count += 1
+        value = value.strip(b" \t")
+        if name in headers:
+            repeated = repeated or name in SINGLE
+            value = b"%b, %b" % (headers[name], value)
+        headers[name] = value
+    if (authority := special.get(b":authority")) is not None:
+        headers[b"host"] = authority
+    check_fields(headers, limits, count, size_bytes, repeated=repeated)
+    method, target = special.get(b":method", b""), special.get(b":path", b"")
+    if method == b"CONNECT":
+        raise invalid("CONNECT is not supported: this server is not a proxy")
+    if _METHOD.fullmatch(method) is None or _TARGET.fullmatch(target) is None:
+        raise invalid("the method or the request target is malformed")
+    return check(method=method.decode(), version="1.1", url=target, headers=headers, peer=peer, keep_alive=True)
+
+
+def answer_head(response: Response, date: bytes, length: int | None) -> list[Header]:
+    """Return the head of an answer; `length` is None for one without end. Raise ValueError for a bad field."""
+    head: list[Header] = [(b":status", b"%d" % response.status), (b"date", date)]
+    if response.status not in BODILESS:
+        head.append((b"content-type", response.content_type))
+        head.append((b"x-content-type-options", b"nosniff"))
+        if response.content_type == JSON:
+            head.append((b"cache-control", b"no-store"))
+        if length is not None:
+            head.append((b"content-length", b"%d" % length))
+    for name, value in response.headers:
+        name = name.lower()
+        if name in _TRANSPORT_FIELDS:
+            continue
+        if b"\r" in value or b"\n" in value:
+            raise ValueError("a header field is one line")
+        head.append((name, value))
+    return head
+
 
 FRAMES_PER_ANSWER = 3  # that a client may send for each answer, and for each frame of one, without being a flood
 MAX_TABLE_BYTES = 4096  # RFC 7541 section 4.2, the default
 
 
 class Http2Session(Exchanges[Http2Stream]):
-    """The streams of one connection."""
-
     def __init__(self, service: Service, peer: str, now: float) -> None:
         super().__init__(service)
         limits = service.limits
         self._peer = peer
         self.streams: dict[int, Http2Stream] = {}
-        self.served = 0  # requests whose head was understood
         self.ended = False  # nothing more is read or answered: close the transport once the output is written
         self.draining = False  # no further stream is accepted
         self.paused = False  # the transport holds more than the high-water mark
@@ -58,14 +97,13 @@ class Http2Session(Exchanges[Http2Stream]):
         self._last_number = 0  # of the streams that were accepted
         self.unwanted: dict[int, float] = {}  # streams whose request was answered while its body came, and when
         self.input = SessionInput(service.clock_ns, max_block_bytes=limits.max_header_bytes, now=now)
-        self._goaway = b""
+        self.goaway = b""
         self._h2 = Frames(limits.max_header_bytes)
         self.output = SessionOutput(self._h2)
 
     # --- bytes in
 
     def receive(self, data: bytes, now: float) -> None:
-        """Take bytes of the client. `next_request` parses them."""
         if not self.ended:
             self.input.add(data, now)
 
@@ -93,54 +131,56 @@ class Http2Session(Exchanges[Http2Stream]):
                 if self.input.error is not None:
                     self.fail(self.input.error)
                 break
-            self._feed(frame)
+            try:
+                for event in self._h2.receive_data(frame):
+                    if not self.ended:
+                        self._take_event(event)
+            except ProtocolError:
+                self._end()  # `h2` has made the GOAWAY
+            except Exception as error:
+                log.failure("http2_input_failed", error)
+                self.fail(ErrorCodes.INTERNAL_ERROR)
         self.input.trim()
         return None
 
-    def _feed(self, data: bytes) -> None:
-        try:
-            events = self._h2.receive_data(data)
-        except ProtocolError:
-            self._end()  # `h2` has made the GOAWAY
-            return
-        except Exception as error:
-            log.failure("http2_input_failed", error)
-            self.fail(ErrorCodes.INTERNAL_ERROR)
-            return
-        for event in events:
-            if not self.ended:
-                self._take_event(event)
-
-    def _take_event(self, event: Event) -> None:
-        if isinstance(event, DataReceived):
-            self._take_data(event)
-        elif isinstance(event, RequestReceived):
+    def _take_event(self, event: events.Event) -> None:
+        if isinstance(event, events.DataReceived):
+            if event.flow_controlled_length:
+                self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+            stream = self.streams.get(event.stream_id)
+            if stream is not None and stream.input is Input.COMING and event.data:
+                stream.body += event.data
+                if len(stream.body) > self._service.limits.max_body_bytes:
+                    self.refuse(stream, error_response(self._service.limits.body_too_large()))
+                else:
+                    self.charges.park(stream, len(stream.body))
+        elif isinstance(event, events.RequestReceived):
             self._take_head(event)
-        elif isinstance(event, StreamEnded):
+        elif isinstance(event, events.StreamEnded):
             self.unwanted.pop(event.stream_id, None)
             stream = self.streams.get(event.stream_id)
             if stream is not None:
                 self._take_end(stream)
-        elif isinstance(event, StreamReset):
+        elif isinstance(event, events.StreamReset):
             self.unwanted.pop(event.stream_id, None)
             stream = self.streams.get(event.stream_id)
             if stream is not None:
                 self._drop(stream)
-        elif isinstance(event, WindowUpdated):
+        elif isinstance(event, events.WindowUpdated):
             number = event.stream_id
             if not number or number in self.streams:
                 self.output.unblock(self.streams[number] if number else None)
-        elif isinstance(event, RemoteSettingsChanged):
+        elif isinstance(event, events.RemoteSettingsChanged):
             # The client decides how much both sides must remember to pack heads. This server remembers no more than
             # the default, whatever the client allows.
             self._h2.encoder.header_table_size = min(self._h2.encoder.header_table_size, MAX_TABLE_BYTES)
             self.output.unblock(None)  # the windows of all streams may have grown
-        elif isinstance(event, ConnectionTerminated):
+        elif isinstance(event, events.ConnectionTerminated):
             self.draining = True  # the client opens no further stream
 
     # --- requests
 
-    def _take_head(self, event: RequestReceived) -> None:
+    def _take_head(self, event: events.RequestReceived) -> None:
         number = event.stream_id
         assert number is not None
         if self.draining:
@@ -148,38 +188,33 @@ class Http2Session(Exchanges[Http2Stream]):
             return
         self._last_number = number
         limits = self._service.limits
+        refused: Response | None = None
         try:
             head = read_head(event.headers or (), limits, self._peer)
+            self.served += 1
         except TopicsError as error:
-            head = RequestHead(Request("", b"", b"", {}, b"", self._peer, 0))
-            self._refuse(self._add(number, head), error_response(error))
-            return
-        self.served += 1
-        stream = self._add(number, head)
+            head, refused = RequestHead(Request("", b"", b"", {}, b"", self._peer, 0)), error_response(error)
+        now = self.input.now
+        stream = self.streams[number] = Http2Stream(head, number=number, begun_at=now, seen_at=now)
+        self.charges.park(stream, 0)
         length = head.content_length if b"content-length" in head.request.headers else None
         if event.stream_ended is not None:
             length = 0
         if length is not None and length > limits.max_body_bytes:
-            self._refuse(stream, error_response(self._too_large()))
-            return
-        try:
-            refused = self._service.admit(head.request, length)
-        except Exception as error:
-            refused = failure(head.request, error)
+            refused = error_response(limits.body_too_large())
+        if refused is None:
+            try:
+                refused = self._service.admit(head.request, length)
+            except Exception as error:
+                refused = failure(head.request, error)
         if refused is not None:
-            self._refuse(stream, refused)
+            self.refuse(stream, refused)
             return
         stream.admitted = True
         if head.expects and length != 0:
             self._h2.send_headers(number, [(b":status", b"100")])
 
-    def _add(self, number: int, head: RequestHead) -> Http2Stream:
-        now = self.input.now
-        stream = self.streams[number] = Http2Stream(head, number=number, begun_at=now, seen_at=now)
-        self.charges.park(stream, 0)
-        return stream
-
-    def _refuse(self, stream: Http2Stream, response: Response) -> None:
+    def refuse(self, stream: Http2Stream, response: Response) -> None:
         """Answer a request without its body."""
         self._abandon(stream)
         if stream.input is Input.COMING:
@@ -187,19 +222,7 @@ class Http2Session(Exchanges[Http2Stream]):
         stream.body = bytearray()
         if self._service.request_log.noted_ns:
             self._service.request_log.note(stream.head.request, response)
-        self._send(stream, response)
-
-    def _take_data(self, event: DataReceived) -> None:
-        if event.flow_controlled_length:
-            self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
-        stream = self.streams.get(event.stream_id)
-        if stream is None or stream.input is not Input.COMING or not event.data:
-            return
-        stream.body += event.data
-        if len(stream.body) > self._service.limits.max_body_bytes:
-            self._refuse(stream, error_response(self._too_large()))
-        else:
-            self.charges.park(stream, len(stream.body))
+        self.send(stream, response)
 
     def _take_end(self, stream: Http2Stream) -> None:
         wanted, stream.input = stream.input is Input.COMING, Input.WHOLE
@@ -221,11 +244,7 @@ class Http2Session(Exchanges[Http2Stream]):
     def unpack_failed(self, exchange: Http2Stream, error: BaseException) -> None:
         exchange.unpacking = False
         self._abandon(exchange)
-        self._send(exchange, failure(exchange.head.request, error))
-
-    def _too_large(self) -> TopicsError:
-        most = self._service.limits.max_body_bytes
-        return TopicsError(Code.PAYLOAD_TOO_LARGE, f"the body is larger than {most} bytes")
+        self.send(exchange, failure(exchange.head.request, error))
 
     def _abandon(self, stream: Http2Stream) -> None:
         """Report a request to the application that was admitted and will not be handled."""
@@ -235,21 +254,18 @@ class Http2Session(Exchanges[Http2Stream]):
 
     # --- answers
 
-    def _make_ready(self, exchange: Http2Stream, response: Response, size_bytes: int) -> None:
-        self._send(exchange, response)
-
     def grant(self, exchange: Http2Stream, stream: Stream) -> None:
         if isinstance(stream, Upgrade):
             self.call(stream.closed)
             error = TopicsError(Code.INVALID_REQUEST, "a WebSocket needs a connection of its own, with HTTP/1.1")
-            self._send(exchange, error_response(error))
+            self.send(exchange, error_response(error))
             return
         self.charges.finish(exchange)
         try:
             head = answer_head(stream.head, self._service.answers.date, None)
         except ValueError as error:
             self.call(stream.closed)
-            self._send(exchange, failure(exchange.head.request, error))
+            self.send(exchange, failure(exchange.head.request, error))
             return
         exchange.answer = stream
         exchange.ends = exchange.head.head_only
@@ -257,8 +273,8 @@ class Http2Session(Exchanges[Http2Stream]):
             exchange.is_live = True
             self.opened.append(exchange)
 
-    def _send(self, stream: Http2Stream, response: Response) -> None:
-        """Send an answer, as far as the client takes it."""
+    def send(self, exchange: Http2Stream, response: Response) -> None:
+        stream = exchange
         self.charges.finish(stream)
         if stream.dropped:
             self.never_sent(response)
@@ -287,28 +303,7 @@ class Http2Session(Exchanges[Http2Stream]):
             self._finish(stream)
         return True
 
-    # --- answers without end
-
-    def write(self, stream: Http2Stream, data: bytes, high_water_bytes: int) -> bool:
-        """Send a piece of an answer without end. Return False if the client must read first, or has left."""
-        if stream.dropped or stream.ends:
-            return False
-        self.output.queue(stream, data)
-        if stream.unsent_bytes > high_water_bytes:
-            stream.full = True
-        return not stream.full
-
-    def end_stream(self, stream: Http2Stream) -> None:
-        """End an answer without end, after what was written."""
-        if not stream.dropped and not stream.ends:
-            self.output.end(stream)
-
     # --- bytes out
-
-    @property
-    def has_output(self) -> bool:
-        """Whether `fill` would return more."""
-        return bool(self.output) or bool(self._goaway)
 
     def fill(self, most_bytes: int) -> bytes:
         """Return bytes to write: frames of the protocol, and about `most_bytes` of answers, a frame of each in turn."""
@@ -326,8 +321,8 @@ class Http2Session(Exchanges[Http2Stream]):
                 if isinstance(stream.answer, Stream):
                     self.call(stream.answer.drained)
         # What is ready goes first: the Python library `h2`, in clients, takes nothing behind a GOAWAY.
-        sent = self._h2.data_to_send() + self._goaway
-        self._goaway = b""
+        sent = self._h2.data_to_send() + self.goaway
+        self.goaway = b""
         return sent
 
     def _finish(self, stream: Http2Stream) -> None:
@@ -337,42 +332,19 @@ class Http2Session(Exchanges[Http2Stream]):
         self.input.earn(FRAMES_PER_ANSWER)
         self._forget(stream)
 
-    # --- deadlines
-
-    def refuse_late(self, stream: Http2Stream) -> None:
-        """Answer a request whose body did not come in time."""
-        error = TopicsError(Code.REQUEST_TIMEOUT, "the request did not arrive completely in time")
-        self._refuse(stream, error_response(error))
-
-    def stop_body(self, number: int) -> None:
-        """Tell the client to stop sending a body that is not wanted (RFC 9113 section 8.1).
-
-        Until then the body is read and dropped: some clients that are stopped at once report that, not the answer.
-        """
-        del self.unwanted[number]
-        self._h2.reset_stream(number, ErrorCodes.NO_ERROR)
-
     # --- the end
 
     def fail(self, code: ErrorCodes) -> None:
-        """End the connection at once with an error."""
         if not self.ended:
             self._h2.close_connection(code)
             self._end()
 
     def drain(self) -> None:
-        """Accept no further stream, and finish those that there are."""
         if not self.draining:
             self.draining = True
-            self._goaway = GoAwayFrame(0, last_stream_id=self._last_number, error_code=ErrorCodes.NO_ERROR).serialize()
-
-    @property
-    def is_drained(self) -> bool:
-        """Whether the connection is to end, and nothing is left to do."""
-        return self.draining and not self.streams
+            self.goaway = GoAwayFrame(0, last_stream_id=self._last_number, error_code=ErrorCodes.NO_ERROR).serialize()
 
     def lose(self) -> None:
-        """Drop everything: the transport has ended."""
         self._end()
         # Break the cycles of references in `h2`, whose tables hold bound methods, so that the connection is freed now
         # and not by a full garbage collection.
@@ -385,8 +357,15 @@ class Http2Session(Exchanges[Http2Stream]):
         for stream in list(self.streams.values()):
             self._drop(stream)
 
+    def stop_body(self, number: int) -> None:
+        """Tell the client to stop sending a body that is not wanted (RFC 9113 section 8.1).
+
+        Until then the body is read and dropped: some clients that are stopped at once report that, not the answer.
+        """
+        del self.unwanted[number]
+        self._h2.reset_stream(number, ErrorCodes.NO_ERROR)
+
     def reset(self, stream: Http2Stream, code: ErrorCodes) -> None:
-        """End one stream at once."""
         if not stream.dropped:
             self._h2.reset_stream(stream.number, code)
             self._drop(stream)
@@ -418,7 +397,7 @@ class Http2Session(Exchanges[Http2Stream]):
         for stream in list(self.streams.values()):
             if stream.input is Input.COMING or stream.unpacking:
                 stream.unpacking = False
-                self._refuse(stream, error_response(error))
+                self.refuse(stream, error_response(error))
 
     def _hook_failed(self) -> None:
         self.fail(ErrorCodes.INTERNAL_ERROR)

@@ -1,9 +1,8 @@
 """The streams of an HTTP/2 connection: a request, its answer, and the bytes of it that still have to go out. Pure.
 
-`SessionOutput` sends answers as frames, in turn for all streams, as far as the client's windows allow.
+`fill` takes one frame of each stream in turn, as far as the windows of the stream and of the connection allow (RFC 9113
+section 5.2): a client that does not read one answer gets the others.
 """
-
-from __future__ import annotations
 
 from collections import deque
 from enum import Enum
@@ -44,7 +43,6 @@ class Http2Stream(Exchange, kw_only=True, eq=False):
     seen_at: float
 
     def add(self, body: Body) -> None:
-        """Add bytes to what has to go out."""
         if isinstance(body, bytes):
             if body:
                 self.parts.append(body)
@@ -60,31 +58,21 @@ class Http2Stream(Exchange, kw_only=True, eq=False):
             self.parts.appendleft(rest)
             part = part[:most_bytes]
         elif len(part) < most_bytes and self.parts:
-            part = self._joined(part, most_bytes)
+            # The parts after it that fit whole: many small writes go out as one frame.
+            pieces, size_bytes = [part], len(part)
+            while self.parts and size_bytes + len(self.parts[0]) <= most_bytes:
+                piece = self.parts.popleft()
+                pieces.append(piece)
+                size_bytes += len(piece)
+            part = b"".join(pieces)
         self.unsent_bytes -= len(part)
         return bytes(part)
-
-    def _joined(self, part: bytes | memoryview, most_bytes: int) -> bytes:
-        """Return a small part with those after it that fit whole: many small writes go out as one frame."""
-        pieces, size_bytes = [part], len(part)
-        while self.parts and size_bytes + len(self.parts[0]) <= most_bytes:
-            piece = self.parts.popleft()
-            pieces.append(piece)
-            size_bytes += len(piece)
-        return b"".join(pieces)
-
-    def drop(self) -> None:
-        """Forget everything that has to go out."""
-        self.parts.clear()
-        self.unsent_bytes = 0
 
 
 FRAME_BYTES = 1 << 14  # of one stream, before the next stream has its turn
 
 
 class SessionOutput:
-    """The streams that have something to send."""
-
     __slots__ = ("_frames", "_waiting", "_writable", "drained", "finished", "lost", "unsent")
 
     def __init__(self, frames: H2Connection) -> None:
@@ -100,21 +88,21 @@ class SessionOutput:
         return bool(self._writable)
 
     def queue(self, stream: Http2Stream, body: Body) -> None:
-        """Send bytes of an answer, as far as the client allows."""
         before_bytes = stream.unsent_bytes
         stream.add(body)
         self._count(stream, stream.unsent_bytes - before_bytes)
         self._writable[stream] = None
 
     def end(self, stream: Http2Stream) -> None:
-        """End a stream after what was queued."""
-        stream.ends = True
-        self._writable[stream] = None
+        """End a stream after what was queued, unless it has ended already."""
+        if not stream.dropped and not stream.ends:
+            stream.ends = True
+            self._writable[stream] = None
 
     def remove(self, stream: Http2Stream) -> None:
-        """Send nothing more of a stream."""
         self._count(stream, -stream.unsent_bytes)
-        stream.drop()
+        stream.parts.clear()
+        stream.unsent_bytes = 0
         self._writable.pop(stream, None)
         self._waiting.pop(stream, None)
 

@@ -50,8 +50,16 @@ class Gunzip:
             self.size_bytes += len(got)
         if self.size_bytes > self._limit_bytes:
             raise TopicsError(Code.PAYLOAD_TOO_LARGE, f"the body unpacks to more than {self._limit_bytes} bytes")
-        if self._stream.eof:
-            return self._next_member()
+        if self._stream.eof:  # of a member. A body may have several (RFC 1952 section 2.2).
+            self._input = self._stream.unused_data
+            if not self._input and not self._refill():
+                parts, self._parts = self._parts, []
+                return b"".join(parts)
+            self._members += 1
+            if self._members > _MAX_MEMBERS:  # an empty member costs the server far more than the client
+                raise invalid(f"the gzip body has more than {_MAX_MEMBERS} members")
+            self._stream = zlib.decompressobj(_GZIP_WINDOW)
+            return None
         self._input = self._stream.unconsumed_tail
         if starved and not got:
             raise invalid("the gzip body is cut short")
@@ -62,30 +70,12 @@ class Gunzip:
         self._at += len(self._input)
         return bool(self._input)
 
-    def _next_member(self) -> bytes | None:
-        """Begin the next member of a body; return the body if there is none.
-
-        A body may have several members (RFC 1952 section 2.2). They are limited, because an empty member costs the
-        server far more than the client.
-        """
-        self._input = self._stream.unused_data
-        if not self._input and not self._refill():
-            parts, self._parts = self._parts, []
-            return b"".join(parts)
-        self._members += 1
-        if self._members > _MAX_MEMBERS:
-            raise invalid(f"the gzip body has more than {_MAX_MEMBERS} members")
-        self._stream = zlib.decompressobj(_GZIP_WINDOW)
-        return None
-
 
 class WorkSlots:
     """Lets a bounded number of tasks run at a time; the others begin in order.
 
     If many bodies were unpacked at the same time, all of them would be half unpacked in memory.
     """
-
-    __slots__ = ("_left", "_waiting")
 
     def __init__(self, most: int) -> None:
         self._left = most
@@ -97,7 +87,6 @@ class WorkSlots:
         self._next()
 
     def end(self) -> None:
-        """Free a slot."""
         self._left += 1
         self._next()
 

@@ -1,15 +1,10 @@
 """Request heads: the checks that RFC 9112 leaves to a server, and a cache of checked heads. Pure.
 
-A client sends the same few request lines and, but for `content-length`, the same header fields again and again. So the
-result of parsing is cached by the bytes it came from: a head that was seen before costs one dictionary lookup instead
-of a parser run with a Python call for each field. Equal bytes parse equally.
-
-Header blocks are also cached apart from request lines, so that a known client's first request for a new path is found
-too. The meaning of neither depends on the other if the version is 1.1 and the method has no rules of its own; only such
-heads are cached.
-
-Credentials are never cached: an `Authorization` line is removed before a block is stored or looked up, and a request
-line that may carry a token in its query is composed for each request.
+A client sends the same few request lines and, but for `content-length`, the same header fields again and again. A head
+that was seen before costs one dictionary lookup instead of a parser run with a Python call for each field. Header
+blocks are also cached apart from request lines, so that a known client's first request for a new path is found too. The
+meaning of neither depends on the other if the version is 1.1 and the method has no rules of its own; only such heads
+are cached. Credentials are never cached.
 """
 
 import re
@@ -117,12 +112,7 @@ def check(
     request = Request("GET" if head_only else method, path, query, headers, b"", peer, time.perf_counter_ns())
     gzip = accepts_gzip(headers.get(b"accept-encoding"))
     head = RequestHead(request, keep_alive=keep_alive, gzip=gzip, head_only=head_only, old=old)
-    _frame(head, headers)
-    return head
-
-
-def _frame(head: RequestHead, headers: dict[bytes, bytes]) -> None:
-    """Set where the body ends (RFC 9112 section 6). Raise `TopicsError` for what other hops may read differently."""
+    # Where the body ends (RFC 9112 section 6). What other hops may read differently is refused.
     coding = headers.get(b"transfer-encoding")
     if coding is not None:
         if head.old or coding.lower() != b"chunked" or b"content-length" in headers:
@@ -134,6 +124,7 @@ def _frame(head: RequestHead, headers: dict[bytes, bytes]) -> None:
     if packing not in (b"identity", b"gzip", b"x-gzip"):
         raise TopicsError(Code.UNSUPPORTED_MEDIA_TYPE, "Content-Encoding can only be gzip")
     head.packed = packing != b"identity"
+    return head
 
 
 def split_target(url: bytes) -> tuple[bytes, bytes]:
@@ -171,17 +162,12 @@ def _part_credential(raw: bytes) -> tuple[bytes, bytes] | None:
 class HeadCache:
     """Heads seen before, by their bytes and without credentials."""
 
-    __slots__ = ("_blocks", "known")
-
     def __init__(self) -> None:
         self.known: dict[bytes, Known] = {}
         self._blocks: dict[bytes, Block] = {}
 
     def compose(self, raw: bytes) -> Known | None:
-        """Return a new head, made of a known block and a plain request line; None if it is not of that form.
-
-        `raw` is the head without its empty line.
-        """
+        """Return a new head, made of a known block and a plain request line; None if it is not of that form."""
         first, _, fields = raw.partition(b"\r\n")
         block = self._blocks.get(fields)
         if block is None:

@@ -18,24 +18,15 @@ BETWEEN, IN_HEAD, IN_BODY = range(3)
 
 
 class RequestListener(Protocol):
-    """Takes what a reader finds."""
-
-    def take_head(self, head: RequestHead) -> bool:
-        """Take a checked head. Return False if the body is not wanted: then it is skipped."""
-
-    def take_request(self, head: RequestHead, body: bytes) -> None:
-        """Take a whole request. Not called if the body is not wanted."""
-
-    def take_error(self, error: TopicsError) -> None:
-        """Take an error: the input is no request, or over a limit. The reader has stopped."""
+    def take_head(self, head: RequestHead) -> bool: ...  # whether the body is wanted; otherwise it is skipped
+    def take_request(self, head: RequestHead, body: bytes) -> None: ...
+    def take_error(self, error: TopicsError) -> None: ...  # the reader has stopped
 
 
 class RequestReader:
-    """Parses the input of one connection."""
-
     __slots__ = (
-        "_body", "_broken", "_fields", "_head_bytes", "_headers", "_limits", "_listener", "_parser", "_peer",
-        "_quiet_bytes", "_repeated", "_replay", "_url", "body_bytes", "head", "phase", "pieces", "wanted",
+        "_body", "_broken", "_head_bytes", "_headers", "_limits", "_listener", "_parser", "_peer",
+        "_quiet_bytes", "_repeated", "_replay", "_url", "body_bytes", "fields", "head", "phase", "pieces", "wanted",
     )  # fmt: skip
 
     def __init__(self, listener: RequestListener, limits: HttpLimits, peer: str) -> None:
@@ -52,7 +43,7 @@ class RequestReader:
     def _reset(self) -> None:
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
-        self._fields = 0
+        self.fields = 0  # header fields of the head
         self._head_bytes = 0
         self._repeated = False
         self.head: RequestHead | None = None
@@ -70,17 +61,11 @@ class RequestReader:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of a request that is not whole yet."""
         return (
             0
             if self.phase == BETWEEN
             else (self.body_bytes if self._body else 0) + max(self._head_bytes, self._quiet_bytes)
         )
-
-    @property
-    def fields(self) -> int:
-        """Number of header fields in the last head."""
-        return self._fields
 
     def feed(self, data: bytes | memoryview) -> int:
         """Parse `data` and return how many bytes were used.
@@ -107,13 +92,11 @@ class RequestReader:
         return len(data)
 
     def stop(self) -> None:
-        """Ignore all further input."""
         self._broken = True
         self._body = b""
         self._head_bytes = self._quiet_bytes = 0
 
     def rest(self) -> None:
-        """Free what is left of the last request."""
         self._url, self._headers, self.head = b"", {}, None
 
     def release(self) -> None:
@@ -151,8 +134,8 @@ class RequestReader:
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.phase != IN_HEAD:
             return  # a trailer field: it is dropped
-        self._fields += 1
-        if self._fields > self._limits.max_headers:
+        self.fields += 1
+        if self.fields > self._limits.max_headers:
             return
         self._head_bytes += len(name) + len(value)
         name = name.lower()
@@ -166,8 +149,17 @@ class RequestReader:
     def on_headers_complete(self) -> None:
         if self._broken:
             return
+        size_bytes, parser = self._head_bytes + len(self._url), self._parser
         try:
-            head = self._checked()
+            check_fields(self._headers, self._limits, self.fields, size_bytes, repeated=self._repeated)
+            head = check(
+                method=parser.get_method().decode(),
+                version=parser.get_http_version(),
+                url=self._url,
+                headers=self._headers,
+                peer=self._peer,
+                keep_alive=parser.should_keep_alive(),
+            )
         except TopicsError as error:
             self._fail(error)
             return
@@ -184,25 +176,9 @@ class RequestReader:
         self.phase = IN_BODY
         if head.content_length > self._limits.max_body_bytes:
             self.wanted = False
-            self._fail(self._too_large())
+            self._fail(self._limits.body_too_large())
             return
         self.wanted = self._listener.take_head(head)
-
-    def _checked(self) -> RequestHead:
-        """Return the head. Raise `TopicsError` if it is not valid or a browser may not send it."""
-        size_bytes, parser = self._head_bytes + len(self._url), self._parser
-        check_fields(self._headers, self._limits, self._fields, size_bytes, repeated=self._repeated)
-        return check(
-            method=parser.get_method().decode(),
-            version=parser.get_http_version(),
-            url=self._url,
-            headers=self._headers,
-            peer=self._peer,
-            keep_alive=parser.should_keep_alive(),
-        )
-
-    def _too_large(self) -> TopicsError:
-        return TopicsError(Code.PAYLOAD_TOO_LARGE, f"the body is larger than {self._limits.max_body_bytes} bytes")
 
     def on_body(self, piece: bytes) -> None:
         if self._broken:
@@ -212,7 +188,7 @@ class RequestReader:
         self.body_bytes += len(piece)
         if self.body_bytes > self._limits.max_body_bytes:
             self._body = b""
-            self._fail(self._too_large())
+            self._fail(self._limits.body_too_large())
         elif self.wanted:
             if not self._body:
                 self._body = piece

@@ -1,7 +1,5 @@
 """Query strings: typed parameters and opaque list cursors. Pure."""
 
-from __future__ import annotations
-
 from base64 import b64decode, urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
 from urllib.parse import parse_qsl
@@ -31,7 +29,6 @@ def parse(query: bytes) -> dict[str, str]:
 
 
 def flag(found: Mapping[str, str], name: str, *, default: bool) -> bool:
-    """Return a boolean parameter. Raise `invalid_request`."""
     value = found.get(name)
     if value is None:
         return default
@@ -43,7 +40,6 @@ def flag(found: Mapping[str, str], name: str, *, default: bool) -> bool:
 
 
 def number(found: dict[str, str], name: str, *, default: int) -> int:
-    """Return a parameter that is a whole number. Raise `invalid_request`."""
     value = found.get(name)
     if value is None:
         return default
@@ -53,7 +49,6 @@ def number(found: dict[str, str], name: str, *, default: int) -> int:
 
 
 def page_size(found: dict[str, str]) -> int:
-    """Return how many entries a page of a list has."""
     return min(number(found, "page_size", default=PAGE_SIZE) or PAGE_SIZE, MAX_PAGE_SIZE)
 
 
@@ -81,5 +76,4 @@ def cursor_after(found: dict[str, str]) -> str:
 
 
 def cursor(after: str) -> str:
-    """Return the cursor of the page that begins after the name `after`."""
     return urlsafe_b64encode(msgspec.json.encode(_Cursor(after))).decode()

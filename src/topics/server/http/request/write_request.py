@@ -1,11 +1,8 @@
 """Decoding of write bodies: small ones at once, large ones in steps. Pure.
 
-The decoder cannot be interrupted. A large body is decoded in one step if that is fast: 64 MiB take 30 to 60 ms. A body
-that would take long, or that the decoder rejects, is decoded a part of its records at a time
-(`model/write_outline.py`).
+The decoder cannot be interrupted, and takes 30 to 60 ms for 64 MiB. A body that would take longer, or that the decoder
+rejects, is decoded a part of its records at a time (`model/write_outline.py`).
 """
-
-from __future__ import annotations
 
 import contextlib
 import re
@@ -29,8 +26,6 @@ LARGE_BYTES = 256 << 10  # a larger body is decoded in steps
 
 
 class Batch(Struct, gc=False):
-    """A part of the records of a write."""
-
     records: list[NewRecord]
 
 
@@ -90,16 +85,12 @@ def decode_steps(
         finally:
             del refused  # breaks a cycle of references: the error refers to this frame
     yield
-    write = _decode_or_fail(decoder.lenient, body)
+    try:
+        write = decoder.lenient.decode(body)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise decode_error(error, decoder.lenient.type) from None
     note(noted, warnings_about(refused, body, write))
     return _checked(write, limits)
-
-
-def _decode_or_fail(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
-    try:
-        return decoder.decode(body)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise decode_error(error, decoder.type) from None
 
 
 def _decode_parts(

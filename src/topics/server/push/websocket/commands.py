@@ -4,94 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET
+from wsproto import events
 
 from topics.engine.consumers.verbs import StoredConsumer
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps, once_loaded
+from topics.engine.write.commit import Ticket
 from topics.engine.write.large_render import LARGE_BYTES
 from topics.errors import TopicsError, invalid
+from topics.model import watch
 from topics.model.records import WriteRequest
-from topics.model.watch import (
-    Command,
-    CommitCommand,
-    Ping,
-    Publish,
-    PublishAck,
-    PublishTimes,
-    RequestId,
-    Subscribe,
-    TopicOptions,
-    Unsubscribe,
-    check_name,
-    is_pattern,
-)
+from topics.model.watch import Command, Publish, PublishAck, PublishTimes, RequestId, Subscribe, TopicOptions
 from topics.model.wire import check_u64
-from topics.server.access.caller import authorise
+from topics.server.access.caller import Caller, authorise
 from topics.server.access.operations import operation_of
-from topics.server.limits.budget import MemoryBudget
-from topics.server.loop.runtime import NOT_LOADING, Runtime, unreadable
-from topics.server.loop.sliced_work import Slices
-from topics.server.loop.throttle import Throttle
-from topics.server.push.dispatcher import Dispatcher
-from topics.server.push.subscription import Subscription, Watcher
-from topics.server.push.subscription_set import PatternWaiters, SubscriptionSet, open_positions, resolve
+from topics.server.loop.runtime import NOT_LOADING, unreadable
+from topics.server.push.dispatcher import PushServices
+from topics.server.push.subscription_set import SubscriptionSet, Watcher, open_positions, resolve, size_bytes
 from topics.storage.segments.cold import Cold
-
-if TYPE_CHECKING:
-    from wsproto import events
-
-    from topics.engine.write.commit import Ticket
-    from topics.server.access.caller import Caller
 
 MAX_UNACKED = 1024  # publishes in progress, above which the client is not read from
 MAX_UNACKED_BYTES = 8 << 20  # of their messages
-
-
-class SocketServices(Struct, frozen=True):
-    """What a WebSocket needs of the server."""
-
-    runtime: Runtime
-    dispatcher: Dispatcher
-    pattern_waiters: PatternWaiters
-    throttle: Throttle
-    slices: Slices
-    budget: MemoryBudget
 
 
 class SocketClient(Watcher, Protocol):
     """The connection, as its input and its commands use it."""
 
     open: bool
+    commands: SocketCommands
 
-    def is_blocked(self) -> bool:
-        """Return whether the client does not read its answers, or has as much in progress as it may."""
-
-    def hold(self, *, held: bool) -> None:
-        """Stop or continue reading from the client."""
-
-    def control(self, event: events.Event) -> None:
-        """Handle any event that is not text."""
-
-    def command(self, command: Command, size_bytes: int, warnings: list[str] | None) -> None:
-        """Carry out a command. Its answer has the warnings."""
-
-    def answer(self, answer: dict[str, Any], request_id: RequestId, warnings: list[str] | None = None) -> None:
-        """Send the answer to a command, with warnings about its unknown fields."""
-
-    def acknowledge(self, ack: PublishAck) -> None:
-        """Send the answer to a publish."""
-
-    def refuse(self, error: TopicsError, request_id: RequestId, **more: Any) -> None:
-        """Send an error."""
-
-    def unblock(self) -> None:
-        """Read on if nothing else blocks the connection."""
-
-    def close(self, code: int, reason: str) -> None:
-        """Close the connection."""
+    def is_blocked(self) -> bool: ...
+    def unblock(self) -> None: ...
+    def hold(self, *, held: bool) -> None: ...
+    def control(self, event: events.Event) -> None: ...
+    def answer(self, answer: dict[str, Any], request_id: RequestId, warnings: list[str] | None = None) -> None: ...
+    def refuse(self, error: TopicsError, request_id: RequestId, **more: Any) -> None: ...
+    def send_json(self, message: Any) -> None: ...
+    def close(self, code: int, reason: str) -> None: ...
 
 
 class SocketCommands:
@@ -101,7 +53,7 @@ class SocketCommands:
         "_caller", "_client", "_loading", "_services", "_unfinished", "subscriptions", "unacked", "unacked_bytes",
     )  # fmt: skip
 
-    def __init__(self, services: SocketServices, caller: Caller, client: SocketClient) -> None:
+    def __init__(self, services: PushServices, caller: Caller, client: SocketClient) -> None:
         self._services = services
         self._caller = caller
         self._client = client
@@ -109,8 +61,6 @@ class SocketCommands:
         self._unfinished = 0  # commands that wait: for the position of a consumer, or to be rendered in slices
         self.subscriptions = SubscriptionSet(services.budget)
         self.unacked = self.unacked_bytes = 0
-
-    # --- for the connection
 
     def is_blocked(self) -> bool:
         """Return whether a command waits for the disk or the log, or too many publishes are in progress."""
@@ -126,44 +76,14 @@ class SocketCommands:
             work = partial(self._run, command, size_bytes, warnings)
             self._loading = self._services.runtime.load(cold, work, partial(self._cannot_read, command))
 
-    def resume(self, *, stale: bool) -> None:
-        """Continue delivery: the client has read what it was sent."""
-        for subscription in list(self.subscriptions.subscriptions.values()):
-            if subscription.group is None:
-                subscription.stale = stale
-                self._services.dispatcher.resume(subscription)
-
-    def topic_deleted(self, subscription: Subscription) -> None:
-        """Remove the subscription of a deleted topic."""
-        self.subscriptions.remove(subscription)
-        self.subscriptions.charge()
-
-    def detach(self) -> None:
-        """Stop all deliveries to the connection."""
-        self._services.pattern_waiters.remove(self._client)
-        for subscription in self.subscriptions.subscriptions.values():
-            if subscription.watcher is self._client:
-                self._services.dispatcher.detach(subscription)
-
     def end(self) -> None:
-        """Release everything: the connection is closed."""
         self._loading.cancel()
         self.subscriptions.discharge()
 
-    # --- commands
-
     def _run(self, command: Command, size_bytes: int, warnings: list[str] | None) -> None:
-        if self._client.open:
-            self._carry_out(command, warnings, size_bytes=size_bytes)
-            self._client.unblock()
-
-    def _cannot_read(self, command: Command, failure: BaseException) -> None:
-        if self._client.open:
-            self._client.refuse(unreadable(failure), command.request_id)
-            self._client.unblock()
-
-    def _carry_out(self, command: Command, warnings: list[str] | None, *, size_bytes: int) -> None:
         """Carry out and answer a command. Raise `Cold` before anything has happened."""
+        if not self._client.open:
+            return
         request_id = command.request_id
         try:
             operation, targets = operation_of(command)
@@ -172,14 +92,20 @@ class SocketCommands:
                 self._publish(command, warnings, size_bytes=size_bytes)
             elif isinstance(command, Subscribe):
                 self._subscribe(command, warnings)
-            elif isinstance(command, Unsubscribe):
+            elif isinstance(command, watch.Unsubscribe):
                 self._unsubscribe(command, warnings)
-            elif isinstance(command, CommitCommand):
+            elif isinstance(command, watch.CommitCommand):
                 self._commit(command)
-            elif isinstance(command, Ping):
+            elif isinstance(command, watch.Ping):
                 self._client.answer({"op": "pong"}, request_id, warnings)
         except TopicsError as error:
             self._client.refuse(error, request_id)
+        self._client.unblock()
+
+    def _cannot_read(self, command: Command, failure: BaseException) -> None:
+        if self._client.open:
+            self._client.refuse(unreadable(failure), command.request_id)
+            self._client.unblock()
 
     def _subscribe(self, command: Subscribe, warnings: list[str] | None) -> None:
         topics = command.watched()
@@ -197,17 +123,17 @@ class SocketCommands:
 
     def _opened(self, command: Subscribe, warnings: list[str] | None, opened: Ticket) -> None:
         """Begin to watch: the positions of the consumers are in the log."""
+
+        def begin() -> None:
+            try:
+                self._begin_watching(command, opened.value(), warnings)
+            except TopicsError as error:
+                self._client.refuse(error, command.request_id)
+
         self._unfinished -= 1
         if self._client.open:
-            work = partial(self._try_watching, command, warnings, opened)
-            self._loading = self._services.runtime.attempt(work, partial(self._cannot_read, command))
+            self._loading = self._services.runtime.attempt(begin, partial(self._cannot_read, command))
             self._client.unblock()
-
-    def _try_watching(self, command: Subscribe, warnings: list[str] | None, opened: Ticket) -> None:
-        try:
-            self._begin_watching(command, opened.value(), warnings)
-        except TopicsError as error:
-            self._client.refuse(error, command.request_id)
 
     def _begin_watching(self, command: Subscribe, topics: dict[str, TopicOptions], warnings: list[str] | None) -> None:
         services, own = self._services, self.subscriptions
@@ -218,7 +144,7 @@ class SocketCommands:
             raise invalid(f"the connection would watch more than {most} topics", field="topics")
         if resolved.patterns and len(own.patterns.keys() | resolved.patterns.keys()) > most:
             raise invalid(f"the connection would have more than {most} patterns", field="topics")
-        services.budget.check(resolved.size_bytes())
+        services.budget.check(size_bytes(resolved))
         self._client.answer({"op": "subscribed", "topics": resolved.answer()}, command.request_id, warnings)
         for name, subscription in resolved.subscriptions.items():
             self._remove(name)
@@ -230,7 +156,7 @@ class SocketCommands:
         if resolved.patterns:
             services.pattern_waiters.put(self._client, own.prefixes(), self._match)
 
-    def _commit(self, command: CommitCommand) -> None:
+    def _commit(self, command: watch.CommitCommand) -> None:
         """Move the consumer of a subscription to the seq that the client has processed."""
         name, reader = command.topic, command.consumer
         if reader is None:
@@ -254,10 +180,10 @@ class SocketCommands:
 
         ticket.on_done(finish)
 
-    def _unsubscribe(self, command: Unsubscribe, warnings: list[str] | None) -> None:
+    def _unsubscribe(self, command: watch.Unsubscribe, warnings: list[str] | None) -> None:
         name, own = command.topic, self.subscriptions
-        check_name(name)
-        if is_pattern(name):
+        watch.check_name(name)
+        if watch.is_pattern(name):
             own.patterns.pop(name, None)
             for subscription in list(own.subscriptions.values()):
                 if subscription.topic.name.startswith(name[:-1]):
@@ -274,7 +200,6 @@ class SocketCommands:
             self.subscriptions.remove(subscription)
 
     def _match(self, topic: Topic) -> None:
-        """Watch a new topic if a pattern covers it, or report that the limit is reached."""
         subscription = self.subscriptions.match(topic)
         if subscription is None:
             return
@@ -287,7 +212,7 @@ class SocketCommands:
         self._services.dispatcher.attach(subscription, self._client)
 
     def _publish(self, command: Publish, warnings: list[str] | None, *, size_bytes: int) -> None:
-        write, throttle = command.write(), self._services.throttle
+        write, throttle = command, self._services.throttle
         if throttle.pressed and not write.disable_backpressure:
             throttle.check(command.topic)
         engine, name, request_id = self._services.runtime.engine, command.topic, command.request_id
@@ -295,7 +220,20 @@ class SocketCommands:
         def ended(done: Ticket) -> None:
             self.unacked -= 1
             self.unacked_bytes -= size_bytes
-            self._published(done, request_id, name, warnings, with_seqs=command.return_seqs)
+            if done.error is not None:
+                self._client.refuse(done.error, request_id)
+            else:
+                at = done.result
+                self._client.send_json(
+                    PublishAck(
+                        name, at.first, at.last, at.head, at.created, at.deduped,
+                        PublishTimes(round(done.wal_ns / 1e6, 3), round(done.sync_ns / 1e6, 3)),
+                        list(range(at.first, at.last + 1)) if command.return_seqs else UNSET,
+                        UNSET if request_id is None else request_id,
+                        UNSET if warnings is None else warnings,
+                    )
+                )  # fmt: skip
+            self._client.unblock()
 
         def staged(ticket: Ticket) -> None:
             self.unacked += 1
@@ -329,21 +267,3 @@ class SocketCommands:
 
         self._unfinished += 1
         self._services.slices.run(steps(), finish, fail)
-
-    def _published(
-        self, ticket: Ticket, request_id: RequestId, name: str, warnings: list[str] | None, *, with_seqs: bool
-    ) -> None:
-        if ticket.error is not None:
-            self._client.refuse(ticket.error, request_id)
-        else:
-            done = ticket.result
-            self._client.acknowledge(
-                PublishAck(
-                    name, done.first, done.last, done.head, done.created, done.deduped,
-                    PublishTimes(round(ticket.wal_ns / 1e6, 3), round(ticket.sync_ns / 1e6, 3)),
-                    list(range(done.first, done.last + 1)) if with_seqs else UNSET,
-                    UNSET if request_id is None else request_id,
-                    UNSET if warnings is None else warnings,
-                )
-            )  # fmt: skip
-        self._client.unblock()

@@ -6,7 +6,7 @@ import binascii
 from base64 import b64decode, b64encode
 from collections.abc import Callable
 from hashlib import sha1
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from wsproto import events
@@ -14,21 +14,18 @@ from wsproto.connection import Connection, ConnectionState, ConnectionType
 from wsproto.extensions import Extension, PerMessageDeflate
 from wsproto.frame_protocol import CloseReason
 
+from topics.config import Settings
 from topics.errors import Code, TopicsError, invalid
-from topics.model.watch import DEFAULT_HEARTBEAT_MS, Command, PublishAck, RequestId
+from topics.model.watch import DEFAULT_HEARTBEAT_MS, RequestId
+from topics.server.access.caller import Caller
 from topics.server.http.browser_origin import may_call
 from topics.server.http.messages import Header, Request, Response, Upgrade
+from topics.server.push.dispatcher import PushServices
 from topics.server.push.live_stream import LiveConnection
 from topics.server.push.rendering import Event, RenderedFrame, socket_payload
-from topics.server.push.subscription import Subscription
-from topics.server.push.websocket.commands import SocketCommands, SocketServices
+from topics.server.push.subscription_set import Subscription
+from topics.server.push.websocket.commands import SocketCommands
 from topics.server.push.websocket.input import SocketInput
-
-if TYPE_CHECKING:
-    from topics.config import Settings
-    from topics.server.access.caller import Caller
-    from topics.server.push.websocket.commands import SocketServices
-
 
 UNANSWERED_PINGS = 3
 
@@ -45,16 +42,14 @@ def text_head(size_bytes: int) -> bytes:
 
 
 class WebSocket(LiveConnection, Upgrade):
-    """One connection."""
-
-    __slots__ = ("_deflated", "_pings", "_ws", "commands", "input")
+    __slots__ = ("_deflated", "_pings", "_services", "_ws", "commands", "input")
 
     reports_too_old = False
     kind = "WebSocket"
 
     def __init__(
         self,
-        services: SocketServices,
+        services: PushServices,
         head: Response,
         caller: Caller,
         *,
@@ -62,13 +57,12 @@ class WebSocket(LiveConnection, Upgrade):
         release: Callable[[], None],
     ) -> None:
         super().__init__(services.runtime, head, release=release, heartbeat_ms=DEFAULT_HEARTBEAT_MS)
+        self._services = services
         self._ws = Connection(ConnectionType.SERVER, [] if deflate is None else [deflate])
         self._deflated = deflate is not None
         self._pings = 0  # sent since the client last sent anything
         self.input = SocketInput(services, self._ws, self, deflated=self._deflated)
         self.commands = SocketCommands(services, caller, self)
-
-    # --- the connection
 
     def received(self, data: bytes) -> None:
         if self.open:
@@ -83,11 +77,12 @@ class WebSocket(LiveConnection, Upgrade):
             self.send(self._ws.send(events.Ping()))
 
     def resume(self, full_ms: float) -> None:
-        self.commands.resume(stale=full_ms > self.runtime.settings.buffer_grace_ms)
+        stale = full_ms > self.runtime.settings.buffer_grace_ms
+        self._services.dispatcher.resume_all(self.commands.subscriptions.subscriptions, stale=stale)
         self.unblock()
 
     def ended(self) -> None:
-        self.commands.detach()
+        self._detach()
         self.input.drop()
         self.commands.end()
 
@@ -101,25 +96,26 @@ class WebSocket(LiveConnection, Upgrade):
     def fail(self, code: int, message: str) -> None:
         going = code == Code.SHUTTING_DOWN.status
         error = Code.SHUTTING_DOWN if going else Code.REQUEST_TIMEOUT
-        self._send_json({"op": "error", "code": error.wire, "message": message})
+        self.send_json({"op": "error", "code": error.wire, "message": message})
         self.close(CloseReason.GOING_AWAY if going else CloseReason.POLICY_VIOLATION, message)
 
     def close(self, code: int, reason: str) -> None:
-        """Send a close frame, then close the connection."""
         if self.open and self._ws.state is ConnectionState.OPEN:
             self.send(self._ws.send(events.CloseConnection(code=code, reason=reason[:120])))
         self.finish()
 
     def finish(self) -> None:
         if self.open:
-            self.commands.detach()
+            self._detach()
         super().finish()
 
-    # --- for the input
+    def _detach(self) -> None:
+        self._services.pattern_waiters.remove(self)
+        self._services.dispatcher.detach_all(self.commands.subscriptions.subscriptions, self)
 
     def is_blocked(self) -> bool:
         """Return whether the client does not read its answers, or has as much in progress as it may."""
-        return self.full or self.commands.is_blocked() or self.input.is_decoding()
+        return self.full or self.commands.is_blocked() or self.input.decoding is not None
 
     def unblock(self) -> None:
         """Read on if nothing else blocks the connection. Do nothing after its end."""
@@ -127,14 +123,9 @@ class WebSocket(LiveConnection, Upgrade):
             self.input.unblock()
 
     def hold(self, *, held: bool) -> None:
-        """Stop or continue reading from the client."""
         sink = self._sink
         if sink is not None and sink.held is not held:
             sink.hold(held)
-
-    def command(self, command: Command, size_bytes: int, warnings: list[str] | None) -> None:
-        """Carry out a command. Its answer has the warnings."""
-        self.commands.begin(command, size_bytes, warnings)
 
     def control(self, event: events.Event) -> None:
         """Handle an event of the protocol that is no text message."""
@@ -150,22 +141,14 @@ class WebSocket(LiveConnection, Upgrade):
         elif isinstance(event, events.BytesMessage):
             self.close(CloseReason.UNSUPPORTED_DATA, "commands are text messages")
 
-    # --- for the commands
-
     def answer(self, answer: dict[str, Any], request_id: RequestId, warnings: list[str] | None = None) -> None:
-        """Send the answer to a command, with its `request_id` and its warnings if it has any."""
         if request_id is not None:
             answer["request_id"] = request_id
         if warnings is not None:
             answer["warnings"] = warnings
-        self._send_json(answer)
-
-    def acknowledge(self, ack: PublishAck) -> None:
-        """Send the answer to a publish."""
-        self._send_text(_encode(ack))
+        self.send_json(answer)
 
     def refuse(self, error: TopicsError, request_id: RequestId, **more: Any) -> None:
-        """Send an error."""
         answer: dict[str, Any] = {"op": "error", "code": error.code.wire, "message": error.message, **more}
         if error.detail is not None:
             answer["detail"] = error.detail
@@ -173,16 +156,14 @@ class WebSocket(LiveConnection, Upgrade):
             answer["retry_after_ms"] = error.retry_after_ms
         self.answer(answer, request_id)
 
-    def _send_json(self, answer: dict[str, Any]) -> None:
-        self._send_text(_encode(answer))
+    def send_json(self, message: Any) -> None:
+        self._send_text(_encode(message))
 
     def _send_text(self, payload: bytes) -> None:
         if not self._deflated:
             self.send(text_head(len(payload)) + payload)
         elif self.open and self._ws.state is ConnectionState.OPEN:
             self.send(self._ws.send(events.TextMessage(data=payload.decode())))
-
-    # --- for the dispatcher
 
     def push(self, subscription: Subscription, frame: RenderedFrame) -> None:
         if self._deflated:
@@ -194,8 +175,8 @@ class WebSocket(LiveConnection, Upgrade):
         self._send_text(socket_payload(event, data))
 
     def topic_deleted(self, subscription: Subscription) -> None:
-        """Unsubscribe from the deleted topic."""
-        self.commands.topic_deleted(subscription)
+        self.commands.subscriptions.remove(subscription)
+        self.commands.subscriptions.charge()
 
     def topics_paused(self, names: list[str], retry_after_ms: int) -> None:
         error = TopicsError(Code.THROTTLED, "watch throttled under CPU pressure", retry_after_ms=retry_after_ms)
@@ -206,13 +187,14 @@ ACCEPT_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455 section 1.3
 
 
 def accept(
-    services: SocketServices, request: Request, caller: Caller, open_stream: Callable[[Caller], Callable[[], None]]
+    services: PushServices, request: Request, caller: Caller, open_stream: Callable[[Caller], Callable[[], None]]
 ) -> WebSocket:
     """Return the connection. Raise if the handshake is invalid, or if a page of this origin may not connect."""
     key = _check_handshake(request)
     settings = services.runtime.settings
     _check_origin(settings, request)
-    fields: list[Header] = [(b"upgrade", b"websocket"), (b"sec-websocket-accept", _accept_token(key))]
+    token = b64encode(sha1(key + ACCEPT_GUID, usedforsecurity=False).digest())
+    fields: list[Header] = [(b"upgrade", b"websocket"), (b"sec-websocket-accept", token)]
     deflate = _negotiate(settings, request, fields)
     head = Response(101, headers=tuple(fields))
     return WebSocket(services, head, caller, deflate=deflate, release=open_stream(caller))
@@ -254,10 +236,6 @@ def _check_origin(settings: Settings, request: Request) -> None:
             "pages of this origin may not connect; add the origin to TOPICS_CORS_ORIGINS to allow it",
             detail={"origin": origin[:256]},
         )
-
-
-def _accept_token(key: bytes) -> bytes:
-    return b64encode(sha1(key + ACCEPT_GUID, usedforsecurity=False).digest())
 
 
 def _negotiate(settings: Settings, request: Request, fields: list[Header]) -> BoundedDeflate | None:

@@ -1,13 +1,7 @@
-"""Input of one WebSocket: from bytes to commands, in turns of bounded frames, bytes and time.
-
-After a turn the other connections get the loop, and the client is not read from until its input was handled.
-"""
-
-from __future__ import annotations
+"""Input of one WebSocket: from bytes to commands, in turns of bounded frames, bytes and time."""
 
 from collections.abc import Generator
 from enum import Enum
-from typing import TYPE_CHECKING
 
 import msgspec
 from wsproto import events
@@ -23,26 +17,19 @@ from topics.model.watch import Addressed, Command, Publish, RequestId
 from topics.model.wire import MAX_PLAIN_BODY_BYTES
 from topics.server.http.request.write_request import LARGE_BYTES, decode_steps
 from topics.server.limits.budget import MESSAGES, SMALL_BYTES
+from topics.server.push.dispatcher import PushServices
+from topics.server.push.websocket.commands import SocketClient
 from topics.server.push.websocket.frame_splitter import FrameSplitter
-
-if TYPE_CHECKING:
-    from topics.server.push.websocket.commands import SocketClient, SocketServices
-
 
 _command_decoder: RequestDecoder[Command] = RequestDecoder(Command, surrogates.decode)
 _publish_decoder: RequestDecoder[Publish] = RequestDecoder(Publish)
 _decode_address = msgspec.json.Decoder(Addressed)
 
 
-def decode_short(text: bytes, noted: Noted) -> Command:
-    """Return the command in a message, and note its unknown fields. Raise `invalid_request` if it is none."""
-    return _command_decoder.decode(text, noted)
-
-
 def decode_long(text: bytes, limits: Limits, noted: Noted) -> Generator[None, None, Command]:
     """Decode a long message in steps. Only a publish may be longer than the body of a request that is no write."""
     if len(text) <= MAX_PLAIN_BODY_BYTES and not text.startswith(b'{"op":"publish"'):
-        return decode_short(text, noted)
+        return _command_decoder.decode(text, noted)
     try:
         publish: Publish = yield from decode_steps(_publish_decoder, text, limits, noted)
     except TopicsError as error:
@@ -85,11 +72,11 @@ class SocketInput:
     """Unhandled input, the message that is being assembled, and the long message that is being decoded."""
 
     __slots__ = (
-        "_charged_bytes", "_client", "_decoding", "_decoding_bytes", "_deflated", "_ends_ns", "_fed", "_fragments",
-        "_frames_left", "_services", "_splitter", "_state", "_unfed", "_ws", "message",
+        "_charged_bytes", "_client", "_decoding_bytes", "_deflated", "_ends_ns", "_fed", "_fragments",
+        "_frames_left", "_services", "_splitter", "_state", "_unfed", "_ws", "decoding", "message",
     )  # fmt: skip
 
-    def __init__(self, services: SocketServices, ws: Connection, client: SocketClient, *, deflated: bool) -> None:
+    def __init__(self, services: PushServices, ws: Connection, client: SocketClient, *, deflated: bool) -> None:
         self._services = services
         self._ws = ws
         self._client = client
@@ -101,22 +88,15 @@ class SocketInput:
         self._splitter = FrameSplitter(passes_all=deflated)
         self._fed = False  # `_ws` may have events
         self._frames_left = self._ends_ns = 0  # of this turn
-        self._decoding: Generator[None, None, Command] | None = None  # of a long message
+        self.decoding: Generator[None, None, Command] | None = None  # of a long message
         self._decoding_bytes = 0
         self._charged_bytes = 0
 
-    # --- for the connection and the memory budget
-
     def received(self, data: bytes) -> None:
-        """Handle bytes from the client, now or in later turns."""
         self._unfed += data
         if self._state is InputState.READING:
             self._handle()
         self._charge()
-
-    def is_decoding(self) -> bool:
-        """Return whether a long message is being decoded: later ones wait for it."""
-        return self._decoding is not None
 
     def unblock(self) -> None:
         """Handle more input in the next turn if nothing blocks the connection any more."""
@@ -130,13 +110,10 @@ class SocketInput:
         self._client.close(CloseReason.TRY_AGAIN_LATER, error.message)
 
     def drop(self) -> None:
-        """Drop all input that was not handled."""
         self.message, self._unfed = bytearray(), b""
-        if self._decoding is not None:
-            self._decoding.close()
+        if self.decoding is not None:
+            self.decoding.close()
         self._end_decoding()
-
-    # --- turns
 
     def _charge(self) -> None:
         """Charge the memory budget for unhandled input. May close the connection."""
@@ -173,7 +150,10 @@ class SocketInput:
                 self._fed = True
             at = end
             if text is not None:
-                self._take_whole(text)
+                if len(text) > self._services.runtime.settings.max_body_bytes:
+                    self._client.close(CloseReason.MESSAGE_TOO_BIG, "the message is too long")
+                else:
+                    self._decode(text)
                 if not self._goes_on():
                     break
         if at:
@@ -182,7 +162,10 @@ class SocketInput:
     def _take_events(self) -> bool:
         """Handle the events of the input that `_ws` was fed. Return whether the turn goes on."""
         for event in self._ws.events():
-            self.take(event)
+            if isinstance(event, events.TextMessage):
+                self._take_text(event)
+            else:
+                self._client.control(event)
             if not self._goes_on():
                 return False
         self._fed = False
@@ -221,15 +204,6 @@ class SocketInput:
             self._services.runtime.loop.call_soon(self._next_turn)
         self._client.hold(held=True)
 
-    # --- messages
-
-    def take(self, event: events.Event) -> None:
-        """Handle one event of the protocol."""
-        if isinstance(event, events.TextMessage):
-            self._take_text(event)
-        else:
-            self._client.control(event)
-
     def _take_text(self, event: events.TextMessage) -> None:
         """Assemble a message, bounded in bytes and in fragments, and decode it once it is complete."""
         text, message = event.data.encode(), self.message
@@ -248,13 +222,6 @@ class SocketInput:
             self._fragments = 0
             self._decode(text)
 
-    def _take_whole(self, text: bytes) -> None:
-        """Decode a message that came in one frame."""
-        if len(text) > self._services.runtime.settings.max_body_bytes:
-            self._client.close(CloseReason.MESSAGE_TOO_BIG, "the message is too long")
-        else:
-            self._decode(text)
-
     def _decode(self, text: bytes) -> None:
         try:
             if len(text) > SMALL_BYTES:
@@ -263,11 +230,11 @@ class SocketInput:
                 self._decode_in_slices(text)
                 return
             notes = Notes()
-            command = decode_short(text, notes)
+            command = _command_decoder.decode(text, notes)
         except TopicsError as error:
             self._client.refuse(error, address_of(text))
         else:
-            self._client.command(command, len(text), notes.warnings)
+            self._client.commands.begin(command, len(text), notes.warnings)
 
     def _decode_in_slices(self, text: bytes) -> None:
         """Decode a long message while other connections are served. Later messages of this one wait."""
@@ -275,7 +242,7 @@ class SocketInput:
 
         def finish(command: Command) -> None:
             self._end_decoding()
-            self._client.command(command, len(text), notes.warnings)
+            self._client.commands.begin(command, len(text), notes.warnings)
             self.unblock()
 
         def fail(error: TopicsError) -> None:
@@ -283,10 +250,10 @@ class SocketInput:
             self._client.refuse(error, address_of(text))
             self.unblock()
 
-        self._decoding = decode_long(text, self._services.runtime.engine.limits, notes)
+        self.decoding = decode_long(text, self._services.runtime.engine.limits, notes)
         self._decoding_bytes = len(text)
-        self._services.slices.run(self._decoding, finish, fail)
+        self._services.slices.run(self.decoding, finish, fail)
 
     def _end_decoding(self) -> None:
-        self._decoding, self._decoding_bytes = None, 0
+        self.decoding, self._decoding_bytes = None, 0
         self._charge()

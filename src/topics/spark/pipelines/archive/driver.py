@@ -8,6 +8,7 @@ missing.
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,13 +17,15 @@ from typing import TypeVar, Unpack
 
 from topics.client import Client
 from topics.client.request import Tombstone
+from topics.errors import TopicsError
 from topics.lake import ArchivedEpoch, BadColumns, Change, Conflict, Damaged, Lake, Snapshot, TypedColumns
 from topics.lake.archived import outside
 from topics.lake.heal import OTHER_LAKE
+from topics.model.names import check_topic
 from topics.plurals import counted
-from topics.spark.pipelines.archive.after_commit import GAPS_SHOWN, ArchiveState
-from topics.spark.pipelines.archive.lake_match import (
-    ArchiveSelection,
+from topics.spark.pipelines.archive.state import (
+    GAPS_SHOWN,
+    ArchiveState,
     Key,
     ahead_of,
     check_heads,
@@ -30,7 +33,6 @@ from topics.spark.pipelines.archive.lake_match import (
     last_files,
     refuse_other_lake,
     reported_as_archived,
-    selection,
     verify,
     with_gaps,
 )
@@ -49,7 +51,7 @@ from topics.spark.pipelines.run.tasks import Tasks
 from topics.spark.source import plan
 from topics.spark.source.catalog import ServerCatalog, state_of
 from topics.spark.source.plan import Span, TopicExtent
-from topics.spark.unknown_names import no_topic, unknown_topic
+from topics.spark.topic_names import Selection
 
 MERGE_FILES = 8  # least number of small neighbouring files that are merged into one
 EVERY_S = 5.0
@@ -95,13 +97,15 @@ def archive(
     A lake that has less than was reported to the server is refused. With `new_lake` it is accepted, and seqs that
     neither the lake nor the topic has become a gap.
     """
-    wanted = selection(topics, prefix, pattern)
-    typed = _typed_columns(columns)
+    given = {EVERY_TOPIC: columns} if isinstance(columns, str) else columns or {}
+    try:
+        typed = {topic: TypedColumns.parse(text) for topic, text in given.items()}
+    except BadColumns as error:
+        raise BadUsage(f"--columns: {error}") from None
+    wanted = _selection(topics, prefix, pattern)
     with PipelineJob("archive", servers=[url], **options) as job:
-        run = _ArchiveRun(
-            job, Lake(lake), url, wanted,
-            trim=trim, merge_files=merge_files, round_bytes=round_bytes, new_lake=new_lake, typed=typed,
-        )  # fmt: skip
+        state = ArchiveState(job=job, lake=Lake(lake), url=url.rstrip("/"), trim=trim, merge_files=merge_files)
+        run = _ArchiveRun(state, wanted, round_bytes=round_bytes, new_lake=new_lake, typed=typed)
         if job.dry_run:
             run.dry_run()
         else:
@@ -112,36 +116,32 @@ def archive(
 EVERY_TOPIC = ""  # key of the typed columns that all topics get
 
 
-def _typed_columns(columns: str | Mapping[str, str] | None) -> dict[str, TypedColumns]:
-    given = {EVERY_TOPIC: columns} if isinstance(columns, str) else columns or {}
+def _selection(topics: Sequence[str], prefix: str | None, pattern: str | None) -> Selection:
+    if not topics and prefix is None and pattern is None:
+        raise BadUsage("no topics selected: use --topic, --prefix or --pattern")
     try:
-        return {topic: TypedColumns.parse(text) for topic, text in given.items()}
-    except BadColumns as error:
-        raise BadUsage(f"--columns: {error}") from None
+        for topic in topics:
+            check_topic(topic, field="--topic")
+        re.compile(pattern or "")
+    except TopicsError as error:
+        raise BadUsage(error.message) from None
+    except re.error as error:
+        raise BadUsage(f"--pattern: {pattern!r} is not a regular expression: {error}") from None
+    return Selection(topics=tuple(dict.fromkeys(topics)), prefix=prefix, pattern=pattern)
 
 
 class _ArchiveRun:
     """One run of the archive."""
 
     def __init__(
-        self,
-        job: PipelineJob,
-        lake: Lake,
-        url: str,
-        wanted: ArchiveSelection,
-        *,
-        trim: bool,
-        merge_files: int,
-        round_bytes: int | None,
-        new_lake: bool,
-        typed: Mapping[str, TypedColumns],
-    ) -> None:
-        self._state = ArchiveState(job, lake, url, trim=trim, merge_files=merge_files)
-        self._job, self._lake, self._url, self._wanted = job, lake, self._state.url, wanted
-        self._trim, self._round_bytes, self._new_lake = trim, round_bytes, new_lake
-        self._wanted_columns = typed
+        self, state: ArchiveState, wanted: Selection, *,
+        round_bytes: int | None, new_lake: bool, typed: Mapping[str, TypedColumns],
+    ) -> None:  # fmt: skip
+        self._state, self._wanted, self._wanted_columns = state, wanted, typed
+        self._job, self._lake, self._url, self._trim = state.job, state.lake, state.url, state.trim
+        self._round_bytes, self._new_lake = round_bytes, new_lake
         self._typed: dict[str, TypedColumns] = {}  # the typed columns of each table that this run has prepared
-        self._servers = ServerCatalog(wanted.reading(job.connection(url)))
+        self._servers = ServerCatalog(wanted.reading(state.job.connection(state.url)))
         self._checked: set[Key] = set()
         self._done = 0
         self._tasks: Tasks | None = None  # what runs the tasks until the topics are archived up to their heads
@@ -180,8 +180,10 @@ class _ArchiveRun:
             worked = self._catch_up(client, extents)
             self._job.rest()
             due = time.monotonic() + (every_s if worked else 0)
-            if follow and not worked:
-                self._wait(extents)
+            if follow and not worked and len(extents) == 1:
+                self._servers.wait(extents[0], POLL_MS)
+            elif follow and not worked:
+                self._job.stopping.wait(POLL_MANY_S)
 
     def _catch_up(self, client: Client, extents: list[TopicExtent]) -> bool:
         """Archive up to the heads in `extents`. Return whether there was anything to do."""
@@ -199,13 +201,6 @@ class _ArchiveRun:
         self._state.after_commit(client, extents, merge=False)  # the steps that a killed run has not reached
         return worked
 
-    def _wait(self, extents: list[TopicExtent]) -> None:
-        """Return when there are new records, at the latest after a poll interval."""
-        if len(extents) == 1:
-            self._servers.wait(extents[0], POLL_MS)
-        else:
-            self._job.stopping.wait(POLL_MANY_S)
-
     # --- planning
 
     def _extents(self, client: Client, snapshot: Snapshot, *, follow: bool) -> list[TopicExtent]:
@@ -215,26 +210,16 @@ class _ArchiveRun:
         """
         extents = [extent for extent in self._servers.present() if self._wanted.has(extent.topic)]
         there = {extent.topic for extent in extents}
+        archived = {topic for topic in self._wanted.topics if topic not in there and snapshot.epochs(topic)}
         for topic in self._wanted.topics:
-            if topic in there or snapshot.epochs(topic):
+            if topic in there | archived:
                 self._state.row(topic)
-            elif follow:
-                self._job.warn(f"topic {topic} does not exist on {self._url} yet: waiting for it")
-            else:
-                raise unknown_topic(client, topic)
-        if self._wanted.matches_none(extents):
-            self._no_match(client, follow=follow)
+        self._wanted.check([client], there | archived, self._job.warn, follow=follow)
         self._job.report.looked_at = max(self._job.report.looked_at, len(extents))
         snapshot.load([extent.topic for extent in extents])
         check_heads(snapshot, extents)
         self._check_lake(client, snapshot, extents)
         return extents
-
-    def _no_match(self, client: Client, *, follow: bool) -> None:
-        """Raise `BadUsage` because prefix and pattern match no topic; with `follow`, warn and wait instead."""
-        if not follow:
-            raise no_topic([client], str(self._wanted), like=self._wanted.prefix or "")
-        self._job.warn(f"no topic on {self._url} {self._wanted}: waiting for one")
 
     def _check_lake(self, client: Client, snapshot: Snapshot, extents: list[TopicExtent]) -> None:
         """Check once per epoch that lake and server belong together. The run itself cannot break this."""
@@ -251,9 +236,8 @@ class _ArchiveRun:
         if self._trim and not self._job.dry_run:
             for extent in new:  # not after hours of archiving
                 check_may_delete(client, extent.topic)
-                client.archived(
-                    extent.topic, seq=0, epoch=extent.epoch
-                )  # moves nothing; raises if the key may not report
+                # This moves nothing, and raises if the key may not report.
+                client.archived(extent.topic, seq=0, epoch=extent.epoch)
         for extent in new:
             if (archived := newest.archived(extent.topic, extent.epoch)) is not None:
                 self._check_records(extent, archived)

@@ -7,23 +7,21 @@ rest. The driver commits the returned files; files of failed or repeated tasks a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
-import pyarrow as pa
 from msgspec import Struct, structs
 
-from topics.arrow import GAP
 from topics.clock import SystemClock
 from topics.lake import Change, File, Gap, Snapshot, TypedColumns, joined, write_files
 from topics.lake.files import NO_COLUMNS
 from topics.lake.storage import Storage
 from topics.plurals import counted
-from topics.spark.options import ConnectionOptions
+from topics.spark.options import ConnectionOptions, ReadOptions
 from topics.spark.pipelines.run.tasks import Tasks, Workload
 from topics.spark.source import plan
 from topics.spark.source.plan import Span, TopicExtent
-from topics.spark.source.read import How, read_span
+from topics.spark.source.read import LostRange, read_span, without_gaps
 
 
 class Done(Struct, frozen=True):
@@ -32,12 +30,6 @@ class Done(Struct, frozen=True):
     span: Span
     files: list[File]
     gaps: list[Gap]
-
-
-class PartDone(Struct, frozen=True):
-    """The results of one task."""
-
-    done: list[Done]
 
 
 def archive_spans(
@@ -49,33 +41,27 @@ def archive_spans(
     typed: Mapping[str, TypedColumns],
 ) -> list[Done]:
     """Run one task per part and return the results. `typed` has the typed columns of topics."""
-    how = How(connection=connection, fail_on_data_loss=False)
-    work = partial(archive_part, how=how, lake=lake, typed=dict(typed))
-    found = tasks.run(parts, work, result=PartDone, weight=lambda part: sum(span.stop - span.start for span in part))
-    return [done for one in found for done in one.done]
+    options = ReadOptions(connection=connection, fail_on_data_loss=False)
+    work = partial(archive_part, options=options, lake=lake, typed=dict(typed))
+    found = tasks.run(parts, work, result=list[Done], weight=lambda part: sum(span.stop - span.start for span in part))
+    return [done for one in found for done in one]
 
 
-def archive_part(spans: Sequence[Span], *, how: How, lake: str, typed: Mapping[str, TypedColumns]) -> PartDone:
+def archive_part(
+    spans: Sequence[Span], *, options: ReadOptions, lake: str, typed: Mapping[str, TypedColumns]
+) -> list[Done]:
     """Archive the spans of one task."""
     storage = Storage(lake)
-    return PartDone(
-        [archive_span(span, how, storage=storage, typed=typed.get(span.topic, NO_COLUMNS)) for span in spans]
-    )
+    return [archive_span(span, options, storage=storage, typed=typed.get(span.topic, NO_COLUMNS)) for span in spans]
 
 
-def archive_span(span: Span, how: How, *, storage: Storage, typed: TypedColumns = NO_COLUMNS) -> Done:
+def archive_span(span: Span, options: ReadOptions, *, storage: Storage, typed: TypedColumns = NO_COLUMNS) -> Done:
     """Read a span to its end and write its records to files."""
-    gaps: list[Gap] = []
-
-    def records() -> Iterator[pa.RecordBatch]:
-        for batch in read_span(span, how):
-            if batch.num_rows == 1 and batch.column("kind")[0].as_py() == GAP:
-                [row] = batch.to_pylist()
-                gaps.append(Gap(row["seq"], row["gap_to"], row["reason"], SystemClock().now_ms()))
-            else:
-                yield batch
-
-    return Done(span, write_files(storage, span.topic, span.epoch, records(), typed=typed), gaps)
+    lost: list[LostRange] = []
+    records = without_gaps(read_span(span, options), lost)
+    files = write_files(storage, span.topic, span.epoch, records, typed=typed)
+    now_ms = SystemClock().now_ms()
+    return Done(span, files, [Gap(one.gap_from, one.gap_to, one.reason, now_ms) for one in lost])
 
 
 # --- the seqs that an archive run still has to copy, and the changes of the lake after its tasks have copied them

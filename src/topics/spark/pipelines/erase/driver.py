@@ -11,6 +11,7 @@ It runs on the driver only: bulk reads use Arrow, from the server's scan and fro
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -18,40 +19,39 @@ from typing import Unpack
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from msgspec import Struct, field
+from msgspec import Struct
 
 from topics.arrow import cells
 from topics.client import Client
 from topics.client.request import Router, State
 from topics.errors import Code, TopicsError
 from topics.lake import Lake, LakeError, Snapshot
-from topics.model.records import TagMatch
+from topics.lake.heal import tagged
+from topics.model.records import TagMatch, parse_match
 from topics.plurals import counted
 from topics.spark.failures import LakeFailed
-from topics.spark.pipelines.erase import router_copies
 from topics.spark.pipelines.erase.notes import FileNotes, Going, Note, TopicNotes
-from topics.spark.pipelines.erase.router_copies import NEEDED, Id, Origins, Rows, TracedRow, tagged, with_ids, with_tag
+from topics.spark.pipelines.erase.router_copies import (
+    NEEDED,
+    CopyMatches,
+    Id,
+    Origins,
+    Rows,
+    TracedRow,
+    copies,
+    with_ids,
+    with_tag,
+)
 from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete
 from topics.spark.pipelines.run.report import RunReport
 from topics.spark.source.catalog import state_of
-from topics.spark.unknown_names import begins_with, existing_lake, no_topic, unknown_topic
+from topics.spark.topic_names import Selection, begins_with, existing_lake, no_topic, unknown_topic
 from topics.storage.segments.record_run import Run
 
 SEQS_A_REQUEST = 1000
 ROUTER_PATIENCE_S = 30.0
 NOTES = "_erase"  # folder in the lake for the notes of unfinished runs
-
-
-class TracedCopies(Struct):
-    """Copies without the tag in one topic."""
-
-    ids: set[Id] = field(default_factory=set)  # certain copies
-    unsure: set[Id] = field(default_factory=set)  # possible copies
-
-    @property
-    def ambiguous(self) -> int:
-        return len(self.unsure - self.ids)
 
 
 class EraseScope(Struct):
@@ -133,9 +133,10 @@ class _Erasure:
         self.match = match
         self.lake = lake
         self.snapshot: Snapshot | None = None if lake is None else lake.snapshot()
-        self.found: dict[str, TracedCopies] = defaultdict(TracedCopies)
+        self.found: dict[str, CopyMatches] = defaultdict(CopyMatches)  # copies without the tag
         self.matched: dict[str, set[Id]] = defaultdict(set)  # by router: originals whose copies are known
-        what = f"{match.op} {match.text}"
+        # The name of the notes is a hash, so that it does not reveal the erased tag.
+        what = hashlib.sha256(f"{match.op} {match.text}".encode()).hexdigest()[:16]
         self.notes = (
             TopicNotes(client, what, run=job.report.run_id, warn=job.warn, topic=positions_topic)
             if lake is None
@@ -177,8 +178,7 @@ class _Erasure:
         names = set(topics)
         if prefix is not None or not topics:
             live = [one.topic for one in self.client.topics(prefix or "")]
-            begins = prefix or ""
-            found = {name for name in (*live, *archived) if name.startswith(begins) and _is_selected(name, begins)}
+            found = set(filter(Selection(prefix=prefix or "").matches, (*live, *archived)))
             if prefix and not found:
                 raise no_topic([self.client], begins_with(prefix), like=prefix, lake=self.lake)
             names |= found
@@ -247,8 +247,8 @@ class _Erasure:
             for dest in scope.landing(router):
                 self.job.step(f"looking for copies in {dest}")
                 known = self.found[dest]
-                so_far = router_copies.CopyMatches(ids=known.ids, matched=self.matched[router.router])
-                more = router_copies.copies(self._rows(scope, dest), origins, router, known=so_far)
+                so_far = CopyMatches(ids=known.ids, matched=self.matched[router.router])
+                more = copies(self._rows(scope, dest), origins, router, known=so_far)
                 known.ids |= more.ids
                 known.unsure |= more.unsure
                 self.matched[router.router] |= more.matched
@@ -259,7 +259,8 @@ class _Erasure:
             rows |= {row.id: row for row in with_tag(self._rows(scope, topic, by_tag=True), self.match)}
         if self.found[topic].ids and router.filter is None:
             rows |= {row.id: row for row in with_ids(self._rows(scope, topic), self.found[topic].ids)}
-        forwarded = [row for row in rows.values() if router.filter is None or _passes(router.filter, row.tag)]
+        only = None if router.filter is None else parse_match(router.filter)
+        forwarded = [row for row in rows.values() if only is None or only.covers(row.tag)]
         if not forwarded:
             return None
         origins = Origins(topic, forwarded)
@@ -275,7 +276,7 @@ class _Erasure:
         state = scope.states.get(topic)
         if state is None:
             return
-        match = wire(self.match) if by_tag else None
+        match = self.match.wire() if by_tag else None
         for piece in self.client.scan(topic, upto_seq=state.head_seq, epoch=state.epoch, filter=match):
             if isinstance(piece, Run):
                 yield state.epoch, pa.RecordBatch.from_arrays(list(cells(piece)), names=list(NEEDED))
@@ -320,7 +321,7 @@ class _Erasure:
         """Count by reading what `_delete` would delete: a dry run needs no right to delete."""
         if not about.head_seq:
             return 0, 0
-        tagged_ones = self.client.scan(topic, upto_seq=about.head_seq, epoch=about.epoch, filter=wire(self.match))
+        tagged_ones = self.client.scan(topic, upto_seq=about.head_seq, epoch=about.epoch, filter=self.match.wire())
         by_tag = sum(piece.present for piece in tagged_ones if isinstance(piece, Run))
         seqs = self._copies_in(topic, about)
         if not seqs:
@@ -342,7 +343,7 @@ class _Erasure:
             part = seqs[at : at + SEQS_A_REQUEST]
             by_seq += self.client.delete(topic, seqs=part, epoch=about.epoch, dry_run=dry_run).deleted
         by_tag = self.client.delete(
-            topic, match=wire(self.match), before_seq=about.head_seq + 1, epoch=about.epoch, dry_run=dry_run
+            topic, match=self.match.wire(), before_seq=about.head_seq + 1, epoch=about.epoch, dry_run=dry_run
         ).deleted
         return by_tag, by_seq
 
@@ -350,18 +351,18 @@ class _Erasure:
         dry = self.job.dry_run
         self.job.step("counting in the lake" if dry else "rewriting files of the lake")
         names = sorted({*scope.states, *scope.archived})
-        note = {"pipeline": "erase", "run_id": self.job.report.run_id}
+        about = {name: Going() for name in names}
+        about |= {name: Going(epoch=one.epoch, head_seq=one.head_seq) for name, one in scope.states.items()}
         if not dry:
             for topic in scope.archived:
-                state = scope.states.get(topic)
-                about = Going() if state is None else Going(epoch=state.epoch, head_seq=state.head_seq)
-                about.tagged = self._in_lake(lake, topic, about)
-                if about.tagged:
-                    self.note.going_from_lake[topic] = about
+                about[topic].tagged = self._in_lake(lake, topic, about[topic])
+                if about[topic].tagged:
+                    self.note.going_from_lake[topic] = about[topic]
             self._save_note()
         done = lake.erase(
-            names, lambda topic, epoch, batch: self._kept(scope, topic, epoch, batch), columns=("tag", "seq"),
-            note=note, dry_run=dry, progress=lambda at, total: self.job.progress.show(at, total, unit="topics"),
+            names, lambda topic, epoch, batch: pc.invert(self._goes(topic, epoch, batch, about[topic])),
+            columns=("tag", "seq"), note={"pipeline": "erase", "run_id": self.job.report.run_id}, dry_run=dry,
+            progress=lambda at, total: self.job.progress.show(at, total, unit="topics"),
         )  # fmt: skip
         for topic in scope.archived:
             mine = [one for one in done if one.topic == topic]
@@ -376,11 +377,6 @@ class _Erasure:
             for batch in lake.read(topic, archived.epoch, columns=("tag", "seq"), snapshot=snapshot):
                 count += pc.sum(self._goes(topic, archived.epoch, batch, about)).as_py() or 0
         return count
-
-    def _kept(self, scope: EraseScope, topic: str, epoch: int, batch: pa.RecordBatch) -> pa.BooleanArray:
-        state = scope.states.get(topic)
-        about = Going() if state is None else Going(epoch=state.epoch, head_seq=state.head_seq)
-        return pc.invert(self._goes(topic, epoch, batch, about))
 
     def _goes(self, topic: str, epoch: int, batch: pa.RecordBatch, about: Going) -> pa.BooleanArray:
         copied = pa.array(sorted(seq for of_epoch, seq in self.found[topic].ids if of_epoch == epoch), pa.int64())
@@ -457,20 +453,3 @@ class _Erasure:
                 f"not erased: {counted(ambiguous, 'record')} without a tag that may be copies of erased records, or "
                 "have the same content for another reason"
             )
-
-
-def wire(match: TagMatch) -> list[str]:
-    return ["tag", match.op, match.text + "*" * (match.op == "Glob")]
-
-
-def _passes(only: list[str], tag: str | None) -> bool:
-    """Return whether a router with this filter forwards a record with this tag."""
-    if tag is None:
-        return False
-    _, op, text = only
-    return tag == text if op == "Eq" else tag.startswith(text.removesuffix("*"))
-
-
-def _is_selected(name: str, prefix: str) -> bool:
-    """Return whether the prefix selects the topic: `sys:` topics need a prefix that begins so."""
-    return not name.startswith("sys:") or prefix.startswith("sys:")

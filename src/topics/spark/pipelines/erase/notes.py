@@ -8,9 +8,8 @@ the next run compares the count with the records that are left to find how many 
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import msgspec
 from msgspec import Struct, field
@@ -60,18 +59,13 @@ class Note(Struct, omit_defaults=True):
         return self.erased.setdefault(topic, Tally())
 
 
-def name_of(erasure: str) -> str:
-    """Return a name for the erasure: a hash, so that it does not reveal the erased tag."""
-    return hashlib.sha256(erasure.encode()).hexdigest()[:16]
-
-
 class FileNotes:
     """Keeps the note in a file of the lake."""
 
     def __init__(self, storage: Storage, folder: str, erasure: str) -> None:
         self._storage = storage
         self._folder = folder
-        self._path = f"{folder}/{name_of(erasure)}.json"
+        self._path = f"{folder}/{erasure}.json"
 
     def load(self) -> Note:
         text = self._storage.read(self._path)
@@ -98,7 +92,7 @@ class TopicNotes:
     def __init__(
         self, client: Client, erasure: str, *, run: str, warn: Callable[[str], None], topic: str = positions.TOPIC
     ) -> None:
-        self._positions = Positions(client, f"erase:{name_of(erasure)}:", run=run, topic=topic)
+        self._positions = Positions(client, f"erase:{erasure}:", run=run, topic=topic)
         self._warn = warn
         self._saved: dict[str, bytes] = {}
         self._refused = False
@@ -122,7 +116,13 @@ class TopicNotes:
 
     def save(self, note: Note) -> None:
         """Save the found copies before the deletes that need them: parts are written sorted by name."""
-        parts = {f"found:{at}": part for at, part in enumerate(_found_parts(note))}
+        found = [
+            Note(**{name: {of: ids[at : at + IDS_A_PART]}})
+            for name in ("ids", "matched")
+            for of, ids in getattr(note, name).items()
+            for at in range(0, len(ids), IDS_A_PART)
+        ]
+        parts = {f"found:{at}": part for at, part in enumerate(found)}
         parts["going"] = Note(erased=note.erased, going=note.going)
         for name in sorted({*self._saved, *parts}):
             self._save(name, parts.get(name, Note()))
@@ -152,12 +152,3 @@ class TopicNotes:
 
 
 EMPTY = msgspec.json.encode(Note())
-
-
-def _found_parts(note: Note) -> Iterator[Note]:
-    for topic, ids in note.ids.items():
-        for at in range(0, len(ids), IDS_A_PART):
-            yield Note(ids={topic: ids[at : at + IDS_A_PART]})
-    for router, ids in note.matched.items():
-        for at in range(0, len(ids), IDS_A_PART):
-            yield Note(matched={router: ids[at : at + IDS_A_PART]})

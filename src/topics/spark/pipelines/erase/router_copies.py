@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from msgspec import Struct, field
 
 from topics.client.request import Router
+from topics.lake.heal import tagged
 from topics.model import surrogates
 from topics.model.records import TagMatch
 from topics.model.router import STAMP
@@ -61,6 +62,10 @@ class CopyMatches(Struct):
     matched: set[Id] = field(default_factory=set)
     unsure: set[Id] = field(default_factory=set)
 
+    @property
+    def ambiguous(self) -> int:
+        return len(self.unsure - self.ids)
+
 
 class Origins:
     """The records of a source to erase, by id and by content; and the records with the same content that stay."""
@@ -95,12 +100,6 @@ def with_ids(rows: Rows, ids: set[Id]) -> list[TracedRow]:
     return [row for row in _rows(chosen) if row.id in ids]
 
 
-def tagged(batch: pa.RecordBatch, match: TagMatch) -> pa.BooleanArray:
-    tags = batch.column("tag")
-    found = pc.equal(tags, match.text) if match.op == "Eq" else pc.starts_with(tags, pattern=match.text)
-    return pc.fill_null(found, False)
-
-
 def copies(rows: Rows, origins: Origins, router: Router, *, known: CopyMatches) -> CopyMatches:
     """Return the records of the destination that the router copied from `origins`, without the known ones."""
     rows_by_id = {row.id: row for row in _rows(_with_data(rows, origins.data)) if row.tag is None}
@@ -108,38 +107,22 @@ def copies(rows: Rows, origins: Origins, router: Router, *, known: CopyMatches) 
     found = CopyMatches(matched=set(known.matched))
     by_content: dict[Content, list[TracedRow]] = defaultdict(list)
     for row in sorted(candidates, key=lambda row: row.id):
-        origin = _origin(row, origins)
-        if origin is not None:
-            found.ids.add(row.id)
-            found.matched.add(origin)
-        elif row.stamp is None or row.stamp.source != origins.source:
+        stamp = row.stamp
+        if stamp is None or stamp.source != origins.source:
             by_content[row.content].append(row)
-    for content, going, others in _as_copied(origins, router):
-        _decide(by_content.get(content, []), going, others, found, exact=router.guarantee == "exactly_once")
-    return found
-
-
-def _as_copied(origins: Origins, router: Router) -> Iterator[tuple[Content, list[TracedRow], Counter[int]]]:
-    """Yield each content as the router writes it, with the erased records and the commit times of those that stay."""
-    going: dict[Content, list[TracedRow]] = defaultdict(list)
+        elif (stamp.epoch, stamp.seq) in origins.ids:
+            found.ids.add(row.id)
+            found.matched.add((stamp.epoch, stamp.seq))
+    going: dict[Content, list[TracedRow]] = defaultdict(list)  # by the content that the router writes
     others: dict[Content, Counter[int]] = defaultdict(Counter)
-    for content, found in origins.going.items():
-        going[_without_node(content, router)] += found
+    for content, rows_of in origins.going.items():
+        going[content if router.preserve_node else (*content[:2], None)] += rows_of
     for content, times in origins.others.items():
-        others[_without_node(content, router)] += times
-    for content, found in going.items():
-        yield content, found, others[content]
-
-
-def _without_node(content: Content, router: Router) -> Content:
-    return content if router.preserve_node else (*content[:2], None)
-
-
-def _origin(row: TracedRow, origins: Origins) -> Id | None:
-    stamp = row.stamp
-    if stamp is None or stamp.source != origins.source or (stamp.epoch, stamp.seq) not in origins.ids:
-        return None
-    return stamp.epoch, stamp.seq
+        others[content if router.preserve_node else (*content[:2], None)] += times
+    for content, rows_of in going.items():
+        exact = router.guarantee == "exactly_once"
+        _decide(by_content.get(content, []), rows_of, others[content], found, exact=exact)
+    return found
 
 
 def _decide(

@@ -20,8 +20,7 @@ from topics.errors import Code, TopicsError
 from topics.model import surrogates
 from topics.spark.failures import Failed
 from topics.spark.pipelines.run.report import ReportedGap
-from topics.spark.sink.chunks import MAX_BYTES, MAX_RECORDS, Chunk
-from topics.spark.sink.send import Sent, send
+from topics.spark.sink.chunks import MAX_BYTES, MAX_RECORDS, Chunk, Sent, send
 from topics.spark.sink.write_options import WriteOptions
 from topics.spark.source.catalog import state_of
 from topics.spark.source.plan import GRID
@@ -109,15 +108,11 @@ class RangeDelivery(Struct, kw_only=True):
         except TopicsError as error:
             if error.code is not Code.TOPIC_FULL:
                 raise
-            raise self._full() from error
+            raise Failed(  # a task keeps only its message, so the remedy is in it
+                f"topic {self.topic} on {self.client.url} is full and rejects new records (discard: reject): "
+                "raise its cap_records or cap_bytes, or let it evict its oldest records (discard: old)"
+            ) from error
         self.outcome.add(written)
-
-    def _full(self) -> Failed:
-        """Return the error for a topic that stayed full. A task keeps only its message, so the remedy is in it."""
-        return Failed(
-            f"topic {self.topic} on {self.client.url} is full and rejects new records (discard: reject): "
-            "raise its cap_records or cap_bytes, or let it evict its oldest records (discard: old)"
-        )
 
     def _gap(self, row: OutgoingRow, reason: str) -> ReportedGap:
         return ReportedGap(from_seq=row.first, to_seq=row.last, reason=reason, epoch=self.epoch)

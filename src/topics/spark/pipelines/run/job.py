@@ -35,9 +35,10 @@ from topics.spark.failures import BadUsage, Failed, NoSpark, as_failed, explain,
 from topics.spark.jvm import NoJava, find_java, quiet_start
 from topics.spark.options import BadOption, ConnectionOptions
 from topics.spark.pipelines.run.progress import Progress
-from topics.spark.pipelines.run.report import Execution, RunProblem, RunReport, TopicReport
+from topics.spark.pipelines.run.report import RunProblem, RunReport, TopicReport
 from topics.spark.pipelines.run.tasks import Tasks, Workload, choose
 from topics.spark.source.catalog import state_of
+from topics.spark.topic_names import common
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -216,28 +217,21 @@ class PipelineJob:
         """Return what runs the tasks for this work: this process, or Spark; see `choose`. Show a new choice."""
         if spark_only is not None and self._wants_spark is False:
             raise BadUsage(f"--no-spark: {spark_only}")
-        found = choose(
-            work, asked=self._wants_spark, spark_only=spark_only, in_order=in_order, running=self._uses_spark()
-        )
+        running = None if self._master is None else "because it has a master"
+        if self._spark is not None or "PYSPARK_GATEWAY_PORT" in os.environ or _active_session() is not None:
+            running = "which has started already"
+        found = choose(work, asked=self._wants_spark, spark_only=spark_only, in_order=in_order, running=running)
+        must_start = found.engine == "spark" and self._spark is None
         if self.report.execution is None or self.report.execution.engine != found.engine:
             self.report.execution = found
             self.progress.step(found.reason)
-            if self._step and not self._must_start(found):
+            if self._step and not must_start:
                 self.progress.step(self._step)
         if found.engine == "process":
             return Tasks()
-        if self._must_start(found):
+        if must_start:
             self._check_installed(found.reason, avoidable=spark_only is None and self._wants_spark is None)
         return Tasks(self.spark)
-
-    def _must_start(self, found: Execution) -> bool:
-        return found.engine == "spark" and self._spark is None
-
-    def _uses_spark(self) -> str | None:
-        """Return why Spark is used without asking for the size of the work, or None."""
-        if self._spark is not None or "PYSPARK_GATEWAY_PORT" in os.environ or _active_session() is not None:
-            return "which has started already"
-        return None if self._master is None else "because it has a master"
 
     def _check_installed(self, why: str, *, avoidable: bool) -> None:
         """Raise `NoSpark` if PySpark or Java is missing. `avoidable`: the job can run in this process instead."""
@@ -266,7 +260,9 @@ class PipelineJob:
                 with quiet_start():
                     name = f"topics {self.report.pipeline}"
                     config = SESSION | ({_EXECUTOR_SETTINGS: os.environ[SETTINGS]} if given_options() else {})
-                    self._spark = session(name, master=self._choose_master(), config=config)
+                    # spark-submit sets the master; else all cores of this machine are used.
+                    otherwise = None if "PYSPARK_GATEWAY_PORT" in os.environ else "local[*]"
+                    self._spark = session(name, master=self._master or otherwise, config=config)
                 self._owns_spark = True
                 if interrupted:
                     self.step(interrupted)
@@ -295,12 +291,6 @@ class PipelineJob:
         if known.token_file is not None:
             options["tokenFile"] = known.token_file
         return options
-
-    def _choose_master(self) -> str | None:
-        """Return the Spark master: None under spark-submit, which sets it, else all cores of this machine."""
-        if self._master is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
-            return self._master
-        return "local[*]"
 
     # --- reporting
 
@@ -374,12 +364,6 @@ def heads(client: Client, topics: Sequence[str]) -> dict[str, State | Summary]:
     if len(names) <= ASKED_SINGLY:
         return {name: state for name in names if (state := state_of(client, name)) is not None}
     return {row.topic: row for row in client.topics(common(topics)) if row.topic in names}
-
-
-def common(names: Sequence[str]) -> str:
-    """Return the longest common prefix of the names, for a list request by prefix."""
-    first, last = min(names), max(names)
-    return next((first[:at] for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), first[: len(last)])
 
 
 def _active_session() -> SparkSession | None:

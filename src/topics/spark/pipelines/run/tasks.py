@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Encoded = TypeVar("Encoded", bound=Struct)
 
 # The most work that this process does by default: an archive or an audit of so much takes it about ten seconds, as long
 # as a start of Spark.
@@ -44,10 +43,6 @@ class Workload(Struct, frozen=True, kw_only=True):
     seqs: int
     size_bytes: int
     effort: int = 1  # how many times as long a seq takes as in an archive
-
-    @property
-    def is_small(self) -> bool:
-        return self.seqs * self.effort <= SMALL_SEQS and self.size_bytes * self.effort <= SMALL_BYTES
 
     def __str__(self) -> str:
         return f"{self.seqs:,} seq{'' if self.seqs == 1 else 's'}, {_size(self.size_bytes)}"
@@ -69,11 +64,11 @@ class Tasks:
     def run(
         self,
         items: Sequence[Item],
-        task: Callable[[Item], Encoded],
+        task: Callable[[Item], Result],
         *,
-        result: type[Encoded],
+        result: type[Result],
         weight: Callable[[Item], int],
-    ) -> list[Encoded]:
+    ) -> list[Result]:
         """Run `task(item)` for each item. Return the results in the order of the items.
 
         On Spark each task processes a list of items, without a shuffle and without an RDD, which Spark Connect lacks.
@@ -128,7 +123,8 @@ def choose(
         return Execution(engine="spark" if asked else "process", reason=f"{work}: {where}, as requested")
     if running is not None:
         return Execution(engine="spark", reason=f"{work}: {ON_SPARK}, {running}; --no-spark uses this process")
-    if work.is_small or in_order:
+    is_small = work.seqs * work.effort <= SMALL_SEQS and work.size_bytes * work.effort <= SMALL_BYTES
+    if is_small or in_order:
         return Execution(engine="process", reason=f"{work}: {HERE}; --spark uses Spark")
     return Execution(engine="spark", reason=f"{work}: {ON_SPARK}; --no-spark uses this process")
 

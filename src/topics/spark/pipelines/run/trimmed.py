@@ -73,7 +73,8 @@ class Watch:
             if missing is not None and self._is_trimmed(missing):
                 yield batch.slice(0, int(np.searchsorted(batch.column("seq").to_numpy(), missing)))
                 return
-            at = _last(batch) + 1
+            ends = batch.slice(batch.num_rows - 1).to_pylist()[0]
+            at = (ends["seq"] if ends["gap_to"] is None else ends["gap_to"]) + 1
             yield batch
         if at < self._span.stop:
             self._is_trimmed(at)
@@ -93,9 +94,3 @@ def _missing(batch: pa.RecordBatch, at: int) -> int | None:
         return at
     jumps = np.flatnonzero(np.diff(seqs) != 1)
     return int(seqs[jumps[0]]) + 1 if len(jumps) else None
-
-
-def _last(batch: pa.RecordBatch) -> int:
-    end = batch.column("gap_to")[-1].as_py()
-    last: int = batch.column("seq")[-1].as_py() if end is None else end
-    return last

@@ -1,21 +1,105 @@
-"""The files of a backup: the marks of a segment, the parts of a tails file, and the log of a server that may run."""
+"""The files of a backup: what its target holds, and the marks, tails and log of a source on which a server may run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NoReturn
 
 from topics.errors import Corrupt
-from topics.storage.backup_target import CopyError
+from topics.storage import snapshot as snap
+from topics.storage import snapshot_files
 from topics.storage.check import examine
 from topics.storage.datadir import DataDir
 from topics.storage.fs import File, Fs, read_whole
 from topics.storage.log import ledger, log_files, walfile
+from topics.storage.log.entry import APPEND
 from topics.storage.log.log_files import LogFile
 from topics.storage.segments import codec
-from topics.storage.segments.marks import DELETED, LIVE, LOST
-from topics.storage.snapshot import Snapshot, TopicSnapshot
+from topics.storage.segments.marks import LIVE, LOST
 
 READ_TRIES = 5
+
+
+class CopyError(Exception):
+    """The copy failed and the target is unchanged. The text gives the reason and the next step."""
+
+
+class HeldBackup:
+    """The state of a target before a copy; empty for a target without a complete backup."""
+
+    def __init__(self, target: DataDir) -> None:
+        self.snapshot = newest_snapshot(target, []) if target.declared else snap.empty()
+        self._topics = {topic.topic_id: topic for topic in self.snapshot.topics}
+        self._heads = {topic_id: topic.head for topic_id, topic in self._topics.items()}
+        for number in target.wal_numbers() if target.declared else ():
+            for item in walfile.scan(read_whole(target.fs, target.wal_path(number))):
+                if isinstance(item, walfile.FoundFrame) and item.frame.head.kind == APPEND:
+                    _, topic_id, first, count = item.frame.head
+                    self._heads[topic_id] = max(self._heads.get(topic_id, 0), first + count - 1)
+        self.footers = {ref.footer for topic in self._topics.values() for ref in topic.segments}
+        self.tails = {topic.tail.tails for topic in self._topics.values() if topic.tail is not None}
+
+    def may_have(self, topic_id: int, first: int, last: int) -> bool:
+        """Return whether the target may have a record of this range."""
+        topic = self._topics.get(topic_id)
+        earliest = 1 if topic is None else topic.earliest
+        return max(first, earliest) <= min(last, self._heads.get(topic_id, 0))
+
+    def lost_since(self, topic: snap.TopicSnapshot) -> list[tuple[int, int]]:
+        """Return the ranges that the source has lost to damage and that the target may have."""
+        known = self._topics.get(topic.topic_id)
+        before = [] if known is None else [run for run in known.losses if run[2] == "corrupt"]
+        return [
+            (first, last)
+            for first, last, reason in topic.losses
+            if reason == "corrupt"
+            and self.may_have(topic.topic_id, first, last)
+            and not any(low <= first and last <= high for low, high, _ in before)
+        ]
+
+    def is_earlier_than(self, snapshot: snap.Snapshot, target: DataDir) -> bool:
+        """Return whether the target can be an earlier state of a source with this snapshot."""
+        held, number = self.snapshot.wal_number, snapshot.wal_number
+        if held > number or (held < number and any(other >= number for other in target.wal_numbers())):
+            return False
+        now = {topic.topic_id: topic for topic in snapshot.topics}
+        for topic in self.snapshot.topics:
+            same = now.get(topic.topic_id)
+            if same is not None and ((same.name, same.epoch) != (topic.name, topic.epoch) or same.head < topic.head):
+                return False
+            refs = {} if same is None else {ref.first: ref.footer for ref in same.segments}
+            if any(refs.get(ref.first, ref.footer) != ref.footer for ref in topic.segments):
+                return False
+        return snapshot.last_epoch >= self.snapshot.last_epoch
+
+
+def refuse_history(source: DataDir, target: DataDir) -> NoReturn:
+    raise CopyError(
+        f"{target.root} is no earlier backup of {source.root}: it is one of another directory, "
+        "or a server was started on it since; choose another target"
+    )
+
+
+def refuse_damage(source: DataDir, target: DataDir, problems: list[str]) -> NoReturn:
+    first = problems[0].replace("; ", ", ")  # the text after a semicolon is the next step
+    raise CopyError(
+        f"{target.root} is unchanged: it has records that are damaged or missing in {source.root} "
+        f"({len(problems)} places, the first: {first}); keep it, and back up to a new directory"
+    )
+
+
+def newest_number(datadir: DataDir) -> int:
+    """Return the number of the newest snapshot, 0 if there is none."""
+    return max(datadir.snapshot_numbers(), default=0) if datadir.fs.exists(datadir.snapshots_dir) else 0
+
+
+def newest_snapshot(datadir: DataDir, problems: list[str]) -> snap.Snapshot:
+    """Return the newest readable snapshot. Raise `CopyError` if there was one and none can be read."""
+    try:
+        return snapshot_files.newest(datadir, problems)
+    except Corrupt as error:
+        what = error.what.partition("; ")[0]
+        raise CopyError(f"{error.path}: {what}; run `topics verify {datadir.root}`") from error
 
 
 def read_marks(file: File, footer: codec.Footer) -> bytearray:
@@ -26,17 +110,6 @@ def read_marks(file: File, footer: codec.Footer) -> bytearray:
         for at in codec.damaged_flags(flags):
             marks[at] = LIVE if marks[at] == LOST else marks[at]
         return marks
-    finally:
-        file.close()
-
-
-def save_marks(fs: Fs, path: str, footer: codec.Footer, marks: list[tuple[int, int]]) -> None:
-    """Write marks, with their positions, to a segment file and sync it."""
-    file = fs.open(path, write=True)
-    try:
-        for at, mark in marks:
-            file.pwrite(bytes([codec.DELETED if mark == DELETED else codec.LOST]), footer.flags_at + at)
-        file.datasync()
     finally:
         file.close()
 
@@ -54,15 +127,7 @@ def read_footer(fs: Fs, path: str) -> codec.Footer | None:
         file.close()
 
 
-def has_tails(fs: Fs, path: str, topics: list[TopicSnapshot]) -> bool:
-    """Return whether there is a tails file with the last records of these topics, undamaged."""
-    if not fs.exists(path):
-        return False
-    data = read_whole(fs, path)
-    return not any(tail_problems(path, topic, data) for topic in topics)
-
-
-def tail_problems(path: str, topic: TopicSnapshot, data: bytes) -> list[str]:
+def tail_problems(path: str, topic: snap.TopicSnapshot, data: bytes) -> list[str]:
     """Return what is wrong with the last records of a topic in the tails file with these bytes."""
     ref = topic.tail
     if ref is None:
@@ -92,27 +157,28 @@ class CopiedLog:
     def read(self, numbers: list[int], pause: Callable[[], None]) -> None:
         """Read the files, the last one first. Leave out the unused ones at the end of the log."""
         files = [self._read_file(number, pause) for number in reversed(numbers)][::-1]
-        while len(files) > 1 and _is_unused(files[-1]):
+        while len(files) > 1 and not files[-1].unreadable and not files[-1].resume[0]:
+            if len(files[-1].data) > walfile.FIRST_BYTES:
+                break
             files.pop()
         self.files = files
 
-    def check(self, snapshot: Snapshot | None) -> None:
+    def check(self, snapshot: snap.Snapshot) -> None:
         """Compare the files with the ledger, and report what is missing. Raise `CopyError` if that is unknown."""
-        if snapshot is None and not self.files:
+        if not snapshot.wal_number and not self.files:
             raise CopyError(f"{self._source.root} has no log and no snapshot; run `topics verify {self._source.root}`")
         try:
             ledger.check_known(self._source, self._account, self.files, snapshot)
         except Corrupt as error:
             raise CopyError(str(error)) from error
-        since = 0 if snapshot is None else snapshot.wal_number
         lost = ledger.lost(self._source, self._account, self.files, snapshot)
         if lost is not None:
             self._problems.append(f"{self._source.ledger_path(lost)} at byte 0: {ledger.MISSING}")
             return
         expected = ledger.without_void(self._account.files, self.files)
-        if snapshot is not None and snapshot.clean and set(expected) <= {since}:
+        if snapshot.clean and set(expected) <= {snapshot.wal_number}:
             expected = {}  # nothing was written after the snapshot
-        self.ledger = ledger.copied(self._source, since, self.files, self._lacking(expected))
+        self.ledger = ledger.copied(self._source, snapshot.wal_number, self.files, self._lacking(expected))
 
     def _lacking(self, expected: dict[int, ledger.Expected]) -> dict[int, ledger.Expected]:
         """Report the files that are missing or end too early, and return what the ledger says of them."""
@@ -151,7 +217,3 @@ class CopiedLog:
             self._problems.append(f"{path} at byte {item.at}: {item.end - item.at} damaged bytes in the log")
         end = damaged[-1].write_at if torn else file.end
         return file._replace(data=data[:end])
-
-
-def _is_unused(file: LogFile) -> bool:
-    return not file.unreadable and not file.resume[0] and len(file.data) <= walfile.FIRST_BYTES

@@ -31,15 +31,22 @@ import xxhash
 from msgspec import UNSET, Struct, UnsetType
 
 from topics.model import surrogates
-from topics.spark.options import ConnectionOptions
-from topics.spark.pipelines.run import delivery
-from topics.spark.pipelines.run.delivery import OutgoingRow, RangeDelivery, cut, fields_of, record_of
+from topics.spark.options import ConnectionOptions, ReadOptions
+from topics.spark.pipelines.run.delivery import (
+    DeliveryResult,
+    OutgoingRow,
+    RangeDelivery,
+    cut,
+    fields_of,
+    record_of,
+    stamped,
+)
 from topics.spark.pipelines.run.report import ReportedGap
 from topics.spark.pipelines.run.trimmed import Watch
 from topics.spark.sink.write_options import WriteOptions
 from topics.spark.source.catalog import client_for
 from topics.spark.source.plan import Span
-from topics.spark.source.read import How, read_span
+from topics.spark.source.read import read_span
 
 LOSS = b'{"kind":"gap"}'  # meta of a record that reports a gap
 MAX_ROUNDS = 8  # how often a record may pass a circle of mirrors and routers
@@ -81,10 +88,10 @@ class CopyTask(Struct, kw_only=True):
         """Return the record that reports a gap."""
         hop = Hop(at=self.source_id, topic=self.topic, epoch=self.epoch, seq=gap_from, to=gap_to)
         data = _encode({"topic": self.topic, "gap_from": gap_from, "gap_to": gap_to, "reason": reason})
-        return OutgoingRow(gap_from, gap_to, record_of(data, None, None, stamped(LOSS, [hop])), reason)
+        return OutgoingRow(gap_from, gap_to, record_of(data, None, None, stamped(LOSS, KEY, [hop])), reason)
 
 
-class MirrorResult(delivery.DeliveryResult, kw_only=True):
+class MirrorResult(DeliveryResult, kw_only=True):
     """The result of one copy task."""
 
     echoes: int = 0  # records that were on the target before, and were not sent
@@ -105,7 +112,11 @@ def copy(task: CopyTask) -> MirrorResult:
             gap_row=task.gap_row, outcome=outcome,
         )  # fmt: skip
         if task.lost_epoch is not None:
-            sending.put(f"{task.run}/after-{task.lost_epoch}", [_new_epoch_record(task)])
+            # A record reports the unread rest of the earlier epoch, whose length is unknown.
+            hop = Hop(at=task.source_id, topic=task.topic, epoch=task.epoch, seq=0, to=0)
+            data = _encode({"topic": task.topic, "epoch": task.lost_epoch, "reason": "recreated"})
+            record = record_of(data, None, None, stamped(LOSS, KEY, [hop]))
+            sending.put(f"{task.run}/after-{task.lost_epoch}", [record])
         for first, last, rows in cut(read(task, outcome), task.start, task.stop):
             key, missing = sending.new(task.key(first, last, rows), rows)
             if missing:
@@ -128,9 +139,9 @@ def read(task: CopyTask, outcome: MirrorResult) -> Iterator[OutgoingRow]:
     span = Span(server=task.source.servers[0], topic=task.topic, epoch=task.epoch, start=task.start, stop=task.stop)
     if span.start >= span.stop:
         return
-    how = How(connection=task.source, nodes=task.nodes, fail_on_data_loss=False, lake=task.lake)
+    options = ReadOptions(connection=task.source, nodes=task.nodes, fail_on_data_loss=False, lake=task.lake)
     watch = Watch(span, task.source) if task.heeds_trims else None
-    batches = read_span(span, how)
+    batches = read_span(span, options)
     for batch in batches if watch is None else watch.over(batches):
         yield from outgoing(batch, task, outcome)
     if watch is not None:
@@ -156,17 +167,10 @@ def outgoing(batch: pa.RecordBatch, task: CopyTask, outcome: MirrorResult) -> It
                 at=task.source_id, topic=task.topic, epoch=task.epoch, seq=one.seq, ts=one.ts,
                 lost=outcome.pending_gap or UNSET,
             )  # fmt: skip
-            record = record_of(one.data, one.node, one.tag, stamped(one.meta, [*hops, hop]))
+            record = record_of(one.data, one.node, one.tag, stamped(one.meta, KEY, [*hops, hop]))
             outcome.pending_gap = None
             outcome.size_bytes += len(record)
             yield OutgoingRow(one.seq, one.seq, record)
-
-
-def _new_epoch_record(task: CopyTask) -> bytes:
-    """Return the record that reports the unread rest of the earlier epoch, whose length is unknown."""
-    hop = Hop(at=task.source_id, topic=task.topic, epoch=task.epoch, seq=0, to=0)
-    data = _encode({"topic": task.topic, "epoch": task.lost_epoch, "reason": "recreated"})
-    return record_of(data, None, None, stamped(LOSS, [hop]))
 
 
 # --- the list of servers in the meta of a record
@@ -219,8 +223,3 @@ def hops_of(meta: bytes | None) -> list[Hop]:
 def is_copy(hops: list[Hop], topic: str) -> bool:
     """Return whether a record with this list was mirrored to its topic, and not derived there from a mirrored one."""
     return bool(hops) and hops[-1].was_in(topic)
-
-
-def stamped(meta: bytes | None, hops: list[Hop]) -> bytes:
-    """Return the meta with this list."""
-    return delivery.stamped(meta, KEY, hops)

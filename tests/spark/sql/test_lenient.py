@@ -2,7 +2,7 @@
 
 import pytest
 
-from topics.spark.pipelines.run.lenient_sql import lenient
+from topics.spark.sql.text import lenient
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,8 @@ from topics.spark.pipelines.run.lenient_sql import lenient
         ("value::int", "try_cast(value AS int)"),
         ("tag::int = 1 AND 'value:x::int' <> ''", "tag::int = 1 AND 'value:x::int' <> ''"),
         ("value:price", "value:price"),
+        ("value:a::int < 5 AND value:b::int > 3", "try_cast(value:a AS int) < 5 AND try_cast(value:b AS int) > 3"),
+        ("value:a::map<string, array<int>> IS NULL", "try_cast(value:a AS map<string, array<int>>) IS NULL"),
     ],
 )
 def test_only_casts_of_value_are_rewritten(given: str, made: str) -> None:

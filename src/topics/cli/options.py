@@ -1,0 +1,98 @@
+"""Declarations of options: a row for each, as a usage line shows it.
+
+A row is a function that adds its option to a parser or to a group of options.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from topics.cli import tree
+from topics.cli.output.units import parse_count, parse_duration, parse_positive, parse_size
+from topics.cli.tree import Subparsers
+
+Row = Callable[[Any], object]
+
+# How the value of an option is parsed, by its placeholder. Other values stay text.
+PARSERS = {"DURATION": parse_duration, "SIZE": parse_size, "SEQ": parse_count, "N": parse_positive}
+SHAPES = {"?": "[{}]", "+": "{}…", "*": "[{}…]"}  # of arguments, by `nargs`
+
+
+def option(usage: str, help: str = "", *, completes: str = "", **keywords: Any) -> Row:
+    """Declare an option (`-n --limit N`), a switch (`--follow`) or an argument (`TOPIC`, `[PREFIX]`, `SEQ…`).
+
+    `completes` is the kind of the names with which a shell completes the value. The keywords are those of argparse.
+    """
+    *names, last = usage.split()
+    if last.startswith("-"):
+        names.append(last)
+        if not {"action", "choices"} & keywords.keys():
+            keywords["action"] = "store_true"
+    else:
+        word = last.strip("[]…")
+        nargs = next((nargs for nargs, shape in SHAPES.items() if shape.format(word) == last), None)
+        keywords = {"metavar": word, **({"nargs": nargs} if nargs else {}), **keywords}
+        if word in PARSERS:
+            keywords.setdefault("type", PARSERS[word])
+        if not names:
+            names = [keywords.pop("dest", word.lower())]
+
+    def add(to: argparse._ActionsContainer) -> None:
+        action = to.add_argument(*names, help=help or None, **keywords)
+        if completes:
+            action.completes = completes  # type: ignore[attr-defined]
+
+    return add
+
+
+def one_of(*rows: Row, required: bool = False) -> Row:
+    """Declare options that exclude each other."""
+    return lambda to: _add_all(to.add_mutually_exclusive_group(required=required), rows)
+
+
+def section(title: str, *rows: Row) -> Row:
+    """Declare options that `--help` lists under a title of their own."""
+    return lambda to: _add_all(to.add_argument_group(title), rows)
+
+
+def _add_all(to: argparse._ActionsContainer, rows: Iterable[Row]) -> None:
+    for row in rows:
+        row(to)
+
+
+def add_parser(
+    subparsers: Subparsers,
+    name: str,
+    text: str = "",
+    *rows: Row,
+    details: str = "",
+    examples: str = "",
+    **keywords: Any,
+) -> argparse.ArgumentParser:
+    """Add the parser of a command. `text` is its line of help: that of the tree for a command of the first level."""
+    line = text or tree.ROWS[name].help
+    described: dict[str, Any] = {
+        "description": f"{line[:1].upper()}{line[1:]}. {details}".rstrip(),
+        "epilog": f"examples:\n{examples.rstrip()}" if examples else None,
+    }
+    parser = subparsers.add_parser(
+        name,
+        help=line,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        **described | keywords,
+    )
+    _add_all(parser, rows)
+    return parser
+
+
+def add_group(parser: argparse.ArgumentParser, title: str = "commands", metavar: str = "COMMAND") -> Subparsers:
+    """Let a command consist of commands."""
+    return parser.add_subparsers(title=title, metavar=metavar, required=True)
+
+
+JSON_LINES = option("--json", "print JSON lines, also on a terminal")
+TOPIC = option("TOPIC", "the topic", completes="topics")
+QUEUE = option("QUEUE", "the queue", completes="queues")

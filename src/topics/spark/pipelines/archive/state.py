@@ -1,0 +1,296 @@
+"""The state of an archive run, its steps after a commit, and the checks that lake and server belong together.
+
+A lake that is not mounted is an empty directory. An old copy of a lake looks complete. A server whose directory was set
+back assigns seqs a second time. Without a check, archiving would continue silently, and records would be lost or mixed
+for good. So the two are compared before the lake is written to or the topic is trimmed: the last archived seq that the
+server knows, its head, and the last common records.
+
+After a commit, the run reports to the server, trims the topic, and merges and removes files. A run that was killed
+before these steps has not done them: the next run repeats them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from msgspec import structs
+
+from topics.client import Client
+from topics.clock import SystemClock
+from topics.errors import Code, TopicsError
+from topics.lake import ArchivedEpoch, Change, Damaged, File, Gap, Lake, Snapshot, joined
+from topics.lake.archived import Range, outside
+from topics.lake.heal import OTHER_LAKE
+from topics.spark.failures import Failed
+from topics.spark.options import ConnectionOptions
+from topics.spark.pipelines.audit_task import Stretch, look
+from topics.spark.pipelines.run.job import PipelineJob
+from topics.spark.pipelines.run.report import TopicReport
+from topics.spark.source.catalog import state_of
+from topics.spark.source.plan import TopicExtent
+
+COMPARED_SEQS = 100
+
+Key = tuple[str, int]  # topic and epoch
+
+
+def check_heads(snapshot: Snapshot, extents: Iterable[TopicExtent]) -> None:
+    """Raise `Failed` if a topic ends before its archive does. The extents must be newer than the snapshot."""
+    for extent in extents:
+        archived = snapshot.archived(extent.topic, extent.epoch)
+        if archived is not None and extent.head < archived.archived_to:
+            raise Failed(
+                f"topic {extent.topic} ends at seq {extent.head}, but the lake has archived seqs up to "
+                f"{archived.archived_to} of the same epoch: the server lost records that it had acknowledged, or its "
+                "directory was set back to an earlier state",
+                next="stop the writers of the topic before seqs are assigned twice; bring the directory back, or "
+                "restore a backup with topics restore, which begins a new epoch of every topic",
+            )
+
+
+def reported_as_archived(client: Client, extents: Iterable[TopicExtent]) -> dict[Key, int]:
+    """Return the last archived seq that the server knows, per epoch.
+
+    Read the lake's snapshot after this call: an archive commits to the lake before it reports to the server.
+    """
+    states = [state_of(client, extent.topic, epoch=extent.epoch) for extent in extents]
+    return {
+        (state.topic, state.epoch): state.archived_seq for state in states if state is not None and state.archived_seq
+    }
+
+
+def ahead_of(snapshot: Snapshot, reported: Mapping[Key, int]) -> dict[Key, int]:
+    """Return the entries that are beyond the end of the archive in this lake."""
+    epochs = {key: snapshot.archived(*key) for key in reported}
+    return {
+        key: seq
+        for key, seq in reported.items()
+        if seq > (0 if (archived := epochs[key]) is None else archived.archived_to)
+    }
+
+
+def refuse_other_lake(lake: Lake, snapshot: Snapshot, ahead: Mapping[Key, int]) -> None:
+    """Raise `Failed` if `ahead` has an entry: the lake lacks records that the server considers archived."""
+    for (topic, epoch), seq in ahead.items():
+        archived = snapshot.archived(topic, epoch)
+        others = f" (and {len(ahead) - 1} more topics)" if len(ahead) > 1 else ""
+        raise Failed(
+            f"topic {topic}{others}: seqs up to {seq} were reported to the server as archived, but {lake.path} has "
+            f"seqs up to {0 if archived is None else archived.archived_to}: it is another lake, an older copy, or is "
+            "not mounted",
+            next="mount the right lake, or restore it from a copy; to continue with this lake, and to record the "
+            "seqs that are neither live nor archived as a gap, use --new-lake",
+        )
+
+
+def verify(lake: Lake, archived: ArchivedEpoch, files: Sequence[File]) -> bool:
+    """Read files back. Return False if another run has replaced one meanwhile; raise `Damaged` if one is damaged."""
+    try:
+        for file in files:
+            lake.verify(file)
+    except Damaged:
+        if lake.has(archived.topic, archived.epoch, files):
+            raise
+        return False
+    return True
+
+
+def last_files(archived: ArchivedEpoch, *, earliest: int) -> list[File]:
+    """Return the files of the last archived records that may still be live."""
+    last = archived.files[-1].last if archived.files else 0
+    return archived.files_in(max(earliest, last - COMPARED_SEQS + 1), last)
+
+
+def check_same(
+    lake: Lake, connection: ConnectionOptions, archived: ArchivedEpoch, *, earliest: int, to_trim: bool
+) -> None:
+    """Raise `Failed` if the last archived records that are still live differ from those in the lake.
+
+    The files must have been verified before. With `to_trim`, a live record that is missing in the lake is an error as
+    well: it was erased from the lake alone.
+    """
+    files = last_files(archived, earliest=earliest)
+    if not files:
+        return
+    last = files[-1].last
+    stretch = Stretch(
+        lake=lake.path, connection=connection, topic=archived.topic, epoch=archived.epoch, files=files,
+        first=max(earliest, last - COMPARED_SEQS + 1), last=last,
+    )  # fmt: skip
+    found = look(stretch)
+    if found.problem is not None:
+        if lake.has(archived.topic, archived.epoch, files):
+            raise Damaged(found.problem)
+        return  # replaced meanwhile by another run, which has verified it
+    for one in found.differences if to_trim else (one for one in found.differences if one.fields):
+        what = f"differs in {', '.join(one.fields)}" if one.fields else "is not in the lake"
+        raise Failed(
+            f"seq {one.seq} of topic {archived.topic} {what}, but the lake has archived it: the server's directory "
+            "was set back and written to again, or the lake belongs to another server",
+            next="topics pipeline audit names all records that differ; restore the server from a backup with topics "
+            "restore, which begins a new epoch of every topic, or archive into a new directory with --new-lake",
+        )
+
+
+def with_gaps(lake: Lake, change: Change, *, upto: int) -> Change:
+    """Return the change with a gap for each seq up to `upto` that is only in another lake.
+
+    Seqs that were deleted on request are among them, because the server does not report deletes.
+    """
+    assert change.covered is not None
+    first, last = change.covered[0], min(change.covered[1], upto)
+    if first > last:
+        return change
+    known = [*((gap.first, gap.last) for gap in change.gaps), *_seqs(lake, change)]
+    missing = outside(known, first, last)
+    if not missing:
+        return change
+    now_ms = SystemClock().now_ms()
+    gaps = [*change.gaps, *(Gap(low, high, OTHER_LAKE, now_ms) for low, high in missing)]
+    return structs.replace(change, gaps=joined(gaps), trimmed_to=missing[-1][1])
+
+
+def _seqs(lake: Lake, change: Change) -> Iterable[Range]:
+    """Yield the ranges of seqs in the files that a change adds."""
+    for added in change.adds:
+        for batch in lake.open(added).iter_batches(columns=["seq"]):
+            seqs = batch.column("seq").to_numpy()
+            ends = [*np.flatnonzero(np.diff(seqs) != 1).tolist(), len(seqs) - 1]
+            starts = [0, *(end + 1 for end in ends[:-1])]
+            yield from ((int(seqs[low]), int(seqs[high])) for low, high in zip(starts, ends, strict=True))
+
+
+# --- the steps after a commit
+
+
+GAPS_SHOWN = 100  # most gaps of a topic in a report
+
+
+@dataclass(kw_only=True)
+class ArchiveState:
+    """The job, the lake and the server of one run, its findings, and the steps after its commits."""
+
+    job: PipelineJob
+    lake: Lake
+    url: str
+    trim: bool
+    merge_files: int
+    elsewhere: dict[Key, int] = field(default_factory=dict)  # the last archived seq that the server knows, if not here
+    damaged: dict[Key, str] = field(default_factory=dict)  # epochs that this run does not merge or trim, and why
+    _tidied: dict[str, int] = field(default_factory=dict)  # checkpoints of each table at its last vacuum by this run
+    _reported: dict[Key, int] = field(default_factory=dict)  # the last archived seq that the server got from this run
+
+    def snapshot(self) -> Snapshot:
+        """Return the present state of the lake; an empty one if there is no lake."""
+        return self.lake.snapshot() if self.lake.exists() else Snapshot()
+
+    def row(self, topic: str) -> TopicReport:
+        """Return the row of a topic in the report."""
+        return self.job.report.topic(topic, server=self.url)
+
+    def note_archived(self, snapshot: Snapshot, extents: list[TopicExtent]) -> None:
+        """Keep the last archived seqs, for the lags in the report."""
+        for extent in extents:
+            archived = snapshot.archived(extent.topic, extent.epoch)
+            reached = (extent.epoch, 0 if archived is None else archived.archived_to)
+            self.job.reached[self.url, extent.topic] = reached
+
+    def note_damage(self, extent: TopicExtent, error: Damaged) -> None:
+        """Remember a damaged file. New records are still archived, but the epoch is not merged or trimmed."""
+        self.damaged[extent.topic, extent.epoch] = str(error)
+        self.job.warn(f"{error}; this run does not merge or trim topic {extent.topic} any more")
+
+    def warn_of_queue(self, extent: TopicExtent) -> None:
+        """Warn that the topic is not trimmed."""
+        self.job.warn(f"topic {extent.topic} is a queue and is not trimmed: its jobs are left to its workers")
+
+    def warn_about_earlier_epochs(self, base: Snapshot, topic: str, *, first: int) -> None:
+        """Warn of records that may be missing, if `first` is the first seq of a topic that was recreated."""
+        earlier = base.epochs(topic)
+        if earlier and first == 1:
+            self.job.warn(
+                f"topic {topic} was deleted and recreated: records of its earlier epoch {earlier[-1].epoch} after "
+                f"seq {earlier[-1].archived_to}, if there were any, are not in the lake"
+            )
+
+    # --- after a commit
+
+    def after_commit(self, client: Client, extents: list[TopicExtent], *, merge: bool = True) -> None:
+        """Do the steps that are due for these topics; without merges if `merge` is False."""
+        snapshot = self.lake.snapshot()
+        for extent in extents:
+            archived = snapshot.archived(extent.topic, extent.epoch)
+            if archived is None:
+                continue
+            key = (extent.topic, extent.epoch)
+            # For topics that retain unarchived records.
+            if self._reported.get(key, 0) < archived.archived_to and self._report(client, extent, archived.archived_to):
+                self._reported[key] = archived.archived_to
+            try:
+                if self.trim and archived.archived_to >= extent.earliest and key not in self.damaged:
+                    self._trim_topic(client, extent)
+                if merge and self.merge_files and key not in self.damaged:
+                    merged = self.lake.merge(extent.topic, extent.epoch, min_files=self.merge_files)
+                    self.job.report.add(merged=merged)
+                    self._tidy(extent.topic)
+            except Damaged as error:
+                self.note_damage(extent, error)
+        self.note_archived(snapshot, extents)
+
+    def _tidy(self, topic: str) -> None:
+        """Remove files of killed runs, once, and old replaced files after each checkpoint of the table."""
+        table = self.lake.table(topic)
+        if topic not in self._tidied:
+            self._tidied[topic] = 0
+            table.remove_dead_files()
+        if table.checkpoints > self._tidied[topic]:
+            self._tidied[topic] = table.checkpoints
+            self.job.report.add(removed=len(table.vacuum()))
+
+    def _report(self, client: Client, extent: TopicExtent, archived_to: int, *, trimmed_to: int = 0) -> bool:
+        """Return whether the server has the report. Warn if the key may not report."""
+        try:
+            client.archived(extent.topic, seq=archived_to, epoch=extent.epoch, trimmed_seq=trimmed_to)
+            return True
+        except TopicsError as error:
+            if error.code in (Code.UNAUTHORIZED, Code.FORBIDDEN):
+                self.job.warn(f"the last archived seq could not be reported to the server: {error.message}")
+            elif error.status not in (404, 405, 409):  # deleted, recreated, or a server without this call
+                raise
+            return False
+
+    def _trim_topic(self, client: Client, extent: TopicExtent) -> None:
+        """Delete the archived records from the topic, after reading them back from the lake.
+
+        The trim is committed to the lake and reported to the server first. A reader of lake and topic must know that
+        these seqs are missing in the topic because they are archived, not because they were deleted on request, and
+        must notice if its lake is not the one that has them.
+        """
+        lake = self.lake
+        base = lake.snapshot()
+        archived = base.archived(extent.topic, extent.epoch)
+        topic = state_of(client, extent.topic, epoch=extent.epoch)
+        if archived is None or topic is None:
+            return
+        if topic.type == "queue":
+            self.warn_of_queue(extent)
+            return
+        if not verify(lake, archived, archived.files_in(topic.earliest_seq, archived.archived_to)):
+            return  # merged or rewritten meanwhile: the next round tries again
+        connection = self.job.connection(self.url)
+        check_same(lake, connection, archived, earliest=topic.earliest_seq, to_trim=True)
+        if archived.trimmed_to < archived.archived_to:
+            change = Change(op="trim", topic=extent.topic, epoch=extent.epoch, trimmed_to=archived.archived_to)
+            lake.commit(base.state(extent.topic), [change])
+        to_report = (topic.trimmed_seq or 0) < archived.archived_to
+        if to_report and not self._report(client, extent, archived.archived_to, trimmed_to=archived.archived_to):
+            return
+        try:
+            trimmed = client.delete(extent.topic, before_seq=archived.archived_to + 1, epoch=extent.epoch)
+        except TopicsError as error:
+            if error.code not in (Code.EPOCH_MISMATCH, Code.TOPIC_NOT_FOUND):  # deleted, and perhaps recreated
+                raise
+            return
+        self.row(extent.topic).add(trimmed=trimmed.deleted)

@@ -1,0 +1,149 @@
+"""The topics that a pipeline processes, and errors for names that do not exist: the message lists existing names."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import islice
+
+from msgspec import Struct
+
+from topics.client import Client
+from topics.client.request import Summary
+from topics.errors import Code, TopicsError
+from topics.lake import Lake, NoLake
+from topics.plurals import counted
+from topics.spark.failures import BadUsage
+from topics.spark.options import ConnectionOptions, ReadOptions
+
+SHOWN = 5
+LISTED = 1000  # most names that are compared with the given one
+
+
+def unknown_topic(client: Client, topic: str, *, lake: Lake | None = None) -> BadUsage:
+    where = f"does not exist on {client.url}" if lake is None else f"is neither on {client.url} nor in {lake.path}"
+    return BadUsage(f"topic {topic} {where}", next=_there_is(client, topic, lake))
+
+
+def missing_in(where: str, topic: str, names: Iterable[str]) -> BadUsage:
+    """Return the error for a topic that a lake, a data directory or a server does not have; `names` are its topics."""
+    found = list(names)
+    step = _among(found, topic) if found else f"check the path: {where} holds no topic"
+    return BadUsage(f"topic {topic} does not exist in {where}", next=step)
+
+
+def no_topic(clients: Sequence[Client], wanted: str, *, like: str = "", lake: Lake | None = None) -> BadUsage:
+    """Return the error for a selection without topics. `wanted` describes it, such as "begins with 'shop:'".
+
+    The message lists the names that are most similar to `like`.
+    """
+    where = " or ".join(f"on {client.url}" for client in clients)
+    text = f"no topic {where}{'' if lake is None else f' or in {lake.path}'} {wanted}"
+    return BadUsage(text, next=_there_is(clients[0], like, lake))
+
+
+def begins_with(prefix: str) -> str:
+    return f"begins with {prefix!r}" if prefix else "exists yet"
+
+
+def existing_lake(path: str) -> Lake:
+    """Return the lake. Raise `NoLake` if there is none; checked before Spark starts, for a clear message."""
+    lake = Lake(path)
+    if not lake.exists():
+        raise NoLake(f"{lake.path} is not a lake")
+    return lake
+
+
+def _there_is(client: Client, like: str, lake: Lake | None) -> str:
+    try:
+        live = [row.topic for row in islice(client.topics(), LISTED)]
+    except TopicsError as error:
+        if error.code not in (Code.UNAUTHORIZED, Code.FORBIDDEN):
+            raise
+        return f"check the name; the key may not list the topics of {client.url}"
+    names = list(dict.fromkeys([*live, *(lake.snapshot().topics() if lake is not None and lake.exists() else ())]))
+    if not names:
+        return f"write to a topic first: {client.url} has none yet"
+    return _among(names, like, all_known=len(live) < LISTED)
+
+
+def _among(names: Sequence[str], like: str, *, all_known: bool = True) -> str:
+    """Return the next step: check the name, and a list of existing ones. `sys:` topics only if there are no others."""
+    names = [name for name in names if not name.startswith("sys:")] or names
+    shown = nearest(like, names)
+    more = len(names) - len(shown)
+    others = f" and {counted(more, 'other')}{'' if all_known else ', or more'}" if more else ""
+    return f"check the name; there {'is' if len(names) == 1 else 'are'} {', '.join(shown)}{others}"
+
+
+def nearest(like: str, names: Iterable[str]) -> list[str]:
+    """Return a few names: the most similar first, then others; `sys:` topics last."""
+    system_last = sorted(names, key=lambda name: (name.startswith("sys:"), name))
+    alike = difflib.get_close_matches(like, system_last, n=SHOWN, cutoff=0.5)
+    return list(dict.fromkeys([*alike, *system_last]))[:SHOWN]
+
+
+# --- the topics that a pipeline processes
+
+
+SYSTEM = "sys:"
+
+
+class Selection(Struct, frozen=True, kw_only=True):
+    """Topics. One that begins with `sys:` needs its name, or a prefix or pattern that begins so."""
+
+    topics: tuple[str, ...] = ()
+    prefix: str | None = None
+    pattern: str | None = None
+    has_system: bool = False  # whether the empty prefix includes `sys:` topics
+
+    def has(self, topic: str) -> bool:
+        return topic in self.topics or self.matches(topic)
+
+    def matches(self, topic: str) -> bool:
+        """Return whether the prefix or the pattern selects the topic."""
+        begins = self.prefix is not None and topic.startswith(self.prefix)
+        if not begins and (self.pattern is None or re.fullmatch(self.pattern, topic) is None):
+            return False
+        texts = (self.prefix or (SYSTEM if self.has_system else ""), self.pattern or "")
+        return not topic.startswith(SYSTEM) or any(text.startswith(SYSTEM) for text in texts)
+
+    def among(self, client: Client) -> Iterator[Summary]:
+        """Yield the selected topics of a server, by name and prefix."""
+        begins = common([*self.topics, *([] if self.prefix is None else [self.prefix])])
+        return (row for row in client.topics(begins) if self.has(row.topic))
+
+    def reading(self, connection: ConnectionOptions) -> ReadOptions:
+        """Return the read options for this selection. Several kinds of selection become one pattern."""
+        if bool(self.topics) + (self.prefix is not None) + (self.pattern is not None) == 1:
+            return ReadOptions(connection=connection, topics=self.topics, prefix=self.prefix, pattern=self.pattern)
+        parts = [re.escape(name) for name in self.topics]
+        parts += [] if self.prefix is None else [re.escape(self.prefix) + ".*"]
+        parts += [] if self.pattern is None else [f"(?:{self.pattern})"]
+        return ReadOptions(connection=connection, pattern="|".join(parts))
+
+    def check(
+        self, clients: Sequence[Client], there: Collection[str], warn: Callable[[str], None], *, follow: bool
+    ) -> None:
+        """Raise `BadUsage` if a name, or prefix and pattern, select no topic; with `follow`, warn: the job waits."""
+        where = " or ".join(client.url for client in clients)
+        for topic in self.topics:
+            if topic not in there and not follow:
+                raise unknown_topic(clients[0], topic)
+            if topic not in there:
+                warn(f"topic {topic} does not exist on {where} yet: waiting for it")
+        if (self.prefix, self.pattern) != (None, None) and not any(map(self.matches, there)):
+            if not follow:
+                raise no_topic(clients, str(self), like=self.prefix or "")
+            warn(f"no topic on {where} {self}: waiting for one")
+
+    def __str__(self) -> str:
+        prefixes = [] if self.prefix is None else [begins_with(self.prefix)]
+        return " or ".join([*prefixes, *([] if self.pattern is None else [f"matches {self.pattern!r}"])])
+
+
+def common(names: Sequence[str]) -> str:
+    """Return the longest common prefix of the names, for a list request by prefix."""
+    first, last = min(names), max(names)
+    return next((first[:at] for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), first[: len(last)])
