@@ -145,7 +145,7 @@ def test_killed_at_file_calls(mode: str, counts: Counts):
     disk = SimDisk()
     play(SimBucket(), disk, Client())
     calls = [call.number for call in disk.calls if call.op in MUTATING]
-    chosen = calls[:: max(1, len(calls) // amount(60, len(calls)))]
+    chosen = calls[:: max(1, len(calls) // amount(30, len(calls)))]
     for number in chosen:
         bucket, disk, client = SimBucket(), SimDisk(), Client()
         disk.crash_at(number)

@@ -17,6 +17,8 @@ import pytest
 
 from tests import forks
 from tests.conftest import ServerProcess
+from topics.storage.replica.bucket import open_bucket
+from topics.storage.replica.history import History
 
 START = {"segment_max_events": 16, "checkpoint_interval_ms": 300, "replica_interval_ms": 200}
 
@@ -253,9 +255,13 @@ def test_replica_in_an_s3_bucket(s3: str, running: list[ServerProcess], tmp_path
     call(server, "PUT", "topics/sure", {"durability": "replicated"})
     for number in range(40):
         append(server, "sure", number)
-    time_limit = time.monotonic() + 10
-    while "checkpoint" not in topics("replica", "ls", s3).stdout.split('"term"')[-1] and time.monotonic() < time_limit:
+    history = History.open(open_bucket(s3))
+    assert history is not None
+    first, deadline = history.end().base, time.monotonic() + 15
+    while history.end().base == first and time.monotonic() < deadline:  # a checkpoint with sealed segments
         append(server, "sure", "more")
+        history.refresh()
+    assert history.end().base > first
     server.kill()
     shutil.rmtree(tmp_path / "a")
 
