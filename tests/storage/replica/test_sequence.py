@@ -86,7 +86,7 @@ def test_next_upload_waits_a_moment_for_the_writers_that_the_last_one_released()
     sequence.note_synced((1, 200), 1031)
     sequence.urgent = sequence.gathers = True
     assert sequence.next(1032, 1032) is None
-    assert sequence.wake_in_ms(1032) == 18
+    assert sequence.wake_in_ms(1032) == 28
     sequence.note_synced((1, 300), 1033)
     sequence.gathers = False  # all are there
     upload = sequence.next(1034, 1034)

@@ -29,7 +29,7 @@ from topics.storage.replica.objects import Checkpoint, FileRef, Head, Kind, Piec
 
 OBJECT_BYTES = 4 << 20
 FIRST_RETRY_MS, MAX_RETRY_MS = 100, 5_000
-MAX_GATHER_MS = 40
+MAX_GATHER_MS = 50
 NOWHERE: Position = (0, 0)
 EVERYWHERE: Position = (1 << 63, 0)
 
@@ -254,7 +254,7 @@ class Sequence:
             self.uploaded = upload.upto
             self._due_ms = now_ms + self._interval_ms
             self._behind_since_ms = self._sent_ms
-            self._gathered_ms = now_ms + min((now_ms - self._sent_ms) * 2 // 3, MAX_GATHER_MS)
+            self._gathered_ms = now_ms + min(now_ms - self._sent_ms, MAX_GATHER_MS)
         elif head.kind == "checkpoint":
             self._checkpoint_created(upload)
 
