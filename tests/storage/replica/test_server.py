@@ -328,6 +328,8 @@ def test_gap_is_given_up_and_a_new_checkpoint_follows():
     server = ReplicaServer.begin(bucket, max_lag_bytes=20_000)
     server.append("sure", "1", durability="replicated")
     bucket.fail(at=len(bucket.requests))
+    server.append("plain", "1")
+    server.pass_ms(1_100)  # an upload is on its way
     for number in range(300):
         server.append("plain", f'"{number:0100d}"')
         server.pass_ms(10)
@@ -345,6 +347,15 @@ def test_gap_is_given_up_and_a_new_checkpoint_follows():
     after = server.elsewhere()
     assert after.data("sure") == ["1", "2"]
     assert after.data("plain") == server.data("plain")
+
+
+def test_one_sync_beyond_the_limit_begins_a_new_term():
+    """Nothing is in flight then, so no answer shows that the bucket is there."""
+    server = ReplicaServer.begin(SimBucket(), max_lag_bytes=1000)
+    server.append("plain", '"' + "x" * 3000 + '"')
+    server.pass_ms(5_000)
+    assert (server.state, server.replication.sequence.term) == ("following", 2)
+    assert server.elsewhere().data("plain") == server.data("plain")
 
 
 def test_leases_routers_and_consumers_survive():

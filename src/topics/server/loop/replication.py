@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from topics import logs
 from topics.engine.durable.replication import Replication
-from topics.server.loop.storage import ThreadWorker
+from topics.server.loop.storage import RecoveryCancelled, ThreadWorker
 from topics.storage.replica import start, upkeep
 from topics.storage.replica.bucket import Bucket, BucketError, open_bucket
 from topics.storage.replica.history import History
@@ -52,7 +52,11 @@ class ReplicaService:
         cls, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop, datadir: DataDir
     ) -> ReplicaService:
         """Check that the directory and the replica belong together, restore an empty directory, and open it."""
-        url = settings.replica or ""
+        url, cancelled = settings.replica or "", False
+
+        def progress(done: int, total: int) -> None:
+            if cancelled:
+                raise RecoveryCancelled
 
         def work() -> tuple[Bucket, start.Opened]:
             bucket = open_bucket(url, timeout_ms=settings.replica_timeout_ms)
@@ -60,11 +64,15 @@ class ReplicaService:
                 url=url, host=socket.gethostname(), address=_address(settings),
                 interval_ms=settings.replica_interval_ms, max_lag_bytes=settings.replica_max_lag_bytes,
             )  # fmt: skip
-            opened = start.prepare(bucket, datadir.fs, datadir.root, about, now_ms=clock.now_ms())
+            opened = start.prepare(bucket, datadir.fs, datadir.root, about, now_ms=clock.now_ms(), progress=progress)
             datadir.open()
             return bucket, opened
 
-        return cls(settings, clock, loop, *await asyncio.to_thread(work))
+        try:
+            return cls(settings, clock, loop, *await asyncio.to_thread(work))
+        except asyncio.CancelledError:
+            cancelled = True  # ends the thread: the process cannot exit before it, and a restore may take long
+            raise
 
     async def begin(self, storage: Storage, datadir: DataDir) -> None:
         """Begin a term, and wait until its first checkpoint is in the bucket.

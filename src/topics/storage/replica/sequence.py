@@ -197,6 +197,11 @@ class Sequence:
         self._in_flight, self._last_wall_ms, self._sent_ms = upload, upload.head.at_ms, now_ms
         return upload
 
+    @property
+    def has_sent(self) -> bool:
+        """Whether an object was sent whose outcome is not known yet."""
+        return self._in_flight is not None
+
     def stalled_ms(self, now_ms: int) -> int:
         """Return for how long the bucket has not confirmed an object that was sent."""
         return 0 if self._in_flight is None else now_ms - self._sent_ms

@@ -68,6 +68,8 @@ class Uploader:
             log.error("gap_given_up", hint="the bucket was away for too long; a new checkpoint follows when it is back")
             self._forget_plans()
             self.on_change()
+            if not self.sequence.has_sent:
+                self.want_checkpoint()  # no answer will show that the bucket is back
         self.pump()
 
     def read_checkpoint(self, number: int) -> Callable[[], None]:
