@@ -28,7 +28,7 @@ _LABELS = re.compile(r"\{[^}]*\}|\b(?:by|on|without) \([^)]*\)")
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     directory = tmp_path_factory.mktemp("deploy")
-    process = ServerProcess(directory, {"data_dir": directory / "data"})
+    process = ServerProcess(directory, {"data_dir": directory / "data", "replica": f"file://{directory}/replica"})
     yield process
     process.kill()
 

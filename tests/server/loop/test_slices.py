@@ -168,7 +168,7 @@ def test_metrics_of_many_topics_take_many_turns() -> None:
     assert turns > 5
     found = json.loads(text_of(got[0]))
     assert found["topics_topics"] == 5_001
-    assert found["topics_topics_by_class"] == {"ephemeral": 0, "memory": 0, "disk": 5_000, "fsync": 1}
+    assert found["topics_topics_by_class"] == {"ephemeral": 0, "memory": 0, "disk": 5_000, "fsync": 1, "replicated": 0}
     assert found["topics_queue_topics"] == 1
     assert len(found["topics_topic_head_seq"]) == 1_000
     app.services.engine.put_topic("t0000", ConfigPatch(durability="memory"))

@@ -122,6 +122,7 @@ class ReplicaService:
     async def _first_checkpoint(self, replication: Replication) -> None:
         sequence, is_new = replication.sequence, self._opened.is_new
         began_ns = self._clock.monotonic_ns()
+        # Bound: the first checkpoint, or a failure of the bucket that lasts for `replica_timeout_ms`.
         while not await self._wait(lambda: sequence.state in (State.FOLLOWING, State.FENCED)):
             failure = replication.uploader.failure
             if failure:
@@ -141,6 +142,7 @@ class ReplicaService:
     async def _wait(self, reached: Callable[[], bool]) -> bool:
         """Wait until `reached()`, for `replica_timeout_ms` at most. Return whether it is."""
         deadline = self._loop.time() + self._settings.replica_timeout_ms / 1000
+        # Bound: the deadline.
         while not reached():
             self._moved.clear()
             try:

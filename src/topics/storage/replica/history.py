@@ -79,7 +79,8 @@ class History:
     def at_time(self, at_ms: int) -> int:
         """Return the number of the last object that was written until then. Raise `Damaged` if there is none."""
         low, high = self.first_number - 1, self.last_number
-        while low < high:  # bound: halves the range each time
+        # Bound: halves the range each time.
+        while low < high:
             middle = (low + high + 1) // 2
             if self.read(middle).head.at_ms <= at_ms:
                 low = middle

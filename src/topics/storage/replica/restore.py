@@ -108,7 +108,8 @@ class _Restore:
         """Yield each item with what `fetch` returns for it, in order. A few are fetched ahead."""
         pending: list[Future] = []  # type: ignore[type-arg]
         for at, item in enumerate(items):
-            while len(pending) < min(len(items) - at, READERS):  # bound: the items
+            # Bound: the items.
+            while len(pending) < min(len(items) - at, READERS):
                 pending.append(self._pool.submit(fetch, items[at + len(pending)]))
             yield item, pending.pop(0).result()
 

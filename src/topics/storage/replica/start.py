@@ -130,7 +130,8 @@ def _restore(
     def seal(datadir: DataDir) -> int:
         """Begin a term behind the last object, whatever number that has by now. Return the number of the last one."""
         nonlocal sequence
-        while True:  # bound: each round finds an object that another server wrote in between
+        # Bound: each round finds an object that another server wrote in between.
+        while True:
             history.refresh()
             sequence = begin(history.end())
             upload = sequence.next(0, now_ms)
