@@ -12,7 +12,7 @@ import { retention } from "./topics.js"
 
 export const title = ({ params }) => params[0]
 
-export function show({ params: [name], signal }) {
+export function show({ params: [name], query, signal }) {
   let state = null
   let before = null
   const problem = h("div")
@@ -28,7 +28,7 @@ export function show({ params: [name], signal }) {
     keeps: stat("Keeps"),
   }
   const line = timeline(name, { signal, onPick: (seq) => list.jump(seq) })
-  const list = records(name, { signal, state: () => state })
+  const list = records(name, { signal, query, state: () => state })
   const settings = h("div")
   const jobs = h("a", { class: "button", href: `#/queues/${encodeURIComponent(name)}`, hidden: true }, "Jobs")
   const again = async () => {
