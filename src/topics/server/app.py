@@ -31,7 +31,7 @@ from topics.server.limits.os_limits import resident_bytes
 from topics.server.loop.budget_upkeep import Upkeep
 from topics.server.loop.forwarding import Forwarding
 from topics.server.loop.runtime import Runtime
-from topics.server.loop.samples import Column, QueueSamples, Samples, Traffic
+from topics.server.loop.samples import Column, QueueSamples, ReaderSamples, Samples, Traffic
 from topics.server.loop.sliced_work import SharedAnswers, Slices
 from topics.server.loop.storage import Storage, open_directory
 from topics.server.loop.throttle import Throttle
@@ -130,6 +130,7 @@ class TopicsApp:
             traffic=traffic,
             samples=Samples(runtime, sampled, is_replayed=lambda: engine.is_replayed),
             queue_samples=QueueSamples(runtime, engine),
+            reader_samples=ReaderSamples(runtime, engine),
             slices=slices,
             shared_answers=SharedAnswers(slices, budget),
             dispatcher=dispatcher,
@@ -147,6 +148,7 @@ class TopicsApp:
         if settings.console:
             self.services.samples.begin()
             self.services.queue_samples.begin()
+            self.services.reader_samples.begin()
 
     def begin_drain(self) -> None:
         """End every request and stream that would wait without limit."""
@@ -161,6 +163,7 @@ class TopicsApp:
         services.throttle.end()
         services.samples.end()
         services.queue_samples.end()
+        services.reader_samples.end()
         self.upkeep.end()
         self.forwarding.stop()
         services.engine.flush()

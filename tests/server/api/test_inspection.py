@@ -1,5 +1,6 @@
 """The index, the rights of a key, samples and the timeline, over HTTP."""
 
+import time
 from typing import Any
 
 import httpx
@@ -144,3 +145,21 @@ def test_list_of_topics_has_details_on_request(api: Api) -> None:
     [row] = api.get("/v0/topics", details="true")["topics"]
     assert (row["config"]["cap_records"], row["lost"]) == (2, 1)
     assert row["last_write_ts"] > 0
+
+
+def test_history_of_a_topic_comes_from_its_log(api: Api) -> None:
+    """Rows reach back to the time before the first record. Records that a cap evicted count; deleted ones as well."""
+    start = time.time_ns() // 1_000_000
+    api.put("prices", cap_records=10)
+    api.write("prices", *range(25))
+    api.call("POST", "/v0/topics/prices/delete", {"seqs": [20]})
+    seen = api.get("/v0/samples", topic="prices", from_ts=start - 60_000, to_ts=start + 60_000, points=12)
+    assert (seen["columns"], seen["interval_ms"], len(seen["rows"])) == (["ts", "head", "bytes"], 10_000, 13)
+    assert [row[0] for row in seen["rows"]] == list(range(start - 60_000, start + 60_001, 10_000))
+    heads = [row[1] for row in seen["rows"]]
+    assert heads == sorted(heads)
+    assert heads[0] < 25 == heads[-1]
+    assert seen["rows"][0][2] == 0 < seen["rows"][-1][2]
+    refused = api.call("GET", f"/v0/samples?topic=prices&from_ts={start}&to_ts={start}")
+    assert (refused.status_code, refused.json()["error"]["detail"]["field"]) == (400, "to_ts")
+    assert api.call("GET", "/v0/samples?topic=nowhere").status_code == 404
