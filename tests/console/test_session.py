@@ -18,6 +18,7 @@ pytestmark = needs_browser
 LOADED = {
     "": ".plot .stroke", "topics": ".table .name a", "topics/orders": ".record", "queues": ".table .name a",
     "queues/emails": ".jobs td", "routers": ".graph .box", "consumers": ".table .name", "pipelines": ".plain td",
+    "map": ".graph .box", "topics/orders?view=seq": ".timeline .state", "queues/emails?tab=dead": ".jobs td",
 }  # fmt: skip
 PAGES = tuple(LOADED)
 # What the browser logs about answers that the console expects.

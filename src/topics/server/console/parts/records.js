@@ -6,10 +6,10 @@ import { indent } from "./exact.js"
 import { clock, count, date, duration, range, whole } from "./format.js"
 import { jsonLine, jsonTree } from "./json.js"
 import { debounce, setQuery } from "./route.js"
-import { session } from "./session.js"
+import { session, topicPath } from "./session.js"
 import { actions } from "./snippets.js"
 import { STATES } from "./timeline.js"
-import { button, copyAs, copyButton, empty, failure, field, input } from "./ui.js"
+import { button, copyAs, copyButton, curl, empty, failure, field, input } from "./ui.js"
 
 const PAGE = 50
 const SHOWN = 200
@@ -117,7 +117,7 @@ export function records(topic, { signal, state, query }) {
   function nothing() {
     if (tag.value || node.value) return empty("No record matches", "Clear the filters, or look at other seqs.")
     return empty("No live records here", "This command writes one:",
-      `curl ${location.origin}/v0/topics/${encodeURIComponent(topic)} -H 'content-type: application/json' -d '{"records":[{"data":{"hello":"world"}}]}'`)
+      curl(topicPath(topic), { records: [{ data: { hello: "world" } }] }))
   }
 
   function report(extra = "") {

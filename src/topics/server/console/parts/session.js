@@ -29,8 +29,8 @@ class Session extends EventTarget {
 
   /** Ask the server what this session may do. Throw `Unauthorized` if it needs another key. */
   async open() {
-    this.who = await this.request("GET", "/v0/whoami")
-    this.version = (await this.request("GET", "/v0/health")).version
+    this.who = await this.get("/v0/whoami")
+    this.version = (await this.get("/v0/health")).version
     this.#notify("changed")
   }
 
@@ -63,6 +63,10 @@ class Session extends EventTarget {
   covers(name) {
     const prefixes = this.who?.prefixes ?? []
     return prefixes.length === 0 || prefixes.some((prefix) => name.startsWith(prefix))
+  }
+
+  get(path, signal) {
+    return this.request("GET", path, undefined, { signal })
   }
 
   /** Send a request that the client has no method for. Return the JSON answer; payloads in it and in the body are `Json`. */
@@ -161,13 +165,19 @@ export function topicPath(topic, rest = "") {
   return `/v0/topics/${encodeURIComponent(topic)}${rest}`
 }
 
+/** Whether there is a topic, without an error in the log of the browser if there is none. */
+export async function exists(topic, signal) {
+  const { topics } = await session.get(`/v0/topics?prefix=${encodeURIComponent(topic)}&page_size=1`, signal)
+  return topics[0]?.topic === topic
+}
+
 /** List everything of a paged endpoint. */
 export async function listAll(path, field, { signal, most = Infinity } = {}) {
   const rows = []
   let cursor = null
   do {
     const joint = path.includes("?") ? "&" : "?"
-    const page = await session.request("GET", `${path}${joint}page_size=1000${cursor ? `&cursor=${encodeURIComponent(cursor)}` : ""}`, undefined, { signal })
+    const page = await session.get(`${path}${joint}page_size=1000${cursor ? `&cursor=${encodeURIComponent(cursor)}` : ""}`, signal)
     rows.push(...page[field])
     cursor = page.next_cursor
   } while (cursor && rows.length < most)
