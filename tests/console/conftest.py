@@ -16,7 +16,7 @@ from tests.console.seeding import Shop
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-WAIT_MS = 6_000
+WAIT_MS = 20_000
 
 
 @pytest.hookimpl(tryfirst=True)

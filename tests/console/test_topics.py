@@ -298,7 +298,7 @@ def test_activity_shows_what_has_become_of_the_records_of_each_time(open_page: O
     expect(page.get_by_role("button", name="24h")).to_have_attribute("aria-pressed", "true")
 
 
-def test_missing_topic_and_queue_are_reported_once_without_buttons(open_page: OpenPage, url: str) -> None:
+def test_missing_topic_and_queue_are_reported_once_without_buttons(open_page: OpenPage, shop: Shop, url: str) -> None:
     page = open_page(url, "topics/nowhere")
     expect(page.get_by_text("There is no topic nowhere")).to_be_visible()
     expect(page.get_by_role("alert")).to_have_count(0)
@@ -307,6 +307,8 @@ def test_missing_topic_and_queue_are_reported_once_without_buttons(open_page: Op
     page.goto(f"{url}/console#/queues/nowhere")
     expect(page.get_by_text("There is no queue nowhere")).to_be_visible()
     expect(page.get_by_role("button", name="Add job")).not_to_be_visible()
+    shop.put("nowhere", type="queue")
+    expect(page.get_by_role("button", name="Add job")).to_be_visible()
 
 
 def test_tag_of_a_record_filters_by_it(open_page: OpenPage, url: str) -> None:

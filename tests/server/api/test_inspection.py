@@ -1,11 +1,13 @@
 """The index, the rights of a key, samples and the timeline, over HTTP."""
 
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+import topics
 from tests.conftest import ServerProcess, StartServer
 from tests.contract.api import Api, eventually
 from topics.server.loop import samples
@@ -163,3 +165,9 @@ def test_history_of_a_topic_comes_from_its_log(api: Api) -> None:
     refused = api.call("GET", f"/v0/samples?topic=prices&from_ts={start}&to_ts={start}")
     assert (refused.status_code, refused.json()["error"]["detail"]["field"]) == (400, "to_ts")
     assert api.call("GET", "/v0/samples?topic=nowhere").status_code == 404
+
+
+def test_files_of_the_console_stay_small() -> None:
+    """The budget of the console: all of its files, as they are stored and served."""
+    folder = Path(topics.__file__).parent / "server" / "console"
+    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= 250_000

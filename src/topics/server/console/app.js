@@ -64,7 +64,7 @@ function start() {
     skip,
     h("header", { class: "side" },
       h("a", { class: "brand", href: "#/", "aria-label": "topics console, overview" }, h("span", { class: "mark", "aria-hidden": "true" }), "topics"),
-      h("button", { type: "button", class: "finder", "aria-label": "Go to", "aria-keyshortcuts": "Control+K", on: { click: () => openPalette(NAVIGATION, commands()) } },
+      h("button", { type: "button", class: "finder", "aria-label": "Go to", on: { click: () => openPalette(NAVIGATION, commands()) } },
         icon("search"), h("span", {}, "Go to"), h("kbd", {}, "Ctrl K")),
       h("nav", { "aria-label": "Pages" }, links),
       h("div", { class: "foot" }, who, look)),

@@ -3,7 +3,7 @@
 A sample is taken at every interval, whether or not a client looks. That of the server costs one call per column; its
 ring takes about 130 KiB with 22 columns.
 
-Readers (consumers and routers) have samples as well: up to `MAX_READERS` of each kind, in rings of 6 KiB.
+Readers (consumers and routers) have samples as well: up to `MAX_READERS` of each kind, in at most 0.5 MiB.
 
 Until there are `MAX_QUEUES` queues, each has a ring. Beyond that, a queue that a client asks for takes the ring of the
 queue whose samples were not asked for the longest. The rings of queues together take at most 0.8 MiB.
@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import Struct
@@ -30,6 +31,7 @@ INTERVAL_MS, QUEUE_INTERVAL_MS = 5_000, 15_000
 CAPACITY, QUEUE_CAPACITY = 720, 240
 MAX_QUEUES, MAX_READERS = 64, 64
 CONSUMER = "consumer"
+Reader = tuple[str, str, str]  # kind, topic, name
 QUEUE_COLUMNS = ["ts", "ready", "in_flight", "delayed", "finished", "age_ms"]
 
 
@@ -196,36 +198,45 @@ class ReaderSamples(Sampler):
     def __init__(self, runtime: Runtime, engine: Engine) -> None:
         super().__init__(runtime)
         self._engine = engine
-        self._rings: dict[tuple[str, str, str], Ring] = {}  # by kind, topic and name
+        # Time, readers, and two values of each. Neighbours with the same readers share the tuple.
+        self._taken: deque[tuple[int, tuple[Reader, ...], array[int]]] = deque(maxlen=QUEUE_CAPACITY)
 
     def take(self) -> None:
-        """Sample the first `MAX_READERS` consumers and routers. Others lose their ring."""
+        """Sample the first `MAX_READERS` consumers and routers."""
         if not self._engine.is_replayed:
             return
         now_ms = self._runtime.clock.now_ms()
-        kept: dict[tuple[str, str, str], Ring] = {}
-        for key, lag, done in self._look(now_ms):
-            kept[key] = self._rings.get(key) or Ring(QUEUE_CAPACITY, 3)
-            kept[key].add((now_ms, lag, done))
-        self._rings = kept
+        found = dict(self._look(now_ms))
+        readers = tuple(found)
+        if self._taken and self._taken[-1][1] == readers:
+            readers = self._taken[-1][1]
+        self._taken.append((now_ms, readers, array("q", chain.from_iterable(found.values()))))
 
     def rows(self, may_use: Callable[[str], bool], after_ms: int = 0) -> tuple[list[str], list[list[float]]]:
         """Return names of columns, two for each reader, and rows. A value is -1 where the reader did not exist."""
-        covered = [key for key in self._rings if may_use(key[1]) and (key[0] == CONSUMER or may_use(key[2]))]
-        found = {key: self._rings[key].rows(after_ms) for key in covered}
-        names = [f"{figure} {' '.join(key)}" for key in found for figure in ("lag", "done")]
-        table = {int(row[0]): [-1.0] * len(names) for rows in found.values() for row in rows}
-        for number, rows in enumerate(found.values()):
-            for ts, lag, done in rows:
-                table[int(ts)][2 * number : 2 * number + 2] = lag, done
-        return ["ts", *names], [[ts, *table[ts]] for ts in sorted(table)]
+        known: tuple[Reader, ...] = self._taken[-1][1] if self._taken else ()
+        shown = [one for one in known if may_use(one[1]) and (one[0] == CONSUMER or may_use(one[2]))]
+        rows: list[list[float]] = []
+        places: list[int | None] = []
+        before = None
+        for ts, readers, values in self._taken:
+            if ts <= after_ms:
+                continue
+            if readers is not before:
+                at = {one: 2 * number for number, one in enumerate(readers)}
+                places, before = [at.get(one) for one in shown], readers
+            row: list[float] = [ts]
+            for place in places:
+                row += (-1, -1) if place is None else values[place : place + 2]
+            rows.append(row)
+        return ["ts", *(f"{figure} {' '.join(one)}" for one in shown for figure in ("lag", "done"))], rows
 
-    def _look(self, now_ms: int) -> Iterator[tuple[tuple[str, str, str], int, int]]:
+    def _look(self, now_ms: int) -> Iterator[tuple[Reader, tuple[int, int]]]:
         for topic, consumer in islice(self._engine.consumers.everywhere(), MAX_READERS):
             lag = rough_lag_of(topic, consumer, now_ms).records
-            yield (CONSUMER, topic.name, consumer.name), lag, consumer.seq
+            yield (CONSUMER, topic.name, consumer.name), (lag, consumer.seq)
         for router in islice(self._engine.routers.table.by_name.values(), MAX_READERS):
-            yield ("router", router.edge.source.name, router.name), router.lag, router.forwarded_total
+            yield ("router", router.edge.source.name, router.name), (router.lag, router.forwarded_total)
 
 
 def _finished(topic: Topic) -> int:

@@ -9,7 +9,7 @@ import { listAll, session, topicPath } from "../parts/session.js"
 import { actions } from "../parts/snippets.js"
 import { table } from "../parts/table.js"
 import { STATES } from "../parts/timeline.js"
-import { allowed, badge, button, card, copyAs, curl, dialog, empty, field, form, formDialog, input, loading, missingNote, num, pageHead, plainTable, searchField, select, toast, watch } from "../parts/ui.js"
+import { allowed, badge, button, card, copyAs, curl, dialog, empty, field, form, formDialog, input, liveText, loading, missingNote, num, pageHead, plainTable, searchField, select, toast, watch } from "../parts/ui.js"
 import { topicLink } from "./topics.js"
 
 export const title = "Consumers"
@@ -22,7 +22,7 @@ const STILL = 0.05 // records per second: slower changes of the lag are not show
 
 export function show({ query, signal }) {
   const problem = h("div")
-  const summary = h("span", { class: "summary", role: "status" })
+  const summary = liveText()
   const readers = new Readers()
   const search = searchField("consumers", query.get("search"), draw)
   const worst = plot("Records behind, the five worst", { format: short, gapMs: JOIN_MS })
@@ -102,7 +102,7 @@ function columns(again) {
   return [
     { key: "consumer", label: "Consumer", class: "name", sort: (row) => row.consumer, cell: (row) => [() => [button(row.consumer, open(row), { kind: "link plain", title: "Show everything about it, move or delete it" }), row.hold ? badge("holds records") : null], `${row.key} ${row.hold} ${row.seq} ${row.head_seq}`] },
     { key: "topic", label: "Topic", sort: (row) => row.topic, cell: (row) => [() => h("a", { href: topicLink(row.topic) }, row.topic), row.topic] },
-    { key: "seq", label: "Position", class: "number wide", sort: (row) => row.seq, cell: (row) => [() => h("a", { href: `${topicLink(row.topic)}?at=${row.seq + 1}`, title: "Show the next record that it gets" }, `${whole(row.seq)} of ${whole(row.head_seq)}`), `${row.seq} ${row.head_seq}`] },
+    { key: "seq", label: "Position", class: "number wide", sort: (row) => row.seq, cell: (row) => [() => h("a", { href: `${topicLink(row.topic)}?at=${row.seq + 1}` }, `${whole(row.seq)} of ${whole(row.head_seq)}`), `${row.seq} ${row.head_seq}`] },
     { key: "lag", label: "Behind", class: "number", sort: (row) => row.lag_records, cell: (row) => warned(row.lag_records, short(row.lag_records)) },
     { key: "time", label: "For", class: "number medium", sort: (row) => row.lag_ms, cell: (row) => (row.lag_ms ? duration(row.lag_ms) : "–") },
     { key: "plot", label: "Last hour", class: "wide", cell: (row) => [spark(row.points.map((point) => point.lag)), `${row.points.at(-1)?.ts}`] },
@@ -133,7 +133,7 @@ function details(row, close, again) {
       fact("Topic", h("a", { href: topicLink(row.topic), on: { click: close } }, row.topic)), fact("Position", `${whole(row.seq)} of ${whole(row.head_seq)}`),
       fact("Behind", `${count(row.lag_records, "record")}${row.lag_ms ? `, the oldest for ${duration(row.lag_ms)}` : ""}`), fact("Caught up", catchUp(row)[0]),
       fact("Missed", row.lost ? count(row.lost.records, "record") : "nothing"), fact("Last commit", ago(row.updated_ms, session.now())),
-      row.meta && fact("Stored with it", h("code", {}, JSON.stringify(row.meta))), fact("Holds records", row.hold ? "yes: caps evict no record that it has not read" : "no")),
+      row.meta && fact("Stored with it", h("code", {}, JSON.stringify(row.meta))), row.hold && fact("Holds records", "caps evict no record that it has not read")),
     row.lost && plainTable("Missed ranges", ["First missed#", "Last missed#", "Records#", "Why"], row.lost.gaps.map(({ gap_from: from, gap_to: to, reason }) => h("tr", {},
       num(from), num(to), num(to - from + 1), h("td", {}, h("i", { class: `swatch ${reason}` }), STATES[reason] ?? reason)))),
     h("p", { class: "toolbar dialog-actions" },

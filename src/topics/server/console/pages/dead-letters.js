@@ -6,9 +6,9 @@ import { ago, count, date, whole } from "../parts/format.js"
 import { icon } from "../parts/icons.js"
 import { jsonFold } from "../parts/json.js"
 import { debounce, query, setQuery } from "../parts/route.js"
-import { exists, session, topicPath } from "../parts/session.js"
+import { entry, session, topicPath } from "../parts/session.js"
 import { actions } from "../parts/snippets.js"
-import { button, copyAs, dialog, empty, failure, field, form, input, loading, missingNote, note, num, plainTable, select, toast } from "../parts/ui.js"
+import { button, copyAs, dialog, empty, failure, field, form, input, liveText, loading, missingNote, note, num, plainTable, select, toast } from "../parts/ui.js"
 
 const LOOKED_AT = 1000 // the last seqs of the dead-letter topic
 const SHOWN = 100
@@ -27,7 +27,7 @@ export function deadLetters({ signal, state, again }) {
   const search = input({ type: "search", placeholder: "Filter by tag or data", "aria-label": "Filter dead letters by tag or data", value: query().get("filter") ?? "" })
   const grouping = select([["", "nothing"]], "", { name: "group" })
   const groups = h("div", { class: "groups", role: "group", "aria-label": "Groups" })
-  const summary = h("span", { class: "summary", role: "status" })
+  const summary = liveText()
   const act = h("div", { class: "toolbar" })
   const place = h("div", {}, loading("Loading"))
   const tools = h("div", { class: "toolbar filters" }, search, field("Group by", grouping), summary, act)
@@ -35,6 +35,7 @@ export function deadLetters({ signal, state, again }) {
   let offered = null
 
   search.addEventListener("input", debounce(() => {
+    if (signal.aborted) return
     setQuery({ filter: search.value.trim() })
     draw()
   }, 120))
@@ -49,7 +50,7 @@ export function deadLetters({ signal, state, again }) {
     if (!target) return void put(place, empty("This queue has no dead-letter topic", "Jobs are delivered until a worker completes them. Configure the number of deliveries and a dead-letter topic to move failing jobs aside."))
     if (!session.covers(target)) return void put(place, missingNote("read", target))
     if (isBusy(place)) return
-    letters = (await exists(target, signal)) ? await load(state().topic, target, signal) : []
+    letters = (await entry(target, signal)) ? await load(state().topic, target, signal) : []
     for (const seq of chosen) if (!letters.some((letter) => letter.seq === seq)) chosen.delete(seq)
     offer()
     draw()

@@ -1,11 +1,11 @@
 /** The map: topics, queues, routers, consumers and workers as one graph, with what flows along its edges. */
 
-import { h, isBusy, put, redraw } from "../parts/dom.js"
+import { h, put, redraw } from "../parts/dom.js"
 import { count, rate, short, whole } from "../parts/format.js"
 import { graph, outline } from "../parts/graph.js"
 import { Readers, readReaders } from "../parts/ring.js"
 import { listAll, session, topicPath } from "../parts/session.js"
-import { empty, loading, missingNote, note, pageHead, watch } from "../parts/ui.js"
+import { empty, liveText, loading, missingNote, note, pageHead, watch } from "../parts/ui.js"
 import { topicLink } from "./topics.js"
 
 export const title = "Map"
@@ -17,7 +17,7 @@ const MOVING_MS = 60_000 // a topic without readers is shown if it was written t
 
 export function show({ signal }) {
   const problem = h("div")
-  const summary = h("span", { class: "summary", role: "status" })
+  const summary = liveText()
   const picture = h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": "Map of the system" }, loading("Loading"))
   const readers = new Readers()
   const heads = new Map()
@@ -33,9 +33,8 @@ export function show({ signal }) {
     if (topics.length === 0) return void put(picture, empty("Nothing here yet", "Topics, routers, consumers and workers appear here as they come."))
     const found = chart(topics, routers, consumers, new Map(workers), { readers, heads })
     put(summary, `${count(found.nodes.length, "node")}, ${count(found.edges.length, "edge")}${found.hidden ? `; ${count(found.hidden, "quiet topic")} without readers not shown` : ""}`)
-    if (isBusy(picture)) return
     const label = `Map of ${count(found.nodes.length, "node")} and ${count(found.edges.length, "edge")}`
-    redraw(picture, found.nodes.length ? [graph(found.nodes, found.edges, label), outline(found.nodes, found.edges, label)] : note("Nothing moves, and nothing reads: there is no edge to draw."))
+    redraw(picture, found.nodes.length ? [graph(found.nodes, found.edges, label), outline(found.nodes, found.edges, label)] : note("Nothing moves, and nothing reads."))
     return Math.max(3000, topics.length * 5)
   }
 

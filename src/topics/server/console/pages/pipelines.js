@@ -2,7 +2,7 @@
 
 import { h, isBusy, put, redraw } from "../parts/dom.js"
 import { ago, bytes, count, date, duration, range, short } from "../parts/format.js"
-import { session } from "../parts/session.js"
+import { entry, session } from "../parts/session.js"
 import { actions } from "../parts/snippets.js"
 import { badge, card, copyAs, empty, failure, loading, missingNote, num, pageHead, plainTable, watch } from "../parts/ui.js"
 import { topicLink } from "./topics.js"
@@ -20,8 +20,8 @@ export function show({ signal }) {
   let head = -1
 
   async function refresh() {
-    const { topics: [state] } = await session.get(`/v0/topics?prefix=${encodeURIComponent(RUNS)}&page_size=1`, signal)
-    if (state?.topic !== RUNS) return void (place.querySelector(".empty") || put(place, nothing()))
+    const state = await entry(RUNS, signal)
+    if (!state) return void (place.querySelector(".empty") || put(place, nothing()))
     put(problem)
     if (state.head_seq === head || isBusy(place)) return
     head = state.head_seq

@@ -7,7 +7,7 @@ import { jsonFold } from "../parts/json.js"
 import { plot } from "../parts/plot.js"
 import { Ring } from "../parts/ring.js"
 import { setQuery } from "../parts/route.js"
-import { exists, poll, session, topicPath } from "../parts/session.js"
+import { entry, poll, session, topicPath } from "../parts/session.js"
 import { actions } from "../parts/snippets.js"
 import { allowed, badge, button, card, code, copyAs, curl, empty, failure, formDialog, loading, missing, missingNote, note, num, pageHead, plainTable, stat, stats, tabs, toast } from "../parts/ui.js"
 import { deadLetters } from "./dead-letters.js"
@@ -133,14 +133,14 @@ export function show({ params: [name], query, signal: left }) {
     if (!["topic_not_found", "not_a_queue"].includes(error.code)) return put(problem, failure(error))
     end.abort()
     put(problem)
-    put(body, missing(head, "queue", name, curl(topicPath(name), { type: "queue", max_deliveries: 5, dead_letter: `${name}.dead` }, "PUT")))
+    put(body, missing(head, "queue", name, curl(topicPath(name), { type: "queue", max_deliveries: 5, dead_letter: `${name}.dead` }, "PUT"), left))
   }
 
   const refused = missingNote("read", name)
   if (!refused) {
     if (tab) choose(tab)
     poll(async () => {
-      if (!state && !(await exists(name, signal))) throw Object.assign(new Error(name), { code: "topic_not_found" })
+      if (!state && (await entry(name, signal))?.type !== "queue") throw Object.assign(new Error(name), { code: "topic_not_found" })
       await refresh()
     }, { everyMs: 2000, signal, onError: gone })
   }
@@ -192,14 +192,14 @@ async function listed(state, kind, { signal, again }) {
       h("td", {}, job.$tag ?? "–"),
       h("td", { class: "data" }, jsonFold(job.data)),
       held && h("td", { class: "row-actions" },
-        mayWrite && button("Return", () => act(() => session.client.nack(name, camel(lease)), "nacked", `Returned job ${whole(job.$seq)} to the queue.`, again), { kind: "small", title: "nack: the job can be claimed again at once" }),
-        mayWrite && button("Extend", () => act(() => session.client.extend(name, { ...camel(lease), leaseMs: state.config.lease_ms }), "extended", `Job ${whole(job.$seq)} is held for ${duration(state.config.lease_ms)} more.`, again), { kind: "small", title: "extend: the worker keeps the job for another lease" }),
+        mayWrite && button("Return", () => act(() => session.request("POST", topicPath(name, "/nack"), lease), "nacked", `Returned job ${whole(job.$seq)} to the queue.`, again), { kind: "small", title: "nack: the job can be claimed again at once" }),
+        mayWrite && button("Extend", () => act(() => session.request("POST", topicPath(name, "/extend"), { ...lease, lease_ms: state.config.lease_ms }), "extended", `Job ${whole(job.$seq)} is held for ${duration(state.config.lease_ms)} more.`, again), { kind: "small", title: "extend: the worker keeps the job for another lease" }),
         copyAs(() => actions.nack(name, lease))),
     ]
   })
   const heads = ["Seq#", "Deliveries#", "Priority#", "Added", held && "Holder", held && "Deadline#", kind === "delayed" && "Due in#", "Tag", "Data", held && "Actions"].filter(Boolean)
   return [
-    jobTable(heads, rows),
+    plainTable("Jobs", heads, rows.map((cells) => h("tr", {}, cells)), "jobs"),
     page.next_cursor && note(`The first ${PAGE} of ${count(page[kind], "job")}, in the order of the log.`),
   ]
 }
@@ -210,10 +210,6 @@ const EMPTY = {
   delayed: ["No job is delayed", "A job with delay_ms or deliver_at waits here, and so does a job that was returned with a delay."],
 }
 
-function jobTable(heads, rows) {
-  return plainTable("Jobs", heads, rows.map((cells) => h("tr", {}, cells)), "jobs")
-}
-
 async function act(work, field, text, again) {
   try {
     const answer = await work()
@@ -222,8 +218,4 @@ async function act(work, field, text, again) {
     toast(error.message, "bad")
   }
   await again()
-}
-
-function camel({ node, seqs, lease_ids }) {
-  return { node, seqs, leaseIds: lease_ids }
 }

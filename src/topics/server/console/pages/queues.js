@@ -5,7 +5,7 @@ import { count, rate, whole } from "../parts/format.js"
 import { icon } from "../parts/icons.js"
 import { listAll, session } from "../parts/session.js"
 import { table } from "../parts/table.js"
-import { allowed, button, curl, empty, loading, missingNote, pageHead, watch } from "../parts/ui.js"
+import { allowed, button, curl, empty, liveText, loading, missingNote, pageHead, watch } from "../parts/ui.js"
 import { createDialog, topicLink } from "./topics.js"
 
 export const title = "Queues"
@@ -21,13 +21,13 @@ const COLUMNS = [
   { key: "delayed", label: "Delayed", class: "number medium", sort: (row) => row.queue.delayed, cell: (row) => whole(row.queue.delayed) },
   { key: "dead", label: "Dead", class: "number", sort: (row) => row.queue.dead_lettered, cell: (row) => warned(row.queue.dead_lettered) },
   { key: "done", label: "Finished", class: "number medium", sort: (row) => row.done ?? 0, cell: (row) => (row.done === null ? "–" : rate(row.done)) },
-  { key: "letters", label: "Dead letters go to", class: "wide", cell: (row) => row.config.dead_letter ?? (row.config.max_deliveries ? "nowhere" : "–") },
+  { key: "letters", label: "Dead letters in", class: "wide", cell: (row) => row.config.dead_letter ?? (row.config.max_deliveries ? "nowhere" : "–") },
   { key: "error", label: "Problem", class: "wide", sort: trouble, cell: (row) => [() => trouble(row) && h("span", { class: "bad" }, trouble(row)), trouble(row)] },
 ]
 
 export function show({ query, signal }) {
   const problem = h("div")
-  const summary = h("span", { class: "summary", role: "status" })
+  const summary = liveText()
   const list = table({ label: "Queues", columns: COLUMNS, sortBy: "name", signal, rowKey: (row) => row.topic, class: "queues" })
   const place = h("div", {}, loading("Loading queues"))
   const before = new Map()

@@ -209,6 +209,7 @@ export function deleteRecords(state, done) {
       before_seq: before.value ? Number(before.value) : undefined,
     }
   }
+  const remove = (more) => session.request("POST", topicPath(state.topic, "/delete"), { ...which(), ...more })
   const answer = h("div", { role: "status" })
   const reset = () => put(answer)
   for (const control of [match, before]) control.addEventListener("input", reset)
@@ -223,12 +224,12 @@ export function deleteRecords(state, done) {
     kind: "",
     action: () => actions.deleteRecords(state.topic, which()),
     submit: async () => {
-      const found = await session.client.delete(state.topic, { ...camelMatch(which()), dryRun: true })
+      const found = await remove({ dry_run: true })
       if (found.deleted === 0) return void put(answer, note("No live record matches. Nothing would be deleted."))
       const go = button(`Delete ${count(found.deleted, "record")}`, async () => {
         go.disabled = true
         try {
-          const gone = await session.client.delete(state.topic, camelMatch(which()))
+          const gone = await remove()
           toast(`Deleted ${count(gone.deleted, "record")}.`)
           done()
         } catch (error) {
@@ -240,10 +241,6 @@ export function deleteRecords(state, done) {
     },
   })
   return made.element
-}
-
-function camelMatch({ match, before_seq }) {
-  return { match, beforeSeq: before_seq }
 }
 
 /** A form that deletes a topic once its name was typed in. */

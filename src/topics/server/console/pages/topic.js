@@ -6,7 +6,7 @@ import { ago, bytes, count, duration, rate, short, whole } from "../parts/format
 import { icon } from "../parts/icons.js"
 import { records } from "../parts/records.js"
 import { setQuery } from "../parts/route.js"
-import { exists, listAll, poll, session, topicPath } from "../parts/session.js"
+import { entry, listAll, poll, session, topicPath } from "../parts/session.js"
 import { actions } from "../parts/snippets.js"
 import { timeline } from "../parts/timeline.js"
 import { allowed, badge, button, card, copyAs, curl, failure, formDialog, loading, missing, missingNote, pageHead, stat, stats, tabs } from "../parts/ui.js"
@@ -125,11 +125,11 @@ export function show({ params: [name], query, signal: left }) {
     if (error && error.code !== "topic_not_found") return put(problem, failure(error))
     end.abort()
     put(problem)
-    put(body, missing(head, "topic", name, curl(topicPath(name), { records: [{ data: { hello: "world" } }] })))
+    put(body, missing(head, "topic", name, curl(topicPath(name), { records: [{ data: { hello: "world" } }] }), left))
   }
 
   async function begin() {
-    if (!(await exists(name, signal))) return gone()
+    if (!(await entry(name, signal))) return gone()
     Object.assign(list, records(name, { signal, query, state: () => state }))
     put(body,
       stats(...Object.values(figures)),

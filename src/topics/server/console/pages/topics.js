@@ -7,7 +7,7 @@ import { setQuery } from "../parts/route.js"
 import { listAll, session } from "../parts/session.js"
 import { actions } from "../parts/snippets.js"
 import { table } from "../parts/table.js"
-import { allowed, badge, button, copyAs, curl, empty, formDialog, loading, missingNote, pageHead, searchField, watch } from "../parts/ui.js"
+import { allowed, badge, button, copyAs, curl, empty, formDialog, liveText, loading, missingNote, pageHead, searchField, watch } from "../parts/ui.js"
 import { createTopic } from "./topic-forms.js"
 
 export const title = "Topics"
@@ -53,7 +53,7 @@ export function createDialog(type) {
 
 export function show({ query, signal }) {
   const search = searchField("topics", query.get("search"), filter)
-  const summary = h("span", { class: "summary", role: "status" })
+  const summary = liveText()
   const problem = h("div")
   const sort = query.get("sort") ?? "name"
   const list = table({ label: "Topics", columns: COLUMNS, sortBy: sort.replace("-", ""), descending: sort.startsWith("-"), onSort: (key) => setQuery({ sort: key === "name" ? null : key }), signal, rowKey: (row) => row.topic, class: "topics" })

@@ -10,7 +10,7 @@ import { bytes, clock, count, date, duration, range, rate, short, shortClock, sh
 import { setQuery } from "./route.js"
 import { session, topicPath } from "./session.js"
 import { LOST, STATES, drawMarks, placeMarks, unread } from "./timeline.js"
-import { button, segmented } from "./ui.js"
+import { button, liveText, segmented } from "./ui.js"
 import { zoomable } from "./zoom.js"
 
 const HEIGHT = 132
@@ -31,7 +31,7 @@ export function activity(topic, { signal, state, query, onPick }) {
   const tip = h("div", { class: "tip", hidden: true })
   const frame = h("div", { class: "timeline-frame" }, canvas, tip)
   const legend = h("ul", { class: "states" })
-  const shownWindow = h("span", { class: "summary", role: "status" })
+  const shownWindow = liveText()
   const spans = segmented("Time range", SPANS.map(([name]) => [name, name]), null, (name) => {
     span = name
     look(null, { span: name })

@@ -9,7 +9,7 @@ import { debounce, setQuery } from "./route.js"
 import { session, topicPath } from "./session.js"
 import { actions } from "./snippets.js"
 import { STATES } from "./timeline.js"
-import { button, copyAs, copyButton, curl, empty, failure, field, input } from "./ui.js"
+import { button, copyAs, copyButton, curl, empty, failure, field, input, liveText } from "./ui.js"
 
 const PAGE = 50
 const SHOWN = 200
@@ -29,7 +29,7 @@ export function records(topic, { signal, state, query }) {
   let turn = 0 // of the newest page: an older one that arrives late is not shown
   let opened = Number(query.get("open") ?? 0)
   const list = h("div", { class: "records", role: "log", "aria-label": `Records of ${topic}`, "aria-live": "off" })
-  const status = h("span", { class: "summary", role: "status" })
+  const status = liveText()
   const problem = h("div")
   const jump = input({ name: "jump", placeholder: "120, 14:05, 10m ago", size: 16, value: query.get("at") ?? "" })
   const tag = input({ name: "tag", placeholder: "order-7*", size: 14, value: query.get("tag") ?? "", "data-search": "" })
@@ -73,7 +73,8 @@ export function records(topic, { signal, state, query }) {
   }
 
   function restart() {
-    setQuery({ at: null })
+    opened = 0
+    setQuery({ at: null, open: null })
     void page(() => readBack(Infinity), { at: "end", then: () => follow(last) })
   }
 

@@ -10,7 +10,6 @@ import { encode, parseAnswer } from "./exact.js"
 const KEY = "topics-console-key"
 const BACKOFF_MS = [1000, 2000, 5000]
 const CLOCK_SLACK_MS = 3000 // the server states its time in whole seconds
-const NAMES = { write: "write", delete: "delete", admin: "admin", read: "read" }
 
 class Session extends EventTarget {
   key = sessionStorage.getItem(KEY)
@@ -56,7 +55,7 @@ class Session extends EventTarget {
 
   /** Return the scopes of a list that the key does not have. */
   missing(scopes) {
-    return scopes.split(" ").filter((scope) => NAMES[scope] && !this.who?.scopes.includes(scope))
+    return scopes.split(" ").filter((scope) => !this.who?.scopes.includes(scope))
   }
 
   /** Return whether the prefixes of the key cover a name. */
@@ -165,10 +164,10 @@ export function topicPath(topic, rest = "") {
   return `/v0/topics/${encodeURIComponent(topic)}${rest}`
 }
 
-/** Whether there is a topic, without an error in the log of the browser if there is none. */
-export async function exists(topic, signal) {
-  const { topics } = await session.get(`/v0/topics?prefix=${encodeURIComponent(topic)}&page_size=1`, signal)
-  return topics[0]?.topic === topic
+/** The entry of a topic in the list, undefined if there is none: the log of the browser then has no error. */
+export async function entry(topic, signal) {
+  const { topics: [found] } = await session.get(`/v0/topics?prefix=${encodeURIComponent(topic)}&page_size=1`, signal)
+  return found?.topic === topic ? found : undefined
 }
 
 /** List everything of a paged endpoint. */

@@ -5,7 +5,7 @@
 import { h, put, svg } from "./dom.js"
 import { count, range, short, whole } from "./format.js"
 import { session, topicPath } from "./session.js"
-import { button, num, plainTable } from "./ui.js"
+import { button, liveText, num, plainTable } from "./ui.js"
 import { zoomable } from "./zoom.js"
 
 const BAR = 40
@@ -35,14 +35,10 @@ export function timeline(topic, { signal, onPick }) {
   const tip = h("div", { class: "tip", hidden: true })
   const frame = h("div", { class: "timeline-frame" }, canvas, tip)
   const legend = h("ul", { class: "states" })
-  const shownWindow = h("span", { class: "summary", role: "status" })
+  const shownWindow = liveText()
   const listed = h("div")
   const all = h("details", { class: "ranges", on: { toggle: () => list() } }, h("summary", {}, "Ranges as a table"), listed)
-  const zoom = [
-    button("Zoom in", () => scale(0.5), { kind: "small", "aria-label": "Zoom in" }),
-    button("Zoom out", () => scale(2), { kind: "small", "aria-label": "Zoom out" }),
-    button("Everything", () => look(null), { kind: "small" }),
-  ]
+  const zoom = [["Zoom in", () => scale(0.5)], ["Zoom out", () => scale(2)], ["Everything", () => look(null)]].map(([label, act]) => button(label, act, { kind: "small" }))
   const element = h("div", { class: "timeline-box" }, frame, legend,
     h("div", { class: "toolbar" }, zoom, shownWindow), all)
 

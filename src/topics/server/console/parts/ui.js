@@ -3,7 +3,7 @@
 import { h, hidden, put } from "./dom.js"
 import { short, whole } from "./format.js"
 import { setQuery } from "./route.js"
-import { poll, session } from "./session.js"
+import { entry, poll, session } from "./session.js"
 import { asCurl, asJavaScript, asPython } from "./snippets.js"
 
 // --- small pieces
@@ -35,6 +35,11 @@ function join(items) {
 
 export function note(...content) {
   return h("p", { class: "note" }, content)
+}
+
+/** A text that screen readers present when it changes. */
+export function liveText() {
+  return h("span", { class: "summary", role: "status" })
 }
 
 export function loading(text) {
@@ -92,8 +97,12 @@ export function searchField(what, value, onInput) {
   return search
 }
 
-/** What a page shows instead of something that does not exist. The buttons in its head are hidden. */
-export function missing(head, kind, name, command) {
+/** What a page shows instead of something that does not exist. The buttons in its head are hidden until it does. */
+export function missing(head, kind, name, command, signal) {
+  poll(async () => {
+    const found = await entry(name, signal)
+    if (found && (kind === "topic" || found.type === kind)) dispatchEvent(new Event("hashchange")) // opens the page again
+  }, { everyMs: 3000, signal })
   head.querySelector(".actions").hidden = true
   return h("section", { class: "card flush" }, empty(`There is no ${kind} ${name}`, "It may have been deleted. This command creates it:", command, h("p", {}, h("a", { href: `#/${kind}s` }, `Show all ${kind}s`))))
 }
@@ -193,7 +202,7 @@ export function dialog(title, build, { class: extra = "", bare = false } = {}) {
     },
   })
   element.append(
-    ...(bare ? [] : [h("header", {}, h("h2", {}, title), button("Close", close, { kind: "quiet", "aria-label": "Close this dialog" }))]),
+    ...(bare ? [] : [h("header", {}, h("h2", {}, title), button("Close", close, { kind: "quiet" }))]),
     h("div", { class: "content" }, build(close)),
   )
   document.body.append(element)
