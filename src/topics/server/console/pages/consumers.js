@@ -10,6 +10,7 @@ import { actions } from "../parts/snippets.js"
 import { table } from "../parts/table.js"
 import { STATES } from "../parts/timeline.js"
 import { allowed, badge, button, card, copyAs, curl, dialog, empty, field, form, formDialog, input, liveText, loading, missingNote, num, pageHead, plainTable, searchField, select, toast, watch } from "../parts/ui.js"
+import { CURRENT_MS } from "./topic.js"
 import { topicLink } from "./topics.js"
 
 export const title = "Consumers"
@@ -17,7 +18,6 @@ export const title = "Consumers"
 const COLORS = ["c1", "c2", "live", "restart", "ttl"]
 const SPARK = { width: 96, height: 24 }
 const JOIN_MS = 45_000
-const CURRENT_MS = 5000 // a consumer whose oldest unread record is younger keeps up
 const STILL = 0.05 // records per second: slower changes of the lag are not shown as a trend
 
 export function show({ query, signal }) {

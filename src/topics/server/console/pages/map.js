@@ -6,6 +6,7 @@ import { graph, outline } from "../parts/graph.js"
 import { Readers, readReaders } from "../parts/ring.js"
 import { listAll, session, topicPath } from "../parts/session.js"
 import { empty, liveText, loading, missingNote, note, pageHead, watch } from "../parts/ui.js"
+import { CURRENT_MS } from "./topic.js"
 import { topicLink } from "./topics.js"
 
 export const title = "Map"
@@ -64,16 +65,17 @@ function chart(topics, routers, consumers, workers, { readers, heads }) {
     readers.note(key, now, lag, done)
     return readers.trend(key)?.done
   }
-  const flow = (lag, perSecond) => (lag ? `${short(lag)} behind` : perSecond === undefined ? "" : rate(perSecond))
+  const flow = (late, lag, perSecond) => (late ? `${short(lag)} behind` : perSecond === undefined ? "" : rate(perSecond))
   for (const { router, source, dest, lag, forwarded_total: done, last_error: error } of routers) {
     const perSecond = speed(`router ${source} ${router}`, lag, done)
-    edges.push({ from: source, to: dest, label: error ? "held up" : flow(lag, perSecond), kind: error ? "held" : lag ? "behind" : "", title: `router ${router}: ${whole(done)} copied, ${whole(lag)} behind${error ? `, held up: ${error}` : ""}` })
+    const late = lag > (perSecond ?? 0) * (CURRENT_MS / 1000)
+    edges.push({ from: source, to: dest, label: error ? "held up" : flow(late, lag, perSecond), kind: error ? "held" : late ? "behind" : "", title: `router ${router}: ${whole(done)} copied, ${whole(lag)} behind${error ? `, held up: ${error}` : ""}` })
   }
-  for (const { topic, consumer, lag_records: lag, seq } of consumers) {
+  for (const { topic, consumer, lag_records: lag, lag_ms: ms, seq } of consumers) {
     const id = `consumer ${topic} ${consumer}`
     const perSecond = speed(id, lag, seq)
     ends.set(id, { id, label: consumer, detail: "consumer", href: `#/consumers?search=${encodeURIComponent(consumer)}`, kind: "reader" })
-    edges.push({ from: topic, to: id, label: flow(lag, perSecond), kind: lag ? "behind" : "", title: `consumer ${consumer} of ${topic}: at seq ${whole(seq)}, ${whole(lag)} behind` })
+    edges.push({ from: topic, to: id, label: flow(ms >= CURRENT_MS, lag, perSecond), kind: ms >= CURRENT_MS ? "behind" : "", title: `consumer ${consumer} of ${topic}: at seq ${whole(seq)}, ${whole(lag)} behind` })
   }
   for (const [queue, held] of workers) {
     for (const [node, number] of held) {

@@ -17,6 +17,7 @@ export const title = ({ params }) => params[0]
 
 const VIEWS = [["time", "By time"], ["seq", "By seq"]]
 const RATE_MS = 60_000
+export const CURRENT_MS = 5000 // a consumer whose oldest unread record is younger keeps up
 
 export function show({ params: [name], query, signal: left }) {
   let state = null
@@ -92,11 +93,11 @@ export function show({ params: [name], query, signal: left }) {
     const labelled = (label, lag) => (lag ? `${label}, ${short(lag)} behind` : label)
     const marks = [
       ...routers.map(({ router, cursor, dest, lag }) => ({
-        seq: cursor, name: router, label: labelled(router, lag), above: true, kind: "router",
+        seq: cursor, name: router, lag, label: labelled(router, lag), above: true, kind: "router",
         detail: `router to ${dest}, ${count(lag, "record")} behind`,
       })),
       ...consumers.map(({ seq, consumer, lag_records, lag_ms, lost }) => ({
-        seq, name: consumer, label: labelled(consumer, lag_records), kind: "consumer",
+        seq, name: consumer, lag: lag_ms < CURRENT_MS ? 0 : lag_records, label: labelled(consumer, lag_records), kind: "consumer",
         detail: `consumer, ${count(lag_records, "record")} behind${lag_ms ? `, the oldest for ${duration(lag_ms)}` : ""}${lost ? `; ${count(lost.records, "record")} lost before it was read` : ""}`,
       })),
     ]

@@ -82,7 +82,7 @@ export function activity(topic, { signal, state, query, onPick }) {
     const [first, last] = [rows[0][1] + 1, rows.at(-1)[1]]
     const answer = await session.get(topicPath(topic, `/timeline?ranges=600&from_seq=${Math.max(first, 1)}&to_seq=${Math.max(last, first, 1)}`), signal)
     if (turn === asked) {
-      data = { from, to, bars: barsOf(rows, last >= first ? answer.ranges : []), head: answer.head_seq }
+      data = { from, to, bars: barsOf(rows, last >= first ? answer.ranges : []) }
       draw()
     }
     return answer
@@ -98,7 +98,7 @@ export function activity(topic, { signal, state, query, onPick }) {
     const most = scaleOf(bars.map(value))
     const y = (amount) => (amount / most) * (HEIGHT - 18)
     const slot = wide / bars.length
-    const placed = placeMarks(marks.filter((mark) => mark.seq < data.head), (seq) => timeX(seq - 1), wide)
+    const placed = placeMarks(marks.filter((mark) => mark.lag), (seq) => timeX(seq - 1), wide)
     const deep = placed.length ? Math.max(...placed.map((mark) => mark.lane)) + 1 : 0
     const height = HEIGHT + 26 + deep * 18
     canvas.setAttribute("viewBox", `0 0 ${wide} ${height}`)
@@ -152,7 +152,7 @@ export function activity(topic, { signal, state, query, onPick }) {
   function describe(seconds, most, perSecond) {
     const sums = {}
     for (const bar of data.bars) for (const [one, amount] of Object.entries(bar.states)) sums[one] = (sums[one] ?? 0) + amount
-    const current = marks.filter((mark) => mark.seq >= data.head).map((mark) => mark.name)
+    const current = marks.filter((mark) => !mark.lag).map((mark) => mark.name)
     const written = data.bars.reduce((sum, bar) => sum + bar.last - bar.first + 1, 0)
     put(legend, Object.entries(STATES).filter(([one]) => sums[one] >= 0.5).map(([one, text]) => h("li", {}, h("i", { class: `swatch ${one}` }), text, " ", h("b", {}, whole(sums[one])))),
     current.length > 0 && h("li", {}, `Up to date: ${current.join(", ")}`))

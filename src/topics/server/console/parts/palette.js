@@ -1,13 +1,12 @@
 /** The keyboard: a palette over pages, topics and actions, a list of the keys, and movement between rows. */
 
-import { h, put } from "./dom.js"
+import { h, moveRow, put } from "./dom.js"
 import { icon } from "./icons.js"
 import { listAll, session } from "./session.js"
 import { dialog } from "./ui.js"
 
 const MOST_SHOWN = 12
 const MOST_TOPICS = 20_000
-const ROWS = ".record > summary, .table .rows .row .name :is(a, button), tbody tr [data-row]"
 
 const KEYS = [
   ["Ctrl K", "open anything: a page, a topic, an action"], ["/", "move to the search or filter of the page"],
@@ -40,7 +39,7 @@ export function listenToKeys(main, { pages, actions }) {
     }
     const act = {
       "/": () => main.querySelector("input[type=search], [data-search]")?.focus(),
-      "?": showKeys, j: () => move(main, 1), k: () => move(main, -1),
+      "?": showKeys, j: () => moveRow(main, 1), k: () => moveRow(main, -1),
       g: () => (goUntil = performance.now() + 1500),
       Escape: () => active?.closest("details[open]")?.removeAttribute("open"),
     }[event.key]
@@ -48,15 +47,6 @@ export function listenToKeys(main, { pages, actions }) {
     event.preventDefault()
     act()
   })
-}
-
-/** Focus the next row, or the first one in view. */
-function move(main, step) {
-  const rows = [...main.querySelectorAll(ROWS)].sort((a, b) => a.getBoundingClientRect().top - b.getBoundingClientRect().top)
-  const at = rows.indexOf(document.activeElement)
-  const next = at < 0 ? rows.find((row) => row.getBoundingClientRect().top >= 0) : rows[at + step]
-  next?.focus({ preventScroll: true })
-  next?.scrollIntoView({ block: "nearest" })
 }
 
 export function showKeys() {

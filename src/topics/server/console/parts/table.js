@@ -3,7 +3,7 @@
  * sorted.
  */
 
-import { h, put } from "./dom.js"
+import { h, moveRow, put } from "./dom.js"
 
 const ROW_PX = 40
 const SPARE_ROWS = 8
@@ -96,17 +96,10 @@ export function table({ label, columns, sortBy, descending = false, rowKey, sign
     put(line.cells[number], node ? (typeof node === "function" ? node() : node) : text)
   }
 
-  /** Arrow keys move between the links of the rows. */
+  /** Arrow keys move between the rows. */
   function move(event) {
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key]
-    if (!step) return
-    const links = [...space.querySelectorAll(".row")].sort((a, b) => a.ariaRowIndex - b.ariaRowIndex).map((row) => row.querySelector("a, button")).filter(Boolean)
-    const at = links.indexOf(document.activeElement)
-    if (at < 0 && step < 0) return
-    event.preventDefault()
-    const next = at < 0 ? links.find((link) => link.getBoundingClientRect().top >= Math.max(body.getBoundingClientRect().top, 0)) : links[at + step]
-    next?.focus({ preventScroll: true })
-    next?.scrollIntoView({ block: "nearest" })
+    if (step && moveRow(body, step)) event.preventDefault()
   }
 
   return {
