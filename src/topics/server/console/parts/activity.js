@@ -58,7 +58,8 @@ export function activity(topic, { signal, state, query, onPick }) {
 
   /** Show a window of time; null shows the chosen range. */
   function look(next, changes = {}) {
-    zoomed = next && next[1] - next[0] >= 1000 ? next.map((ts) => Math.round(Math.min(ts, session.now()))) : null
+    const over = next ? Math.max(next[1] - session.now(), 0) : 0
+    zoomed = next && next[1] - next[0] >= 1000 ? next.map((ts) => Math.round(ts - over)) : null
     setQuery({ time: zoomed?.join("-"), ...changes }, { push: true })
     void refresh().catch(() => {})
   }
