@@ -101,7 +101,7 @@ def test_samples_count_appends_reads_losses_and_jobs(api: Api) -> None:
     assert api.get("/v0/samples", after=seen["rows"][-1][0] + 60_000)["rows"] == []
 
 
-def test_samples_of_a_queue_need_a_key_that_covers_it(start_server: StartServer) -> None:
+def test_samples_of_queues_and_topics_need_a_key_that_covers_them(start_server: StartServer) -> None:
     server = start_server(api_keys="all,some:read:shop.")
     with httpx.Client(base_url=server.url, headers={"authorization": "Bearer all"}) as admin:
         for name in ("shop.mail", "lab.mail"):
@@ -112,6 +112,9 @@ def test_samples_of_a_queue_need_a_key_that_covers_it(start_server: StartServer)
         assert (seen["interval_ms"], seen["capacity"], seen["rows"]) == (15_000, 240, [])
         assert seen["columns"] == ["ts", "ready", "in_flight", "delayed", "finished", "age_ms"]
         refused = {name: some.get("/v0/samples", params={"queue": name}) for name in ("lab.mail", "shop.log", "shop.x")}
+        assert some.get("/v0/samples", params={"topic": "lab.mail"}).json()["error"]["code"] == "forbidden"
+        assert some.get("/v0/samples", params={"topic": "shop.log"}).json()["columns"] == ["ts", "head", "bytes"]
+        assert some.get("/v0/samples", params={"readers": "true"}).json()["columns"] == ["ts"]
     assert [answer.json()["error"]["code"] for answer in refused.values()] == [
         "forbidden", "not_a_queue", "topic_not_found",
     ]  # fmt: skip
