@@ -59,11 +59,14 @@ def test_topic_is_created_configured_and_deleted(open_page: OpenPage, shop: Shop
     dialog.get_by_role("button", name="Create topic").click()
     expect(page.get_by_role("heading", name="made.here")).to_be_visible()
     assert shop.send("GET", "/v0/topics/made.here")["config"]["cap_records"] == 5
+    shop.put("made.here", idempotency_window_ms=0, priority=0)
     settings = page.locator(".settings")
     expect(settings).to_contain_text("Keep records for1 h 30 m")
     expect(settings).not_to_contain_text("Lease")
+    expect(settings).to_contain_text("Remember idempotency keys fornot at all")
     button(page, "Configure").click()
     expect(page.get_by_role("dialog").get_by_label("Keep records for")).to_have_value("1h30m")
+    expect(page.get_by_role("dialog").get_by_label("Remember idempotency keys for")).to_have_value("0")
     for text, problem in (("9" * 400, "it is too large"), ("many", "a whole number, such as 100 or 10k")):
         page.get_by_role("dialog").get_by_label("Maximum records").fill(text)
         button(page, "Save changes").click()
@@ -71,7 +74,9 @@ def test_topic_is_created_configured_and_deleted(open_page: OpenPage, shop: Shop
     page.get_by_role("dialog").get_by_label("Maximum records").fill("7")
     button(page, "Save changes").click()
     expect(page.get_by_text("Changed made.here.")).to_be_visible()
-    assert shop.send("GET", "/v0/topics/made.here")["config"]["cap_records"] == 7
+    config = shop.send("GET", "/v0/topics/made.here")["config"]
+    expected = {"cap_records": 7, "ttl_ms": 5_400_000, "idempotency_window_ms": 0, "priority": 0}
+    assert {name: config[name] for name in expected} == expected
     button(page, "Delete topic").click()
     confirm = page.get_by_role("dialog").get_by_role("button", name="Delete topic")
     expect(confirm).to_be_disabled()

@@ -57,7 +57,8 @@ function control(name, value) {
     const made = select(choices, value ?? standard, { name })
     return { name, element: field(label, made, help), read: () => made.value }
   }
-  const made = input({ name, value: value ? PRINT[kind](value) : "", placeholder: standard ? `default: ${PRINT[kind](standard)}` : "" })
+  const shown = value || (value === 0 && standard !== 0)
+  const made = input({ name, value: shown ? PRINT[kind](value) : "", placeholder: standard ? `default: ${PRINT[kind](standard)}` : "" })
   return {
     name,
     element: field(label, made, help),
@@ -96,7 +97,7 @@ export function explain({ type, config, epoch }) {
     const [, kind, , help] = OPTIONS[name]
     const value = config[name]
     if (kind === "flag") return value ? "yes" : "no"
-    if (!value) return /Empty: ([^.]*)\./.exec(help)?.[1] ?? "none"
+    if (!value) return /Empty: ([^.]*)\./.exec(help)?.[1] ?? (kind === "text" ? "none" : "not at all")
     return kind === "duration" ? duration(value) : kind === "size" ? bytes(value) : kind === "count" ? whole(value) : String(value)
   }
   const names = type === "queue" ? [...QUEUE_OPTIONS, ...LOG_OPTIONS] : LOG_OPTIONS
