@@ -22,8 +22,9 @@ PLAY_S = 75  # how long the shop plays before the pictures: the plots need somet
 SIZE = {"width": 1200, "height": 760}
 # Name of the picture, page of the console, colour scheme, what to wait for, and the part of the page to show.
 SHOTS = (
-    ("console-topic", "topics/orders", "light", ".timeline .cap", ""),
-    ("console-timeline", "topics/orders", "light", ".timeline .cap", ".timeline-frame"),
+    ("console-topic", "topics/orders", "light", ".activity .cap", ""),
+    ("console-timeline", "topics/orders?view=seq", "light", ".timeline .cap", ".timeline-frame"),
+    ("console-map", "map", "light", ".graph .box", ""),
     ("console-overview", "", "dark", ".plot .stroke", ""),
     ("console-queue", "queues/emails?tab=dead", "light", ".jobs td", ""),
 )
@@ -66,7 +67,7 @@ def _lose_orders(url: str) -> None:
 def _take(page: Page, url: str, wanted: str, part: str, file: Path) -> None:
     page.goto(url)
     page.locator(wanted).first.wait_for()
-    page.wait_for_timeout(7000)  # rates need two polls
+    page.wait_for_timeout(4500)  # rates need two polls
     shown = page.locator("section", has=page.locator(part)).last if part else page
     shown.screenshot(path=str(file))
     print(f"{file.name}: {file.stat().st_size // 1024} KiB")

@@ -5,13 +5,19 @@ from __future__ import annotations
 import re
 import time
 
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from tests.browser import needs_browser
 from tests.console.conftest import OpenPage
 from tests.console.seeding import QUEUE, Shop
 
 pytestmark = needs_browser
+
+
+def _without_date(route: Route) -> None:
+    """Answer without the time of the server, so that the page goes by its own clock."""
+    answer = route.fetch()
+    route.fulfill(response=answer, headers={name: value for name, value in answer.headers.items() if name != "date"})
 
 
 def test_queues_are_listed_with_their_jobs_by_state(open_page: OpenPage, url: str) -> None:
@@ -72,6 +78,13 @@ def test_dead_letters_are_redriven_after_a_dry_run(open_page: OpenPage, shop: Sh
     page.get_by_role("tab", name="Dead letters").click()
     rows = page.locator(".jobs tbody tr")
     expect(rows).to_have_count(3)
+    page.get_by_label("Group by").select_option("data.n")
+    page.get_by_role("button", name="1 × 2").click()
+    expect(rows).to_have_count(1)
+    page.reload()
+    expect(rows).to_have_count(1)
+    page.get_by_role("button", name="1 × 2").click()
+    expect(rows).to_have_count(3)
     rows.first.get_by_role("button", name="Redrive").click()
     confirm = page.get_by_role("dialog").get_by_role("button", name="Redrive 1 job")
     expect(confirm).to_be_visible()
@@ -82,6 +95,44 @@ def test_dead_letters_are_redriven_after_a_dry_run(open_page: OpenPage, shop: Sh
     page.get_by_role("dialog").get_by_role("button", name="Redrive 2 jobs").click()
     expect(page.get_by_text("No dead letters")).to_be_visible()
     assert shop.send("GET", "/v0/topics/calls")["queue"]["ready"] == 3
+
+
+def test_selected_dead_letters_are_deleted_and_one_is_repaired(open_page: OpenPage, shop: Shop, url: str) -> None:
+    shop.put("texts", **QUEUE | {"dead_letter": "texts.dead", "max_deliveries": 1})
+    shop.write("texts", {"to": "ada"}, {"to": "bob"}, {"to": "cy"}, tag="sms", meta={"rate": 1.50})
+    for job in shop.send("POST", "/v0/topics/texts/claim", {"node": "w", "max": 3})["claimed"]:
+        shop.send("POST", "/v0/topics/texts/nack", {"node": "w", "seqs": [job["$seq"]]})
+    shop.send("POST", "/v0/topics/texts/claim", {"node": "w", "max": 3})
+    page = open_page(url, "queues/texts?tab=dead")
+    rows = page.locator(".jobs tbody tr")
+    expect(page.get_by_role("button", name="3 × sms")).to_be_visible()
+    page.get_by_role("searchbox").fill("bob")
+    expect(rows).to_have_count(1)
+    rows.first.get_by_role("button", name="Edit").click()
+    page.get_by_role("dialog").get_by_label("Data, any JSON value").fill('{"to": "bob@example.com"}')
+    page.get_by_role("button", name="Add the job and delete the dead letter").click()
+    expect(page.get_by_text("Added as job 4.")).to_be_visible()
+    [job] = shop.send("GET", "/v0/topics/texts/jobs?state=ready")["jobs"]
+    assert (job["data"], job["$tag"]) == ({"to": "bob@example.com"}, "sms")
+    page.get_by_role("searchbox").fill("")
+    expect(rows).to_have_count(2)
+    page.get_by_role("checkbox", name="Select job 3").check()
+    page.get_by_role("button", name="Delete 1 selected").click()
+    page.get_by_role("button", name="Delete 1 dead letter").click()
+    expect(rows).to_have_count(1)
+    assert shop.send("GET", "/v0/topics/texts.dead")["count"] == 1
+
+
+def test_queue_without_a_worker_says_so(open_page: OpenPage, shop: Shop, url: str) -> None:
+    """The browser sees a clock that is a minute ahead of the server's answers: the test cannot wait for it."""
+    shop.put("unserved", type="queue")
+    shop.write("unserved", 1, 2)
+    page = open_page(url, "topics")
+    page.clock.install(time=time.time() + 2)
+    page.clock.fast_forward(60_000)
+    page.route("**/v0/**", _without_date)
+    page.goto(f"{url}/console#/queues/unserved")
+    expect(page.get_by_role("alert")).to_contain_text("2 jobs wait, and no worker takes them.")
 
 
 def test_router_graph_shows_lag_and_what_holds_a_router_up(open_page: OpenPage, url: str) -> None:
@@ -123,16 +174,58 @@ def test_consumers_show_their_lag_and_what_they_lost(open_page: OpenPage, shop: 
     expect(row).to_contain_text("4 of 10")
     expect(row.get_by_role("cell").nth(3)).to_have_text("6")
     lost = page.get_by_role("row").filter(has_text="ticker")
-    expect(lost.get_by_role("cell").nth(6)).to_have_text("400")
-    row.get_by_role("button", name="Delete").click()
+    dialog = page.get_by_role("dialog")
+    lost.get_by_role("button", name="Show the 400 records").click()
+    expect(dialog).to_contain_text("201600400Evicted by a cap")
+    page.keyboard.press("Escape")
+    row.get_by_role("button", name="mailer").click()
+    dialog.get_by_role("button", name="Seek").click()
+    dialog.get_by_label("Move it to").select_option("time")
+    dialog.get_by_label("Time").fill("1h ago")
+    expect(dialog).to_contain_text("Seqs 1 to 4 would be read again")
+    dialog.get_by_label("Move it to").select_option("seq")
+    dialog.get_by_label("Seq").fill("8")
+    expect(dialog).to_contain_text("Seqs 5 to 7 would be skipped")
+    dialog.get_by_role("button", name="Move consumer").click()
+    expect(row).to_contain_text("7 of 10")
+    row.get_by_role("button", name="mailer").click()
+    dialog.get_by_role("button", name="Delete").click()
     page.get_by_role("button", name="Delete consumer").click()
     expect(row).to_have_count(0)
     assert shop.send("GET", "/v0/topics/events/consumers")["consumers"] == []
 
 
+def test_lag_of_a_consumer_comes_from_samples_of_the_server(open_page: OpenPage, shop: Shop, url: str) -> None:
+    """The browser gets samples of an hour: the test cannot wait for the server to take them."""
+    shop.write("metered", *range(100))
+    shop.send("PUT", "/v0/topics/metered/consumers/meter", {"seq": 40})
+    now_ms = time.time_ns() // 1_000_000
+    columns = ["ts", "lag consumer metered meter", "done consumer metered meter"]
+    rows = [[now_ms - age * 15_000, 60 + age * 15, 40 - age / 10] for age in range(239, 0, -1)]
+    answer = {"interval_ms": 15_000, "capacity": 240, "columns": columns, "rows": rows}
+    page = open_page(url, "overview")
+    page.route("**/v0/samples?readers=true*", lambda route: route.fulfill(json=answer))
+    page.goto(f"{url}/console#/consumers?search=meter")
+    expect(page.get_by_role("img", name=re.compile("meter on metered now 60, highest 3.6"))).to_be_visible()
+    row = page.get_by_role("row").filter(has_text="meter")
+    expect(row).to_contain_text(re.compile("in about 1 m|up to date"))
+
+
+def test_map_draws_what_flows_between_topics_and_readers(open_page: OpenPage, url: str) -> None:
+    page = open_page(url, "map")
+    graph = page.locator(".graph")
+    for name in ("orders", "audit", "billing", "emails", "worker-1"):
+        expect(graph.locator(".box").filter(has_text=re.compile(f"^{name}")).first).to_be_visible()
+    expect(graph.locator(".edge.held text")).to_have_text("held up")
+    expect(graph.locator(".edge.dead").filter(has_text="job of emails").locator("text")).to_have_text("1 dead")
+    page.set_viewport_size({"width": 390, "height": 800})
+    expect(graph).not_to_be_visible()
+    expect(page.locator(".outline li").filter(has_text="orders").first).to_contain_text("audit")
+
+
 def test_consumer_is_marked_on_the_timeline_of_its_topic(open_page: OpenPage, url: str) -> None:
-    page = open_page(url, "topics/orders")
-    mark = page.locator(".timeline .mark.consumer").filter(has_text="analytics")
+    page = open_page(url, "topics/orders?view=seq")
+    mark = page.locator(".timeline g.mark.consumer").filter(has_text="analytics")
     expect(mark.locator("title")).to_contain_text("29 records behind")
 
 

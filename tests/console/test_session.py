@@ -18,6 +18,7 @@ pytestmark = needs_browser
 LOADED = {
     "": ".plot .stroke", "topics": ".table .name a", "topics/orders": ".record", "queues": ".table .name a",
     "queues/emails": ".jobs td", "routers": ".graph .box", "consumers": ".table .name", "pipelines": ".plain td",
+    "map": ".graph .box", "topics/orders?view=seq": ".timeline .state", "queues/emails?tab=dead": ".jobs td",
 }  # fmt: skip
 PAGES = tuple(LOADED)
 # What the browser logs about answers that the console expects.
@@ -135,10 +136,59 @@ def test_pages_are_usable_with_the_keyboard(open_page: OpenPage, url: str) -> No
 
 
 def test_pages_fit_a_screen_of_360_pixels(open_page: OpenPage, url: str) -> None:
+    """Nothing is beyond the edge: no page, no link to a page, no part that scrolls sideways but the list of tabs."""
     page = open_page(url)
     page.set_viewport_size({"width": 360, "height": 740})
+    wide = """[...document.querySelectorAll("main .scroll, nav, .records")]
+        .filter(part => part.scrollWidth > part.clientWidth + 1).map(part => part.outerHTML.slice(0, 120))"""
     for path in PAGES:
         page.goto(f"{url}/console#/{path}")
         page.locator(LOADED[path]).first.wait_for(state="attached")
         expect(page.locator("h1")).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, path
+        assert page.evaluate(wide) == [], path
+    expect(page.get_by_role("link", name="Pipelines")).to_be_in_viewport(ratio=1)
+    found = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
+    assert not found, found
+
+
+def test_palette_opens_pages_topics_and_actions(open_page: OpenPage, url: str) -> None:
+    page = open_page(url, "topics")
+    expect(page.get_by_role("link", name="orders", exact=True)).to_be_visible()
+    page.keyboard.press("Control+k")
+    page.keyboard.type("emails")
+    expect(page.get_by_role("option").first).to_contain_text("emails")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="emails")).to_be_visible()
+    page.keyboard.press("Control+k")
+    page.keyboard.type("create a rou")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog", name="Create a router")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog", name="Keys")).to_contain_text("next and the previous row")
+    page.keyboard.press("Escape")
+    page.keyboard.press("g")
+    page.keyboard.press("t")
+    expect(page.get_by_role("heading", name="Topics")).to_be_focused()
+    expect(page.get_by_role("link", name="billing", exact=True)).to_be_visible()
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    expect(page.get_by_role("link", name="billing", exact=True)).to_be_focused()
+    page.keyboard.press("k")
+    expect(page.get_by_role("link", name="audit", exact=True)).to_be_focused()
+
+
+def test_theme_is_chosen_and_kept(open_page: OpenPage, url: str) -> None:
+    page = open_page(url, "topics", color_scheme="light")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(ground)
+    theme = page.locator(".theme")
+    for chosen in ("light", "dark"):
+        theme.click()
+        expect(theme).to_contain_text(chosen)
+    dark = page.evaluate(ground)
+    assert dark != light
+    page.reload()
+    expect(theme).to_contain_text("dark")
+    assert page.evaluate(ground) == dark

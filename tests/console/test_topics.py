@@ -44,25 +44,39 @@ def test_topic_is_created_configured_and_deleted(open_page: OpenPage, shop: Shop
     button(page, "Create topic").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Name").fill("made.here")
+    expect(dialog.locator("input, select").filter(visible=True)).to_have_count(3)
+    dialog.get_by_text("Advanced").click()
     dialog.get_by_label("Maximum records").fill("5")
+    dialog.get_by_label("Keep records for").fill("1h30m")
+    dialog.get_by_label("Maximum size").fill("64KiB")
     dialog.get_by_text("Copy as").click()
     dialog.get_by_role("button", name="curl").click()
     expect(page.get_by_text("Copied as curl.")).to_be_visible()
     assert copied(page) == (
         f"curl -X PUT \\\n  '{url}/v0/topics/made.here' \\\n  -H 'content-type: application/json' \\\n"
-        """  -d '{"type":"log","cap_records":5}'"""
+        """  -d '{"type":"log","ttl_ms":5400000,"cap_records":5,"cap_bytes":65536}'"""
     )
     dialog.get_by_role("button", name="Create topic").click()
     expect(page.get_by_role("heading", name="made.here")).to_be_visible()
     assert shop.send("GET", "/v0/topics/made.here")["config"]["cap_records"] == 5
+    shop.put("made.here", idempotency_window_ms=0, priority=0)
+    settings = page.locator(".settings")
+    expect(settings).to_contain_text("Keep records for1 h 30 m")
+    expect(settings).not_to_contain_text("Lease")
+    expect(settings).to_contain_text("Remember idempotency keys fornot at all")
     button(page, "Configure").click()
-    page.get_by_role("dialog").get_by_label("Maximum records").fill("9" * 400)  # JavaScript reads it as infinity
-    button(page, "Save changes").click()
-    expect(page.get_by_role("alert")).to_contain_text("JSON has no Infinity")
+    expect(page.get_by_role("dialog").get_by_label("Keep records for")).to_have_value("1h30m")
+    expect(page.get_by_role("dialog").get_by_label("Remember idempotency keys for")).to_have_value("0")
+    for text, problem in (("9" * 400, "it is too large"), ("many", "a whole number, such as 100 or 10k")):
+        page.get_by_role("dialog").get_by_label("Maximum records").fill(text)
+        button(page, "Save changes").click()
+        expect(page.get_by_role("alert")).to_contain_text(problem)
     page.get_by_role("dialog").get_by_label("Maximum records").fill("7")
     button(page, "Save changes").click()
     expect(page.get_by_text("Changed made.here.")).to_be_visible()
-    assert shop.send("GET", "/v0/topics/made.here")["config"]["cap_records"] == 7
+    config = shop.send("GET", "/v0/topics/made.here")["config"]
+    expected = {"cap_records": 7, "ttl_ms": 5_400_000, "idempotency_window_ms": 0, "priority": 0}
+    assert {name: config[name] for name in expected} == expected
     button(page, "Delete topic").click()
     confirm = page.get_by_role("dialog").get_by_role("button", name="Delete topic")
     expect(confirm).to_be_disabled()
@@ -158,6 +172,8 @@ def test_history_pages_in_both_directions_and_jumps(open_page: OpenPage, url: st
     jump.fill("690")
     jump.press("Enter")
     expect(first).to_have_text("690")
+    expect(first).to_be_in_viewport()
+    expect(last).not_to_be_in_viewport()
     expect(log.locator(".record .seq").nth(10)).to_have_text("760")
     jump.fill("1")
     jump.press("Enter")
@@ -165,6 +181,16 @@ def test_history_pages_in_both_directions_and_jumps(open_page: OpenPage, url: st
     jump.fill("1h ago")
     jump.press("Enter")
     expect(first).to_have_text("601")
+    jump.fill("700")
+    jump.press("Enter")
+    expect(first).to_have_text("760")
+    log.locator(".record summary").nth(2).click()
+    expect(page).to_have_url(re.compile(r"at=700&open=762$"))
+    page.reload()
+    expect(log.locator(".record[open] .seq")).to_have_text("762")
+    page.go_back()
+    expect(first).to_have_text("601")
+    expect(jump).to_have_value("1h ago")
     jump.fill("sometime")
     jump.press("Enter")
     expect(page.get_by_role("alert")).to_contain_text("neither a seq nor a time")
@@ -175,10 +201,8 @@ def test_records_are_filtered_on_the_server_by_tag_and_node(open_page: OpenPage,
     log = page.get_by_role("log")
     expect(log.locator(".record").first).to_be_visible()
     page.get_by_label("Tag", exact=True).fill("order-1*")
-    button(page, "Apply").click()
     expect(log.locator(".record")).to_have_count(11)
     page.get_by_label("Not from node").fill("till-1")
-    button(page, "Apply").click()
     expect(log.locator(".record")).to_have_count(6)
 
 
@@ -210,6 +234,8 @@ def test_record_is_written_and_deleted_by_tag_after_a_count(open_page: OpenPage,
 
 def test_timeline_draws_ranges_to_scale_with_reasons(open_page: OpenPage, url: str) -> None:
     page = open_page(url, "topics/prices")
+    page.get_by_role("tab", name="By seq").click()
+    expect(page).to_have_url(re.compile("view=seq$"))
     drawn = page.locator(".timeline .state")
     expect(drawn).to_have_count(4)
     width = page.locator(".timeline").bounding_box()["width"]  # type: ignore[index]
@@ -231,8 +257,8 @@ def test_timeline_draws_ranges_to_scale_with_reasons(open_page: OpenPage, url: s
 
 
 def test_timeline_marks_where_routers_stand(open_page: OpenPage, url: str) -> None:
-    page = open_page(url, "topics/orders")
-    mark = page.locator(".timeline .mark").filter(has_text="orders-to-audit")
+    page = open_page(url, "topics/orders?view=seq")
+    mark = page.locator(".timeline g.mark").filter(has_text="orders-to-audit")
     expect(mark).to_be_visible()
     expect(mark.locator("title")).to_have_text(re.compile("router to audit, 9 records behind"))
 
@@ -246,9 +272,55 @@ def test_five_thousand_topics_scroll(open_page: OpenPage, many: str) -> None:
     rows = page.locator(".table .rows")
     assert rows.locator(".row").count() < 60
     for top in (5_000, 100_000, 20_000):
-        rows.evaluate("(rows, top) => (rows.scrollTop = top)", top)
+        page.evaluate("top => scrollTo(0, top)", top)
         expect(page.get_by_role("link", name=f"many.{top // ROW_PX:04d}", exact=True)).to_be_visible()
         assert rows.locator(".row").count() < 60
-    rows.evaluate("rows => (rows.scrollTop = rows.scrollHeight)")
+    page.evaluate("scrollTo(0, document.body.scrollHeight)")
     expect(page.get_by_role("link", name="many.4999")).to_be_visible()
     assert rows.locator(".row").count() < 60
+
+
+def test_activity_shows_what_has_become_of_the_records_of_each_time(open_page: OpenPage, url: str) -> None:
+    page = open_page(url, "topics/prices")
+    bars = page.locator(".activity")
+    expect(bars.locator(".state.cap").first).to_be_attached()
+    legend = page.locator(".states").first
+    expect(legend).to_contain_text("Live 340")
+    expect(legend).to_contain_text("Deleted on request 60")
+    expect(bars.locator("g.mark.consumer")).to_contain_text("ticker, 340 behind")
+    expect(page.locator(".stat").filter(has_text="Rate")).to_contain_text("/s")
+    bars.locator(".state.live").last.click()
+    expect(page).to_have_url(re.compile(r"at=\d+"))
+    expect(page.get_by_label("Jump to seq or time")).not_to_be_empty()
+    page.get_by_role("button", name="24h").click()
+    expect(page).to_have_url(re.compile("span=24h"))
+    page.get_by_role("button", name="Bytes").click()
+    expect(bars.locator(".state.bytes").first).to_be_attached()
+    bars.press("+")
+    expect(page.get_by_role("button", name="Zoom out")).to_be_visible()
+    page.go_back()
+    expect(page.get_by_role("button", name="Zoom out")).not_to_be_visible()
+    expect(page.get_by_role("button", name="24h")).to_have_attribute("aria-pressed", "true")
+
+
+def test_missing_topic_and_queue_are_reported_once_without_buttons(open_page: OpenPage, shop: Shop, url: str) -> None:
+    page = open_page(url, "topics/nowhere")
+    expect(page.get_by_text("There is no topic nowhere")).to_be_visible()
+    expect(page.get_by_role("alert")).to_have_count(0)
+    expect(page.get_by_role("button", name="Write record")).not_to_be_visible()
+    expect(page.locator(".stat")).to_have_count(0)
+    page.goto(f"{url}/console#/queues/nowhere")
+    expect(page.get_by_text("There is no queue nowhere")).to_be_visible()
+    expect(page.get_by_role("button", name="Add job")).not_to_be_visible()
+    shop.put("nowhere", type="queue")
+    expect(page.get_by_role("button", name="Add job")).to_be_visible()
+
+
+def test_tag_of_a_record_filters_by_it(open_page: OpenPage, url: str) -> None:
+    page = open_page(url, "topics/orders")
+    log = page.get_by_role("log")
+    log.locator(".tag", has_text=re.compile("^order-7$")).click()
+    expect(log.locator(".record")).to_have_count(1)
+    expect(page).to_have_url(re.compile("tag=order-7$"))
+    page.go_back()
+    expect(log.locator(".record")).to_have_count(49)

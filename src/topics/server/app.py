@@ -25,7 +25,7 @@ from topics.server.loop.budget_upkeep import Upkeep
 from topics.server.loop.forwarding import Forwarding
 from topics.server.loop.replication import ReplicaService
 from topics.server.loop.runtime import Runtime
-from topics.server.loop.samples import Column, QueueSamples, Samples, Traffic
+from topics.server.loop.samples import Column, QueueSamples, ReaderSamples, Samples, Traffic
 from topics.server.loop.sliced_work import SharedAnswers, Slices
 from topics.server.loop.storage import Storage, open_directory
 from topics.server.loop.throttle import Throttle
@@ -120,6 +120,7 @@ class TopicsApp:
             traffic=traffic,
             samples=Samples(runtime, sampled, is_replayed=lambda: not engine.is_replaying),
             queue_samples=QueueSamples(runtime, engine),
+            reader_samples=ReaderSamples(runtime, engine),
             slices=slices,
             shared_answers=SharedAnswers(slices, budget),
             dispatcher=dispatcher,
@@ -141,6 +142,7 @@ class TopicsApp:
         if settings.console:
             self.services.samples.begin()
             self.services.queue_samples.begin()
+            self.services.reader_samples.begin()
 
     def begin_drain(self) -> None:
         if self._recovered:
@@ -154,6 +156,7 @@ class TopicsApp:
         services.throttle.end()
         services.samples.end()
         services.queue_samples.end()
+        services.reader_samples.end()
         self.upkeep.end()
         self.forwarding.stop()
         services.engine.flush()

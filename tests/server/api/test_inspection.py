@@ -1,10 +1,13 @@
 """The index, the rights of a key, samples and the timeline, over HTTP."""
 
+import time
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+import topics
 from tests.conftest import ServerProcess, StartServer
 from tests.contract.api import Api, eventually
 from topics.server.loop import samples
@@ -98,7 +101,7 @@ def test_samples_count_appends_reads_losses_and_jobs(api: Api) -> None:
     assert api.get("/v0/samples", after=seen["rows"][-1][0] + 60_000)["rows"] == []
 
 
-def test_samples_of_a_queue_need_a_key_that_covers_it(start_server: StartServer) -> None:
+def test_samples_of_queues_and_topics_need_a_key_that_covers_them(start_server: StartServer) -> None:
     server = start_server(api_keys="all,some:read:shop.")
     with httpx.Client(base_url=server.url, headers={"authorization": "Bearer all"}) as admin:
         for name in ("shop.mail", "lab.mail"):
@@ -109,6 +112,9 @@ def test_samples_of_a_queue_need_a_key_that_covers_it(start_server: StartServer)
         assert (seen["interval_ms"], seen["capacity"], seen["rows"]) == (15_000, 240, [])
         assert seen["columns"] == ["ts", "ready", "in_flight", "delayed", "finished", "age_ms"]
         refused = {name: some.get("/v0/samples", params={"queue": name}) for name in ("lab.mail", "shop.log", "shop.x")}
+        assert some.get("/v0/samples", params={"topic": "lab.mail"}).json()["error"]["code"] == "forbidden"
+        assert some.get("/v0/samples", params={"topic": "shop.log"}).json()["columns"] == ["ts", "head", "bytes"]
+        assert some.get("/v0/samples", params={"readers": "true"}).json()["columns"] == ["ts"]
     assert [answer.json()["error"]["code"] for answer in refused.values()] == [
         "forbidden", "not_a_queue", "topic_not_found",
     ]  # fmt: skip
@@ -144,3 +150,27 @@ def test_list_of_topics_has_details_on_request(api: Api) -> None:
     [row] = api.get("/v0/topics", details="true")["topics"]
     assert (row["config"]["cap_records"], row["lost"]) == (2, 1)
     assert row["last_write_ts"] > 0
+
+
+def test_history_of_a_topic_comes_from_its_log(api: Api) -> None:
+    """Rows reach back to the time before the first record. Records that a cap evicted count; deleted ones as well."""
+    start = time.time_ns() // 1_000_000
+    api.put("prices", cap_records=10)
+    api.write("prices", *range(25))
+    api.call("POST", "/v0/topics/prices/delete", {"seqs": [20]})
+    seen = api.get("/v0/samples", topic="prices", from_ts=start - 60_000, to_ts=start + 60_000, points=12)
+    assert (seen["columns"], seen["interval_ms"], len(seen["rows"])) == (["ts", "head", "bytes"], 10_000, 13)
+    assert [row[0] for row in seen["rows"]] == list(range(start - 60_000, start + 60_001, 10_000))
+    heads = [row[1] for row in seen["rows"]]
+    assert heads == sorted(heads)
+    assert heads[0] < 25 == heads[-1]
+    assert seen["rows"][0][2] == 0 < seen["rows"][-1][2]
+    refused = api.call("GET", f"/v0/samples?topic=prices&from_ts={start}&to_ts={start}")
+    assert (refused.status_code, refused.json()["error"]["detail"]["field"]) == (400, "to_ts")
+    assert api.call("GET", "/v0/samples?topic=nowhere").status_code == 404
+
+
+def test_files_of_the_console_stay_small() -> None:
+    """The budget of the console: all of its files, as they are stored and served."""
+    folder = Path(topics.__file__).parent / "server" / "console"
+    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= 250_000

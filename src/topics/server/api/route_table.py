@@ -277,6 +277,11 @@ ROUTES = [
         query=(
             Parameter("after", int, "only rows after this time, in milliseconds since 1970", 0),
             Parameter("queue", str, "figures of this queue, a row every 15 seconds, instead of the server"),
+            Parameter("readers", bool, "lag and progress of consumers and routers, a row every 15 seconds", False),
+            Parameter("topic", str, "head and bytes of this topic over time, from the commit times of its records"),
+            Parameter("from_ts", int, "the first time, with `topic`; an hour before `to_ts` by default"),
+            Parameter("to_ts", int, "the last time, with `topic`; now by default"),
+            Parameter("points", int, "about how many rows to return, with `topic`; at most 1000", 120),
         ),
     ),
     Route(

@@ -14,7 +14,7 @@ from topics.server.http.server import HttpServer
 from topics.server.limits.budget import MemoryBudget
 from topics.server.loop.replication import ReplicaService
 from topics.server.loop.runtime import Runtime
-from topics.server.loop.samples import QueueSamples, Samples, Traffic
+from topics.server.loop.samples import QueueSamples, ReaderSamples, Samples, Traffic
 from topics.server.loop.sliced_work import SharedAnswers, Slices
 from topics.server.loop.storage import Storage
 from topics.server.loop.throttle import Throttle
@@ -125,6 +125,7 @@ class Services(Struct, frozen=True, kw_only=True, eq=False):
     traffic: Traffic
     samples: Samples
     queue_samples: QueueSamples
+    reader_samples: ReaderSamples
     slices: Slices
     shared_answers: SharedAnswers
     dispatcher: Dispatcher

@@ -6,9 +6,13 @@
  */
 
 import { h, hidden, put } from "./parts/dom.js"
+import { icon } from "./parts/icons.js"
+import { listenToKeys, openPalette, showKeys } from "./parts/palette.js"
 import { session } from "./parts/session.js"
+import { THEMES, applyTheme, setTheme, theme } from "./parts/theme.js"
 import { button, failure, pageHead } from "./parts/ui.js"
 import * as consumers from "./pages/consumers.js"
+import * as map from "./pages/map.js"
 import * as overview from "./pages/overview.js"
 import * as pipelines from "./pages/pipelines.js"
 import * as queue from "./pages/queue.js"
@@ -20,6 +24,7 @@ import * as topics from "./pages/topics.js"
 
 const ROUTES = [
   [/^\/$/, overview],
+  [/^\/map$/, map],
   [/^\/topics$/, topics],
   [/^\/topics\/([^/]+)$/, topic],
   [/^\/queues$/, queues],
@@ -33,13 +38,14 @@ const noSuchPage = {
   show: () => [pageHead("No such page"), h("p", {}, h("a", { href: "#/" }, "Go to the overview"))],
 }
 const NAVIGATION = [
-  ["Overview", "#/"], ["Topics", "#/topics"], ["Queues", "#/queues"], ["Routers", "#/routers"],
-  ["Consumers", "#/consumers"], ["Pipelines", "#/pipelines"],
+  ["Overview", "#/", "overview"], ["Map", "#/map", "map"], ["Topics", "#/topics", "topics"], ["Queues", "#/queues", "queues"],
+  ["Routers", "#/routers", "routers"], ["Consumers", "#/consumers", "consumers"], ["Pipelines", "#/pipelines", "pipelines"],
 ]
 
 const main = h("main", { id: "main", tabIndex: -1 })
 const banner = h("div", { class: "banner", role: "status", "aria-live": "polite", hidden: true })
-const links = NAVIGATION.map(([label, href]) => h("a", { href }, label))
+const links = NAVIGATION.map(([label, href, sign]) => h("a", { href }, icon(sign), h("span", {}, label)))
+const look = h("button", { type: "button", class: "button quiet small theme", on: { click: () => changeTheme() } })
 const who = h("div", { class: "who" })
 let leave = new AbortController()
 let shown = null
@@ -58,14 +64,17 @@ function start() {
     skip,
     h("header", { class: "side" },
       h("a", { class: "brand", href: "#/", "aria-label": "topics console, overview" }, h("span", { class: "mark", "aria-hidden": "true" }), "topics"),
+      h("button", { type: "button", class: "finder", "aria-label": "Go to", on: { click: () => openPalette(NAVIGATION, commands()) } },
+        icon("search"), h("span", {}, "Go to"), h("kbd", {}, "Ctrl K")),
       h("nav", { "aria-label": "Pages" }, links),
-      who),
+      h("div", { class: "foot" }, who, look)),
     h("div", { class: "body" }, banner, main))
   session.addEventListener("connection", showConnection)
   session.addEventListener("unauthorized", () => shown !== signIn && showSignIn())
   session.addEventListener("changed", showWho)
   addEventListener("hashchange", open)
-  addEventListener("keydown", focusSearch)
+  listenToKeys(main, { pages: NAVIGATION, actions: commands })
+  changeTheme(theme())
   open()
 }
 
@@ -152,14 +161,24 @@ function showConnection() {
   if (session.online) void session.open().catch(() => {})
 }
 
-/** "/" moves to the search field of the page, as on other consoles. */
-function focusSearch(event) {
-  if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey) return
-  if (/^(INPUT|TEXTAREA|SELECT)$/.test(document.activeElement?.tagName ?? "") || document.querySelector("dialog[open]")) return
-  const search = main.querySelector("input[type=search]")
-  if (!search) return
-  event.preventDefault()
-  search.focus()
+/** Use another theme: the next one, or a given one. */
+function changeTheme(next = THEMES[(THEMES.indexOf(theme()) + 1) % THEMES.length]) {
+  setTheme(next)
+  look.title = "Change the colours: system, light or dark"
+  put(look, icon(next), h("span", {}, hidden("Theme: "), next))
 }
 
+/** What the palette can do. */
+function commands() {
+  return [
+    ...(session.can("admin") ? [
+      ["Create a topic", () => (location.hash = "#/topics?new=log"), "plus"], ["Create a queue", () => (location.hash = "#/queues?new=queue"), "plus"],
+      ["Create a router", () => (location.hash = "#/routers?new=router"), "plus"],
+    ] : []),
+    ...THEMES.map((name) => [`Theme: ${name}`, () => changeTheme(name), name]),
+    ["Show the keys", showKeys, "search"],
+  ]
+}
+
+applyTheme()
 start()

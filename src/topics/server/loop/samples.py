@@ -1,25 +1,29 @@
 """Samples of the last hour, for the console: figures of the server, and of up to `MAX_QUEUES` queues.
 
-A sample of the server costs one call per column; its ring takes about 130 KiB with 22 columns. Beyond `MAX_QUEUES`, a
-queue that a client asks for takes the ring of the queue whose samples were not asked for the longest.
+A sample of the server costs one call per column; its ring takes about 130 KiB with 22 columns. Readers (consumers and
+routers) have samples as well: up to `MAX_READERS` of each kind, in at most 0.5 MiB. Beyond `MAX_QUEUES`, a queue that a
+client asks for takes the ring of the queue whose samples were not asked for the longest.
 """
 
 import asyncio
 from array import array
-from collections.abc import Callable, Sequence
-from itertools import islice
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
 from typing import ClassVar
 
 from msgspec import Struct
 
-from topics.engine.consumers.lag import rough_age_ms
+from topics.engine.consumers.lag import lag_of, rough_age_ms
 from topics.engine.engine import Engine
 from topics.engine.state.topic import Topic
 from topics.server.loop.runtime import Runtime
 
 INTERVAL_MS, QUEUE_INTERVAL_MS = 5_000, 15_000
 CAPACITY, QUEUE_CAPACITY = 720, 240
-MAX_QUEUES = 64
+MAX_QUEUES, MAX_READERS = 64, 64
+CONSUMER = "consumer"
+Reader = tuple[str, str, str]  # kind, topic, name
 QUEUE_COLUMNS = ["ts", "ready", "in_flight", "delayed", "finished", "age_ms"]
 
 
@@ -160,6 +164,55 @@ class QueueSamples(Sampler):
         for topic_id, topic in islice(queues.items(), MAX_QUEUES):
             if topic_id not in self._rings and len(self._rings) < MAX_QUEUES:
                 self._rings = {topic_id: QueueRing(topic)} | self._rings
+
+
+class ReaderSamples(Sampler):
+    """The lag and the progress of consumers and routers."""
+
+    interval_ms = QUEUE_INTERVAL_MS
+
+    def __init__(self, runtime: Runtime, engine: Engine) -> None:
+        super().__init__(runtime)
+        self._engine = engine
+        # Time, readers, and two values of each. Neighbours with the same readers share the tuple.
+        self._taken: deque[tuple[int, tuple[Reader, ...], array[int]]] = deque(maxlen=QUEUE_CAPACITY)
+
+    def take(self) -> None:
+        """Sample the first `MAX_READERS` consumers and routers."""
+        if self._engine.is_replaying:
+            return
+        now_ms = self._runtime.clock.now_ms()
+        found = dict(self._look(now_ms))
+        readers = tuple(found)
+        if self._taken and self._taken[-1][1] == readers:
+            readers = self._taken[-1][1]
+        self._taken.append((now_ms, readers, array("q", chain.from_iterable(found.values()))))
+
+    def rows(self, may_use: Callable[[str], bool], after_ms: int = 0) -> tuple[list[str], list[list[float]]]:
+        """Return names of columns, two for each reader, and rows. A value is -1 where the reader did not exist."""
+        known: tuple[Reader, ...] = self._taken[-1][1] if self._taken else ()
+        shown = [one for one in known if may_use(one[1]) and (one[0] == CONSUMER or may_use(one[2]))]
+        rows: list[list[float]] = []
+        places: list[int | None] = []
+        before = None
+        for ts, readers, values in self._taken:
+            if ts <= after_ms:
+                continue
+            if readers is not before:
+                at = {one: 2 * number for number, one in enumerate(readers)}
+                places, before = [at.get(one) for one in shown], readers
+            row: list[float] = [ts]
+            for place in places:
+                row += (-1, -1) if place is None else values[place : place + 2]
+            rows.append(row)
+        return ["ts", *(f"{figure} {' '.join(one)}" for one in shown for figure in ("lag", "done"))], rows
+
+    def _look(self, now_ms: int) -> Iterator[tuple[Reader, tuple[int, int]]]:
+        for topic, consumer in islice(self._engine.consumers.everywhere(), MAX_READERS):
+            lag = lag_of(topic, consumer, now_ms, exact=False).records
+            yield (CONSUMER, topic.name, consumer.name), (lag, consumer.seq)
+        for router in islice(self._engine.routers.table.by_name.values(), MAX_READERS):
+            yield ("router", router.edge.source.name, router.name), (router.lag, router.forwarded_total)
 
 
 def _finished(topic: Topic) -> int:

@@ -6,7 +6,7 @@ from msgspec import UNSET, UnsetType
 
 import topics.server.api.metrics as metrics
 from topics import __version__
-from topics.engine.read import timeline
+from topics.engine.read import history, timeline
 from topics.engine.steps import Steps, once_loaded, run_all
 from topics.errors import Code, TopicsError, invalid
 from topics.model.inspection import MAX_RANGES, RANGES, Samples, TimelineAnswer, Whoami
@@ -21,6 +21,10 @@ from topics.server.http.request import query_string
 from topics.server.limits.loop_holds import Cause
 from topics.server.loop.answer import json_answer, performance
 from topics.server.loop.samples import CAPACITY, INTERVAL_MS, QUEUE_CAPACITY, QUEUE_COLUMNS, QUEUE_INTERVAL_MS
+
+HISTORY_COLUMNS = ["ts", "head", "bytes"]
+POINTS, MAX_POINTS = 120, 1000
+HOUR_MS, MAX_TS = 3_600_000, 1 << 53  # times are calculated as floating-point numbers
 
 PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -87,6 +91,7 @@ def whoami(services: Services, call: Call) -> Answer:
 
 
 def list_samples(services: Services, call: Call) -> Answer:
+    """Return the samples of the server, of a queue or of all readers after a time, or the history of a topic."""
     found = query_string.parse(call.request.query)
     after = query_string.number(found, "after", default=0)
     if queue := found.get("queue"):
@@ -94,9 +99,27 @@ def list_samples(services: Services, call: Call) -> Answer:
         rows = services.queue_samples.rows(services.engine.queues.get(queue), after)
         sampled = QUEUE_INTERVAL_MS, QUEUE_CAPACITY, QUEUE_COLUMNS
         return json_answer(200, Samples(*sampled, rows, performance(call.request)))
+    if name := found.get("topic"):
+        admit(call.caller, operations.READ_SAMPLES, name)
+        return _history(services, call, name, found)
+    if query_string.flag(found, "readers", default=False):
+        columns, rows = services.reader_samples.rows(call.caller.may_use, after)
+        sampled = QUEUE_INTERVAL_MS, QUEUE_CAPACITY, columns
+        return json_answer(200, Samples(*sampled, rows, performance(call.request)))
     ring = services.samples
     rows = ring.rows(after)
     return json_answer(200, Samples(INTERVAL_MS, CAPACITY, ring.names, rows, performance(call.request)))
+
+
+def _history(services: Services, call: Call, name: str, found: dict[str, str]) -> Answer:
+    to_ts = query_string.number(found, "to_ts", default=services.runtime.clock.now_ms())
+    from_ts = query_string.number(found, "from_ts", default=max(to_ts - HOUR_MS, 0))
+    points = min(query_string.number(found, "points", default=POINTS) or POINTS, MAX_POINTS)
+    if not from_ts < to_ts <= MAX_TS:
+        raise invalid("to_ts is not after from_ts", field="to_ts")
+    rows = history.at_times(services.engine.topic(name), from_ts, to_ts, points)
+    interval_ms = max((to_ts - from_ts) // points, 1)
+    return json_answer(200, Samples(interval_ms, points + 1, HISTORY_COLUMNS, rows, performance(call.request)))
 
 
 @in_slices()

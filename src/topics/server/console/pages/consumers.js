@@ -1,95 +1,146 @@
-/** Consumers: each named consumer with its lag in records and time, and how the lag has changed. */
+/** Consumers: each named consumer with its lag in records and time, when it will have caught up, and what it missed. */
 
 import { h, put, svg } from "../parts/dom.js"
-import { ago, count, duration, short, whole } from "../parts/format.js"
-import { History, plot } from "../parts/plot.js"
-import { listAll, poll, session } from "../parts/session.js"
+import { ago, count, duration, range, short, whole } from "../parts/format.js"
+import { plot } from "../parts/plot.js"
+import { parseTime } from "../parts/records.js"
+import { Readers, readReaders } from "../parts/ring.js"
+import { listAll, session, topicPath } from "../parts/session.js"
 import { actions } from "../parts/snippets.js"
 import { table } from "../parts/table.js"
-import { allowed, badge, button, card, copyAs, dialog, empty, failure, form, missingNote, pageHead, toast } from "../parts/ui.js"
+import { STATES } from "../parts/timeline.js"
+import { allowed, badge, button, card, copyAs, curl, dialog, empty, field, form, formDialog, input, liveText, loading, missingNote, num, pageHead, plainTable, searchField, select, toast, watch } from "../parts/ui.js"
+import { CURRENT_MS } from "./topic.js"
 import { topicLink } from "./topics.js"
 
 export const title = "Consumers"
 
 const COLORS = ["c1", "c2", "live", "restart", "ttl"]
 const SPARK = { width: 96, height: 24 }
+const JOIN_MS = 45_000
+const STILL = 0.05 // records per second: slower changes of the lag are not shown as a trend
 
-export function show({ signal }) {
+export function show({ query, signal }) {
   const problem = h("div")
-  const summary = h("span", { class: "summary", role: "status" })
-  const histories = new Map()
-  const worst = plot("Lag in records, the five worst", { format: short, spanMs: 900_000, leastMs: 60_000 })
-  const place = h("div", {}, h("p", { class: "loading" }, "Loading consumers"))
-  const list = table({ label: "Consumers", columns: columns(again), sortBy: "lag", descending: true, rowKey: (row) => row.key, class: "consumers" })
-  const picture = card("Lag", worst.element)
+  const summary = liveText()
+  const readers = new Readers()
+  const search = searchField("consumers", query.get("search"), draw)
+  const worst = plot("Records behind, the five worst", { format: short, gapMs: JOIN_MS })
+  const place = h("div", {}, loading("Loading consumers"))
+  const list = table({ label: "Consumers", columns: columns(refresh), sortBy: "lag", descending: true, signal, rowKey: (row) => row.key, class: "consumers" })
+  const picture = card("Lag, last hour", worst.element)
   picture.hidden = true
+  let all = []
 
   async function refresh() {
-    const rows = await listAll("/v0/consumers", "consumers", { signal })
+    const [rows] = await Promise.all([listAll("/v0/consumers", "consumers", { signal }), readReaders(readers, session, signal)])
     for (const row of rows) {
-      row.key = `${row.topic} ${row.consumer}`
-      if (!histories.has(row.key)) histories.set(row.key, new History(300))
-      row.history = histories.get(row.key)
-      row.history.add({ lag: row.lag_records })
+      row.key = `consumer ${row.topic} ${row.consumer}`
+      readers.note(row.key, session.now(), row.lag_records, row.seq)
+      row.points = readers.of(row.key)
+      row.trend = readers.trend(row.key)
     }
+    all = rows
     put(problem)
-    put(summary, count(rows.length, "consumer"))
-    picture.hidden = rows.length === 0
-    if (rows.length === 0) {
+    draw()
+    return Math.max(3000, all.length * 5)
+  }
+
+  function draw() {
+    const wanted = search.value.trim().toLowerCase()
+    const rows = all.filter((row) => `${row.consumer} ${row.topic}`.toLowerCase().includes(wanted))
+    put(summary, wanted ? `${whole(rows.length)} of ${count(all.length, "consumer")}` : count(all.length, "consumer"))
+    picture.hidden = all.length === 0
+    if (all.length === 0) {
       if (!place.querySelector(".empty")) {
         put(place, empty("No named consumers yet", "A named consumer keeps its position on the server. This command reads as one, and a second call commits what the first one returned:",
-          `curl ${location.origin}/v0/topics/orders/diff -H 'content-type: application/json' -d '{"consumer":"billing","commit":true}'`))
+          curl("/v0/topics/orders/diff", { consumer: "billing", commit: true })))
       }
       return
     }
     if (list.element.parentNode !== place) put(place, list.element)
     list.set(rows)
     const top = [...rows].sort((a, b) => b.lag_records - a.lag_records).slice(0, COLORS.length)
-    const longest = top.reduce((most, row) => (row.history.times.length > most.length ? row.history.times : most), [])
-    worst.set(longest, top.map((row, at) => ({
-      name: `${row.consumer} on ${row.topic}`, color: COLORS[at],
-      values: [...Array(longest.length - row.history.times.length).fill(0), ...row.history.values.lag],
-    })))
-  }
-
-  async function again() {
-    await refresh()
+    const times = [...new Set(top.flatMap((row) => row.points.map((point) => point.ts)))].sort((a, b) => a - b)
+    worst.set(times, top.map((row, at) => ({ name: `${row.consumer} on ${row.topic}`, color: COLORS[at], values: valuesAt(row.points, times) })))
   }
 
   const refused = missingNote("read")
   if (refused) put(place)
-  else {
-    const schedule = { everyMs: 3000, signal, onError: (error) => put(problem, failure(error)) }
-    poll(async () => {
-      await refresh()
-      schedule.everyMs = Math.max(3000, histories.size * 5)
-    }, schedule)
-  }
+  else watch(problem, refresh, { signal })
   return [
     pageHead("Consumers", { actions: [copyAs(actions.consumers)] }),
-    refused ?? missingNote("delete"), problem, picture,
-    h("div", { class: "toolbar" }, summary), h("section", { class: "card flush" }, place),
+    refused ?? missingNote("write delete"), problem, picture,
+    h("div", { class: "toolbar" }, search, summary), h("section", { class: "card flush" }, place),
   ]
 }
 
+/** The lag at each of the times: the last one that was seen; null before the first. */
+function valuesAt(points, times) {
+  let at = 0
+  return times.map((ts) => {
+    while (at < points.length && points[at].ts <= ts) at++
+    return at ? points[at - 1].lag : null
+  })
+}
+
+/** When a consumer will have caught up, as words and as a number to sort by. */
+function catchUp({ lag_records: lag, lag_ms: ms, trend }) {
+  if (!lag || ms < CURRENT_MS) return ["up to date", 0, "faint"]
+  if (trend === null) return ["–", Infinity, "faint"]
+  if (trend.lag < -STILL) return [`in about ${roughly(duration(Math.round(lag / -trend.lag) * 1000))}`, lag / -trend.lag, ""]
+  if (trend.done <= STILL) return ["does not read", Infinity, "bad"]
+  return [trend.lag > STILL ? `falls behind ${short(trend.lag)}/s` : "keeps its lag", Infinity, "warn"]
+}
+
+/** A duration with one unit. */
+const roughly = (text) => text.split(" ").slice(0, 2).join(" ")
+
 function columns(again) {
   const warned = (value, text) => [value ? h("span", { class: "warn" }, text) : h("span", { class: "faint" }, text), text]
+  const open = (row) => () => dialog(row.consumer, (close) => details(row, close, again))
   return [
-    { key: "consumer", label: "Consumer", class: "name", sort: (row) => row.consumer, cell: (row) => [() => [row.consumer, row.hold ? badge("holds records") : null], row.consumer + row.hold] },
+    { key: "consumer", label: "Consumer", class: "name", sort: (row) => row.consumer, cell: (row) => [() => [button(row.consumer, open(row), { kind: "link plain", title: "Show everything about it, move or delete it" }), row.hold ? badge("holds records") : null], `${row.key} ${row.hold} ${row.seq} ${row.head_seq}`] },
     { key: "topic", label: "Topic", sort: (row) => row.topic, cell: (row) => [() => h("a", { href: topicLink(row.topic) }, row.topic), row.topic] },
-    { key: "seq", label: "Position", class: "number wide", down: true, sort: (row) => row.seq, cell: (row) => `${whole(row.seq)} of ${whole(row.head_seq)}` },
-    { key: "lag", label: "Behind", class: "number", down: true, sort: (row) => row.lag_records, cell: (row) => warned(row.lag_records, short(row.lag_records)) },
-    { key: "time", label: "For", class: "number medium", down: true, sort: (row) => row.lag_ms, cell: (row) => (row.lag_ms ? duration(row.lag_ms) : "–") },
-    { key: "plot", label: "Trend", class: "wide", cell: (row) => [spark(row.history.values.lag), `${row.history.times.at(-1)}`] },
-    { key: "lost", label: "Lost unread", class: "number medium", down: true, sort: (row) => row.lost?.records ?? 0, cell: (row) => warned(row.lost?.records ?? 0, short(row.lost?.records ?? 0)) },
-    { key: "updated", label: "Committed", class: "number wide", down: true, sort: (row) => row.updated_ms, cell: (row) => ago(row.updated_ms, session.now()) },
+    { key: "seq", label: "Position", class: "number wide", sort: (row) => row.seq, cell: (row) => [() => h("a", { href: `${topicLink(row.topic)}?at=${row.seq + 1}` }, `${whole(row.seq)} of ${whole(row.head_seq)}`), `${row.seq} ${row.head_seq}`] },
+    { key: "lag", label: "Behind", class: "number", sort: (row) => row.lag_records, cell: (row) => warned(row.lag_records, short(row.lag_records)) },
+    { key: "time", label: "For", class: "number medium", sort: (row) => row.lag_ms, cell: (row) => (row.lag_ms ? duration(row.lag_ms) : "–") },
+    { key: "plot", label: "Last hour", class: "wide", cell: (row) => [spark(row.points.map((point) => point.lag)), `${row.points.at(-1)?.ts}`] },
     {
-      key: "act", label: "Actions", class: "row-actions wide",
-      cell: (row) => [() => allowed("delete", row.topic, () => button("Delete", () => dialog("Delete the consumer", (close) => drop(row, () => {
-        close()
-        void again()
-      })), { kind: "small danger", "aria-label": `Delete ${row.consumer} of ${row.topic}` })), "delete"],
+      key: "eta", label: "Caught up", class: "medium", sort: (row) => catchUp(row)[1],
+      cell: (row) => {
+        const [text, , kind] = catchUp(row)
+        return [h("span", { class: kind }, text), text]
+      },
     },
+    {
+      key: "lost", label: "Missed", class: "number medium", sort: (row) => row.lost?.records ?? 0,
+      cell: (row) => [row.lost ? button(short(row.lost.records), open(row), { kind: "link warn", "aria-label": `Show the ${whole(row.lost.records)} records that ${row.consumer} missed` }) : h("span", { class: "faint" }, "0"), String(row.lost?.records ?? 0)],
+    },
+    { key: "updated", label: "Committed", class: "number wide", sort: (row) => row.updated_ms, cell: (row) => ago(row.updated_ms, session.now()).replace(/^(\S+ \S+) .* ago$/, "$1 ago") },
+  ]
+}
+
+/** Everything about a consumer, and what can be done with it. */
+function details(row, close, again) {
+  const fact = (name, value) => [h("dt", {}, name), h("dd", {}, value)]
+  const act = (heading, make) => () => {
+    close()
+    formDialog(heading, (done) => make(row, done), again)
+  }
+  return [
+    h("dl", { class: "facts" },
+      fact("Topic", h("a", { href: topicLink(row.topic), on: { click: close } }, row.topic)), fact("Position", `${whole(row.seq)} of ${whole(row.head_seq)}`),
+      fact("Behind", `${count(row.lag_records, "record")}${row.lag_ms ? `, the oldest for ${duration(row.lag_ms)}` : ""}`), fact("Caught up", catchUp(row)[0]),
+      fact("Missed", row.lost ? count(row.lost.records, "record") : "nothing"), fact("Last commit", ago(row.updated_ms, session.now())),
+      row.meta && fact("Stored with it", h("code", {}, JSON.stringify(row.meta))), row.hold && fact("Holds records", "caps evict no record that it has not read")),
+    row.lost && plainTable("Missed ranges", ["First missed#", "Last missed#", "Records#", "Why"], row.lost.gaps.map(({ gap_from: from, gap_to: to, reason }) => h("tr", {},
+      num(from), num(to), num(to - from + 1), h("td", {}, h("i", { class: `swatch ${reason}` }), STATES[reason] ?? reason)))),
+    h("p", { class: "toolbar dialog-actions" },
+      h("a", { class: "button small", href: `${topicLink(row.topic)}?at=${row.seq + 1}`, on: { click: close } }, "Show its next record"),
+      row.lost && h("a", { class: "button small", href: `${topicLink(row.topic)}?view=seq`, on: { click: close } }, "Show the timeline"),
+      allowed("write", row.topic, () => button("Seek", act("Move the consumer", seek), { kind: "small" })),
+      allowed("delete", row.topic, () => button("Delete", act("Delete the consumer", drop), { kind: "small danger" }))),
   ]
 }
 
@@ -102,11 +153,56 @@ function spark(values) {
     svg("path", { class: "stroke c1", d: `M${points.join("L")}${points.length === 1 ? `h${SPARK.width}` : ""}` }))
 }
 
+/** A form that moves a consumer: to an end of the topic, to a seq, or to a time. */
+function seek(row, done) {
+  const where = select([["start", "the oldest record: read everything again"], ["head", "the head: skip what is unread"], ["seq", "a seq"], ["time", "a time"]], "start", { name: "where" })
+  const exact = input({ name: "exact", placeholder: "120" })
+  const exactField = field("Seq", exact, "The next record that it reads.")
+  const answer = h("p", { class: "note", role: "status" })
+  let wanted = 0
+
+  async function find() {
+    exactField.hidden = !["seq", "time"].includes(where.value)
+    put(exactField.querySelector("label"), where.value === "time" ? "Time" : "Seq")
+    exact.placeholder = where.value === "time" ? "14:05, 10m ago, 2026-01-31 14:05" : String(row.seq)
+    const text = exact.value.trim()
+    const { head_seq: head } = row
+    if (where.value === "start") wanted = 0
+    else if (where.value === "head") wanted = head
+    else if (where.value === "seq") wanted = /^\d+$/.test(text) ? Math.min(Math.max(Number(text) - 1, 0), head) : null
+    else {
+      const ts = parseTime(text, session.now())
+      const found = ts === null ? null : await session.client.diff(row.topic, { fromSeq: 0, fromTs: Math.round(ts), limit: 1 })
+      wanted = found && (found.records.length ? found.records[0].seq - 1 : head)
+    }
+    put(answer, wanted === null ? "" : wanted === row.seq ? "It is there already."
+      : wanted < row.seq ? `Seqs ${range(wanted + 1, row.seq)} would be read again, as far as they are stored.` : `Seqs ${range(row.seq + 1, wanted)} would be skipped.`)
+  }
+
+  for (const control of [where, exact]) control.addEventListener("input", () => void find().catch((error) => put(answer, error.message)))
+  void find()
+  const body = () => ({ seq: wanted, if_seq: row.seq })
+  return form([
+    h("p", {}, h("code", {}, row.consumer), " on ", h("code", {}, row.topic), ` is at seq ${whole(row.seq)} of ${whole(row.head_seq)}.`),
+    h("div", { class: "grid" }, field("Move it to", where), exactField), answer,
+  ], {
+    label: "Move consumer",
+    action: () => actions.putConsumer(row.topic, row.consumer, body()),
+    submit: async () => {
+      await find()
+      if (wanted === null) throw Object.assign(new Error(`"${exact.value}" is no ${where.value}`), { code: "invalid_input" })
+      await session.request("PUT", topicPath(row.topic, `/consumers/${encodeURIComponent(row.consumer)}`), body())
+      toast(`Moved ${row.consumer} to seq ${whole(wanted)}.`)
+      done()
+    },
+  }).element
+}
+
 function drop(row, done) {
   return form([h("p", {}, "The position of ", h("code", {}, row.consumer), " on ", h("code", {}, row.topic), " is forgotten, and records that it holds may be evicted. A reader with this name begins again.")], {
     label: "Delete consumer", kind: "danger", action: () => actions.dropConsumer(row.topic, row.consumer),
     submit: async () => {
-      await session.request("DELETE", `/v0/topics/${encodeURIComponent(row.topic)}/consumers/${encodeURIComponent(row.consumer)}`)
+      await session.request("DELETE", topicPath(row.topic, `/consumers/${encodeURIComponent(row.consumer)}`))
       toast(`Deleted ${row.consumer}.`)
       done()
     },

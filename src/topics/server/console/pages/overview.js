@@ -2,11 +2,12 @@
 
 import { h, put } from "../parts/dom.js"
 import { bytes, count, duration, rate, short, whole } from "../parts/format.js"
+import { heat } from "../parts/heat.js"
 import { plot } from "../parts/plot.js"
 import { Ring } from "../parts/ring.js"
-import { poll, session } from "../parts/session.js"
+import { session } from "../parts/session.js"
 import { actions } from "../parts/snippets.js"
-import { badge, card, copyAs, empty, failure, missingNote, pageHead, stat, stats } from "../parts/ui.js"
+import { badge, card, copyAs, curl, empty, missingNote, pageHead, stat, stats, watch } from "../parts/ui.js"
 
 export const title = "Overview"
 
@@ -30,7 +31,7 @@ export function show({ signal }) {
     reads: plot("Records read and delivered", { format: rate }),
     jobs: plot("Jobs", { format: rate }),
     losses: plot("Records lost", { format: rate }),
-    syncs: plot("Sync of the log", { format: (us) => duration(us / 1000), floor: 100 }),
+    syncs: heat("Sync of the log, p99", { format: (us) => duration(us / 1000) }),
     log: plot("Written to the log", { format: (value) => `${bytes(value)}/s`, floor: 1024, binary: true }),
     memory: plot("Memory", { format: bytes, floor: 1024, binary: true }),
     connections: plot("Connections", { format: short }),
@@ -40,9 +41,9 @@ export function show({ signal }) {
   const ring = new Ring()
 
   async function refresh() {
-    const answer = await session.request("GET", `/v0/samples?after=${ring.last}`, undefined, { signal })
+    const answer = await session.get(`/v0/samples?after=${ring.last}`, signal)
     ring.add(answer)
-    const { uptime_ms } = await session.request("GET", "/v0/health", undefined, { signal })
+    const { uptime_ms } = await session.get("/v0/health", signal)
     figures.uptime.set(duration(Math.floor(uptime_ms / 1000) * 1000))
     put(problem)
     draw(ring, figures, plots)
@@ -50,11 +51,11 @@ export function show({ signal }) {
     put(health, now ? badge(now.pressure > 0 ? "under pressure" : "healthy", now.pressure > 0 ? "warn" : "good") : badge("starting", ""))
     put(welcome, now && now.topics === 0 && empty(
       "No topics yet", "The first write creates a topic:",
-      `curl ${location.origin}/v0/topics/orders -H 'content-type: application/json' -d '{"records":[{"data":{"sku":"V60","qty":1}}]}'`))
+      curl("/v0/topics/orders", { records: [{ data: { sku: "V60", qty: 1 } }] })))
   }
 
   const refused = missingNote("read")
-  if (!refused) poll(refresh, { everyMs: 5000, signal, onError: (error) => put(problem, failure(error)) })
+  if (!refused) watch(problem, refresh, { everyMs: 5000, signal })
   return [
     pageHead("Overview", { badges: [health], actions: [copyAs(actions.metrics, "Copy metrics as")] }),
     refused, problem, welcome,
@@ -84,9 +85,7 @@ function draw(ring, figures, plots) {
   plots.losses.set(times, [
     line("cap", "cap", ring.perSecond("lost_cap")), line("ttl", "ttl", ring.perSecond("lost_ttl")), line("corrupt", "corrupt", ring.perSecond("lost_corrupt")),
   ])
-  const syncs = ring.column("syncs")
-  const mean = ring.column("sync_us").map((sum, at) => (syncs[at] ? sum / syncs[at] : 0))
-  plots.syncs.set(times, [line("mean", "c1", mean), line("p99 below", "c2", ring.column("sync_p99_us"))])
+  plots.syncs.set(times, ring.column("sync_p99_us"))
   plots.log.set(times, [line("bytes", "c1", ring.perSecond("wal_bytes"), true)])
   plots.memory.set(times, [line("resident", "c1", ring.column("resident_bytes"), true)])
   plots.connections.set(times, [line("connections", "c1", ring.column("connections")), line("streams", "c2", ring.column("streams"))])

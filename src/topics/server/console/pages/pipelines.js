@@ -1,10 +1,10 @@
 /** Pipelines: the last runs that reported to `sys:pipelines`, with their progress, gaps and errors. */
 
 import { h, isBusy, put, redraw } from "../parts/dom.js"
-import { ago, bytes, count, date, duration, range, short, whole } from "../parts/format.js"
-import { poll, session, topicPath } from "../parts/session.js"
+import { ago, bytes, count, date, duration, range, short } from "../parts/format.js"
+import { entry, session } from "../parts/session.js"
 import { actions } from "../parts/snippets.js"
-import { badge, card, copyAs, empty, failure, missingNote, pageHead, plainTable } from "../parts/ui.js"
+import { badge, card, copyAs, empty, failure, loading, missingNote, num, pageHead, plainTable, watch } from "../parts/ui.js"
 import { topicLink } from "./topics.js"
 
 export const title = "Pipelines"
@@ -16,17 +16,12 @@ const KINDS = { done: "good", failed: "bad", stopped: "warn", running: "" }
 
 export function show({ signal }) {
   const problem = h("div")
-  const place = h("div", { class: "stack" }, h("p", { class: "loading" }, "Loading runs"))
+  const place = h("div", { class: "stack" }, loading("Loading runs"))
   let head = -1
 
   async function refresh() {
-    let state
-    try {
-      state = await session.request("GET", topicPath(RUNS, "?touch=false"), undefined, { signal })
-    } catch (error) {
-      if (error.code !== "topic_not_found") throw error
-      return void put(place, nothing())
-    }
+    const state = await entry(RUNS, signal)
+    if (!state) return void (place.querySelector(".empty") || put(place, nothing()))
     put(problem)
     if (state.head_seq === head || isBusy(place)) return
     head = state.head_seq
@@ -43,7 +38,7 @@ export function show({ signal }) {
 
   const refused = missingNote("read", RUNS)
   if (refused) put(place)
-  else poll(refresh, { everyMs: 5000, signal, onError: (error) => put(problem, failure(error)) })
+  else watch(problem, refresh, { everyMs: 5000, signal })
   return [
     pageHead("Pipelines", { actions: [copyAs(() => actions.read(RUNS, { from_seq: 0, limit: 100 }))] }),
     refused, problem, place,
@@ -73,11 +68,11 @@ function pipeline(name, runs) {
           h("td", { title: date(run.started_ms) }, ago(run.started_ms)),
           h("td", {}, badge(state(run), KINDS[run.state] || (run.ok ? "" : "bad"))),
           h("td", { class: "number" }, run.ended_ms ? duration(run.ended_ms - run.started_ms) : "–"),
-          h("td", { class: "number" }, whole(run.topics.length)),
-          h("td", { class: "number" }, whole(sum(run, "records"))),
+          num(run.topics.length),
+          num(sum(run, "records")),
           h("td", { class: "number" }, bytes(sum(run, "size_bytes"))),
           h("td", { class: "number" }, short(sum(run, "lag"))),
-          h("td", { class: "number" }, whole(run.topics.reduce((total, row) => total + (row.gaps?.length ?? 0), 0)))),
+          num(run.topics.reduce((total, row) => total + (row.gaps?.length ?? 0), 0))),
         run.topics.length > 0 && h("tr", { class: "sub" }, h("td", { colSpan: 8 }, h("details", {}, h("summary", {}, "Topics of this run"), topics(run)))),
       ])),
   ])
@@ -88,7 +83,7 @@ function topics(run) {
     run.topics.map((row) => h("tr", {},
       h("td", {}, h("a", { href: topicLink(row.topic) }, row.topic), row.into ? ` into ${row.into}` : ""),
       h("td", { class: "number" }, row.to_seq ? range(row.from_seq ?? 0, row.to_seq) : "nothing new"),
-      h("td", { class: "number" }, whole(row.records ?? 0)),
+      num(row.records ?? 0),
       h("td", { class: "number" }, row.lag === undefined || row.lag === null ? "–" : short(row.lag)),
       h("td", {}, (row.gaps ?? []).map((gap) => h("div", {}, h("i", { class: `swatch ${gap.reason}` }), `${range(gap.from_seq, gap.to_seq)} ${gap.reason}`))))))
 }

@@ -2,44 +2,45 @@
 
 import { h, isBusy, put, redraw } from "../parts/dom.js"
 import { bytes, count, range, rate, short, whole } from "../parts/format.js"
-import { graph } from "../parts/graph.js"
+import { graph, outline } from "../parts/graph.js"
 import { jsonLine } from "../parts/json.js"
-import { listAll, poll, session } from "../parts/session.js"
+import { icon } from "../parts/icons.js"
+import { Readers, readReaders } from "../parts/ring.js"
+import { listAll, session } from "../parts/session.js"
 import { actions } from "../parts/snippets.js"
-import { allowed, badge, button, card, checkbox, copyAs, dialog, empty, failure, field, form, input, missingNote, note, pageHead, plainTable, select, toast } from "../parts/ui.js"
+import { allowed, badge, button, card, checkbox, copyAs, curl, dialog, empty, failure, field, form, formDialog, input, loading, missingNote, note, num, pageHead, plainTable, select, toast, watch } from "../parts/ui.js"
 import { topicLink } from "./topics.js"
 
 export const title = "Routers"
 
 const MOST = 300 // routers that the graph shows
 
-export function show({ signal }) {
+export function show({ query, signal }) {
   const problem = h("div")
-  const picture = h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": "Graph of routers" }, h("p", { class: "loading" }, "Loading routers"))
+  const picture = h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": "Graph of routers" }, loading("Loading routers"))
   const list = h("div")
-  const before = new Map()
+  const readers = new Readers()
   let shown = ""
 
   async function refresh() {
-    const routers = await listAll("/v0/routers", "routers", { signal })
-    const now = performance.now()
+    const [routers] = await Promise.all([listAll("/v0/routers", "routers", { signal }), readReaders(readers, session, signal)])
     for (const router of routers) {
-      const last = before.get(router.router)
-      router.rate = last ? Math.max(router.forwarded_total - last.total, 0) / ((now - last.at) / 1000) : 0
-      before.set(router.router, { total: router.forwarded_total, at: now })
+      const key = `router ${router.source} ${router.router}`
+      readers.note(key, session.now(), router.lag, router.forwarded_total)
+      router.rate = readers.trend(key)?.done ?? null
     }
     put(problem)
     if (routers.length === 0) {
       put(list)
       put(picture, empty("No routers yet", "A router copies the records of one topic into another. This command creates one:",
-        `curl -X PUT ${location.origin}/v0/routers/orders-to-audit -H 'content-type: application/json' -d '{"source":"orders","dest":"audit"}'`))
+        curl("/v0/routers/orders-to-audit", { source: "orders", dest: "audit" }, "PUT")))
       shown = ""
       return
     }
     const text = JSON.stringify(routers.map(({ router, lag, rate: speed, last_error, dest }) => [router, lag, Math.round(speed), last_error, dest]))
     if (text === shown || isBusy(list)) return
     shown = text
-    redraw(picture, routers.length > MOST ? note(`The graph shows the first ${MOST} of ${count(routers.length, "router")}.`) : null, graph(routers.slice(0, MOST), (topic) => topicLink(topic)))
+    redraw(picture, routers.length > MOST ? note(`The graph shows the first ${MOST} of ${count(routers.length, "router")}.`) : null, draw(routers.slice(0, MOST)))
     redraw(list, rows(routers, again))
   }
 
@@ -48,22 +49,32 @@ export function show({ signal }) {
     await refresh()
   }
 
+  const create = () => formDialog("Create a router", createRouter, again)
+  if (query.get("new") && session.can("admin")) queueMicrotask(create)
   const refused = missingNote("read")
   if (refused) put(picture)
-  else poll(refresh, { everyMs: 3000, signal, onError: (error) => put(problem, failure(error)) })
+  else watch(problem, refresh, { signal })
   return [
     pageHead("Routers", {
       actions: [
         copyAs(actions.routers),
-        allowed("admin", null, () => button("Create router", () => dialog("Create a router", (close) => createRouter(() => {
-          close()
-          void again()
-        })), { kind: "primary" })),
+        allowed("admin", null, () => button([icon("plus"), "Create router"], create, { kind: "primary" })),
       ],
     }),
     refused ?? missingNote("admin delete"), problem,
     card("Graph", picture), list,
   ]
+}
+
+/** The graph of the routers, and the same as a list for narrow screens. */
+function draw(routers) {
+  const nodes = [...new Set(routers.flatMap(({ source, dest }) => [source, dest]))].sort().map((id) => ({ id, label: id, href: topicLink(id) }))
+  const edges = routers.map(({ router, source, dest, lag, rate: speed, last_error: error }) => ({
+    from: source, to: dest, label: lag ? `${short(lag)} behind` : speed === null ? "" : rate(speed), kind: error ? "held" : lag ? "behind" : "",
+    title: `${router}: ${source} to ${dest}, ${lag} behind${error ? `, held up: ${error}` : ""}`,
+  }))
+  const label = `Graph of ${count(routers.length, "router")} between ${count(nodes.length, "topic")}. The table below lists them.`
+  return [graph(nodes, edges, label), outline(nodes, edges, label)]
 }
 
 function rows(routers, again) {
@@ -72,16 +83,13 @@ function rows(routers, again) {
       h("td", {}, router.router, router.guarantee === "exactly_once" ? badge("exactly once") : null),
       h("td", {}, h("a", { href: topicLink(router.source) }, router.source)),
       h("td", {}, h("a", { href: topicLink(router.dest) }, router.dest)),
-      h("td", { class: "number" }, whole(router.forwarded_total)),
-      h("td", { class: "number" }, rate(router.rate)),
+      num(router.forwarded_total),
+      h("td", { class: "number" }, router.rate === null ? "–" : rate(router.rate)),
       h("td", { class: "number" }, router.lag ? h("span", { class: "warn" }, short(router.lag)) : "0"),
       h("td", { class: "state" }, router.last_error ? h("span", { class: "bad" }, `held up: ${router.last_error}`) : router.lag ? "catching up" : "up to date"),
       h("td", { class: "row-actions" },
         button("Preview", () => dialog(`Preview of ${router.router}`, () => previewOf(router)), { kind: "small" }),
-        allowed("delete", router.router, () => button("Delete", () => dialog("Delete the router", (close) => dropRouter(router, () => {
-          close()
-          void again()
-        })), { kind: "small danger" })),
+        allowed("delete", router.router, () => button("Delete", () => formDialog("Delete the router", (done) => dropRouter(router, done), again), { kind: "small danger" })),
         copyAs(() => actions.router(router.router))))), "routers"))
 }
 
@@ -98,7 +106,7 @@ function dropRouter(router, done) {
 
 /** What the filter of a router would copy of the records that its source has. */
 function previewOf(router) {
-  const place = h("div", {}, h("p", { class: "loading" }, "Counting"))
+  const place = h("div", {}, loading("Counting"))
   void (async () => {
     try {
       const known = await session.client.router(router.router)

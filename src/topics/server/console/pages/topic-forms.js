@@ -2,67 +2,72 @@
 
 import { h, put } from "../parts/dom.js"
 import { Json } from "../parts/exact.js"
-import { bytes, count, duration, whole } from "../parts/format.js"
+import { bytes, count, date, duration, whole } from "../parts/format.js"
 import { session, topicPath } from "../parts/session.js"
 import { actions } from "../parts/snippets.js"
+import { parseDuration, parseSize, parseCount, printDuration, printSize } from "../parts/units.js"
 import { button, checkbox, failure, field, form, input, note, select, toast } from "../parts/ui.js"
 
 const DURABILITIES = [
-  ["disk", "disk: acknowledged once the operating system has it, synced soon after"],
-  ["fsync", "fsync: acknowledged after it is synced to the disk"],
-  ["replicated", "replicated: acknowledged after it is in the replica, too"],
-  ["memory", "memory: like disk; loaded only when it is used after a restart"],
+  ["disk", "disk: acknowledged once the operating system has it"],
+  ["fsync", "fsync: acknowledged once it is synced to the disk"],
+  ["replicated", "replicated: acknowledged once it is in the replica, too"],
+  ["memory", "memory: like disk, and loaded when it is used after a restart"],
   ["ephemeral", "ephemeral: never written to the disk"],
 ]
+const SURVIVES = {
+  disk: "survives a crash of the process; a power loss can take the last moments, and is reported",
+  fsync: "survives a power loss", replicated: "survives the loss of the machine", memory: "survives a crash of the process", ephemeral: "is gone after a restart",
+}
+const DISCARDS = [["old", "old: evict the oldest records"], ["reject", "reject: refuse new writes"]]
 
-/** Every option of a topic: its control, and what its default means. */
-const OPTIONS = [
-  ["durability", "Durability", "choice", DURABILITIES, "Default: disk. A crash of the process loses nothing; a power loss may lose the last moments, and reports them."],
-  ["ttl_ms", "Time to live, ms", "number", null, "Default: 0, records never expire. Older records are removed; readers that missed them get a tombstone.", duration],
-  ["cap_records", "Maximum records", "number", null, "Default: 0, no cap.", (value) => count(value, "record")],
-  ["cap_bytes", "Maximum size, bytes", "number", null, "Default: 0, no cap.", bytes],
-  ["discard", "When a cap is reached", "choice", [["old", "old: evict the oldest records"], ["reject", "reject: refuse new writes"]], "Default: old."],
-  ["auto_create", "Created by writes", "flag", null, "Default: yes. A write to a missing topic creates it."],
-  ["auto_priority", "Priority follows reads", "flag", null, "Default: yes. Without a priority of its own, a topic that was read recently is served first."],
-  ["archive", "Hold for the archive", "hold", null, "Default: no. Records do not expire before a pipeline has archived them."],
-  ["priority", "Priority", "number", null, "Default: none, which follows how recently the topic was read. -1000 to 1000; served first under pressure."],
-  ["idempotency_window_ms", "Idempotency window, ms", "number", null, "Default: 120000. How long a repeated idempotency key is recognised.", duration],
-  ["dedupe_node", "Readers may exclude nodes", "flag", null, "Default: yes. A reader that names a node does not get the records of that node."],
-]
-const QUEUE_OPTIONS = [
-  ["lease_ms", "Lease, ms", "number", null, "Default: 30000. How long a worker holds a job before another worker gets it.", duration],
-  ["max_deliveries", "Maximum deliveries", "number", null, "Default: 0, no limit. After that many, the job goes to the dead-letter topic."],
-  ["dead_letter", "Dead-letter topic", "text", null, "Default: none. Where jobs go that were delivered too often."],
-  ["claim_jitter_ms", "Claim jitter, ms", "number", null, "Default: 0. Gathers claims for a moment, so that workers get even shares.", duration],
-  ["leases_durable", "Leases survive a restart", "flag", null, "Default: no. After a restart, held jobs are delivered again."],
-]
+/** Options by name: label, kind, default, what it means, and a choice of values. */
+const OPTIONS = {
+  ttl_ms: ["Keep records for", "duration", 0, "Such as 30m, 12h or 7d. Empty: they never expire. Readers that missed an expired record get a tombstone."],
+  cap_records: ["Maximum records", "count", 0, "Such as 5000 or 10k. Empty: no cap."],
+  cap_bytes: ["Maximum size", "size", 0, "Such as 500MiB or 1GiB. Empty: no cap."],
+  discard: ["When a cap is reached", "choice", "old", "Evicted records leave a tombstone for readers that missed them. A queue should refuse new writes: its records are work.", DISCARDS],
+  durability: ["Durability", "choice", "disk", "What a write has survived when it is acknowledged.", DURABILITIES],
+  priority: ["Priority", "number", null, "-1000 to 1000: who is served first under pressure. Empty: follows how recently the topic was read."],
+  auto_priority: ["Priority follows reads", "flag", true, "Without a priority of its own, a topic that was read recently is served first."],
+  auto_create: ["Created by writes", "flag", true, "A write may create the topic, and the server its dead-letter topic."],
+  archive: ["Hold for the archive", "hold", null, "Records do not expire before a pipeline has archived them."],
+  idempotency_window_ms: ["Remember idempotency keys for", "duration", 120_000, "A write that repeats a key within this time is not stored twice."],
+  dedupe_node: ["Readers can skip their own records", "flag", true, "A reader that names its node does not get the records of that node."],
+  lease_ms: ["Lease", "duration", 30_000, "How long a worker holds a job before another worker gets it."],
+  max_deliveries: ["Deliveries before a job is dead", "count", 0, "After this many deliveries without success, the job moves to the dead-letter topic. Empty: no limit."],
+  dead_letter: ["Dead-letter topic", "text", null, "Where jobs go that were delivered too often. Without it, they are delivered again and again."],
+  claim_jitter_ms: ["Gather claims for", "duration", 0, "Workers then get even shares. Empty: a claim is answered at once."],
+  leases_durable: ["Leases survive a restart", "flag", false, "Otherwise held jobs are delivered again after a restart."],
+}
+const QUEUE_OPTIONS = ["lease_ms", "max_deliveries", "dead_letter", "claim_jitter_ms", "leases_durable"]
+const FIRST = { log: ["ttl_ms"], queue: ["max_deliveries", "dead_letter"] } // what "Create" asks beside name and type
+const LOG_OPTIONS = Object.keys(OPTIONS).filter((name) => !QUEUE_OPTIONS.includes(name))
+const NULLABLE = ["priority", "dead_letter", "archive"]
+const READ = { duration: parseDuration, size: parseSize, count: parseCount, number: parseCount, text: (text) => text }
+const PRINT = { duration: printDuration, size: printSize, count: String, number: String, text: String }
 
-function controls(options, current) {
-  return options.map(([name, label, kind, choices, help, explain]) => {
-    const value = current?.[name]
-    if (kind === "flag") {
-      const made = checkbox(label, value ?? /Default: yes/.test(help), help)
-      return { name, element: made.element, read: () => made.control.checked }
-    }
-    if (kind === "hold") {
-      const made = checkbox(label, value?.hold ?? false, help)
-      return { name, element: made.element, read: () => (made.control.checked ? { hold: true } : null) }
-    }
-    if (kind === "choice") {
-      const control = select(choices, value ?? choices[0][0], { name })
-      return { name, element: field(label, control, help), read: () => control.value }
-    }
-    const control = input(kind === "number"
-      ? { name, inputMode: "numeric", pattern: name === "priority" ? "-?[0-9]*" : "[0-9]*", value: value ?? "", placeholder: "default" }
-      : { name, value: value ?? "", placeholder: "default" })
-    const meaning = h("small", { class: "meaning" })
-    const explained = () => put(meaning, explain && Number(control.value) > 0 ? `= ${explain(Number(control.value))}` : "")
-    control.addEventListener("input", explained)
-    explained()
-    const element = field(label, control, help)
-    element.insertBefore(meaning, element.lastChild)
-    return { name, element, read: () => (control.value.trim() === "" ? null : kind === "number" ? Number(control.value) : control.value.trim()) }
-  })
+/** The control of an option: its element, and the value that it has; null if it is empty. */
+function control(name, value) {
+  const [label, kind, standard, help, choices] = OPTIONS[name]
+  if (kind === "flag" || kind === "hold") {
+    const made = checkbox(label, kind === "hold" ? value?.hold ?? false : value ?? standard, help)
+    return { name, element: made.element, read: () => (kind === "flag" ? made.control.checked : made.control.checked ? { hold: true } : null) }
+  }
+  if (kind === "choice") {
+    const made = select(choices, value ?? standard, { name })
+    return { name, element: field(label, made, help), read: () => made.value }
+  }
+  const shown = value || (value === 0 && standard !== 0)
+  const made = input({ name, value: shown ? PRINT[kind](value) : "", placeholder: standard ? `default: ${PRINT[kind](standard)}` : "" })
+  return {
+    name,
+    element: field(label, made, help),
+    read: () => {
+      const text = made.value.trim()
+      return text ? READ[kind](text) : standard
+    },
+  }
 }
 
 /** Return the options that differ from the present configuration, or from the defaults. */
@@ -70,53 +75,75 @@ function changed(made, current, type) {
   const config = current ? {} : { type }
   for (const { name, read } of made) {
     const value = read()
-    const before = current ? current[name] ?? null : DEFAULTS[name]
-    if (value === null && !(current && ["priority", "dead_letter", "archive"].includes(name))) continue
+    if (value === null && !(current && NULLABLE.includes(name))) continue
+    const before = current ? current[name] ?? null : OPTIONS[name][2]
     if (JSON.stringify(value) !== JSON.stringify(before)) config[name] = value
   }
   return config
 }
 
-const DEFAULTS = {
-  durability: "disk", ttl_ms: 0, cap_records: 0, cap_bytes: 0, discard: "old", auto_create: true, priority: null, auto_priority: true, archive: null,
-  idempotency_window_ms: 120_000, dedupe_node: true, lease_ms: 30_000, max_deliveries: 0, dead_letter: null,
-  claim_jitter_ms: 0, leases_durable: false,
+const grid = (made) => h("div", { class: "grid" }, made.map((one) => one.element))
+
+/** What the configuration of a topic means: `[label, text, whether it is the default]`, without fields that have no effect. */
+export function explain({ type, config, epoch }) {
+  const words = {
+    durability: `${config.durability}: ${SURVIVES[config.durability]}`,
+    discard: config.cap_records || config.cap_bytes ? (config.discard === "old" ? "the oldest records are evicted" : "new writes are refused") : null,
+    auto_priority: config.priority === null ? (config.auto_priority ? "yes" : "no") : null,
+    archive: config.archive?.hold ? "yes" : "no",
+    max_deliveries: config.dead_letter && config.max_deliveries ? count(config.max_deliveries, "delivery", "deliveries") : "no limit",
+  }
+  const text = (name) => {
+    if (name in words) return words[name]
+    const [, kind, , help] = OPTIONS[name]
+    const value = config[name]
+    if (kind === "flag") return value ? "yes" : "no"
+    if (!value) return /Empty: ([^.]*)\./.exec(help)?.[1] ?? (kind === "text" ? "none" : "not at all")
+    return kind === "duration" ? duration(value) : kind === "size" ? bytes(value) : kind === "count" ? whole(value) : String(value)
+  }
+  const names = type === "queue" ? [...QUEUE_OPTIONS, ...LOG_OPTIONS] : LOG_OPTIONS
+  const rows = names.map((name) => [OPTIONS[name][0], text(name), JSON.stringify(config[name] ?? null) === JSON.stringify(OPTIONS[name][2])])
+  return [...rows.filter(([, value]) => value !== null), ["Created", date(epoch), false]]
 }
 
 /** A form that creates a topic. `done` gets its name. */
 export function createTopic(done, { type = "log" } = {}) {
   const name = input({ name: "topic", required: true, maxLength: 255 })
-  const kind = select([["log", "log: readers keep their own position"], ["queue", "queue: each job goes to one worker"]], type, { name: "type" })
-  const common = controls(OPTIONS, null)
-  const jobs = controls(QUEUE_OPTIONS, null)
-  const more = h("div", { class: "grid" }, jobs.map((one) => one.element))
-  const showJobs = () => (more.hidden = kind.value !== "queue")
-  kind.addEventListener("change", showJobs)
-  showJobs()
-  const config = () => changed(kind.value === "queue" ? [...common, ...jobs] : common, null, kind.value)
-  const made = form([
+  const kind = select([["log", "log: every reader gets every record"], ["queue", "queue: each job goes to one worker"]], type, { name: "type" })
+  const made = Object.fromEntries(Object.keys(OPTIONS).map((option) => [option, control(option, null)]))
+  const first = h("div", { class: "grid" })
+  const rest = h("div", { class: "grid" })
+  const options = () => (kind.value === "queue" ? [...QUEUE_OPTIONS, ...LOG_OPTIONS] : LOG_OPTIONS).map((option) => made[option])
+  const arrange = () => {
+    const shown = FIRST[kind.value].map((option) => made[option])
+    put(first, shown.map((one) => one.element))
+    put(rest, options().filter((one) => !shown.includes(one)).map((one) => one.element))
+  }
+  kind.addEventListener("change", arrange)
+  arrange()
+  const config = () => changed(options(), null, kind.value)
+  return form([
     h("div", { class: "grid" },
-      field("Name", name, "Letters, digits and . _ - : are allowed, up to 255 characters."),
-      field("Type", kind, "Default: log. The type cannot change later.")),
-    h("div", { class: "grid" }, common.map((one) => one.element)), more,
+      field("Name", name, "Letters, digits and . _ - : are allowed, up to 255 characters. Use : to group names, such as chat:general."),
+      field("Type", kind, "The type cannot change later.")),
+    first, h("details", { class: "more" }, h("summary", {}, "Advanced"), rest),
   ], {
     label: "Create topic",
     action: () => actions.putTopic(name.value || "NAME", config()),
     submit: async () => {
       const answer = await session.request("PUT", `/v0/topics/${encodeURIComponent(name.value.trim())}`, config())
       toast(answer.created ? `Created ${answer.topic}.` : `${answer.topic} existed already; its configuration was updated.`)
-      done(answer.topic)
+      done(answer.topic, kind.value)
     },
-  })
-  return made.element
+  }).element
 }
 
 /** A form that changes the configuration of a topic. */
 export function configureTopic(state, done) {
-  const made = controls(state.type === "queue" ? [...OPTIONS, ...QUEUE_OPTIONS] : OPTIONS, state.config)
+  const names = state.type === "queue" ? [...QUEUE_OPTIONS, ...LOG_OPTIONS] : LOG_OPTIONS
+  const made = names.map((name) => control(name, state.config[name]))
   const config = () => changed(made, state.config)
-  const asked = form([note("Only the options that you change are sent. A smaller cap or TTL removes records at once; readers that missed them get a tombstone."),
-    h("div", { class: "grid" }, made.map((one) => one.element))], {
+  return form([note("Only the options that you change are sent. A smaller cap or a shorter time removes records at once; readers that missed them get a tombstone."), grid(made)], {
     label: "Save changes",
     action: () => actions.putTopic(state.topic, config()),
     submit: async () => {
@@ -124,8 +151,7 @@ export function configureTopic(state, done) {
       toast(`Changed ${state.topic}.`)
       done()
     },
-  })
-  return asked.element
+  }).element
 }
 
 /** A form that appends one record. */
@@ -136,14 +162,14 @@ export function writeRecord(state, done) {
   const meta = h("textarea", { rows: 2, spellcheck: false, name: "meta", placeholder: "{}" })
   const queue = state.type === "queue"
   const priority = input({ name: "priority", inputMode: "numeric", pattern: "[0-9]" })
-  const delay = input({ name: "delay_ms", inputMode: "numeric", pattern: "[0-9]*" })
+  const delay = input({ name: "delay_ms", placeholder: "10m" })
   const record = () => ({
     data: parse(data.value, "data"),
     tag: tag.value || undefined,
     node: node.value || undefined,
     meta: meta.value.trim() ? parse(meta.value, "meta") : undefined,
     priority: queue && priority.value ? Number(priority.value) : undefined,
-    delay_ms: queue && delay.value ? Number(delay.value) : undefined,
+    delay_ms: queue && delay.value.trim() ? parseDuration(delay.value.trim()) : undefined,
   })
   const made = form([
     field("Data, any JSON value", data),
@@ -151,7 +177,7 @@ export function writeRecord(state, done) {
       field("Tag", tag, "Optional. Groups records, to filter and delete them."),
       field("Node", node, "Optional. Names the writer."),
       queue && field("Priority", priority, "0 to 9; a higher one is delivered first. Default: 0."),
-      queue && field("Delay, ms", delay, "Before the job can be claimed. Default: 0.")),
+      queue && field("Delay", delay, "How long no worker can claim the job, such as 30s or 10m. Default: 0.")),
     field("Meta, a JSON object", meta, "Optional."),
   ], {
     label: queue ? "Add job" : "Write record",
@@ -185,6 +211,7 @@ export function deleteRecords(state, done) {
       before_seq: before.value ? Number(before.value) : undefined,
     }
   }
+  const remove = (more) => session.request("POST", topicPath(state.topic, "/delete"), { ...which(), ...more })
   const answer = h("div", { role: "status" })
   const reset = () => put(answer)
   for (const control of [match, before]) control.addEventListener("input", reset)
@@ -199,12 +226,12 @@ export function deleteRecords(state, done) {
     kind: "",
     action: () => actions.deleteRecords(state.topic, which()),
     submit: async () => {
-      const found = await session.client.delete(state.topic, { ...camelMatch(which()), dryRun: true })
+      const found = await remove({ dry_run: true })
       if (found.deleted === 0) return void put(answer, note("No live record matches. Nothing would be deleted."))
       const go = button(`Delete ${count(found.deleted, "record")}`, async () => {
         go.disabled = true
         try {
-          const gone = await session.client.delete(state.topic, camelMatch(which()))
+          const gone = await remove()
           toast(`Deleted ${count(gone.deleted, "record")}.`)
           done()
         } catch (error) {
@@ -216,10 +243,6 @@ export function deleteRecords(state, done) {
     },
   })
   return made.element
-}
-
-function camelMatch({ match, before_seq }) {
-  return { match, beforeSeq: before_seq }
 }
 
 /** A form that deletes a topic once its name was typed in. */

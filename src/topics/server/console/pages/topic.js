@@ -1,49 +1,73 @@
-/** One topic: its figures, the loss timeline, its records, and its configuration. */
+/** One topic: its figures, its activity over time and by seq, its records, and its configuration. */
 
+import { activity } from "../parts/activity.js"
 import { h, put } from "../parts/dom.js"
 import { ago, bytes, count, duration, rate, short, whole } from "../parts/format.js"
+import { icon } from "../parts/icons.js"
 import { records } from "../parts/records.js"
-import { listAll, poll, session, topicPath } from "../parts/session.js"
+import { setQuery } from "../parts/route.js"
+import { entry, listAll, poll, session, topicPath } from "../parts/session.js"
 import { actions } from "../parts/snippets.js"
 import { timeline } from "../parts/timeline.js"
-import { allowed, badge, button, card, copyAs, dialog, failure, missingNote, pageHead, stat, stats } from "../parts/ui.js"
-import { configureTopic, deleteRecords, dropTopic, writeRecord } from "./topic-forms.js"
-import { retention } from "./topics.js"
+import { allowed, badge, button, card, copyAs, curl, failure, formDialog, loading, missing, missingNote, pageHead, stat, stats, tabs } from "../parts/ui.js"
+import { configureTopic, deleteRecords, dropTopic, explain, writeRecord } from "./topic-forms.js"
+import { retention, topicLink } from "./topics.js"
 
 export const title = ({ params }) => params[0]
 
-export function show({ params: [name], signal }) {
+const VIEWS = [["time", "By time"], ["seq", "By seq"]]
+const RATE_MS = 60_000
+export const CURRENT_MS = 5000 // a consumer whose oldest unread record is younger keeps up
+
+export function show({ params: [name], query, signal: left }) {
   let state = null
-  let before = null
+  let view = query.get("view") === "seq" ? "seq" : "time"
+  const end = new AbortController()
+  const signal = AbortSignal.any([left, end.signal])
   const problem = h("div")
   const badges = h("span", { class: "badges" })
   const figures = {
     head: stat("Head", "–", { title: "The seq of the last record" }),
     count: stat("Live records"),
     bytes: stat("Size"),
-    rate: stat("Rate"),
+    rate: stat("Rate", "–", { title: "Records written per second, over the last minute" }),
     lost: stat("Lost", "–", { title: "Seqs that a cap, a TTL or damage removed" }),
     deleted: stat("Deleted", "–", { title: "Seqs that a client deleted: readers skip them without a gap" }),
     write: stat("Last write"),
     keeps: stat("Keeps"),
   }
-  const line = timeline(name, { signal, onPick: (seq) => list.jump(seq) })
-  const list = records(name, { signal, state: () => state })
   const settings = h("div")
-  const jobs = h("a", { class: "button", href: `#/queues/${encodeURIComponent(name)}`, hidden: true }, "Jobs")
+  const jobs = h("a", { class: "button", href: topicLink(name, "queues"), hidden: true }, "Jobs")
+  const body = h("div", { class: "stack" }, loading("Loading"))
+  const list = { refresh: () => {}, again: () => {}, jump: () => {} }
+  const onPick = (seq) => list.jump(seq)
+  const views = { time: activity(name, { signal, query, onPick, state: () => state }), seq: timeline(name, { signal, onPick }) }
+  const panel = h("div", { role: "tabpanel", id: "activity" })
+  const choices = tabs("Activity", VIEWS, panel, (key) => {
+    setQuery({ view: key === "time" ? null : key }, { push: true })
+    choose(key)
+  })
   const again = async () => {
     await refresh()
     list.again()
   }
 
+  function choose(key) {
+    view = key
+    choices.set(key)
+    panel.setAttribute("aria-labelledby", `tab-${key}`)
+    put(panel, views[key].element)
+    void views[key].refresh().catch(() => {})
+  }
+
   async function refresh() {
-    const now = performance.now()
-    const [seen, lost] = await Promise.all([
-      session.request("GET", topicPath(name, "?touch=false"), undefined, { signal }),
-      line.refresh(),
+    const now = Math.round(session.now())
+    const asked = session.get(topicPath(name, "?touch=false"), signal)
+    state ??= await asked // the range of the activity follows from the age of the topic
+    const [seen, lost, { rows }] = await Promise.all([
+      asked, views[view].refresh(),
+      session.get(`/v0/samples?topic=${encodeURIComponent(name)}&from_ts=${now - RATE_MS}&to_ts=${now}&points=1`, signal),
     ])
-    const perSecond = before && before.epoch === seen.epoch ? Math.max(seen.head_seq - before.head, 0) / ((now - before.at) / 1000) : null
-    before = { head: seen.head_seq, at: now, epoch: seen.epoch }
     state = seen
     jobs.hidden = seen.type !== "queue"
     put(problem)
@@ -51,11 +75,12 @@ export function show({ params: [name], signal }) {
     figures.head.set(whole(seen.head_seq))
     figures.count.set(whole(seen.count))
     figures.bytes.set(bytes(seen.bytes))
-    figures.rate.set(perSecond === null ? "–" : rate(perSecond))
+    figures.rate.set(rate(Math.max(rows[1][1] - rows[0][1], 0) / (Math.min(RATE_MS, Math.max(now - seen.epoch, 1000)) / 1000)))
     figures.lost.set(short(lost.lost), "", lost.lost ? "warn" : "")
     figures.deleted.set(short(lost.deleted))
-    figures.write.set(ago(seen.last_write_ts))
+    figures.write.set(ago(seen.last_write_ts, session.now()))
     figures.keeps.set(retention(seen.config))
+    choices.count("seq", lost.lost, "warn")
     describe(settings, seen)
     list.refresh()
   }
@@ -65,57 +90,77 @@ export function show({ params: [name], signal }) {
       listAll(`/v0/routers?source=${encodeURIComponent(name)}`, "routers", { signal, most: 200 }),
       listAll(topicPath(name, "/consumers"), "consumers", { signal, most: 200 }),
     ])
-    line.mark([
-      ...routers.map((router) => ({
-        seq: router.cursor, label: router.router, above: true, kind: "router",
-        detail: `router to ${router.dest}, ${count(router.lag, "record")} behind`,
+    const labelled = (label, lag) => (lag ? `${label}, ${short(lag)} behind` : label)
+    const marks = [
+      ...routers.map(({ router, cursor, dest, lag }) => ({
+        seq: cursor, name: router, lag, label: labelled(router, lag), above: true, kind: "router",
+        detail: `router to ${dest}, ${count(lag, "record")} behind`,
       })),
       ...consumers.map(({ seq, consumer, lag_records, lag_ms, lost }) => ({
-        seq, label: consumer, kind: "consumer",
+        seq, name: consumer, lag: lag_ms < CURRENT_MS ? 0 : lag_records, label: labelled(consumer, lag_records), kind: "consumer",
         detail: `consumer, ${count(lag_records, "record")} behind${lag_ms ? `, the oldest for ${duration(lag_ms)}` : ""}${lost ? `; ${count(lost.records, "record")} lost before it was read` : ""}`,
       })),
-    ])
+    ]
+    views.time.mark(marks.map((one) => ({ ...one, above: false })))
+    views.seq.mark(marks)
   }
 
-  const open = (heading, make) => () => state && dialog(heading, (close) => make(state, () => {
-    close()
-    void again()
-  }))
-  const refused = missingNote("read", name)
-  if (!refused) {
-    const onError = (error) => put(problem, failure(error))
-    poll(refresh, { everyMs: 3000, signal, onError })
-    poll(mark, { everyMs: 3000, signal, onError })
-  }
-  return [
-    pageHead(name, {
-      crumbs: [["Topics", "#/topics"]], badges: [badges],
-      actions: [
-        copyAs(() => actions.topic(name)),
-        jobs,
-        allowed("write", name, () => button("Write record", open("Write a record", writeRecord), { kind: "primary" })),
-        allowed("delete", name, () => button("Delete records", open("Delete records", deleteRecords))),
-        allowed("admin", name, () => button("Configure", open("Configure the topic", configureTopic))),
-        allowed("delete", name, () => button("Delete topic", () => state && dialog("Delete the topic", (close) => dropTopic(state, () => {
-          close()
-          location.hash = "#/topics"
-        })), { kind: "danger" })),
-      ],
-    }),
-    refused ?? missingNote("write delete admin", name), problem,
-    !refused && [
-      stats(...Object.values(figures)),
-      card("Timeline", line.element),
-      card("Records", list.element),
-      card("Configuration", settings),
+  const open = (heading, make) => () => state && formDialog(heading, (done) => make(state, done), again)
+  const head = pageHead(name, {
+    crumbs: [["Topics", "#/topics"]], badges: [badges],
+    actions: [
+      copyAs(() => actions.topic(name)),
+      jobs,
+      allowed("admin", name, () => button([icon("settings"), "Configure"], open("Configure the topic", configureTopic))),
+      allowed("delete", name, () => button("Delete records", open("Delete records", deleteRecords))),
+      allowed("delete", name, () => button("Delete topic", () => state && formDialog("Delete the topic", (done) => dropTopic(state, done), () => {
+        end.abort()
+        location.hash = "#/topics"
+      }), { kind: "danger" })),
+      allowed("write", name, () => button([icon("plus"), "Write record"], open("Write a record", writeRecord), { kind: "primary" })),
     ],
-  ]
+  })
+
+  /** Say that there is no such topic, without buttons that cannot work. */
+  function gone(error) {
+    if (error && error.code !== "topic_not_found") return put(problem, failure(error))
+    end.abort()
+    put(problem)
+    put(body, missing(head, "topic", name, curl(topicPath(name), { records: [{ data: { hello: "world" } }] }), left))
+  }
+
+  async function begin() {
+    if (!(await entry(name, signal))) return gone()
+    Object.assign(list, records(name, { signal, query, state: () => state }))
+    put(body,
+      stats(...Object.values(figures)),
+      h("section", { class: "card" }, choices.element, panel),
+      card("Records", list.element),
+      card("Configuration", settings))
+    choices.set(view)
+    put(panel, views[view].element)
+    head.classList.remove("waiting")
+    poll(refresh, { everyMs: 3000, signal, onError: gone })
+    poll(mark, { everyMs: 3000, signal, onError: gone })
+  }
+
+  const refused = missingNote("read", name)
+  head.classList.toggle("waiting", !refused)
+  if (refused) put(body)
+  else {
+    const begun = new AbortController()
+    poll(async () => {
+      await begin()
+      begun.abort()
+    }, { everyMs: 3000, signal: AbortSignal.any([signal, begun.signal]), onError: gone })
+  }
+  return [head, refused ?? missingNote("write delete admin", name), problem, body]
 }
 
 function describe(place, state) {
-  const rows = Object.entries(state.config).map(([option, value]) => [option, value === null ? "none" : typeof value === "object" ? JSON.stringify(value) : String(value)])
-  const text = rows.map((row) => row.join(" ")).join("\n") + state.epoch
+  const rows = explain(state)
+  const text = JSON.stringify(rows)
   if (place.dataset.shown === text) return
   place.dataset.shown = text
-  put(place, h("dl", { class: "facts columns" }, [["epoch", String(state.epoch)], ...rows].map(([option, value]) => [h("dt", {}, option), h("dd", {}, value)])))
+  put(place, h("dl", { class: "settings" }, rows.map(([label, value, standard]) => h("div", {}, h("dt", {}, label), h("dd", { class: standard ? "faint" : "" }, value)))))
 }

@@ -2,15 +2,19 @@
 
 import { h, put } from "../parts/dom.js"
 import { ago, bytes, count, duration, rate, short, whole } from "../parts/format.js"
-import { listAll, poll, session } from "../parts/session.js"
+import { icon } from "../parts/icons.js"
+import { setQuery } from "../parts/route.js"
+import { listAll, session } from "../parts/session.js"
 import { actions } from "../parts/snippets.js"
 import { table } from "../parts/table.js"
-import { allowed, badge, button, copyAs, dialog, empty, failure, missingNote, pageHead } from "../parts/ui.js"
+import { allowed, badge, button, copyAs, curl, empty, formDialog, liveText, loading, missingNote, pageHead, searchField, watch } from "../parts/ui.js"
 import { createTopic } from "./topic-forms.js"
 
 export const title = "Topics"
 
 const PER_SECOND = 1 / 200 // a list of 5,000 topics is read every 25 seconds
+
+const QUIET_MS = 10_000 // a topic without a write for so long has no rate
 
 const READERS = 2000 // routers and consumers whose lag is looked at
 
@@ -20,7 +24,7 @@ export const topicLink = (name, page = "topics") => `#/${page}/${encodeURICompon
 export function retention({ ttl_ms, cap_records, cap_bytes, discard }) {
   const parts = []
   if (ttl_ms) parts.push(duration(ttl_ms))
-  if (cap_records) parts.push(count(cap_records, "record"))
+  if (cap_records) parts.push(cap_records < 1000 ? count(cap_records, "record") : `${short(cap_records)} records`)
   if (cap_bytes) parts.push(bytes(cap_bytes))
   if (parts.length === 0) return "everything"
   return parts.join(", ") + (discard === "reject" ? ", then rejects" : "")
@@ -31,26 +35,29 @@ const COLUMNS = [
     key: "name", label: "Topic", class: "name", sort: (row) => row.topic,
     cell: (row) => [() => [h("a", { href: topicLink(row.topic) }, row.topic), row.type === "queue" ? badge("queue") : null], row.topic],
   },
-  { key: "head", label: "Head", class: "number wide", down: true, sort: (row) => row.head_seq, cell: (row) => whole(row.head_seq) },
-  { key: "count", label: "Records", class: "number", down: true, sort: (row) => row.count, cell: (row) => whole(row.count) },
-  { key: "bytes", label: "Size", class: "number medium", down: true, sort: (row) => row.bytes, cell: (row) => bytes(row.bytes) },
-  { key: "rate", label: "Rate", class: "number", down: true, sort: (row) => row.rate ?? 0, cell: (row) => (row.rate === null ? "–" : rate(row.rate)) },
-  { key: "lost", label: "Lost", class: "number medium", down: true, sort: (row) => row.lost, cell: (row) => [row.lost ? h("span", { class: "warn" }, short(row.lost)) : h("span", { class: "faint" }, "0"), String(row.lost)] },
-  { key: "lag", label: "Worst lag", class: "number wide", down: true, sort: (row) => row.lag ?? -1, cell: (row) => [row.lag ? h("span", { class: "warn" }, short(row.lag)) : h("span", { class: "faint" }, row.lag === 0 ? "0" : "–"), String(row.lag)] },
+  { key: "head", label: "Head", class: "number wide", sort: (row) => row.head_seq, cell: (row) => whole(row.head_seq) },
+  { key: "count", label: "Records", class: "number", sort: (row) => row.count, cell: (row) => whole(row.count) },
+  { key: "bytes", label: "Size", class: "number medium", sort: (row) => row.bytes, cell: (row) => bytes(row.bytes) },
+  { key: "rate", label: "Rate", class: "number", sort: (row) => row.rate ?? 0, cell: (row) => (row.rate === null ? "–" : rate(row.rate)) },
+  { key: "lost", label: "Lost", class: "number medium", sort: (row) => row.lost, cell: (row) => [row.lost ? h("span", { class: "warn" }, short(row.lost)) : h("span", { class: "faint" }, "0"), String(row.lost)] },
+  { key: "lag", label: "Worst lag", class: "number wide", sort: (row) => row.lag ?? -1, cell: (row) => [row.lag ? h("span", { class: "warn" }, short(row.lag)) : h("span", { class: "faint" }, row.lag === 0 ? "0" : "–"), String(row.lag)] },
   { key: "durability", label: "Durability", class: "wide", sort: (row) => row.config.durability, cell: (row) => row.config.durability },
   { key: "retention", label: "Keeps", class: "wide", cell: (row) => retention(row.config) },
-  { key: "write", label: "Last write", class: "number wide", down: true, sort: (row) => row.last_write_ts ?? 0, cell: (row) => ago(row.last_write_ts) },
+  { key: "write", label: "Last write", class: "number wide", sort: (row) => row.last_write_ts ?? 0, cell: (row) => ago(row.last_write_ts) },
 ]
 
+/** Ask for a new topic or queue, and go to it. */
+export function createDialog(type) {
+  formDialog(`Create a ${type === "queue" ? "queue" : "topic"}`, (done) => createTopic(done, { type }), (name, kind) => (location.hash = topicLink(name, kind === "queue" ? "queues" : "topics")))
+}
+
 export function show({ query, signal }) {
-  const search = h("input", {
-    type: "search", placeholder: "Search topics", "aria-label": "Search topics by a part of their names", value: query.get("search") ?? "",
-    on: { input: filter },
-  })
-  const summary = h("span", { class: "summary", role: "status" })
+  const search = searchField("topics", query.get("search"), filter)
+  const summary = liveText()
   const problem = h("div")
-  const list = table({ label: "Topics", columns: COLUMNS, sortBy: "name", rowKey: (row) => row.topic, class: "topics" })
-  const place = h("div", {}, h("p", { class: "loading" }, "Loading topics"))
+  const sort = query.get("sort") ?? "name"
+  const list = table({ label: "Topics", columns: COLUMNS, sortBy: sort.replace("-", ""), descending: sort.startsWith("-"), onSort: (key) => setQuery({ sort: key === "name" ? null : key }), signal, rowKey: (row) => row.topic, class: "topics" })
+  const place = h("div", {}, loading("Loading topics"))
   const before = new Map()
   let all = null
 
@@ -67,13 +74,15 @@ export function show({ query, signal }) {
     for (const consumer of consumers) behind(consumer.topic, consumer.lag_records)
     for (const row of rows) {
       const last = before.get(row.topic)
-      row.rate = last && last.epoch === row.epoch ? Math.max(row.head_seq - last.head, 0) / ((now - last.at) / 1000) : null
+      row.rate = last && last.epoch === row.epoch ? Math.max(row.head_seq - last.head, 0) / ((now - last.at) / 1000)
+        : session.now() - (row.last_write_ts ?? 0) > QUIET_MS ? 0 : null
       row.lag = lags.get(row.topic) ?? null
       before.set(row.topic, { head: row.head_seq, at: now, epoch: row.epoch })
     }
     all = rows
     put(problem)
     filter()
+    return Math.max(3000, all.length * PER_SECOND * 1000)
   }
 
   function filter() {
@@ -84,7 +93,7 @@ export function show({ query, signal }) {
     if (all.length === 0) {
       if (!place.querySelector(".empty")) {
         put(place, empty("Nothing here yet", "This command writes a first record, and creates its topic:",
-          `curl ${location.origin}/v0/topics/orders -H 'content-type: application/json' -d '{"records":[{"data":{"sku":"V60","qty":1}}]}'`))
+          curl("/v0/topics/orders", { records: [{ data: { sku: "V60", qty: 1 } }] })))
       }
     } else if (rows.length === 0) put(place, empty("No topic matches", `No name contains "${search.value.trim()}".`))
     else {
@@ -95,21 +104,14 @@ export function show({ query, signal }) {
 
   const refused = missingNote("read")
   if (refused) put(place)
-  else {
-    const schedule = { everyMs: 3000, signal, onError: (error) => put(problem, failure(error)) }
-    poll(async () => {
-      await refresh()
-      schedule.everyMs = Math.max(3000, all.length * PER_SECOND * 1000)
-    }, schedule)
-  }
+  else watch(problem, refresh, { signal })
+  const create = () => createDialog("log")
+  if (query.get("new") && session.can("admin")) queueMicrotask(create)
   return [
     pageHead("Topics", {
       actions: [
         copyAs(actions.listTopics),
-        allowed("admin", null, () => button("Create topic", () => dialog("Create a topic", (close) => createTopic((name) => {
-          close()
-          location.hash = topicLink(name)
-        })), { kind: "primary" })),
+        allowed("admin", null, () => button([icon("plus"), "Create topic"], create, { kind: "primary" })),
       ],
     }),
     refused ?? missingNote("admin"), problem,

@@ -74,3 +74,17 @@ export function setText(element, text) {
 export function hidden(text) {
   return h("span", { class: "visually-hidden" }, text)
 }
+
+const ROWS = ".record > summary, .rows .name :is(a, button), tbody [data-row]"
+
+/** Focus the next row in an element, or the first one in view. Return whether there is one. */
+export function moveRow(element, step) {
+  const top = (row) => row.getBoundingClientRect().top
+  const rows = [...element.querySelectorAll(ROWS)].sort((a, b) => top(a) - top(b))
+  const at = rows.indexOf(document.activeElement)
+  const next = at < 0 ? step > 0 && rows.find((row) => top(row) >= 0) : rows[at + step]
+  if (!next) return false
+  next.focus({ preventScroll: true })
+  next.scrollIntoView({ block: "nearest" })
+  return true
+}

@@ -6,6 +6,7 @@ const SHORT_CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute
 const DATE = new Intl.DateTimeFormat(undefined, {
   year: "numeric", month: "short", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23",
 })
+const SHORT_DATE = new Intl.DateTimeFormat(undefined, { month: "short", day: "2-digit" })
 
 /** A whole number with separators: 1,234,567. */
 export function whole(number) {
@@ -58,6 +59,7 @@ export function ago(ts, now = Date.now()) {
 
 export const clock = (ts) => CLOCK.format(ts)
 export const shortClock = (ts) => SHORT_CLOCK.format(ts)
+export const shortDate = (ts) => SHORT_DATE.format(ts)
 export const date = (ts) => DATE.format(ts)
 
 /** A count with its noun: 1 record, 2 records. */

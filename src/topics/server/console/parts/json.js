@@ -29,6 +29,12 @@ function paint(text) {
   return parts
 }
 
+/** One line of a payload that opens into its tree. */
+export function jsonFold(json) {
+  const details = h("details", { on: { toggle: () => details.open && details.childElementCount === 1 && details.append(jsonTree(json)) } }, h("summary", { "data-row": "" }, jsonLine(json)))
+  return details
+}
+
 /** A tree of a payload. Objects and arrays open and close; the first two levels are open. */
 export function jsonTree(json) {
   return h("div", { class: "json tree" }, branch(null, json.node, 0, true))

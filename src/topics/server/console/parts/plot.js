@@ -1,7 +1,7 @@
 /** Time plots as SVG, drawn by hand: lines over a common time axis, with the values under the pointer. */
 
 import { h, put, svg } from "./dom.js"
-import { clock, shortClock } from "./format.js"
+import { clock, duration, shortClock } from "./format.js"
 
 const WIDTH = 1000
 const HEIGHT = 100
@@ -50,7 +50,7 @@ export function plot(title, { format, spanMs = 3_600_000, leastMs = 300_000, gap
       const end = times.length ? times[times.length - 1] : Date.now()
       const start = Math.max(end - spanMs, Math.min(times[0] ?? end, end - leastMs))
       const most = Math.max(floor, ...series.flatMap((one) => one.values))
-      const scale = binary ? nice(most / binaryUnit(most)) * binaryUnit(most) : nice(most)
+      const scale = binary ? nice(most / binaryUnit(most)) * binaryUnit(most) : format === duration ? niceTime(most) : nice(most)
       drawn = { times, series, start, end }
       put(canvas, [TOP, (TOP + HEIGHT) / 2].map((y) => svg("line", { class: "grid", x1: 0, x2: WIDTH, y1: y, y2: y })),
         series.map((one) => strokes(times, one, { start, end, scale, gapMs })))
@@ -89,6 +89,13 @@ function strokes(times, { values, color, area }, { start, end, scale, gapMs }) {
   })
 }
 
+const NICE_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 43_200, 86_400]
+
+/** The next round time in ms. */
+function niceTime(ms) {
+  return ms <= 1000 ? nice(ms) : (NICE_S.find((s) => s * 1000 >= ms) ?? Math.ceil(ms / 864e5) * 86_400) * 1000
+}
+
 /** The next round number: 1, 2, 2.5 or 5 times a power of ten. */
 function nice(value) {
   const power = 10 ** Math.floor(Math.log10(value))
@@ -100,31 +107,5 @@ function binaryUnit(value) {
 }
 
 function nearest(times, wanted) {
-  let low = 0
-  let high = times.length - 1
-  while (low < high) {
-    const middle = (low + high) >> 1
-    if (times[middle] < wanted) low = middle + 1
-    else high = middle
-  }
-  return low > 0 && wanted - times[low - 1] < times[low] - wanted ? low - 1 : low
-}
-
-/** A short history of values on this page, for plots that the server keeps no samples of. */
-export class History {
-  times = []
-  values = {}
-
-  constructor(capacity = 300) {
-    this.capacity = capacity
-  }
-
-  add(figures, now = Date.now()) {
-    this.times.push(now)
-    for (const [name, value] of Object.entries(figures)) (this.values[name] ??= []).push(value)
-    if (this.times.length > this.capacity) {
-      this.times.shift()
-      for (const column of Object.values(this.values)) column.shift()
-    }
-  }
+  return times.reduce((best, time, at) => (Math.abs(time - wanted) < Math.abs(times[best] - wanted) ? at : best), 0)
 }

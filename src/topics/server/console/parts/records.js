@@ -5,10 +5,11 @@ import { h, put } from "./dom.js"
 import { indent } from "./exact.js"
 import { clock, count, date, duration, range, whole } from "./format.js"
 import { jsonLine, jsonTree } from "./json.js"
-import { session } from "./session.js"
+import { debounce, setQuery } from "./route.js"
+import { session, topicPath } from "./session.js"
 import { actions } from "./snippets.js"
 import { STATES } from "./timeline.js"
-import { button, copyAs, copyButton, empty, failure, field, input } from "./ui.js"
+import { button, copyAs, copyButton, curl, empty, failure, field, input, liveText } from "./ui.js"
 
 const PAGE = 50
 const SHOWN = 200
@@ -16,22 +17,30 @@ const FLUSH_MS = 200
 const FEW = 5
 const BACK_REQUESTS = 12
 
-/** The list of a topic's records. `state()` returns the last known state of the topic. */
-export function records(topic, { signal, state }) {
+/**
+ * The list of a topic's records. `state()` returns the last known state of the topic. Jump, filters and the open record
+ * are in the URL.
+ */
+export function records(topic, { signal, state, query }) {
   let mode = "tail" // or "history"
   let first = 0 // seqs of the shown window
   let last = 0
   let stop = null
+  let turn = 0 // of the newest page: an older one that arrives late is not shown
+  let opened = Number(query.get("open") ?? 0)
   const list = h("div", { class: "records", role: "log", "aria-label": `Records of ${topic}`, "aria-live": "off" })
-  const status = h("span", { class: "summary", role: "status" })
+  const status = liveText()
   const problem = h("div")
-  const jump = input({ name: "jump", placeholder: "120, 14:05, 10m ago", size: 16 })
-  const tag = input({ name: "tag", placeholder: "order-7*", size: 14 })
-  const node = input({ name: "node", size: 12 })
+  const jump = input({ name: "jump", placeholder: "120, 14:05, 10m ago", size: 16, value: query.get("at") ?? "" })
+  const tag = input({ name: "tag", placeholder: "order-7*", size: 14, value: query.get("tag") ?? "", "data-search": "" })
+  const node = input({ name: "node", size: 12, value: query.get("node") ?? "" })
   const pause = button("Pause", () => (stop ? halt() : follow(last)), { kind: "small" })
-  const older = button("Older", () => page(() => readBack(first)), { kind: "small" })
+  const older = button("Older", () => page(() => readBack(first), { at: "end" }), { kind: "small" })
   const newer = button("Newer", () => page(() => readOn(last)), { kind: "small" })
-  const latest = button("Latest", () => restart(), { kind: "small" })
+  const latest = button("Latest", () => {
+    jump.value = ""
+    restart()
+  }, { kind: "small" })
 
   const filters = () => ({
     filter: tag.value.trim() ? ["tag", tag.value.trim().endsWith("*") ? "Glob" : "Eq", tag.value.trim()] : undefined,
@@ -44,37 +53,49 @@ export function records(topic, { signal, state }) {
     on: {
       submit: (event) => {
         event.preventDefault()
-        const wanted = jump.value.trim()
-        if (wanted) void page(() => readFrom(wanted))
-        else restart()
+        reload({ push: true })
       },
     },
   },
   h("div", { class: "group" }, pause, older, newer, latest),
   field("Jump to seq or time", jump), field("Tag", tag), field("Not from node", node),
-  h("button", { type: "submit", class: "button small" }, "Apply"),
+  h("button", { type: "submit", class: "visually-hidden", tabIndex: -1 }, "Show"), // Enter sends a form that has one
   copyAs(() => (mode === "tail" ? actions.follow(topic, { ...filters(), include_tags: true }) : actions.read(topic, { from_seq: Math.max(first - 1, 0), limit: PAGE, include_tags: true, ...filters() }))))
+  const typed = debounce(() => signal.aborted || reload())
+  for (const control of [tag, node]) control.addEventListener("input", typed)
 
-  function restart() {
-    halt()
-    void page(() => readBack(Infinity), { then: () => follow(last) })
+  /** Show what the controls say, and put it into the URL. */
+  function reload(options) {
+    const wanted = jump.value.trim()
+    setQuery({ at: wanted, tag: tag.value.trim(), node: node.value.trim() }, options)
+    if (wanted) void page(() => readFrom(wanted))
+    else restart()
   }
 
-  /** Show one page. */
-  async function page(read, { then = null } = {}) {
+  function restart() {
+    opened = 0
+    setQuery({ at: null, open: null })
+    void page(() => readBack(Infinity), { at: "end", then: () => follow(last) })
+  }
+
+  /** Show one page. `at` says which of its ends is in view. */
+  async function page(read, { at = "start", then = null } = {}) {
     halt()
     put(problem)
+    const mine = ++turn
     try {
       const items = await read()
+      if (mine !== turn || signal.aborted) return
       mode = "history"
-      show(items)
+      show(items, at)
       then?.()
     } catch (error) {
-      if (!signal.aborted) put(problem, failure(error))
+      if (!signal.aborted && mine === turn) put(problem, failure(error))
     }
   }
 
-  function show(items) {
+  function show(items, at) {
+    const before = list.scrollTop
     put(list, items.map(row))
     const seqs = items.filter((item) => !(item instanceof Gap)).map((item) => item.seq)
     if (seqs.length) {
@@ -85,14 +106,19 @@ export function records(topic, { signal, state }) {
       last = state().head_seq
     }
     if (items.length === 0) put(list, nothing())
-    list.scrollTop = list.scrollHeight
+    list.scrollTop = at === "end" ? list.scrollHeight : at === "start" ? 0 : before
+    const open = opened && list.querySelector(`[data-seq="${opened}"]`)
+    if (open) {
+      open.open = true
+      list.scrollTop = open.offsetTop - list.offsetTop
+    }
     report()
   }
 
   function nothing() {
     if (tag.value || node.value) return empty("No record matches", "Clear the filters, or look at other seqs.")
     return empty("No live records here", "This command writes one:",
-      `curl ${location.origin}/v0/topics/${encodeURIComponent(topic)} -H 'content-type: application/json' -d '{"records":[{"data":{"hello":"world"}}]}'`)
+      curl(topicPath(topic), { records: [{ data: { hello: "world" } }] }))
   }
 
   function report(extra = "") {
@@ -104,6 +130,21 @@ export function records(topic, { signal, state }) {
     older.disabled = known ? first <= known.earliest_seq : false
     newer.disabled = known ? last >= known.head_seq : false
   }
+
+  /** Put the record that was opened last into the URL. */
+  function note(seq, isOpen) {
+    if (!isOpen && seq !== opened) return
+    opened = isOpen ? seq : 0
+    setQuery({ open: opened || null })
+  }
+
+  /** Show only the records with this tag. */
+  function pick(text) {
+    tag.value = text
+    reload({ push: true })
+  }
+
+  const row = (item) => drawn(item, { onToggle: note, onTag: pick })
 
   // --- reading
 
@@ -223,22 +264,24 @@ export function records(topic, { signal, state }) {
     report()
   }
 
-  restart()
+  if (opened && !jump.value) jump.value = String(opened)
+  if (jump.value) void page(() => readFrom(jump.value.trim()))
+  else restart()
   return {
     element: h("div", {}, toolbar, problem, status, list),
-    /** Show the records from a seq on. */
-    jump: (seq) => {
-      jump.value = String(seq)
-      return page(() => readFrom(String(seq)))
+    /** Show the records from a seq or time on. */
+    jump: (wanted) => {
+      jump.value = String(wanted)
+      reload({ push: true })
     },
     refresh: report,
     /** Read the shown window again, after something has changed. */
-    again: () => (mode === "tail" ? restart() : page(() => readOn(first - 1))),
+    again: () => (mode === "tail" ? restart() : page(() => readOn(first - 1), { at: "keep" })),
   }
 }
 
 /** One record, or the gap where records were lost. */
-function row(item) {
+function drawn(item, { onToggle, onTag }) {
   if (item instanceof Gap) {
     return h("div", { class: `between gap ${item.reason}` },
       h("strong", {}, `Seqs ${range(item.firstSeq, item.lastSeq)} are missing`), ` ${STATES[item.reason] ?? item.reason}`,
@@ -246,22 +289,28 @@ function row(item) {
   }
   const details = h("details", {
     class: "record", "data-seq": item.seq,
-    on: { toggle: () => details.open && details.childElementCount === 1 && details.append(expanded(item)) },
+    on: {
+      toggle: () => {
+        if (details.open && details.childElementCount === 1) details.append(expanded(item, onTag))
+        onToggle(item.seq, details.open)
+      },
+    },
   }, h("summary", {},
     h("span", { class: "seq" }, whole(item.seq)),
     h("time", { title: date(item.ts), dateTime: new Date(item.ts).toISOString() }, clock(item.ts)),
-    h("span", { class: "labels" }, item.tag !== undefined && h("span", { class: "tag" }, item.tag), item.node !== undefined && h("span", { class: "node" }, item.node)),
+    h("span", { class: "labels" }, item.tag !== undefined && h("span", { class: "tag", title: `Show only ${item.tag}`, on: { click: (event) => (event.preventDefault(), onTag(item.tag)) } }, item.tag), item.node !== undefined && h("span", { class: "node" }, item.node)),
     jsonLine(item.data)))
   return details
 }
 
-function expanded(item) {
+function expanded(item, onTag) {
   return h("div", { class: "expanded" },
     h("dl", { class: "facts" },
       fact("Seq", whole(item.seq)), fact("Committed", date(item.ts)), item.tag !== undefined && fact("Tag", item.tag), item.node !== undefined && fact("Node", item.node)),
     h("h3", {}, "Data"), jsonTree(item.data),
     item.meta !== undefined && [h("h3", {}, "Meta"), jsonTree(item.meta)],
-    copyButton(() => indent(item.data.node), "Copy data"))
+    h("div", { class: "toolbar" }, copyButton(() => indent(item.data.node), "Copy data"), copyButton(() => location.href, "Copy link"),
+      item.tag !== undefined && button("Only this tag", () => onTag(item.tag), { kind: "small" })))
 }
 
 function fact(name, value) {

@@ -39,3 +39,52 @@ export class Ring {
     return row && Object.fromEntries(this.columns.map((name, at) => [name, row[at]]))
   }
 }
+
+const KEPT_MS = HOUR_MS
+const TREND_MS = 120_000 // what estimates look at
+
+/** Samples of the lag and the progress of consumers and routers, by "consumer TOPIC NAME" and "router TOPIC NAME". */
+export class Readers {
+  series = new Map()
+  last = 0
+  intervalMs = 15_000
+
+  add({ columns, rows, interval_ms }) {
+    this.intervalMs = interval_ms
+    for (const [ts, ...values] of rows) {
+      this.last = Math.max(this.last, ts)
+      for (let at = 0; at < values.length; at += 2) {
+        if (values[at] >= 0) this.note(columns[at + 1].slice("lag ".length), ts, values[at], values[at + 1])
+      }
+    }
+  }
+
+  /** Add a figure that the page has seen itself. */
+  note(key, ts, lag, done) {
+    if (!this.series.has(key)) this.series.set(key, [])
+    const points = this.series.get(key)
+    if (points.length && points.at(-1).ts >= ts) return
+    points.push({ ts, lag, done })
+    while (points[0].ts < ts - KEPT_MS) points.shift()
+  }
+
+  of(key) {
+    return this.series.get(key) ?? []
+  }
+
+  /** How fast lag and progress change, per second, over the last two minutes; null without two samples. */
+  trend(key) {
+    const points = this.of(key)
+    const now = points.at(-1)
+    const then = now && points.find((point) => point.ts >= now.ts - TREND_MS)
+    if (!then || then === now) return null
+    const seconds = (now.ts - then.ts) / 1000
+    return { lag: (now.lag - then.lag) / seconds, done: Math.max(now.done - then.done, 0) / seconds }
+  }
+}
+
+/** Read new samples of readers, if there can be some. */
+export async function readReaders(readers, session, signal) {
+  if (session.now() < readers.last + readers.intervalMs) return
+  readers.add(await session.get(`/v0/samples?readers=true&after=${readers.last}`, signal))
+}

@@ -10,7 +10,6 @@ import { encode, parseAnswer } from "./exact.js"
 const KEY = "topics-console-key"
 const BACKOFF_MS = [1000, 2000, 5000]
 const CLOCK_SLACK_MS = 3000 // the server states its time in whole seconds
-const NAMES = { write: "write", delete: "delete", admin: "admin", read: "read" }
 
 class Session extends EventTarget {
   key = sessionStorage.getItem(KEY)
@@ -29,8 +28,8 @@ class Session extends EventTarget {
 
   /** Ask the server what this session may do. Throw `Unauthorized` if it needs another key. */
   async open() {
-    this.who = await this.request("GET", "/v0/whoami")
-    this.version = (await this.request("GET", "/v0/health")).version
+    this.who = await this.get("/v0/whoami")
+    this.version = (await this.get("/v0/health")).version
     this.#notify("changed")
   }
 
@@ -56,13 +55,17 @@ class Session extends EventTarget {
 
   /** Return the scopes of a list that the key does not have. */
   missing(scopes) {
-    return scopes.split(" ").filter((scope) => NAMES[scope] && !this.who?.scopes.includes(scope))
+    return scopes.split(" ").filter((scope) => !this.who?.scopes.includes(scope))
   }
 
   /** Return whether the prefixes of the key cover a name. */
   covers(name) {
     const prefixes = this.who?.prefixes ?? []
     return prefixes.length === 0 || prefixes.some((prefix) => name.startsWith(prefix))
+  }
+
+  get(path, signal) {
+    return this.request("GET", path, undefined, { signal })
   }
 
   /** Send a request that the client has no method for. Return the JSON answer; payloads in it and in the body are `Json`. */
@@ -161,13 +164,19 @@ export function topicPath(topic, rest = "") {
   return `/v0/topics/${encodeURIComponent(topic)}${rest}`
 }
 
+/** The entry of a topic in the list, undefined if there is none: the log of the browser then has no error. */
+export async function entry(topic, signal) {
+  const { topics: [found] } = await session.get(`/v0/topics?prefix=${encodeURIComponent(topic)}&page_size=1`, signal)
+  return found?.topic === topic ? found : undefined
+}
+
 /** List everything of a paged endpoint. */
 export async function listAll(path, field, { signal, most = Infinity } = {}) {
   const rows = []
   let cursor = null
   do {
     const joint = path.includes("?") ? "&" : "?"
-    const page = await session.request("GET", `${path}${joint}page_size=1000${cursor ? `&cursor=${encodeURIComponent(cursor)}` : ""}`, undefined, { signal })
+    const page = await session.get(`${path}${joint}page_size=1000${cursor ? `&cursor=${encodeURIComponent(cursor)}` : ""}`, signal)
     rows.push(...page[field])
     cursor = page.next_cursor
   } while (cursor && rows.length < most)

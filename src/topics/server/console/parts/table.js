@@ -1,23 +1,28 @@
-/** A table that draws only the rows in view, so that thousands of them stay smooth. Columns can be sorted. */
+/**
+ * A table that draws only the rows in view, so that thousands of them stay smooth. It scrolls with the page. Columns can be
+ * sorted.
+ */
 
-import { h, put } from "./dom.js"
+import { h, moveRow, put } from "./dom.js"
 
 const ROW_PX = 40
 const SPARE_ROWS = 8
 
 /**
- * Columns are `{key, label, cell(row), sort(row), class}`. `rows` are sorted by the chosen column. Cells are created once
+ * Columns are `{key, label, cell(row), sort(row), class}`. `rows` are sorted by the chosen column; one of numbers begins with the highest. Cells are created once
  * per visible row, and filled again when the row changes.
  */
-export function table({ label, columns, sortBy, descending = false, rowKey, class: extra = "" }) {
+export function table({ label, columns, sortBy, descending = false, rowKey, signal, class: extra = "", onSort = null }) {
   let rows = []
   let order = { key: sortBy, down: descending }
   const head = h("div", { class: "row head", role: "row", "aria-rowindex": 1 })
   const space = h("div", { class: "space", role: "presentation" })
-  const body = h("div", { class: "rows", role: "rowgroup", tabIndex: 0, "aria-label": `${label}, rows`, on: { scroll: draw, keydown: move } }, space)
+  const body = h("div", { class: "rows", role: "rowgroup", tabIndex: 0, "aria-label": `${label}, rows`, on: { keydown: move } }, space)
   const element = h("div", { class: `table ${extra}`, role: "table", "aria-label": label }, h("div", { role: "rowgroup" }, head), body)
   const drawn = new Map()
   new ResizeObserver(draw).observe(body)
+  addEventListener("scroll", draw, { passive: true, signal })
+  addEventListener("resize", draw, { passive: true, signal })
   drawHead()
 
   function drawHead() {
@@ -35,9 +40,10 @@ export function table({ label, columns, sortBy, descending = false, rowKey, clas
   }
 
   function sort(column) {
-    order = { key: column.key, down: order.key === column.key ? !order.down : column.down ?? false }
+    order = { key: column.key, down: order.key === column.key ? !order.down : /number/.test(column.class) }
     drawHead()
     arrange()
+    onSort?.(`${order.down ? "-" : ""}${order.key}`)
   }
 
   function arrange() {
@@ -55,8 +61,9 @@ export function table({ label, columns, sortBy, descending = false, rowKey, clas
   function draw() {
     element.setAttribute("aria-rowcount", rows.length + 1)
     space.style.height = `${rows.length * ROW_PX}px`
-    const first = Math.max(Math.floor(body.scrollTop / ROW_PX) - SPARE_ROWS, 0)
-    const last = Math.min(Math.ceil((body.scrollTop + body.clientHeight) / ROW_PX) + SPARE_ROWS, rows.length)
+    const top = space.getBoundingClientRect().top
+    const first = Math.max(Math.floor(-top / ROW_PX) - SPARE_ROWS, 0)
+    const last = Math.min(Math.ceil((innerHeight - top) / ROW_PX) + SPARE_ROWS, rows.length)
     const wanted = new Set()
     for (let at = first; at < last; at++) {
       const row = rows[at]
@@ -89,17 +96,10 @@ export function table({ label, columns, sortBy, descending = false, rowKey, clas
     put(line.cells[number], node ? (typeof node === "function" ? node() : node) : text)
   }
 
-  /** Arrow keys move between the links of the rows. */
+  /** Arrow keys move between the rows. */
   function move(event) {
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key]
-    if (!step) return
-    const links = [...space.querySelectorAll(".row")].sort((a, b) => a.ariaRowIndex - b.ariaRowIndex).map((row) => row.querySelector("a, button")).filter(Boolean)
-    const at = links.indexOf(document.activeElement)
-    if (at < 0 && step < 0) return
-    event.preventDefault()
-    const next = at < 0 ? links.find((link) => link.getBoundingClientRect().top >= body.getBoundingClientRect().top) : links[at + step]
-    next?.focus({ preventScroll: true })
-    next?.scrollIntoView({ block: "nearest" })
+    if (step && moveRow(body, step)) event.preventDefault()
   }
 
   return {

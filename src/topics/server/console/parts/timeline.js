@@ -1,18 +1,14 @@
 /**
  * The loss timeline: all seqs of a topic from 1 to its head, drawn to scale, with what has become of them.
- *
- * Zoom by dragging over a part, with the buttons, with Ctrl and the wheel, or with the keys + - 0 and the arrows.
  */
 
 import { h, put, svg } from "./dom.js"
 import { count, range, short, whole } from "./format.js"
 import { session, topicPath } from "./session.js"
-import { button, plainTable } from "./ui.js"
+import { button, liveText, num, plainTable } from "./ui.js"
+import { zoomable } from "./zoom.js"
 
-const BAR_TOP = 26
 const BAR = 40
-const AXIS = BAR_TOP + BAR + 8
-const MARKS = AXIS + 30
 const LANE = 18
 const MAX_LANES = 5
 const PER_RANGE_PX = 3
@@ -23,31 +19,26 @@ export const STATES = {
   corrupt: "Corrupt", restart: "Lost at a restart", failover: "Lost with a machine", source_trim: "Lost before a router copied it",
   mixed: "Lost for several reasons", merged: "Several states",
 }
-const LOST = new Set(["cap", "ttl", "corrupt", "restart", "failover", "source_trim", "mixed"])
+export const LOST = new Set(["cap", "ttl", "corrupt", "restart", "failover", "source_trim", "mixed"])
 
 /** Draw the timeline of a topic. `onPick(seq)` is called for a click on a seq. */
 export function timeline(topic, { signal, onPick }) {
   let view = null // the window [from, to]; null follows the head
   let data = null
   let marks = []
-  let drag = null
   let asked = 0
 
   const canvas = svg("svg", {
-    class: "timeline", tabindex: 0, role: "application",
+    class: "chart timeline", tabindex: 0, role: "application",
     "aria-label": `Timeline of ${topic}. Plus and minus zoom, arrow keys move, zero shows everything.`,
   })
   const tip = h("div", { class: "tip", hidden: true })
   const frame = h("div", { class: "timeline-frame" }, canvas, tip)
   const legend = h("ul", { class: "states" })
-  const shownWindow = h("span", { class: "summary", role: "status" })
+  const shownWindow = liveText()
   const listed = h("div")
   const all = h("details", { class: "ranges", on: { toggle: () => list() } }, h("summary", {}, "Ranges as a table"), listed)
-  const zoom = [
-    button("Zoom in", () => scale(0.5), { kind: "small", "aria-label": "Zoom in" }),
-    button("Zoom out", () => scale(2), { kind: "small", "aria-label": "Zoom out" }),
-    button("Everything", () => look(null), { kind: "small" }),
-  ]
+  const zoom = [["Zoom in", () => scale(0.5)], ["Zoom out", () => scale(2)], ["Everything", () => look(null)]].map(([label, act]) => button(label, act, { kind: "small" }))
   const element = h("div", { class: "timeline-box" }, frame, legend,
     h("div", { class: "toolbar" }, zoom, shownWindow), all)
 
@@ -55,84 +46,33 @@ export function timeline(topic, { signal, onPick }) {
   observer.observe(frame)
   signal.addEventListener("abort", () => observer.disconnect())
 
-  canvas.addEventListener("keydown", (event) => {
-    const act = { "+": () => scale(0.5), "=": () => scale(0.5), "-": () => scale(2), 0: () => look(null), ArrowLeft: () => shift(-0.25), ArrowRight: () => shift(0.25) }[event.key]
-    if (!act || event.ctrlKey || event.metaKey) return
-    event.preventDefault()
-    act()
-  })
-  canvas.addEventListener("wheel", (event) => {
-    if (!event.ctrlKey && !event.metaKey) return
-    event.preventDefault()
-    scale(event.deltaY > 0 ? 1.4 : 1 / 1.4, seqAt(event))
-  }, { passive: false })
-  canvas.addEventListener("pointerdown", (event) => {
-    if (!data || event.button !== 0) return
-    drag = { from: seqAt(event), x: event.clientX }
-    canvas.setPointerCapture(event.pointerId)
-  })
-  canvas.addEventListener("pointermove", (event) => {
-    hover(event)
-    if (drag && Math.abs(event.clientX - drag.x) > 4) draw(seqAt(event))
-  })
-  canvas.addEventListener("pointerup", (event) => {
-    if (!drag) return
-    const { from, x } = drag
-    drag = null
-    const to = seqAt(event)
-    if (Math.abs(event.clientX - x) > 4) look([Math.min(from, to), Math.max(from, to)])
-    else if (data.head_seq) onPick?.(to)
-  })
-  canvas.addEventListener("pointerleave", () => (tip.hidden = true))
-  canvas.addEventListener("dblclick", () => look(null))
-
   const width = () => Math.max(frame.clientWidth, 1)
   const bounds = () => [data?.from_seq ?? 1, Math.max(data?.to_seq ?? 1, data?.from_seq ?? 1)]
   const x = (seq) => {
     const [from, to] = bounds()
     return ((seq - from) / (to - from + 1)) * width()
   }
+  const { scale } = zoomable(canvas, {
+    domain: () => data && [bounds()[0], bounds()[1] + 1], look, hover, drawDrag: draw, leave: () => (tip.hidden = true),
+    onClick: (seq) => data.head_seq && onPick?.(Math.min(Math.floor(seq), data.head_seq)),
+  })
 
-  function seqAt(event) {
-    const box = canvas.getBoundingClientRect()
-    const [from, to] = bounds()
-    const share = (event.clientX - box.left) / Math.max(box.width, 1)
-    return Math.min(Math.max(Math.floor(from + share * (to - from + 1)), from), to)
-  }
-
-  /** Show a window of seqs; null shows everything. */
+  /** Show a window of seqs, which ends before the second; null shows everything. */
   function look(next) {
+    view = null
     if (next && data) {
-      const from = Math.max(Math.floor(next[0]), 1)
-      const to = Math.min(Math.max(Math.ceil(next[1]), from), data.head_seq)
-      view = from <= 1 && to >= data.head_seq ? null : [Math.min(from, to), to]
-    } else view = null
+      const size = Math.max(Math.ceil(next[1] - next[0]), 1)
+      const from = Math.max(Math.min(Math.floor(next[0]), data.head_seq - size + 1), 1)
+      if (size < data.head_seq) view = [from, from + size - 1]
+    }
     void refresh().catch(() => {})
-  }
-
-  function scale(factor, around = null) {
-    if (!data) return
-    const [from, to] = bounds()
-    const size = Math.max(Math.round((to - from + 1) * factor), 8)
-    const middle = around ?? (from + to) / 2
-    const share = (middle - from) / Math.max(to - from, 1)
-    const start = Math.max(1, Math.round(Math.min(middle - size * share, data.head_seq - size + 1)))
-    look([start, start + size - 1])
-  }
-
-  function shift(share) {
-    if (!data) return
-    const [from, to] = bounds()
-    const size = to - from + 1
-    const start = Math.round(Math.min(Math.max(from + size * share, 1), Math.max(data.head_seq - size + 1, 1)))
-    look([start, start + size - 1])
   }
 
   async function refresh() {
     const turn = ++asked
     const ranges = Math.min(Math.max(Math.floor(width() / PER_RANGE_PX), 50), 2000)
     const window = view ? `&from_seq=${view[0]}&to_seq=${view[1]}` : ""
-    const answer = await session.request("GET", topicPath(topic, `/timeline?ranges=${ranges}${window}`), undefined, { signal })
+    const answer = await session.get(topicPath(topic, `/timeline?ranges=${ranges}${window}`), signal)
     if (turn === asked) {
       data = answer
       draw()
@@ -140,10 +80,10 @@ export function timeline(topic, { signal, onPick }) {
     return answer
   }
 
-  function draw(dragTo = null) {
+  function draw(selected = null) {
     if (!data) return
     const wide = width()
-    const lanes = arrange(marks.filter(({ seq }) => seq >= bounds()[0] - 1 && seq <= bounds()[1]), x, wide)
+    const lanes = placeMarks(marks.filter(({ seq }) => seq >= bounds()[0] - 1 && seq <= bounds()[1]), x, wide)
     const above = lanes.filter((mark) => mark.above)
     const below = lanes.filter((mark) => !mark.above)
     const lift = above.length ? (Math.max(...above.map((mark) => mark.lane)) + 1) * LANE : 0
@@ -158,10 +98,9 @@ export function timeline(topic, { signal, onPick }) {
       nothing && svg("text", { class: "tick", x: wide / 2, y: top + BAR / 2 + 4, "text-anchor": "middle" }, "no seq was given out yet"),
       pieces(data.ranges, x, top),
       data.archived_seq >= bounds()[0] && svg("rect", { class: "archive-line", x: 0, y: top + BAR + 2, width: Math.min(x(data.archived_seq + 1), wide), height: 3 }),
-      lanes.map((mark) => drawMark(mark, top, BAR)),
+      drawMarks(lanes, { top, bar: BAR, label: top + BAR + 40 }),
       ticks(bounds(), x, wide, top + BAR), // drawn after the marks, so that no line runs through a number
-      dragTo !== null && drag && svg("rect", { class: "selection", x: Math.min(x(drag.from), x(dragTo)), y: top, width: Math.abs(x(dragTo) - x(drag.from)) + 1, height: BAR }))
-    frame.dataset.top = top
+      selected && svg("rect", { class: "selection", x: x(selected[0]), y: top, width: x(selected[1]) - x(selected[0]) + 1, height: BAR }))
     describe()
     list()
   }
@@ -184,42 +123,28 @@ export function timeline(topic, { signal, onPick }) {
     if (!all.open || !data) return
     const rows = data.ranges.slice(0, 500)
     put(listed, plainTable("Ranges", ["First seq#", "Last seq#", "Seqs#", "State"], rows.map((one) => h("tr", {},
-      h("td", { class: "number" }, whole(one.from_seq)), h("td", { class: "number" }, whole(one.to_seq)),
-      h("td", { class: "number" }, whole(one.to_seq - one.from_seq + 1)),
+      num(one.from_seq), num(one.to_seq),
+      num(one.to_seq - one.from_seq + 1),
       h("td", {}, h("i", { class: `swatch ${one.state}` }), words(one))))),
     data.ranges.length > rows.length && h("p", { class: "note" }, `${whole(data.ranges.length - rows.length)} more: zoom in to list them.`))
   }
 
   function hover(event) {
-    if (!data || data.head_seq === 0) return
+    if (data.head_seq === 0) return
     const box = canvas.getBoundingClientRect()
     const at = event.clientX - box.left
-    const mark = marks.find((one) => Math.abs(x(one.seq + 1) - at) < 5 && outside(event, box))
-    const found = mark ? null : under(at)
-    if (!mark && !found) return void (tip.hidden = true)
-    put(tip, mark
-      ? [h("b", {}, mark.label), h("div", {}, mark.detail)]
-      : [h("b", {}, `Seq ${range(found.from_seq, found.to_seq)}`), h("div", {}, words(found)), h("div", { class: "faint" }, count(found.to_seq - found.from_seq + 1, "seq"), unread(found.to_seq))])
+    const found = under(at)
+    if (!found) return void (tip.hidden = true)
+    put(tip, h("b", {}, `Seq ${range(found.from_seq, found.to_seq)}`), h("div", {}, words(found)), h("div", { class: "faint" }, count(found.to_seq - found.from_seq + 1, "seq"), unread(marks, found.to_seq)))
     tip.hidden = false
     const left = Math.min(Math.max(at, 90), Math.max(box.width - 90, 90))
     tip.style.left = `${left}px`
-  }
-
-  function outside(event, box) {
-    const top = Number(frame.dataset.top ?? 0)
-    const y = event.clientY - box.top
-    return y < top || y > top + BAR
   }
 
   /** The range under a pixel; one that was lost before the others, because it may be narrow. */
   function under(at) {
     const near = data.ranges.filter((one) => x(one.from_seq) <= at + 1 && x(one.to_seq + 1) >= at - 1)
     return near.find((one) => LOST.has(one.state)) ?? near.find((one) => x(one.from_seq) <= at && x(one.to_seq + 1) >= at) ?? near[0]
-  }
-
-  function unread(seq) {
-    const behind = marks.filter((mark) => mark.seq < seq && !mark.fixed)
-    return behind.length ? `; not read yet by ${behind.map((mark) => mark.label).join(", ")}` : ""
   }
 
   return {
@@ -231,6 +156,12 @@ export function timeline(topic, { signal, onPick }) {
       draw()
     },
   }
+}
+
+/** Which of the readers have not read a seq. */
+export function unread(marks, seq) {
+  const behind = marks.filter((mark) => mark.seq < seq)
+  return behind.length ? `; not read yet by ${behind.map((mark) => mark.name).join(", ")}` : ""
 }
 
 function words(one) {
@@ -271,26 +202,29 @@ function ticks([from, to], x, wide, bottom) {
   })
 }
 
-/** Give each marker a lane in which its label does not cover another. */
-function arrange(marks, x, wide) {
-  const ends = { true: [], false: [] }
-  return [...marks].sort((a, b) => a.seq - b.seq).map((mark) => {
+/**
+ * Give each marker a lane in which its label does not cover another. `x` returns the place of a seq. The last marker gets
+ * the first lane, so that no line runs through a label to its right.
+ */
+export function placeMarks(marks, x, wide) {
+  const taken = { true: [], false: [] }
+  return [...marks].sort((a, b) => b.seq - a.seq).map((mark) => {
     const at = Math.min(Math.max(x(mark.seq + 1), 1), wide - 1)
     const size = mark.label.length * 6.6 + 16
     const left = at + size > wide ? at - size : at
-    const taken = ends[Boolean(mark.above)]
-    let lane = taken.findIndex((end) => end < left)
-    if (lane < 0) lane = Math.min(taken.length, MAX_LANES - 1)
-    taken[lane] = left + size
+    const lanes = taken[Boolean(mark.above)]
+    let lane = lanes.findIndex((labels) => labels.every(([from, to]) => left + size < from || left > to))
+    if (lane < 0) lane = Math.min(lanes.length, MAX_LANES - 1)
+    ;(lanes[lane] ??= []).push([left, left + size])
     return { ...mark, at, flipped: left !== at, lane }
   })
 }
 
-function drawMark(mark, top, bar) {
-  const y = mark.above ? top - 5 - mark.lane * LANE : top + bar + 40 + mark.lane * LANE
-  const line = mark.above ? [y - 6, top] : [top + bar, y - 2]
-  return svg("g", { class: `mark ${mark.kind}` },
-    svg("line", { x1: mark.at, x2: mark.at, y1: line[0], y2: line[1] }),
-    svg("text", { x: mark.at + (mark.flipped ? -5 : 5), y, "text-anchor": mark.flipped ? "end" : "start" }, mark.label),
-    svg("title", {}, `${mark.label}: ${mark.detail}`))
+/** Draw markers over the bar from `top` on, and their labels from `label` on downwards, or above it. */
+export function drawMarks(placed, { top, bar, label }) {
+  const y = (mark) => (mark.above ? top - 5 - mark.lane * LANE : label + mark.lane * LANE)
+  const line = (mark) => svg("line", { class: `mark ${mark.kind}`, x1: mark.at, x2: mark.at, y1: mark.above ? y(mark) - 6 : top === 0 ? 0 : top + bar, y2: mark.above ? top : y(mark) - 2 })
+  return [placed.map(line), placed.map((mark) => svg("g", { class: `mark ${mark.kind}` },
+    svg("text", { x: mark.at + (mark.flipped ? -5 : 5), y: y(mark), "text-anchor": mark.flipped ? "end" : "start" }, mark.label),
+    svg("title", {}, `${mark.label}: ${mark.detail}`)))]
 }

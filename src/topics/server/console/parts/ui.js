@@ -1,11 +1,14 @@
 /** The pieces that pages are made of: buttons, cards, badges, dialogs, forms, messages, and the "Copy as" menu. */
 
 import { h, hidden, put } from "./dom.js"
-import { session } from "./session.js"
+import { short, whole } from "./format.js"
+import { setQuery } from "./route.js"
+import { entry, poll, session } from "./session.js"
 import { asCurl, asJavaScript, asPython } from "./snippets.js"
 
 // --- small pieces
 
+/** A button. The label is a text, or a list with an icon in it. */
 export function button(label, onClick, { kind = "", title, disabled = false, ...rest } = {}) {
   return h("button", { type: "button", class: `button ${kind}`, title, disabled, on: { click: onClick }, ...rest }, label)
 }
@@ -32,6 +35,15 @@ function join(items) {
 
 export function note(...content) {
   return h("p", { class: "note" }, content)
+}
+
+/** A text that screen readers present when it changes. */
+export function liveText() {
+  return h("span", { class: "summary", role: "status" })
+}
+
+export function loading(text) {
+  return h("p", { class: "loading" }, text)
 }
 
 export function badge(text, kind = "") {
@@ -64,6 +76,35 @@ export function stats(...items) {
 /** What to show where there is nothing yet, with the command that changes that. */
 export function empty(title, text, command = null, ...more) {
   return h("div", { class: "empty" }, h("p", { class: "title" }, title), h("p", {}, text), command && code(command), more)
+}
+
+/** A command that sends JSON to the server. */
+export function curl(path, body, method = "") {
+  return `curl ${method && `-X ${method} `}${location.origin}${path} -H 'content-type: application/json' -d '${JSON.stringify(body)}'`
+}
+
+/** The field that searches what a page shows. Its text is in the URL as `search`. */
+export function searchField(what, value, onInput) {
+  const search = h("input", {
+    type: "search", placeholder: `Search ${what}`, "aria-label": `Search ${what} by a part of their names`, value: value ?? "",
+    on: {
+      input: () => {
+        setQuery({ search: search.value.trim() })
+        onInput()
+      },
+    },
+  })
+  return search
+}
+
+/** What a page shows instead of something that does not exist. The buttons in its head are hidden until it does. */
+export function missing(head, kind, name, command, signal) {
+  poll(async () => {
+    const found = await entry(name, signal)
+    if (found && (kind === "topic" || found.type === kind)) dispatchEvent(new Event("hashchange")) // opens the page again
+  }, { everyMs: 3000, signal })
+  head.querySelector(".actions").hidden = true
+  return h("section", { class: "card flush" }, empty(`There is no ${kind} ${name}`, "It may have been deleted. This command creates it:", command, h("p", {}, h("a", { href: `#/${kind}s` }, `Show all ${kind}s`))))
 }
 
 /** A command with a button that copies it. */
@@ -121,6 +162,19 @@ export function failure(error) {
   return h("div", { class: "failure", role: "alert" }, lines)
 }
 
+/**
+ * Call `refresh` every `everyMs`, and show its errors in `problem`. If it returns a number, the next call comes after so
+ * many ms. The second call comes after a second, because rates need two looks.
+ */
+export function watch(problem, refresh, { signal, everyMs = 3000 }) {
+  const schedule = { everyMs: 1000, signal, onError: (error) => put(problem, failure(error)) }
+  let next = 1000
+  poll(async () => {
+    schedule.everyMs = next
+    next = (await refresh()) ?? everyMs
+  }, schedule)
+}
+
 let toasts = null
 
 /** Show a message for a few seconds. */
@@ -136,11 +190,11 @@ export function toast(text, kind = "") {
 /**
  * Open a dialog. `build` gets a function that closes it, and returns its content. Focus returns to where it was.
  */
-export function dialog(title, build) {
+export function dialog(title, build, { class: extra = "", bare = false } = {}) {
   const before = document.activeElement
   const close = () => element.close()
   const element = h("dialog", {
-    class: "dialog", "aria-label": title,
+    class: `dialog ${extra}`, "aria-label": title,
     on: {
       close: () => {
         element.remove()
@@ -150,12 +204,20 @@ export function dialog(title, build) {
     },
   })
   element.append(
-    h("header", {}, h("h2", {}, title), button("Close", close, { kind: "quiet", "aria-label": "Close this dialog" })),
+    ...(bare ? [] : [h("header", {}, h("h2", {}, title), button("Close", close, { kind: "quiet" }))]),
     h("div", { class: "content" }, build(close)),
   )
   document.body.append(element)
   element.showModal()
   return element
+}
+
+/** Open a dialog with a form. `make(done)` returns it; `done` closes the dialog, and calls `then` with what it gets. */
+export function formDialog(title, make, then) {
+  return dialog(title, (close) => make((...results) => {
+    close()
+    void then(...results)
+  }))
 }
 
 /** A labelled control with its help text. */
@@ -174,6 +236,43 @@ export function select(choices, value, props = {}) {
   const element = h("select", props, choices.map(([choice, label]) => h("option", { value: choice }, label)))
   element.value = value
   return element
+}
+
+/** A row of buttons of which one is pressed. `onPick` gets its value. */
+export function segmented(label, choices, value, onPick) {
+  const buttons = choices.map(([choice, text]) => h("button", { type: "button", on: { click: () => (set(choice), onPick(choice)) } }, text))
+  const set = (chosen) => choices.forEach(([choice], at) => buttons[at].setAttribute("aria-pressed", String(choice === chosen)))
+  set(value)
+  return { element: h("div", { class: "segmented", role: "group", "aria-label": label }, buttons), set }
+}
+
+/** Tabs `[key, label]` over a panel. `onPick(key)` is called when another one is chosen, also with the arrow keys. */
+export function tabs(label, choices, panel, onPick) {
+  const buttons = choices.map(([key, text]) => h("button", {
+    type: "button", role: "tab", id: `tab-${key}`, "aria-controls": panel.id,
+    on: {
+      click: () => onPick(key),
+      keydown: (event) => {
+        const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key]
+        if (!step) return
+        const at = (choices.findIndex(([one]) => one === key) + step + choices.length) % choices.length
+        onPick(choices[at][0])
+        buttons[at].focus()
+      },
+    },
+  }, text))
+  return {
+    element: h("div", { class: "tabs", role: "tablist", "aria-label": label }, buttons),
+    set: (chosen) => choices.forEach(([key], at) => {
+      buttons[at].setAttribute("aria-selected", String(key === chosen))
+      buttons[at].tabIndex = key === chosen ? 0 : -1
+    }),
+    /** Show a number behind the name of a tab; 0 shows none. */
+    count(key, number, kind = "") {
+      const at = choices.findIndex(([one]) => one === key)
+      put(buttons[at], choices[at][1], number ? h("span", { class: `count ${kind}` }, short(number)) : "")
+    },
+  }
 }
 
 export function checkbox(label, checked, help = null) {
@@ -263,11 +362,22 @@ function place(summary, choices) {
   addEventListener("scroll", () => (summary.parentNode.open = false), { once: true, capture: true })
 }
 
-/** A table with its heads. A head that ends in "#" is one of numbers. Wide tables scroll by themselves. */
+/** A cell with a number. */
+export function num(number) {
+  return h("td", { class: "number" }, whole(number))
+}
+
+/**
+ * A table with its heads. A head is an element or a text; one that ends in "#" is of numbers. Wide tables scroll; on narrow
+ * screens each row is a list of its cells with their heads.
+ */
 export function plainTable(label, heads, rows, kind = "") {
-  return h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": label }, h("table", { class: `plain ${kind}` },
-    h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col", class: head.endsWith("#") ? "number" : "" }, head.replace(/#$/, ""))))),
-    h("tbody", {}, rows)))
+  const names = heads.map((head) => (head instanceof Node ? "" : head.replace(/#$/, "")))
+  const table = h("table", { class: `plain ${kind}` },
+    h("thead", {}, h("tr", {}, heads.map((head, at) => (head instanceof Node ? h("td", {}, head) : h("th", { scope: "col", class: head.endsWith("#") ? "number" : "" }, names[at]))))),
+    h("tbody", {}, rows))
+  for (const row of table.tBodies[0].rows) if (row.cells.length === names.length) names.forEach((name, at) => name && (row.cells[at].dataset.label = name))
+  return h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": label }, table)
 }
 
 export function pageHead(title, { crumbs = [], badges = [], actions = [] } = {}) {

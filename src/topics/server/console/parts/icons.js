@@ -1,0 +1,26 @@
+/** Icons as lines on a grid of 16 pixels. They repeat what a label says, so that screen readers skip them. */
+
+import { svg } from "./dom.js"
+
+const PATHS = {
+  overview: "M2 9.5 5.5 6l3 3L14 3M2 13.5h12",
+  map: "M4 6a2 2 0 1 0 0-4 2 2 0 0 0 0 4ZM12 10a2 2 0 1 0 0-4 2 2 0 0 0 0 4ZM4 14a2 2 0 1 0 0-4 2 2 0 0 0 0 4ZM6 4.5l4 2.5M6 11.500l4-2.5",
+  topics: "M2 3.500h12M2 8h8M2 12.500h11",
+  queues: "M2.5 2.500h11v4h-11zM2.5 9.500h11v4h-11z",
+  routers: "M1.5 8H6l3-4.500h5M6 8l3 4.500h5M12 1.500l2 2-2 2M12 10.500l2 2-2 2",
+  consumers: "M8 2v8M4.5 6.5 8 10l3.5-3.500M2.5 13.500h11",
+  pipelines: "M2 4h5.500v8H14M11.5 9.5 14 12l-2.5 2.5",
+  search: "M7 12A5 5 0 1 0 7 2a5 5 0 0 0 0 10ZM10.7 10.7 14 14",
+  light: "M8 11a3 3 0 1 0 0-6 3 3 0 0 0 0 6ZM8 1v1.500M8 13.500V15M1 8h1.500M13.5 8H15M3 3l1 1M12 12l1 1M13 3l-1 1M4 12l-1 1",
+  dark: "M13.5 9.500A6 6 0 0 1 6.5 2.500a6 6 0 1 0 7 7Z",
+  system: "M2 3h12v8H2zM6 14h4M8 11v3",
+  plus: "M8 3v10M3 8h10",
+  trash: "M2.5 4.500h11M6 4.500V2.500h4v2M4 4.500l.7 9h6.600l.7-9",
+  settings: "M2 5h6M12 5h2M10 3v4M2 11h2M8 11h6M6 9v4",
+  edit: "M3 13l.7-3L11 2.7 13.3 5 6 12.300z",
+  redrive: "M13 8a5 5 0 1 1-1.6-3.700M13 1.500v3.500H9.5",
+}
+
+export function icon(name) {
+  return svg("svg", { class: "icon", viewBox: "0 0 16 16", width: 16, height: 16, "aria-hidden": "true" }, svg("path", { d: PATHS[name] }))
+}

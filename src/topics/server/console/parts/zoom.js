@@ -1,0 +1,65 @@
+/**
+ * Zoom and movement along a horizontal axis: drag over a part, double-click for everything, Ctrl and the wheel, or the keys
+ * + - 0 and the arrows.
+ */
+
+const DRAG_PX = 4
+
+/**
+ * `domain()` returns the ends of the axis, null while there is none; `look(range)` shows a part, null everything;
+ * `drawDrag(range)` draws what is selected; `onClick(value)` is called for a click; `hover(event)` for other movements.
+ */
+export function zoomable(canvas, { domain, look, drawDrag, onClick, hover, leave }) {
+  let drag = null
+  const share = (event) => {
+    const box = canvas.getBoundingClientRect()
+    return Math.min(Math.max((event.clientX - box.left) / Math.max(box.width, 1), 0), 1)
+  }
+  const valueAt = (event) => {
+    const [from, to] = domain()
+    return from + share(event) * (to - from)
+  }
+  const scale = (factor, around = null) => {
+    const [from, to] = domain()
+    const at = around ?? (from + to) / 2
+    look([at - (at - from) * factor, at + (to - at) * factor])
+  }
+  const shift = (part) => {
+    const [from, to] = domain()
+    look([from + (to - from) * part, to + (to - from) * part])
+  }
+  const keys = { "+": () => scale(0.5), "=": () => scale(0.5), "-": () => scale(2), 0: () => look(null), ArrowLeft: () => shift(-0.25), ArrowRight: () => shift(0.25) }
+  const moved = (event) => Math.abs(event.clientX - drag.x) > DRAG_PX
+  const selected = (event) => [drag.from, valueAt(event)].sort((a, b) => a - b)
+
+  canvas.addEventListener("keydown", (event) => {
+    if (!keys[event.key] || !domain() || event.ctrlKey || event.metaKey) return
+    event.preventDefault()
+    keys[event.key]()
+  })
+  canvas.addEventListener("wheel", (event) => {
+    if (!domain() || !(event.ctrlKey || event.metaKey)) return
+    event.preventDefault()
+    scale(event.deltaY > 0 ? 1.4 : 1 / 1.4, valueAt(event))
+  }, { passive: false })
+  canvas.addEventListener("pointerdown", (event) => {
+    if (!domain() || event.button !== 0) return
+    drag = { from: valueAt(event), x: event.clientX }
+    canvas.setPointerCapture(event.pointerId)
+  })
+  canvas.addEventListener("pointermove", (event) => {
+    if (!domain()) return
+    hover(event, valueAt(event))
+    if (drag && moved(event)) drawDrag(selected(event))
+  })
+  canvas.addEventListener("pointerup", (event) => {
+    if (!drag) return
+    const range = moved(event) ? selected(event) : null
+    drag = null
+    if (range) look(range)
+    else onClick(valueAt(event))
+  })
+  canvas.addEventListener("pointerleave", leave)
+  canvas.addEventListener("dblclick", () => look(null))
+  return { scale }
+}
