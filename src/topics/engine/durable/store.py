@@ -12,7 +12,6 @@ import posixpath
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import accumulate
-from typing import Protocol
 
 import msgspec
 
@@ -33,6 +32,7 @@ from topics.storage import snapshot as snap
 from topics.storage.datadir import DataDir
 from topics.storage.log.background import LogRefused
 from topics.storage.log.wal import Wal
+from topics.storage.replica.uploader import Uploader
 from topics.storage.segments import codec
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import MemorySegment
@@ -54,17 +54,6 @@ def run_inline(steps: Steps[None], done: Done) -> None:
         done(error)
     else:
         done(None)
-
-
-class ReplicaFiles(Protocol):
-    """What the replica needs of the directory. Called on the thread of `worker`."""
-
-    def read_checkpoint(self, number: int) -> Callable[[], None]:
-        """Read what the replica needs of a new snapshot. Return the call that reports it on the owner's thread."""
-
-    def holds(self, path: str) -> bool:
-        """Return whether a file that the directory does not need must stay."""
-        return False
 
 
 class Store:
@@ -99,7 +88,7 @@ class Store:
         self._waiting: list[Callable[[], None]] = []
         self._topic_dirs: set[int] = set()  # those whose names are durable
         self._backlog: Backlog | None = None
-        self.replica: ReplicaFiles | None = None
+        self.replica: Uploader | None = None
         self._kept: list[str] = []  # files that no snapshot needs and the replica does
         state.rolled = self._seal
 
