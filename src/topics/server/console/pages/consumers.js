@@ -1,4 +1,4 @@
-/** Consumers: each named consumer with its lag in records and time, when it will have caught up, and what it missed. */
+/** Consumers: their lag in records and time, the time to catch up, and what they missed. */
 
 import { h, put, svg } from "../parts/dom.js"
 import { ago, count, duration, range, short, whole } from "../parts/format.js"

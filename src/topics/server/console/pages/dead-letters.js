@@ -199,7 +199,7 @@ function remove(target, seqs, again) {
   }).element)
 }
 
-/** Change the data of a job. The new job is written before the dead letter is deleted, so that a failure loses nothing. */
+/** Change the data of a job. The new job is written first, so that a failure loses nothing. */
 function repair(state, letter, again) {
   const data = h("textarea", { rows: 10, spellcheck: false, required: true, name: "data", value: indent(letter.data.node) })
   const tag = input({ name: "tag", value: letter.tag ?? "" })

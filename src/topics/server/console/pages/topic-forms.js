@@ -84,7 +84,7 @@ function changed(made, current, type) {
 
 const grid = (made) => h("div", { class: "grid" }, made.map((one) => one.element))
 
-/** What the configuration of a topic means: `[label, text, whether it is the default]`, without fields that have no effect. */
+/** The configuration in words: `[label, text, is default]`, without fields that have no effect. */
 export function explain({ type, config, epoch }) {
   const words = {
     durability: `${config.durability}: ${SURVIVES[config.durability]}`,

@@ -1,6 +1,6 @@
 /**
  * The records of a topic over time: a bar per interval, by what has become of the records that were written in it. Marks
- * show how far consumers and routers are. Drag over a part to zoom in, click on a bar to see its records.
+ * show how far consumers and routers are.
  *
  * Times come from `/v0/samples?topic=` (the head at each time), states from the timeline of the same seqs.
  */
@@ -188,7 +188,7 @@ export function activity(topic, { signal, state, query, onPick }) {
   }
 }
 
-/** The highest value, or less: a few bars that are far higher than all others are cut, so that the others can be seen. */
+/** The highest value, or less: a few bars far above all others are cut. */
 function scaleOf(values) {
   const sorted = values.filter((value) => value > 0).sort((a, b) => a - b)
   const most = sorted.at(-1) ?? 1

@@ -7,7 +7,7 @@ const COLUMNS = 60
 const STEPS = [1, 2.5, 5]
 const ROW = 10
 
-/** `set(times, values)` draws; a value of 0 means that there was none. The ranges end at 1, 2.5 and 5 times powers of ten. */
+/** `set(times, values)` draws; 0 means no value. Ranges end at 1, 2.5 and 5 times powers of ten. */
 export function heat(title, { format, spanMs = 3_600_000 }) {
   const current = h("span", { class: "current" })
   const canvas = svg("svg", { preserveAspectRatio: "none", role: "img" })

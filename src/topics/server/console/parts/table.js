@@ -1,7 +1,4 @@
-/**
- * A table that draws only the rows in view, so that thousands of them stay smooth. It scrolls with the page. Columns can be
- * sorted.
- */
+/** A table that draws only the rows in view. It scrolls with the page, and its columns can be sorted. */
 
 import { h, moveRow, put } from "./dom.js"
 
@@ -9,8 +6,8 @@ const ROW_PX = 40
 const SPARE_ROWS = 8
 
 /**
- * Columns are `{key, label, cell(row), sort(row), class}`. `rows` are sorted by the chosen column; one of numbers begins with the highest. Cells are created once
- * per visible row, and filled again when the row changes.
+ * Columns are `{key, label, cell(row), sort(row), class}`. A column of numbers begins with the highest. Cells are created
+ * once per visible row, and filled again when the row changes.
  */
 export function table({ label, columns, sortBy, descending = false, rowKey, signal, class: extra = "", onSort = null }) {
   let rows = []
