@@ -1,6 +1,6 @@
 /**
- * Zoom and movement along a horizontal axis: drag over a part, double-click for everything, Ctrl and the wheel, or the keys
- * + - 0 and the arrows.
+ * Zoom along a horizontal axis: drag over a part, double-click for everything, Ctrl and the wheel, or the keys + - 0 and
+ * the arrows.
  */
 
 const DRAG_PX = 4
