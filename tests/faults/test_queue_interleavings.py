@@ -21,7 +21,7 @@ import pytest
 from msgspec import Raw
 
 from tests.conftest import Counts
-from tests.queues.harness import waiting
+from tests.engine.harness import waiting
 from tests.sampling import SEED, amount
 from tests.simulated.disk import SimDisk
 from tests.simulated.harness import DeferredWorker, SimServer

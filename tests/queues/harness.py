@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, Raw
 
+from tests.engine.harness import waiting
 from tests.reference.oracle_queue import Delivery
 from tests.simulated.clock import SimClock
 from tests.simulated.disk import SimDisk
@@ -20,21 +20,8 @@ from topics.engine.state.jobs.leases import Leases
 from topics.engine.state.topic import Topic, leases_of
 from topics.engine.write.commit import Ticket
 from topics.model.records import NewRecord, WriteRequest
-from topics.storage.segments.cold import Cold, Hold
 
-T = TypeVar("T")
 QUEUE = "jobs"
-
-
-def waiting(act: Callable[[], T]) -> T:
-    """Run `act` as a server does: fetch what it asks for and run it again."""
-    hold = Hold()
-    for _ in range(100):
-        try:
-            return act()
-        except Cold as cold:
-            hold.load(cold)
-    raise AssertionError("loads again and again what it has already loaded")
 
 
 class Workshop:

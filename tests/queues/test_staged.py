@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.queues.harness import QUEUE, Workshop, job, waiting
+from tests.engine.harness import waiting
+from tests.queues.harness import QUEUE, Workshop, job
 from tests.simulated.disk import SimDisk
 from tests.simulated.harness import DeferredWorker, SimServer, request
 from topics.engine.queue.lease_log import leased
