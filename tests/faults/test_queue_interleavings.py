@@ -308,6 +308,7 @@ class Race:
             self.settle()
             self.server.steps.release()
             self.server.tick()
+        self.settle()  # a tick may have logged jobs that returned
         left = len(self.server.by_seq(QUEUE)) + len(self.server.by_seq(DEAD))
         if not self.faults:
             counted = left + self.deleted + self.acked + self.engine.topic(QUEUE).losses.total
