@@ -131,6 +131,19 @@ def test_claim_passes_over_a_job_that_a_delete_takes(shop_of, how: str, leases_d
         assert [one["$seq"] for one in after.claim("x", 9)] == [2, 3]
 
 
+def test_delete_of_a_seq_that_is_not_written_yet_hides_no_later_delete():
+    shop = SlowShop(durability="fsync", written=True)
+    early = shop.start_delete("seqs", 1)
+    written = shop.stage(shop.server.engine.append(QUEUE, request("1")))
+    late = shop.server.engine.delete_seqs(QUEUE, [1])
+    while not written.done:
+        shop.sync.run()
+    assert not late.done
+    assert shop.start_claim()[0] == []
+    shop.settle()
+    assert (early.value().deleted, late.value().deleted) == (0, 1)
+
+
 @HOW
 @pytest.mark.parametrize("terms", [{}, {"priority": 3}, {"delay_ms": 5}])
 @pytest.mark.parametrize("returned", [False, True])

@@ -76,7 +76,7 @@ class Deletes:
         if len(seqs) > limit:
             what = f"{len(seqs)} seqs; a request may name {limit}"
             raise TopicsError(Code.BATCH_TOO_LARGE, what, detail={"max": limit})
-        wanted = sorted(set(seqs))
+        wanted = sorted({seq for seq in seqs if seq < topic.next_seq})  # a later write may get the others
         found = removal.by_seq(topic, wanted)
         now = staging.clock.now_ms()
         if dry_run:
