@@ -273,6 +273,14 @@ class Shop:
     def now_ms(self) -> int:
         return self.server.clock.now_ms()
 
+    def restart(self, server: SimServer) -> None:
+        """Go on with a server that has started after a kill: leases that are not durable have ended."""
+        self.server = server
+        for queue in self.ledger.queues.values():
+            for job in queue.jobs.values() if not queue.leases_durable else ():
+                if job.node != NO_NODE:
+                    job.release(self.now_ms)
+
     def open(self, name: str, *, durability: str, leases_durable: bool) -> None:
         queue = self.ledger.queues[name] = Queue(name, durability, leases_durable)
         self.server.put(
