@@ -59,7 +59,8 @@ GROUPS: dict[str, tuple[Row, ...]] = {
     "Replicas": (Row("replica", "replica", "list, check and prune the replica of a server"),),
     "Analysis": (
         Row("sql", "sql", "query topics and lakes with SQL"),
-        Row("pipeline", "pipelines", "run bulk jobs over topics, in one process or with Spark"),
+        Row("pipeline", "pipelines", "run bulk jobs over topics on Spark, or in one process"),
+        Row("spark", "spark", "keep a local Spark in memory for pipelines and SQL"),
     ),
     "This command": (
         Row("completion", "completion", "print the completion script of a shell"),

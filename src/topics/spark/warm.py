@@ -1,0 +1,262 @@
+"""A local Spark that keeps running between commands: `topics spark start`.
+
+It is a Spark Connect server in a process of its own, bound to loopback, with a token that only the user can read. Each
+command takes one of its sessions: a session that was used before answers its first query several times as fast as a new
+one. A command holds the lock of its session, so two commands at the same time never share temporary views, and a killed
+command leaves nothing behind. The process ends when no session was held and no job ran for the idle time.
+
+    warm.lock        held by the process for as long as it runs: the rest is valid only while it is
+    warm.json        `State`: where it listens, its token, and what it was started with
+    session-N.lock   held by the command that uses session N
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+
+from topics import __version__
+from topics.spark.failures import Failed
+from topics.spark.jvm import SHOWN_LINES, cache_folder, quiet_start
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+IDLE_S = 1800.0
+START_LIMIT_S = 180.0
+STOP_LIMIT_S = 30.0
+SESSIONS = 8  # most commands at the same time
+LOOK_S = 0.2
+TRIES = 10
+STORES = ("AWS_", "AZURE_", "GOOGLE_", "TOPICS_LAKE", "TOPICS_STORAGE")  # settings of object stores in the environment
+
+
+class State(Struct, kw_only=True):
+    """What the file says about the running Spark."""
+
+    pid: int
+    port: int
+    token: str
+    master: str
+    idle_s: float
+    started_ms: int
+    made_of: str  # versions and Python: a command of another installation does not use it
+    environment: str  # a digest of the settings of object stores, which its executors have from the environment
+
+    @property
+    def is_ours(self) -> bool:
+        return self.made_of == _made_of()
+
+    @property
+    def has_our_stores(self) -> bool:
+        return self.environment == _environment()
+
+    @property
+    def is_usable(self) -> bool:
+        return self.is_ours and self.has_our_stores
+
+
+def folder() -> Path:
+    """Return the folder of the files. Only the user can read it."""
+    found = cache_folder("warm")
+    found.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found.chmod(0o700)
+    return found
+
+
+def running() -> State | None:
+    """Return the Spark that runs, or None."""
+    if not _is_held("warm.lock"):
+        return None
+    try:
+        return msgspec.json.decode((folder() / "warm.json").read_bytes(), type=State)
+    except (OSError, msgspec.DecodeError):
+        return None  # it is starting or ending
+
+
+def connect(app: str) -> SparkSession | None:
+    """Return a session of the running Spark, or None if none runs, or only one of another installation.
+
+    The session belongs to this process until it ends. Do not stop it: the next command uses it again.
+    """
+    state = running()
+    if state is None or not state.is_usable:
+        return None
+    number = _take_session()
+    if number is None:
+        return None
+    from pyspark.sql import SparkSession
+
+    # A channel to "localhost" may send a token without TLS.
+    key = uuid.uuid5(uuid.NAMESPACE_OID, f"{state.token} {number}")
+    url = f"sc://localhost:{state.port}/;token={state.token};session_id={key};user_agent={app.replace(' ', '-')}"
+    builder: SparkSession.Builder = SparkSession.builder
+    return builder.remote(url).getOrCreate()
+
+
+_held: list[int] = []  # descriptors of the locks that this process keeps until it ends
+
+
+def _take_session() -> int | None:
+    for number in range(SESSIONS):
+        descriptor = os.open(folder() / f"session-{number}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if _try_lock(descriptor):
+            _held.append(descriptor)
+            return number
+        os.close(descriptor)
+    return None
+
+
+def start(
+    *, idle_s: float = IDLE_S, master: str = "local[*]", step: Callable[[str], None] = lambda text: None
+) -> State:
+    """Start Spark in the background, and return it once it answers. Return the running one if there is one."""
+    if (state := running()) is not None:
+        return state
+    step("starting Spark: 10 to 30 seconds")
+    log = folder() / "warm.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "topics.spark.warm", master, str(idle_s)],
+            stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True, cwd="/",
+        )  # fmt: skip
+    deadline_s = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline_s:
+        if (state := running()) is not None:
+            return state
+        if process.poll() is not None:
+            break
+        time.sleep(LOOK_S)
+    else:
+        process.terminate()
+    said = log.read_text(errors="replace").splitlines()[-SHOWN_LINES:]
+    raise Failed("\n  ".join(["Spark did not start:", *said]))
+
+
+def stop() -> State | None:
+    """End the running Spark, and return what it was. Jobs that run on it fail. Return None if none runs."""
+    state = running()
+    if state is None:
+        return None
+    with suppress(ProcessLookupError):
+        os.kill(state.pid, signal.SIGTERM)
+    deadline_s = time.monotonic() + STOP_LIMIT_S
+    while running() is not None:
+        if time.monotonic() > deadline_s:
+            os.kill(state.pid, signal.SIGKILL)
+            break
+        time.sleep(LOOK_S)
+    return state
+
+
+def sessions_in_use() -> int:
+    """Return how many commands use the running Spark."""
+    return sum(_is_held(path.name) for path in folder().glob("session-*.lock"))
+
+
+# --- the process
+
+
+def serve(master: str, idle_s: float) -> int:
+    """Run Spark until it is idle for so long or gets SIGTERM."""
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    signal.signal(signal.SIGINT, lambda *_: ended.set())
+    descriptor = os.open(folder() / "warm.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if not any(_try_lock(descriptor) or ended.wait(LOOK_S) for _ in range(TRIES)):  # `running` holds it for a moment
+        return 0  # another one was quicker
+    (folder() / "warm.json").unlink(missing_ok=True)
+    token = secrets.token_urlsafe(24)
+    port = _free_port()
+    from topics.spark.pipelines.run.job import SESSION
+    from topics.spark.spark_session import session
+
+    os.environ["SPARK_CONNECT_AUTHENTICATE_TOKEN"] = token  # not in the settings, which every session may read
+    with quiet_start():
+        spark = session(
+            "topics", master=master,
+            config=SESSION | {
+                "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
+                "spark.connect.grpc.binding.address": "127.0.0.1",
+                "spark.connect.grpc.binding.port": str(port),
+                "spark.driver.bindAddress": "127.0.0.1",
+                "spark.driver.host": "127.0.0.1",
+            },
+        )  # fmt: skip
+    state = State(
+        pid=os.getpid(), port=port, token=token, master=master, idle_s=idle_s, started_ms=time.time_ns() // 1_000_000,
+        made_of=_made_of(), environment=_environment(),
+    )  # fmt: skip
+    _write(folder() / "warm.json", msgspec.json.encode(state))
+    used_s = time.monotonic()
+    while not ended.wait(1.0):
+        if sessions_in_use() or spark.sparkContext.statusTracker().getActiveJobsIds():
+            used_s = time.monotonic()
+        elif time.monotonic() - used_s > idle_s:
+            break
+    (folder() / "warm.json").unlink(missing_ok=True)
+    with suppress(Exception):
+        spark.stop()
+    return 0
+
+
+def _write(path: Path, content: bytes) -> None:
+    temporary = path.with_suffix(".new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+    temporary.replace(path)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _made_of() -> str:
+    from importlib.metadata import version
+
+    return f"{__version__} {version('pyspark')} {sys.executable}"
+
+
+def _environment() -> str:
+    settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(STORES))
+    return hashlib.sha256("\n".join(settings).encode()).hexdigest()[:16]
+
+
+def _try_lock(descriptor: int, how: int = fcntl.LOCK_EX) -> bool:
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_held(name: str) -> bool:
+    """Return whether a process holds the lock."""
+    descriptor = os.open(folder() / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        return not _try_lock(descriptor, fcntl.LOCK_SH)
+    finally:
+        os.close(descriptor)
+
+
+if __name__ == "__main__":
+    sys.exit(serve(sys.argv[1], float(sys.argv[2])))
