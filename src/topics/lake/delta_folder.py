@@ -40,7 +40,7 @@ class Added(NamedTuple):
     path: str
     size_bytes: int
     stats: str
-    partition: dict[str, str | None] = {}
+    partition: dict[str, str | None]
 
 
 class Actions(Struct, kw_only=True):

@@ -170,7 +170,7 @@ class OutputTable:
         missing = set(removes) - set(self._delta.files().column("path").to_pylist())
         if missing:
             raise Conflict(f"{self.uri}: {min(missing)} was replaced meanwhile")
-        added = [Added(file.path, file.bytes, file.stats) for file in adds]
+        added = [Added(file.path, file.bytes, file.stats, {}) for file in adds]
         return Actions(adds=added, removes=removes, is_change=is_change, facts=facts, note=note, schema=schema)
 
     def _check_there(self, adds: Sequence[RowsFile]) -> None:

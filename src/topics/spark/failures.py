@@ -57,6 +57,12 @@ class LakeFailed(Failed):
     """The lake cannot be used: a file is missing or damaged, or cannot be written."""
 
 
+_OF_CLASS = {
+    (KeyboardInterrupt,): FailureKind.INTERRUPTED,
+    (BadUsage, BadOption, NoLake, NoSuchTopic, DataDirError): FailureKind.USAGE,
+    (NoSpark,): FailureKind.NO_SPARK,
+    (LakeFailed, LakeError): FailureKind.LAKE,
+}
 _OF_CODE: dict[str, FailureKind] = {
     Code.UNAUTHORIZED: FailureKind.FORBIDDEN,
     Code.FORBIDDEN: FailureKind.FORBIDDEN,
@@ -81,23 +87,18 @@ _OF_TASK = {  # by the class name of an exception raised in a Spark task
 
 def kind_of(error: BaseException) -> FailureKind:
     """Return the kind of a failure. Every pipeline uses this function."""
-    if isinstance(error, KeyboardInterrupt):
-        return FailureKind.INTERRUPTED
-    if isinstance(error, BadUsage | BadOption | NoLake | NoSuchTopic | DataDirError):
-        return FailureKind.USAGE
-    if isinstance(error, NoSpark):
-        return FailureKind.NO_SPARK
-    if isinstance(error, LakeFailed | LakeError) or _refused_by_disk(error) is not None:
+    for classes, kind in _OF_CLASS.items():
+        if isinstance(error, classes):
+            return kind
+    if _refused_by_disk(error) is not None:
         return FailureKind.LAKE
     if isinstance(error, TopicsError):
         return _OF_CODE.get(error.code, FailureKind.FAILED)
-    if _is_of_spark(error):
-        if any(one.__name__ == "AnalysisException" for one in type(error).__mro__):
-            return FailureKind.USAGE  # an error in an SQL expression of the user
-        if _does_not_fit(error):
-            return FailureKind.USAGE
-        return _OF_TASK.get(_innermost(str(error))[0], FailureKind.FAILED)
-    return FailureKind.FAILED
+    if not _is_of_spark(error):
+        return FailureKind.FAILED
+    if any(one.__name__ == "AnalysisException" for one in type(error).__mro__) or _does_not_fit(error):
+        return FailureKind.USAGE  # an error in an SQL expression of the user
+    return _OF_TASK.get(_innermost(str(error))[0], FailureKind.FAILED)
 
 
 def _does_not_fit(error: BaseException) -> bool:

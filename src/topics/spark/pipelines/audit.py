@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Unpack
+from typing import Unpack
 
 from msgspec import Struct, field
 
@@ -18,7 +18,7 @@ from topics.client.request import State, Summary
 from topics.lake import ArchivedEpoch, File, Lake, Snapshot
 from topics.lake.archived import Range, merged
 from topics.plurals import counted
-from topics.spark.pipelines.audit_task import Difference, Stretch, StretchFindings, check_file, look
+from topics.spark.pipelines.audit_task import Stretch, StretchFindings, check_file, look
 from topics.spark.pipelines.run.job import Failed, JobOptions, PipelineJob
 from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
 from topics.spark.pipelines.run.tasks import Tasks, Workload
@@ -38,6 +38,9 @@ FINDINGS = {
     "damaged_files": ("file missing or damaged", "files missing or damaged"),
     "doubled": ("seq twice in the lake", "seqs twice in the lake"),
 }
+
+
+CLASSES = ("live", "archived", "deleted", "in_gaps", "lost")
 
 
 class EpochAccount(Struct, kw_only=True):
@@ -80,20 +83,9 @@ class EpochAccount(Struct, kw_only=True):
         archived = sum(file.bytes for file in self.archived.files) * INFLATION
         return archived + (0 if self.state is None else self.state.bytes)
 
-    @property
-    def unexplained(self) -> list[Range]:
-        return merged(pair for one in self.found for pair in one.unexplained)
-
-    @property
-    def doubled(self) -> list[Range]:
-        return merged(pair for one in self.found for pair in one.doubled)
-
-    @property
-    def differences(self) -> list[Difference]:
-        return [row for one in self.found for row in one.differences][:SHOWN]
-
-    def total(self, name: str) -> int:
-        return sum(one.counts.get(name, 0) for one in self.found)
+    def ranges(self, name: str) -> list[Range]:
+        """Return the unexplained, lost or doubled seqs."""
+        return merged(pair for one in self.found for pair in getattr(one, name))
 
 
 def audit(*, url: str, lake: str, topics: Sequence[str] = (), **options: Unpack[JobOptions]) -> RunReport:
@@ -115,20 +107,15 @@ def audit(*, url: str, lake: str, topics: Sequence[str] = (), **options: Unpack[
                 f"table, such as {strays[0]}: from a killed run, or from a running one that is about to commit; topics "
                 "pipeline maintain removes files of killed runs"
             )
-        _warn_of_trims(job, accounts)
+        for account in accounts:  # not a finding: missing records are unexplained seqs
+            if account.trimmed_to > account.archived.trimmed_to:
+                job.warn(
+                    f"topic {account.topic}: the server has a report of a trim up to seq {account.trimmed_to}, but "
+                    f"this lake has recorded a trim up to seq {account.archived.trimmed_to}: the lake lacks its last "
+                    "versions, or another lake trims the topic. Restore the lake from a copy, or run topics pipeline "
+                    "archive --trim, which records the trim again"
+                )
     return job.report
-
-
-def _warn_of_trims(job: PipelineJob, accounts: list[EpochAccount]) -> None:
-    """Warn about trims that the lake has not recorded. This is not a finding: missing records are unexplained seqs."""
-    for account in accounts:
-        if account.trimmed_to > account.archived.trimmed_to:
-            job.warn(
-                f"topic {account.topic}: the server has a report of a trim up to seq {account.trimmed_to}, but this "
-                f"lake has recorded a trim up to seq {account.archived.trimmed_to}: the lake lacks its last versions, "
-                "or another lake trims the topic. Restore the lake from a copy, or run topics pipeline archive --trim, "
-                "which records the trim again"
-            )
 
 
 def _audited(job: PipelineJob, client: Client, lake: Lake, url: str, topics: Sequence[str]) -> list[EpochAccount]:
@@ -208,7 +195,7 @@ def _check_files(job: PipelineJob, tasks: Tasks, lake: Lake, accounts: list[Epoc
 def _expect(report: RunReport, url: str, accounts: list[EpochAccount]) -> None:
     """Report what an audit would check. There are no finding counts, so that a dry run is not taken for a proof."""
     for account in accounts:
-        row = _bare_row(account, url)
+        row = _add_row(report, account, url)
         files = account.archived.files
         row.figures = {"files": len(files)}
         row.size_bytes = sum(file.bytes for file in files)
@@ -220,29 +207,31 @@ def _expect(report: RunReport, url: str, accounts: list[EpochAccount]) -> None:
         if account.state is not None and files and account.state.earliest_seq <= files[-1].last:
             last = min(account.state.head_seq, files[-1].last)
             row.would.append(f"compare what both have of seqs {account.state.earliest_seq} to {last}")
-        report.topics.append(row)
-    report.looked_at = len(report.names)
-    report.figures = {
-        "checked": False,
-        "seqs": sum(account.head for account in accounts),
-        "files": sum(len(account.archived.files) for account in accounts),
-    }
+    _sum_up(report, accounts, checked=False)
 
 
 def _fill(report: RunReport, url: str, accounts: list[EpochAccount], strays: list[str]) -> None:
     for account in accounts:
-        report.topics.append(_row(account, url))
-    report.looked_at = len(report.names)
-    report.figures = {
-        "checked": True,
-        "seqs": sum(account.head for account in accounts),
-        "files": sum(len(account.archived.files) for account in accounts),
-        "compared": sum(one.both for account in accounts for one in account.found),
-        "unexplained": sum(_size(pair) for account in accounts for pair in account.unexplained),
-        "differing": sum(one.differing for account in accounts for one in account.found),
-        "missing": sum(one.missing for account in accounts for one in account.found),
+        row = _add_row(report, account, url)
+        row.figures = {name: sum(one.counts.get(name, 0) for one in account.found) for name in CLASSES}
+        row.figures["unexplained"] = account.ranges("unexplained")
+        row.figures["doubled"] = account.ranges("doubled")
+        row.figures["differences"] = [row for one in account.found for row in one.differences][:SHOWN]
+        row.figures["damaged"] = [{"file": file.path, "problem": problem} for file, problem in account.damaged]
+        gaps = [(gap.first, gap.last, gap.reason) for gap in account.archived.gaps]
+        gaps += [(low, high, "not in the ledger yet") for low, high in account.ranges("lost")]
+        row.gaps = [
+            ReportedGap(from_seq=low, to_seq=high, reason=reason, epoch=account.epoch) for low, high, reason in gaps
+        ]
+    _sum_up(report, accounts, checked=True)
+    found = [one for account in accounts for one in account.found]
+    report.figures |= {
+        "compared": sum(one.both for one in found),
+        "unexplained": sum(_size(pair) for account in accounts for pair in account.ranges("unexplained")),
+        "differing": sum(one.differing for one in found),
+        "missing": sum(one.missing for one in found),
         "damaged_files": sum(len(account.damaged) for account in accounts),
-        "doubled": sum(_size(pair) for account in accounts for pair in account.doubled),
+        "doubled": sum(_size(pair) for account in accounts for pair in account.ranges("doubled")),
         "stray_files": len(strays),
     }
     report.ok = not any(report.figures[name] for name in FINDINGS)
@@ -250,34 +239,19 @@ def _fill(report: RunReport, url: str, accounts: list[EpochAccount], strays: lis
         report.next = "see docs/pipelines.md, section Audit, for each kind of finding"
 
 
-def _row(account: EpochAccount, url: str) -> TopicReport:
-    figures: dict[str, Any] = {name: account.total(name) for name in ("live", "archived", "deleted", "in_gaps", "lost")}
-    figures["unexplained"] = account.unexplained
-    figures["doubled"] = account.doubled
-    figures["differences"] = account.differences
-    figures["damaged"] = [{"file": file.path, "problem": problem} for file, problem in account.damaged]
-    lost = merged(pair for one in account.found for pair in one.lost)
-    gaps = [
-        ReportedGap(from_seq=gap.first, to_seq=gap.last, reason=gap.reason, epoch=account.epoch)
-        for gap in account.archived.gaps
-    ]
-    gaps += [
-        ReportedGap(from_seq=low, to_seq=high, reason="not in the ledger yet", epoch=account.epoch)
-        for low, high in lost
-    ]
-    row = _bare_row(account, url)
-    row.gaps, row.figures = gaps, figures
+def _sum_up(report: RunReport, accounts: list[EpochAccount], *, checked: bool) -> None:
+    report.looked_at = len(report.names)
+    seqs, files = sum(one.head for one in accounts), sum(len(one.archived.files) for one in accounts)
+    report.figures = {"checked": checked, "seqs": seqs, "files": files}
+
+
+def _add_row(report: RunReport, account: EpochAccount, url: str) -> TopicReport:
+    """Add a row for an epoch: a topic may have several."""
+    server = "" if account.state is None else url.rstrip("/")
+    row = TopicReport(topic=account.topic, server=server, epoch=account.epoch)
+    row.from_seq, row.to_seq = int(account.head > 0), account.head
+    report.topics.append(row)
     return row
-
-
-def _bare_row(account: EpochAccount, url: str) -> TopicReport:
-    return TopicReport(
-        topic=account.topic,
-        server=url.rstrip("/") if account.state is not None else "",
-        epoch=account.epoch,
-        from_seq=1 if account.head else 0,
-        to_seq=account.head,
-    )
 
 
 def describe(report: RunReport) -> str:
@@ -290,15 +264,12 @@ def _lines(report: RunReport) -> Iterator[str]:
         if report.dry_run:
             yield f"{row.topic}{epoch}: would {', '.join(row.would) or 'find nothing to check'}"
             continue
-        counts = {
-            name.replace("_", " "): row.figures[name] for name in ("live", "archived", "deleted", "in_gaps", "lost")
-        }
+        counts = {name.replace("_", " "): row.figures[name] for name in CLASSES}
         listed = ", ".join(f"{count} {name}" for name, count in counts.items() if count or name == "live")
         yield f"{row.topic}{epoch}: seqs {row.from_seq} to {row.to_seq}: {listed}"
-        for low, high in row.figures["unexplained"][:SHOWN]:
-            yield f"  unexplained: seqs {low} to {high}" if low < high else f"  unexplained: seq {low}"
-        for low, high in row.figures["doubled"][:SHOWN]:
-            yield f"  twice in the lake: seqs {low} to {high}" if low < high else f"  twice in the lake: seq {low}"
+        for name, text in (("unexplained", "unexplained"), ("doubled", "twice in the lake")):
+            for low, high in row.figures[name][:SHOWN]:
+                yield f"  {text}: seqs {low} to {high}" if low < high else f"  {text}: seq {low}"
         for one in row.figures["differences"]:
             what = f"differs in {', '.join(one.fields)}" if one.fields else "is live but missing in the lake"
             yield f"  seq {one.seq} {what}"
@@ -308,22 +279,17 @@ def _lines(report: RunReport) -> Iterator[str]:
             yield f"  gap: seqs {gap.from_seq} to {gap.to_seq} ({gap.reason})"
     for text in report.warnings:
         yield f"warning: {text}"
-    yield _last_line(report)
-
-
-def _last_line(report: RunReport) -> str:
     figures = report.figures
-    looked = (
-        f"{counted(figures['seqs'], 'seq')} of {counted(len(report.names), 'topic')}, "
-        f"{counted(figures['files'], 'file')}"
-    )
+    topics, files = counted(len(report.names), "topic"), counted(figures["files"], "file")
+    looked = f"{counted(figures['seqs'], 'seq')} of {topics}, {files}"
     if report.dry_run:
-        return f"audit: a dry run, NOTHING WAS CHECKED: would look for {looked}"
+        yield f"audit: a dry run, NOTHING WAS CHECKED: would look for {looked}"
+        return
     findings = [
         counted(figures[name], *words) for name, words in FINDINGS.items() if figures[name] or name == "unexplained"
     ]
     compared = counted(figures["compared"], "record")
-    return f"audit: {looked}, {compared} compared, {report.took}: {', '.join(findings)}"
+    yield f"audit: {looked}, {compared} compared, {report.took}: {', '.join(findings)}"
 
 
 def _size(pair: Range) -> int:

@@ -13,12 +13,13 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import TypeVar, Unpack
 
 from topics.client import Client
 from topics.client.request import Tombstone
 from topics.errors import TopicsError
-from topics.lake import ArchivedEpoch, BadColumns, Change, Conflict, Damaged, Lake, Snapshot, TypedColumns
+from topics.lake import BadColumns, Change, Conflict, Damaged, Lake, Snapshot, TypedColumns
 from topics.lake.archived import outside
 from topics.lake.heal import OTHER_LAKE
 from topics.model.names import check_topic
@@ -27,12 +28,9 @@ from topics.spark.pipelines.archive.state import (
     GAPS_SHOWN,
     ArchiveState,
     Key,
-    ahead_of,
     check_heads,
     check_same,
     last_files,
-    refuse_other_lake,
-    reported_as_archived,
     verify,
     with_gaps,
 )
@@ -41,7 +39,6 @@ from topics.spark.pipelines.archive.task import (
     archive_spans,
     changes_of,
     first_bytes,
-    step_text,
     unarchived,
     workload,
 )
@@ -104,8 +101,10 @@ def archive(
         raise BadUsage(f"--columns: {error}") from None
     wanted = _selection(topics, prefix, pattern)
     with PipelineJob("archive", servers=[url], **options) as job:
-        state = ArchiveState(job=job, lake=Lake(lake), url=url.rstrip("/"), trim=trim, merge_files=merge_files)
-        run = _ArchiveRun(state, wanted, round_bytes=round_bytes, new_lake=new_lake, typed=typed)
+        run = _ArchiveRun(
+            job=job, lake=Lake(lake), url=url.rstrip("/"), trim=trim, merge_files=merge_files, wanted=wanted,
+            round_bytes=round_bytes, new_lake=new_lake, wanted_columns=typed,
+        )  # fmt: skip
         if job.dry_run:
             run.dry_run()
         else:
@@ -130,75 +129,78 @@ def _selection(topics: Sequence[str], prefix: str | None, pattern: str | None) -
     return Selection(topics=tuple(dict.fromkeys(topics)), prefix=prefix, pattern=pattern)
 
 
-class _ArchiveRun:
+@dataclass(kw_only=True)
+class _ArchiveRun(ArchiveState):
     """One run of the archive."""
 
-    def __init__(
-        self, state: ArchiveState, wanted: Selection, *,
-        round_bytes: int | None, new_lake: bool, typed: Mapping[str, TypedColumns],
-    ) -> None:  # fmt: skip
-        self._state, self._wanted, self._wanted_columns = state, wanted, typed
-        self._job, self._lake, self._url, self._trim = state.job, state.lake, state.url, state.trim
-        self._round_bytes, self._new_lake = round_bytes, new_lake
-        self._typed: dict[str, TypedColumns] = {}  # the typed columns of each table that this run has prepared
-        self._servers = ServerCatalog(wanted.reading(state.job.connection(state.url)))
-        self._checked: set[Key] = set()
-        self._done = 0
-        self._tasks: Tasks | None = None  # what runs the tasks until the topics are archived up to their heads
+    wanted: Selection
+    wanted_columns: Mapping[str, TypedColumns]
+    round_bytes: int | None
+    new_lake: bool
+    _typed: dict[str, TypedColumns] = field(default_factory=dict)  # of each table that this run has prepared
+    _checked: set[Key] = field(default_factory=set)
+    _done = 0
+    _tasks: Tasks | None = None  # what runs the tasks until the topics are archived up to their heads
+
+    def __post_init__(self) -> None:
+        self._servers = ServerCatalog(self.wanted.reading(self.job.connection(self.url)))
 
     # --- runs
 
     def dry_run(self) -> None:
         """Report what a run would archive, record as gaps and trim. Uses the states of topics, not their records."""
-        with self._servers, self._job.client(self._url) as client:
-            snapshot = self._state.snapshot()
+        with self._servers, self.job.client(self.url) as client:
+            snapshot = self.snapshot()
             extents = self._extents(client, snapshot, follow=False)
-            expect(self._state, client, snapshot, extents)
+            expect(self, client, snapshot, extents)
 
     def run(self, *, follow: bool, every_s: float) -> None:
-        with self._servers, self._job.client(self._url) as client:
-            if not self._lake.exists():
+        with self._servers, self.job.client(self.url) as client:
+            if not self.lake.exists():
                 self._extents(client, Snapshot(), follow=follow)  # fails where there should be one already
-            self._lake.create()
+            self.lake.create()
             self._rounds(client, follow=follow, every_s=every_s)
-        if self._state.damaged:
+        if self.damaged:
             raise Failed(
-                "; ".join(self._state.damaged.values()),
+                "; ".join(self.damaged.values()),
                 next="topics pipeline audit names every damaged file; new records were archived, and the affected "
                 "topics were not merged or trimmed",
             )
 
     def _rounds(self, client: Client, *, follow: bool, every_s: float) -> None:
         due = 0.0
-        for _ in self._job.rounds(follow=follow):
+        for _ in self.job.rounds(follow=follow):
             if (pause_s := due - time.monotonic()) > 0:
-                self._job.stopping.wait(min(pause_s, POLL_MS / 1000))
+                self.job.stopping.wait(min(pause_s, POLL_MS / 1000))
                 continue
-            snapshot = self._lake.snapshot()
+            snapshot = self.lake.snapshot()
             extents = self._extents(client, snapshot, follow=follow)
-            self._state.note_archived(snapshot, extents)
+            self.note_archived(snapshot, extents)
             worked = self._catch_up(client, extents)
-            self._job.rest()
+            self.job.rest()
             due = time.monotonic() + (every_s if worked else 0)
             if follow and not worked and len(extents) == 1:
                 self._servers.wait(extents[0], POLL_MS)
             elif follow and not worked:
-                self._job.stopping.wait(POLL_MANY_S)
+                self.job.stopping.wait(POLL_MANY_S)
 
     def _catch_up(self, client: Client, extents: list[TopicExtent]) -> bool:
         """Archive up to the heads in `extents`. Return whether there was anything to do."""
         worked, self._tasks = False, None
-        wanted = self._wanted_columns
+        wanted = self.wanted_columns
         typed = [extent.topic for extent in extents if extent.topic in wanted or EVERY_TOPIC in wanted]
         self._prepare([topic for topic in typed if topic not in self._typed])  # also if there is nothing to archive
-        total = self._done + sum(span.stop - span.start for span in unarchived(self._lake.snapshot(), extents))
-        while spans := self._next(base := self._lake.snapshot(), extents):
+        total = self._done + sum(span.stop - span.start for span in unarchived(self.lake.snapshot(), extents))
+        while spans := self._next(base := self.lake.snapshot(), extents):
             worked = True
-            self._job.step(step_text(spans))
+            names = {span.topic for span in spans}  # one topic may have two spans: lost seqs and records
+            seqs = counted(sum(span.stop - span.start for span in spans), "seq")
+            topics = spans[0].topic if len(names) == 1 else counted(len(names), "topic")
+            self.job.step(f"archiving {seqs} of {topics}")
             moved = self._commit(base, self._archive(spans, extents))
-            self._job.progress.show(self._done, total, unit="seqs")
-            self._state.after_commit(client, [extent for extent in extents if extent.topic in moved])
-        self._state.after_commit(client, extents, merge=False)  # the steps that a killed run has not reached
+            self.job.progress.show(self._done, total, unit="seqs")
+            self.after_commit(client, [extent for extent in extents if extent.topic in moved])
+        self.after_commit(client, extents, merge=False)  # the steps that a killed run has not reached
         return worked
 
     # --- planning
@@ -208,14 +210,14 @@ class _ArchiveRun:
 
         The extents must be newer than the snapshot.
         """
-        extents = [extent for extent in self._servers.present() if self._wanted.has(extent.topic)]
+        extents = [extent for extent in self._servers.present() if self.wanted.has(extent.topic)]
         there = {extent.topic for extent in extents}
-        archived = {topic for topic in self._wanted.topics if topic not in there and snapshot.epochs(topic)}
-        for topic in self._wanted.topics:
+        archived = {topic for topic in self.wanted.topics if topic not in there and snapshot.epochs(topic)}
+        for topic in self.wanted.topics:
             if topic in there | archived:
-                self._state.row(topic)
-        self._wanted.check([client], there | archived, self._job.warn, follow=follow)
-        self._job.report.looked_at = max(self._job.report.looked_at, len(extents))
+                self.row(topic)
+        self.wanted.check([client], there | archived, self.job.warn, follow=follow)
+        self.job.report.looked_at = max(self.job.report.looked_at, len(extents))
         snapshot.load([extent.topic for extent in extents])
         check_heads(snapshot, extents)
         self._check_lake(client, snapshot, extents)
@@ -227,30 +229,23 @@ class _ArchiveRun:
         new = [extent for extent in extents if (extent.topic, extent.epoch) in behind]
         if not new:
             return
-        reported = reported_as_archived(client, new)
-        newest = self._state.snapshot()
-        ahead = ahead_of(newest, reported)
-        if not self._new_lake:
-            refuse_other_lake(self._lake, newest, ahead)
-        self._state.elsewhere |= ahead
-        if self._trim and not self._job.dry_run:
+        ahead, newest = self.ahead(client, new, allowed=self.new_lake)
+        self.elsewhere |= ahead
+        if self.trim and not self.job.dry_run:
             for extent in new:  # not after hours of archiving
                 check_may_delete(client, extent.topic)
                 # This moves nothing, and raises if the key may not report.
                 client.archived(extent.topic, seq=0, epoch=extent.epoch)
         for extent in new:
-            if (archived := newest.archived(extent.topic, extent.epoch)) is not None:
-                self._check_records(extent, archived)
+            if (archived := newest.archived(extent.topic, extent.epoch)) is None:
+                continue
+            earliest, connection = extent.earliest, self.job.connection(self.url)
+            try:
+                if verify(self.lake, archived, last_files(archived, earliest=earliest)):
+                    check_same(self.lake, connection, archived, earliest=earliest, to_trim=False)
+            except Damaged as error:
+                self.note_damage(extent, error)
         self._checked |= behind
-
-    def _check_records(self, extent: TopicExtent, archived: ArchivedEpoch) -> None:
-        try:
-            if verify(self._lake, archived, last_files(archived, earliest=extent.earliest)):
-                check_same(
-                    self._lake, self._job.connection(self._url), archived, earliest=extent.earliest, to_trim=False
-                )
-        except Damaged as error:
-            self._state.note_damage(extent, error)
 
     def _next(self, snapshot: Snapshot, extents: list[TopicExtent]) -> list[Span]:
         """Return the spans of the next commit."""
@@ -258,8 +253,8 @@ class _ArchiveRun:
         if not left:
             return []  # without starting Spark
         if self._tasks is None:
-            self._tasks = self._job.tasks(workload(left, extents))
-        size_bytes = float(self._round_bytes or max(ROUND_BYTES, 2 * self._tasks.parallelism * PART_BYTES))
+            self._tasks = self.job.tasks(workload(left, extents))
+        size_bytes = float(self.round_bytes or max(ROUND_BYTES, 2 * self._tasks.parallelism * PART_BYTES))
         return first_bytes(left, extents, size_bytes)
 
     # --- one round
@@ -283,8 +278,8 @@ class _ArchiveRun:
         return archive_spans(
             self._tasks,
             parts,
-            connection=self._job.connection(self._url),
-            lake=self._lake.path,
+            connection=self.job.connection(self.url),
+            lake=self.lake.path,
             typed=self._typed,
         )
 
@@ -292,9 +287,9 @@ class _ArchiveRun:
         """Create the tables and typed columns of these topics. `TopicTable.create` says why it is done first."""
 
         def prepare(topic: str) -> TypedColumns:
-            table = self._lake.table(topic)
+            table = self.lake.table(topic)
             table.create()
-            wanted = self._wanted_columns.get(topic) or self._wanted_columns.get(EVERY_TOPIC)
+            wanted = self.wanted_columns.get(topic) or self.wanted_columns.get(EVERY_TOPIC)
             if wanted is not None:
                 table.add_columns(wanted)
             return table.typed()
@@ -310,16 +305,16 @@ class _ArchiveRun:
         A topic that another run has changed meanwhile is left out, for the next round.
         """
         changes = [
-            with_gaps(self._lake, change, upto=self._state.elsewhere.get((change.topic, change.epoch), 0))
+            with_gaps(self.lake, change, upto=self.elsewhere.get((change.topic, change.epoch), 0))
             for change in changes_of(done)
         ]
-        note = {"run": self._job.report.run_id}
+        note = {"run": self.job.report.run_id}
 
         def commit(change: Change) -> bool:
             try:
-                self._lake.commit(base.state(change.topic), [change], note=note)
+                self.lake.commit(base.state(change.topic), [change], note=note)
             except Conflict:
-                self._lake.discard(change.adds)
+                self.lake.discard(change.adds)
                 return False
             return True
 
@@ -327,14 +322,14 @@ class _ArchiveRun:
         changes = [change for change, is_committed in zip(changes, committed, strict=True) if is_committed]
         for change in changes:
             assert change.covered is not None
-            self._state.warn_about_earlier_epochs(base, change.topic, first=change.covered[0])
+            self.warn_about_earlier_epochs(base, change.topic, first=change.covered[0])
             self._count(change)
         return {change.topic for change in changes}
 
     def _count(self, change: Change) -> None:
         assert change.covered is not None
         first, last = change.covered
-        row = self._state.row(change.topic)
+        row = self.row(change.topic)
         row.epoch, row.from_seq, row.to_seq = change.epoch, row.from_seq or first, last
         row.records += sum(file.rows for file in change.adds)
         row.size_bytes += sum(file.bytes for file in change.adds)
@@ -344,7 +339,7 @@ class _ArchiveRun:
         del row.gaps[:-GAPS_SHOWN]  # the ledger has them all; a report must not grow without limit
         row.add(lost=sum(gap.last - gap.first + 1 for gap in change.gaps))
         self._done += last - first + 1
-        self._job.report.add(files=len(change.adds))
+        self.job.report.add(files=len(change.adds))
 
 
 def _in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:

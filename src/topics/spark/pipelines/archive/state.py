@@ -11,7 +11,7 @@ before these steps has not done them: the next run repeats them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +23,7 @@ from topics.errors import Code, TopicsError
 from topics.lake import ArchivedEpoch, Change, Damaged, File, Gap, Lake, Snapshot, joined
 from topics.lake.archived import Range, outside
 from topics.lake.heal import OTHER_LAKE
+from topics.lake.rewrite import open_file
 from topics.spark.failures import Failed
 from topics.spark.options import ConnectionOptions
 from topics.spark.pipelines.audit_task import Stretch, look
@@ -48,41 +49,6 @@ def check_heads(snapshot: Snapshot, extents: Iterable[TopicExtent]) -> None:
                 next="stop the writers of the topic before seqs are assigned twice; bring the directory back, or "
                 "restore a backup with topics restore, which begins a new epoch of every topic",
             )
-
-
-def reported_as_archived(client: Client, extents: Iterable[TopicExtent]) -> dict[Key, int]:
-    """Return the last archived seq that the server knows, per epoch.
-
-    Read the lake's snapshot after this call: an archive commits to the lake before it reports to the server.
-    """
-    states = [state_of(client, extent.topic, epoch=extent.epoch) for extent in extents]
-    return {
-        (state.topic, state.epoch): state.archived_seq for state in states if state is not None and state.archived_seq
-    }
-
-
-def ahead_of(snapshot: Snapshot, reported: Mapping[Key, int]) -> dict[Key, int]:
-    """Return the entries that are beyond the end of the archive in this lake."""
-    epochs = {key: snapshot.archived(*key) for key in reported}
-    return {
-        key: seq
-        for key, seq in reported.items()
-        if seq > (0 if (archived := epochs[key]) is None else archived.archived_to)
-    }
-
-
-def refuse_other_lake(lake: Lake, snapshot: Snapshot, ahead: Mapping[Key, int]) -> None:
-    """Raise `Failed` if `ahead` has an entry: the lake lacks records that the server considers archived."""
-    for (topic, epoch), seq in ahead.items():
-        archived = snapshot.archived(topic, epoch)
-        others = f" (and {len(ahead) - 1} more topics)" if len(ahead) > 1 else ""
-        raise Failed(
-            f"topic {topic}{others}: seqs up to {seq} were reported to the server as archived, but {lake.path} has "
-            f"seqs up to {0 if archived is None else archived.archived_to}: it is another lake, an older copy, or is "
-            "not mounted",
-            next="mount the right lake, or restore it from a copy; to continue with this lake, and to record the "
-            "seqs that are neither live nor archived as a gap, use --new-lake",
-        )
 
 
 def verify(lake: Lake, archived: ArchivedEpoch, files: Sequence[File]) -> bool:
@@ -155,7 +121,7 @@ def with_gaps(lake: Lake, change: Change, *, upto: int) -> Change:
 def _seqs(lake: Lake, change: Change) -> Iterable[Range]:
     """Yield the ranges of seqs in the files that a change adds."""
     for added in change.adds:
-        for batch in lake.open(added).iter_batches(columns=["seq"]):
+        for batch in open_file(lake.storage, added).iter_batches(columns=["seq"]):
             seqs = batch.column("seq").to_numpy()
             ends = [*np.flatnonzero(np.diff(seqs) != 1).tolist(), len(seqs) - 1]
             starts = [0, *(end + 1 for end in ends[:-1])]
@@ -196,6 +162,32 @@ class ArchiveState:
             archived = snapshot.archived(extent.topic, extent.epoch)
             reached = (extent.epoch, 0 if archived is None else archived.archived_to)
             self.job.reached[self.url, extent.topic] = reached
+
+    def ahead(
+        self, client: Client, extents: Iterable[TopicExtent], *, allowed: bool
+    ) -> tuple[dict[Key, int], Snapshot]:
+        """Return the last archived seqs that the server knows and the lake lacks, and the newest state of the lake.
+
+        Raise `Failed` if there are some and they are not allowed. The lake is read after the server: an archive commits
+        to the lake before it reports to the server.
+        """
+        states = [state_of(client, extent.topic, epoch=extent.epoch) for extent in extents]
+        snapshot, found = self.snapshot(), {}
+        for state in states:
+            archived = None if state is None else snapshot.archived(state.topic, state.epoch)
+            archived_to = 0 if archived is None else archived.archived_to
+            if state is not None and (state.archived_seq or 0) > archived_to:
+                found[state.topic, state.epoch] = state.archived_seq or 0, archived_to
+        if found and not allowed:
+            (topic, _), (seq, archived_to) = next(iter(found.items()))
+            others = f" (and {len(found) - 1} more topics)" if len(found) > 1 else ""
+            raise Failed(
+                f"topic {topic}{others}: seqs up to {seq} were reported to the server as archived, but "
+                f"{self.lake.path} has seqs up to {archived_to}: it is another lake, an older copy, or is not mounted",
+                next="mount the right lake, or restore it from a copy; to continue with this lake, and to record the "
+                "seqs that are neither live nor archived as a gap, use --new-lake",
+            )
+        return {key: seq for key, (seq, _) in found.items()}, snapshot
 
     def note_damage(self, extent: TopicExtent, error: Damaged) -> None:
         """Remember a damaged file. New records are still archived, but the epoch is not merged or trimmed."""

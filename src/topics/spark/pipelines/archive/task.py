@@ -16,7 +16,6 @@ from topics.clock import SystemClock
 from topics.lake import Change, File, Gap, Snapshot, TypedColumns, joined, write_files
 from topics.lake.files import NO_COLUMNS
 from topics.lake.storage import Storage
-from topics.plurals import counted
 from topics.spark.options import ConnectionOptions, ReadOptions
 from topics.spark.pipelines.run.tasks import Tasks, Workload
 from topics.spark.source import plan
@@ -41,27 +40,24 @@ def archive_spans(
     typed: Mapping[str, TypedColumns],
 ) -> list[Done]:
     """Run one task per part and return the results. `typed` has the typed columns of topics."""
-    options = ReadOptions(connection=connection, fail_on_data_loss=False)
-    work = partial(archive_part, options=options, lake=lake, typed=dict(typed))
+    work = partial(_archive_part, connection=connection, lake=lake, typed=dict(typed))
     found = tasks.run(parts, work, result=list[Done], weight=lambda part: sum(span.stop - span.start for span in part))
     return [done for one in found for done in one]
 
 
-def archive_part(
-    spans: Sequence[Span], *, options: ReadOptions, lake: str, typed: Mapping[str, TypedColumns]
+def _archive_part(
+    spans: Sequence[Span], *, connection: ConnectionOptions, lake: str, typed: Mapping[str, TypedColumns]
 ) -> list[Done]:
-    """Archive the spans of one task."""
-    storage = Storage(lake)
-    return [archive_span(span, options, storage=storage, typed=typed.get(span.topic, NO_COLUMNS)) for span in spans]
-
-
-def archive_span(span: Span, options: ReadOptions, *, storage: Storage, typed: TypedColumns = NO_COLUMNS) -> Done:
-    """Read a span to its end and write its records to files."""
-    lost: list[LostRange] = []
-    records = without_gaps(read_span(span, options), lost)
-    files = write_files(storage, span.topic, span.epoch, records, typed=typed)
-    now_ms = SystemClock().now_ms()
-    return Done(span, files, [Gap(one.gap_from, one.gap_to, one.reason, now_ms) for one in lost])
+    """Read the spans of one task to their ends and write their records to files."""
+    storage, options, done = Storage(lake), ReadOptions(connection=connection, fail_on_data_loss=False), []
+    for span in spans:
+        lost: list[LostRange] = []
+        records = without_gaps(read_span(span, options), lost)
+        columns = typed.get(span.topic, NO_COLUMNS)
+        files = write_files(storage, span.topic, span.epoch, records, typed=columns)
+        now_ms = SystemClock().now_ms()
+        done.append(Done(span, files, [Gap(one.gap_from, one.gap_to, one.reason, now_ms) for one in lost]))
+    return done
 
 
 # --- the seqs that an archive run still has to copy, and the changes of the lake after its tasks have copied them
@@ -127,11 +123,3 @@ def changes_of(done: Iterable[Done]) -> list[Change]:
         )
         for (topic, epoch), parts in sorted(by_epoch.items())
     ]
-
-
-def step_text(spans: Sequence[Span]) -> str:
-    """Return the line of the progress display for a commit of these spans."""
-    seqs = sum(span.stop - span.start for span in spans)
-    topics = {span.topic for span in spans}  # one topic may have two spans: lost seqs and records
-    names = spans[0].topic if len(topics) == 1 else counted(len(topics), "topic")
-    return f"archiving {counted(seqs, 'seq')} of {names}"
