@@ -26,7 +26,7 @@ from topics.lake.output import OutputTable
 from topics.lake.storage import Storage
 from topics.model import surrogates
 from topics.spark.failures import BadUsage
-from topics.spark.options import BadOption, ConnectionOptions
+from topics.spark.options import BadOption, ConnectionOptions, WriteOptions
 from topics.spark.pipelines.rounds import (
     MAX_RECORDS,
     STEP_SEQS,
@@ -43,7 +43,6 @@ from topics.spark.pipelines.run.delivery import refused_rows
 from topics.spark.pipelines.run.job import JobOptions, PipelineJob, check_may_delete
 from topics.spark.pipelines.run.report import ReportedGap, RunReport
 from topics.spark.sink.chunks import Sent, pieces, send
-from topics.spark.sink.write_options import WriteOptions
 from topics.spark.source.catalog import client_for
 from topics.spark.sql.text import lenient
 

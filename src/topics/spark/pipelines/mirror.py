@@ -22,6 +22,7 @@ from topics.errors import Code, TopicsError
 from topics.lake import Lake, NoLake
 from topics.lake.storage import real_location, set_options
 from topics.model.topic import TopicConfig
+from topics.spark.options import DEFAULT_WINDOW_MS
 from topics.spark.pipelines.mirror_task import (
     MAX_ROUNDS,
     CopyTask,
@@ -39,7 +40,6 @@ from topics.spark.pipelines.run.positions import Positions
 from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
 from topics.spark.pipelines.run.tasks import Workload
 from topics.spark.pipelines.run.trimmed import removed
-from topics.spark.sink.write_options import DEFAULT_WINDOW_MS
 from topics.spark.topic_names import Selection
 
 STEP_SEQS = 50_000  # most seqs of a topic in one step, so that topics take turns

@@ -31,7 +31,7 @@ import xxhash
 from msgspec import UNSET, Struct, UnsetType
 
 from topics.model import surrogates
-from topics.spark.options import ConnectionOptions, ReadOptions
+from topics.spark.options import ConnectionOptions, ReadOptions, WriteOptions
 from topics.spark.pipelines.run.delivery import (
     DeliveryResult,
     OutgoingRow,
@@ -43,7 +43,6 @@ from topics.spark.pipelines.run.delivery import (
 )
 from topics.spark.pipelines.run.report import ReportedGap
 from topics.spark.pipelines.run.trimmed import Watch
-from topics.spark.sink.write_options import WriteOptions
 from topics.spark.source.catalog import client_for
 from topics.spark.source.plan import Span
 from topics.spark.source.read import read_span

@@ -35,7 +35,7 @@ from topics.lake.storage import real_location
 from topics.model import surrogates
 from topics.model.names import check_topic
 from topics.spark.failures import explain
-from topics.spark.options import ConnectionOptions, ReadOptions, offset_option, read_options
+from topics.spark.options import ConnectionOptions, ReadOptions, WriteOptions, offset_option, read_options
 from topics.spark.pipelines.rounds import answered
 from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.delivery import (
@@ -54,7 +54,6 @@ from topics.spark.pipelines.run.positions import Positions
 from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
 from topics.spark.pipelines.run.tasks import Tasks, Workload
 from topics.spark.sink.chunks import MAX_RECORDS
-from topics.spark.sink.write_options import WriteOptions
 from topics.spark.source import plan
 from topics.spark.source.catalog import NoSuchTopic, catalog_of, client_for
 from topics.spark.source.plan import GRID, Span

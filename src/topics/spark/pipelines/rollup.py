@@ -21,7 +21,7 @@ from topics.lake.files import RowsWriter
 from topics.lake.storage import Storage
 from topics.model import surrogates
 from topics.spark.failures import BadUsage
-from topics.spark.options import ConnectionOptions
+from topics.spark.options import ConnectionOptions, WriteOptions
 from topics.spark.pipelines import windows
 from topics.spark.pipelines.rounds import (
     MAX_RECORDS,
@@ -40,7 +40,6 @@ from topics.spark.pipelines.run.job import JobOptions, PipelineJob
 from topics.spark.pipelines.run.report import ReportedGap, RunReport
 from topics.spark.pipelines.windows import Declaration, Open, Seen, digest_of, number_of, open_windows, place_windows
 from topics.spark.sink.chunks import Sent, pieces, send
-from topics.spark.sink.write_options import WriteOptions
 from topics.spark.source.catalog import client_for
 from topics.spark.sql.text import lenient
 

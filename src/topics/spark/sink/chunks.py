@@ -24,7 +24,7 @@ from msgspec import Raw, Struct
 from topics.client import Client
 from topics.client.request import Written
 from topics.errors import Code, TopicsError
-from topics.spark.sink.write_options import KeyBy, WriteOptions
+from topics.spark.options import KeyBy, WriteOptions
 from topics.spark.source.plan import GRID
 
 MAX_RECORDS = 10_000  # the default limit of a server for one write

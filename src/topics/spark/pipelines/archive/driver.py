@@ -27,19 +27,17 @@ from topics.plurals import counted
 from topics.spark.pipelines.archive.state import (
     GAPS_SHOWN,
     ArchiveState,
-    Key,
-    check_heads,
-    check_same,
-    last_files,
-    verify,
-    with_gaps,
-)
-from topics.spark.pipelines.archive.task import (
     Done,
+    Key,
     archive_spans,
     changes_of,
+    check_heads,
+    check_same,
     first_bytes,
+    last_files,
     unarchived,
+    verify,
+    with_gaps,
     workload,
 )
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete

@@ -19,9 +19,9 @@ from topics.client.request import Record
 from topics.errors import Code, TopicsError
 from topics.model import surrogates
 from topics.spark.failures import Failed
+from topics.spark.options import WriteOptions
 from topics.spark.pipelines.run.report import ReportedGap
 from topics.spark.sink.chunks import MAX_BYTES, MAX_RECORDS, Chunk, Sent, send
-from topics.spark.sink.write_options import WriteOptions
 from topics.spark.source.catalog import state_of
 from topics.spark.source.plan import GRID
 
