@@ -30,7 +30,6 @@ import pyarrow as pa
 import xxhash
 from msgspec import UNSET, Struct, UnsetType
 
-from topics.model import surrogates
 from topics.spark.options import ConnectionOptions, ReadOptions, WriteOptions
 from topics.spark.pipelines.run.delivery import (
     DeliveryResult,
@@ -39,6 +38,7 @@ from topics.spark.pipelines.run.delivery import (
     cut,
     fields_of,
     record_of,
+    stamp_in,
     stamped,
 )
 from topics.spark.pipelines.run.report import ReportedGap
@@ -175,7 +175,6 @@ def outgoing(batch: pa.RecordBatch, task: CopyTask, outcome: MirrorResult) -> It
 # --- the list of servers in the meta of a record
 
 KEY = "_topics_mirror"
-_MARK = f'"{KEY}"'.encode()
 
 
 class LostSeqs(Struct, frozen=True, kw_only=True):
@@ -205,18 +204,9 @@ class Hop(Struct, frozen=True, kw_only=True):
         return self.seq if isinstance(self.to, UnsetType) else self.to
 
 
-_decode_hops = msgspec.json.Decoder(list[Hop]).decode
-
-
 def hops_of(meta: bytes | None) -> list[Hop]:
     """Return the servers that the record was on; an empty list if it was written here, or the entry is invalid."""
-    if meta is None or _MARK not in meta:
-        return []
-    try:
-        found = surrogates.members(meta).get(KEY)
-        return [] if found is None else _decode_hops(found)
-    except msgspec.MsgspecError:
-        return []
+    return stamp_in(meta, KEY, list[Hop]) or []
 
 
 def is_copy(hops: list[Hop], topic: str) -> bool:

@@ -32,7 +32,6 @@ from msgspec import UNSET, Struct, UnsetType, structs
 from topics.client import Client
 from topics.errors import TopicsError
 from topics.lake.storage import real_location
-from topics.model import surrogates
 from topics.model.names import check_topic
 from topics.spark.failures import explain
 from topics.spark.options import ConnectionOptions, ReadOptions, WriteOptions, offset_option, read_options
@@ -46,6 +45,7 @@ from topics.spark.pipelines.run.delivery import (
     fields_of,
     last_shown,
     record_of,
+    stamp_in,
     stamped,
     target_of,
 )
@@ -371,7 +371,6 @@ def read_batches(options: ReadOptions) -> Iterator[pa.RecordBatch]:
 # --- the task
 
 KEY = "_topics_replay"
-_MARK = f'"{KEY}"'.encode()
 SMOOTH_S = 0.2  # the rate holds over intervals of this length
 
 _encode = msgspec.json.Encoder().encode
@@ -474,9 +473,4 @@ def rehearse(batches: Iterable[pa.RecordBatch], *, epoch: int) -> DeliveryResult
 
 def origin_of(meta: bytes | None) -> Origin | None:
     """Return the origin of a replayed record, or None for another record."""
-    if meta is None or _MARK not in meta:
-        return None
-    try:
-        return msgspec.json.decode(surrogates.members(meta)[KEY], type=Origin)
-    except (msgspec.MsgspecError, KeyError):
-        return None
+    return stamp_in(meta, KEY, Origin)

@@ -19,7 +19,6 @@ from msgspec import Raw, Struct, field, structs
 
 from topics.lake.files import RowsWriter
 from topics.lake.storage import Storage
-from topics.model import surrogates
 from topics.spark.failures import BadUsage
 from topics.spark.options import ConnectionOptions, WriteOptions
 from topics.spark.pipelines import windows
@@ -35,7 +34,7 @@ from topics.spark.pipelines.rounds import (
     one_task,
 )
 from topics.spark.pipelines.run import positions
-from topics.spark.pipelines.run.delivery import metas
+from topics.spark.pipelines.run.delivery import metas, stamp_in
 from topics.spark.pipelines.run.job import JobOptions, PipelineJob
 from topics.spark.pipelines.run.report import ReportedGap, RunReport
 from topics.spark.pipelines.windows import Declaration, Open, Seen, digest_of, number_of, open_windows, place_windows
@@ -182,7 +181,7 @@ class Rolling(Rounds[RollupPosition]):
 
     def _stamps(self, from_seq: int) -> Iterator[PartStamp]:
         """Yield the stamps of the records after `from_seq`; nothing if the topic does not exist."""
-        found = (stamp_of(meta) for meta in metas(self._client, self.name, from_seq=from_seq))
+        found = (stamp_in(meta, KEY, PartStamp) for meta in metas(self._client, self.name, from_seq=from_seq))
         return (stamp for stamp in found if stamp is not None)
 
     def after(self, at: RollupPosition, outcome: Sent) -> RollupPosition:
@@ -296,16 +295,6 @@ class PartStamp(Struct, frozen=True, kw_only=True):
     name: str
     plan: str
     part: int
-
-
-def stamp_of(meta: bytes) -> PartStamp | None:
-    if KEY.encode() not in meta:
-        return None
-    try:
-        found = surrogates.members(meta).get(KEY)
-        return None if found is None else msgspec.json.decode(found, type=PartStamp)
-    except msgspec.MsgspecError:
-        return None
 
 
 class WriteWindowsTable(Struct):

@@ -26,6 +26,7 @@ from topics.spark.source.catalog import state_of
 from topics.spark.source.plan import GRID
 
 Row = TypeVar("Row")
+Stamp = TypeVar("Stamp")
 REFUSED = (Code.RECORD_TOO_LARGE, Code.INVALID_REQUEST)
 _encode = msgspec.json.Encoder().encode
 
@@ -187,6 +188,17 @@ def stamped(meta: bytes | None, key: str, stamp: Any) -> bytes:
         return surrogates.object_of({**rest, key: stamp})
     inside = meta.strip()[1:-1].strip()
     return b"{%b,%b}" % (inside, text) if inside else b"{%b}" % text
+
+
+def stamp_in(meta: bytes | None, key: str, kind: type[Stamp]) -> Stamp | None:
+    """Return the stamp under `key`, or None if there is no valid one."""
+    if meta is None or f'"{key}"'.encode() not in meta:
+        return None
+    try:
+        found = surrogates.members(meta).get(key)
+        return None if found is None else msgspec.json.decode(found, type=kind)
+    except msgspec.MsgspecError:
+        return None
 
 
 # --- the state of the target
