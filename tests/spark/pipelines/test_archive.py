@@ -402,7 +402,7 @@ def test_failed_read_leaves_the_lake_unchanged(run: Any, client: Client, lake: L
     before = lake.table(topic).state()
     written.numbers(10)
     with monkeypatch.context() as patch:
-        patch.setattr("topics.spark.pipelines.archive.driver.archive_spans", lambda *_, **__: 1 / 0)
+        patch.setattr("topics.spark.pipelines.archive.state.archive_spans", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run()
     assert lake.table(topic).state() == before

@@ -27,17 +27,7 @@ from topics.lake.storage import Storage
 from topics.model import surrogates
 from topics.spark.failures import BadUsage
 from topics.spark.options import BadOption, ConnectionOptions, WriteOptions
-from topics.spark.pipelines.rounds import (
-    MAX_RECORDS,
-    STEP_SEQS,
-    Rounds,
-    RoundsPosition,
-    SourceTopic,
-    Written,
-    answered,
-    chunk,
-    one_task,
-)
+from topics.spark.pipelines import rounds
 from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.delivery import refused_rows
 from topics.spark.pipelines.run.job import JobOptions, PipelineJob, check_may_delete
@@ -72,7 +62,7 @@ COLUMNS = pa.schema(
 _encode = msgspec.json.Encoder().encode
 
 
-class CompactPosition(RoundsPosition, frozen=True, kw_only=True):
+class CompactPosition(rounds.RoundsPosition, frozen=True, kw_only=True):
     """The position of a compaction, with its declaration: keys of two topics or expressions must not mix."""
 
     declaration: int
@@ -82,7 +72,7 @@ class CompactPosition(RoundsPosition, frozen=True, kw_only=True):
     gaps: list[ReportedGap] = field(default_factory=list)
 
 
-class CompactResult(Written, kw_only=True):
+class CompactResult(rounds.Written, kw_only=True):
     """The result of the task that writes the latest records."""
 
     looked_at: int = 0
@@ -136,7 +126,7 @@ class WriteLatestTable(Struct, kw_only=True):
                     writer.write(pa.RecordBatch.from_pylist(kept[:end], schema=COLUMNS))
                     kept = kept[end:]
             outcome.files = [] if writer is None else writer.finish()
-        yield answered(outcome)
+        yield rounds.answered(outcome)
 
 
 class WriteLatestTopic(Struct, kw_only=True):
@@ -164,10 +154,10 @@ class WriteLatestTopic(Struct, kw_only=True):
                         outcome.removed += 0 if self.fresh else client.delete(self.topic, match=row["key"]).deleted
                     else:
                         rows.append(row)
-                for piece in pieces([self._record(row) for row in rows], most=MAX_RECORDS):
+                for piece in pieces([self._record(row) for row in rows], most=rounds.MAX_RECORDS):
                     self._put(client, rows[piece], outcome)
                 outcome.keys += len(rows)
-        yield answered(outcome)
+        yield rounds.answered(outcome)
 
     def _put(self, client: Client, rows: list[dict[str, Any]], outcome: CompactResult) -> None:
         """Write the rows. A gap record replaces a record that the server rejects."""
@@ -186,7 +176,7 @@ class WriteLatestTopic(Struct, kw_only=True):
 
     def _append(self, client: Client, rows: list[dict[str, Any]], outcome: CompactResult) -> None:
         """Append rows and delete the older records of their keys. So a repetition also leaves one record per key."""
-        request = chunk(self.topic, self.run, rows[0]["seq"], [self._record(row) for row in rows])
+        request = rounds.chunk(self.topic, self.run, rows[0]["seq"], [self._record(row) for row in rows])
         written = Sent()
         answers = send(client, WriteOptions(connection=self.connection), [request], written)
         outcome.add(written)
@@ -232,7 +222,7 @@ def compact(
     follow: bool = False,
     every_s: float = EVERY_S,
     lake: str | None = None,
-    step_seqs: int = STEP_SEQS,
+    step_seqs: int = rounds.STEP_SEQS,
     positions_topic: str = positions.TOPIC,
     **options: Unpack[JobOptions],
 ) -> RunReport:
@@ -246,7 +236,7 @@ def compact(
     if into == topic:
         raise BadUsage(f"{topic} cannot be compacted into itself: its readers would lose the older records")
     with PipelineJob("compact", servers=[url], **options) as job, job.client(url) as client:
-        source = SourceTopic(job, client, topic, lake=lake)
+        source = rounds.SourceTopic(job, client, topic, lake=lake)
         if not source.wait_until_exists(follow=follow):
             return job.report
         if into is not None and not job.dry_run:
@@ -267,7 +257,7 @@ def compact(
     return job.report
 
 
-class Compaction(Rounds[CompactPosition]):
+class Compaction(rounds.Rounds[CompactPosition]):
     """One run that compacts a topic.
 
     A table has one row per key; its files are sorted by key and do not overlap. A topic has one record per key, with
@@ -313,12 +303,12 @@ class Compaction(Rounds[CompactPosition]):
         if self._table is not None:
             return self._write_table(self._table, latest)
         if self._job.dry_run:
-            return one_task(latest, WriteLatestTable(null_removes=self.null_removes), CompactResult)
+            return rounds.one_task(latest, WriteLatestTable(null_removes=self.null_removes), CompactResult)
         task = WriteLatestTopic(
             connection=self._job.connection(self._client.url), source=self._source.topic, topic=self.name, position=at,
             fresh=at.target_seq == 0, null_removes=self.null_removes,
         )  # fmt: skip
-        outcome = one_task(latest, task, CompactResult, order=("seq",))
+        outcome = rounds.one_task(latest, task, CompactResult, order=("seq",))
         if at.stale_to:
             self._client.delete(self.name, before_seq=at.stale_to + 1)
         return outcome
@@ -332,7 +322,7 @@ class Compaction(Rounds[CompactPosition]):
         try:
             rows = self._with_changed(table, latest)
             task.cuts = [str(file.low) for file in self._kept]
-            outcome = one_task(rows, task, CompactResult, order=("key", "seq"))
+            outcome = rounds.one_task(rows, task, CompactResult, order=("key", "seq"))
         finally:
             latest.unpersist()
         self.adds = outcome.files

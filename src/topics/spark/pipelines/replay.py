@@ -36,19 +36,8 @@ from topics.model.names import check_topic
 from topics.spark.failures import explain
 from topics.spark.options import ConnectionOptions, ReadOptions, WriteOptions, offset_option, read_options
 from topics.spark.pipelines.rounds import answered
-from topics.spark.pipelines.run import positions
-from topics.spark.pipelines.run.delivery import (
-    DeliveryResult,
-    OutgoingRow,
-    RangeDelivery,
-    cut,
-    fields_of,
-    last_shown,
-    record_of,
-    stamp_in,
-    stamped,
-    target_of,
-)
+from topics.spark.pipelines.run import delivery, positions
+from topics.spark.pipelines.run.delivery import DeliveryResult, OutgoingRow, RangeDelivery
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob
 from topics.spark.pipelines.run.positions import Positions
 from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
@@ -346,7 +335,7 @@ class _ReplayRun:
             row.would.append(f"create topic {self._wanted.into} in {self._client.url}")
 
     def _target(self) -> tuple[int, int]:
-        return target_of(self._client, self._wanted.into)
+        return delivery.target_of(self._client, self._wanted.into)
 
     def _shown(self, at: ReplayPosition, *, from_seq: int) -> int:
         """Return the last seq of this replay in the target after `from_seq`, or 0 if there is none."""
@@ -357,7 +346,7 @@ class _ReplayRun:
                 return 0
             return origin.last
 
-        return last_shown(self._client, self._wanted.into, from_seq=from_seq, seq_of=seq_of)
+        return delivery.last_shown(self._client, self._wanted.into, from_seq=from_seq, seq_of=seq_of)
 
 
 def read_batches(options: ReadOptions) -> Iterator[pa.RecordBatch]:
@@ -372,8 +361,6 @@ def read_batches(options: ReadOptions) -> Iterator[pa.RecordBatch]:
 
 KEY = "_topics_replay"
 SMOOTH_S = 0.2  # the rate holds over intervals of this length
-
-_encode = msgspec.json.Encoder().encode
 
 
 class Origin(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -434,7 +421,7 @@ class Sender(Struct, kw_only=True):
                 client=client, options=WriteOptions(connection=self.target), topic=self.into,
                 epoch=self.epoch, present=self.present, gap_row=self._gap_row, outcome=outcome,
             )  # fmt: skip
-            for _, _, held in cut(rows, self.start, self.stop, most=most):
+            for _, _, held in delivery.cut(rows, self.start, self.stop, most=most):
                 seqs = xxhash.xxh3_64_hexdigest(str([(row.first, row.last) for row in held]).encode())
                 key = f"replay/{self.id}/{self.epoch}/{held[0].first}-{held[-1].last}/{seqs}"
                 key, missing = sending.new(key, held)
@@ -444,19 +431,18 @@ class Sender(Struct, kw_only=True):
         return outcome
 
     def _gap_row(self, first: int, last: int, reason: str) -> OutgoingRow:
-        data = _encode({"topic": self.topic, "gap_from": first, "gap_to": last, "reason": reason})
         origin = Origin(id=self.id, topic=self.topic, epoch=self.epoch, seq=first, to=last)
-        return OutgoingRow(first, last, record_of(data, None, None, stamped(b'{"kind":"gap"}', KEY, origin)), reason)
+        return delivery.gap_row(self.topic, first, last, reason, KEY, origin)
 
     def _rows(self, batch: pa.RecordBatch) -> Iterator[OutgoingRow]:
-        for one in fields_of(batch):
+        for one in delivery.fields_of(batch):
             if one.kind == "gap":
                 yield self._gap_row(one.seq, one.to, one.reason)
                 continue
             origin = Origin(id=self.id, topic=self.topic, epoch=self.epoch, seq=one.seq, ts=one.ts, node=one.node)
-            yield OutgoingRow(
-                one.seq, one.seq, record_of(one.data, self.node or one.node, one.tag, stamped(one.meta, KEY, origin))
-            )
+            meta = delivery.stamped(one.meta, KEY, origin)
+            record = delivery.record_of(one.data, self.node or one.node, one.tag, meta)
+            yield OutgoingRow(one.seq, one.seq, record)
 
 
 def rehearse(batches: Iterable[pa.RecordBatch], *, epoch: int) -> DeliveryResult:
@@ -466,11 +452,12 @@ def rehearse(batches: Iterable[pa.RecordBatch], *, epoch: int) -> DeliveryResult
         gaps = batch.filter(pc.equal(batch.column("kind"), "gap"))
         outcome.records += batch.num_rows - gaps.num_rows
         outcome.gaps += [
-            ReportedGap(from_seq=one.seq, to_seq=one.to, reason=one.reason, epoch=epoch) for one in fields_of(gaps)
+            ReportedGap(from_seq=one.seq, to_seq=one.to, reason=one.reason, epoch=epoch)
+            for one in delivery.fields_of(gaps)
         ]
     return outcome
 
 
 def origin_of(meta: bytes | None) -> Origin | None:
     """Return the origin of a replayed record, or None for another record."""
-    return stamp_in(meta, KEY, Origin)
+    return delivery.stamp_in(meta, KEY, Origin)

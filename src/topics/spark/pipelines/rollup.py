@@ -21,18 +21,7 @@ from topics.lake.files import RowsWriter
 from topics.lake.storage import Storage
 from topics.spark.failures import BadUsage
 from topics.spark.options import ConnectionOptions, WriteOptions
-from topics.spark.pipelines import windows
-from topics.spark.pipelines.rounds import (
-    MAX_RECORDS,
-    STEP_SEQS,
-    Rounds,
-    RoundsPosition,
-    SourceTopic,
-    Written,
-    answered,
-    chunk,
-    one_task,
-)
+from topics.spark.pipelines import rounds, windows
 from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.delivery import metas, stamp_in
 from topics.spark.pipelines.run.job import JobOptions, PipelineJob
@@ -52,7 +41,7 @@ KEY = "_topics_rollup"
 _encode = msgspec.json.Encoder().encode
 
 
-class RollupPosition(RoundsPosition, frozen=True, kw_only=True):
+class RollupPosition(rounds.RoundsPosition, frozen=True, kw_only=True):
     """The position of a rollup. `due` are the windows that are being written, or None."""
 
     digest: str
@@ -80,13 +69,13 @@ def rollup(
     follow: bool = False,
     every_s: float = EVERY_S,
     lake: str | None = None,
-    step_seqs: int = STEP_SEQS,
+    step_seqs: int = rounds.STEP_SEQS,
     positions_topic: str = positions.TOPIC,
     **options: Unpack[JobOptions],
 ) -> RunReport:
     """Write the windows that are closed by now. `full` starts again with the first seq and writes all windows again."""
     with PipelineJob("rollup", servers=[url], **options) as job, job.client(url) as client:
-        source = SourceTopic(job, client, declaration.topic, lake=lake)
+        source = rounds.SourceTopic(job, client, declaration.topic, lake=lake)
         if not source.wait_until_exists(follow=follow):
             return job.report
         Rolling(
@@ -97,7 +86,7 @@ def rollup(
     return job.report
 
 
-class Rolling(Rounds[RollupPosition]):
+class Rolling(rounds.Rounds[RollupPosition]):
     """One run of a rollup. The output has one row or record per window and group."""
 
     _declared: Declaration
@@ -164,7 +153,7 @@ class Rolling(Rounds[RollupPosition]):
             return Sent(records=result.count())
         if self._table is None:
             return self._write_topic(result, at)
-        outcome = one_task(result, WriteWindowsTable(self._table.storage, self.schema), Written)
+        outcome = rounds.one_task(result, WriteWindowsTable(self._table.storage, self.schema), rounds.Written)
         self.adds = outcome.files
         return outcome
 
@@ -177,7 +166,7 @@ class Rolling(Rounds[RollupPosition]):
         text = "to_json(struct(*), map('ignoreNullFields', 'false')) AS data"
         rows = result.selectExpr(text, f"{tag} AS tag")
         connection = self._job.connection(self._client.url)
-        return one_task(rows, WriteWindowsTopic(connection, self.name, name, plan, present), Sent)
+        return rounds.one_task(rows, WriteWindowsTopic(connection, self.name, name, plan, present), Sent)
 
     def _stamps(self, from_seq: int) -> Iterator[PartStamp]:
         """Yield the stamps of the records after `from_seq`; nothing if the topic does not exist."""
@@ -312,7 +301,7 @@ class WriteWindowsTable(Struct):
                 for batch in (table.sort_by(keys) if keys else table).combine_chunks().to_batches():
                     writer.write(batch)
             files = writer.finish()
-        yield answered(Written(records=sum(file.rows for file in files), files=files))
+        yield rounds.answered(rounds.Written(records=sum(file.rows for file in files), files=files))
 
 
 class WriteWindowsTopic(Struct):
@@ -334,15 +323,15 @@ class WriteWindowsTopic(Struct):
         sized = [data.encode() for data, _ in rows]
         run = f"rollup/{self.name}/{xxhash.xxh3_64_hexdigest(self.plan.encode())}"
         with client_for(self.connection, self.connection.servers[0]) as client:
-            for part, piece in enumerate(pieces(sized, most=MAX_RECORDS)):
+            for part, piece in enumerate(pieces(sized, most=rounds.MAX_RECORDS)):
                 records = [self._record(*row, part) for row in rows[piece]]
                 if part in self.present:
                     outcome.records += len(records)
                     outcome.repeated += len(records)
                     continue
                 options = WriteOptions(connection=self.connection)
-                send(client, options, [chunk(self.topic, run, part, records)], outcome)
-        yield answered(outcome)
+                send(client, options, [rounds.chunk(self.topic, run, part, records)], outcome)
+        yield rounds.answered(outcome)
 
     def _record(self, data: str, tag: str, part: int) -> bytes:
         stamp = PartStamp(name=self.name, plan=self.plan, part=part)

@@ -24,22 +24,8 @@ from topics.lake.archived import outside
 from topics.lake.heal import OTHER_LAKE
 from topics.model.names import check_topic
 from topics.plurals import counted
-from topics.spark.pipelines.archive.state import (
-    GAPS_SHOWN,
-    ArchiveState,
-    Done,
-    Key,
-    archive_spans,
-    changes_of,
-    check_heads,
-    check_same,
-    first_bytes,
-    last_files,
-    unarchived,
-    verify,
-    with_gaps,
-    workload,
-)
+from topics.spark.pipelines.archive import state
+from topics.spark.pipelines.archive.state import ArchiveState, Key
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete
 from topics.spark.pipelines.run.report import ReportedGap, RunReport
 from topics.spark.pipelines.run.tasks import Tasks
@@ -150,7 +136,52 @@ class _ArchiveRun(ArchiveState):
         with self._servers, self.job.client(self.url) as client:
             snapshot = self.snapshot()
             extents = self._extents(client, snapshot, follow=False)
-            expect(self, client, snapshot, extents)
+            new = {span.topic: span for span in state.unarchived(snapshot, extents)}
+            for extent in extents:
+                if (span := new.get(extent.topic)) is not None:
+                    self._expect_archived(client, snapshot, extent, span)
+                if self.trim:
+                    self._expect_trimmed(client, extent)
+
+    def _expect_archived(self, client: Client, snapshot: Snapshot, extent: TopicExtent, span: Span) -> None:
+        row = self.row(span.topic)
+        row.epoch, row.from_seq, row.to_seq = span.epoch, span.start, span.stop - 1
+        seqs = span.stop - max(span.start, extent.earliest)
+        row.records = min(extent.count, seqs)
+        # If some records were deleted and only a part is new, it is unknown which part the deleted ones were in.
+        row.at_most = span.start > extent.earliest and extent.count <= extent.head - extent.earliest
+        row.size_bytes = round(row.records * extent.bytes_per_seq)
+        row.gaps = self._expected_gaps(client, extent, span)
+        if row.gaps:
+            row.figures["lost"] = sum(gap.to_seq - gap.from_seq + 1 for gap in row.gaps)
+        self.warn_about_earlier_epochs(snapshot, span.topic, first=span.start)
+
+    def _expected_gaps(self, client: Client, extent: TopicExtent, span: Span) -> list[ReportedGap]:
+        """Return the gaps that a read would report: a scan for a tag that no record has returns only gaps."""
+        found = []
+        none = ["tag", "Eq", secrets.token_hex(16)]
+        scan = client.scan(span.topic, from_seq=span.start - 1, upto_seq=span.stop - 1, epoch=span.epoch, filter=none)
+        for piece in scan:
+            if isinstance(piece, Tombstone):
+                first = max(piece.gap_from, span.start)
+                found.append(ReportedGap(from_seq=first, to_seq=piece.gap_to, reason=piece.reason, epoch=span.epoch))
+        upto = min(self.elsewhere.get((span.topic, span.epoch), 0), extent.earliest - 1)
+        for low, high in outside([(gap.from_seq, gap.to_seq) for gap in found], span.start, upto):
+            found.append(ReportedGap(from_seq=low, to_seq=high, reason=OTHER_LAKE, epoch=span.epoch))
+        return found[: state.GAPS_SHOWN]
+
+    def _expect_trimmed(self, client: Client, extent: TopicExtent) -> None:
+        """Report what a trim would delete: all live records, because the run archives them before."""
+        if not extent.count:
+            return
+        row = self.row(extent.topic)
+        topic = state_of(client, extent.topic, epoch=extent.epoch)
+        if topic is not None and topic.type == "queue":
+            self.warn_of_queue(extent)
+            return
+        row.figures["to_trim"] = extent.count
+        seqs = f"seqs {extent.earliest} to {extent.head}"
+        row.would.append(f"delete {seqs} from the topic once the lake has them, {counted(extent.count, 'record')}")
 
     def run(self, *, follow: bool, every_s: float) -> None:
         with self._servers, self.job.client(self.url) as client:
@@ -188,7 +219,7 @@ class _ArchiveRun(ArchiveState):
         wanted = self.wanted_columns
         typed = [extent.topic for extent in extents if extent.topic in wanted or EVERY_TOPIC in wanted]
         self._prepare([topic for topic in typed if topic not in self._typed])  # also if there is nothing to archive
-        total = self._done + sum(span.stop - span.start for span in unarchived(self.lake.snapshot(), extents))
+        total = self._done + sum(span.stop - span.start for span in state.unarchived(self.lake.snapshot(), extents))
         while spans := self._next(base := self.lake.snapshot(), extents):
             worked = True
             names = {span.topic for span in spans}  # one topic may have two spans: lost seqs and records
@@ -217,13 +248,13 @@ class _ArchiveRun(ArchiveState):
         self.wanted.check([client], there | archived, self.job.warn, follow=follow)
         self.job.report.looked_at = max(self.job.report.looked_at, len(extents))
         snapshot.load([extent.topic for extent in extents])
-        check_heads(snapshot, extents)
+        state.check_heads(snapshot, extents)
         self._check_lake(client, snapshot, extents)
         return extents
 
     def _check_lake(self, client: Client, snapshot: Snapshot, extents: list[TopicExtent]) -> None:
         """Check once per epoch that lake and server belong together. The run itself cannot break this."""
-        behind = {(span.topic, span.epoch) for span in unarchived(snapshot, extents)} - self._checked
+        behind = {(span.topic, span.epoch) for span in state.unarchived(snapshot, extents)} - self._checked
         new = [extent for extent in extents if (extent.topic, extent.epoch) in behind]
         if not new:
             return
@@ -239,25 +270,25 @@ class _ArchiveRun(ArchiveState):
                 continue
             earliest, connection = extent.earliest, self.job.connection(self.url)
             try:
-                if verify(self.lake, archived, last_files(archived, earliest=earliest)):
-                    check_same(self.lake, connection, archived, earliest=earliest, to_trim=False)
+                if state.verify(self.lake, archived, state.last_files(archived, earliest=earliest)):
+                    state.check_same(self.lake, connection, archived, earliest=earliest, to_trim=False)
             except Damaged as error:
                 self.note_damage(extent, error)
         self._checked |= behind
 
     def _next(self, snapshot: Snapshot, extents: list[TopicExtent]) -> list[Span]:
         """Return the spans of the next commit."""
-        left = unarchived(snapshot, extents)
+        left = state.unarchived(snapshot, extents)
         if not left:
             return []  # without starting Spark
         if self._tasks is None:
-            self._tasks = self.job.tasks(workload(left, extents))
+            self._tasks = self.job.tasks(state.workload(left, extents))
         size_bytes = float(self.round_bytes or max(ROUND_BYTES, 2 * self._tasks.parallelism * PART_BYTES))
-        return first_bytes(left, extents, size_bytes)
+        return state.first_bytes(left, extents, size_bytes)
 
     # --- one round
 
-    def _archive(self, spans: list[Span], extents: list[TopicExtent]) -> list[Done]:
+    def _archive(self, spans: list[Span], extents: list[TopicExtent]) -> list[state.Done]:
         assert self._tasks is not None, "chosen with the first spans"
         extent_of = {extent.topic: extent for extent in extents}
         self._prepare(sorted({span.topic for span in spans} - self._typed.keys()))
@@ -273,7 +304,7 @@ class _ArchiveRun(ArchiveState):
             min_partitions=max(min(self._tasks.parallelism, int(total / SMALL_PART_BYTES)), 1),
             partition_bytes=PART_BYTES,
         )
-        return archive_spans(
+        return state.archive_spans(
             self._tasks,
             parts,
             connection=self.job.connection(self.url),
@@ -297,14 +328,14 @@ class _ArchiveRun(ArchiveState):
         except BadColumns as error:
             raise BadUsage(f"--columns: {error}") from None
 
-    def _commit(self, base: Snapshot, done: list[Done]) -> set[str]:
+    def _commit(self, base: Snapshot, done: list[state.Done]) -> set[str]:
         """Commit each topic, several at a time, and return the names of the committed ones.
 
         A topic that another run has changed meanwhile is left out, for the next round.
         """
         changes = [
-            with_gaps(self.lake, change, upto=self.elsewhere.get((change.topic, change.epoch), 0))
-            for change in changes_of(done)
+            state.with_gaps(self.lake, change, upto=self.elsewhere.get((change.topic, change.epoch), 0))
+            for change in state.changes_of(done)
         ]
         note = {"run": self.job.report.run_id}
 
@@ -334,7 +365,7 @@ class _ArchiveRun(ArchiveState):
         row.gaps += [
             ReportedGap(from_seq=g.first, to_seq=g.last, reason=g.reason, epoch=change.epoch) for g in change.gaps
         ]
-        del row.gaps[:-GAPS_SHOWN]  # the ledger has them all; a report must not grow without limit
+        del row.gaps[: -state.GAPS_SHOWN]  # the ledger has them all; a report must not grow without limit
         row.add(lost=sum(gap.last - gap.first + 1 for gap in change.gaps))
         self._done += last - first + 1
         self.job.report.add(files=len(change.adds))
@@ -346,59 +377,3 @@ def _in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> list[
         return [work(item) for item in items]
     with ThreadPoolExecutor(COMMIT_THREADS) as threads:
         return list(threads.map(work, items))
-
-
-# --- a dry run, from the states of topics, without reading their records
-
-
-def expect(state: ArchiveState, client: Client, snapshot: Snapshot, extents: list[TopicExtent]) -> None:
-    """Report what a run would archive, record as gaps and trim."""
-    new = {span.topic: span for span in unarchived(snapshot, extents)}
-    for extent in extents:
-        if (span := new.get(extent.topic)) is not None:
-            _expect_archived(state, client, snapshot, extent, span)
-        if state.trim:
-            _expect_trimmed(state, client, extent)
-
-
-def _expect_archived(state: ArchiveState, client: Client, snapshot: Snapshot, extent: TopicExtent, span: Span) -> None:
-    row = state.row(span.topic)
-    row.epoch, row.from_seq, row.to_seq = span.epoch, span.start, span.stop - 1
-    seqs = span.stop - max(span.start, extent.earliest)
-    row.records = min(extent.count, seqs)
-    # If some records were deleted and only a part is new, it is unknown which part the deleted ones were in.
-    row.at_most = span.start > extent.earliest and extent.count <= extent.head - extent.earliest
-    row.size_bytes = round(row.records * extent.bytes_per_seq)
-    row.gaps = _expected_gaps(state, client, extent, span)
-    if row.gaps:
-        row.figures["lost"] = sum(gap.to_seq - gap.from_seq + 1 for gap in row.gaps)
-    state.warn_about_earlier_epochs(snapshot, span.topic, first=span.start)
-
-
-def _expected_gaps(state: ArchiveState, client: Client, extent: TopicExtent, span: Span) -> list[ReportedGap]:
-    """Return the gaps that a read would report: a scan for a tag that no record has returns only gaps."""
-    found = []
-    none = ["tag", "Eq", secrets.token_hex(16)]
-    scan = client.scan(span.topic, from_seq=span.start - 1, upto_seq=span.stop - 1, epoch=span.epoch, filter=none)
-    for piece in scan:
-        if isinstance(piece, Tombstone):
-            first = max(piece.gap_from, span.start)
-            found.append(ReportedGap(from_seq=first, to_seq=piece.gap_to, reason=piece.reason, epoch=span.epoch))
-    upto = min(state.elsewhere.get((span.topic, span.epoch), 0), extent.earliest - 1)
-    for low, high in outside([(gap.from_seq, gap.to_seq) for gap in found], span.start, upto):
-        found.append(ReportedGap(from_seq=low, to_seq=high, reason=OTHER_LAKE, epoch=span.epoch))
-    return found[:GAPS_SHOWN]
-
-
-def _expect_trimmed(state: ArchiveState, client: Client, extent: TopicExtent) -> None:
-    """Report what a trim would delete: all live records, because the run archives them before."""
-    if not extent.count:
-        return
-    row = state.row(extent.topic)
-    topic = state_of(client, extent.topic, epoch=extent.epoch)
-    if topic is not None and topic.type == "queue":
-        state.warn_of_queue(extent)
-        return
-    row.figures["to_trim"] = extent.count
-    seqs = f"seqs {extent.earliest} to {extent.head}"
-    row.would.append(f"delete {seqs} from the topic once the lake has them, {counted(extent.count, 'record')}")

@@ -27,6 +27,7 @@ from topics.spark.source.plan import GRID
 
 Row = TypeVar("Row")
 Stamp = TypeVar("Stamp")
+LOSS = b'{"kind":"gap"}'  # meta of a record that reports a gap
 REFUSED = (Code.RECORD_TOO_LARGE, Code.INVALID_REQUEST)
 _encode = msgspec.json.Encoder().encode
 
@@ -188,6 +189,12 @@ def stamped(meta: bytes | None, key: str, stamp: Any) -> bytes:
         return surrogates.object_of({**rest, key: stamp})
     inside = meta.strip()[1:-1].strip()
     return b"{%b,%b}" % (inside, text) if inside else b"{%b}" % text
+
+
+def gap_row(topic: str, first: int, last: int, reason: str, key: str, stamp: Any) -> OutgoingRow:
+    """Return the record that reports a gap."""
+    data = _encode({"topic": topic, "gap_from": first, "gap_to": last, "reason": reason})
+    return OutgoingRow(first, last, record_of(data, None, None, stamped(LOSS, key, stamp)), reason)
 
 
 def stamp_in(meta: bytes | None, key: str, kind: type[Stamp]) -> Stamp | None:
