@@ -193,17 +193,9 @@ def next_step(error: BaseException, *, resumes: bool = True, began: bool = True)
     """
     if isinstance(error, Failed) and error.next is not None:
         return error.next
-    if isinstance(error, NoLake):
-        return "check that --lake names the lake, and that it is mounted; topics pipeline archive creates one"
-    if isinstance(error, NoSuchTopic):
-        return "check the name of the topic"
-    if isinstance(error, DataDirError):
-        return "give --path the data directory of a server that is stopped, or a backup"
-    if isinstance(error, Damaged):
-        return (
-            "topics pipeline audit names every missing or damaged file: restore them from a copy of the lake, and "
-            "run the same command again"
-        )
+    for kind_of_error, text in _NEXT_OF_CLASS.items():
+        if isinstance(error, kind_of_error):
+            return text
     if _does_not_fit(error):
         return (
             "make the expression return NULL for a value that does not fit, with try_cast(… AS …), "
@@ -218,6 +210,13 @@ def next_step(error: BaseException, *, resumes: bool = True, began: bool = True)
     return step if resumes else step.replace(RESUME, RUN_AGAIN)
 
 
+_NEXT_OF_CLASS: dict[type[Exception], str] = {
+    NoLake: "check that --lake names the lake, and that it is mounted; topics pipeline archive creates one",
+    NoSuchTopic: "check the name of the topic",
+    DataDirError: "give --path the data directory of a server that is stopped, or a backup",
+    Damaged: "topics pipeline audit names every missing or damaged file: restore them from a copy of the lake, and run "
+    "the same command again",
+}
 _NEXT = {
     FailureKind.USAGE: "correct the command; --help lists its options",
     FailureKind.UNREACHABLE: f"check that the server runs and can be reached from here, then {RESUME}",
