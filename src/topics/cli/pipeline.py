@@ -116,12 +116,13 @@ POSITIONS = option(
     "--positions TOPIC", "topic that stores the position [%(default)s]",
     dest="positions_topic", default="sys:positions",
 )  # fmt: skip
+TOKENS = one_of(
+    option("--token KEY", "API key; visible to other users of this machine"),
+    option("--token-file FILE", "file with the API key [TOPICS_TOKEN_FILE]"),
+)
 SHARED_OPTIONS = section(
     "options of all pipelines",
-    one_of(
-        option("--token KEY", "API key; visible to other users of this machine"),
-        option("--token-file FILE", "file with the API key [TOPICS_TOKEN_FILE]"),
-    ),
+    TOKENS,
     option("--master M", "Spark master [local[*], or the choice of spark-submit]"),
     option(
         "--storage-option KEY=VALUE",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
@@ -17,6 +17,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 from msgspec import Struct
 
+from topics.clock import SystemClock
 from topics.lake.errors import Conflict, LakeError
 from topics.lake.facts import Facts, FactsReader
 from topics.lake.layout import LOG
@@ -33,11 +34,21 @@ PROPERTIES = {
 BY_HAND = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 
 
+class Added(NamedTuple):
+    """A new file: its path below the table, size, Delta's statistics, and the values of the partition columns."""
+
+    path: str
+    size_bytes: int
+    stats: str
+    partition: dict[str, str | None]
+
+
 class Actions(Struct, kw_only=True):
     """The content of one commit. With a `schema`, the commit replaces the schema and removes all other files."""
 
-    adds: Sequence[AddAction] = ()
-    removes: Sequence[RemoveAction] = ()
+    adds: Sequence[Added] = ()
+    removes: Sequence[str] = ()  # paths below the table
+    is_change: bool = True  # False: the rows of the table stay the same
     facts: Facts
     note: Mapping[str, Any] | None = None
     schema: pa.Schema | None = None
@@ -152,8 +163,11 @@ class DeltaFolder:
             max_commit_retries=0,  # Delta would not compare the removed files of two commits, so `build` does
         )
         schema = self.table.schema() if actions.schema is None else Schema.from_arrow(actions.schema)
+        now_ms, changes = SystemClock().now_ms(), actions.is_change
+        adds = [AddAction(one.path, one.size_bytes, one.partition, now_ms, changes, one.stats) for one in actions.adds]
+        removes = [RemoveAction(path, changes, now_ms) for path in actions.removes]
         self.table.create_write_transaction(
-            [*actions.adds, *actions.removes],
+            [*adds, *removes],
             "append" if actions.schema is None else "overwrite",
             schema,
             partition_by=self._partitions, commit_properties=properties, post_commithook_properties=BY_HAND,
@@ -166,7 +180,7 @@ class DeltaFolder:
             return all(one.path in there for one in actions.adds)
         known = self.facts()
         is_set = all(known.get(name) == value for name, value in actions.facts.items())
-        return is_set and not there.intersection(one.path for one in actions.removes)
+        return is_set and not there.intersection(actions.removes)
 
     def checkpoint(self) -> None:
         """Write a checkpoint of the newest version, and remove the log before it that is older than a day."""

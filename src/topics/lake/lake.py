@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from topics.lake.archived import ArchivedEpoch, Change, File, Gap, TopicState
 from topics.lake.errors import Conflict, Damaged, NoLake
 from topics.lake.layout import GAP_SCHEMA, LOG, MARKER, PARTITIONS, SCHEMA, topic_of
-from topics.lake.rewrite import Rewritten, merge_files, open_file, plan_merges, rewrite_file, row_groups, rows_of
+from topics.lake.rewrite import Rewritten, merge_files, plan_merges, rewrite_file, row_groups, rows_of
 from topics.lake.storage import Storage, with_remedies
 
 if TYPE_CHECKING:
@@ -142,10 +141,6 @@ class Lake:
         return pa.Table.from_arrays(arrays, schema=GAP_SCHEMA)
 
     # --- files
-
-    def open(self, file: File) -> pq.ParquetFile:
-        """Open a file. Raise `Damaged` if it is missing or cannot be read."""
-        return open_file(self.storage, file)
 
     def verify(self, file: File) -> None:
         """Read a file back. Raise `Damaged` if a page has a wrong checksum, or the rows are not those of the commit."""

@@ -12,10 +12,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
-from deltalake.transaction import AddAction, RemoveAction
 
-from topics.clock import SystemClock
-from topics.lake.delta_folder import Actions, DeltaFolder, delta_errors
+from topics.lake.delta_folder import Actions, Added, DeltaFolder, delta_errors
 from topics.lake.errors import Conflict, Damaged, LakeError, Moved, NoTable
 from topics.lake.facts import Facts
 from topics.lake.files import ROWS_FILE_BYTES, RowsFile, RowsWriter, read_rows
@@ -37,7 +35,7 @@ class OutputTable:
         self._prefix = f"topics/{kind}/"
         self._kept_hours = kept_hours
         self._delta = DeltaFolder(self.storage)
-        self._known: dict[str, int] = {}  # the position that this run continues from
+        self.known: dict[str, int] = {}  # the position that this run continues from
         self._vacuumed = 0  # checkpoints at the last vacuum
 
     # --- state
@@ -56,12 +54,12 @@ class OutputTable:
                 others = [name for name in self.storage.names() if name != LOG]
                 if others:
                     raise NoTable(f"{self.uri} is not empty and is not a Delta table: it contains {others[0]}")
-                self._known = {}
-                return self._known
-            self._known = self._position()
-            if not self._known and (self._delta.facts() or self._delta.files().num_rows):
+                self.known = {}
+                return self.known
+            self.known = self._position()
+            if not self.known and (self._delta.facts() or self._delta.files().num_rows):
                 raise NoTable(f"{self.uri} is a table that this pipeline has not written, and is not replaced")
-            return self._known
+            return self.known
 
     def has_rows(self) -> bool:
         return bool(self.files())
@@ -115,17 +113,17 @@ class OutputTable:
         with self._errors():
             self._check_there(adds)
             self.storage.sync([file.path for file in adds])
-            changed = {name: value for name, value in position.items() if self._known.get(name) != value}
+            changed = {name: value for name, value in position.items() if self.known.get(name) != value}
             set_facts = {f"{self._prefix}{name}": value for name, value in changed.items()} | dict(facts or {})
 
             def build() -> Actions:
                 self._delta.open()
-                if self._position() != self._known:
+                if self._position() != self.known:
                     raise Moved(f"another run is writing to {self.uri}")
                 return self._actions(adds, removes, set_facts, schema=schema, note=note)
 
             self._delta.commit(build)
-            self._known = self._position()
+            self.known = self._position()
             if self._delta.checkpoints > self._vacuumed:
                 self._vacuumed = self._delta.checkpoints
                 self._delta.vacuum(self._kept_hours)
@@ -172,22 +170,8 @@ class OutputTable:
         missing = set(removes) - set(self._delta.files().column("path").to_pylist())
         if missing:
             raise Conflict(f"{self.uri}: {min(missing)} was replaced meanwhile")
-        now_ms = SystemClock().now_ms()
-        return Actions(
-            adds=[
-                AddAction(
-                    path=file.path, size=file.bytes, partition_values={}, modification_time=now_ms,
-                    data_change=is_change, stats=file.stats,
-                )
-                for file in adds
-            ],
-            removes=[
-                RemoveAction(path=path, data_change=is_change, deletion_timestamp=now_ms) for path in removes
-            ],
-            facts=facts,
-            note=note,
-            schema=schema,
-        )  # fmt: skip
+        added = [Added(file.path, file.bytes, file.stats, {}) for file in adds]
+        return Actions(adds=added, removes=removes, is_change=is_change, facts=facts, note=note, schema=schema)
 
     def _check_there(self, adds: Sequence[RowsFile]) -> None:
         """Raise `LakeError` unless every new file is there with its full size."""

@@ -23,14 +23,12 @@ from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable
-from deltalake.transaction import AddAction, RemoveAction
 from msgspec import structs
 
-from topics.clock import SystemClock
 from topics.lake import facts
 from topics.lake.archived import ArchivedEpoch, Change, File, TopicState
 from topics.lake.columns import BadColumns, TypedColumns
-from topics.lake.delta_folder import Actions, DeltaFolder, delta_errors
+from topics.lake.delta_folder import Actions, Added, DeltaFolder, delta_errors
 from topics.lake.errors import Conflict, Damaged, LakeError
 from topics.lake.files import NO_COLUMNS
 from topics.lake.layout import LOG, PARTITIONS, SCHEMA, parse_path, topic_folder
@@ -219,20 +217,20 @@ class TopicTable:
             return self._opened_state()
 
     def _actions(self, newest: TopicState, changes: Sequence[Change], note: Mapping[str, Any] | None) -> Actions:
+        above = f"{self._folder}/"
         set_facts: dict[str, int] = {}
         for change in changes:
             set_facts.update(facts.of_change(change, newest))
-        now_ms = SystemClock().now_ms()
-        is_change = any(change.op != "merge" for change in changes)
-        adds = [_add_action(self._folder, change, file, now_ms) for change in changes for file in change.adds]
-        removes = [
-            RemoveAction(
-                path=file.path.removeprefix(f"{self._folder}/"), data_change=is_change, deletion_timestamp=now_ms
+        adds = [
+            Added(
+                file.path.removeprefix(above), file.bytes, file.stats, {"epoch": str(change.epoch), "date": file.date}
             )
             for change in changes
-            for file in change.removes
+            for file in change.adds
         ]
-        return Actions(adds=adds, removes=removes, facts=set_facts, note=note)
+        removes = [file.path.removeprefix(above) for change in changes for file in change.removes]
+        is_change = any(change.op != "merge" for change in changes)
+        return Actions(adds=adds, removes=removes, is_change=is_change, facts=set_facts, note=note)
 
     def _check_there(self, base: TopicState, changes: Sequence[Change]) -> None:
         """Raise `LakeError` or `Damaged` unless every new file is there with its full size.
@@ -273,17 +271,6 @@ def _is_dead(path: str, state: TopicState) -> bool:
     """Return whether a file of an archive run can never be committed."""
     named = parse_path(path)
     return named is not None and named.last is None and named.first <= state.epoch(named.epoch).archived_to
-
-
-def _add_action(folder: str, change: Change, file: File, now_ms: int) -> AddAction:
-    return AddAction(
-        path=file.path.removeprefix(f"{folder}/"),
-        size=file.bytes,
-        partition_values={"epoch": str(change.epoch), "date": file.date},
-        modification_time=now_ms,
-        data_change=change.op != "merge",
-        stats=file.stats,
-    )
 
 
 def _files(folder: str, actions: pa.Table) -> dict[int, list[File]]:

@@ -43,10 +43,6 @@ def no_topic(clients: Sequence[Client], wanted: str, *, like: str = "", lake: La
     return BadUsage(text, next=_there_is(clients[0], like, lake))
 
 
-def begins_with(prefix: str) -> str:
-    return f"begins with {prefix!r}" if prefix else "exists yet"
-
-
 def existing_lake(path: str) -> Lake:
     """Return the lake. Raise `NoLake` if there is none; checked before Spark starts, for a clear message."""
     lake = Lake(path)
@@ -139,8 +135,8 @@ class Selection(Struct, frozen=True, kw_only=True):
             warn(f"no topic on {where} {self}: waiting for one")
 
     def __str__(self) -> str:
-        prefixes = [] if self.prefix is None else [begins_with(self.prefix)]
-        return " or ".join([*prefixes, *([] if self.pattern is None else [f"matches {self.pattern!r}"])])
+        prefix = None if self.prefix is None else f"begins with {self.prefix!r}" if self.prefix else "exists yet"
+        return " or ".join(filter(None, [prefix, None if self.pattern is None else f"matches {self.pattern!r}"]))
 
 
 def common(names: Sequence[str]) -> str:

@@ -26,9 +26,9 @@ from pyspark.sql.types import BinaryType, CharType, DataType, LongType, StringTy
 from topics.errors import TopicsError
 from topics.model import surrogates
 from topics.model.names import check_topic
+from topics.spark.options import DataFormat
 from topics.spark.sink.chunks import Plain, Sourced
 from topics.spark.sink.json_columns import NoJson, encode, json_column, quoted
-from topics.spark.sink.write_options import DataFormat
 from topics.spark.source.layout import KAFKA, PLAIN, SERVER
 
 Texts = Callable[[pa.Array], pa.Array]  # JSON text as bytes, null for null

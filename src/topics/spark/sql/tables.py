@@ -83,11 +83,6 @@ class Tables:
         self._gaps = gaps
         self._schemas: dict[tuple[str, str], tuple[Nested | None, int]] = {}
 
-    def names(self) -> list[str]:
-        """Return every table: topics first, then the `sys:` topics, and the gap ledger last."""
-        found = names_of(self._options)
-        return sorted(found, key=lambda name: (self._is_ledger(name), name.startswith("sys:"), name))
-
     def run(self, text: str) -> QueryResult:
         """Run one statement and return its rows. Raise `BadQuery` if it cannot be run."""
         names = names_of(self._options)
@@ -126,8 +121,8 @@ class Tables:
         """Answer SHOW TABLES and DESCRIBE of a topic; return None for other statements."""
         words = text.lower().split()
         if words == ["show", "tables"]:
-            rows = [(name,) for name in self.names()]
-            return QueryResult(self._spark.createDataFrame(rows, "table STRING"), [])
+            order = sorted((self._is_ledger(name), name.startswith("sys:"), name) for name in names_of(self._options))
+            return QueryResult(self._spark.createDataFrame([(name,) for *_, name in order], "table STRING"), [])
         if len(words) == 2 and words[0] in ("describe", "desc") and statement.tables:
             return None if self._is_ledger(statement.tables[0]) else self._describe(statement.tables[0])
         return None

@@ -25,7 +25,7 @@ from topics.arrow import cells
 from topics.client import Client
 from topics.client.request import Router, State
 from topics.errors import Code, TopicsError
-from topics.lake import Lake, LakeError, Snapshot
+from topics.lake import ArchivedEpoch, Lake, LakeError, Snapshot
 from topics.lake.heal import tagged
 from topics.model.records import TagMatch, parse_match
 from topics.plurals import counted
@@ -46,7 +46,7 @@ from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete
 from topics.spark.pipelines.run.report import RunReport
 from topics.spark.source.catalog import state_of
-from topics.spark.topic_names import Selection, begins_with, existing_lake, no_topic, unknown_topic
+from topics.spark.topic_names import Selection, existing_lake, no_topic, unknown_topic
 from topics.storage.segments.record_run import Run
 
 SEQS_A_REQUEST = 1000
@@ -127,11 +127,7 @@ class _Erasure:
     def __init__(
         self, job: PipelineJob, client: Client, url: str, match: TagMatch, lake: Lake | None, *, positions_topic: str
     ) -> None:
-        self.job = job
-        self.client = client
-        self.url = url
-        self.match = match
-        self.lake = lake
+        self.job, self.client, self.url, self.match, self.lake = job, client, url, match, lake
         self.snapshot: Snapshot | None = None if lake is None else lake.snapshot()
         self.found: dict[str, CopyMatches] = defaultdict(CopyMatches)  # copies without the tag
         self.matched: dict[str, set[Id]] = defaultdict(set)  # by router: originals whose copies are known
@@ -147,8 +143,15 @@ class _Erasure:
 
     def run(self, topics: Sequence[str], prefix: str | None) -> None:
         scope = self._scope(topics, prefix)
-        if not self.job.dry_run:
-            self._check_rights(scope)
+        if not self.job.dry_run:  # half an erasure is worse than none, so a missing right is found now
+            for topic in scope.states:
+                check_may_delete(self.client, topic)
+            if self.lake is not None:
+                try:
+                    self.lake.storage.check_writable()
+                except LakeError as error:
+                    step = "run the command as a user that may write there, and check how the lake is mounted"
+                    raise LakeFailed(str(error), next=step) from None
         self._wait_for_routers(scope)
         self._load_note()
         for topic in sorted({*scope.states, *scope.archived}, key=lambda name: (scope.depth(name), name)):
@@ -178,9 +181,10 @@ class _Erasure:
         names = set(topics)
         if prefix is not None or not topics:
             live = [one.topic for one in self.client.topics(prefix or "")]
-            found = set(filter(Selection(prefix=prefix or "").matches, (*live, *archived)))
+            chosen = Selection(prefix=prefix or "")
+            found = set(filter(chosen.matches, (*live, *archived)))
             if prefix and not found:
-                raise no_topic([self.client], begins_with(prefix), like=prefix, lake=self.lake)
+                raise no_topic([self.client], str(chosen), like=prefix, lake=self.lake)
             names |= found
         states: dict[str, State] = {}
         dead_letters: dict[str, str] = {}
@@ -198,18 +202,6 @@ class _Erasure:
             names |= {router.dest for router in routers if router.source in names} | set(dead_letters.values())
         used = [router for router in routers if router.source in names]
         return EraseScope(states, sorted(names & set(archived)), used, dead_letters)
-
-    def _check_rights(self, scope: EraseScope) -> None:
-        """Raise before the first delete if a right is missing: half an erasure is worse than none."""
-        for topic in scope.states:
-            check_may_delete(self.client, topic)
-        if self.lake is not None:
-            try:
-                self.lake.storage.check_writable()
-            except LakeError as error:
-                raise LakeFailed(
-                    str(error), next="run the command as a user that may write there, and check how the lake is mounted"
-                ) from None
 
     def _wait_for_routers(self, scope: EraseScope) -> None:
         """Wait until the routers have forwarded all present records. Raise `Failed` if one does not."""
@@ -243,7 +235,13 @@ class _Erasure:
             origins = self._origins(scope, topic, router)
             if origins is None:
                 continue
-            self._warn_of_untraceable(scope, router)
+            state = scope.states.get(topic)
+            if state is not None and (lost := self._unknown(state)):
+                self.job.warn(
+                    f"{topic} no longer has {counted(lost, 'record')} that no lake has: if {router.dest} holds "
+                    "copies without tags, they cannot be distinguished from other records"
+                )
+                self.job.report.add(untraceable=lost)
             for dest in scope.landing(router):
                 self.job.step(f"looking for copies in {dest}")
                 known = self.found[dest]
@@ -281,19 +279,11 @@ class _Erasure:
             if isinstance(piece, Run):
                 yield state.epoch, pa.RecordBatch.from_arrays(list(cells(piece)), names=list(NEEDED))
 
-    def _warn_of_untraceable(self, scope: EraseScope, router: Router) -> None:
-        state = scope.states.get(router.source)
-        if state is None or state.earliest_seq <= 1:
-            return
+    def _unknown(self, state: State) -> int:
+        """Return the number of seqs that neither the topic nor the lake has any more."""
         archived = None if self.snapshot is None else self.snapshot.archived(state.topic, state.epoch)
-        missing = [(1, state.earliest_seq - 1)] if archived is None else archived.uncovered(1, state.earliest_seq - 1)
-        if missing:
-            lost = sum(last - first + 1 for first, last in missing)
-            self.job.warn(
-                f"{router.source} no longer has {counted(lost, 'record')} that no lake has: if {router.dest} holds "
-                "copies without tags, they cannot be distinguished from other records"
-            )
-            self.job.report.add(untraceable=lost)
+        known = archived or ArchivedEpoch(topic=state.topic, epoch=state.epoch)
+        return sum(last - first + 1 for first, last in known.uncovered(1, state.earliest_seq - 1))
 
     # --- deletes
 
@@ -396,25 +386,21 @@ class _Erasure:
         if self.job.dry_run:
             return
         self.note = Note(erased=noted.erased)
-        for topic, about in noted.going.items():
-            self._count_erased(topic, about)
+        for topic, about in noted.going.items():  # add what an interrupted delete has deleted
+            try:
+                by_tag, by_seq = self._delete(topic, about, dry_run=True)
+            except TopicsError as error:
+                if error.code not in (Code.TOPIC_NOT_FOUND, Code.EPOCH_MISMATCH):
+                    raise
+                continue  # the topic was deleted meanwhile
+            tally = self.note.tally(topic)
+            tally.tagged += max(about.tagged - by_tag, 0)
+            tally.copies += max(about.copies - by_seq, 0)
         for topic, about in noted.going_from_lake.items():
             # One commit of the lake erases all of it, or nothing.
             if self.lake is not None and not self._in_lake(self.lake, topic, about):
                 self.note.tally(topic).lake += about.tagged
         self.earlier = sum(one.records for one in self.note.erased.values())
-
-    def _count_erased(self, topic: str, about: Going) -> None:
-        """Add the records that an interrupted delete has deleted to the tally."""
-        try:
-            by_tag, by_seq = self._delete(topic, about, dry_run=True)
-        except TopicsError as error:
-            if error.code not in (Code.TOPIC_NOT_FOUND, Code.EPOCH_MISMATCH):
-                raise
-            return  # the topic was deleted meanwhile
-        tally = self.note.tally(topic)
-        tally.tagged += max(about.tagged - by_tag, 0)
-        tally.copies += max(about.copies - by_seq, 0)
 
     def _save_note(self) -> None:
         """Save seqs and counts, but nothing of the content to erase."""

@@ -19,13 +19,15 @@ from topics.client.request import Record
 from topics.errors import Code, TopicsError
 from topics.model import surrogates
 from topics.spark.failures import Failed
+from topics.spark.options import WriteOptions
 from topics.spark.pipelines.run.report import ReportedGap
 from topics.spark.sink.chunks import MAX_BYTES, MAX_RECORDS, Chunk, Sent, send
-from topics.spark.sink.write_options import WriteOptions
 from topics.spark.source.catalog import state_of
 from topics.spark.source.plan import GRID
 
 Row = TypeVar("Row")
+Stamp = TypeVar("Stamp")
+LOSS = b'{"kind":"gap"}'  # meta of a record that reports a gap
 REFUSED = (Code.RECORD_TOO_LARGE, Code.INVALID_REQUEST)
 _encode = msgspec.json.Encoder().encode
 
@@ -187,6 +189,23 @@ def stamped(meta: bytes | None, key: str, stamp: Any) -> bytes:
         return surrogates.object_of({**rest, key: stamp})
     inside = meta.strip()[1:-1].strip()
     return b"{%b,%b}" % (inside, text) if inside else b"{%b}" % text
+
+
+def gap_row(topic: str, first: int, last: int, reason: str, key: str, stamp: Any) -> OutgoingRow:
+    """Return the record that reports a gap."""
+    data = _encode({"topic": topic, "gap_from": first, "gap_to": last, "reason": reason})
+    return OutgoingRow(first, last, record_of(data, None, None, stamped(LOSS, key, stamp)), reason)
+
+
+def stamp_in(meta: bytes | None, key: str, kind: type[Stamp]) -> Stamp | None:
+    """Return the stamp under `key`, or None if there is no valid one."""
+    if meta is None or f'"{key}"'.encode() not in meta:
+        return None
+    try:
+        found = surrogates.members(meta).get(key)
+        return None if found is None else msgspec.json.decode(found, type=kind)
+    except msgspec.MsgspecError:
+        return None
 
 
 # --- the state of the target
