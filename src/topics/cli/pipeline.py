@@ -109,7 +109,7 @@ def _seconds(text: str) -> float:
 FOLLOW = option("--follow", "keep running until SIGINT or SIGTERM")
 SPARK = option(
     "--spark",
-    "run the tasks on Spark, or in this process; default: in this process if there is little to do",
+    "run the tasks on Spark, or in this process; default: on Spark if it is installed",
     action=argparse.BooleanOptionalAction,
 )
 POSITIONS = option(

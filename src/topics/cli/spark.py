@@ -82,9 +82,7 @@ def _status(args: argparse.Namespace) -> int:
         return 1
     text = f"Spark runs: {_described(state)}"
     if not state.is_ours:
-        text += (
-            "\nit belongs to another installation, so commands of this one do not use it; `topics spark stop` ends it"
-        )
+        text += "\nit belongs to another installation: commands of this one do not use it; `topics spark stop` ends it"
     elif not state.has_our_stores:
         text += "\nit has other settings for object stores than this shell, so commands of this shell do not use it"
     Screen(as_json=args.json).result(_shown(state), text)
@@ -96,7 +94,7 @@ def _shown(state: State) -> dict[str, object]:
 
     return {
         "running": True, "pid": state.pid, "port": state.port, "master": state.master, "idle_s": state.idle_s,
-        "started_ms": state.started_ms, "commands": warm.sessions_in_use(), "usable": state.is_usable,
+        "started_ms": state.started_ms, "commands": warm.sessions_in_use(), "usable": warm.usable() is not None,
     }  # fmt: skip
 
 
@@ -105,4 +103,5 @@ def _described(state: State) -> str:
 
     age = duration(max(time.time() * 1000 - state.started_ms, 0))
     used = counted(warm.sessions_in_use(), "command")
-    return f"process {state.pid}, {state.master}, for {age}; {used} use it; ends after {duration(state.idle_s * 1000)} idle"
+    idle = duration(state.idle_s * 1000)
+    return f"process {state.pid}, {state.master}, for {age}, {used} now; it ends after {idle} without a command"

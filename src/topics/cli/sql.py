@@ -268,17 +268,20 @@ def _session(master: str | None) -> Iterator[SparkSession]:
     """Yield the active Spark session, or a new one that writes nothing to the working directory."""
     from pyspark.sql import SparkSession
 
+    from topics.spark import warm
     from topics.spark.jvm import quiet_start
     from topics.spark.pipelines.run.job import SESSION
     from topics.spark.spark_session import register as known_to
     from topics.spark.spark_session import session
 
     running = SparkSession.getActiveSession()
+    if running is None and master is None and (state := warm.usable()) is not None:
+        running = warm.connect(state, "topics sql")
     if running is not None:
         yield known_to(running)
         return
     if sys.stderr.isatty():
-        print("starting Spark …", end="\r", file=sys.stderr, flush=True)
+        print("starting Spark … (`topics spark start` keeps one running)", end="\r", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix="topics-sql-") as folder:
         config = {
             **SESSION,

@@ -25,6 +25,8 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,10 +69,6 @@ class State(Struct, kw_only=True):
     def has_our_stores(self) -> bool:
         return self.environment == _environment()
 
-    @property
-    def is_usable(self) -> bool:
-        return self.is_ours and self.has_our_stores
-
 
 def folder() -> Path:
     """Return the folder of the files. Only the user can read it."""
@@ -90,14 +88,19 @@ def running() -> State | None:
         return None  # it is starting or ending
 
 
-def connect(app: str) -> SparkSession | None:
-    """Return a session of the running Spark, or None if none runs, or only one of another installation.
+def usable() -> State | None:
+    """Return the Spark that runs if a command of this installation and environment can use it."""
+    if find_spec("pyspark") is None:
+        return None
+    state = running()
+    return state if state is not None and state.is_ours and state.has_our_stores else None
+
+
+def connect(state: State, app: str) -> SparkSession | None:
+    """Return a session of the running Spark, or None if all are in use.
 
     The session belongs to this process until it ends. Do not stop it: the next command uses it again.
     """
-    state = running()
-    if state is None or not state.is_usable:
-        return None
     number = _take_session()
     if number is None:
         return None
@@ -123,9 +126,7 @@ def _take_session() -> int | None:
     return None
 
 
-def start(
-    *, idle_s: float = IDLE_S, master: str = "local[*]", step: Callable[[str], None] = lambda text: None
-) -> State:
+def start(*, idle_s: float = IDLE_S, master: str = "local[*]", step: Callable[[str], None] = print) -> State:
     """Start Spark in the background, and return it once it answers. Return the running one if there is one."""
     if (state := running()) is not None:
         return state
@@ -231,8 +232,6 @@ def _free_port() -> int:
 
 
 def _made_of() -> str:
-    from importlib.metadata import version
-
     return f"{__version__} {version('pyspark')} {sys.executable}"
 
 

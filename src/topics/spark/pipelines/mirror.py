@@ -45,7 +45,6 @@ from topics.spark.topic_names import Selection
 STEP_SEQS = 50_000  # most seqs of a topic in one step, so that topics take turns
 ALL_SEQS = 1 << 62
 IDLE_S = 0.25
-EFFORT = 10  # a copied record takes about ten times as long as an archived one
 IDENTITY = "sys:identity"
 IDENTITY_CONFIG = {"durability": "fsync"}
 NEW = "(new)"  # in a dry run: a server without a name
@@ -167,7 +166,7 @@ def _step(job: PipelineJob, links: Sequence[Link], *, follow: bool) -> bool:
     do = rehearse if job.dry_run else copy
     seqs = sum(link.backlog.seqs for link in links)
     size_bytes = sum(link.backlog.size_bytes for link in links)
-    work = Workload(seqs=seqs, size_bytes=size_bytes, effort=EFFORT)
+    work = Workload(seqs=seqs, size_bytes=size_bytes)
     outcomes = job.tasks(work).run(tasks, do, result=MirrorResult, weight=lambda task: task.stop - task.start)
     at = 0
     for link, planned in plans:

@@ -217,7 +217,7 @@ class _ReplayRun:
             # One request follows the other, so Spark is needed only for a condition.
             work = Workload(seqs=goal - at.done, size_bytes=round((goal - at.done) * self._bytes_per_seq))
             needs = None if wanted.where is None else SQL_CONDITION
-            self._tasks = job.tasks(work, spark_only=needs, in_order=True)
+            self._tasks = job.tasks(work, spark_only=needs)
         if job.dry_run:
             self._expect(at, goal, row)
             return

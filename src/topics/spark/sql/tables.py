@@ -100,7 +100,10 @@ class Tables:
 
     def cancel(self) -> None:
         """Cancel the running statement. Called from another thread than the one that waits for it."""
-        self._spark.sparkContext.cancelAllJobs()
+        if hasattr(self._spark, "_jsparkSession"):
+            self._spark.sparkContext.cancelAllJobs()
+        else:
+            self._spark.interruptAll()
 
     def matching(self, frame: DataFrame, topic: str, text: str, note: Callable[[str], None]) -> DataFrame:
         """Return the rows of a topic for which a condition holds. It may use fields of `data` and `meta` by path."""

@@ -31,6 +31,7 @@ from topics.clock import SystemClock
 from topics.errors import Code, TopicsError
 from topics.installation import install_command
 from topics.lake.storage import SETTINGS, given_options, set_options
+from topics.spark import warm
 from topics.spark.failures import BadUsage, Failed, NoSpark, as_failed, explain, kind_of, next_step
 from topics.spark.jvm import NoJava, find_java, quiet_start
 from topics.spark.options import BadOption, ConnectionOptions
@@ -53,6 +54,7 @@ ASKED_SINGLY = 16  # with more topics one list request is cheaper; with fewer th
 STATELESS = ("audit",)  # pipelines that keep no position for the next run
 PATIENT_RETRIES = 12  # enough to wait for a server that restarts
 
+STARTING = "starting Spark: 10 to 30 seconds; `topics spark start` saves them for the next commands"
 SESSION = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -113,6 +115,7 @@ class PipelineJob:
         self._wants_spark = spark if isinstance(spark, bool) else None
         self._spark: SparkSession | None = None if isinstance(spark, bool) else spark
         self._owns_spark = False
+        self._shared: SparkSession | None = None  # a session of the Spark that stays in memory
         self._published_s = time.monotonic()
         self._published = 0
         self._follows = self._began = False
@@ -160,6 +163,9 @@ class PipelineJob:
             self._fail(failure)
         self.publish()
         self.progress.close()
+        if self._shared is not None and error is not None:
+            with suppress(Exception):
+                self._shared.interruptAll()  # what this run began must not go on beside the next one
         if self._owns_spark and self._spark is not None:
             with suppress(Exception):  # a signal to the process group may have ended the JVM already
                 self._spark.stop()
@@ -212,14 +218,16 @@ class PipelineJob:
 
     # --- Spark and servers
 
-    def tasks(self, work: Workload, *, spark_only: str | None = None, in_order: bool = False) -> Tasks:
-        """Return what runs the tasks for this work: this process, or Spark; see `choose`. Show a new choice."""
+    def tasks(self, work: Workload | None = None, *, spark_only: str | None = None) -> Tasks:
+        """Return what runs the tasks for this work: Spark, or this process; see `choose`. Show a new choice."""
         if spark_only is not None and self._wants_spark is False:
             raise BadUsage(f"--no-spark: {spark_only}")
-        running = None if self._master is None else "because it has a master"
+        why = None if self._master is None else f"at {self._master}"
         if self._spark is not None or "PYSPARK_GATEWAY_PORT" in os.environ or _active_session() is not None:
-            running = "which has started already"
-        found = choose(work, asked=self._wants_spark, spark_only=spark_only, in_order=in_order, running=running)
+            why = "which runs already"
+        elif self._warm() is not None:
+            why = "started by `topics spark start`"
+        found = choose(work, asked=self._wants_spark, spark_only=spark_only, why=why)
         must_start = found.engine == "spark" and self._spark is None
         if self.report.execution is None or self.report.execution.engine != found.engine:
             self.report.execution = found
@@ -250,12 +258,12 @@ class PipelineJob:
                 raise BadUsage(f"{self.report.pipeline} needs Spark: remove spark=False")
             from topics.spark.spark_session import register, session
 
-            running = _active_session()
+            running = _active_session() or self._connected()
             if running is not None:
                 self._spark = register(running)
             else:
                 interrupted = self._step
-                self.step("starting Spark")
+                self.step(STARTING)
                 with quiet_start():
                     name = f"topics {self.report.pipeline}"
                     config = SESSION | ({_EXECUTOR_SETTINGS: os.environ[SETTINGS]} if given_options() else {})
@@ -266,6 +274,17 @@ class PipelineJob:
                 if interrupted:
                     self.step(interrupted)
         return self._spark
+
+    def _connected(self) -> SparkSession | None:
+        state = self._warm()
+        self._shared = None if state is None else warm.connect(state, f"topics {self.report.pipeline}")
+        return self._shared
+
+    def _warm(self) -> warm.State | None:
+        """Return the Spark that `topics spark start` started, if this job may use it."""
+        if self._master is not None or self._wants_spark is False or "PYSPARK_GATEWAY_PORT" in os.environ:
+            return None
+        return warm.usable()
 
     def client(self, url: str, **options: Any) -> Client:
         """Return a client for `url`. The caller closes it."""

@@ -1,7 +1,6 @@
-"""Where the tasks of a job run: in threads of this process, or on Spark executors.
+"""Where the tasks of a job run: on Spark executors, or in threads of this process without PySpark or with `--no-spark`.
 
-A start of Spark takes about ten seconds of CPU, more than all the rest of a small job. So a job whose plan is small
-runs in this process, without importing Spark. The results are the same: both run the same task functions.
+The results are the same: both run the same task functions.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -26,10 +27,6 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# The most work that this process does by default: an archive or an audit of so much takes it about ten seconds, as long
-# as a start of Spark.
-SMALL_SEQS = 10_000_000
-SMALL_BYTES = 1 << 30
 MAX_THREADS = 4
 MAX_TASKS = 64  # most Spark tasks for one list, unless the executors run more at the same time
 STOP_WAIT_S = 10.0  # how long a failed or interrupted job waits for the tasks that still run
@@ -42,7 +39,6 @@ class Workload(Struct, frozen=True, kw_only=True):
 
     seqs: int
     size_bytes: int
-    effort: int = 1  # how many times as long a seq takes as in an archive
 
     def __str__(self) -> str:
         return f"{self.seqs:,} seq{'' if self.seqs == 1 else 's'}, {_size(self.size_bytes)}"
@@ -54,12 +50,18 @@ class Tasks:
     def __init__(self, spark: SparkSession | None = None) -> None:
         self.spark = spark
 
-    @property
+    @cached_property
     def parallelism(self) -> int:
         """How many tasks run at the same time."""
         if self.spark is None:
             return min(os.cpu_count() or 1, MAX_THREADS)
-        return int(self.spark.sparkContext.defaultParallelism)
+        from pyspark.errors import PySparkException
+        from pyspark.sql import functions as F
+
+        try:
+            return int(self.spark.sparkContext.defaultParallelism)
+        except PySparkException:  # a Connect session does not say; a range without a number of partitions has as many
+            return int(self.spark.range(1 << 12).select(F.spark_partition_id()).distinct().count())
 
     def run(
         self,
@@ -103,30 +105,22 @@ def pack(weights: Sequence[int], count: int) -> list[list[int]]:
 
 
 def choose(
-    work: Workload,
-    *,
-    asked: bool | None = None,
-    spark_only: str | None = None,
-    in_order: bool = False,
-    running: str | None = None,
+    work: Workload | None, *, asked: bool | None = None, spark_only: str | None = None, why: str | None = None
 ) -> Execution:
-    """Return where tasks run, and why.
+    """Return where tasks run, and why: on Spark, unless it is not installed or the caller wants this process.
 
-    `asked` is the choice of the caller: True for Spark, False for this process, None for a choice by size. `spark_only`
-    is the reason why only Spark can do the work. With `in_order` the tasks run one after the other, so that Spark is
-    never faster. `running` says why Spark is used whatever the size: it has started already, or has a master.
+    `asked` is the choice of the caller: True for Spark, False for this process. `spark_only` is the reason why only
+    Spark can do the work; `why` is another reason for Spark, such as a session that has started already.
     """
+    what = "" if work is None else f"{work}: "
     if spark_only is not None:
         return Execution(engine="spark", reason=f"{ON_SPARK}: {spark_only}")
     if asked is not None:
         where = ON_SPARK if asked else HERE
-        return Execution(engine="spark" if asked else "process", reason=f"{work}: {where}, as requested")
-    if running is not None:
-        return Execution(engine="spark", reason=f"{work}: {ON_SPARK}, {running}; --no-spark uses this process")
-    is_small = work.seqs * work.effort <= SMALL_SEQS and work.size_bytes * work.effort <= SMALL_BYTES
-    if is_small or in_order:
-        return Execution(engine="process", reason=f"{work}: {HERE}; --spark uses Spark")
-    return Execution(engine="spark", reason=f"{work}: {ON_SPARK}; --no-spark uses this process")
+        return Execution(engine="spark" if asked else "process", reason=f"{what}{where}, as requested")
+    if why is None and find_spec("pyspark") is None:
+        return Execution(engine="process", reason=f"{what}{HERE}: PySpark is not installed")
+    return Execution(engine="spark", reason=f"{what}{ON_SPARK}{'' if why is None else f', {why}'}")
 
 
 def in_threads(items: Sequence[Item], task: Callable[[Item], Result], *, weight: Callable[[Item], int]) -> list[Result]:

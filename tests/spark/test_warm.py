@@ -1,0 +1,124 @@
+"""The Spark that stays in memory: the real commands, one after the other and at the same time, and kill -9."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ServerProcess
+from topics.client import Client
+from topics.spark import warm
+from topics.spark.jvm import cache_folder
+
+PAGE = Path(__file__).parents[2] / "docs" / "pipelines.md"
+LIMIT_S = 240
+
+pytestmark = pytest.mark.xdist_group("spark-processes")
+
+
+class User:
+    """A user with a cache folder of their own: nothing else uses their Spark."""
+
+    def __init__(self, home: Path) -> None:
+        (home / "topics").mkdir(parents=True)
+        spark = cache_folder("spark")
+        spark.mkdir(parents=True, exist_ok=True)
+        (home / "topics" / "spark").symlink_to(spark)  # classes that a start has cached
+        self.env = {**os.environ, "XDG_CACHE_HOME": str(home)}
+
+    def begin(self, *words: object, **env: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "topics", *map(str, words)]
+        return subprocess.Popen(command, env=self.env | env, stdout=-1, stderr=-1, text=True)
+
+    def run(self, *words: object, status: int = 0, **env: str) -> str:
+        process = self.begin(*words, **env)
+        out, err = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == status, out + err
+        return out
+
+    def status(self, **env: str) -> Any:
+        return json.loads(self.run("spark", "status", "--json", **env))
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Iterator[User]:
+    user = User(tmp_path / "home")
+    yield user
+    user.run("spark", "stop")
+
+
+def archived(user: User, server: ServerProcess, topic: str, lake: Path) -> Any:
+    return json.loads(user.run("pipeline", "archive", "--url", server.url, "--topic", topic, "--lake", lake, "--json"))
+
+
+def test_commands_of_the_page_share_one_spark(user: User, server: ServerProcess, client: Client, tmp_path: Path):
+    client.append("prices", [{"data": {"price": price}} for price in range(3)])
+    [block] = re.findall(r"^```shell\n(topics spark start.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    *before, last = block.splitlines()
+    shown = [
+        user.run(*shlex.split(line.replace("http://127.0.0.1:4000", server.url).replace("/out/", f"{tmp_path}/"))[1:])
+        for line in before
+    ]
+    assert "wrote 3 records of 1 topic" in shown[2]
+    assert "on Spark" in shown[2]
+    assert "in this process: 0 unexplained" in shown[3]
+    was = user.status()
+    assert (was["running"], was["usable"], was["idle_s"], was["commands"]) == (True, True, 7200, 0)
+    # Its executors have the settings of object stores from its own start.
+    assert not user.status(AWS_REGION="eu-central-1")["usable"]
+    report = archived(user, server, "prices", tmp_path / "lake")
+    assert report["execution"] == {
+        "engine": "spark",
+        "reason": "3 seqs, 249 B: on Spark, started by `topics spark start`",
+    }
+    assert "3" in user.run("sql", "--url", server.url, "select count(*) from prices")
+    user.run(*shlex.split(last)[1:])
+    assert json.loads(user.run("spark", "status", "--json", status=1)) == {"running": False}
+
+
+@pytest.mark.torture
+def test_killed_command_frees_its_session_and_two_do_not_share_one(
+    user: User, server: ServerProcess, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    client.append("prices", [{"data": {"price": price}} for price in range(3)])
+    user.run("spark", "start")
+    monkeypatch.setenv("XDG_CACHE_HOME", user.env["XDG_CACHE_HOME"])
+    following = user.begin(
+        "pipeline", "archive", "--url", server.url, "--topic", "prices", "--lake", tmp_path / "one", "--follow"
+    )
+    try:
+        while not warm.sessions_in_use():
+            assert following.poll() is None
+        report = archived(user, server, "prices", tmp_path / "two")
+        assert report["records"] == 3
+        assert warm.sessions_in_use() == 1
+    finally:
+        following.kill()
+        following.communicate()
+    assert warm.sessions_in_use() == 0
+    assert archived(user, server, "prices", tmp_path / "three")["records"] == 3
+
+
+@pytest.mark.torture
+def test_spark_ends_when_idle_and_a_killed_one_is_forgotten(user: User):
+    user.run("spark", "start", "--idle", "2s")
+    state = user.status()
+    os.kill(state["pid"], signal.SIGKILL)
+    assert json.loads(user.run("spark", "status", "--json", status=1)) == {"running": False}
+    user.run("spark", "start", "--idle", "1ms")
+    for _ in range(LIMIT_S):
+        status = user.begin("spark", "status")
+        status.communicate()
+        if status.returncode == 1:
+            return
+    pytest.fail("it still runs")
