@@ -25,7 +25,7 @@ from topics.engine.steps import Steps
 from topics.engine.write import apply
 from topics.engine.write.append import Appends
 from topics.engine.write.archived import Archives
-from topics.engine.write.commit import Commits, Log, NoLog, Ticket
+from topics.engine.write.commit import Commits, Log, Ticket
 from topics.engine.write.delete import Deletes
 from topics.engine.write.staging import Staging
 from topics.errors import Code, TopicsError
@@ -61,7 +61,7 @@ class Engine:
         self.clock = clock
         self.limits = limits or Limits()
         self.state = state or State(max_keys=self.limits.max_idempotency_keys)
-        self.commits = Commits(log or NoLog(), schedule=schedule, tick_ns=clock.monotonic_ns)
+        self.commits = Commits(log or Log(), schedule=schedule, tick_ns=clock.monotonic_ns)
         self.staging = staging = Staging(
             self.state, self.commits, clock=clock, limits=self.limits, logged=log is not None
         )
@@ -78,7 +78,7 @@ class Engine:
         self.delete_records = Deletes(staging).delete_records
         self.delete_seqs = Deletes(staging).delete_seqs
         self.topic, self.find = staging.topic, staging.find
-        self.wait, self.listen = staging.growth.wait, staging.growth.listen
+        self.wait, self.listen = staging.wait, staging.listen
         self.flush = self.commits.flush
 
     @property

@@ -68,7 +68,7 @@ class Routers:
     def _follow(self, edge: Edge) -> None:
         """Make the edge due, now and whenever its source grows."""
         if self.due.source_grew not in edge.source.listeners.values():
-            self._staging.growth.listen(edge.source, self.due.source_grew)
+            self._staging.listen(edge.source, self.due.source_grew)
         self.due.add(edge)
 
     def _sync(self, *names: str) -> None:

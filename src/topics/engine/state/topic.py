@@ -4,7 +4,7 @@ Some of it a restart must find again: records, losses, configuration, archive ma
 the module). It changes in `apply`, `retention`, `archived`, `consumer_log` and `idempotency` only, by the same
 functions for a live write and for a replayed entry; `snapshot_parts` and `offline` build it from files. The rest
 belongs to the running process: pending entries (`staging`, `append`, `commit`, `ceilings`), and which readers wait
-(`growth`, the server's push).
+(`staging`, the server's push).
 """
 
 from __future__ import annotations

@@ -7,15 +7,17 @@ and no server takes more than its caps allow (`check_room`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import count
 from typing import Any
 
+from topics import logs
 from topics.clock import Clock
 from topics.engine.state.topic import FIRST_CEILING, Topic
 from topics.engine.state.topics import State
 from topics.engine.write import apply, room, uploads
 from topics.engine.write.ceilings import Ceilings
 from topics.engine.write.commit import Commits, Log, Ticket
-from topics.engine.write.growth import Growth
 from topics.engine.write.uploads import AT_SYNC, AT_UPLOAD, GATES
 from topics.errors import topic_not_found
 from topics.model.names import check_topic
@@ -23,6 +25,8 @@ from topics.model.records import Limits
 from topics.model.topic import TopicConfig
 from topics.storage.log import entry as entries
 from topics.storage.log.frame import Frames
+
+log = logs.Log("engine")
 
 
 class Staging:
@@ -36,7 +40,9 @@ class Staging:
         self.logged = logged  # whether there is a log: without one, entries have no frames
         self.topics: Mapping[str, Topic] = state.by_name
         self.ceilings = Ceilings(state, commits)
-        self.growth = Growth(commits)
+        self._grown: dict[Topic, None] = {}  # topics that grew in this turn, or were dropped
+        self._keys = count()  # of waiters and listeners; an id may belong to another object once its object is freed
+        self.after_growth: Callable[[], None] | None = None  # called after the listeners of all topics that grew
         self.admit_key: Callable[[int], None] = lambda size_bytes: None  # raises if there is no room for one more key
 
         if logged:
@@ -191,7 +197,41 @@ class Staging:
         apply.append(self.state, topic, entry)
         self.grew(topic)
 
+    # --- readers that wait for a topic to grow
+
+    def wait(self, topic: Topic, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call `wake` once, when the topic has grown or is dropped. Return a function that cancels this."""
+        key = next(self._keys)
+        topic.waiters[key] = wake
+        return lambda: topic.waiters.pop(key, None)  # type: ignore[return-value]
+
+    def listen(self, topic: Topic, listener: Callable[[Topic], None]) -> Callable[[], None]:
+        """Call `listener` after every turn in which the topic grew, and once when it is dropped.
+
+        Return a function that ends this.
+        """
+        key = next(self._keys)
+        topic.listeners[key] = listener
+        return lambda: topic.listeners.pop(key, None)  # type: ignore[return-value]
+
     def grew(self, topic: Topic) -> None:
-        """Notify the readers that wait for the topic, if there are any."""
+        """Notify the readers that wait for the topic at the end of this turn, once, however often it grew."""
         if topic.waiters or topic.listeners:
-            self.growth.add(topic)
+            if not self._grown:
+                self.commits.schedule(self.notify)
+            self._grown[topic] = None
+
+    def notify(self) -> None:
+        """Call the waiters and listeners of all topics that grew."""
+        grown, self._grown = self._grown, {}
+        for topic in grown:
+            waiters, topic.waiters = topic.waiters, {}
+            calls: list[Callable[[], object]] = [*waiters.values()]
+            calls += [partial(listener, topic) for listener in topic.listeners.values()]
+            for call in calls:
+                try:
+                    call()
+                except Exception as error:  # a listener that fails must not cost the others their notification
+                    log.failure("listener_failed", error, topic=topic.name)
+        if self.after_growth is not None:
+            self.after_growth()

@@ -293,7 +293,7 @@ class Dispatcher:
         self._scheduled = False
         self.delivered_total = 0  # records that were sent to subscriptions
         throttle.listeners.append(self._schedule)  # serves paused topics: the pressure has changed, or time has passed
-        runtime.engine.staging.growth.then = self.serve_ready
+        runtime.engine.staging.after_growth = self.serve_ready
 
     # --- for watchers
 
