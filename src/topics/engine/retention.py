@@ -29,7 +29,7 @@ T = TypeVar("T")
 def ready(topic: Topic, segment: Segment) -> bool:
     """Load the segment's columns, waiting for the disk. Return False if they are damaged: then the records are lost."""
     try:
-        waiting(lambda: (segment.columns, segment.marks))
+        waiting(segment.check_loaded)
     except Damaged as damage:
         lose_segment(topic, segment, damage)
         return False
@@ -88,12 +88,8 @@ def _need_for_expiry(topic: Topic, cutoff: int) -> None:
     for segment in topic.segments:
         reaches = segment.count and segment.max_ts >= cutoff
         if segment.live and (reaches or segment.live != segment.count):
-            try:
-                segment.columns, segment.marks  # noqa: B018 - raises if they are not in memory
-            except Cold as cold:
-                needs.add(cold)
-            except Damaged:
-                pass  # `expire` takes care of it
+            with suppress(Damaged):  # `expire` takes care of it
+                needs.run(segment.check_loaded)
         if not needs.found:
             ready_upto.append(segment.end)
         if reaches or needs.full:

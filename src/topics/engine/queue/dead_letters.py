@@ -16,9 +16,9 @@ from topics import logs
 from topics.engine import retention
 from topics.engine.queue import letter_records, pick
 from topics.engine.queue.letter_records import Letter
-from topics.engine.state import staged_deletes
 from topics.engine.state.jobs.job import Job
 from topics.engine.state.jobs.job_terms import Terms, pack_terms
+from topics.engine.state.staged_deletes import StagedDelete
 from topics.engine.state.topic import FIRST_CEILING, Topic, leases_of
 from topics.engine.state.topics import State
 from topics.engine.write import apply, removal
@@ -112,7 +112,7 @@ def stage_move(
             gated=gated, also=[source], at_ms=now_ms, undo=refused,
         )  # fmt: skip
         staging.commits.stage(ticket)
-    staged = staged_deletes.stage(source, _delete(move))
+    staged = StagedDelete(source, _delete(move))
     if source.links is not None:
         source.links.table.hooks.freeze(source.links, ticket)
     return ticket

@@ -122,7 +122,7 @@ def find(
                 for row in decode(b"".join(reading.body()))
                 if _is_from(row, origin)
                 and not (source.queue is not None and source.queue.is_out(row.seq))
-                and not staged_deletes.is_leaving(source, row.seq)
+                and staged_deletes.taking(source, row.seq) is None
             ]
             found.letters += letters
             size_bytes += sum(len(letter.data) for letter in letters)

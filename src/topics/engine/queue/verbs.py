@@ -16,7 +16,7 @@ from topics.engine.queue.dead_letters import DeadLetters
 from topics.engine.queue.lease_log import Extended, Released, leased
 from topics.engine.state.jobs.job import Holder, Job
 from topics.engine.state.jobs.leases import Leases
-from topics.engine.state.staged_deletes import StagedDeletes
+from topics.engine.state.staged_deletes import taking
 from topics.engine.state.topic import Topic, leases_of
 from topics.engine.write import apply, removal
 from topics.engine.write.commit import Ticket
@@ -105,7 +105,8 @@ class Queues:
             if not jobs:
                 claims.append(Claimed(topic, [], [], 0))
                 continue
-            first, deadline = queue.next_lease(now), now + want.lease_ms
+            # The time makes the numbers higher than those of all leases before a restart.
+            first, deadline = max(queue.last_lease + 1, now << 16), now + want.lease_ms
             if config.leases_durable:
                 grants.append(leased(topic, want.node, first, deadline, jobs))
             queue.grant(jobs, want.node, first, deadline, want.holder)
@@ -266,7 +267,6 @@ class Queues:
         """
         now = self._staging.clock.now_ms()
         queue = expire(topic, now)
-        deletes: StagedDeletes | None = topic.staged_deletes
         jobs: dict[int, Job] = {}
         skipped = []
         for at, seq in enumerate(seqs):
@@ -276,7 +276,7 @@ class Queues:
                 or job.node != node
                 or seq in jobs
                 or (lease_ids is not None and lease_ids[at] != job.lease_id)
-                or (deletes is not None and deletes.taking(seq) is not None)
+                or (topic.staged_deletes and taking(topic, seq) is not None)
             ):
                 skipped.append(seq)
             else:

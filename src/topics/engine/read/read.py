@@ -183,7 +183,7 @@ def _need_columns(topic: Topic, start: int, stop: int, query: Query, reading: Re
         if not segment.live:
             continue
         try:
-            segment.columns, segment.marks  # noqa: B018 - raises if they are not in memory
+            segment.check_loaded()
         except Cold as this:
             if not filtered and segment.live == segment.count:
                 # No record in the segment is skipped: its data can be fetched together with its columns.

@@ -95,9 +95,7 @@ class Topic:
         self.leader: Any = None  # the ticket of this turn that a plain append may follow
         self.staged_count = 0
         self.staged_bytes = 0
-        self.staged_deletes: Any = (
-            None  # `staged_deletes.StagedDeletes`, while a delete or a move out waits for the log
-        )
+        self.staged_deletes: list[Any] = []  # `StagedDelete`s and moves out that wait for the log, in its order
         self.staged_times: list[int] = []  # of deletes, moves and changes that wait: see `retention.cutoff_ms`
         self.pending = 0  # entries that wait for the log
         self.waiting = 0  # of these, the entries that take effect only once synced

@@ -20,6 +20,7 @@ from topics.engine.state.topics import State
 from topics.engine.write.commit import Ticket
 from topics.engine.write.staging import Staging
 from topics.errors import Code, TopicsError, invalid
+from topics.model.wire import ArchiveStanding
 from topics.storage.log import entry as entries
 
 
@@ -40,14 +41,6 @@ class Reported(Struct):
     archived: int
     head: int
     moved: bool
-
-
-class Standing(Struct):
-    """How far the archive of a topic is behind."""
-
-    unarchived: int  # live records that it does not have yet
-    overdue: int  # of these, the records whose TTL is over
-    evicted: int  # records that a cap evicted before they were archived
 
 
 class Archives:
@@ -94,20 +87,16 @@ def archived(topic: Topic, entry: Archived) -> None:
     topic.trimmed = max(topic.trimmed, entry.trimmed)
 
 
-def standing(topic: Topic, now_ms: int, *, exact: bool = True) -> Standing | None:
+def standing(topic: Topic, now_ms: int, *, exact: bool = True) -> ArchiveStanding | None:
     """Return how far the archive is behind; None for a topic without an archive. If not `exact`, read nothing."""
     if not topic.archived and topic.config.archive is None:
         return None
     unarchived = retention.live_between(topic, topic.archived + 1, topic.head + 1, exact=exact)[0]
-    return Standing(unarchived, overdue(topic, now_ms, exact=exact), topic.evicted_unarchived)
-
-
-def overdue(topic: Topic, now_ms: int, *, exact: bool = True) -> int:
-    """Return how many live records are past their TTL and kept only for the archive."""
-    if not (topic.holds and topic.config.ttl_ms):
-        return 0
-    upto = retention.expired_before(topic, now_ms - topic.config.ttl_ms, exact=exact)
-    return retention.live_between(topic, topic.archived + 1, upto, exact=exact)[0]
+    overdue = 0
+    if topic.holds and topic.config.ttl_ms:
+        upto = retention.expired_before(topic, now_ms - topic.config.ttl_ms, exact=exact)
+        overdue = retention.live_between(topic, topic.archived + 1, upto, exact=exact)[0]
+    return ArchiveStanding(unarchived, overdue, topic.evicted_unarchived)
 
 
 def recovered(topic: Topic) -> None:

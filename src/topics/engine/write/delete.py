@@ -9,7 +9,7 @@ from functools import partial
 from msgspec import Struct
 
 from topics.engine import retention
-from topics.engine.state import staged_deletes
+from topics.engine.state.staged_deletes import StagedDelete
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps, once_loaded
 from topics.engine.write import apply, removal
@@ -85,7 +85,7 @@ class Deletes:
         return self._stage(topic, entries.Delete(topic.topic_id, 0, None, "", now, wanted), found)
 
     def _stage(self, topic: Topic, entry: entries.Delete, found: Removal) -> Ticket:
-        staged = staged_deletes.stage(topic, entry)
+        staged = StagedDelete(topic, entry)
 
         def take_effect(_: Ticket) -> Deleted:
             staged.end()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Hashable
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ from topics.engine import retention
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps
 from topics.model.records import TagMatch
-from topics.storage.segments.cold import Cold, Needs
+from topics.storage.segments.cold import Needs
 from topics.storage.segments.columns import Columns
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import Damaged, Segment
@@ -73,7 +74,7 @@ def below(topic: Topic, before_seq: int) -> Removal:
     segment = topic.segments[topic.index_of(before_seq)] if topic.earliest < before_seq <= topic.head else None
     if isinstance(segment, SealedSegment) and segment.first < before_seq and segment.live:
         try:
-            segment.columns, segment.marks  # noqa: B018 - raises if they are not in memory
+            segment.check_loaded()
         except Damaged as damage:
             retention.lose_segment(topic, segment, damage)
         return Removal({}, [segment.resident])
@@ -108,9 +109,7 @@ def by_seq(topic: Topic, seqs: list[int]) -> Removal:
         upto = bisect_left(seqs, segment.end, at)
         if isinstance(segment, SealedSegment) and segment.live and seqs[upto - 1] >= segment.first:
             try:
-                _look_for_seqs(found, segment, seqs[at:upto])
-            except Cold as cold:
-                needs.add(cold)
+                needs.run(partial(_look_for_seqs, found, segment, seqs[at:upto]))
             except Damaged as damage:
                 retention.lose_segment(topic, segment, damage)
         at = max(upto, at + 1)

@@ -48,8 +48,7 @@ def get_topic(services: Services, call: Call) -> Answer:
         archived_seq=topic.archived if topic.archived or topic.config.archive is not None else None,
         trimmed_seq=topic.trimmed or None,
     )
-    if (found := archived.standing(topic, services.runtime.clock.now_ms())) is not None:
-        answer.archive = wire.ArchiveStanding(found.unarchived, found.overdue, found.evicted)
+    answer.archive = archived.standing(topic, services.runtime.clock.now_ms())
     return json_answer(200, answer)
 
 
