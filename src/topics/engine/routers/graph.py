@@ -133,7 +133,7 @@ class Table:
         self.names = NameIndex()  # of `by_name`
         self.by_id: dict[int, Router] = {}
         self.next_id = 1
-        self.hooks: Any = None  # follows changes of linked topics: `replay.Recovering`, or `router_log.LiveRouters`
+        self.hooks: Any = None  # follows changes of linked topics: `replay.Recovering`, or the `Forwarder`
         self.twins = 0  # routers that share an edge with an older one
         self.pinned: Topic | None = None  # in a replay: a mark applies to the next entry: nothing is forwarded for it
         # At the end of a replay: topics with a line of routers into a topic that may be full, or onto a cycle.

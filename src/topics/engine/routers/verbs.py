@@ -10,9 +10,9 @@ from msgspec import Struct
 from topics.engine import retention
 from topics.engine.routers import replay
 from topics.engine.routers.copy import mark
+from topics.engine.routers.due_edges import DueEdges
 from topics.engine.routers.forwarder import Forwarder
 from topics.engine.routers.graph import Edge, Router, copies_of_one, into, table_of, upstream
-from topics.engine.routers.router_log import DueEdges, LiveRouters
 from topics.engine.routers.source_records import Preview, look_for
 from topics.engine.state.name_index import NameIndex
 from topics.engine.state.topic import Topic
@@ -57,8 +57,7 @@ class Routers:
         self.table = table_of(staging.state)
         self._last = Ticket(done=True)  # of the last change
         self.due = DueEdges(staging.clock)
-        self.table.hooks = live = LiveRouters(staging, self.due)
-        self.forwarder = Forwarder(staging, self.table, self.due, live)
+        self.table.hooks = self.forwarder = Forwarder(staging, self.table, self.due)
 
     def attach(self) -> None:
         """Make all edges due, once the state of the engine is recovered."""
