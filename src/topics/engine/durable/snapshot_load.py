@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from topics import logs
 from topics.engine import retention
+from topics.engine.routers.graph import table_of
 from topics.engine.state import snapshot_parts
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
@@ -39,7 +40,8 @@ def load_topics(
             for topic in snapshot.topics:
                 restore_topic(datadir, state, caches, topic, cold_dir, damage, read_tail)
         state.names.rebuild(state.by_name)
-        snapshot_parts.load_state(state, snapshot.extra)
+        if snapshot_parts.ROUTERS in snapshot.extra:
+            table_of(state).load(snapshot.extra[snapshot_parts.ROUTERS])
     return snapshot
 
 

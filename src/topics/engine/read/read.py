@@ -394,7 +394,11 @@ def _add(segment: Segment, pieces: list[tuple[int, int]], query: Query, reading:
     for first, last in pieces:
         blob = whole if len(pieces) == 1 else bytes(whole[offsets[first] - base : offsets[last + 1] - base])
         if projection is not STORED_FORM and not projection.is_stored_form:
-            blob = _project(segment, blob, range(first, last + 1), projection)
+            columns, start = segment.columns, offsets[first]
+            blob = b"".join(
+                render_without(blob[offsets[at] - start : offsets[at + 1] - start], columns, at, projection)
+                for at in range(first, last + 1)
+            )
         reading.parts.append(blob)
         if reading.spans is not None:
             reading.spans.append((segment, first, last + 1))
@@ -412,16 +416,3 @@ def _held(segment: Segment, pieces: list[tuple[int, int]], reading: Reading) -> 
         return None
     reading.moved = moved
     return held.data, held.upto
-
-
-def _project(segment: Segment, blob: Rendered, positions: range, projection: Projection) -> bytes:
-    columns = segment.columns
-    offsets = columns.offsets
-    base = offsets[positions.start]
-    return b"".join(
-        render_without(
-            blob[offsets[at] - base : offsets[at + 1] - base], columns, at,
-            tags=projection.tags, meta=projection.meta, data=projection.data,
-        )
-        for at in positions
-    )  # fmt: skip

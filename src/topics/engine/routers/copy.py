@@ -23,7 +23,7 @@ from topics.engine.routers.graph import Links, Router, Table
 from topics.engine.routers.source_records import Gathered, Piece, Stamp, Stamps, eligible
 from topics.engine.state.topic import Topic
 from topics.model import surrogates
-from topics.model.record_bytes import SEQ_AND_TS_BYTES, encode_json, meta_of, node_part, renumbered, with_meta
+from topics.model.record_bytes import SEQ_AND_TS_BYTES, encode_json, meta_of, node_part, seq_and_ts, with_meta
 from topics.model.router import MAX_HOPS, STAMP
 from topics.storage.log.entry import Append
 from topics.storage.log.router_entry import Mark
@@ -196,7 +196,7 @@ class Copier:
             rest = row[head:]
             if stamped:
                 rest, meta_size = self._stamp(rest, meta_size, piece.seqs[at])
-            rows.append(renumbered(first + at, ts, rest))
+            rows.append(seq_and_ts(first + at, ts) + rest)
             metas.append(meta_size)
         return rows, metas if any(metas) else None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -81,44 +81,19 @@ class Part(NamedTuple):
     load: Callable[[State, Topic, msgspec.Raw], None]
 
 
-Encode = Callable[[], Iterable[bytes]]
-
-
-class StatePart(NamedTuple):
-    """What a module saves that belongs to no single topic; loaded after all topics.
-
-    `save` notes what there is now, and returns a function that encodes it in parts on any thread; None saves nothing.
-    """
-
-    name: str
-    save: Callable[[State], Encode | None]
-    load: Callable[[State, msgspec.Raw], None]
-
-
 _NO_EXTRA: dict[str, msgspec.Raw] = {}
 
 TOPIC_PARTS: list[Part] = []
-STATE_PARTS: list[StatePart] = []
-
-
-def save_state(state: State) -> dict[str, Encode]:
-    """Return what encodes the state parts as they are now."""
-    return {name: encode for name, save, _ in STATE_PARTS if (encode := save(state)) is not None}
+ROUTERS = "routers"  # in `Snapshot.extra`: all routers, see `routers.graph`
 
 
 def check_known(snapshot: snap.Snapshot) -> None:
     """Raise `UnknownFormat` if the snapshot has parts that no module of this version loads."""
-    known = {part.name for part in STATE_PARTS} | {snap.RESTORED, snap.FAILOVER, snap.LEDGER}
+    known = {ROUTERS, snap.RESTORED, snap.FAILOVER, snap.LEDGER}
     of_topics = {part.name for part in TOPIC_PARTS}
     unknown = {name for topic in snapshot.topics for name in topic.extra} - of_topics | snapshot.extra.keys() - known
     if unknown:
         raise UnknownFormat(f"snapshot {snapshot.wal_number} has the part {min(unknown)!r}")
-
-
-def load_state(state: State, extra: dict[str, msgspec.Raw]) -> None:
-    for part in STATE_PARTS:
-        if part.name in extra:
-            part.load(state, extra[part.name])
 
 
 class Captured(msgspec.Struct, gc=False):
