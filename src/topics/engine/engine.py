@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import islice
 
 from msgspec import Struct
@@ -22,11 +23,9 @@ from topics.engine.routers.verbs import Routers
 from topics.engine.state.topic import FIRST_CEILING, Topic
 from topics.engine.state.topics import State
 from topics.engine.steps import Steps
-from topics.engine.write import apply
+from topics.engine.write import apply, archived, delete
 from topics.engine.write.append import Appends
-from topics.engine.write.archived import Archives
 from topics.engine.write.commit import Commits, Log, Ticket
-from topics.engine.write.delete import Deletes
 from topics.engine.write.staging import Staging
 from topics.errors import Code, TopicsError
 from topics.model.names import check_topic
@@ -70,13 +69,13 @@ class Engine:
         self.saver: Callable[[Topic, Callable[[Exception | None], None]], None] | None = None  # `Store.when_saved`
         self.queues = Queues(staging)
         self.routers = Routers(staging)
-        self.archives = Archives(staging)
         self.consumers = Consumers(staging)
         # Attributes and no methods: one call less on the hottest paths.
         appends = Appends(staging)
         self.append, self.render_large = appends.append, appends.render_large
-        self.delete_records = Deletes(staging).delete_records
-        self.delete_seqs = Deletes(staging).delete_seqs
+        self.delete_records = partial(delete.delete_records, staging)
+        self.delete_seqs = partial(delete.delete_seqs, staging)
+        self.report_archived = partial(archived.report, staging)
         self.topic, self.find = staging.topic, staging.find
         self.wait, self.listen = staging.wait, staging.listen
         self.flush = self.commits.flush
@@ -117,17 +116,12 @@ class Engine:
         topic = self.state.by_name.get(name)
         return topic is not None and topic in self._backlog
 
-    def replay_topic_in_steps(self, name: str) -> Steps[None]:
-        """Replay the records that wait for one topic, before a verb that would replay them in one go."""
+    def replay_in_steps(self, name: str | None = None) -> Steps[None]:
+        """Replay the records that wait for one topic, or for any, before a verb that would replay them in one go."""
         # Bound: the entries that wait; each step replays some, and recovery alone adds entries.
-        while self.waits_for_replay(name):
-            self._backlog.replay_some(self.state, PER_STEP, self.state.by_name[name])
-            yield None
-
-    def replay_in_steps(self) -> Steps[None]:
-        """Replay everything that waits, for a verb that looks at many topics."""
-        # Bound: the entries that wait; each step replays some, and recovery alone adds entries.
-        while self.replay_some():
+        while self.replay_some() if name is None else self.waits_for_replay(name):
+            if name is not None:
+                self._backlog.replay_some(self.state, PER_STEP, self.state.by_name[name])
             yield None
 
     def replay_all(self) -> None:

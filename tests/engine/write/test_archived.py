@@ -25,7 +25,7 @@ HOLD = ArchiveConfig(hold=True)
 
 
 def report(engine: Engine, name: str, seq: int) -> archived.Reported:
-    found: archived.Reported = done(engine, engine.archives.report(name, seq=seq, epoch=engine.topic(name).epoch))
+    found: archived.Reported = done(engine, engine.report_archived(name, seq=seq, epoch=engine.topic(name).epoch))
     return found
 
 
@@ -154,7 +154,7 @@ def test_report_about_another_epoch_is_refused():
     done(engine, engine.drop_topic("a"))
     append(engine, "a", record())
     with pytest.raises(TopicsError) as refused:
-        engine.archives.report("a", seq=1, epoch=epoch)
+        engine.report_archived("a", seq=1, epoch=epoch)
     assert refused.value.code is Code.EPOCH_MISMATCH
     assert engine.topic("a").archived == 0
 

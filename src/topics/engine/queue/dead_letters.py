@@ -197,7 +197,7 @@ class DeadLetters:
         """
         letters = []
         for job in jobs:
-            [letter] = letter_records.decode(rendered[job.seq].whole())
+            [letter] = letter_records.decode(record_bytes.as_object(*rendered[job.seq]))
             letter.meta = letter_records.stamp(letter.meta, topic.name, job)
             letter.priority = job.priority or 0
             letters.append(letter)

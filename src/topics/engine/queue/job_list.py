@@ -14,6 +14,7 @@ from topics.engine.state.jobs.job import Job
 from topics.engine.state.jobs.leases import Leases
 from topics.engine.state.topic import Topic
 from topics.model.queue import JobState
+from topics.model.record_bytes import with_fields
 from topics.model.records import MAX_BATCH_BYTES
 from topics.storage.segments.cold import Cold
 
@@ -78,4 +79,4 @@ def _row(topic: Topic, queue: Leases, seq: int, stored: pick.StoredRecord) -> by
     elif state == "in_flight":
         lease = _encode_json(job.node), job.lease_id.encode(), job.deadline_ms
         shown += b'"node":%b,"lease_id":"%b","deadline":%d,' % lease
-    return stored.with_fields(seq, shown)
+    return with_fields(stored.row, seq, shown + stored.tag)

@@ -267,13 +267,6 @@ class StoredRecord(NamedTuple):
     row: bytes  # {"$seq":7,"$ts":…},
     tag: bytes  # `"$tag":"x",`, or nothing
 
-    def whole(self) -> bytes:
-        return record_bytes.as_object(self.row, self.tag)
-
-    def with_fields(self, seq: int, fields: bytes) -> bytes:
-        """Return the record as a JSON object with more fields behind its seq."""
-        return record_bytes.with_fields(self.row, seq, fields + self.tag)
-
 
 class TooMuch(Exception):
     """The records together have more bytes than one answer may have."""

@@ -23,6 +23,7 @@ from topics.engine.write.commit import Ticket
 from topics.engine.write.removal import Removal
 from topics.engine.write.staging import Staging
 from topics.model.queue import not_a_queue
+from topics.model.record_bytes import with_fields
 from topics.model.records import MAX_BATCH_BYTES
 from topics.storage.log import entry as entries
 from topics.storage.segments.cold import Cold, waiting
@@ -110,9 +111,10 @@ class Queues:
             if config.leases_durable:
                 grants.append(leased(topic, want.node, first, deadline, jobs))
             queue.grant(jobs, want.node, first, deadline, want.holder)
-            rows = [
-                rendered[job.seq].with_fields(job.seq, LEASE % (job.lease, deadline, job.deliveries)) for job in jobs
-            ]
+            rows = []
+            for job in jobs:
+                row, tag = rendered[job.seq]
+                rows.append(with_fields(row, job.seq, LEASE % (job.lease, deadline, job.deliveries) + tag))
             claims.append(Claimed(topic, rows, jobs, 0))
         # After the grant: a snapshot may be taken of the queue when the move is staged, and needs a place for each job.
         moved = self.dead_letters.bury(topic, taken.dead, rendered, leaving, now) if taken.dead else None

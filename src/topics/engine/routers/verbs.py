@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import islice
 
-from msgspec import Struct
-
 from topics.engine import retention
 from topics.engine.routers import replay
 from topics.engine.routers.copy import mark
@@ -41,16 +39,6 @@ from topics.storage.segments.segment import Segment
 ROUTERS_PER_STEP = 100  # of a list; one takes about 4 µs
 
 
-class PutRouter(Struct):
-    router: Router
-    created: bool
-
-
-class DroppedRouter(Struct):
-    name: str
-    deleted: bool
-
-
 class Routers:
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
@@ -81,7 +69,7 @@ class Routers:
     # --- verbs
 
     def put(self, name: str, request: RouterRequest) -> Ticket:
-        """Create or change a router, and create the topics it needs. Ends with `PutRouter`."""
+        """Create or change a router, and create the topics it needs. Ends with the router, and whether it is new."""
         config = check_request(name, request)
         staging, table = self._staging, self.table
         self._sync(request.source, request.dest)
@@ -94,7 +82,7 @@ class Routers:
         if dest is None and not request.create_dest:
             raise topic_not_found(request.dest)
         if router is not None and router.edge.source is source and router.edge.dest is dest and router.config == config:
-            return Ticket.of(PutRouter(router, False))
+            return Ticket.of((router, False))
         self._check_copies(router, config, source, dest)
         missing = [name_of for name_of, topic in ((request.source, source), (request.dest, dest)) if topic is None]
         creates = [staging.new_topic(name_of, TopicConfig(), more=len(missing) - 1) for name_of in missing]
@@ -115,13 +103,13 @@ class Routers:
         if source is not None:
             touched |= set(upstream(source))
 
-        def take_effect(_: Ticket) -> PutRouter:
+        def take_effect(_: Ticket) -> tuple[Router, bool]:
             for create in creates:
                 apply.create(staging.state, create)
             after = replay.put_router(staging.state, entry)
             assert after is not None
             self._follow(after.edge)
-            return PutRouter(after, router is None)
+            return after, router is None
 
         ticket = staging.stage(None, [*creates, *self._marks(touched), entry], take_effect, also=list(touched))
         self._last = ticket
@@ -129,17 +117,17 @@ class Routers:
         return ticket
 
     def drop(self, name: str) -> Ticket:
-        """Delete a router; one that does not exist is no error. Ends with `DroppedRouter`."""
+        """Delete a router; one that does not exist is no error. Ends with whether it existed."""
         check_router(name)
         self._sync()
         router = self.table.by_name.get(name)
         if router is None:
-            return Ticket.of(DroppedRouter(name, False))
+            return Ticket.of(False)
         entry = RouterDrop(router.edge.source.topic_id, router.router_id)
 
-        def take_effect(_: Ticket) -> DroppedRouter:
+        def take_effect(_: Ticket) -> bool:
             replay.drop_router(self._staging.state, entry)
-            return DroppedRouter(name, True)
+            return True
 
         touched = {router.edge.dest, *upstream(router.edge.source)}
         ticket = self._staging.stage(None, [*self._marks(touched), entry], take_effect, also=list(touched))

@@ -43,33 +43,28 @@ class Reported(Struct):
     moved: bool
 
 
-class Archives:
-    def __init__(self, staging: Staging) -> None:
-        self._staging = staging
+def report(staging: Staging, name: str, *, seq: int, epoch: int, trimmed: int = 0) -> Ticket:
+    """Note that an archive has all records up to `seq`, and is about to delete those up to `trimmed`.
 
-    def report(self, name: str, *, seq: int, epoch: int, trimmed: int = 0) -> Ticket:
-        """Note that an archive has all records up to `seq`, and is about to delete those up to `trimmed`.
+    Neither ever moves back. Ends with `Reported`.
+    """
+    topic = staging.topic(name)
+    check_epoch(topic, epoch)
+    if seq > topic.head:
+        raise invalid(f"seq {seq} is beyond the head of the topic ({topic.head})", field="seq")
+    if trimmed > seq:
+        what = f"seqs up to {trimmed} cannot be trimmed: {seq} is the last one archived"
+        raise invalid(what, field="trimmed_seq")
+    if seq <= topic.archived and trimmed <= topic.trimmed:
+        return Ticket.of(Reported(topic, topic.archived, topic.head, False))
+    entry = Archived(topic.topic_id, seq, trimmed)
 
-        Neither ever moves back. Ends with `Reported`.
-        """
-        staging = self._staging
-        topic = staging.topic(name)
-        check_epoch(topic, epoch)
-        if seq > topic.head:
-            raise invalid(f"seq {seq} is beyond the head of the topic ({topic.head})", field="seq")
-        if trimmed > seq:
-            what = f"seqs up to {trimmed} cannot be trimmed: {seq} is the last one archived"
-            raise invalid(what, field="trimmed_seq")
-        if seq <= topic.archived and trimmed <= topic.trimmed:
-            return Ticket.of(Reported(topic, topic.archived, topic.head, False))
-        entry = Archived(topic.topic_id, seq, trimmed)
+    def take_effect(_: Ticket) -> Reported:
+        moved = seq > topic.archived or trimmed > topic.trimmed
+        archived(topic, entry)
+        return Reported(topic, topic.archived, topic.head, moved)
 
-        def take_effect(_: Ticket) -> Reported:
-            moved = seq > topic.archived or trimmed > topic.trimmed
-            archived(topic, entry)
-            return Reported(topic, topic.archived, topic.head, moved)
-
-        return staging.stage(topic, [entry], take_effect)
+    return staging.stage(topic, [entry], take_effect)
 
 
 def check_epoch(topic: Topic, epoch: int) -> None:
