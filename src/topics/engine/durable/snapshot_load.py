@@ -13,10 +13,10 @@ from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.errors import Corrupt
 from topics.storage import snapshot as snap
-from topics.storage import snapshot_files
 from topics.storage.data_layout import holds_topics
 from topics.storage.datadir import DataDir, DataDirError
 from topics.storage.fs import File
+from topics.storage.log.log_files import newest_snapshot
 from topics.storage.segments import codec
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import MemorySegment
@@ -32,7 +32,7 @@ def load_topics(
 
     Raise `Corrupt` if there are snapshots and none is readable.
     """
-    snapshot = snapshot_files.newest(datadir, damage)
+    snapshot = newest_snapshot(datadir, damage)
     if snapshot.wal_number:
         snapshot_parts.check_known(snapshot)
         state.next_topic_id, state.last_epoch = snapshot.next_topic_id, snapshot.last_epoch

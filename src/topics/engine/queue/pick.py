@@ -18,8 +18,7 @@ from itertools import repeat
 from operator import attrgetter
 from typing import NamedTuple
 
-from topics.engine.state.jobs.job import PRIORITIES, Job
-from topics.engine.state.jobs.job_terms import Terms, terms_of
+from topics.engine.state.jobs.job import PRIORITIES, Job, Terms, terms_of
 from topics.engine.state.staged_deletes import taking
 from topics.engine.state.topic import Topic, leases_of
 from topics.model import record_bytes

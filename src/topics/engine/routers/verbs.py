@@ -17,8 +17,7 @@ from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps, once_loaded
 from topics.engine.write import apply
 from topics.engine.write.commit import Ticket
-from topics.engine.write.room import server_full
-from topics.engine.write.staging import Staging
+from topics.engine.write.staging import Staging, server_full
 from topics.engine.write.uploads import busy
 from topics.errors import topic_not_found
 from topics.model.names import check_router
