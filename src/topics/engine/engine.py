@@ -252,10 +252,28 @@ class Engine:
     def expire_in_memory(self, topic: Topic) -> None:
         """Expire leases, and the records for which nothing has to be read from the disk."""
         now = self.clock.now_ms()
-        if topic.config.ttl_ms:
-            expire_in_memory(topic, now)
         if topic.queue is not None:
             topic.queue.expire(now)
+        cutoff = retention.cutoff_ms(topic, now)
+        if not topic.config.ttl_ms or not topic.count or topic.front_ts >= cutoff:
+            return
+        if topic.holds or topic.links is not None:
+            return
+        upto = before = topic.earliest
+        for segment in topic.segments:
+            if not segment.in_memory and segment.live < segment.count:
+                upto = before  # its first live record is unknown: the segment before it stays
+                break
+            reaches = segment.count and segment.max_ts >= cutoff
+            if reaches and segment.in_memory:
+                upto = max(upto, segment.first + bisect_left(segment.columns.ts, cutoff))
+            if reaches:
+                break
+            before, upto = upto, max(upto, segment.end)
+        if upto > topic.earliest:
+            retention.evict(topic, upto, "ttl", reads=False)
+        front, first = topic.segments[topic.index_of(topic.earliest)], topic.earliest
+        topic.front_ts = front.columns.ts[first - front.first] if topic.count and front.in_memory else front.min_ts
 
     # --- records
 
@@ -266,25 +284,3 @@ class Engine:
             topic = self.topic(name)
         topic.last_read_ts = now = self.clock.now_ms()
         return topic, expire_and_read(topic, query, now)
-
-
-def expire_in_memory(topic: Topic, now_ms: int) -> None:
-    """Expire records as `expire` does, as far as nothing has to be read from the disk for that."""
-    cutoff = retention.cutoff_ms(topic, now_ms)
-    if not topic.count or topic.front_ts >= cutoff or topic.holds or topic.links is not None:
-        return
-    upto = before = topic.earliest
-    for segment in topic.segments:
-        if not segment.in_memory and segment.live < segment.count:
-            upto = before  # its first live record is unknown: the segment before it stays
-            break
-        reaches = segment.count and segment.max_ts >= cutoff
-        if reaches and segment.in_memory:
-            upto = max(upto, segment.first + bisect_left(segment.columns.ts, cutoff))
-        if reaches:
-            break
-        before, upto = upto, max(upto, segment.end)
-    if upto > topic.earliest:
-        retention.evict(topic, upto, "ttl", reads=False)
-    front = topic.segments[topic.index_of(topic.earliest)]
-    topic.front_ts = front.columns.ts[topic.earliest - front.first] if topic.count and front.in_memory else front.min_ts

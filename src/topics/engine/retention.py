@@ -75,15 +75,11 @@ def expire_loaded(topic: Topic, now_ms: int) -> None:
 
     If these are more than one load may ask for, expire the records whose columns are loaded so far.
     """
-    if not topic.config.ttl_ms:
+    cutoff = cutoff_ms(topic, now_ms)
+    if not topic.config.ttl_ms or topic.front_ts >= cutoff or not topic.count:
         return
-    _need_for_expiry(topic, cutoff_ms(topic, now_ms))
-    expire(topic, now_ms)
-
-
-def _need_for_expiry(topic: Topic, cutoff: int) -> None:
-    if topic.front_ts >= cutoff or not topic.count or (topic.holds and topic.earliest > topic.archived):
-        return
+    if topic.holds and topic.earliest > topic.archived:
+        return  # the archive does not have the first record yet
     needs, ready_upto = Needs(), [topic.earliest]
     for segment in topic.segments:
         reaches = segment.count and segment.max_ts >= cutoff
@@ -99,6 +95,7 @@ def _need_for_expiry(topic: Topic, cutoff: int) -> None:
         if upto > topic.earliest:
             evict(topic, upto, "ttl")
     needs.check()
+    expire(topic, now_ms)
 
 
 def expired_before(topic: Topic, cutoff: int, *, exact: bool = True) -> int:

@@ -85,18 +85,12 @@ class RequestDecoder(Generic[T]):
         try:
             found: T = self._decode_strict(body or b"{}")
             return found
-        except msgspec.ValidationError as error:
-            refused = decode_error(error, self.strict.type)
         except (msgspec.DecodeError, RecursionError):
-            try:
-                return self._decode_or_rescue(self.strict, body)
-            except UnknownField as unknown:
-                refused = unknown.with_traceback(None)  # it would refer to this frame, and the frame to it
-        if not isinstance(refused, UnknownField):
-            try:
-                raise refused from None
-            finally:
-                del refused  # its traceback refers to this frame: breaks the cycle of references
+            pass  # decoded again below: only a request that is refused pays for that
+        try:
+            return self._decode_or_rescue(self.strict, body)
+        except UnknownField as unknown:
+            refused = unknown.with_traceback(None)  # it would refer to this frame, and the frame to it
         found = self._decode_or_rescue(self.lenient, body)
         note(noted, warnings_about(refused, body, found))
         return found

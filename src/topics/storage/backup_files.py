@@ -126,15 +126,12 @@ def read_footer(fs: Fs, path: str) -> codec.Footer | None:
         file.close()
 
 
-def tail_problems(path: str, topic: snap.TopicSnapshot, data: bytes) -> list[str]:
+def tail_problems(path: str, topic: str, ref: snap.TailRef, data: bytes) -> list[str]:
     """Return what is wrong with the last records of a topic in the tails file with these bytes."""
-    ref = topic.tail
-    if ref is None:
-        return []
     part = data[ref.offset : ref.offset + ref.size]
     examined = examine(lambda size, at: part[at : at + size], len(part), path=path, taken=lambda at, data: None)
     return [
-        f"{path} at byte {ref.offset + problem.offset}: {problem.what}; last records of topic {topic.name}"
+        f"{path} at byte {ref.offset + problem.offset}: {problem.what}; last records of topic {topic}"
         for problem in examined.problems
     ]
 

@@ -22,6 +22,7 @@ from msgspec import Struct
 from topics.engine import retention
 from topics.engine.state.topic import Topic
 from topics.model.records import DEFAULT_BATCH_BYTES, MAX_EXAMINED, STORED_FORM, Projection, TagMatch
+from topics.model.wire import TombstoneAnswer
 from topics.storage.segments.cold import Cold, Needs
 from topics.storage.segments.columns import render_without, runs
 from topics.storage.segments.segment import Damaged, Rendered, Segment
@@ -53,13 +54,7 @@ class Query(Struct, kw_only=True, gc=False):
     spans: bool = False  # whether to return the place of each part, for a reader that also needs the columns
 
 
-class Tombstone(Struct, gc=False):
-    gap_from: int
-    gap_to: int
-    reason: str
-    missed_estimate: int
-    earliest_seq: int
-    head_seq: int
+Tombstone = TombstoneAnswer
 
 
 class Reading(Struct, gc=False):

@@ -142,7 +142,8 @@ class Forwarder:
     def _copy(self, edge: Edge, router: Router, gathered: Gathered, now: int) -> bool:
         dest = edge.dest
         copier = Copier(self._table, router)
-        made = list(copier.entries(gathered, dest.next_seq))
+        pieces, end = gathered
+        made = list(copier.entries(pieces, dest.next_seq))
         # On a cycle, or if the log lacks the records of the source, the copies have to be logged.
         derived = not edge.cyclic and (replay.derives(edge) or dest.config.durability == "ephemeral")
         logs = self._staging.logged and not derived
@@ -181,7 +182,7 @@ class Forwarder:
                 entry, piece = copier.part(piece, 0, fits, entry.first)
             if passes_on and not self._make_way(edge, entry, logs=logs):
                 return False
-            upto = gathered.upto if not partly and piece is made[-1][1] else piece.seqs[-1]
+            upto = end if not partly and piece is made[-1][1] else piece.seqs[-1]
             if logs:
                 self._log_copies(router, entry, upto)
             else:
@@ -191,7 +192,7 @@ class Forwarder:
                 self._landed(dest)
             if partly or dest.next_seq != entry.last + 1:
                 return True  # the entries after it have to be made again
-        self._pass(router, gathered.upto)
+        self._pass(router, end)
         return True
 
     def _pass(self, router: Router, upto: int) -> None:

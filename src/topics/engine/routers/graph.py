@@ -136,10 +136,7 @@ class SavedRouter(Struct, array_like=True, gc=False):
     floor_ms: int
 
 
-class SavedRouters(Struct, array_like=True):
-    next_id: int
-    routers: list[SavedRouter]
-    stamps: dict[int, dict[str, int]]
+SavedRouters = tuple[int, list[SavedRouter], dict[int, dict[str, int]]]  # the next id, the routers, and `stamps`
 
 
 class Table:
@@ -244,16 +241,15 @@ class Table:
 
     def load(self, raw: msgspec.Raw) -> None:
         by_id = self.state.by_id
-        saved = msgspec.msgpack.decode(raw, type=SavedRouters)
-        for one in saved.routers:
+        next_id, routers, self.stamps = msgspec.msgpack.decode(raw, type=SavedRouters)
+        for one in routers:
             source, dest = by_id[one.source_id], by_id[one.dest_id]
             router = self.put(
                 one.name, router_id=one.router_id, source=source, dest=dest, config=one.config, cursor=one.cursor
             )
             router.forwarded_total = one.forwarded_total
             router.edge.floor_ms = one.floor_ms
-        self.next_id = max(self.next_id, saved.next_id)
-        self.stamps = saved.stamps
+        self.next_id = max(self.next_id, next_id)
 
 
 def table_of(state: State) -> Table:

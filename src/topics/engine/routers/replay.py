@@ -122,8 +122,8 @@ def _advance(state: State, router: Router, upto: int, max_head: int | None, obey
     gathered = present(source, lambda: gather(source, router.config.filter, router.cursor, upto))
     if gathered is None:
         return True  # records turned out to be lost: try again
-    copier = copy.Copier(table_of(state), router)
-    entries = present(dest, lambda: list(copier.entries(gathered, dest.head + 1)))
+    copier, (pieces, end) = copy.Copier(table_of(state), router), gathered
+    entries = present(dest, lambda: list(copier.entries(pieces, dest.head + 1)))
     if entries is None:
         return True  # records of the destination turned out to be lost: try again
     for entry, piece in entries:
@@ -140,7 +140,7 @@ def _advance(state: State, router: Router, upto: int, max_head: int | None, obey
                 return fits > 0
             continue  # no more copies were made: these had been there before
         _land(state, copier, entry, piece)
-    router.cursor = gathered.upto
+    router.cursor = end
     return True
 
 
