@@ -20,9 +20,8 @@ from topics.clock import Clock
 from topics.engine.durable import recovery, snapshot_load
 from topics.engine.durable.checkpoint_retries import Retries, Room
 from topics.engine.durable.deferred_replay import Backlog
-from topics.engine.durable.snapshot_capture import Capture
 from topics.engine.state import snapshot_parts
-from topics.engine.state.snapshot_parts import Frozen, SavedTail
+from topics.engine.state.snapshot_parts import Capture, Frozen, SavedTail
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.engine.steps import Steps, run_all

@@ -32,7 +32,8 @@ from topics.model.router import (
     too_many_copies,
 )
 from topics.model.topic import TopicConfig
-from topics.storage.log.router_entry import Mark, RouterDrop, RouterPut
+from topics.storage.log.entry import Create
+from topics.storage.log.router_entry import RouterDrop, RouterPut
 from topics.storage.segments.segment import Segment
 
 ROUTERS_PER_STEP = 100  # of a list; one takes about 4 µs
@@ -110,10 +111,7 @@ class Routers:
             self._follow(after.edge)
             return after, router is None
 
-        ticket = staging.stage(None, [*creates, *self._marks(touched), entry], take_effect, also=list(touched))
-        self._last = ticket
-        staging.commits.sync()
-        return ticket
+        return self._stage(creates, touched, entry, take_effect)
 
     def drop(self, name: str) -> Ticket:
         """Delete a router; one that does not exist is no error. Ends with whether it existed."""
@@ -128,11 +126,7 @@ class Routers:
             replay.drop_router(self._staging.state, entry)
             return True
 
-        touched = {router.edge.dest, *upstream(router.edge.source)}
-        ticket = self._staging.stage(None, [*self._marks(touched), entry], take_effect, also=list(touched))
-        self._last = ticket
-        self._staging.commits.sync()
-        return ticket
+        return self._stage([], {router.edge.dest, *upstream(router.edge.source)}, entry, take_effect)
 
     def get(self, name: str) -> Router:
         router = self.table.by_name.get(name)
@@ -236,8 +230,12 @@ class Routers:
             return min(max(request.from_seq, source.earliest - 1), source.head)
         return source.head
 
-    def _marks(self, topics: set[Topic]) -> list[Mark]:
-        ordered = sorted(topics, key=lambda topic: topic.topic_id)
-        return [
-            mark(topic.links, head=topic.head, out=True, holds=False) for topic in ordered if topic.links is not None
-        ]
+    def _stage(
+        self, creates: list[Create], touched: set[Topic], entry: RouterPut | RouterDrop, act: Callable[[Ticket], object]
+    ) -> Ticket:
+        """Stage a change behind marks that say how far the routers of all topics that it touches have come."""
+        linked = [topic for topic in sorted(touched, key=lambda topic: topic.topic_id) if topic.links is not None]
+        marks = [mark(topic.links, head=topic.head, out=True, holds=False) for topic in linked]
+        self._last = ticket = self._staging.stage(None, [*creates, *marks, entry], act, also=list(touched))
+        self._staging.commits.sync()
+        return ticket
