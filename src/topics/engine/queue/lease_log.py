@@ -54,14 +54,6 @@ class Extended(Struct, array_like=True):
     deadline_ms: int
 
 
-def leased(topic: Topic, node: str, first_lease: int, deadline_ms: int, jobs: list[Job]) -> Leased:
-    """Return the entry for jobs that are about to go to a worker."""
-    return Leased(
-        topic.topic_id, node, first_lease, deadline_ms, [job.seq for job in jobs], [job.deliveries for job in jobs],
-        [job.priority for job in jobs],
-    )  # fmt: skip
-
-
 def _leased_of(queue: Leases, entry: Released | Extended) -> list[Job]:
     return [job for seq in entry.seqs if (job := queue.leases.get(seq)) is not None]
 

@@ -16,7 +16,7 @@ from msgspec import Struct
 from topics.engine import retention
 from topics.engine.queue import pick
 from topics.engine.queue.dead_letters import DeadLetters
-from topics.engine.queue.lease_log import Extended, Released, leased
+from topics.engine.queue.lease_log import Extended, Leased, Released
 from topics.engine.state.jobs.job import Holder, Job
 from topics.engine.state.jobs.leases import Leases
 from topics.engine.state.staged_deletes import taking
@@ -112,7 +112,8 @@ class Queues:
             # The time makes the numbers higher than those of all leases before a restart.
             first, deadline = max(queue.last_lease + 1, now << 16), now + want.lease_ms
             if config.leases_durable:
-                grants.append(leased(topic, want.node, first, deadline, jobs))
+                fields = [job.seq for job in jobs], [job.deliveries for job in jobs], [job.priority for job in jobs]
+                grants.append(Leased(topic.topic_id, want.node, first, deadline, *fields))
             queue.grant(jobs, want.node, first, deadline, want.holder)
             rows = []
             for job in jobs:
