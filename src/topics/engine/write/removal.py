@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Hashable
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +19,7 @@ from topics.engine import retention
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps
 from topics.model.records import TagMatch
-from topics.storage.segments.cold import Needs
+from topics.storage.segments.cold import Cold, Needs
 from topics.storage.segments.columns import Columns
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import Damaged, Segment
@@ -109,7 +108,9 @@ def by_seq(topic: Topic, seqs: list[int]) -> Removal:
         upto = bisect_left(seqs, segment.end, at)
         if isinstance(segment, SealedSegment) and segment.live and seqs[upto - 1] >= segment.first:
             try:
-                needs.run(partial(_look_for_seqs, found, segment, seqs[at:upto]))
+                _look_for_seqs(found, segment, seqs[at:upto])
+            except Cold as cold:
+                needs.add(cold)
             except Damaged as damage:
                 retention.lose_segment(topic, segment, damage)
         at = max(upto, at + 1)
