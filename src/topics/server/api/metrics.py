@@ -14,6 +14,7 @@ from topics.engine.state.name_index import NameIndex
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps
 from topics.engine.write import archived
+from topics.model.wire import ArchiveStanding
 from topics.server.access.operations import router_names
 from topics.server.api.services import Services, Startup
 from topics.server.http.messages import Request
@@ -254,7 +255,7 @@ def _archives(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric 
         some = map(topics.__getitem__, names)
         found += [topic for topic in some if topic.archived or topic.config.archive is not None]
         yield None
-    standings: dict[Topic, archived.Standing | None] = {}
+    standings: dict[Topic, ArchiveStanding | None] = {}
     for batch in _batches(found[:most]):
         left = (topic for topic in batch if not topic.gone)
         standings |= {topic: archived.standing(topic, now_ms, exact=False) for topic in left}

@@ -132,7 +132,7 @@ class RequestHandler:
         if call.request.query and (call.route, call.request.query) not in self._known_queries:
             self._check_query(call)
         if self._replaying and self._must_replay(call):
-            replay = services.engine.replay_topic_in_steps(call.params["topic"])
+            replay = services.engine.replay_in_steps(call.params["topic"])
             return services.slices.answer(call.request, self._serve_after(replay, call))
         if self.guard is not None:
             body, decode_steps = call.request.body, call.route.decode_steps

@@ -11,7 +11,9 @@ from collections.abc import Callable
 
 from topics.engine.state.topic import Topic
 from topics.errors import Code, TopicsError, invalid
-from topics.model.watch import TopicOptions, WatchedTopic, WatchRequest, heartbeat_ms, is_pattern
+from topics.model.topic import clamp
+from topics.model.watch import HEARTBEAT_MS_RANGE, TopicOptions, WatchedTopic, WatchRequest, is_pattern
+from topics.model.wire import check_u64
 from topics.server.access.caller import Caller
 from topics.server.limits.budget import MemoryBudget, check_room
 from topics.server.loop.runtime import Runtime
@@ -95,7 +97,8 @@ class Sessions:
                 raise invalid("cursor is not an event id of this server", field="cursor")
             topics = self._resumed(topics, position)
         resolved = resolve(self._runtime, topics, request, caller, lenient=lenient)
-        session = Session(caller, self._budget, heartbeat_ms=heartbeat_ms(request.heartbeat_ms))
+        heartbeat_ms = clamp(check_u64(request.heartbeat_ms, "heartbeat_ms"), *HEARTBEAT_MS_RANGE)
+        session = Session(caller, self._budget, heartbeat_ms=heartbeat_ms)
         check_room("max_watch_sessions", len(self._all), self._runtime.settings.max_watch_sessions)
         self._budget.check(SESSION_BYTES + size_bytes(resolved))
         session.patterns = resolved.patterns

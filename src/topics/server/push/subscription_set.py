@@ -155,7 +155,7 @@ def resolve(
     resolved = ResolvedWatch()
     shared = watch.make_view(options, max_limit=engine.limits.max_limit)
     for name, each in topics.items():
-        view = watch.with_match(shared, watch.match_of(name, each))
+        view = watch.with_filter(shared, name, each)
         if watch.is_pattern(name):
             pattern = resolved.patterns[name] = Pattern(name[:-1], view, caller)
             matching = engine.state.names.visible(caller.prefixes, prefix=pattern.prefix)

@@ -129,7 +129,7 @@ def _portable(part: list[tuple[Span, Excerpt | None]]) -> Iterator[list[tuple[Sp
     held: list[tuple[Span, Excerpt | None]] = []
     size_bytes = 0
     for span, excerpt in part:
-        more = 0 if excerpt is None else excerpt.carried_bytes
+        more = sum(len(piece) for piece in excerpt.pieces if isinstance(piece, bytes)) if excerpt else 0
         if held and size_bytes + more > CARRIED_BYTES:
             yield held
             held, size_bytes = [], 0

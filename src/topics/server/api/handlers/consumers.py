@@ -7,7 +7,7 @@ from itertools import islice
 import msgspec
 
 from topics.engine.consumers.lag import lag_of, lost_of
-from topics.engine.consumers.verbs import ConsumerBatch, Removed, StoredConsumer
+from topics.engine.consumers.verbs import ConsumerBatch, StoredConsumer
 from topics.engine.state.consumers import Consumer
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps, once_loaded
@@ -97,11 +97,9 @@ def get_consumer(services: Services, call: Call) -> Answer:
 
 
 def drop_consumer(services: Services, call: Call) -> Answer:
-    def dropped(done: Removed, took: Performance) -> model.ConsumerDropped:
-        return model.ConsumerDropped(done.topic, done.name, done.deleted, took)
-
-    ticket = services.engine.consumers.drop(call.params["topic"], call.params["consumer"])
-    return json_when_done(ticket, call.request, dropped)
+    topic, name = call.params["topic"], call.params["consumer"]
+    ticket = services.engine.consumers.drop(topic, name)
+    return json_when_done(ticket, call.request, partial(model.ConsumerDropped, topic, name))
 
 
 def list_topic_consumers(services: Services, call: Call) -> Answer:

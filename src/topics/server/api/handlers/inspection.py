@@ -6,7 +6,7 @@ from msgspec import UNSET, UnsetType
 
 import topics.server.api.metrics as metrics
 from topics import __version__
-from topics.engine.read import history, timeline
+from topics.engine.read import timeline
 from topics.engine.steps import Steps, once_loaded, run_all
 from topics.errors import Code, TopicsError, invalid
 from topics.model.inspection import MAX_RANGES, RANGES, Samples, TimelineAnswer, Whoami
@@ -117,7 +117,7 @@ def _history(services: Services, call: Call, name: str, found: dict[str, str]) -
     points = min(query_string.number(found, "points", default=POINTS) or POINTS, MAX_POINTS)
     if not from_ts < to_ts <= MAX_TS:
         raise invalid("to_ts is not after from_ts", field="to_ts")
-    rows = history.at_times(services.engine.topic(name), from_ts, to_ts, points)
+    rows = timeline.at_times(services.engine.topic(name), from_ts, to_ts, points)
     interval_ms = max((to_ts - from_ts) // points, 1)
     return json_answer(200, Samples(interval_ms, points + 1, HISTORY_COLUMNS, rows, performance(call.request)))
 

@@ -7,9 +7,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from topics.engine.queue import job_list
 from topics.engine.queue.dead_letters import Redriven
-from topics.engine.queue.verbs import Claimed, Outcome, Want
+from topics.engine.queue.verbs import Claimed, Outcome, Want, expire_and_list
 from topics.engine.state.topic import Topic, leases_of
 from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError, invalid, topic_not_found
@@ -248,7 +247,7 @@ def list_jobs(services: Services, call: Call) -> Answer:
         raise invalid("cursor is not a `next_cursor` of this server", field="cursor")
     if (state := found.get("state")) is not None and state not in model.JOB_STATES:
         raise invalid(f"state must be one of {', '.join(model.JOB_STATES)}", field="state")
-    rows, more = job_list.expire_and_list(
+    rows, more = expire_and_list(
         topic,
         state=state,
         after=int(after or 0),

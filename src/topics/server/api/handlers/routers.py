@@ -1,9 +1,10 @@
 """Handlers of routers: create and configure, get, list, delete, and preview a filter."""
 
+from functools import partial
 from typing import Any
 
 from topics.engine.routers.graph import Router
-from topics.engine.routers.verbs import ROUTERS_PER_STEP, DroppedRouter, PutRouter
+from topics.engine.routers.verbs import ROUTERS_PER_STEP
 from topics.engine.steps import Steps
 from topics.errors import Code, TopicsError
 from topics.model import router as model
@@ -29,8 +30,8 @@ def put_router(services: Services, call: Call) -> Answer:
     except TopicsError as error:
         raise _visible_to(call.caller, error) from None
 
-    def put(done: PutRouter, took: Performance) -> model.RouterPutAnswer:
-        return model.RouterPutAnswer(**_fields(done.router), created=done.created, performance=took)
+    def put(done: tuple[Router, bool], took: Performance) -> model.RouterPutAnswer:
+        return model.RouterPutAnswer(**_fields(done[0]), created=done[1], performance=took)
 
     return json_when_done(ticket, call.request, put)
 
@@ -75,12 +76,9 @@ def list_routers(services: Services, call: Call) -> Steps[Answer]:
 
 
 def drop_router(services: Services, call: Call) -> Answer:
-    ticket = services.engine.routers.drop(call.params["router"])
-
-    def dropped(done: DroppedRouter, took: Performance) -> model.RouterDropped:
-        return model.RouterDropped(done.name, done.deleted, took)
-
-    return json_when_done(ticket, call.request, dropped)
+    name = call.params["router"]
+    ticket = services.engine.routers.drop(name)
+    return json_when_done(ticket, call.request, partial(model.RouterDropped, name))
 
 
 @in_slices()

@@ -48,8 +48,7 @@ def get_topic(services: Services, call: Call) -> Answer:
         archived_seq=topic.archived if topic.archived or topic.config.archive is not None else None,
         trimmed_seq=topic.trimmed or None,
     )
-    if (found := archived.standing(topic, services.runtime.clock.now_ms())) is not None:
-        answer.archive = wire.ArchiveStanding(found.unarchived, found.overdue, found.evicted)
+    answer.archive = archived.standing(topic, services.runtime.clock.now_ms())
     return json_answer(200, answer)
 
 
@@ -121,7 +120,7 @@ def report_archived(services: Services, call: Call) -> Answer:
     body: wire.ArchivedRequest = call.body()
     seq, epoch = check_u64(body.seq, "seq"), check_u64(body.epoch, "epoch")
     trimmed = check_u64(body.trimmed_seq, "trimmed_seq")
-    ticket = services.engine.archives.report(call.params["topic"], seq=seq, epoch=epoch, trimmed=trimmed)
+    ticket = services.engine.report_archived(call.params["topic"], seq=seq, epoch=epoch, trimmed=trimmed)
 
     def reported(done: archived.Reported, took: Performance) -> wire.ArchivedAnswer:
         return wire.ArchivedAnswer(done.topic.name, done.topic.epoch, done.archived, done.head, done.moved, took)
