@@ -1,6 +1,7 @@
-"""The OpenAPI 3.1 document, generated from the route table, with the descriptions and examples of the operations.
+"""The OpenAPI 3.1 document, generated from the route table and two files of texts.
 
 `openapi_operations.json` has one entry per operation: what it does, a request, and the answer that a server gave to it.
+`openapi_texts.json` has what several operations share.
 The entries are in an order in which a new server can answer all requests; `tests/contract/test_openapi.py` sends them.
 """
 
@@ -22,35 +23,19 @@ from topics.model.queue import ListedJob
 from topics.model.topic import DEFAULT_CONFIG, ArchiveConfig, ConfigPatch, TopicConfig
 from topics.model.wire import ErrorAnswer
 from topics.server.access.operations import Scope
-from topics.server.api.openapi_fields import meaning
+from topics.server.api.openapi_fields import TEXTS, meaning
 from topics.server.api.route import Route
 from topics.server.push import scan_formats as formats
 
 FILE = Path(__file__).with_name("openapi_operations.json")
 
-TAGS = {
-    "topics": "Streams of records: create and configure them, and list them.",
-    "records": "Append, read and delete records.",
-    "consumers": "Positions of readers, by name, with their lag.",
-    "watch": "New records as they arrive, over event streams and WebSockets.",
-    "queues": "Topics whose records are jobs: workers lease them, and ack them when they are done.",
-    "routers": "Copies of records from topic to topic.",
-    "server": "Probes, metrics, this document, the console and the JavaScript client.",
-}
-
-PATH_PARAMETERS = {
-    "topic": "the name of a topic",
-    "router": "the name of a router",
-    "consumer": "the name of a consumer",
-    "wid": "`wid` of the watch session",
-    "file": "the name of a file",
-}
-
 
 class Described(Struct, forbid_unknown_fields=True):
-    """One operation. `answer` is the body of the answer with `status`; text for an answer that is no JSON."""
+    """One operation. `path` and `query` are examples, `answer` the body with `status`; text if it is no JSON."""
 
+    summary: str
     description: str
+    parameters: dict[str, str] = {}  # of the query string
     path: dict[str, str] = {}
     query: dict[str, str] = {}
     body: Any = UNSET
@@ -85,14 +70,6 @@ _OTHER_TYPES = {
         formats.TEXT.decode(): _TEXT, formats.SEGMENTS.decode(): _BINARY, formats.ARROW.decode(): _BINARY,
     },
 }  # fmt: skip
-_ANSWERS = {
-    "application/x-ndjson": "A record per line, and a last line with the end.",
-    "text/event-stream": "Server-sent events, without end.",
-    "text/plain": "Prometheus text exposition.",
-    "text/javascript": "An ES module.",
-    "text/html": "A page.",
-    "application/json": "JSON messages in both directions.",
-}
 
 
 def document(routes: Sequence[Route]) -> bytes:
@@ -129,7 +106,7 @@ def document_steps(routes: Sequence[Route]) -> Steps[bytes]:
                     "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
                 },
                 "servers": [{"url": "http://127.0.0.1:4000", "description": "The default address."}],
-                "tags": [{"name": name, "description": text} for name, text in TAGS.items()],
+                "tags": [{"name": name, "description": text} for name, text in TEXTS.tags.items()],
                 "paths": paths,
                 "components": {
                     "schemas": components,
@@ -193,12 +170,12 @@ def _schemas(routes: Sequence[Route]) -> Steps[tuple[dict[Any, Any], dict[str, A
 
 def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
     name = operation_name(route)
-    texts = described().get(name, Described(""))
+    texts = described().get(name, Described("", ""))
     tag = next((tag for part, tag in _TAGS.items() if part in route.path), "server")
     operation: dict[str, Any] = {
         "operationId": name + ("_at_root" if route.path in ("/healthz", "/readyz", "/metrics") else ""),
         "tags": ["records" if name == "append" else tag],
-        "summary": route.summary,
+        "summary": texts.summary,
         "description": texts.description,
         "parameters": _parameters(route, texts),
         "responses": {str(status): _answer(status, kind, schema_of, texts) for status, kind in route.answers.items()},
@@ -240,7 +217,7 @@ def _answer(status: int, kind: Any, schema_of: dict[Any, Any], texts: Described)
         content |= {other: {"schema": schema} for other, schema in _OTHER_TYPES.get(kind, {}).items()}
         if isinstance(texts.answer, str):
             content[kind] = {"schema": _TEXT, "example": texts.answer}
-        return {"description": _ANSWERS.get(kind, kind), "content": content}
+        return {"description": TEXTS.answers.get(kind, kind), "content": content}
     described = {"schema": schema_of.get(kind, {"type": "object"})}
     if isinstance(texts.answer, dict):
         example = texts.answer
@@ -264,7 +241,7 @@ def _parameters(route: Route, texts: Described) -> list[dict[str, Any]]:
         schema: dict[str, Any] = {"type": "string"}
         if name in _PATTERNS:
             schema["pattern"] = _PATTERNS[name]
-        text = PATH_PARAMETERS.get(name, name)
+        text = TEXTS.path_parameters.get(name, name)
         rows.append({"name": name, "in": "path", "required": True, "description": text, "schema": schema})
         if name in texts.path:
             rows[-1]["example"] = texts.path[name]
@@ -274,9 +251,8 @@ def _parameters(route: Route, texts: Described) -> list[dict[str, Any]]:
             schema["minimum"] = 0
         if row.default is not None:
             schema["default"] = row.default
-        rows.append(
-            {"name": row.name, "in": "query", "required": row.required, "description": row.help, "schema": schema}
-        )
+        text = texts.parameters.get(row.name) or TEXTS.query_parameters[row.name]
+        rows.append({"name": row.name, "in": "query", "required": row.required, "description": text, "schema": schema})
         if (given := texts.query.get(row.name)) is not None:
             rows[-1]["example"] = given if row.type is str else msgspec.json.decode(given)
     return rows

@@ -40,16 +40,14 @@ TOKEN = "token"  # the query parameter with the key of a caller
 class Parameter(Struct, frozen=True):
     name: str
     type: type
-    help: str
     default: Any = None
     required: bool = False
 
 
-class Route(Struct, frozen=True, kw_only=True, eq=False):
+class Route(Struct, frozen=True, eq=False):
     method: str
     path: str  # `{topic}` matches one percent-decoded segment
     handler: Callable[[Services, Call], Answer]
-    summary: str
     operation: Operation  # also says what a key needs
     body: Any = None  # request type; None if a body is ignored
     decode: Callable[[bytes, Noted], Any] | None = None  # of `body`, which it is made from if it is not given
