@@ -1,7 +1,7 @@
 """Shell completion: `topics completion SHELL` prints the script that a shell loads.
 
-The scripts in `shells/` are short: they pass the line up to the cursor to `topics complete-line`, which prints the candidates:
-commands, options, choices, and names that the server knows.
+The scripts in `shells/` are short: they pass the line up to the cursor to `topics complete-line`, which prints the
+candidates: commands, options, choices, and names that the server knows.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from topics.server.http.messages import Answer, Deferred, Request, Response, bod
 from topics.server.limits.budget import MemoryBudget
 from topics.server.limits.loop_holds import Cause, LoopHolds
 from topics.server.loop.answer import error_answer, forward
-from topics.server.loop.runtime import Loads, unreadable
+from topics.server.loop.runtime import NOT_LOADING, Loading, Loads, unreadable
 from topics.storage.segments.cold import Cold
 
 log = logs.Log("app")
@@ -47,7 +47,7 @@ class Slices:
 
         Raise what the first slice raises. The time that each slice takes is noted under `cause`.
         """
-        deferred = Deferred(on_cancel=steps.close)
+        deferred = Deferred()
 
         def finish(answer: Answer) -> None:
             if isinstance(answer, Response):
@@ -61,6 +61,7 @@ class Slices:
             deferred.resolve(error_answer(error, request))
 
         sliced = _Sliced(self, steps, finish, fail, cause)
+        deferred.on_cancel = sliced.cancel
         try:
             cold = sliced.run(self.tick_ns() + SLICE_NS)
         except StopIteration as end:
@@ -69,8 +70,17 @@ class Slices:
         if cold is None:
             self.enqueue(sliced)
         else:
-            self._loads.load(cold, sliced.run_slice, sliced.unreadable)
+            sliced.loading = self._loads.load(cold, sliced.run_slice, sliced.unreadable)
         return deferred
+
+    def resolve(self, deferred: Deferred, request: Request, steps: Steps[Answer]) -> None:
+        """Resolve `deferred` with the answer of the steps, which run from the next turn on."""
+        sliced = _Sliced(
+            self, steps, lambda answer: forward(answer, deferred),
+            lambda error: deferred.resolve(error_answer(error, request)), Cause.REQUEST,
+        )  # fmt: skip
+        deferred.on_cancel = sliced.cancel
+        self.enqueue(sliced)
 
     def run(
         self,
@@ -96,7 +106,7 @@ class Slices:
         ends_ns = self.tick_ns() + TURN_NS
         for _ in range(len(self._waiting)):
             sliced = self._waiting.popleft()
-            self._loads.attempt(sliced.run_slice, sliced.unreadable)
+            sliced.loading = self._loads.attempt(sliced.run_slice, sliced.unreadable)
             if self.tick_ns() > ends_ns:
                 break
         if self._waiting and not self._scheduled:
@@ -111,6 +121,12 @@ class _Sliced(Generic[T]):
     finish: Callable[[T], None]
     fail: Callable[[TopicsError], None]
     cause: Cause
+    loading: Loading = NOT_LOADING
+
+    def cancel(self) -> None:
+        """Run no more steps, and fetch nothing more for them: the client has left."""
+        self.steps.close()
+        self.loading.cancel()
 
     def run(self, ends_ns: int) -> Cold | None:
         """Run steps until the slice ends or a step needs the disk. Raise `StopIteration` with the result."""

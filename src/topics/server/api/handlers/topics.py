@@ -1,6 +1,6 @@
 """Handlers of topics: create and configure, get, list, delete, and the reports of their archives."""
 
-from topics.engine.engine import Configured, Dropped
+from topics.engine.engine import Dropped
 from topics.engine.pressure import effective_priority
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps
@@ -18,13 +18,10 @@ TOPICS_PER_STEP = 100  # of a list; one takes about 4 µs
 
 
 def put_topic(services: Services, call: Call) -> Answer:
-    ticket = services.engine.put_topic(call.params["topic"], call.body())
-
-    def put(done: Configured, took: Performance) -> wire.TopicPut:
-        topic = done.topic
-        return wire.TopicPut(topic.name, done.created, topic.epoch, topic.config, took)
-
-    return json_when_done(ticket, call.request, put)
+    return json_when_done(
+        services.engine.put_topic(call.params["topic"], call.body()), call.request,
+        lambda done, took: wire.TopicPut(done.topic.name, done.created, done.topic.epoch, done.topic.config, took),
+    )  # fmt: skip
 
 
 def get_topic(services: Services, call: Call) -> Answer:
@@ -122,8 +119,9 @@ def report_archived(services: Services, call: Call) -> Answer:
     seq, epoch = check_u64(body.seq, "seq"), check_u64(body.epoch, "epoch")
     trimmed = check_u64(body.trimmed_seq, "trimmed_seq")
     ticket = services.engine.archives.report(call.params["topic"], seq=seq, epoch=epoch, trimmed=trimmed)
-
-    def reported(done: archived.Reported, took: Performance) -> wire.ArchivedAnswer:
-        return wire.ArchivedAnswer(done.topic.name, done.topic.epoch, done.archived, done.head, done.moved, took)
-
-    return json_when_done(ticket, call.request, reported)
+    return json_when_done(
+        ticket, call.request,
+        lambda done, took: wire.ArchivedAnswer(
+            done.topic.name, done.topic.epoch, done.archived, done.head, done.moved, took
+        ),
+    )  # fmt: skip

@@ -84,7 +84,7 @@ class WebSocket(LiveConnection, Upgrade):
     def ended(self) -> None:
         self._detach()
         self.input.drop()
-        self.commands.end()
+        self.commands.subscriptions.discharge()
 
     def closed(self) -> None:
         super().closed()
