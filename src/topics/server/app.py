@@ -29,7 +29,7 @@ from topics.server.loop.samples import Column, QueueSamples, ReaderSamples, Samp
 from topics.server.loop.sliced_work import SharedAnswers, Slices
 from topics.server.loop.storage import Storage, open_directory
 from topics.server.loop.throttle import Throttle
-from topics.server.push.dispatcher import Dispatcher, PushServices
+from topics.server.push.dispatcher import Dispatcher
 from topics.server.push.jobs import JobWaiters
 from topics.server.push.sessions import Sessions
 from topics.storage.log.wal import WalStats
@@ -126,7 +126,7 @@ class TopicsApp:
             dispatcher=dispatcher,
             sessions=sessions,
             job_waiters=job_waiters,
-            push=PushServices(runtime, dispatcher, sessions.pattern_waiters, throttle, slices, budget),
+            pattern_waiters=sessions.pattern_waiters,
             storage=storage,
             replica=replica,
         )

@@ -18,7 +18,6 @@ from topics import __version__
 from topics.engine.steps import Steps, run_all
 from topics.errors import Code
 from topics.model import names
-from topics.model.error_meanings import MEANINGS
 from topics.model.queue import ListedJob
 from topics.model.topic import DEFAULT_CONFIG, ArchiveConfig, ConfigPatch, TopicConfig
 from topics.model.wire import ErrorAnswer
@@ -114,7 +113,7 @@ def document_steps(routes: Sequence[Route]) -> Steps[bytes]:
                         code.wire: {
                             "summary": code.wire,
                             "value": {
-                                "error": {"code": code.wire, "message": MEANINGS[code].replace("`", "")},
+                                "error": {"code": code.wire, "message": TEXTS.errors[code].replace("`", "")},
                                 "performance": {"server_total_ms": 0.05},
                             },
                         }

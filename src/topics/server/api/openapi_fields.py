@@ -20,13 +20,14 @@ _LIMITS = {
 
 
 class Texts(Struct, forbid_unknown_fields=True):
-    """Texts by name: of tags, parameters, answers by their media types, and fields."""
+    """Texts by name: of tags, parameters, answers by their media types, fields, and error codes."""
 
     tags: dict[str, str]
     path_parameters: dict[str, str]
     query_parameters: dict[str, str]
     answers: dict[str, str]
     fields: dict[str, str]
+    errors: dict[str, str]
 
 
 TEXTS = json.decode(Path(__file__).with_name("openapi_texts.json").read_bytes(), type=Texts)

@@ -445,7 +445,9 @@ class Dispatcher:
         return served
 
 
-class PushServices(Struct, frozen=True):
+class PushServices(Struct, frozen=True, kw_only=True, eq=False):
+    """What streams and WebSockets use of a server."""
+
     runtime: Runtime
     dispatcher: Dispatcher
     pattern_waiters: PatternWaiters

@@ -36,14 +36,16 @@ def get_health(startup: Startup, call: Call) -> Answer:
 def get_ready(services: Services, call: Call) -> Answer:
     """Report whether the server can serve, and whether checkpoints fail. Raise 503 while it stops or is read-only."""
     services.check_ready()
-    if (why := services.read_only()) is not None:
-        code = Code.FENCED if services.is_fenced else Code.READ_ONLY
+    storage = services.storage
+    if storage is not None and (why := storage.wal.read_only) is not None:
+        code = Code.FENCED if storage.wal.is_fenced else Code.READ_ONLY
         raise TopicsError(code, f"the log takes no writes: {why}", detail={"reason": why}, retry_after_ms=1000)
     warnings: list[str] | UnsetType = UNSET
-    if (why := services.checkpoint_failure()) is not None:
+    if storage is not None and (why := storage.store.retries.reason) is not None:
         warnings = [f"checkpoints fail, so the log grows: {why}"]
-    if (why := services.replica_failure()) is not None:
-        warnings = [*(warnings or []), f"the replica does not answer: {why}"]
+    replication = None if services.replica is None else services.replica.replication
+    if replication is not None and replication.is_away:
+        warnings = [*(warnings or []), f"the replica does not answer: {replication.sequence.last_failure}"]
     return json_answer(200, Ready("ready", True, len(services.engine.topics), performance(call.request), warnings))
 
 

@@ -230,7 +230,7 @@ def open_work_stream(services: Services, call: Call) -> Answer:
     if services.throttle.pressed:
         services.throttle.check(topic.name)
     return WorkStream(
-        services.push, services.job_waiters, topic,
+        services, services.job_waiters, topic,
         node=node, max=most, lease_ms=lease_ms, release=services.quotas.open_stream(call.caller),
     )  # fmt: skip
 

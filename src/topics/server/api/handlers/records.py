@@ -136,4 +136,4 @@ def scan(services: Services, call: Call) -> Answer:
         services.throttle.check(name)
     services.engine.topic(name)  # raises 404, which cannot be sent once the stream has begun
     release = services.quotas.open_stream(call.caller)
-    return ScanStream(services.push, Scan(query, upto_seq=wanted.upto_seq), name, form, release=release)
+    return ScanStream(services, Scan(query, upto_seq=wanted.upto_seq), name, form, release=release)

@@ -60,9 +60,9 @@ def open_watch(services: Services, call: Call) -> Answer:
     # A malformed id is ignored: browsers return any id they once received, and the session has its own position.
     position = cursors.find(request.headers.get(b"last-event-id", b"").decode("latin-1"))
     release = services.quotas.open_stream(session.caller)
-    return WatchStream(services.push, services.sessions, session, position=position, release=release)
+    return WatchStream(services, services.sessions, session, position=position, release=release)
 
 
 def open_socket(services: Services, call: Call) -> Answer:
     services.check_ready()
-    return accept(services.push, call.request, call.caller, services.quotas.open_stream)
+    return accept(services, call.request, call.caller, services.quotas.open_stream)
