@@ -11,17 +11,7 @@ from msgspec import Raw, Struct
 
 from topics.client import bulk_pieces, request
 from topics.client._sync.management import ManagementCalls
-from topics.client.call import (
-    JSON,
-    PAGE_ROWS,
-    SEGMENTS,
-    Backoff,
-    ListPage,
-    Request,
-    given,
-    topic_path,
-    with_query,
-)  # fmt: skip
+from topics.client.call import JSON, SEGMENTS, Backoff, Request, given, topic_path
 from topics.client.connection import Connection, Retries
 from topics.client.errors import TopicNotFound, TopicsError
 from topics.client.items import encode
@@ -32,7 +22,6 @@ from topics.model.topic import ConfigPatch
 from topics.storage.segments.record_run import Run
 
 Answer = TypeVar("Answer")
-Page = TypeVar("Page", bound=ListPage)
 
 PAGE_RECORDS = 1000
 NO_LAST = (1 << 64) - 1  # the highest seq there could be
@@ -48,7 +37,7 @@ class Client(Connection, ManagementCalls):
 
     @property
     def _http(self) -> Any:  # type: ignore[override]
-        """The calls of `ManagementCalls` need `call`, `pages` and `send`."""
+        """The calls of `ManagementCalls` need `call` and `send`."""
         return self
 
     archived = ManagementCalls.report_archived
@@ -197,16 +186,6 @@ class Client(Connection, ManagementCalls):
         content = None if body is None else encode(body)
         most = None if retries is None else Retries(retries)
         return msgspec.json.decode(self.send(Request(method, path, content, JSON, safe), most), type=answer)
-
-    def pages(self, path: str, kind: type[Page], **query: str | None) -> Iterator[Page]:
-        """Yield the pages of a list."""
-        cursor = None
-        while True:
-            page = self.call("GET", with_query(path, page_size=PAGE_ROWS, cursor=cursor, **query), kind)
-            yield page
-            cursor = page.next_cursor
-            if cursor is None:
-                return
 
 
 def _fields(fields: Mapping[str, Any], request: type[Struct]) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class AsyncManagementCalls(AsyncCalls):
         async for row in topics.topics("orders."):
             print(row.topic, row.count)
         """
-        async for page in self._http.pages("/v0/topics", wire.TopicList, prefix=prefix or None):
+        async for page in self._pages("/v0/topics", wire.TopicList, prefix=prefix or None):
             for row in page.topics:
                 yield row
 
@@ -164,7 +164,7 @@ class AsyncManagementCalls(AsyncCalls):
             print(row.consumer, row.lag_records, row.lag_ms)
         """
         path = "/v0/consumers" if topic is None else topic_path(topic, "consumers")
-        async for page in self._http.pages(path, ConsumerPage, prefix=prefix):
+        async for page in self._pages(path, ConsumerPage, prefix=prefix):
             for row in page.consumers:
                 yield row
 
@@ -221,7 +221,7 @@ class AsyncManagementCalls(AsyncCalls):
         async for row in topics.routers(source="orders"):
             print(row.router, row.dest)
         """
-        async for page in self._http.pages("/v0/routers", routing.RouterList, prefix=prefix, source=source, dest=dest):
+        async for page in self._pages("/v0/routers", routing.RouterList, prefix=prefix, source=source, dest=dest):
             for row in page.routers:
                 yield row
 

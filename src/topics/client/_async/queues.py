@@ -135,7 +135,7 @@ class AsyncQueueCalls(AsyncCalls):
         async for job in topics.list_jobs("emails", state="in_flight"):
             print(job.seq, job.node, job.deliveries)
         """
-        async for page in self._http.pages(topic_path(topic, "jobs"), queue.JobList, state=state):
+        async for page in self._pages(topic_path(topic, "jobs"), queue.JobList, state=state):
             for job in page.jobs:
                 yield job
 

@@ -186,6 +186,12 @@ class ExchangeConnection(asyncio.Protocol, Generic[E]):
 
     def proceed(self) -> None: ...  # writes, and handles further requests: an answer or a body has come
     def note_memory(self) -> None: ...  # charges what this connection holds now. May end the connection's input
+    def sweep(self, now: float) -> None: ...  # ends the connection if its client has not done in time what it had to
+    def drain(self) -> None: ...  # finishes what has begun
+    def close(self) -> None: ...
+
+    def idle_since(self) -> float | None:
+        """Return when the connection was found idle after its last request; None while it is not idle."""
 
     @property
     def served(self) -> int:

@@ -22,6 +22,19 @@ def body_bytes(body: Body) -> int:
     return len(body) if isinstance(body, bytes) else sum(map(len, body))
 
 
+def weighted(field: bytes, *, malformed: float) -> list[tuple[bytes, float]]:
+    """Return the members of an `Accept` or `Accept-Encoding` field, each with its weight (`q`)."""
+    found = []
+    for member in field.lower().split(b","):
+        name, *parameters = (part.strip() for part in member.split(b";"))
+        pairs = [parameter.partition(b"=") for parameter in parameters]
+        try:
+            found.append((name, next((float(value) for key, _, value in pairs if key.strip() == b"q"), 1.0)))
+        except ValueError:
+            found.append((name, malformed))
+    return found
+
+
 class Request(msgspec.Struct, gc=False):
     """One request. Requests with equal heads share one `headers`: it must not be changed."""
 

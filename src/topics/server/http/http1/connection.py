@@ -355,7 +355,6 @@ class Connection(ExchangeConnection[Exchange]):
     # --- for the server
 
     def sweep(self, now: float) -> None:
-        """End the connection if its client has not done in time what it had to."""
         pipeline = self.pipeline
         unsent_bytes = self.transport.get_write_buffer_size()
         if unsent_bytes or pipeline.charges.charged[pipeline.account]:
@@ -374,7 +373,6 @@ class Connection(ExchangeConnection[Exchange]):
             self.proceed()
 
     def idle_since(self) -> float | None:
-        """Return when the connection was found idle after its last request; None while it is not idle."""
         if self.pipeline.state is not IDLE or self._seen != (Wait.BEGIN, self.served) or self.unsent_bytes():
             return None
         return self._seen_at
@@ -415,7 +413,7 @@ class StreamSink:
         # The client has not taken what it was sent, while the budget is full: `unblock` follows.
         short = self._server.budget.full and not pipeline.paused and self._connection.unsent_bytes() > 0
         if short:
-            self._server.block(self)
+            self._server.block(self.unblock)
         self._transport.write(data)
         if pipeline.paused:
             self._connection.note_written(len(data))

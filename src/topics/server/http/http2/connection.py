@@ -209,7 +209,7 @@ class Http2Sink:
         if stream.dropped or stream.ends or stream.full:
             return False
         if short:
-            self._server.block(self)
+            self._server.block(self.unblock)
         return not short
 
     def close(self) -> None:
