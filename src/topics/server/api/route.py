@@ -79,13 +79,14 @@ class Route(Struct, frozen=True, eq=False):
         )
 
 
-def at_any_time(answer: Callable[[Startup, Call], Answer]) -> dict[str, Any]:
-    """Return the fields of a route that needs no recovered data: both handlers are `answer`."""
+def at_any_time(answer: Callable[[Startup, Call], Answer], name: str = "") -> dict[str, Any]:
+    """Return the fields of a route that needs no recovered data: both handlers are `answer`. `name` is another name."""
 
     @wraps(answer)
     def handler(services: Services, call: Call) -> Answer:
         return answer(services.startup, call)
 
+    handler.__name__ = name or handler.__name__
     return {"handler": handler, "while_recovering": answer}
 
 
@@ -195,7 +196,7 @@ def with_warnings(call: Call, answer: Answer) -> Answer:
     if isinstance(answer, Deferred):
         return answer.mapped(partial(_marked, call))
     if isinstance(answer, Stream):
-        answer.head = _with_header(answer.head, call.warnings)
+        answer.head = answer.head.with_fields((WARNINGS, json.dumps(call.warnings).encode()))
         return answer
     return _marked(call, answer)
 
@@ -207,7 +208,7 @@ def _marked(call: Call, response: Response) -> Response:
         return response
     kind = call.route.answers.get(response.status)
     if not (isinstance(kind, type) and issubclass(kind, Struct)):
-        return _with_header(response, warnings)
+        return response.with_fields((WARNINGS, json.dumps(warnings).encode()))
     body = response.body
     parts: list[bytes | memoryview] = [body] if isinstance(body, bytes) else list(body)
     last = bytes(parts.pop())
@@ -215,8 +216,3 @@ def _marked(call: Call, response: Response) -> Response:
     parts.append(b'%b,"warnings":%b}\n' % (last[: -len(_END)], json.dumps(warnings).encode()))
     whole = parts if len(parts) > 1 else bytes(parts[0])
     return Response(response.status, whole, response.content_type, response.headers, response.sent)
-
-
-def _with_header(response: Response, warnings: list[str]) -> Response:
-    headers = (*response.headers, (WARNINGS, json.dumps(warnings).encode()))
-    return Response(response.status, response.body, response.content_type, headers, response.sent)

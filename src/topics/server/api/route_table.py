@@ -204,14 +204,15 @@ ROUTES = [
     ),
     *(
         Route(
-            "GET", path, operation=operations.READ_DOCUMENT, **at_any_time(answer), console=True, probe=True,
-            answers={200: kind, 304: kind}, errors=() if path == "/console" else (Code.NOT_FOUND,),
+            "GET", path, operation=operations.READ_DOCUMENT, **at_any_time(assets.get_console, name),
+            console=True, probe=True, answers={200: kind, 304: kind},
+            errors=() if path == "/console" else (Code.NOT_FOUND,),
         )
-        for path, answer, kind in (
-            ("/console", assets.get_console, "text/html"),
-            ("/console/{file}", assets.get_console_file, "text/javascript"),
-            ("/console/parts/{file}", assets.get_console_part, "text/javascript"),
-            ("/console/pages/{file}", assets.get_console_page, "text/javascript"),
+        for path, name, kind in (
+            ("/console", "get_console", "text/html"),
+            ("/console/{file}", "get_console_file", "text/javascript"),
+            ("/console/parts/{file}", "get_console_part", "text/javascript"),
+            ("/console/pages/{file}", "get_console_page", "text/javascript"),
         )
     ),
     Route(

@@ -125,12 +125,14 @@ class Exchanges(Generic[E]):
                     return False
                 self.answer_compressed(exchange, response, gzip(response.body))
                 return True
-            response = _with_fields(response, response.body, VARY)
+            response = response.with_fields(VARY)
         self.send(exchange, response)
         return True
 
     def answer_compressed(self, exchange: E, response: Response, packed: bytes) -> None:
-        self.send(exchange, _with_fields(response, packed, VARY, GZIPPED))
+        answer = response.with_fields(VARY, GZIPPED)
+        answer.body = packed
+        self.send(exchange, answer)
 
     def defer(self, exchange: E, deferred: Deferred) -> None:
         exchange.deferred = deferred
@@ -163,12 +165,6 @@ class Exchanges(Generic[E]):
         """Report an answer as delivered: all of it was sent, or nothing of it is held any more."""
         if response.sent is not None:
             self.call(response.sent)
-
-
-def _with_fields(response: Response, body: Any, *fields: Header) -> Response:
-    """Return a copy with more header fields. The application may keep the answer and return it again."""
-    headers = (*response.headers, *fields)
-    return Response(response.status, body, response.content_type, headers, response.sent)
 
 
 class ExchangeConnection(asyncio.Protocol, Generic[E]):

@@ -58,6 +58,10 @@ class Response(msgspec.Struct, gc=False):
     headers: tuple[Header, ...] = ()  # framing fields (content-length, connection, date) belong to the transport
     sent: Callable[[], None] | None = None  # called once: the system has taken the answer, or no client will
 
+    def with_fields(self, *fields: Header) -> "Response":
+        """Return a copy with more header fields. The application may keep the answer and return it again."""
+        return Response(self.status, self.body, self.content_type, (*self.headers, *fields), self.sent)
+
 
 class Deferred(msgspec.Struct, eq=False):
     """An answer that comes later.

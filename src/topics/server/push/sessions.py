@@ -16,18 +16,11 @@ from topics.server.access.caller import Caller
 from topics.server.limits.budget import MemoryBudget, check_room
 from topics.server.loop.runtime import Runtime
 from topics.server.push import cursors
+from topics.server.push import subscription_set as sets
 from topics.server.push.dispatcher import PushServices
 from topics.server.push.live_stream import EventStream, error_frame, event_frame
 from topics.server.push.rendering import Event, RenderedFrame, deleted_data
-from topics.server.push.subscription_set import (
-    SESSION_BYTES,
-    Pattern,
-    PatternWaiters,
-    Subscription,
-    SubscriptionSet,
-    resolve,
-    size_bytes,
-)
+from topics.server.push.subscription_set import Pattern, PatternWaiters, Subscription, SubscriptionSet
 
 WID_BYTES = 16
 MAX_DELETED = 64  # deletions that a session remembers
@@ -94,17 +87,17 @@ class Sessions:
             if (position := cursors.find(request.cursor)) is None:
                 raise invalid("cursor is not an event id of this server", field="cursor")
             topics = self._resumed(topics, position)
-        resolved = resolve(self._runtime, topics, request, caller, lenient=lenient)
+        subscriptions, patterns = sets.resolve(self._runtime, topics, request, caller, lenient=lenient)
         session = Session(caller, self._budget, heartbeat_ms=heartbeat_ms(request.heartbeat_ms))
         check_room("max_watch_sessions", len(self._all), self._runtime.settings.max_watch_sessions)
-        self._budget.check(SESSION_BYTES + size_bytes(resolved))
-        session.patterns = resolved.patterns
-        for subscription in resolved.subscriptions.values():
+        self._budget.check(sets.SESSION_BYTES + sets.size_bytes(subscriptions, patterns))
+        session.patterns = patterns
+        for subscription in subscriptions.values():
             session.add(subscription)
         session.charge()
         self._all[session.wid] = session
         self.stream_closed(session)
-        return session, resolved.answer()
+        return session, sets.watched_topics(subscriptions)
 
     def find(self, wid: str, caller: Caller) -> Session:
         """Return the session. Raise `not_found` if it was removed, `unauthorized` if another key created it."""

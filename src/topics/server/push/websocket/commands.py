@@ -21,7 +21,14 @@ from topics.model.wire import check_u64
 from topics.server.access.caller import Caller, authorise
 from topics.server.access.operations import operation_of
 from topics.server.push.dispatcher import PushServices
-from topics.server.push.subscription_set import SubscriptionSet, Watcher, open_positions, resolve, size_bytes
+from topics.server.push.subscription_set import (
+    SubscriptionSet,
+    Watcher,
+    open_positions,
+    resolve,
+    size_bytes,
+    watched_topics,
+)
 from topics.storage.segments.cold import Cold
 
 T = TypeVar("T")
@@ -133,23 +140,23 @@ class SocketCommands:
         if not self._client.open:
             return
         services, own = self._services, self.subscriptions
-        resolved = resolve(services.runtime, topics, command, self._caller, lenient=command.lenient)
+        subscriptions, patterns = resolve(services.runtime, topics, command, self._caller, lenient=command.lenient)
         most = services.runtime.settings.max_watch_topics
-        others = sum(1 for one in own.subscriptions.values() if one.topic.name not in resolved.subscriptions)
-        if others + len(resolved.subscriptions) > most:
+        others = sum(1 for one in own.subscriptions.values() if one.topic.name not in subscriptions)
+        if others + len(subscriptions) > most:
             raise invalid(f"the connection would watch more than {most} topics", field="topics")
-        if resolved.patterns and len(own.patterns.keys() | resolved.patterns.keys()) > most:
+        if patterns and len(own.patterns.keys() | patterns.keys()) > most:
             raise invalid(f"the connection would have more than {most} patterns", field="topics")
-        services.budget.check(size_bytes(resolved))
-        self._client.answer({"op": "subscribed", "topics": resolved.answer()}, command.request_id, warnings)
-        for name, subscription in resolved.subscriptions.items():
+        services.budget.check(size_bytes(subscriptions, patterns))
+        answer = {"op": "subscribed", "topics": watched_topics(subscriptions)}
+        self._client.answer(answer, command.request_id, warnings)
+        for name, subscription in subscriptions.items():
             self._remove(name)
             own.add(subscription)
             services.dispatcher.attach(subscription, self._client)
-        if resolved.patterns:
-            own.patterns |= resolved.patterns
+        own.patterns |= patterns
         own.charge()
-        if resolved.patterns:
+        if patterns:
             services.pattern_waiters.put(self._client, own.prefixes(), self._match)
 
     def _commit(self, command: watch.CommitCommand) -> None:
