@@ -32,8 +32,10 @@ FILE = Path(__file__).with_name("openapi_operations.json")
 class Described(Struct, forbid_unknown_fields=True):
     """One operation. `path` and `query` are examples, `answer` the body with `status`; text if it is no JSON."""
 
+    tag: str
     summary: str
     description: str
+    errors: list[Code] = []  # besides those that any route can return
     parameters: dict[str, str] = {}  # of the query string
     path: dict[str, str] = {}
     query: dict[str, str] = {}
@@ -53,12 +55,6 @@ _WITH_BODY = (Code.PAYLOAD_TOO_LARGE, Code.UNSUPPORTED_MEDIA_TYPE)
 _WITH_SCOPE = (Code.UNAUTHORIZED, Code.FORBIDDEN, Code.THROTTLED)
 _WHILE_STARTING = (Code.NOT_READY, Code.SHUTTING_DOWN)
 _PATTERNS = {"topic": names.TOPIC_PATTERN, "router": names.ROUTER_PATTERN, "consumer": names.TOPIC_PATTERN}
-_TAGS = {
-    "/consumers": "consumers",
-    "/routers": "routers", "/watch": "watch", "/ws": "watch", "/claim": "queues", "/ack": "queues", "/nack": "queues",
-    "/extend": "queues", "/work": "queues", "/jobs": "queues", "/redrive": "queues", "/diff": "records",
-    "/scan": "records", "/delete": "records", "/archived": "records", "/topics": "topics",
-}  # fmt: skip
 _WARNINGS = {"type": "array", "items": {"type": "string"}}
 _CONFIG_DEFAULTS = msgspec.to_builtins(DEFAULT_CONFIG)
 _TYPES = {bool: "boolean", int: "integer", str: "string"}
@@ -91,47 +87,23 @@ def document_steps(routes: Sequence[Route]) -> Steps[bytes]:
                     status: {"description": answer["description"]} for status, answer in operation["responses"].items()
                 },
             }
-    return (
-        msgspec.json.encode(
-            {
-                "openapi": "3.1.0",
-                "info": {
-                    "title": "topics",
-                    "version": __version__,
-                    "summary": "A persistent event engine for one machine.",
-                    "description": "JSON over HTTP. Every answer has a `performance` field with the time it took. An "
-                    "answer with a top-level `error` is a failure; branch on `error.code`. Times are milliseconds, and "
-                    "seqs unsigned 64-bit integers.",
-                    "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
-                },
-                "servers": [{"url": "http://127.0.0.1:4000", "description": "The default address."}],
-                "tags": [{"name": name, "description": text} for name, text in TEXTS.tags.items()],
-                "paths": paths,
-                "components": {
-                    "schemas": components,
-                    "examples": {
-                        code.wire: {
-                            "summary": code.wire,
-                            "value": {
-                                "error": {"code": code.wire, "message": TEXTS.errors[code].replace("`", "")},
-                                "performance": {"server_total_ms": 0.05},
-                            },
-                        }
-                        for code in Code
-                    },
-                    "securitySchemes": {
-                        "bearer": {
-                            "type": "http",
-                            "scheme": "bearer",
-                            "description": "An API key. A server without keys needs none.",
-                        }
-                    },
-                },
-                "security": [{"bearer": []}, {}],
-            }
-        )
-        + b"\n"
-    )
+    frame = TEXTS.document
+    examples = {
+        code: {
+            "summary": code,
+            "value": {
+                "error": {"code": code, "message": text.replace("`", "")},
+                "performance": {"server_total_ms": 0.05},
+            },
+        }
+        for code, text in TEXTS.errors.items()
+    }
+    whole = frame | {
+        "info": frame["info"] | {"version": __version__},
+        "paths": paths,
+        "components": frame["components"] | {"schemas": components, "examples": examples},
+    }
+    return msgspec.json.encode(whole) + b"\n"
 
 
 def _schemas(routes: Sequence[Route]) -> Steps[tuple[dict[Any, Any], dict[str, Any]]]:
@@ -169,11 +141,10 @@ def _schemas(routes: Sequence[Route]) -> Steps[tuple[dict[Any, Any], dict[str, A
 
 def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
     name = operation_name(route)
-    texts = described().get(name, Described("", ""))
-    tag = next((tag for part, tag in _TAGS.items() if part in route.path), "server")
+    texts = described()[name]
     operation: dict[str, Any] = {
         "operationId": name + ("_at_root" if route.path in ("/healthz", "/readyz", "/metrics") else ""),
-        "tags": ["records" if name == "append" else tag],
+        "tags": [texts.tag],
         "summary": texts.summary,
         "description": texts.description,
         "parameters": _parameters(route, texts),
@@ -187,7 +158,7 @@ def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
         if texts.body is not UNSET:
             content["example"] = texts.body
         operation["requestBody"] = {"required": needed, "content": {"application/json": content}}
-    codes = [*_EVERYWHERE, *route.errors]
+    codes = [*_EVERYWHERE, *texts.errors]
     if Code.READ_ONLY in codes:
         codes += [Code.REPLICA_UNAVAILABLE, Code.FENCED]
     if route.body is not None:

@@ -6,7 +6,7 @@ field without either fails `tests/contract/test_openapi.py`. Limits that the set
 
 from pathlib import Path
 from types import ModuleType
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 from msgspec import Struct, json, structs
 
@@ -20,9 +20,9 @@ _LIMITS = {
 
 
 class Texts(Struct, forbid_unknown_fields=True):
-    """Texts by name: of tags, parameters, answers by their media types, fields, and error codes."""
+    """The frame of the document, and texts by name: of parameters, media types, fields, and error codes."""
 
-    tags: dict[str, str]
+    document: dict[str, Any]
     path_parameters: dict[str, str]
     query_parameters: dict[str, str]
     answers: dict[str, str]

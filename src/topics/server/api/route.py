@@ -54,7 +54,6 @@ class Route(Struct, frozen=True, eq=False):
     # The same for a body larger than `LARGE_BYTES`.
     decode_steps: Callable[[bytes, Limits, Noted], Steps[Any]] | None = None
     answers: dict[int, Any] = {}  # status → type of the answer
-    errors: tuple[Code, ...] = ()
     query: tuple[Parameter, ...] = ()
     # Answers before the data is recovered, without an engine. None: such a request is refused with `not_ready`.
     while_recovering: Callable[[Startup, Call], Answer] | None = None

@@ -1,6 +1,5 @@
 """The rows of the route table. `openapi_operations.json` has their texts, by the names of the handlers."""
 
-from topics.errors import Code
 from topics.model import consumer, inspection, queue, router, wire
 from topics.model.records import DeleteRequest, DiffRequest, ScanRequest, WriteRequest
 from topics.model.topic import ConfigPatch
@@ -12,17 +11,14 @@ from topics.server.api.route import Parameter, Route, at_any_time
 from topics.server.http.request import write_request
 
 _PAGE = (Parameter("page_size", int, 100), Parameter("cursor", str))
-_QUEUE_ERRORS = (Code.TOPIC_NOT_FOUND, Code.NOT_A_QUEUE, Code.READ_ONLY)
-
 ROUTES = [
     Route(
         "PUT", "/v0/topics/{topic}", topics.put_topic, operations.CONFIGURE_TOPIC, body=ConfigPatch,
         answers={200: wire.TopicPut, 201: wire.TopicPut},
-        errors=(Code.TOPIC_EXISTS_INCOMPATIBLE, Code.THROTTLED, Code.READ_ONLY),
     ),
     Route(
         "GET", "/v0/topics/{topic}", topics.get_topic, operations.READ_STATE, answers={200: wire.TopicState},
-        errors=(Code.TOPIC_NOT_FOUND,), query=(Parameter("touch", bool, True),),
+        query=(Parameter("touch", bool, True),),
     ),
     Route(
         "GET", "/v0/topics", topics.list_topics, operations.LIST_TOPICS, answers={200: wire.TopicList},
@@ -30,63 +26,50 @@ ROUTES = [
     ),
     Route(
         "GET", "/v0/topics/{topic}/timeline", looks.get_timeline, operations.READ_TIMELINE,
-        answers={200: inspection.TimelineAnswer}, errors=(Code.TOPIC_NOT_FOUND,),
+        answers={200: inspection.TimelineAnswer},
         query=(Parameter("from_seq", int, 1), Parameter("to_seq", int), Parameter("ranges", int, inspection.RANGES)),
     ),
     Route(
         "DELETE", "/v0/topics/{topic}", topics.drop_topic, operations.DROP_TOPIC, answers={200: wire.TopicDropped},
-        errors=(Code.TOPIC_NOT_EMPTY, Code.READ_ONLY),
         query=(Parameter("if_empty", bool, False),),
     ),
     Route(
         "POST", "/v0/topics/{topic}", records.append, operations.APPEND, body=WriteRequest,
         decode=write_request.decode_write, decode_steps=write_request.decode_write_steps,
-        answers={200: wire.Written, 201: wire.Written},
-        errors=(
-            Code.BATCH_TOO_LARGE, Code.RECORD_TOO_LARGE, Code.TOPIC_NOT_FOUND, Code.TOPIC_FULL, Code.THROTTLED,
-            Code.READ_ONLY,
-        ),
-        query=(Parameter("return_seqs", bool, True),),
+        answers={200: wire.Written, 201: wire.Written}, query=(Parameter("return_seqs", bool, True),),
     ),
-    Route(
-        "POST", "/v0/topics/{topic}/diff", diff.diff, operations.DIFF, body=DiffRequest, answers={200: wire.Diff},
-        errors=(Code.TOPIC_NOT_FOUND, Code.EPOCH_MISMATCH, Code.THROTTLED, Code.READ_ONLY, Code.STORAGE_UNAVAILABLE),
-    ),
+    Route("POST", "/v0/topics/{topic}/diff", diff.diff, operations.DIFF, body=DiffRequest, answers={200: wire.Diff}),
     Route(
         "POST", "/v0/topics/{topic}/scan", records.scan, operations.SCAN, body=ScanRequest,
         answers={200: "application/x-ndjson"},
-        errors=(Code.TOPIC_NOT_FOUND, Code.NOT_ACCEPTABLE, Code.THROTTLED, Code.STORAGE_UNAVAILABLE),
     ),
     Route(
         "POST", "/v0/topics/{topic}/delete", records.delete_records, operations.DELETE_RECORDS, body=DeleteRequest,
         answers={200: wire.RecordsDeleted},
-        errors=(Code.TOPIC_NOT_FOUND, Code.BATCH_TOO_LARGE, Code.EPOCH_MISMATCH, Code.READ_ONLY),
     ),
     Route(
         "POST", "/v0/topics/{topic}/archived", topics.report_archived, operations.REPORT_ARCHIVED,
         body=wire.ArchivedRequest, answers={200: wire.ArchivedAnswer},
-        errors=(Code.TOPIC_NOT_FOUND, Code.EPOCH_MISMATCH, Code.READ_ONLY),
     ),
     Route(
         "PUT", "/v0/topics/{topic}/consumers/{consumer}", consumers.put_consumer, operations.PUT_CONSUMER,
         body=consumer.ConsumerRequest, answers={200: consumer.ConsumerPut, 201: consumer.ConsumerPut},
-        errors=(Code.TOPIC_NOT_FOUND, Code.EPOCH_MISMATCH, Code.CONSUMER_MOVED, Code.THROTTLED, Code.READ_ONLY),
     ),
     Route(
         "GET", "/v0/topics/{topic}/consumers/{consumer}", consumers.get_consumer, operations.READ_CONSUMER,
-        answers={200: consumer.ConsumerState}, errors=(Code.TOPIC_NOT_FOUND, Code.CONSUMER_NOT_FOUND),
+        answers={200: consumer.ConsumerState},
     ),
     Route(
         "DELETE", "/v0/topics/{topic}/consumers/{consumer}", consumers.drop_consumer, operations.DROP_CONSUMER,
-        answers={200: consumer.ConsumerDropped}, errors=(Code.TOPIC_NOT_FOUND, Code.READ_ONLY),
+        answers={200: consumer.ConsumerDropped},
     ),
     Route(
         "GET", "/v0/topics/{topic}/consumers", consumers.list_topic_consumers, operations.LIST_CONSUMERS,
-        answers={200: consumer.ConsumerList}, errors=(Code.TOPIC_NOT_FOUND,), query=_PAGE,
+        answers={200: consumer.ConsumerList}, query=_PAGE,
     ),
     Route(
         "POST", "/v0/consumers", consumers.commit_consumers, operations.COMMIT_MANY, body=consumer.CommitRequest,
-        answers={200: consumer.CommitAnswer}, errors=(Code.BATCH_TOO_LARGE,),
+        answers={200: consumer.CommitAnswer},
     ),
     Route(
         "GET", "/v0/consumers", consumers.list_consumers, operations.LIST_CONSUMERS,
@@ -94,59 +77,50 @@ ROUTES = [
     ),
     Route(
         "POST", "/v0/watch", watch.create_watch, operations.WATCH, body=WatchRequest, answers={200: WatchCreated},
-        errors=(Code.TOPIC_NOT_FOUND, Code.THROTTLED),
         query=(Parameter("lenient", bool, False),),
     ),
     Route(
         "GET", "/v0/watch/{wid}", watch.open_watch, operations.OPEN_SESSION, stream=True, query_token=True,
         answers={200: "text/event-stream"},
-        errors=(Code.FORBIDDEN, Code.NOT_FOUND, Code.NOT_ACCEPTABLE, Code.THROTTLED),
     ),
     Route(
         "GET", "/v0/ws", watch.open_socket, operations.CONNECT_SOCKET, stream=True, answers={101: "application/json"},
-        errors=(Code.FORBIDDEN, Code.THROTTLED),
     ),
     Route(
         "POST", "/v0/topics/{topic}/claim", queues.claim, operations.CLAIM, body=queue.ClaimRequest,
-        answers={200: queue.ClaimAnswer}, errors=(*_QUEUE_ERRORS, Code.THROTTLED),
+        answers={200: queue.ClaimAnswer},
     ),
     Route(
         "POST", "/v0/topics/{topic}/ack", queues.ack, operations.ACK, body=queue.AckRequest,
-        answers={200: queue.AckAnswer}, errors=(*_QUEUE_ERRORS, Code.BATCH_TOO_LARGE),
+        answers={200: queue.AckAnswer},
     ),
     Route(
         "POST", "/v0/topics/{topic}/nack", queues.nack, operations.NACK, body=queue.NackRequest,
-        answers={200: queue.NackAnswer}, errors=(*_QUEUE_ERRORS, Code.BATCH_TOO_LARGE),
+        answers={200: queue.NackAnswer},
     ),
     Route(
         "POST", "/v0/topics/{topic}/extend", queues.extend, operations.EXTEND, body=queue.ExtendRequest,
-        answers={200: queue.ExtendAnswer}, errors=(*_QUEUE_ERRORS, Code.BATCH_TOO_LARGE),
+        answers={200: queue.ExtendAnswer},
     ),
     Route(
         "GET", "/v0/topics/{topic}/work", queues.open_work_stream, operations.WORK, stream=True, query_token=True,
-        answers={200: "text/event-stream"}, errors=(*_QUEUE_ERRORS, Code.NOT_ACCEPTABLE, Code.THROTTLED),
+        answers={200: "text/event-stream"},
         query=(Parameter("node", str, required=True), Parameter("max", int, 1), Parameter("lease_ms", int)),
     ),
     Route(
         "GET", "/v0/topics/{topic}/jobs", queues.list_jobs, operations.LIST_JOBS, answers={200: queue.JobList},
-        errors=_QUEUE_ERRORS,
         query=(Parameter("state", str), *_PAGE),
     ),
     Route(
         "POST", "/v0/topics/{topic}/redrive", queues.redrive, operations.REDRIVE, body=queue.RedriveRequest,
         answers={200: queue.RedriveAnswer},
-        errors=(*_QUEUE_ERRORS, Code.TOPIC_FULL, Code.BATCH_TOO_LARGE, Code.RECORD_TOO_LARGE, Code.THROTTLED),
     ),
     Route(
         "PUT", "/v0/routers/{router}", routers.put_router, operations.PUT_ROUTER, body=router.RouterRequest,
         answers={200: router.RouterPutAnswer, 201: router.RouterPutAnswer},
-        errors=(
-            Code.TOPIC_NOT_FOUND, Code.ROUTER_CYCLE, Code.TOPIC_EXISTS_INCOMPATIBLE, Code.THROTTLED, Code.READ_ONLY,
-        ),
     ),
     Route(
         "GET", "/v0/routers/{router}", routers.get_router, operations.READ_ROUTER, answers={200: router.RouterAnswer},
-        errors=(Code.ROUTER_NOT_FOUND,),
     ),
     Route(
         "GET", "/v0/routers", routers.list_routers, operations.LIST_ROUTERS, answers={200: router.RouterList},
@@ -154,12 +128,11 @@ ROUTES = [
     ),
     Route(
         "DELETE", "/v0/routers/{router}", routers.drop_router, operations.DROP_ROUTER,
-        answers={200: router.RouterDropped}, errors=(Code.READ_ONLY,),
+        answers={200: router.RouterDropped},
     ),
     Route(
         "POST", "/v0/routers/{router}/preview", routers.preview_router, operations.PREVIEW_ROUTER,
         body=router.PreviewRequest, answers={200: router.PreviewAnswer},
-        errors=(Code.ROUTER_NOT_FOUND, Code.TOPIC_NOT_FOUND),
     ),
     *(
         Route(
@@ -169,10 +142,7 @@ ROUTES = [
         for path in ("/v0/health", "/healthz")
     ),
     *(
-        Route(
-            "GET", path, looks.get_ready, operations.PROBE, answers={200: wire.Ready},
-            errors=(Code.NOT_READY, Code.READ_ONLY), probe=True,
-        )
+        Route("GET", path, looks.get_ready, operations.PROBE, answers={200: wire.Ready}, probe=True)
         for path in ("/v0/ready", "/readyz")
     ),
     *(
@@ -186,13 +156,10 @@ ROUTES = [
         "GET", "/v0/openapi.json", looks.get_openapi, operations.READ_DOCUMENT,
         while_recovering=looks.get_openapi_while_recovering, probe=True, answers={200: dict},
     ),
-    Route(
-        "GET", "/v0/whoami", looks.whoami, operations.READ_OWN_RIGHTS, answers={200: inspection.Whoami},
-        errors=(Code.UNAUTHORIZED, Code.THROTTLED),
-    ),
+    Route("GET", "/v0/whoami", looks.whoami, operations.READ_OWN_RIGHTS, answers={200: inspection.Whoami}),
     Route(
         "GET", "/v0/samples", looks.list_samples, operations.READ_SAMPLES, console=True,
-        answers={200: inspection.Samples}, errors=(Code.TOPIC_NOT_FOUND, Code.NOT_A_QUEUE),
+        answers={200: inspection.Samples},
         query=(
             Parameter("after", int, 0), Parameter("queue", str), Parameter("readers", bool, False),
             Parameter("topic", str), Parameter("from_ts", int), Parameter("to_ts", int), Parameter("points", int, 120),
@@ -204,9 +171,8 @@ ROUTES = [
     ),
     *(
         Route(
-            "GET", path, operation=operations.READ_DOCUMENT, **at_any_time(assets.get_console, name),
-            console=True, probe=True, answers={200: kind, 304: kind},
-            errors=() if path == "/console" else (Code.NOT_FOUND,),
+            "GET", path, operation=operations.READ_DOCUMENT, **at_any_time(assets.get_console, name), console=True,
+            probe=True, answers={200: kind, 304: kind},
         )
         for path, name, kind in (
             ("/console", "get_console", "text/html"),
