@@ -122,8 +122,6 @@ def _path(is_wrong: Callable[[Path], bool], problem: str) -> Callable[[str], Pat
 
 
 def choice(*words: str) -> Kind:
-    """Return a kind whose values are these words."""
-
     def parse(text: str) -> str:
         word = text.lower()
         if word not in words:
@@ -180,8 +178,6 @@ class BadSettings(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One row of the table."""
-
     name: str
     group: str
     kind: Kind

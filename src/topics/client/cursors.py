@@ -72,8 +72,6 @@ class ConsumerInfo(ConsumerSummary):
 
 
 class ConsumerPage(Struct):
-    """One page of a list of consumers."""
-
     consumers: list[ConsumerInfo]
     next_cursor: str | None = None
 

@@ -162,7 +162,6 @@ class Client(Connection, ManagementCalls):
                 self.wait_after(error, backoff, self._retries)
 
     def _pieces(self, topic: str, body: Mapping[str, Any]) -> Iterator[bulk_pieces.Piece]:
-        """Yield the pieces of one attempt."""
         path = topic_path(topic, "scan")
         try:
             with self.opened(Request("POST", path, encode(body), accept=SEGMENTS)) as response:
@@ -182,7 +181,6 @@ class Client(Connection, ManagementCalls):
         safe: bool = True,
         retries: int | None = None,
     ) -> Answer:
-        """Send a request and decode its answer."""
         content = None if body is None else encode(body)
         most = None if retries is None else Retries(retries)
         return msgspec.json.decode(self.send(Request(method, path, content, JSON, safe), most), type=answer)

@@ -17,7 +17,6 @@ from topics.server.api.route import RouteTable
 from topics.server.api.route_table import ROUTES
 from topics.server.api.services import PollCache, Services, Startup
 from topics.server.http.browser_origin import Pages
-from topics.server.http.server import HttpServer
 from topics.server.limits.budget import MemoryBudget, budget_bytes_of
 from topics.server.limits.loop_holds import LoopHolds
 from topics.server.limits.os_limits import resident_bytes
@@ -25,7 +24,7 @@ from topics.server.loop.budget_upkeep import Upkeep
 from topics.server.loop.forwarding import Forwarding
 from topics.server.loop.replication import ReplicaService
 from topics.server.loop.runtime import Runtime
-from topics.server.loop.samples import Column, QueueSamples, ReaderSamples, Samples, Traffic
+from topics.server.loop.samples import Column, QueueSamples, ReaderSamples, Sampler, Samples, Traffic
 from topics.server.loop.sliced_work import SharedAnswers, Slices
 from topics.server.loop.storage import Storage, open_directory
 from topics.server.loop.throttle import Throttle
@@ -64,14 +63,6 @@ class TopicsApp:
         self.abandon = self.requests.abandon
         self._recovered = False
         self._datadir = open_directory(settings)  # before the server says that it listens
-
-    @property
-    def http(self) -> HttpServer | None:
-        return self.startup.http
-
-    @http.setter
-    def http(self, server: HttpServer | None) -> None:
-        self.startup.http = server
 
     async def start(self) -> None:
         settings = self.settings
@@ -140,9 +131,11 @@ class TopicsApp:
         throttle.begin()
         self.upkeep.begin()
         if settings.console:
-            self.services.samples.begin()
-            self.services.queue_samples.begin()
-            self.services.reader_samples.begin()
+            for sampler in self._samplers():
+                sampler.begin()
+
+    def _samplers(self) -> tuple[Sampler, ...]:
+        return self.services.samples, self.services.queue_samples, self.services.reader_samples
 
     def begin_drain(self) -> None:
         if self._recovered:
@@ -154,9 +147,8 @@ class TopicsApp:
             return
         services = self.services
         services.throttle.end()
-        services.samples.end()
-        services.queue_samples.end()
-        services.reader_samples.end()
+        for sampler in self._samplers():
+            sampler.end()
         self.upkeep.end()
         self.forwarding.stop()
         services.engine.flush()

@@ -91,7 +91,7 @@ async def _serve(settings: Settings, build: Build) -> int:
         reload()
     served = CorsApp(app, settings.cors_origins) if settings.cors_origins else app
     limits, request_log = HttpLimits.of(settings), RequestLog.of(settings)
-    app.http = http = HttpServer(served, limits, budget=app.budget, request_log=request_log, holds=app.holds)
+    app.startup.http = http = HttpServer(served, limits, budget=app.budget, request_log=request_log, holds=app.holds)
     acceptors = [Acceptor(http, sock, certificate) for sock in sockets]
     _announce(settings, sockets)
     started = await _serve_until_stopped(app, stop, Garbage(clock.monotonic_ns, note=partial(app.holds.note, Cause.GC)))

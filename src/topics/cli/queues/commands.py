@@ -136,7 +136,6 @@ SEQS = option("SEQ…", "jobs, or ranges such as 7-9", dest="seqs", type=parse_s
 
 
 def _held(args: Args, verb: str, **fields: Any) -> Request:
-    """Return a request about jobs that the worker holds."""
     body = {"node": args.node, "seqs": [seq for part in args.seqs for seq in part], **fields}
     return post(topic_path(args.queue, verb), body)
 
@@ -280,7 +279,6 @@ def _redrive(args: Args, *, dry_run: bool | None = None, from_seq: int = 0) -> R
     examples="  topics queue redrive mail --dry-run\n  topics queue redrive mail --tag 'welcome*' --yes\n",
 )
 def redrive(call: Call) -> None:
-    """Count first, ask, then move, page by page."""
     queue = call.args.queue
     answer = _all_pages(call, dry_run=True)
     if not call.args.dry_run and answer["redriven"]:

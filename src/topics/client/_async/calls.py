@@ -19,7 +19,6 @@ class AsyncCalls:
     _http: AsyncTransport
 
     async def _pages(self, path: str, kind: type[Page], **query: str | None) -> AsyncIterator[Page]:
-        """Yield the pages of a list."""
         cursor = None
         while True:
             page = await self._http.call("GET", with_query(path, page_size=PAGE_ROWS, cursor=cursor, **query), kind)

@@ -16,8 +16,6 @@ T = TypeVar("T")
 
 
 class ClaimedJob(Record):
-    """A job as the server sends it."""
-
     lease_id: str = ""
     deadline: int = 0
     deliveries: int = 1

@@ -34,7 +34,6 @@ async def result_of(value: T | Awaitable[T]) -> T:
 
 
 async def result_of_future(future: Future[T]) -> T:
-    """Wait for a future, and return its result."""
     return await future
 
 
@@ -44,7 +43,6 @@ async def call_within(seconds: float | None, function: Callable[[Any], Any], arg
 
 
 async def wait_until_done(future: Future[Any]) -> None:
-    """Wait until a future has a result or has failed."""
     await asyncio.wait([future])
 
 
@@ -93,7 +91,6 @@ class Group:
             self._failure = task.exception()
 
     async def join(self) -> None:
-        """Wait until all have ended."""
         while self._tasks:
             await asyncio.wait(set(self._tasks))
         if self._failure is not None:

@@ -25,8 +25,6 @@ PAUSE_S = 0.005
 
 
 class _Plain(Struct, gc=False):
-    """A record that has only data."""
-
     data: Any
 
 

@@ -29,7 +29,6 @@ def result_of(value: T | Awaitable[T]) -> T:
 
 
 def result_of_future(future: Future[T]) -> T:
-    """Wait for a future, and return its result."""
     return future.result()
 
 
@@ -50,7 +49,6 @@ def call_within(seconds: float | None, function: Callable[[Any], Any], argument:
 
 
 def wait_until_done(future: Future[Any]) -> None:
-    """Wait until a future has a result or has failed."""
     wait([future])
 
 
@@ -97,7 +95,6 @@ class Group:
         thread.start()
 
     def join(self) -> None:
-        """Wait until all have ended."""
         for thread in list(self._threads):
             thread.join()
         if self._failure is not None:

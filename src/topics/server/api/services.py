@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-from msgspec import Struct
-
 from topics.clock import Clock
 from topics.engine.engine import Engine
 from topics.engine.state.topic import Topic
@@ -64,13 +62,8 @@ MAX_ANSWER_BYTES = 1024
 Marks = tuple[int, int, int, int, object]
 
 
-class CachedAnswer(Struct, gc=False, frozen=True):
-    """The rendered answer to a plain `diff`, in two halves: the time taken goes between them."""
-
-    topic: Topic
-    marks: Marks
-    before: bytes
-    after: bytes
+# The rendered answer to a plain `diff`, in two halves: the time taken goes between them.
+CachedAnswer = tuple[Topic, Marks, bytes, bytes]
 
 
 def marks_of(topic: Topic) -> Marks:
@@ -95,8 +88,8 @@ class PollCache:
         cached = self._answers.get((name, body))
         if cached is None:
             return None
-        topic = cached.topic
-        if topic.changing or topic.gone or cached.marks != marks_of(topic):
+        topic, marks, _, _ = cached
+        if topic.changing or topic.gone or marks != marks_of(topic):
             del self._answers[name, body]
             return None
         return cached
@@ -107,7 +100,7 @@ class PollCache:
             return
         if len(self._answers) >= MAX_ANSWERS:
             self._answers.clear()
-        self._answers[topic.name, body] = CachedAnswer(topic, marks_of(topic), before, after)
+        self._answers[topic.name, body] = topic, marks_of(topic), before, after
 
 
 class Services(PushServices, frozen=True, kw_only=True, eq=False):

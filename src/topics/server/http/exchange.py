@@ -102,7 +102,6 @@ class Exchanges(Generic[E]):
     def send(self, exchange: E, response: Response) -> None: ...  # when it is its turn
     def hold(self, exchange: E, size_bytes: int) -> None: ...  # counts an answer that cannot be sent yet
     def grant(self, exchange: E, stream: Stream) -> None: ...  # takes an answer without end
-    def unpacked(self, exchange: E, body: bytes) -> None: ...
     def unpack_failed(self, exchange: E, error: BaseException) -> None: ...
     def _hook_failed(self) -> None: ...  # ends the connection at once: a hook of the application has raised
 
@@ -153,6 +152,11 @@ class Exchanges(Generic[E]):
             exchange.unpacking = True
             self.packed.append((exchange, gunzip))
 
+    def unpacked(self, exchange: E, body: bytes) -> None:
+        exchange.unpacking = False
+        exchange.head.request.body = body
+        self.charges.park(exchange, len(body))
+
     def call(self, hook: Callable[..., Any], *arguments: Any) -> None:
         """Call into the application where no client waits for an answer. End the connection if that raises."""
         try:
@@ -196,6 +200,14 @@ class ExchangeConnection(asyncio.Protocol, Generic[E]):
     def unsent_bytes(self) -> int:
         """Return the bytes that were written and that the operating system has not taken."""
         return 0 if self.closed else self.transport.get_write_buffer_size()
+
+    def pace(self, *, wanted: bool) -> None:
+        """Read from the client only while there is room for what it sends."""
+        if wanted is not self.transport.is_reading() and not self.transport.is_closing():
+            if wanted:
+                self.transport.resume_reading()
+            else:
+                self.transport.pause_reading()
 
     def give_up_input(self, error: TopicsError) -> None:
         self.exchanges.give_up_input(error)

@@ -49,8 +49,6 @@ def _import_http2() -> MakeHttp2:
 
 
 class HttpServer(Service):
-    """Serves one `App` on any number of sockets of one event loop."""
-
     def __init__(
         self,
         app: App,

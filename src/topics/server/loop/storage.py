@@ -211,7 +211,6 @@ class Storage:
         self._slices.run(steps, lambda _: done(None), done, Cause.CHECKPOINT)
 
     def _report_stored(self, done: Done, error: Exception | None) -> None:
-        """Report the end of work for the store, and note how long that takes."""
         assert self._slices is not None
         cause = Cause.CHECKPOINT if self.store.is_snapshotting else Cause.SEAL
         began_ns = self._clock.monotonic_ns()

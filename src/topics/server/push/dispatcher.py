@@ -67,7 +67,6 @@ class FanOut:
     # --- subscriptions
 
     def attach(self, subscription: Subscription) -> None:
-        """Start delivery to the subscription at its position."""
         self.subscriptions[subscription] = self.behind[subscription] = None
         subscription.fresh, subscription.caught_up, subscription.group = True, False, None
 

@@ -190,7 +190,6 @@ class EventStream(LiveConnection):
         self.send(heartbeat(self.runtime.clock.now_ms()))
 
     def fail(self, code: int, message: str, **more: Any) -> None:
-        """Send a last `error` frame, then close."""
         if self.open:
             self.send(error_frame(code, message, **more))
             self.finish()

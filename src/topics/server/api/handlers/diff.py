@@ -33,10 +33,10 @@ def diff(services: Services, call: Call) -> Answer:
         services.throttle.check(name)
     cached = services.poll_cache.find(name, request.body)
     if cached is not None:
-        cached.topic.last_read_ts = services.runtime.clock.now_ms()
+        topic, _, before, after = cached
+        topic.last_read_ts = services.runtime.clock.now_ms()
         services.traffic.reads += 1
-        took = shown_ms(_now_ns() - request.started_ns).encode()
-        return Response(200, b"".join((cached.before, took, cached.after)))
+        return Response(200, b"".join((before, shown_ms(_now_ns() - request.started_ns).encode(), after)))
     wanted = _decode_diff(request.body, call)
     if wanted.consumer is not None or wanted.commit is not False:
         return _diff_as_consumer(services, call, wanted)
@@ -49,10 +49,10 @@ def diff(services: Services, call: Call) -> Answer:
     traffic = services.traffic
     traffic.reads += 1
     traffic.records_read += reading.count
-    before, after = _diff_answer(topic, reading)
-    if query.plain and len(before) == 1 and call.warnings is None:
-        services.poll_cache.keep(topic, request.body, bytes(before[0]), after)
-    return _timed(before, after, request)
+    parts, after = _diff_answer(topic, reading)
+    if query.plain and len(parts) == 1 and call.warnings is None:
+        services.poll_cache.keep(topic, request.body, bytes(parts[0]), after)
+    return _timed(parts, after, request)
 
 
 def _diff_as_consumer(services: Services, call: Call, wanted: DiffRequest) -> Answer:

@@ -100,17 +100,15 @@ def list_samples(services: Services, call: Call) -> Answer:
         admit(call.caller, operations.READ_SAMPLES, queue)
         rows = services.queue_samples.rows(services.engine.queues.get(queue), after)
         sampled = QUEUE_INTERVAL_MS, QUEUE_CAPACITY, QUEUE_COLUMNS
-        return json_answer(200, Samples(*sampled, rows, performance(call.request)))
-    if name := found.get("topic"):
+    elif name := found.get("topic"):
         admit(call.caller, operations.READ_SAMPLES, name)
         return _history(services, call, name, found)
-    if query_string.flag(found, "readers", default=False):
+    elif query_string.flag(found, "readers", default=False):
         columns, rows = services.reader_samples.rows(call.caller.may_use, after)
         sampled = QUEUE_INTERVAL_MS, QUEUE_CAPACITY, columns
-        return json_answer(200, Samples(*sampled, rows, performance(call.request)))
-    ring = services.samples
-    rows = ring.rows(after)
-    return json_answer(200, Samples(INTERVAL_MS, CAPACITY, ring.names, rows, performance(call.request)))
+    else:
+        rows, sampled = services.samples.rows(after), (INTERVAL_MS, CAPACITY, services.samples.names)
+    return json_answer(200, Samples(*sampled, rows, performance(call.request)))
 
 
 def _history(services: Services, call: Call, name: str, found: dict[str, str]) -> Answer:

@@ -310,19 +310,11 @@ class Connection(ExchangeConnection[Exchange]):
     # --- for streams
 
     def pace_reading(self) -> None:
-        """Read from the client only while there is room for what it sends."""
-        pipeline, transport = self.pipeline, self.transport
-        wanted = pipeline.wants_input
+        pipeline, wanted = self.pipeline, self.pipeline.wants_input
         if isinstance(pipeline.stream, Upgrade) and (pipeline.paused or (self._sink is not None and self._sink.held)):
             wanted = False  # the protocol has enough input, or there is no room for what it would answer
-        if wanted is transport.is_reading():
-            return
-        if transport.is_closing() or pipeline.state is CLOSED or pipeline.ending is states.EOF:
-            return  # it cannot be read any more
-        if wanted:
-            transport.resume_reading()
-        else:
-            transport.pause_reading()
+        if pipeline.state is not CLOSED and pipeline.ending is not states.EOF:  # else it cannot be read any more
+            self.pace(wanted=wanted)
 
     def guard(self, hook: Callable[..., None], *arguments: Any) -> None:
         """Call into the application where no client waits for an answer. Abort the connection if that raises."""

@@ -152,11 +152,6 @@ class Pipeline(Exchanges[Exchange]):
         self.intake.stop()
         self.intake.discard()
 
-    def unpacked(self, exchange: Exchange, body: bytes) -> None:
-        exchange.unpacking = False
-        exchange.head.request.body = body
-        self.charges.park(exchange, len(body))
-
     def unpack_failed(self, exchange: Exchange, error: BaseException) -> None:
         request = exchange.head.request
         self.call(self._service.abandon, request)

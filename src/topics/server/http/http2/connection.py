@@ -49,7 +49,7 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
 
     def pause_writing(self) -> None:
         self.session.paused = True
-        self._pace_reading()
+        self.pace(wanted=self.session.wants_input)
 
     def resume_writing(self) -> None:
         self.session.paused = False
@@ -99,17 +99,8 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
             self.unpack_in_threads()
         if session.needs_turn or (has_output and not session.paused) or session.opened:
             self.proceed()
-        self._pace_reading()
+        self.pace(wanted=self.session.wants_input)
         self.note_memory()
-
-    def _pace_reading(self) -> None:
-        wanted, transport = self.session.wants_input, self.transport
-        if wanted is transport.is_reading() or transport.is_closing():
-            return
-        if wanted:
-            transport.resume_reading()
-        else:
-            transport.pause_reading()
 
     def note_memory(self) -> None:
         session, charges = self.session, self.session.charges

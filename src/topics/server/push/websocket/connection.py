@@ -128,7 +128,6 @@ class WebSocket(LiveConnection, Upgrade):
             sink.hold(held)
 
     def control(self, event: events.Event) -> None:
-        """Handle an event of the protocol that is no text message."""
         if isinstance(event, events.Ping):
             self.send(self._ws.send(event.response()))
         elif isinstance(event, events.CloseConnection):
