@@ -35,7 +35,8 @@ def build_parser(words: list[str] | None = None) -> argparse.ArgumentParser:
     parser = pipeline_start.Parser(prog="topics", allow_abbrev=False)
     parser.is_first = True
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in tree.modules_of(words):
+    named = [tree.ROWS[words[0]]] if words and words[0] in tree.ROWS else tree.ROWS.values()
+    for module in dict.fromkeys(row.module for row in named):
         importlib.import_module(f"topics.cli.{module}").register(subparsers)
     return parser
 

@@ -266,3 +266,23 @@ def _path(value: Any) -> list[Any] | None:
         if type(one) in _SEARCHED and (found := _path(one)) is not None:
             return [key, *found]
     return None
+
+
+# --- the seqs of the records of one batch
+
+Seqs = Sequence[int | Exception]
+"""One seq for each record, or the reason why the record was not written."""
+
+
+def seq_at(seqs: Seqs, index: int) -> int:
+    """Return the seq of one record. Raise the reason why it was not written."""
+    found = seqs[index]
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def error_at(seqs: Seqs, index: int) -> Exception | None:
+    """Return the reason why a record was not written, or None."""
+    found = seqs[index]
+    return found if isinstance(found, Exception) else None

@@ -94,7 +94,7 @@ async def _serve(settings: Settings, build: Build) -> int:
     app.startup.http = http = HttpServer(served, limits, budget=app.budget, request_log=request_log, holds=app.holds)
     acceptors = [Acceptor(http, sock, certificate) for sock in sockets]
     _announce(settings, sockets)
-    started = await _serve_until_stopped(app, stop, Garbage(clock.monotonic_ns, note=partial(app.holds.note, Cause.GC)))
+    started = await _serve_until_stopped(app, stop, Garbage(clock.monotonic_ns, partial(app.holds.note, Cause.GC)))
     for acceptor in acceptors:
         acceptor.close()
     if started:
@@ -303,11 +303,7 @@ class Garbage:
     """
 
     def __init__(
-        self,
-        tick_ns: Callable[[], int],
-        *,
-        freeze: Callable[[], None] = gc.freeze,
-        note: Callable[[int], None] | None = None,
+        self, tick_ns: Callable[[], int], note: Callable[[int], None], *, freeze: Callable[[], None] = gc.freeze
     ) -> None:
         """`note` is called with the length of every collection in nanoseconds."""
         self._tick_ns = tick_ns
@@ -329,7 +325,6 @@ class Garbage:
             self._began_ns = self._tick_ns()
             return
         took_ns = self._tick_ns() - self._began_ns
-        if self._note is not None:
-            self._note(took_ns)
+        self._note(took_ns)
         if info["generation"] == FULL and took_ns > MAX_PAUSE_NS:
             self._freeze()

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from topics.client import stop_signals
-from topics.client.seqs import Seqs, error_at, seq_at
+from topics.client.items import Seqs, error_at, seq_at
 
 T = TypeVar("T")
 

@@ -17,8 +17,7 @@ from topics.client._async import tools
 from topics.client._async.transport import UNLIMITED, AsyncTransport
 from topics.client.call import topic_path
 from topics.client.errors import BatchTooLarge, PayloadTooLarge
-from topics.client.items import Appended, NewRecord, encode
-from topics.client.seqs import Seqs
+from topics.client.items import Appended, NewRecord, Seqs, encode
 from topics.plurals import counted
 
 PAUSE_S = 0.005

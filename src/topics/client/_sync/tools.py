@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from msgspec import Struct
 
-from topics.client.seqs import Seqs, error_at, seq_at
+from topics.client.items import Seqs, error_at, seq_at
 from topics.client.stop_signals import on_stop_signals as on_stop_signals
 
 T = TypeVar("T")

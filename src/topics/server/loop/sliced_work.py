@@ -25,6 +25,7 @@ from topics.storage.segments.cold import Cold
 
 log = logs.Log("app")
 T = TypeVar("T")
+Fail = Callable[[TopicsError], None]
 
 TURN_NS = 2_000_000
 SLICE_NS = 500_000
@@ -82,13 +83,7 @@ class Slices:
         deferred.on_cancel = sliced.cancel
         self.enqueue(sliced)
 
-    def run(
-        self,
-        steps: Steps[T],
-        finish: Callable[[T], None],
-        fail: Callable[[TopicsError], None],
-        cause: Cause = Cause.REQUEST,
-    ) -> None:
+    def run(self, steps: Steps[T], finish: Callable[[T], None], fail: Fail, cause: Cause = Cause.REQUEST) -> None:
         """Run the steps, from the next turn on. Call `finish` with their result, or `fail` with their error.
 
         Call neither if the steps were closed meanwhile.
@@ -119,7 +114,7 @@ class _Sliced(Generic[T]):
     slices: Slices
     steps: Steps[T]
     finish: Callable[[T], None]
-    fail: Callable[[TopicsError], None]
+    fail: Fail
     cause: Cause
     loading: Loading = NOT_LOADING
 

@@ -7,16 +7,16 @@ has really processed, never forward. A session without a stream is removed after
 import asyncio
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable
 
 from topics.engine.state.topic import Topic
 from topics.errors import Code, TopicsError, invalid
 from topics.model.watch import TopicOptions, WatchedTopic, WatchRequest, heartbeat_ms, is_pattern
-from topics.server.access.caller import Caller
+from topics.server.access.caller import Caller, Release
 from topics.server.limits.budget import MemoryBudget, check_room
 from topics.server.loop.runtime import Runtime
 from topics.server.push import cursors
 from topics.server.push import subscription_set as sets
+from topics.server.push.cursors import Position
 from topics.server.push.dispatcher import PushServices
 from topics.server.push.live_stream import EventStream, error_frame, event_frame
 from topics.server.push.rendering import Event, RenderedFrame, deleted_data
@@ -50,7 +50,7 @@ class Session(SubscriptionSet):
             del self._deleted[next(iter(self._deleted))]
         self._charge_deleted()
 
-    def deletions_after(self, at: cursors.Position) -> list[bytes]:
+    def deletions_after(self, at: Position) -> list[bytes]:
         """Return the events of deletions that this position does not know yet, and forget the others."""
         unseen = {key: one for key, one in self._deleted.items() if key in at.by_key or one[0] in at.by_number}
         self._deleted = unseen
@@ -122,7 +122,7 @@ class Sessions:
         if self._expiry is None:
             self._expiry = self._runtime.call_later(self._runtime.settings.session_ttl_ms, self._expire)
 
-    def _resumed(self, topics: dict[str, TopicOptions], at: cursors.Position) -> dict[str, TopicOptions]:
+    def _resumed(self, topics: dict[str, TopicOptions], at: Position) -> dict[str, TopicOptions]:
         """Return the topics, with the positions of the cursor for those that it names."""
         if at.by_number:
             raise invalid("this cursor is valid only in the session that it came from", field="cursor")
@@ -165,14 +165,9 @@ class WatchStream(EventStream):
     reports_too_old = True
 
     def __init__(
-        self,
-        services: PushServices,
-        sessions: Sessions,
-        session: Session,
-        *,
-        position: cursors.Position | None,
-        release: Callable[[], None],
-    ) -> None:
+        self, services: PushServices, sessions: Sessions, session: Session, *,
+        position: Position | None, release: Release,
+    ) -> None:  # fmt: skip
         super().__init__(services.runtime, release=release, heartbeat_ms=session.heartbeat_ms)
         self._dispatcher = services.dispatcher
         self._sessions = sessions
