@@ -23,8 +23,8 @@ from topics.server.limits.os_limits import resident_bytes
 from topics.server.loop.budget_upkeep import Upkeep
 from topics.server.loop.forwarding import Forwarding
 from topics.server.loop.replication import ReplicaService
-from topics.server.loop.runtime import Runtime
-from topics.server.loop.samples import Column, QueueSamples, ReaderSamples, Sampler, Samples, Traffic
+from topics.server.loop.runtime import Runtime, Ticker
+from topics.server.loop.samples import Column, QueueSamples, ReaderSamples, Samples
 from topics.server.loop.sliced_work import SharedAnswers, Slices
 from topics.server.loop.storage import Storage, open_directory
 from topics.server.loop.throttle import Throttle
@@ -92,13 +92,12 @@ class TopicsApp:
         runtime = Runtime(settings, self.clock, self.loop, engine, holds=self.holds)
         self.forwarding = Forwarding(runtime, self.startup.requests_total)
         throttle = Throttle(runtime, refuse_ms=settings.pressure_lag_ms)
-        slices = Slices(self.loop, runtime, self.clock, budget, holds=self.holds)
+        slices = Slices(runtime, self.clock, budget, self.holds)
         dispatcher = Dispatcher(runtime, throttle, budget)
         sessions = Sessions(runtime, budget)
         job_waiters = JobWaiters(runtime, throttle)
-        traffic = Traffic()
         wal = WalStats() if storage is None else storage.wal.stats
-        sampled = columns(runtime, dispatcher, throttle, traffic, self, wal)
+        sampled = columns(runtime, dispatcher, throttle, self, wal)
         self.upkeep = Upkeep(runtime, budget, on_relief=job_waiters.wake)
         self.services = Services(
             runtime=runtime,
@@ -108,10 +107,9 @@ class TopicsApp:
             quotas=self.quotas,
             throttle=throttle,
             poll_cache=PollCache(),
-            traffic=traffic,
-            samples=Samples(runtime, sampled, is_replayed=lambda: not engine.is_replaying),
-            queue_samples=QueueSamples(runtime, engine),
-            reader_samples=ReaderSamples(runtime, engine),
+            samples=Samples(runtime, sampled),
+            queue_samples=QueueSamples(runtime),
+            reader_samples=ReaderSamples(runtime),
             slices=slices,
             shared_answers=SharedAnswers(slices, budget),
             dispatcher=dispatcher,
@@ -134,7 +132,7 @@ class TopicsApp:
             for sampler in self._samplers():
                 sampler.begin()
 
-    def _samplers(self) -> tuple[Sampler, ...]:
+    def _samplers(self) -> tuple[Ticker, ...]:
         return self.services.samples, self.services.queue_samples, self.services.reader_samples
 
     def begin_drain(self) -> None:
@@ -160,7 +158,7 @@ class TopicsApp:
 
 
 def columns(
-    runtime: Runtime, dispatcher: Dispatcher, throttle: Throttle, traffic: Traffic, app: TopicsApp, wal: WalStats
+    runtime: Runtime, dispatcher: Dispatcher, throttle: Throttle, app: TopicsApp, wal: WalStats
 ) -> list[Column]:
     """Return the columns of the samples. Reading one takes no longer with more topics or records."""
     engine, quotas, budget, startup = runtime.engine, app.quotas, app.budget, app.startup
@@ -171,8 +169,8 @@ def columns(
 
     return [
         Column("appended", lambda: totals.records + totals.removed, counter=True),
-        Column("reads", lambda: traffic.reads, counter=True),
-        Column("read", lambda: traffic.records_read, counter=True),
+        Column("reads", lambda: runtime.reads, counter=True),
+        Column("read", lambda: runtime.records_read, counter=True),
         Column("delivered", lambda: dispatcher.delivered_total, counter=True),
         Column("claimed", lambda: queues.claimed_total, counter=True),
         Column("acked", lambda: queues.acked_total, counter=True),

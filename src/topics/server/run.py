@@ -209,26 +209,14 @@ def _bind_one(family: int, address: tuple[Any, ...], *, required: bool) -> socke
     Many machines resolve localhost to ::1 and have no IPv6.
     """
     try:
-        sock = socket.socket(family, socket.SOCK_STREAM)
-    except OSError:
-        if required:
-            raise
-        return None
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Accepted connections inherit this: an answer is one write, and must not wait for the ACK of the last one.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        sock.bind(address)
-        # Listen now, not only in the loop: two sockets can share a bound port until one of them listens.
-        sock.listen(BACKLOG)
-        sock.setblocking(False)
+        sock = socket.create_server(address, family=socket.AddressFamily(family), backlog=BACKLOG)
     except OSError as error:
-        sock.close()
-        if not required and error.errno == errno.EADDRNOTAVAIL:
+        if not required and error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
             return None
-        raise
+        raise OSError(error.errno, os.strerror(error.errno or 0)) from None
+    # Accepted connections inherit this: an answer is one write, and must not wait for the ACK of the last one.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setblocking(False)
     return sock
 
 

@@ -10,7 +10,7 @@ from topics.errors import Code, TopicsError
 from topics.server.access.caller import Quotas
 from topics.server.http.server import HttpServer
 from topics.server.loop.replication import ReplicaService
-from topics.server.loop.samples import QueueSamples, ReaderSamples, Samples, Traffic
+from topics.server.loop.samples import QueueSamples, ReaderSamples, Samples
 from topics.server.loop.sliced_work import SharedAnswers
 from topics.server.loop.storage import Storage
 from topics.server.push.dispatcher import PushServices
@@ -108,7 +108,6 @@ class Services(PushServices, frozen=True, kw_only=True, eq=False):
     startup: Startup
     quotas: Quotas
     poll_cache: PollCache
-    traffic: Traffic
     samples: Samples
     queue_samples: QueueSamples
     reader_samples: ReaderSamples

@@ -58,8 +58,10 @@ class ReplicaService:
 
         def work() -> tuple[Bucket, start.Opened]:
             bucket = open_bucket(url, timeout_ms=settings.replica_timeout_ms)
+            name, scheme = socket.gethostname(), "http" if settings.tls_cert is None else "https"
+            host = name if settings.host in ("0.0.0.0", "::", "") else settings.host
             about = start.Server(
-                url=url, host=socket.gethostname(), address=_address(settings),
+                url=url, host=name, address=f"{scheme}://{host}:{settings.port}",
                 interval_ms=settings.replica_interval_ms, max_lag_bytes=settings.replica_max_lag_bytes,
             )  # fmt: skip
             opened = start.prepare(bucket, datadir.fs, datadir.root, about, now_ms=clock.now_ms(), progress=progress)
@@ -173,8 +175,3 @@ class ReplicaService:
                 log.warning("prune_failed", reason=str(error))
 
         self._file_worker.submit(work, done)
-
-
-def _address(settings: Settings) -> str:
-    host = socket.gethostname() if settings.host in ("0.0.0.0", "::", "") else settings.host
-    return f"{'http' if settings.tls_cert is None else 'https'}://{host}:{settings.port}"

@@ -5,7 +5,6 @@ All such work together gets `TURN_NS` per turn of the loop. One piece of work ru
 
 from __future__ import annotations
 
-from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -32,10 +31,8 @@ SLICE_NS = 500_000
 
 
 class Slices:
-    def __init__(
-        self, loop: AbstractEventLoop, loads: Loads, clock: Clock, budget: MemoryBudget, *, holds: LoopHolds
-    ) -> None:
-        self.loop = loop
+    def __init__(self, loads: Loads, clock: Clock, budget: MemoryBudget, holds: LoopHolds) -> None:
+        self.loop = loads.loop
         self.holds = holds
         self._loads = loads
         self.tick_ns = clock.monotonic_ns

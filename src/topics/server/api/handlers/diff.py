@@ -35,7 +35,7 @@ def diff(services: Services, call: Call) -> Answer:
     if cached is not None:
         topic, _, before, after = cached
         topic.last_read_ts = services.runtime.clock.now_ms()
-        services.traffic.reads += 1
+        services.runtime.reads += 1
         return Response(200, b"".join((before, shown_ms(_now_ns() - request.started_ns).encode(), after)))
     wanted = _decode_diff(request.body, call)
     if wanted.consumer is not None or wanted.commit is not False:
@@ -46,9 +46,9 @@ def diff(services: Services, call: Call) -> Answer:
     topic, reading = services.engine.read(name, query)
     if wanted.wait_ms and _nothing(topic, reading) and not services.runtime.draining:
         return LongPoll(services, name, query, request).start(topic, reading, min(wanted.wait_ms, model.MAX_WAIT_MS))
-    traffic = services.traffic
-    traffic.reads += 1
-    traffic.records_read += reading.count
+    runtime = services.runtime
+    runtime.reads += 1
+    runtime.records_read += reading.count
     parts, after = _diff_answer(topic, reading)
     if query.plain and len(parts) == 1 and call.warnings is None:
         services.poll_cache.keep(topic, request.body, bytes(parts[0]), after)
@@ -230,8 +230,8 @@ class LongPoll:
             self._wait(topic, reading)
             return
         reading.scanned += self._scanned
-        services.traffic.reads += 1
-        services.traffic.records_read += reading.count
+        services.runtime.reads += 1
+        services.runtime.records_read += reading.count
         more = "" if reader is None else f'"consumer":"{reader}","committed_seq":{self._committed},'
         response = _timed(*_diff_answer(topic, reading, more), self._request)
         try:
