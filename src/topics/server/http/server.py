@@ -12,7 +12,9 @@ import socket
 import ssl
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from types import ModuleType
+from typing import Any
 
 from topics import logs
 from topics.server.http.exchange import ExchangeConnection
@@ -25,10 +27,6 @@ from topics.server.http.tls import Certificate, TlsTransport
 from topics.server.limits.budget import CONNECTIONS, MemoryBudget, throttled
 from topics.server.limits.loop_holds import Cause, LoopHolds
 
-if TYPE_CHECKING:
-    from topics.server.http.http2.connection import Http2Connection
-
-
 log = logs.Log("http")
 
 _SHED_SHARE = 32  # one in 32 connections is shed at a time, because finding idle ones takes a look at all
@@ -39,13 +37,7 @@ _SWEPT_AT_ONCE = 500  # connections whose deadlines are checked in one turn; eac
 CUT_OFF_S = 5  # how long a drain waits for aborted connections to be reported as lost
 
 AnyConnection = ExchangeConnection[Any]
-MakeHttp2 = Callable[[Service, asyncio.Transport, str], "Http2Connection"]
-
-
-def _import_http2() -> MakeHttp2:
-    from topics.server.http.http2.connection import Http2Connection
-
-    return Http2Connection
+HTTP2 = "topics.server.http.http2.connection"
 
 
 class HttpServer(Service):
@@ -70,7 +62,7 @@ class HttpServer(Service):
         self._refused: dict[AnyConnection, None] = {}  # refused connections that are still open, oldest first
         self._look_at = 0.0  # when the next search for idle connections may begin
         self._closed_requests = 0
-        self._http2: asyncio.Future[MakeHttp2] | None = None  # set by the first connection with HTTP/2
+        self._http2: asyncio.Future[ModuleType] | None = None  # set by the first connection with HTTP/2
         self._sweeping: asyncio.TimerHandle | None = None
         self._emptied: asyncio.Event | None = None
 
@@ -139,11 +131,11 @@ class HttpServer(Service):
     def begin_http2(self, connection: Connection) -> None:
         """Hand a connection over to HTTP/2, whose modules take 35 ms to import: a thread does that, the first time."""
         if self._http2 is None:
-            self._http2 = asyncio.get_running_loop().run_in_executor(self.pool, _import_http2)
+            self._http2 = asyncio.get_running_loop().run_in_executor(self.pool, import_module, HTTP2)
         connection.transport.pause_reading()
-        self._http2.add_done_callback(lambda done: self._hand_over(connection, done.result()))
+        self._http2.add_done_callback(lambda done: self._hand_over(connection, done.result().Http2Connection))
 
-    def _hand_over(self, connection: Connection, make: MakeHttp2) -> None:
+    def _hand_over(self, connection: Connection, make: Callable[[Service, asyncio.Transport, str], Any]) -> None:
         transport = connection.transport
         if connection not in self.connections or transport.is_closing():
             return
