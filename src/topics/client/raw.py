@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
 
-from topics.client import bulk_pieces, request
+from topics.client import errors, request
 from topics.client._sync.management import ManagementCalls
 from topics.client.call import JSON, SEGMENTS, Backoff, Request, given, topic_path
 from topics.client.connection import Connection, Retries
 from topics.client.errors import TopicNotFound, TopicsError
-from topics.client.items import encode
+from topics.client.items import End, Tombstone, encode
 from topics.errors import Corrupt
 from topics.model import wire
 from topics.model.records import DiffRequest, ScanRequest
 from topics.model.topic import ConfigPatch
+from topics.storage.segments import record_run as runs
 from topics.storage.segments.record_run import Run
 
 Answer = TypeVar("Answer")
@@ -153,20 +154,20 @@ class Client(Connection, ManagementCalls):
                     if isinstance(piece, request.End):
                         yield piece
                         return
-                    from_seq, epoch = bulk_pieces.resume_at(piece)
+                    from_seq, epoch = resume_at(piece)
                     if epoch is not None:
                         fields["epoch"] = epoch
-                    if not isinstance(piece, bulk_pieces.At):
+                    if not isinstance(piece, At):
                         yield piece
             except TopicsError as error:
                 self.wait_after(error, backoff, self._retries)
 
-    def _pieces(self, topic: str, body: Mapping[str, Any]) -> Iterator[bulk_pieces.Piece]:
+    def _pieces(self, topic: str, body: Mapping[str, Any]) -> Iterator[Piece]:
         path = topic_path(topic, "scan")
         try:
             with self.opened(Request("POST", path, encode(body), accept=SEGMENTS)) as response:
-                yield from bulk_pieces.read(response.read, source=f"{self.url}{path}")
-        except (bulk_pieces.CutOff, Corrupt) as error:
+                yield from read_pieces(response.read, source=f"{self.url}{path}")
+        except (CutOff, Corrupt) as error:
             raise self.unreachable(error) from error
 
     # --- inside
@@ -198,3 +199,71 @@ def _checked(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings after a check of their names. None is kept: it resets a setting to its default."""
     _fields(config, ConfigPatch)
     return dict(config)
+
+
+# --- the pieces of a bulk answer (`application/vnd.topics.segments`)
+#
+# A piece is a head of 8 bytes (u32 LE length, u32 LE kind) and a body: records in the form of a segment file, or JSON.
+# The answer ends with an `End`. If it stops earlier, it was cut off, and `resume_at` gives the cursor for the rest.
+
+HEAD_BYTES = 8
+RECORDS, CONTROL = 1, 2
+
+
+class CutOff(Exception):
+    """The answer stopped before its `End`, inside a piece or between two."""
+
+
+class At(Struct):
+    """Everything up to this cursor was scanned; the records after the previous piece were filtered out."""
+
+    next_from_seq: int
+
+
+class _BulkControl(Struct):
+    tombstone: Tombstone | None = None
+    end: End | None = None
+    at: At | None = None
+    error: msgspec.Raw = msgspec.Raw()
+
+
+Piece = Run | Tombstone | At | End
+_decode_control = msgspec.json.Decoder(_BulkControl).decode
+
+
+def read_pieces(take: Callable[[int], bytes], *, source: str) -> Iterator[Piece]:
+    """Yield every piece up to the `End`. `take(n)` returns n bytes, or fewer at the end of the connection.
+
+    Raise `CutOff` if the answer is incomplete, `Corrupt` if a checksum is wrong, and the error that the server reports.
+    """
+    while True:
+        head = _exactly(take, HEAD_BYTES)
+        body = _exactly(take, int.from_bytes(head[:4], "little"))
+        kind = int.from_bytes(head[4:], "little")
+        if kind == RECORDS:
+            yield runs.decode(body, source=source)
+        elif kind == CONTROL:
+            found = _decode_control(body)
+            if bytes(found.error):
+                raise errors.from_answer(200, None, b'{"error":%b}' % bytes(found.error))
+            if (piece := found.tombstone or found.end or found.at) is not None:
+                yield piece
+            if found.end is not None:
+                return
+        # An unknown kind comes from a newer server and is ignored: the API only grows by addition.
+
+
+def resume_at(piece: Piece) -> tuple[int, int | None]:
+    """Return the cursor after a piece, and the new epoch if it changed, else None."""
+    if isinstance(piece, Run):
+        return piece.last, None
+    if isinstance(piece, Tombstone):
+        return piece.resume_seq, piece.epoch if piece.reason == "recreated" else None
+    return piece.next_from_seq, None
+
+
+def _exactly(take: Callable[[int], bytes], size_bytes: int) -> bytes:
+    found = take(size_bytes) if size_bytes else b""
+    if len(found) < size_bytes:
+        raise CutOff("the answer was cut off")
+    return found

@@ -17,12 +17,11 @@ from types import ModuleType
 from typing import Any
 
 from topics import logs
-from topics.server.http.exchange import ExchangeConnection
+from topics.server.http.exchange import ExchangeConnection, Service
 from topics.server.http.http1.connection import Connection
 from topics.server.http.http_limits import HttpLimits
 from topics.server.http.messages import App
 from topics.server.http.request_log import RequestLog
-from topics.server.http.service import Service
 from topics.server.http.tls import Certificate, TlsTransport
 from topics.server.limits.budget import CONNECTIONS, MemoryBudget, throttled
 from topics.server.limits.loop_holds import Cause, LoopHolds

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, structs
 
 import topics.server.api.metrics as metrics
 from topics import __version__
@@ -140,10 +140,7 @@ def get_timeline(services: Services, call: Call) -> Steps[Answer]:
         head_seq=topic.head,
         earliest_seq=topic.earliest,
         archived_seq=topic.archived,
-        from_seq=seen.from_seq,
-        to_seq=seen.to_seq,
-        resolution=seen.resolution,
-        ranges=seen.ranges,
+        **structs.asdict(seen),
         live=topic.count,
         deleted=topic.head - topic.count - lost,
         lost=lost,

@@ -1,5 +1,7 @@
 """Handlers of topics: create and configure, get, list, delete, and the reports of their archives."""
 
+from typing import Any
+
 from topics.engine.engine import Dropped
 from topics.engine.pressure import effective_priority
 from topics.engine.state.topic import Topic
@@ -28,16 +30,9 @@ def get_topic(services: Services, call: Call) -> Answer:
     touch = query_string.flag(query_string.parse(call.request.query), "touch", default=True)
     topic = services.engine.expire_and_get(call.params["topic"], touch=touch)
     answer = wire.TopicState(
-        topic=topic.name,
-        type=topic.config.type,
-        epoch=topic.epoch,
-        head_seq=topic.head,
-        earliest_seq=topic.earliest,
+        **_figures(services, topic),
         next_seq=topic.head + 1,
-        count=topic.count,
-        bytes=topic.bytes,
         config=topic.config,
-        effective_priority=effective_priority(topic, services.runtime.clock.now_ms()),
         last_write_ts=topic.last_write_ts,
         last_read_ts=topic.last_read_ts,
         performance=performance(call.request),
@@ -48,6 +43,15 @@ def get_topic(services: Services, call: Call) -> Answer:
     if (found := archived.standing(topic, services.runtime.clock.now_ms())) is not None:
         answer.archive = wire.ArchiveStanding(found.unarchived, found.overdue, found.evicted)
     return json_answer(200, answer)
+
+
+def _figures(services: Services, topic: Topic) -> dict[str, Any]:
+    """Return the fields that both the state of a topic and its row in a list have."""
+    return {
+        "topic": topic.name, "type": topic.config.type, "epoch": topic.epoch, "head_seq": topic.head,
+        "earliest_seq": topic.earliest, "count": topic.count, "bytes": topic.bytes,
+        "effective_priority": effective_priority(topic, services.runtime.clock.now_ms()),
+    }  # fmt: skip
 
 
 def _queue_counts(topic: Topic) -> wire.QueueCounts | None:
@@ -84,17 +88,7 @@ def list_topics(services: Services, call: Call) -> Steps[Answer]:
 
 
 def _summary(services: Services, topic: Topic, *, details: bool) -> wire.TopicSummary:
-    summary = wire.TopicSummary(
-        topic=topic.name,
-        type=topic.config.type,
-        epoch=topic.epoch,
-        head_seq=topic.head,
-        earliest_seq=topic.earliest,
-        count=topic.count,
-        bytes=topic.bytes,
-        durable=topic.config.durable,
-        effective_priority=effective_priority(topic, services.runtime.clock.now_ms()),
-    )
+    summary = wire.TopicSummary(**_figures(services, topic), durable=topic.config.durable)
     if details:
         summary.config = topic.config
         summary.last_write_ts = topic.last_write_ts

@@ -5,11 +5,10 @@ import asyncio
 from h2.errors import ErrorCodes
 
 from topics.errors import Code, TopicsError
-from topics.server.http.exchange import ExchangeConnection
+from topics.server.http.exchange import ExchangeConnection, Service
 from topics.server.http.http2.session import Http2Session
 from topics.server.http.http2.stream import Http2Stream, Input
 from topics.server.http.messages import Stream, error_response
-from topics.server.http.service import Service
 from topics.server.limits.budget import ANSWERS, STREAMS
 
 WRITE_BYTES = 256 << 10  # of answers that are written at once; the transport may pause after them
