@@ -1,7 +1,7 @@
 """The OpenAPI 3.1 document, generated from the route table and two files of texts.
 
 `openapi_operations.json` has one entry per operation: what it does, a request, and the answer that a server gave to it.
-`openapi_texts.json` has what several operations share.
+`openapi_texts.json` has the frame of the document and what several operations share.
 The entries are in an order in which a new server can answer all requests; `tests/contract/test_openapi.py` sends them.
 """
 
@@ -9,24 +9,31 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, get_type_hints
 
 import msgspec
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, structs
 
 from topics import __version__
 from topics.engine.steps import Steps, run_all
 from topics.errors import Code
-from topics.model import names
+from topics.model import consumer, inspection, names, queue, records, router, topic, watch, wire
 from topics.model.queue import ListedJob
 from topics.model.topic import DEFAULT_CONFIG, ArchiveConfig, ConfigPatch, TopicConfig
 from topics.model.wire import ErrorAnswer
 from topics.server.access.operations import Scope
-from topics.server.api.openapi_fields import TEXTS, meaning
 from topics.server.api.route import Route
 from topics.server.push import scan_formats as formats
 
 FILE = Path(__file__).with_name("openapi_operations.json")
+TEXTS: dict[str, dict[str, Any]] = msgspec.json.decode(FILE.with_name("openapi_texts.json").read_bytes())
+_LIMITS = {
+    "max_hops": router.MAX_HOPS, "priority": topic.PRIORITY_LIMIT, "lease_ms": topic.LEASE_MS_RANGE,
+    "claim_jitter_ms": topic.CLAIM_JITTER_MS_RANGE, "max_nodes": records.MAX_NODES,
+    "max_key_chars": records.MAX_IDEMPOTENCY_KEY_CHARS, **structs.asdict(records.Limits()),
+}  # fmt: skip
+EVERYWHERE = {name: text.format(**_LIMITS) for name, text in TEXTS["fields"].items()}
 
 
 class Described(Struct, forbid_unknown_fields=True):
@@ -87,7 +94,7 @@ def document_steps(routes: Sequence[Route]) -> Steps[bytes]:
                     status: {"description": answer["description"]} for status, answer in operation["responses"].items()
                 },
             }
-    frame = TEXTS.document
+    frame = TEXTS["document"]
     examples = {
         code: {
             "summary": code,
@@ -96,7 +103,7 @@ def document_steps(routes: Sequence[Route]) -> Steps[bytes]:
                 "performance": {"server_total_ms": 0.05},
             },
         }
-        for code, text in TEXTS.errors.items()
+        for code, text in TEXTS["errors"].items()
     }
     whole = frame | {
         "info": frame["info"] | {"version": __version__},
@@ -187,7 +194,7 @@ def _answer(status: int, kind: Any, schema_of: dict[Any, Any], texts: Described)
         content |= {other: {"schema": schema} for other, schema in _OTHER_TYPES.get(kind, {}).items()}
         if isinstance(texts.answer, str):
             content[kind] = {"schema": _TEXT, "example": texts.answer}
-        return {"description": TEXTS.answers.get(kind, kind), "content": content}
+        return {"description": TEXTS["answers"].get(kind, kind), "content": content}
     described = {"schema": schema_of.get(kind, {"type": "object"})}
     if isinstance(texts.answer, dict):
         example = texts.answer
@@ -211,7 +218,7 @@ def _parameters(route: Route, texts: Described) -> list[dict[str, Any]]:
         schema: dict[str, Any] = {"type": "string"}
         if name in _PATTERNS:
             schema["pattern"] = _PATTERNS[name]
-        text = TEXTS.path_parameters.get(name, name)
+        text = TEXTS["path_parameters"].get(name, name)
         rows.append({"name": name, "in": "path", "required": True, "description": text, "schema": schema})
         if name in texts.path:
             rows[-1]["example"] = texts.path[name]
@@ -221,8 +228,45 @@ def _parameters(route: Route, texts: Described) -> list[dict[str, Any]]:
             schema["minimum"] = 0
         if row.default is not None:
             schema["default"] = row.default
-        text = texts.parameters.get(row.name) or TEXTS.query_parameters[row.name]
+        text = texts.parameters.get(row.name) or TEXTS["query_parameters"][row.name]
         rows.append({"name": row.name, "in": "query", "required": row.required, "description": text, "schema": schema})
         if (given := texts.query.get(row.name)) is not None:
             rows[-1]["example"] = given if row.type is str else msgspec.json.decode(given)
     return rows
+
+
+# --- what a field of a request, an answer or a message means
+#
+# The meaning is in the annotation of the field, or in `openapi_texts.json` if a name means the same in several types. A
+# field without either fails `tests/contract/test_openapi.py`. Limits that the settings can change show their default.
+
+
+def types_in(*modules: ModuleType) -> dict[str, type[Struct]]:
+    return {
+        name: kind
+        for module in modules
+        for name, kind in vars(module).items()
+        if isinstance(kind, type) and issubclass(kind, Struct)
+    }
+
+
+TYPES = types_in(consumer, inspection, queue, records, router, topic, watch, wire)
+
+
+def annotated(type_name: str) -> dict[str, str]:
+    """Return the meanings of the fields of a type that its annotations have, by their names in JSON."""
+    kind = TYPES.get(type_name)
+    if kind is None:
+        return {}
+    hints = get_type_hints(kind, include_extras=True)
+    texts = {field: getattr(hints[field], "__metadata__", ()) for field in kind.__struct_fields__}
+    return {
+        name: text
+        for name, field in zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True)
+        for text in texts[field]
+        if isinstance(text, str)
+    }
+
+
+def meaning(type_name: str, field: str) -> str | None:
+    return annotated(type_name).get(field) or EVERYWHERE.get(field)
