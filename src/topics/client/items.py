@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from typing import Any, Literal, Required, TypedDict, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Required, Self, TypedDict, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -280,6 +280,20 @@ def seq_at(seqs: Seqs, index: int) -> int:
     if isinstance(found, Exception):
         raise found
     return found
+
+
+class BatchSeq(Struct, gc=False, eq=False):
+    """The seq of one record of a batch, as both clients have it. `seqs` is a future of `Seqs`."""
+
+    seqs: Any
+    index: int
+
+    def done(self) -> bool:
+        return bool(self.seqs.done())
+
+    def add_done_callback(self, function: Callable[[Self], object]) -> None:
+        """Call a function with this future once it is done."""
+        self.seqs.add_done_callback(lambda _: function(self))
 
 
 def error_at(seqs: Seqs, index: int) -> Exception | None:

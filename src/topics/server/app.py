@@ -100,25 +100,12 @@ class TopicsApp:
         sampled = columns(runtime, dispatcher, throttle, self, wal)
         self.upkeep = Upkeep(runtime, budget, on_relief=job_waiters.wake)
         self.services = Services(
-            runtime=runtime,
-            engine=engine,
-            startup=self.startup,
-            budget=budget,
-            quotas=self.quotas,
-            throttle=throttle,
-            poll_cache=PollCache(),
-            samples=Samples(runtime, sampled),
-            queue_samples=QueueSamples(runtime),
-            reader_samples=ReaderSamples(runtime),
-            slices=slices,
-            shared_answers=SharedAnswers(slices, budget),
-            dispatcher=dispatcher,
-            sessions=sessions,
-            job_waiters=job_waiters,
-            pattern_waiters=sessions.pattern_waiters,
-            storage=storage,
-            replica=replica,
-        )
+            runtime=runtime, engine=engine, startup=self.startup, budget=budget, quotas=self.quotas, throttle=throttle,
+            poll_cache=PollCache(), slices=slices, shared_answers=SharedAnswers(slices, budget), dispatcher=dispatcher,
+            sessions=sessions, pattern_waiters=sessions.pattern_waiters, job_waiters=job_waiters,
+            samples=Samples(runtime, sampled), queue_samples=QueueSamples(runtime),
+            reader_samples=ReaderSamples(runtime), storage=storage, replica=replica,
+        )  # fmt: skip
         if storage is not None:
             storage.begin(engine, slices)
         if storage is not None and replica is not None:

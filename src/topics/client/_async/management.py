@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 import msgspec
 
-from topics.client._async.calls import AsyncCalls
-from topics.client.call import Request, consumer_path, given, router_path, topic_path, with_query
+from topics.client.call import PAGE_ROWS, ListPage, Request, consumer_path, given, router_path, topic_path, with_query
 from topics.client.cursors import ConsumerInfo, ConsumerPage
 from topics.client.errors import Unavailable, Unreachable
 from topics.client.items import Config, Match, TopicPut, TopicState
@@ -16,8 +15,27 @@ from topics.model import consumer as consuming
 from topics.model import inspection, wire
 from topics.model import router as routing
 
+if TYPE_CHECKING:  # httpx: `Client`, which has its own connection, needs none
+    from topics.client._async.transport import AsyncTransport
+
+Page = TypeVar("Page", bound=ListPage)
 Metrics = dict[str, float | dict[str, Any]]
 """A number by the name of the metric, or numbers by label."""
+
+
+class AsyncCalls:
+    """Calls of one group, which share the connections of a client."""
+
+    _http: AsyncTransport
+
+    async def _pages(self, path: str, kind: type[Page], **query: str | None) -> AsyncIterator[Page]:
+        cursor = None
+        while True:
+            page = await self._http.call("GET", with_query(path, page_size=PAGE_ROWS, cursor=cursor, **query), kind)
+            yield page
+            cursor = page.next_cursor
+            if cursor is None:
+                return
 
 
 class AsyncManagementCalls(AsyncCalls):

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from topics.client._async.calls import AsyncCalls
+from topics.client._async.management import AsyncCalls
 from topics.client.call import given, topic_path
 from topics.client.items import Match, Record
 from topics.model import queue

@@ -10,7 +10,7 @@ from uuid import uuid4
 from msgspec import Struct, structs
 
 from topics.client import tracing
-from topics.client._async.calls import AsyncCalls
+from topics.client._async.management import AsyncCalls
 from topics.client._async.transport import AsyncTransport
 from topics.client.call import NDJSON, SEGMENTS, Backoff, Request, given, topic_path
 from topics.client.errors import TopicsError, Unreachable

@@ -183,7 +183,7 @@ class Ticker:
     interval_ms: ClassVar[int]
 
     def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+        self._runtime, self._engine = runtime, runtime.engine
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:

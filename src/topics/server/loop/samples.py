@@ -35,8 +35,6 @@ class Column(Struct, frozen=True):
 class Ring:
     """The last `capacity` samples. Each is a row that begins with its time."""
 
-    __slots__ = ("_capacity", "_taken", "_width", "values")
-
     def __init__(self, capacity: int, width: int) -> None:
         self._capacity = capacity
         self._width = width
@@ -72,7 +70,7 @@ class Samples(Ticker):
 
     def take(self) -> None:
         values = self._read()
-        before = values if self._runtime.engine.is_replaying else self._before
+        before = values if self._engine.is_replaying else self._before
         row = [now - was if one.counter else now for one, now, was in zip(self._columns, values, before, strict=True)]
         self._ring.add((self._runtime.clock.now_ms(), *row))
         self._before = values
@@ -85,8 +83,6 @@ class Samples(Ticker):
 
 
 class QueueRing(Ring):
-    __slots__ = ("_finished", "topic")
-
     def __init__(self, topic: Topic) -> None:
         super().__init__(QUEUE_CAPACITY, len(QUEUE_COLUMNS))
         self.topic = topic
@@ -104,7 +100,6 @@ class QueueSamples(Ticker):
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
-        self._engine = runtime.engine
         self._rings: dict[int, QueueRing] = {}  # by topic id; the ring that was asked for last is the last
 
     def rows(self, topic: Topic, after_ms: int = 0) -> list[list[float]]:
@@ -138,7 +133,6 @@ class ReaderSamples(Ticker):
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
-        self._engine = runtime.engine
         # Time, readers, and two values of each. Neighbours with the same readers share the tuple.
         self._taken: deque[tuple[int, tuple[Reader, ...], array[int]]] = deque(maxlen=QUEUE_CAPACITY)
 
