@@ -63,7 +63,7 @@ def loop() -> ManualLoop:
 
 @pytest.fixture
 def slices(loop: ManualLoop, clock: SimClock) -> Slices:
-    return Slices(loop, Loads(loop, None), clock, MemoryBudget(), holds=LoopHolds())  # type: ignore[arg-type]
+    return Slices(Loads(loop, None), clock, MemoryBudget(), LoopHolds())  # type: ignore[arg-type]
 
 
 def text_of(response: Response) -> bytes:

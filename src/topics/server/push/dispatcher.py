@@ -67,7 +67,6 @@ class FanOut:
     # --- subscriptions
 
     def attach(self, subscription: Subscription) -> None:
-        """Start delivery to the subscription at its position."""
         self.subscriptions[subscription] = self.behind[subscription] = None
         subscription.fresh, subscription.caught_up, subscription.group = True, False, None
 
@@ -445,7 +444,9 @@ class Dispatcher:
         return served
 
 
-class PushServices(Struct, frozen=True):
+class PushServices(Struct, frozen=True, kw_only=True, eq=False):
+    """What streams and WebSockets use of a server."""
+
     runtime: Runtime
     dispatcher: Dispatcher
     pattern_waiters: PatternWaiters

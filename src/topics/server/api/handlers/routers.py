@@ -10,7 +10,7 @@ from topics.errors import Code, TopicsError
 from topics.model import router as model
 from topics.model.names import check_router, check_topic
 from topics.model.router import PreviewRequest, RouterRequest, fan_in, parse_filter, router_cycle
-from topics.model.wire import Performance, check_u64
+from topics.model.wire import check_u64
 from topics.server.access.caller import Caller
 from topics.server.access.operations import router_names
 from topics.server.api.route import Call, in_slices
@@ -29,11 +29,10 @@ def put_router(services: Services, call: Call) -> Answer:
         ticket = services.engine.routers.put(call.params["router"], wanted)
     except TopicsError as error:
         raise _visible_to(call.caller, error) from None
-
-    def put(done: tuple[Router, bool], took: Performance) -> model.RouterPutAnswer:
-        return model.RouterPutAnswer(**_fields(done[0]), created=done[1], performance=took)
-
-    return json_when_done(ticket, call.request, put)
+    return json_when_done(
+        ticket, call.request,
+        lambda done, took: model.RouterPutAnswer(**_fields(done[0]), created=done[1], performance=took),
+    )  # fmt: skip
 
 
 def _visible_to(caller: Caller, error: TopicsError) -> TopicsError:
