@@ -61,9 +61,6 @@ class OutputTable:
                 raise NoTable(f"{self.uri} is a table that this pipeline has not written, and is not replaced")
             return self.known
 
-    def has_rows(self) -> bool:
-        return bool(self.files())
-
     def files(self, column: str | None = None) -> list[RowsFile]:
         """Return the files of the newest version, with the bounds of a column."""
         with self._errors():
@@ -111,7 +108,12 @@ class OutputTable:
         there any more: another program has merged it. In both cases nothing is committed.
         """
         with self._errors():
-            self._check_there(adds)
+            for file in adds:
+                if self.storage.size(file.path) != file.bytes:
+                    raise LakeError(
+                        f"{self.storage.uri(file.path)}: a file that a task wrote is not here; the table must be in a "
+                        "directory that the driver and all executors share, or in an object store"
+                    )
             self.storage.sync([file.path for file in adds])
             changed = {name: value for name, value in position.items() if self.known.get(name) != value}
             set_facts = {f"{self._prefix}{name}": value for name, value in changed.items()} | dict(facts or {})
@@ -172,15 +174,6 @@ class OutputTable:
             raise Conflict(f"{self.uri}: {min(missing)} was replaced meanwhile")
         added = [Added(file.path, file.bytes, file.stats, {}) for file in adds]
         return Actions(adds=added, removes=removes, is_change=is_change, facts=facts, note=note, schema=schema)
-
-    def _check_there(self, adds: Sequence[RowsFile]) -> None:
-        """Raise `LakeError` unless every new file is there with its full size."""
-        for file in adds:
-            if self.storage.size(file.path) != file.bytes:
-                raise LakeError(
-                    f"{self.storage.uri(file.path)}: a file that a task wrote is not here; the table must be in a "
-                    "directory that the driver and all executors share, or in an object store"
-                )
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

@@ -169,7 +169,7 @@ class TopicTable:
         self._delta.checkpoint()
         for one in self._storage.files_in(log):  # statistics in the log may contain values of erased records
             number = one.path.rpartition("/")[2].partition(".")[0]
-            if number.isdigit() and int(number) < self._delta.newest_checkpoint:
+            if number.isdigit() and int(number) < self._delta.log.checkpoint:
                 self._storage.remove(one.path)
         self.commit(self.state(), [Change(op="purge", topic=self.topic, epoch=0)])
 
@@ -207,30 +207,23 @@ class TopicTable:
             self._check_there(base, changes)
             self.create()
 
+            above, adds, removes = f"{self._folder}/", list[Added](), list[str]()
+            for change in changes:
+                for file in change.adds:
+                    partition: dict[str, str | None] = {"epoch": str(change.epoch), "date": file.date}
+                    adds.append(Added(file.path.removeprefix(above), file.bytes, file.stats, partition))
+                removes += [file.path.removeprefix(above) for file in change.removes]
+            is_change = any(change.op != "merge" for change in changes)
+
             def build() -> Actions:
-                newest = self.state()
+                newest, set_facts = self.state(), dict[str, int]()
                 for change in changes:
                     _check(newest, base, change)
-                return self._actions(newest, changes, note)
+                    set_facts.update(facts.of_change(change, newest))
+                return Actions(adds=adds, removes=removes, is_change=is_change, facts=set_facts, note=note)
 
             self._delta.commit(build)
             return self._opened_state()
-
-    def _actions(self, newest: TopicState, changes: Sequence[Change], note: Mapping[str, Any] | None) -> Actions:
-        above = f"{self._folder}/"
-        set_facts: dict[str, int] = {}
-        for change in changes:
-            set_facts.update(facts.of_change(change, newest))
-        adds = [
-            Added(
-                file.path.removeprefix(above), file.bytes, file.stats, {"epoch": str(change.epoch), "date": file.date}
-            )
-            for change in changes
-            for file in change.adds
-        ]
-        removes = [file.path.removeprefix(above) for change in changes for file in change.removes]
-        is_change = any(change.op != "merge" for change in changes)
-        return Actions(adds=adds, removes=removes, is_change=is_change, facts=set_facts, note=note)
 
     def _check_there(self, base: TopicState, changes: Sequence[Change]) -> None:
         """Raise `LakeError` or `Damaged` unless every new file is there with its full size.

@@ -26,7 +26,7 @@ from topics.plurals import counted
 from topics.spark.options import ConnectionOptions, ReadOptions
 from topics.spark.pipelines.run.job import Failed, JobOptions, PipelineJob
 from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
-from topics.spark.pipelines.run.tasks import Tasks, Workload
+from topics.spark.pipelines.run.tasks import Workload
 from topics.spark.source.catalog import state_of
 from topics.spark.source.plan import Span
 from topics.spark.source.read import LostRange, read_span, without_gaps
@@ -169,7 +169,13 @@ def _attempt(job: PipelineJob, lake: Lake, url: str, snapshot: Snapshot, account
     """Fill the accounts. Return False if the findings may come from a change of the lake during the audit."""
     seqs = sum(account.head for account in accounts)
     tasks = job.tasks(Workload(seqs=seqs, size_bytes=sum(account.size_bytes for account in accounts)))
-    _check_files(job, tasks, lake, accounts)
+    checks = [(account, file) for account in accounts for file in account.archived.files]
+    job.step(f"reading back {counted(len(checks), 'file')} of the lake")
+    check = partial(check_file, lake=lake.path)
+    problems = tasks.run([file for _, file in checks], check, result=str, weight=lambda file: file.bytes)
+    for (account, file), problem in zip(checks, problems, strict=True):
+        if problem:
+            account.damaged.append((file, problem))
     suspicious = any(account.damaged or account.trimmed_to > account.archived.trimmed_to for account in accounts)
     work = [(account, one) for account in accounts for one in account.stretches(lake.path, job, url)]
     topics = {account.topic for account in accounts}  # a topic may have several epochs
@@ -184,16 +190,6 @@ def _attempt(job: PipelineJob, lake: Lake, url: str, snapshot: Snapshot, account
         suspicious |= found.problem is not None
         suspicious |= bool(found.unexplained or found.lost or found.missing or found.doubled)
     return not suspicious or snapshot.is_newest()
-
-
-def _check_files(job: PipelineJob, tasks: Tasks, lake: Lake, accounts: list[EpochAccount]) -> None:
-    checks = [(account, file) for account in accounts for file in account.archived.files]
-    job.step(f"reading back {counted(len(checks), 'file')} of the lake")
-    check = partial(check_file, lake=lake.path)
-    done = tasks.run([file for _, file in checks], check, result=str, weight=lambda file: file.bytes)
-    for (account, file), problem in zip(checks, done, strict=True):
-        if problem:
-            account.damaged.append((file, problem))
 
 
 # --- the report

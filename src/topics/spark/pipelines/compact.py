@@ -291,8 +291,13 @@ class Compaction(rounds.Rounds[CompactPosition]):
         return at.plan if at.plan > at.done else None
 
     def transform(self, at: CompactPosition, last: int) -> tuple[CompactPosition, DataFrame]:
-        rows = self._source.load(at.done + 1, last + 1)
-        return structs.replace(at, plan=last), latest_of(rows, by=self._declared, epoch=at.epoch)
+        """Return one row per key, and one per gap (`key` NULL, `gap_to` set); `n` counts the records of the key."""
+        keyed = self._source.load(at.done + 1, last + 1).selectExpr(
+            f"IF(kind = 'gap', NULL, CAST(({lenient(self._declared)}) AS STRING)) AS key",
+            "IF(kind = 'gap', seq, NULL) AS lost",
+            f"CAST({at.epoch} AS BIGINT) AS epoch", "CAST(1 AS BIGINT) AS n", *ROW[1:],
+        )  # fmt: skip
+        return structs.replace(at, plan=last), _latest(keyed)
 
     def plan(self, at: CompactPosition) -> CompactPosition:
         epoch, head = self.target()
@@ -364,15 +369,6 @@ class Compaction(rounds.Rounds[CompactPosition]):
         self._row.add(looked_at=outcome.looked_at, without_key=outcome.without_key, removed=outcome.removed)
         if outcome.keys:
             self._row.figures["keys"] = outcome.keys
-
-
-def latest_of(rows: DataFrame, *, by: str, epoch: int) -> DataFrame:
-    """Return one row per key, and one per gap (`key` NULL, `gap_to` set); `n` is the number of records of the key."""
-    keyed = rows.selectExpr(
-        f"IF(kind = 'gap', NULL, CAST(({lenient(by)}) AS STRING)) AS key", "IF(kind = 'gap', seq, NULL) AS lost",
-        f"CAST({epoch} AS BIGINT) AS epoch", "CAST(1 AS BIGINT) AS n", *ROW[1:],
-    )  # fmt: skip
-    return _latest(keyed)
 
 
 def _latest(keyed: DataFrame) -> DataFrame:

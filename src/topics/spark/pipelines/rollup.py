@@ -110,7 +110,7 @@ class Rolling(rounds.Rounds[RollupPosition]):
     def _holds(self, digest: str) -> bool:
         """Return whether windows were written to the output under that declaration."""
         if self._table is not None:
-            return self._table.has_rows()
+            return bool(self._table.files())
         return any(stamp.name == digest for stamp in self._stamps(0))
 
     def is_lost(self, at: RollupPosition) -> bool:
@@ -146,7 +146,14 @@ class Rolling(rounds.Rounds[RollupPosition]):
             if not self._checked:
                 self._check_result(at, last + 1)
             at = self._find_due(at, last + 1)
-        return at, None if at.due is None else self._closed(at, at.due)
+        if (due := at.due) is None:
+            return at, None
+        self._source.warn_if_trimmed(at.epoch, due.low)
+        self._job.step(f"{self._declared.topic}: closing windows up to {_text(due.upto_ms)}")
+        records = self._windowed(self._source.load(due.low, due.stop)).where(
+            f"unix_millis(window.end) > {due.after_ms} AND unix_millis(window.end) <= {due.upto_ms}"
+        )
+        return at, self._query(records)
 
     def write(self, result: DataFrame, at: RollupPosition) -> Sent:
         if self._job.dry_run:
@@ -260,15 +267,6 @@ class Rolling(rounds.Rounds[RollupPosition]):
         )
         return spread.selectExpr("* EXCEPT (_start)", window)
 
-    def _closed(self, at: RollupPosition, due: Due) -> DataFrame:
-        """Return the result for the windows that are due."""
-        self._source.warn_if_trimmed(at.epoch, due.low)
-        self._job.step(f"{self._declared.topic}: closing windows up to {_text(due.upto_ms)}")
-        records = self._windowed(self._source.load(due.low, due.stop)).where(
-            f"unix_millis(window.end) > {due.after_ms} AND unix_millis(window.end) <= {due.upto_ms}"
-        )
-        return self._query(records)
-
     def finish(self) -> None:
         if self._at is not None:
             self._row.figures["open_windows"] = len(self._at.open)
@@ -324,7 +322,11 @@ class WriteWindowsTopic(Struct):
         run = f"rollup/{self.name}/{xxhash.xxh3_64_hexdigest(self.plan.encode())}"
         with client_for(self.connection, self.connection.servers[0]) as client:
             for part, piece in enumerate(pieces(sized, most=rounds.MAX_RECORDS)):
-                records = [self._record(*row, part) for row in rows[piece]]
+                stamp = PartStamp(name=self.name, plan=self.plan, part=part)
+                records = [
+                    _encode({"data": Raw(data.encode()), "meta": {KEY: stamp}} | ({"tag": tag} if tag else {}))
+                    for data, tag in rows[piece]
+                ]
                 if part in self.present:
                     outcome.records += len(records)
                     outcome.repeated += len(records)
@@ -332,13 +334,6 @@ class WriteWindowsTopic(Struct):
                 options = WriteOptions(connection=self.connection)
                 send(client, options, [rounds.chunk(self.topic, run, part, records)], outcome)
         yield rounds.answered(outcome)
-
-    def _record(self, data: str, tag: str, part: int) -> bytes:
-        stamp = PartStamp(name=self.name, plan=self.plan, part=part)
-        record: dict[str, Any] = {"data": Raw(data.encode()), "meta": {KEY: stamp}}
-        if tag:
-            record["tag"] = tag
-        return _encode(record)
 
 
 # --- helpers

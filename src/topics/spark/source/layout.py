@@ -135,19 +135,8 @@ class Batches:
             used = {name: _record_column(names[name], found, server, topic) for name in self._where.columns}
             rows = self._where.rows(used)
             found = Cells(*(column.take(rows) for column in found))
-        columns = self._all_columns(found, server, topic)
-        if self._where is not None and not self._where.columns <= names.keys():
-            used = {one.name: column for one, column in zip(self._columns, columns, strict=True)}
-            for name in self._where.columns - used.keys():
-                used[name] = _record_column(names[name], found, server, topic)
-            rows = self._where.rows(used)
-            columns = [column.take(rows) for column in columns]
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
-
-    def _all_columns(self, found: Cells, server: str, topic: str) -> list[pa.Array]:
         parsed, malformed = ([], []) if self._fields is None else self._fields.parse(found.data)
-        fields = iter(parsed)
-        columns = []
+        fields, columns = iter(parsed), []
         for one in self._columns:
             if one.of == "field":
                 columns.append(next(fields))
@@ -157,7 +146,13 @@ class Batches:
                 columns.append(found.data.take(pa.array(np.arange(len(fits)), mask=fits)))
             else:
                 columns.append(_record_column(one.source, found, server, topic))
-        return columns
+        if self._where is not None and not self._where.columns <= names.keys():
+            used = {one.name: column for one, column in zip(self._columns, columns, strict=True)}
+            for name in self._where.columns - used.keys():
+                used[name] = _record_column(names[name], found, server, topic)
+            rows = self._where.rows(used)
+            columns = [column.take(rows) for column in columns]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def gap(self, server: str, topic: str, gap_from: int, gap_to: int, reason: str) -> pa.RecordBatch:
         """Return a batch with one row of kind gap for the seqs gap_from to gap_to, both inclusive."""

@@ -164,7 +164,18 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans and reads the micro-batches of one stream. All state is a cache: a restarted query does not need it."""
 
     def __init__(self, options: ReadOptions, schema: StructType | None = None) -> None:
-        _check(options)
+        if options.path is not None:
+            raise BadOption(
+                "path: a directory does not grow while it is read; read it as a batch, or stream from its server"
+            )
+        if options.lake_only:
+            raise BadOption("lakeOnly: only batch reads have this option; a stream with lake continues on the server")
+        if options.push_filters:
+            raise BadOption(
+                "pushFilters: only batch reads have this option; narrow a stream with the options tag and node"
+            )
+        if options.ending is not None or options.ending_ts is not None:
+            raise BadOption("endingOffsets, endingTimestamp: only batch reads have these options; a stream has no end")
         self.options = options
         self.schema = schema
         layout_of(options, schema)
@@ -216,9 +227,13 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [] if start == end else self._parts(offsets.spans(begin, stop))
 
     def _parts(self, spans: list[Span]) -> list[InputPartition]:
+        def bytes_per_seq(span: Span) -> float:
+            extent = self._seen.get((span.server, span.topic))
+            return GUESSED_BYTES_PER_SEQ if extent is None else extent.bytes_per_seq
+
         parts = plan.cut(
             spans,
-            self._bytes_per_seq,
+            bytes_per_seq,
             min_partitions=self.options.min_partitions,
             partition_bytes=self.options.partition_bytes,
         )
@@ -342,23 +357,6 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if starting is not None and extent.topic in starting.names():
             return self._first_seq(extent, otherwise=1)
         return 1
-
-    def _bytes_per_seq(self, span: Span) -> float:
-        extent = self._seen.get((span.server, span.topic))
-        return GUESSED_BYTES_PER_SEQ if extent is None else extent.bytes_per_seq
-
-
-def _check(options: ReadOptions) -> None:
-    if options.path is not None:
-        raise BadOption(
-            "path: a directory does not grow while it is read; read it as a batch, or stream from its server"
-        )
-    if options.lake_only:
-        raise BadOption("lakeOnly: only batch reads have this option; a stream with lake continues on the server")
-    if options.push_filters:
-        raise BadOption("pushFilters: only batch reads have this option; narrow a stream with the options tag and node")
-    if options.ending is not None or options.ending_ts is not None:
-        raise BadOption("endingOffsets, endingTimestamp: only batch reads have these options; a stream has no end")
 
 
 # --- Spark 4.0 and 4.1

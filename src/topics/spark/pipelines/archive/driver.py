@@ -220,8 +220,12 @@ class _ArchiveRun(ArchiveState):
         typed = [extent.topic for extent in extents if extent.topic in wanted or EVERY_TOPIC in wanted]
         self._prepare([topic for topic in typed if topic not in self._typed])  # also if there is nothing to archive
         total = self._done + sum(span.stop - span.start for span in state.unarchived(self.lake.snapshot(), extents))
-        while spans := self._next(base := self.lake.snapshot(), extents):
+        while left := state.unarchived(base := self.lake.snapshot(), extents):
             worked = True
+            if self._tasks is None:  # Spark is not started if there is nothing to archive
+                self._tasks = self.job.tasks(state.workload(left, extents))
+            size_bytes = self.round_bytes or max(ROUND_BYTES, 2 * self._tasks.parallelism * PART_BYTES)
+            spans = state.first_bytes(left, extents, float(size_bytes))
             names = {span.topic for span in spans}  # one topic may have two spans: lost seqs and records
             seqs = counted(sum(span.stop - span.start for span in spans), "seq")
             topics = spans[0].topic if len(names) == 1 else counted(len(names), "topic")
@@ -275,16 +279,6 @@ class _ArchiveRun(ArchiveState):
             except Damaged as error:
                 self.note_damage(extent, error)
         self._checked |= behind
-
-    def _next(self, snapshot: Snapshot, extents: list[TopicExtent]) -> list[Span]:
-        """Return the spans of the next commit."""
-        left = state.unarchived(snapshot, extents)
-        if not left:
-            return []  # without starting Spark
-        if self._tasks is None:
-            self._tasks = self.job.tasks(state.workload(left, extents))
-        size_bytes = float(self.round_bytes or max(ROUND_BYTES, 2 * self._tasks.parallelism * PART_BYTES))
-        return state.first_bytes(left, extents, size_bytes)
 
     # --- one round
 

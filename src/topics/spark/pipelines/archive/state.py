@@ -22,7 +22,7 @@ from topics.client import Client
 from topics.clock import SystemClock
 from topics.errors import Code, TopicsError
 from topics.lake import ArchivedEpoch, Change, Damaged, File, Gap, Lake, Snapshot, TypedColumns, joined, write_files
-from topics.lake.archived import Range, outside
+from topics.lake.archived import outside
 from topics.lake.files import NO_COLUMNS
 from topics.lake.heal import OTHER_LAKE
 from topics.lake.rewrite import open_file
@@ -115,23 +115,19 @@ def with_gaps(lake: Lake, change: Change, *, upto: int) -> Change:
     first, last = change.covered[0], min(change.covered[1], upto)
     if first > last:
         return change
-    known = [*((gap.first, gap.last) for gap in change.gaps), *_seqs(lake, change)]
+    known = [(gap.first, gap.last) for gap in change.gaps]
+    for added in change.adds:
+        for batch in open_file(lake.storage, added).iter_batches(columns=["seq"]):
+            seqs = batch.column("seq").to_numpy()
+            ends = [*np.flatnonzero(np.diff(seqs) != 1).tolist(), len(seqs) - 1]
+            starts = [0, *(end + 1 for end in ends[:-1])]
+            known += [(int(seqs[low]), int(seqs[high])) for low, high in zip(starts, ends, strict=True)]
     missing = outside(known, first, last)
     if not missing:
         return change
     now_ms = SystemClock().now_ms()
     gaps = [*change.gaps, *(Gap(low, high, OTHER_LAKE, now_ms) for low, high in missing)]
     return structs.replace(change, gaps=joined(gaps), trimmed_to=missing[-1][1])
-
-
-def _seqs(lake: Lake, change: Change) -> Iterable[Range]:
-    """Yield the ranges of seqs in the files that a change adds."""
-    for added in change.adds:
-        for batch in open_file(lake.storage, added).iter_batches(columns=["seq"]):
-            seqs = batch.column("seq").to_numpy()
-            ends = [*np.flatnonzero(np.diff(seqs) != 1).tolist(), len(seqs) - 1]
-            starts = [0, *(end + 1 for end in ends[:-1])]
-            yield from ((int(seqs[low]), int(seqs[high])) for low, high in zip(starts, ends, strict=True))
 
 
 # --- the steps after a commit
