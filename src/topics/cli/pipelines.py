@@ -137,7 +137,6 @@ COMPACT = Pipeline(
 
 
 def _receipt(report: RunReport) -> str:
-    """Return the receipt as text."""
     figures = report.figures
     verb = "would be erased" if report.dry_run else "erased"
     lines = [f"{figures['match']}: {counted(report.records, 'record')} {verb} (run {report.run_id})", ""]
@@ -209,7 +208,6 @@ MAINTAIN = Pipeline(
 
 
 def _add_side(side: str, word: str) -> Row:
-    """Declare the options of one of the two servers of a mirror."""
     rows = (
         option(f"--{side}-name NAME", "name of that server in copies", dest=f"{word}_name"),
         option(

@@ -62,7 +62,6 @@ def of_change(change: Change, base: TopicState) -> dict[str, int]:
 
 
 def of_gap(epoch: int, gap: Gap) -> tuple[str, int]:
-    """Return the fact of a gap."""
     return f"topics/gap/{epoch}/{gap.first}/{gap.met_at}/{gap.reason}", gap.last
 
 

@@ -30,7 +30,6 @@ OTHER_LAKE = "other_lake"  # reason of a gap: archived according to the server, 
 
 
 def tagged(batch: pa.RecordBatch, match: TagMatch) -> pa.BooleanArray:
-    """Return for each record whether its tag matches."""
     tags = batch.column("tag")
     found = pc.equal(tags, match.text) if match.op == "Eq" else pc.starts_with(tags, match.text)
     return pc.fill_null(found, False)
@@ -106,7 +105,6 @@ class Healer:
 
 
 def newest_epoch(lake: Lake, topic: str) -> ArchivedEpoch | None:
-    """Return the newest archived epoch of a topic, or None."""
     epochs = lake.snapshot().epochs(topic)
     return epochs[-1] if epochs else None
 

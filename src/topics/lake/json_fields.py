@@ -97,7 +97,6 @@ class JsonFields:
         return pa.array(values, kind)
 
     def _one(self, text: bytes) -> tuple[Any, bool]:
-        """Return a record and whether it fits."""
         try:
             return self._decoder.decode(text), True
         except _UNREADABLE:
@@ -115,7 +114,6 @@ def _name(field: pa.Field) -> str:
 
 
 def _python_type(kind: pa.DataType) -> Any:
-    """Return the type that msgspec decodes for an Arrow type."""
     if pa.types.is_integer(kind):
         limit = 1 << kind.bit_width - 1
         return Annotated[int, Meta(ge=-limit, le=limit - 1)]

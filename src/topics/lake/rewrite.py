@@ -147,7 +147,6 @@ def rewrite_file(
 def merge_files(
     storage: Storage, topic: str, epoch: int, files: Sequence[File], *, typed: TypedColumns = NO_COLUMNS
 ) -> File:
-    """Merge neighbouring files of one date into one file."""
     batches = (batch for file in files for batch in rows_of(storage, file))
     merged = _written(storage, topic, epoch, batches, last=files[-1].last, typed=typed)
     found = None if merged is None else (merged.first, merged.last, merged.rows)

@@ -52,7 +52,6 @@ class TopicTable:
 
     @property
     def checkpoints(self) -> int:
-        """The number of checkpoints that this object has written."""
         return self._delta.checkpoints
 
     # --- state
@@ -100,7 +99,6 @@ class TopicTable:
         )  # fmt: skip
 
     def typed(self) -> TypedColumns:
-        """Return the typed columns of the table."""
         return NO_COLUMNS if self._delta.table is None else TypedColumns.of_schema(self._delta.schema())
 
     # --- files

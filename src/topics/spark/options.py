@@ -231,7 +231,6 @@ def _check_together(found: Mapping[str, str], options: ReadOptions) -> None:
 
 
 def some(name: str, text: str) -> tuple[str, ...]:
-    """Return at least one name of a list."""
     names = tuple(dict.fromkeys(listed(text)))
     if not names:
         what = {"subscribe": "topic", "columns": "column"}[name]
@@ -282,7 +281,6 @@ def _absolute(name: str, text: str) -> str:
 
 
 def _lake(name: str, text: str) -> str:
-    """Return the absolute path or the URL of the lake."""
     from topics.lake.errors import LakeError
     from topics.lake.storage import location
 

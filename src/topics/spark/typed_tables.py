@@ -115,7 +115,6 @@ def _is_exact(kind: t.DataType) -> bool:
 
 
 def _given(topic: str, options: dict[str, Any]) -> dict[str, str]:
-    """Return the options of the source as text."""
     if any(name.lower() == "kafkacolumns" for name in options):
         raise ValueError("kafkaColumns: a table has its own columns; remove the option")
     given = {"subscribe": topic}

@@ -402,7 +402,6 @@ class Link:
         self._positions.save(done)
 
     def expect(self, tasks: Sequence[CopyTask], outcomes: Sequence[MirrorResult]) -> None:
-        """Report what a run would do."""
         for task, outcome in zip(tasks, outcomes, strict=True):
             self._report(task, outcome, upto=task.stop - 1)
             if task.config:

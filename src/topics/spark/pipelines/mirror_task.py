@@ -91,7 +91,6 @@ class MirrorResult(DeliveryResult, kw_only=True):
 
 
 def copy(task: CopyTask) -> MirrorResult:
-    """Copy the range of one task."""
     outcome = MirrorResult(pending_gap=task.pending_gap)
     with client_for(task.target, task.target.servers[0]) as client:
         options = WriteOptions(connection=task.target, config=task.config)

@@ -177,7 +177,6 @@ class Rounds(Generic[At]):
         raise NotImplementedError
 
     def of_facts(self, facts: Mapping[str, int]) -> At:
-        """Return the position in a table."""
         raise NotImplementedError
 
     def facts_of(self, at: At) -> dict[str, int]:
@@ -263,7 +262,6 @@ class Rounds(Generic[At]):
         return at
 
     def _position(self) -> At:
-        """Return the position in the present epoch of the topic."""
         state, at = self._source.state(), self._at
         if at is not None and self.is_lost(at):
             self._job.warn(f"topic {self.name} was deleted: it is filled again from the first seq")

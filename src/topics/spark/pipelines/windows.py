@@ -190,7 +190,6 @@ def digest_of(number: int) -> str:
 
 
 def open_windows(position: Mapping[str, int], *, window_ms: int) -> dict[int, Open]:
-    """Return the open windows by slot."""
     found = {}
     for name, first in position.items():
         kind, _, rest = name.partition("/")

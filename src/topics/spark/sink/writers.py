@@ -86,7 +86,6 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
 
 
 def write_rows(batches: Iterable[pa.RecordBatch], options: WriteOptions, renderer: Renderer, run: str) -> TaskWrites:
-    """Write all rows of one task."""
     task = TaskContext.get()
     grid = GridChunks(run, key_by=options.key_by)
     plain = OrderedChunks(run, 0 if task is None else task.partitionId(), sort=options.sort_rows)

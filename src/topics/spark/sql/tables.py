@@ -173,7 +173,6 @@ class Tables:
             yield F.try_parse_json("data").alias(VARIANT)
 
     def _typed_columns(self, table: str) -> TypedColumns:
-        """Return the typed columns that the table has in the lake."""
         lake = self._options.get("lake")
         if lake is None or table.endswith("*"):
             return TypedColumns(())

@@ -155,7 +155,6 @@ class ArchiveState:
         return self.lake.snapshot() if self.lake.exists() else Snapshot()
 
     def row(self, topic: str) -> TopicReport:
-        """Return the row of a topic in the report."""
         return self.job.report.topic(topic, server=self.url)
 
     def note_archived(self, snapshot: Snapshot, extents: list[TopicExtent]) -> None:
@@ -197,7 +196,6 @@ class ArchiveState:
         self.job.warn(f"{error}; this run does not merge or trim topic {extent.topic} any more")
 
     def warn_of_queue(self, extent: TopicExtent) -> None:
-        """Warn that the topic is not trimmed."""
         self.job.warn(f"topic {extent.topic} is a queue and is not trimmed: its jobs are left to its workers")
 
     def warn_about_earlier_epochs(self, base: Snapshot, topic: str, *, first: int) -> None:

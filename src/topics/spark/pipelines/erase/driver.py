@@ -361,7 +361,6 @@ class _Erasure:
             self.job.report.topic(topic, into=lake.path).figures = {"files": len(mine)}
 
     def _in_lake(self, lake: Lake, topic: str, about: Going) -> int:
-        """Return the number of records of a topic to erase in the lake."""
         count, snapshot = 0, lake.snapshot()
         for archived in snapshot.epochs(topic):
             for batch in lake.read(topic, archived.epoch, columns=("tag", "seq"), snapshot=snapshot):
@@ -412,7 +411,6 @@ class _Erasure:
             self.notes.save(self.note)
 
     def _fill_in(self) -> None:
-        """Copy the tallies to the report."""
         report = self.job.report
         for topic, tally in self.note.erased.items():
             if tally.lake and self.lake is not None:

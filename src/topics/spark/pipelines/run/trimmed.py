@@ -32,7 +32,6 @@ class Removed(Struct, frozen=True, kw_only=True):
         return f"seqs {self.first} to {self.last}"
 
     def is_in(self, lake: str, topic: str, epoch: int) -> bool:
-        """Return whether this lake has them."""
         archived = Lake(lake).snapshot().archived(topic, epoch)
         return archived is not None and archived.archived_to >= self.last
 
