@@ -1,6 +1,5 @@
 """Write Parquet files for a commit, with Delta's statistics, and read rows of an output table back.
 
-`RowsWriter` writes the rows of an output table, `FilesWriter` the records of a topic: sorted by seq, one date per file.
 A file is written one row group at a time, so that memory is bounded. Files are written to their final place, where no
 reader looks at them before a commit names them. A repeated task writes files with other names. A file that is never
 committed is removed later (`topics.lake.table`).

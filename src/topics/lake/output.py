@@ -1,8 +1,7 @@
 """The Delta table of a pipeline's results. Each commit has the rows of a round and the position of the pipeline.
 
 The position is a set of facts in the log of the table, such as `topics/rollup/done`. A run that is killed before its
-commit leaves only files that no version has, and the next run repeats the round: so every row is written once. Of two
-runs that continue from the same position, one commits, and the other raises `Moved`.
+commit leaves only files that no version has. Of two runs that continue from the same position, one raises `Moved`.
 """
 
 from __future__ import annotations

@@ -102,7 +102,17 @@ def audit(*, url: str, lake: str, topics: Sequence[str] = (), **options: Unpack[
     """
     with PipelineJob("audit", servers=[url], **options) as job, job.client(url) as client:
         opened = existing_lake(lake)
-        accounts = _audited(job, client, opened, url, topics)
+        for _ in range(ATTEMPTS):
+            snapshot = opened.snapshot()
+            accounts = _accounts(client, opened, snapshot, topics)
+            if job.dry_run or _attempt(job, opened, url, snapshot, accounts):
+                break
+            job.step("the lake has changed meanwhile: checking again")
+        else:
+            raise Failed(
+                f"the lake {opened.path} changed {ATTEMPTS} times during the audit",
+                next="run the audit again, or stop pipelines that merge or erase until it is done",
+            )
         if job.dry_run:
             _expect(job.report, url, accounts)
             return job.report
@@ -123,19 +133,6 @@ def audit(*, url: str, lake: str, topics: Sequence[str] = (), **options: Unpack[
                     "archive --trim, which records the trim again"
                 )
     return job.report
-
-
-def _audited(job: PipelineJob, client: Client, lake: Lake, url: str, topics: Sequence[str]) -> list[EpochAccount]:
-    for _ in range(ATTEMPTS):
-        snapshot = lake.snapshot()
-        accounts = _accounts(client, lake, snapshot, topics)
-        if job.dry_run or _attempt(job, lake, url, snapshot, accounts):
-            return accounts
-        job.step("the lake has changed meanwhile: checking again")
-    raise Failed(
-        f"the lake {lake.path} changed {ATTEMPTS} times during the audit",
-        next="run the audit again, or stop pipelines that merge or erase until it is done",
-    )
 
 
 def _accounts(client: Client, lake: Lake, snapshot: Snapshot, topics: Sequence[str]) -> list[EpochAccount]:

@@ -1,8 +1,7 @@
 """Compact: the latest record of every tag, or of every value of an expression, as a Delta table or a topic.
 
-A run reads only new records. In a table, the files whose keys change are replaced; the rows and the position are one
-commit. In a topic, the latest record of a key is appended and its older ones are deleted; the position is stored in
-`positions`.
+In a table, the files whose keys change are replaced. In a topic, the latest record of a key is appended and its older
+ones are deleted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Mirror: copy topics of one server to another, or in both directions, until they hold the same records.
 
-A copy keeps node, tag, meta and data, and lists the servers that it has been on (`task`), which prevents loops.
-The position of each direction is saved on its target server before and after each step (`positions`). Tasks copy
-(`task`), on Spark or in this process: several topics at the same time, and each topic in order.
+A copy lists the servers that it has been on (`mirror_task`), which prevents loops. The position of each direction is
+saved on its target server before and after each step (`positions`). Tasks copy several topics at the same time.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Copy a range of one topic from one server to another: the part of a mirror that runs in tasks.
 
-The range is cut into requests at multiples of `GRID` seqs of the source, and where a request becomes too large. The
-idempotency key of a request contains the seqs that it covers. The range is part of a plan that was saved before, so a
-repetition of the plan sends the same requests. Requests are sent one after the other, so that the copy has the order of
-its source.
+The range is part of a plan that was saved before. A request has the seqs that it covers in its idempotency key, so a
+repetition of the plan sends the same requests. They are sent one after the other, in the order of the source.
 
 The meta of a copy lists the servers and topics that the record was in, oldest first; its other members stay:
 

@@ -1,8 +1,7 @@
 """Rollup: windowed aggregates of a topic. Each window is written once, when it closes.
 
 A round reads the new range to find its windows and the new watermark. If windows close, their records are read again
-and aggregated by the declared SQL. In a Delta table, the windows and the position are one commit. A write to a topic is
-recorded in `positions` before it starts, so that the next run repeats the write of a killed run exactly.
+and aggregated by the declared SQL.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Append the rows of a batch, or of a stream's micro-batches, to topics.
 
-A task sends its rows in requests whose cuts and idempotency keys are the same when the task or the whole batch is
-repeated (`chunks`). The server recognises a repeated key within its idempotency window, so a repetition writes nothing
-twice. Records are readable as soon as a task has sent them. A log cannot remove records again, so there is no commit
-or abort.
+A repeated task or batch sends the same requests under the same idempotency keys (`chunks`), so it writes nothing twice.
+Records are readable as soon as a task has sent them. A log cannot remove records, so there is no commit or abort.
 """
 
 from __future__ import annotations

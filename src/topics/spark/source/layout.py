@@ -83,9 +83,6 @@ class Layout(Struct, frozen=True, kw_only=True):
     def columns(self) -> tuple[OutputColumn, ...]:
         return self.outputs or tuple(OutputColumn(name, "record", name, kind) for name, _, kind in self.rows)
 
-    def arrow(self) -> pa.Schema:
-        return pa.schema([pa.field(one.name, one.arrow) for one in self.columns])
-
     def kinds(self) -> dict[str, pa.DataType]:
         """Return the columns that a condition can use: those of the read, and all columns of the record."""
         prefix = "_" if self.typed else ""
@@ -115,7 +112,7 @@ class Batches:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._columns = layout.columns
-        self._schema = layout.arrow()
+        self._schema = pa.schema([pa.field(one.name, one.arrow) for one in self._columns])
         self._fields = JsonFields(layout.fields) if layout.fields else None
         self._where: Condition | None = None if layout.where is None else parse(layout.where, layout.kinds())
         used = {one.source for one in self._columns}

@@ -1,9 +1,7 @@
 """Archive: copy topics to a lake of Delta tables, each record once, and each gap with its range.
 
-The tables of the lake are the only record of progress. A round reads their state, reads the records after the archived
-ones, and commits files, gaps and progress of each topic at once: a killed run has done a round of a topic completely or
-not at all. The steps after a commit (the report to the server, the trim) are repeated by the next run if they are
-missing.
+The tables of the lake are the only record of progress. A round commits files, gaps and progress of each topic at once:
+a killed run has done a round of a topic completely or not at all. The next run repeats the steps after a commit.
 """
 
 from __future__ import annotations
@@ -345,24 +343,20 @@ class _ArchiveRun(ArchiveState):
         changes = [change for change, is_committed in zip(changes, committed, strict=True) if is_committed]
         for change in changes:
             assert change.covered is not None
-            self.warn_about_earlier_epochs(base, change.topic, first=change.covered[0])
-            self._count(change)
+            first, last = change.covered
+            self.warn_about_earlier_epochs(base, change.topic, first=first)
+            row = self.row(change.topic)
+            row.epoch, row.from_seq, row.to_seq = change.epoch, row.from_seq or first, last
+            row.records += sum(file.rows for file in change.adds)
+            row.size_bytes += sum(file.bytes for file in change.adds)
+            row.gaps += [
+                ReportedGap(from_seq=g.first, to_seq=g.last, reason=g.reason, epoch=change.epoch) for g in change.gaps
+            ]
+            del row.gaps[: -state.GAPS_SHOWN]  # the ledger has them all; a report must not grow without limit
+            row.add(lost=sum(gap.last - gap.first + 1 for gap in change.gaps))
+            self._done += last - first + 1
+            self.job.report.add(files=len(change.adds))
         return {change.topic for change in changes}
-
-    def _count(self, change: Change) -> None:
-        assert change.covered is not None
-        first, last = change.covered
-        row = self.row(change.topic)
-        row.epoch, row.from_seq, row.to_seq = change.epoch, row.from_seq or first, last
-        row.records += sum(file.rows for file in change.adds)
-        row.size_bytes += sum(file.bytes for file in change.adds)
-        row.gaps += [
-            ReportedGap(from_seq=g.first, to_seq=g.last, reason=g.reason, epoch=change.epoch) for g in change.gaps
-        ]
-        del row.gaps[: -state.GAPS_SHOWN]  # the ledger has them all; a report must not grow without limit
-        row.add(lost=sum(gap.last - gap.first + 1 for gap in change.gaps))
-        self._done += last - first + 1
-        self.job.report.add(files=len(change.adds))
 
 
 def _in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:

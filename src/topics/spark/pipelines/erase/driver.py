@@ -3,10 +3,7 @@
 Records that existed when the run began are deleted; records written meanwhile stay. The run finds all of them first,
 then deletes copies before their originals and from topics before the lake: so after a kill the next run can still find
 the rest. Where originals do not suffice (for copies without tags in the lake whose originals are only in a topic), the
-seqs are noted before the first delete, in the lake or, without one, on the server (`notes`). The files of each topic in
-the lake are rewritten in one commit, and the replaced files and the log before the commit are removed.
-
-It runs on the driver only: bulk reads use Arrow, from the server's scan and from Parquet, and filter by tag or payload.
+seqs are noted before the first delete (`notes`). It runs on the driver only.
 """
 
 from __future__ import annotations
