@@ -50,9 +50,6 @@ class RecordFilter(Struct, frozen=True, kw_only=True):
         return batch
 
 
-EVERYTHING = RecordFilter()
-
-
 class Healer:
     """Fills the gaps in one epoch of a topic from a lake."""
 
@@ -61,7 +58,7 @@ class Healer:
         lake: Lake,
         topic: str,
         epoch: int,
-        wanted: RecordFilter = EVERYTHING,
+        wanted: RecordFilter,
         *,
         trimmed_to: Callable[[], int] = lambda: 0,
     ) -> None:

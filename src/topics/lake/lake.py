@@ -125,12 +125,12 @@ class Lake:
         self.check_exists()
         return Snapshot(self)
 
-    def ledger(self, topics: Iterable[str] | None = None) -> pa.Table:
+    def ledger(self) -> pa.Table:
         """Return every gap: topic, epoch, from_seq, to_seq, reason, met_at."""
         snapshot = self.snapshot()
         rows = [
             (topic, archived.epoch, gap.first, gap.last, gap.reason, gap.met_at * 1000)
-            for topic in (snapshot.topics() if topics is None else topics)
+            for topic in snapshot.topics()
             for archived in snapshot.epochs(topic)
             for gap in archived.gaps
         ]
@@ -209,10 +209,10 @@ class Lake:
                 yield part.select(list(names))
 
     def history(
-        self, topic: str, epoch: int, *, first: int = 1, last: int | None = None, snapshot: Snapshot | None = None
+        self, topic: str, epoch: int, *, first: int = 1, last: int | None = None
     ) -> Iterator[pa.RecordBatch | Gap]:
         end = LAST if last is None else last
-        snapshot = snapshot or self.snapshot()
+        snapshot = self.snapshot()
         archived = snapshot.archived(topic, epoch)
         gaps = [] if archived is None else archived.gaps_in(first, end)
         for batch in self.read(topic, epoch, first=first, last=last, snapshot=snapshot):

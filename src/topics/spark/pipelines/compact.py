@@ -137,14 +137,11 @@ class WriteLatestTopic(Struct, kw_only=True):
     position: CompactPosition
     fresh: bool  # whether the topic holds no older records
     null_removes: bool
-
-    @property
-    def run(self) -> str:
-        at = self.position
-        return f"compact/{at.generation}/{at.epoch}/{at.done + 1}-{at.plan + 1}"
+    run: str = ""  # the first part of every key
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        outcome = CompactResult()
+        outcome, at = CompactResult(), self.position
+        self.run = f"compact/{at.generation}/{at.epoch}/{at.done + 1}-{at.plan + 1}"
         with client_for(self.connection, self.connection.servers[0]) as client:
             for batch in batches:
                 rows = []
@@ -162,8 +159,16 @@ class WriteLatestTopic(Struct, kw_only=True):
         """Write the rows. A gap record replaces a record that the server rejects."""
 
         def put(part: list[dict[str, Any]], suffix: str) -> None:
+            """Append rows and delete the older records of their keys: a repetition also leaves one record per key."""
             self.fresh = self.fresh and not suffix  # a part of a rejected request may have been written already
-            self._append(client, part, outcome)
+            request = rounds.chunk(self.topic, self.run, part[0]["seq"], [self._record(row) for row in part])
+            written = Sent()
+            answers = send(client, WriteOptions(connection=self.connection), [request], written)
+            outcome.add(written)
+            seqs = [seq for answer in answers for seq in range(answer.first_seq, answer.last_seq + 1)]
+            if not self.fresh:
+                for row, seq in zip(part, seqs, strict=True):
+                    client.delete(self.topic, match=row["key"], before_seq=seq)
 
         for row, _, reason in refused_rows(rows, put):
             self.fresh = False
@@ -172,17 +177,6 @@ class WriteLatestTopic(Struct, kw_only=True):
             for _, _, why in refused_rows([gap_row], put):  # the gap record was rejected as well, so its key is invalid
                 raise BadOption(f"--by: the key of seq {row['seq']} cannot be a tag: {why}; --table takes any key")
             outcome.gaps.append(ReportedGap(from_seq=row["seq"], to_seq=row["seq"], reason=reason))
-
-    def _append(self, client: Client, rows: list[dict[str, Any]], outcome: CompactResult) -> None:
-        """Append rows and delete the older records of their keys. So a repetition also leaves one record per key."""
-        request = rounds.chunk(self.topic, self.run, rows[0]["seq"], [self._record(row) for row in rows])
-        written = Sent()
-        answers = send(client, WriteOptions(connection=self.connection), [request], written)
-        outcome.add(written)
-        seqs = [seq for answer in answers for seq in range(answer.first_seq, answer.last_seq + 1)]
-        if not self.fresh:
-            for row, seq in zip(rows, seqs, strict=True):
-                client.delete(self.topic, match=row["key"], before_seq=seq)
 
     def _record(self, row: dict[str, Any]) -> bytes:
         """Return the record with its key as the tag, and its origin in its meta."""

@@ -25,7 +25,7 @@ from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.delivery import metas, stamp_in
 from topics.spark.pipelines.run.job import JobOptions, PipelineJob
 from topics.spark.pipelines.run.report import ReportedGap, RunReport
-from topics.spark.pipelines.windows import Declaration, Open, Seen, digest_of, number_of, open_windows, place_windows
+from topics.spark.pipelines.windows import DIGEST_DIGITS, Declaration, Open, Seen, open_windows, place_windows
 from topics.spark.sink.chunks import Sent, pieces, send
 from topics.spark.source.catalog import client_for
 from topics.spark.sql.text import lenient
@@ -119,7 +119,7 @@ class Rolling(rounds.Rounds[RollupPosition]):
     def of_facts(self, facts: Mapping[str, int]) -> RollupPosition:
         slots = open_windows(facts, window_ms=self._declared.window_ms)
         return RollupPosition(
-            digest=digest_of(facts["declaration"]), fresh=not self._holds(""), epoch=facts["epoch"],
+            digest=f"{facts['declaration']:0{DIGEST_DIGITS}x}", fresh=not self._holds(""), epoch=facts["epoch"],
             done=facts["done"], generation=facts["generation"], watermark_ms=facts["watermark"],
             open=sorted(slots.values(), key=lambda one: one.start_ms),
         )  # fmt: skip
@@ -128,7 +128,7 @@ class Rolling(rounds.Rounds[RollupPosition]):
         known = {} if self._table is None else self._table.known
         changed = place_windows(open_windows(known, window_ms=self._declared.window_ms), at.open)[1]
         return {
-            "declaration": number_of(at.digest), "epoch": at.epoch, "done": at.done, "generation": at.generation,
+            "declaration": int(at.digest, 16), "epoch": at.epoch, "done": at.done, "generation": at.generation,
             "watermark": at.watermark_ms, **changed,
         }  # fmt: skip
 

@@ -181,14 +181,6 @@ class Declaration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 # --- the position in a table
 
 
-def number_of(digest: str) -> int:
-    return int(digest, 16)
-
-
-def digest_of(number: int) -> str:
-    return f"{number:0{DIGEST_DIGITS}x}"
-
-
 def open_windows(position: Mapping[str, int], *, window_ms: int) -> dict[int, Open]:
     found = {}
     for name, first in position.items():

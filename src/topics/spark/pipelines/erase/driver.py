@@ -23,6 +23,7 @@ from topics.client import Client
 from topics.client.request import Router, State
 from topics.errors import Code, TopicsError
 from topics.lake import ArchivedEpoch, Lake, LakeError, Snapshot
+from topics.lake.archived import Range
 from topics.lake.heal import tagged
 from topics.model.records import TagMatch, parse_match
 from topics.plurals import counted
@@ -232,8 +233,12 @@ class _Erasure:
             origins = self._origins(scope, topic, router)
             if origins is None:
                 continue
-            state = scope.states.get(topic)
-            if state is not None and (lost := self._unknown(state)):
+            state, missing = scope.states.get(topic), list[Range]()  # that neither the topic nor the lake has
+            if state is not None:
+                archived = None if self.snapshot is None else self.snapshot.archived(topic, state.epoch)
+                known_epoch = archived or ArchivedEpoch(topic=topic, epoch=state.epoch)
+                missing = known_epoch.uncovered(1, state.earliest_seq - 1)
+            if lost := sum(last - first + 1 for first, last in missing):
                 self.job.warn(
                     f"{topic} no longer has {counted(lost, 'record')} that no lake has: if {router.dest} holds "
                     "copies without tags, they cannot be distinguished from other records"
@@ -275,12 +280,6 @@ class _Erasure:
         for piece in self.client.scan(topic, upto_seq=state.head_seq, epoch=state.epoch, filter=match):
             if isinstance(piece, Run):
                 yield state.epoch, pa.RecordBatch.from_arrays(list(cells(piece)), names=list(NEEDED))
-
-    def _unknown(self, state: State) -> int:
-        """Return the number of seqs that neither the topic nor the lake has any more."""
-        archived = None if self.snapshot is None else self.snapshot.archived(state.topic, state.epoch)
-        known = archived or ArchivedEpoch(topic=state.topic, epoch=state.epoch)
-        return sum(last - first + 1 for first, last in known.uncovered(1, state.earliest_seq - 1))
 
     # --- deletes
 
