@@ -189,10 +189,7 @@ class DeltaFolder:
         table.cleanup_metadata()
 
     def vacuum(self, retention_hours: int, *, dry_run: bool = False, full: bool = True) -> list[str]:
-        """Remove files that no version needs that is younger than the retention. Return their paths.
-
-        `full` includes files that no version has ever had.
-        """
+        """Remove and return files that no version younger than the retention needs; with `full`, also uncommitted."""
         assert self.table is not None
         found = self.table.vacuum(
             retention_hours=retention_hours, enforce_retention_duration=False, dry_run=True, full=full

@@ -124,9 +124,7 @@ def rewrite_file(
 ) -> Rewritten:
     """Write the file without the records for which `keep` is not true. `keep` gets `columns`.
 
-    A dry run only counts the records.
-
-    The file is read twice: the first pass only checks whether any record is removed.
+    The file is read twice: the first pass only counts the records to remove, and a dry run ends there.
     """
     removed = 0
     for batch in rows_of(storage, file, columns):

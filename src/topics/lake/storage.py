@@ -123,15 +123,11 @@ class Storage:
 
     def check_writable(self) -> None:
         """Raise `LakeError` if this user may not write to the lake."""
-        if self.is_local:
-            is_writable = os.access(self.location, os.W_OK | os.X_OK)
-        else:
-            try:
+        is_writable = os.access(self.location, os.W_OK | os.X_OK)
+        if not self.is_local:
+            with suppress(OSError):
                 self.write(PROBE, b"")
-                self.remove(PROBE)
-                is_writable = True
-            except OSError:
-                is_writable = False
+                is_writable = self.remove(PROBE)
         if not is_writable:
             raise LakeError(f"{self.location} is not writable for this user")
 

@@ -70,7 +70,18 @@ class TopicTable:
                 "the lake was replaced by an older copy, or lacks files; restore them from a copy"
             )
         if version > self._state.version:
-            self._state = self._read()
+            known = self._delta.facts()
+            files, of_epoch, epochs = _files(self._folder, self._delta.files()), facts.by_epoch(known), {}
+            for epoch in sorted({*files, *of_epoch}):
+                of = of_epoch.get(epoch, facts.EpochFacts())
+                epochs[epoch] = ArchivedEpoch(
+                    topic=self.topic, epoch=epoch, archived_to=of.archived_to, trimmed_to=of.trimmed_to,
+                    files=tuple(sorted(files.get(epoch, ()), key=lambda file: file.first)), gaps=tuple(of.gaps),
+                )  # fmt: skip
+            self._state = TopicState(
+                topic=self.topic, version=version, epochs=epochs, erasures=known.get(facts.ERASED, 0),
+                removed=known.get(facts.REMOVED, 0), purged=known.get(facts.PURGED, 0),
+            )  # fmt: skip
         return self._state
 
     @property
@@ -81,22 +92,6 @@ class TopicTable:
         """Return the table as an object of `deltalake`, as of the newest version, or None if it does not exist."""
         self.state()
         return self._delta.table
-
-    def _read(self) -> TopicState:
-        known = self._delta.facts()
-        files = _files(self._folder, self._delta.files())
-        of_epoch = facts.by_epoch(known)
-        epochs = {}
-        for epoch in sorted({*files, *of_epoch}):
-            of = of_epoch.get(epoch, facts.EpochFacts())
-            epochs[epoch] = ArchivedEpoch(
-                topic=self.topic, epoch=epoch, archived_to=of.archived_to, trimmed_to=of.trimmed_to,
-                files=tuple(sorted(files.get(epoch, ()), key=lambda file: file.first)), gaps=tuple(of.gaps),
-            )  # fmt: skip
-        return TopicState(
-            topic=self.topic, version=self._delta.version, epochs=epochs,
-            erasures=known.get(facts.ERASED, 0), removed=known.get(facts.REMOVED, 0), purged=known.get(facts.PURGED, 0),
-        )  # fmt: skip
 
     def typed(self) -> TypedColumns:
         return NO_COLUMNS if self._delta.table is None else TypedColumns.of_schema(self._delta.schema())

@@ -43,14 +43,11 @@ class EpochSeq(NamedTuple):
 
 
 class Offsets(Struct, frozen=True):
-    """Offsets by topic, and `otherwise` for topics that are not named.
-
-    `by_server` holds offsets for one of several servers. They take precedence over `by_topic`.
-    """
+    """Offsets by topic, and `otherwise` for topics that are not named."""
 
     otherwise: Offset
     by_topic: dict[str, Offset | EpochSeq] = {}
-    by_server: dict[str, dict[str, Offset | EpochSeq]] = {}
+    by_server: dict[str, dict[str, Offset | EpochSeq]] = {}  # for one of several servers: takes precedence
 
     def of(self, server: str, topic: str) -> Offset:
         found = self._given(server, topic)

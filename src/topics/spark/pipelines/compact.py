@@ -372,10 +372,7 @@ def _latest(keyed: DataFrame) -> DataFrame:
 
 
 def _changed(latest: DataFrame, files: list[RowsFile]) -> Iterable[int]:
-    """Return the numbers of the files that the rows change; all if the files overlap or lack statistics.
-
-    Sort the files by their first keys.
-    """
+    """Sort the files by key. Return the numbers of those that the rows change: all if files overlap or lack bounds."""
     if len(files) < 2 or any(file.low is None or file.high is None for file in files):
         return range(len(files))
     files.sort(key=lambda file: str(file.low))

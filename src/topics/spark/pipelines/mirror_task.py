@@ -103,9 +103,7 @@ def copy(task: CopyTask) -> MirrorResult:
             record = delivery.record_of(data, None, None, delivery.stamped(delivery.LOSS, KEY, [hop]))
             sending.put(f"{task.run}/after-{task.lost_epoch}", [record])
         for first, last, rows in delivery.cut(read(task, outcome), task.start, task.stop):
-            key, missing = sending.new(task.key(first, last, rows), rows)
-            if missing:
-                sending.send(key, missing)
+            sending.send(task.key(first, last, rows), rows)
     return outcome
 
 

@@ -419,10 +419,7 @@ class Sender(Struct, kw_only=True):
             for _, _, held in delivery.cut(rows, self.start, self.stop, most=most):
                 seqs = xxhash.xxh3_64_hexdigest(str([(row.first, row.last) for row in held]).encode())
                 key = f"replay/{self.id}/{self.epoch}/{held[0].first}-{held[-1].last}/{seqs}"
-                key, missing = sending.new(key, held)
-                if missing:
-                    time.sleep(pace.pause_s(len(missing), time.monotonic()))
-                    sending.send(key, missing)
+                sending.send(key, held, lambda count: time.sleep(pace.pause_s(count, time.monotonic())))
         return outcome
 
     def _gap_row(self, first: int, last: int, reason: str) -> OutgoingRow:

@@ -155,16 +155,13 @@ class Rolling(rounds.Rounds[RollupPosition]):
         return at, self._query(records)
 
     def write(self, result: DataFrame, at: RollupPosition) -> Sent:
+        """Write the windows that are due; to a topic, without the parts that an interrupted run has written."""
         if self._job.dry_run:
             return Sent(records=result.count())
-        if self._table is None:
-            return self._write_topic(result, at)
-        outcome = rounds.one_task(result, WriteWindowsTable(self._table.storage, self.schema), rounds.Written)
-        self.adds = outcome.files
-        return outcome
-
-    def _write_topic(self, result: DataFrame, at: RollupPosition) -> Sent:
-        """Write the windows that are due, without the parts that an interrupted run has written."""
+        if self._table is not None:
+            outcome = rounds.one_task(result, WriteWindowsTable(self._table.storage, self.schema), rounds.Written)
+            self.adds = outcome.files
+            return outcome
         due = at.due or Due(low=0, stop=0, after_ms=0, upto_ms=0)
         name, plan = self._declared.digest, f"{at.epoch}.{at.generation}/{due.after_ms}-{due.upto_ms}"
         present = {one.part for one in self._stamps(due.target_seq) if (one.name, one.plan) == (name, plan)}
@@ -351,12 +348,10 @@ BAD_CHARACTERS = " ,;{}()\n\t="  # many programs do not accept them in the name 
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the columns of a table for these results. Raise `BadUsage` if a table cannot have a name or type.
-
-    Spark and Delta describe types by the same JSON.
-    """
+    """Return the columns of a table for these results. Raise `BadUsage` if a table cannot have a name or type."""
     from deltalake import Schema
 
+    # Spark and Delta describe types by the same JSON.
     fields = [_delta_field(field, field["name"]) for field in json.loads(schema.json())["fields"]]
     return pa.schema(Schema.from_json(json.dumps({"type": "struct", "fields": fields})).to_arrow())
 

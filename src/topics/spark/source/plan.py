@@ -18,10 +18,7 @@ MAX_PARTITIONS = 10_000
 
 
 class TopicExtent(Struct, frozen=True, kw_only=True):
-    """The seqs of one topic that can be read now, earliest to head.
-
-    `latest` is the seq of the offset "latest"; 0 means head + 1.
-    """
+    """The seqs of one topic that can be read now, earliest to head."""
 
     server: str  # URL, or path of a directory
     topic: str
@@ -30,7 +27,7 @@ class TopicExtent(Struct, frozen=True, kw_only=True):
     head: int
     count: int = 0
     size_bytes: int = 0
-    latest: int = 0
+    latest: int = 0  # the seq of the offset "latest"; 0 means head + 1
     only_archived: bool = False  # no server has the topic any more; the lake has its records
 
     @property

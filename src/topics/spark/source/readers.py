@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.types import StructType
 
 from topics.engine.offline.directory import Excerpt
-from topics.spark.options import BadOption, Offset, ReadOptions
+from topics.spark.options import BadOption, ReadOptions
 from topics.spark.pyspark_api import (
     INHERITED_PUSH_FILTERS,
     ReadAllAvailable,
@@ -328,7 +328,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _first_position(self, extent: TopicExtent) -> offsets.StreamPosition:
         """Return where the stream starts in a topic. A stale position stays, so that it is reported as recreated."""
-        seq = self._first_seq(extent, otherwise="latest")
+        seq = plan.first_seq(self.options, extent, self._catalog.seq_at, otherwise="latest")
         if plan.is_stale(extent, starting := self.options.starting):
             assert starting is not None
             return offsets.StreamPosition(starting.epoch_of(extent.server, extent.topic) or 0, seq)
@@ -348,14 +348,11 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     found[server, topic] = offsets.StreamPosition(epoch, seq)
         return found
 
-    def _first_seq(self, extent: TopicExtent, *, otherwise: Offset) -> int:
-        return plan.first_seq(self.options, extent, self._catalog.seq_at, otherwise=otherwise)
-
     def _first_seq_of_new(self, extent: TopicExtent) -> int:
         """Return the first seq of a topic created after the start: 1, unless startingOffsets names the topic."""
         starting = self.options.starting
         if starting is not None and extent.topic in starting.names():
-            return self._first_seq(extent, otherwise=1)
+            return plan.first_seq(self.options, extent, self._catalog.seq_at, otherwise=1)
         return 1
 
 

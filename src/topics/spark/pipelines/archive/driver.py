@@ -237,10 +237,7 @@ class _ArchiveRun(ArchiveState):
     # --- planning
 
     def _extents(self, client: Client, snapshot: Snapshot, *, follow: bool) -> list[TopicExtent]:
-        """Return the present extents of the topics. Raise `Failed` if lake and server do not belong together.
-
-        The extents must be newer than the snapshot.
-        """
+        """Return the extents of the topics, newer than the snapshot. Raise `Failed` if lake and server do not match."""
         extents = [extent for extent in self._servers.present() if self.wanted.has(extent.topic)]
         there = {extent.topic for extent in extents}
         archived = {topic for topic in self.wanted.topics if topic not in there and snapshot.epochs(topic)}

@@ -226,20 +226,15 @@ class ArchiveState:
                 if merge and self.merge_files and key not in self.damaged:
                     merged = self.lake.merge(extent.topic, extent.epoch, min_files=self.merge_files)
                     self.job.report.add(merged=merged)
-                    self._tidy(extent.topic)
+                    table, tidied = self.lake.table(extent.topic), self._tidied.get(extent.topic)
+                    if tidied is None:  # files of killed runs are removed once, old ones after each checkpoint
+                        table.remove_dead_files()
+                    self._tidied[extent.topic] = table.checkpoints
+                    if table.checkpoints > (tidied or 0):
+                        self.job.report.add(removed=len(table.vacuum()))
             except Damaged as error:
                 self.note_damage(extent, error)
         self.note_archived(snapshot, extents)
-
-    def _tidy(self, topic: str) -> None:
-        """Remove files of killed runs, once, and old replaced files after each checkpoint of the table."""
-        table = self.lake.table(topic)
-        if topic not in self._tidied:
-            self._tidied[topic] = 0
-            table.remove_dead_files()
-        if table.checkpoints > self._tidied[topic]:
-            self._tidied[topic] = table.checkpoints
-            self.job.report.add(removed=len(table.vacuum()))
 
     def _report(self, client: Client, extent: TopicExtent, archived_to: int, *, trimmed_to: int = 0) -> bool:
         """Return whether the server has the report. Warn if the key may not report."""

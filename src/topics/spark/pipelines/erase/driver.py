@@ -70,11 +70,8 @@ class EraseScope(Struct):
         return len(seen) - 1
 
     def erasing(self) -> list[str]:
-        """Return the topics in order of deletion: copies before originals, but a queue before its dead letters.
-
-        Jobs may move from a queue to its dead letters meanwhile.
-        """
-        last = set(self.dead_letters.values())
+        """Return the topics in order of deletion: copies before originals, but a queue before its dead letters."""
+        last = set(self.dead_letters.values())  # jobs may move there meanwhile
         names = sorted({*self.states, *last}, key=lambda name: (-self.depth(name), name))
         return [name for name in names if name not in last] + sorted(last, key=lambda name: (self.depth(name), name))
 

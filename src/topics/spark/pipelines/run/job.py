@@ -127,25 +127,21 @@ class PipelineJob:
 
     def __enter__(self) -> Self:
         try:
-            for url in self._servers:
-                self._check_answers(url)
+            for url in self._servers:  # a wrong address or key fails at once, without the retries of a running job
+                try:
+                    with self.client(url, retries=FIRST_RETRIES) as client:
+                        next(client.topics(RUNS), None)
+                except ValueError as error:
+                    raise BadUsage(str(error)) from None
+                except TopicsError as error:
+                    if error.code is not Code.FORBIDDEN:  # a key without `read` may still suit the pipeline
+                        raise
         except BaseException as error:
             self._fail(error)
             raise
         self._began = True
         self._heart.start()
         return self
-
-    def _check_answers(self, url: str) -> None:
-        """Raise at once for a wrong address or key, without the retries of a running job."""
-        try:
-            with self.client(url, retries=FIRST_RETRIES) as client:
-                next(client.topics(RUNS), None)
-        except ValueError as error:
-            raise BadUsage(str(error)) from None
-        except TopicsError as error:
-            if error.code is not Code.FORBIDDEN:  # a key without `read` may still suit the pipeline
-                raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -191,7 +187,7 @@ class PipelineJob:
         """Show a warning now and keep it in the report."""
         if text not in self.report.warnings:
             self.progress.warn(text)
-        self.report.warn(text)
+            self.report.warnings.append(text)
 
     def rounds(self, *, follow: bool) -> Iterator[int]:
         """Yield one round; with `follow`, rounds until the job stops. A round without new records should wait."""
@@ -319,10 +315,7 @@ class PipelineJob:
             self.report.figures["lag"] = None if None in lags else sum(lag or 0 for lag in lags)
 
     def publish(self) -> None:
-        """Append the current report to `sys:pipelines` of each server. A key without `write` causes a warning.
-
-        A dry run appends nothing.
-        """
+        """Append the report to `sys:pipelines` of each server, except in a dry run. Warn if the key may not write."""
         self._published_s = time.monotonic()
         self._published += 1
         self._note_lags()
