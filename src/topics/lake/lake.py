@@ -125,12 +125,12 @@ class Lake:
         self.check_exists()
         return Snapshot(self)
 
-    def ledger(self) -> pa.Table:
+    def ledger(self, topics: Iterable[str] | None = None) -> pa.Table:
         """Return every gap: topic, epoch, from_seq, to_seq, reason, met_at."""
         snapshot = self.snapshot()
         rows = [
             (topic, archived.epoch, gap.first, gap.last, gap.reason, gap.met_at * 1000)
-            for topic in snapshot.topics()
+            for topic in (snapshot.topics() if topics is None else topics)
             for archived in snapshot.epochs(topic)
             for gap in archived.gaps
         ]

@@ -29,7 +29,7 @@ from topics.spark.source.offsets import Key, OffsetCodec, StreamPosition, Stream
 from topics.spark.source.plan import Impossible, Span, TopicExtent
 from topics.spark.source.read import read_span
 from topics.spark.source.schema_layout import layout_of
-from topics.spark.source.where import Narrowing, narrowing, of_filters
+from topics.spark.source.where import narrowing, of_filters
 
 CARRIED_BYTES = 16 << 20  # most bytes that a partition carries of records that are in no segment file
 
@@ -114,14 +114,10 @@ class TopicsReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, ReadPartition)
-        layout, options = layout_of(self.options, self.schema), with_tag(self.options, self.narrowing)
+        layout = layout_of(self.options, self.schema)
+        options = structs.replace(self.options, tag=self.options.tag or self.narrowing.tag)
         for span, excerpt in partition.spans:
             yield from read_span(span, options, layout, excerpt)
-
-
-def with_tag(options: ReadOptions, narrow: Narrowing) -> ReadOptions:
-    """Return the options with the tag that the condition of a read implies, unless they have one."""
-    return structs.replace(options, tag=options.tag or narrow.tag)
 
 
 def _portable(part: list[tuple[Span, Excerpt | None]]) -> Iterator[list[tuple[Span, Excerpt | None]]]:
@@ -242,7 +238,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, ReadPartition)
         layout = layout_of(self.options, self.schema)
-        options = with_tag(self.options, layout.narrowing())
+        options = structs.replace(self.options, tag=self.options.tag or layout.narrowing().tag)
         for span, _ in partition.spans:
             yield from read_span(span, options, layout)
 
