@@ -217,7 +217,7 @@ def test_missing_package_is_reported_with_its_extra(
     def execute(args: object) -> Any:
         raise ModuleNotFoundError(f"No module named '{package}'", name=package)
 
-    assert pipeline.run(pipeline.Pipeline(name, "", (), arguments=execute), args) == 1
+    assert pipeline.run(name, execute, args, pipeline.describe) == 1
     said = capsys.readouterr()
     report = json.loads(said.out)
     assert (report["pipeline"], report["ok"], report["error"]["kind"]) == (name, False, kind)
@@ -235,8 +235,7 @@ def test_interruption_is_reported_with_its_own_status(capsys: pytest.CaptureFixt
     def execute(args: object) -> Any:
         raise KeyboardInterrupt
 
-    declared = pipeline.Pipeline("audit", "", (), arguments=execute)
-    assert pipeline.run(declared, Args()) == 130  # type: ignore[arg-type]
+    assert pipeline.run("audit", execute, Args(), pipeline.describe) == 130  # type: ignore[arg-type]
     assert json.loads(capsys.readouterr().out)["error"]["kind"] == "interrupted"
 
 

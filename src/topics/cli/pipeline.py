@@ -45,6 +45,7 @@ SHARED = frozenset({
     "stop", "started_ms", "execute", "extra",
 })  # fmt: skip
 
+Execute = Callable[[argparse.Namespace], "RunReport"]
 Show = Callable[["RunReport"], str]
 
 
@@ -64,7 +65,18 @@ class Pipeline:
     def register(self, subparsers: Subparsers) -> None:
         parser = add_parser(subparsers, self.name, self.help, SHARED_OPTIONS, *self.options, epilog=self.epilog)
 
-        parser.set_defaults(execute=lambda args: run(self, args), extra=self.extra)
+        parser.set_defaults(execute=lambda args: run(self.name, self._execute, args, self._show), extra=self.extra)
+
+    def _execute(self, args: argparse.Namespace) -> RunReport:
+        function: Callable[..., RunReport] = getattr(self._module(), self.name)
+        return function(**(self.arguments or own)(args), **shared(args))
+
+    def _show(self, report: RunReport) -> str:
+        show: Show = getattr(self._module(), "describe", describe) if self.show is None else self.show
+        return show(report)
+
+    def _module(self) -> Any:
+        return importlib.import_module(f"topics.spark.pipelines.{self.name}")
 
 
 def follow(every_s: float) -> Row:
@@ -145,9 +157,8 @@ def own(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in vars(args).items() if name not in SHARED}
 
 
-def run(pipeline: Pipeline, args: argparse.Namespace) -> int:
+def run(name: str, execute: Execute, args: argparse.Namespace, show: Show) -> int:
     """Run a pipeline, print its report, also of a failure, and return the exit status of its kind."""
-    name = pipeline.name
     args.started_ms = SystemClock().now_ms()  # before the slow import of Spark
     with warnings.catch_warnings(), _stoppable(follows=bool(getattr(args, "follow", False))) as stop:
         warnings.simplefilter("ignore")  # pyspark warns about package versions newer than itself
@@ -156,13 +167,11 @@ def run(pipeline: Pipeline, args: argparse.Namespace) -> int:
             args.is_key_of_context = False
             if hasattr(args, "url"):  # chosen as other commands choose it
                 args.url, _, args.token_file, args.is_key_of_context = targets.choose(args, os.environ)
-            module: Any = importlib.import_module(f"topics.spark.pipelines.{name}")
-            report: RunReport = getattr(module, name)(**(pipeline.arguments or own)(args), **shared(args))
+            report = execute(args)
         except Failure as failure:
             return _not_started(name, args, "usage", str(failure), failure.next_step or pipeline_start.CORRECT)
         except (Exception, KeyboardInterrupt) as error:
             return _failed(name, stop.cause_of(error), args)
-        show: Any = pipeline.show or getattr(module, "describe", describe)
         print(pretty_json(report) if args.json else show(report), flush=True)
         return EXIT_DONE if report.ok else EXIT_FAILED
 
