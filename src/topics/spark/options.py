@@ -358,10 +358,6 @@ def ms_of(at: datetime) -> int:
     return max(-(-micros // 1000), 0)
 
 
-def _tag(name: str, text: str) -> TagMatch:
-    return TagMatch("Glob", text[:-1]) if text.endswith("*") else TagMatch("Eq", text)
-
-
 CONNECTION: Converters = {
     "url": _servers, "token": as_text, "tokenFile": _absolute, "timeoutMs": at_least(1), "retries": at_least(0),
 }  # fmt: skip
@@ -370,7 +366,8 @@ READ: Converters = {
     "subscribePrefix": as_text, "subscribePattern": _pattern, "startingOffsets": _offsets, "endingOffsets": _offsets,
     "startingTimestamp": _timestamp, "endingTimestamp": _timestamp, "maxOffsetsPerTrigger": at_least(1),
     "consumer": valid(check_consumer), "minPartitions": at_least(1), "maxPartitionBytes": at_least(1),
-    "node": lambda _, text: tuple(listed(text)), "tag": _tag, "failOnDataLoss": flag, "kafkaColumns": flag,
+    "node": lambda _, text: tuple(listed(text)), "failOnDataLoss": flag, "kafkaColumns": flag,
+    "tag": lambda _, text: TagMatch("Glob", text[:-1]) if text.endswith("*") else TagMatch("Eq", text),
     "columns": some, "where": as_text, "typed": flag, "pushFilters": flag,
 }  # fmt: skip
 

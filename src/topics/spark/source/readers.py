@@ -267,15 +267,23 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _advance(
         self, at: StreamPositions, extents: list[TopicExtent], budget: int | None
     ) -> tuple[StreamPositions, StreamPositions]:
-        extents = [offsets.with_known_server(at, extent) for extent in extents]
-        there = [
-            self._with_unread(extent)
-            for extent in extents
-            if not extent.only_archived or offsets.is_readable(at, extent)
-        ]
-        names = {(extent.server, extent.topic) for extent in there}
-        self._check_deleted(at, names)
-        return offsets.advance(at, [*there, *self._unread(at, names)], first_seq=self._first_seq_of_new, budget=budget)
+        there: dict[Key, TopicExtent] = {}
+        for extent in (offsets.with_known_server(at, one) for one in extents):
+            key = (extent.server, extent.topic)
+            there[key] = extent
+            if extent.only_archived:
+                end = self._ends.get(key)
+                if not offsets.is_readable(at, extent):
+                    del there[key]
+                elif end is not None and end.epoch == extent.epoch and end.seq > extent.end:
+                    there[key] = structs.replace(extent, head=end.seq - 1)  # the last known head of the deleted topic
+        self._check_deleted(at, set(there))
+        for key, end in self._ends.items():  # a deleted topic with unread seqs, so that the gap is reported
+            if key not in there and key in at and at[key].epoch == end.epoch and at[key].seq < end.seq:
+                there[key] = TopicExtent(
+                    server=key[0], topic=key[1], epoch=end.epoch, earliest=end.seq, head=end.seq - 1, only_archived=True
+                )
+        return offsets.advance(at, there.values(), first_seq=self._first_seq_of_new, budget=budget)
 
     def _check_deleted(self, at: StreamPositions, there: set[Key]) -> None:
         """Raise `TopicDeleted` if a subscribed topic with a position is gone and loss is not allowed."""
@@ -285,16 +293,6 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             is_wanted = server in options.connection.servers and options.wants(topic)
             if (server, topic) not in there and is_wanted:
                 raise TopicDeleted(server, topic, position.seq, lake=options.lake)
-
-    def _unread(self, at: StreamPositions, there: set[Key]) -> list[TopicExtent]:
-        """Return deleted topics whose known end is after the position of the stream, so that the gap is reported."""
-        return [
-            TopicExtent(
-                server=key[0], topic=key[1], epoch=end.epoch, earliest=end.seq, head=end.seq - 1, only_archived=True
-            )
-            for key, end in self._ends.items()
-            if key not in there and key in at and at[key].epoch == end.epoch and at[key].seq < end.seq
-        ]
 
     def _extents(self) -> list[TopicExtent]:
         return self._refresh() if self._target is None else self._target
@@ -308,13 +306,6 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if not extent.only_archived
         }
         return extents
-
-    def _with_unread(self, extent: TopicExtent) -> TopicExtent:
-        """Return an archived extent up to the last known head of the deleted topic, if the stream has seen it."""
-        end = self._ends.get((extent.server, extent.topic))
-        if not extent.only_archived or end is None or end.epoch != extent.epoch or end.seq <= extent.end:
-            return extent
-        return structs.replace(extent, head=end.seq - 1)
 
     def _wait(self, extents: list[TopicExtent]) -> None:
         if len(extents) == 1 and not extents[0].only_archived:
