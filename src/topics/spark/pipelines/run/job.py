@@ -33,7 +33,7 @@ from topics.installation import install_command
 from topics.lake.storage import SETTINGS, given_options, set_options
 from topics.spark.failures import BadUsage, Failed, NoSpark, as_failed, explain, kind_of, next_step
 from topics.spark.jvm import NoJava, find_java, quiet_start
-from topics.spark.options import BadOption, ConnectionOptions
+from topics.spark.options import PATIENT_RETRIES, BadOption, ConnectionOptions
 from topics.spark.pipelines.run.progress import Progress
 from topics.spark.pipelines.run.report import RunProblem, RunReport, TopicReport
 from topics.spark.pipelines.run.tasks import Tasks, Workload, choose
@@ -51,7 +51,6 @@ FIRST_RETRIES = 2
 BRIEF: Final[dict[str, Any]] = {"retries": 2, "timeout_s": 10.0}  # of a client for reports
 ASKED_SINGLY = 16  # with more topics one list request is cheaper; with fewer the key needs no right to list
 STATELESS = ("audit",)  # pipelines that keep no position for the next run
-PATIENT_RETRIES = 12  # enough to wait for a server that restarts
 
 SESSION = {
     "spark.ui.enabled": "false",
