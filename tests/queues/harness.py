@@ -12,7 +12,7 @@ from tests.reference.oracle_queue import Delivery
 from tests.simulated.clock import SimClock
 from tests.simulated.disk import SimDisk
 from tests.simulated.harness import SimServer
-from topics.engine.queue import job_list
+from topics.engine.queue import verbs
 from topics.engine.queue.dead_letters import Redriven
 from topics.engine.queue.verbs import Outcome, Want
 from topics.engine.state.jobs.job import Holder
@@ -109,7 +109,7 @@ class Workshop:
 
     def jobs(self, state: Any = None, after: int = 0, limit: int = 100) -> tuple[list[Any], int | None]:
         rows, more = waiting(
-            lambda: job_list.expire_and_list(
+            lambda: verbs.expire_and_list(
                 self._queue(), state=state, after=after, limit=limit, now_ms=self.clock.now_ms()
             )
         )

@@ -12,9 +12,8 @@ from tests.engine.harness import waiting
 from tests.queues.harness import QUEUE, Workshop, job
 from tests.simulated.disk import SimDisk
 from tests.simulated.harness import DeferredWorker, SimServer, request
-from topics.engine.queue.lease_log import leased
+from topics.engine.queue.lease_log import Leased
 from topics.engine.queue.verbs import Want
-from topics.engine.state.jobs.job import Job
 from topics.engine.steps import run_all
 from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError
@@ -376,7 +375,7 @@ def test_replay_gives_no_lease_of_a_deleted_job():
     shop.server.checkpoint()
     topic = shop.topic
     delete = Delete(topic.topic_id, 0, None, "", shop.clock.now_ms(), [2, 5])
-    lease = leased(topic, "w", 77, shop.clock.now_ms() + 60_000, [Job(1), Job(2), Job(5)])
+    lease = Leased(topic.topic_id, "w", 77, shop.clock.now_ms() + 60_000, [1, 2, 5], [0, 0, 0], [None, None, None])
     shop.done(shop.server.engine.staging.stage(topic, [delete, lease], lambda _: None))
     after = shop.restart("keep")
     assert after.counts == (2, 1, 0)

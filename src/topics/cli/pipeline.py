@@ -80,7 +80,6 @@ class Pipeline:
 
 
 def follow(every_s: float) -> Row:
-    """Declare the options of pipelines that can follow their source."""
     pause = option(
         "--every SECONDS", "pause between rounds of --follow [%(default)g]",
         dest="every_s", type=_seconds, default=every_s,
@@ -89,7 +88,6 @@ def follow(every_s: float) -> Row:
 
 
 def setting(text: str) -> tuple[str, str]:
-    """Parse a setting of an object store."""
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise argparse.ArgumentTypeError("a setting is KEY=VALUE, such as AWS_REGION=eu-central-1")
@@ -246,7 +244,6 @@ def _stoppable(*, follows: bool) -> Iterator[_Stop]:
 
 
 def describe(report: RunReport) -> str:
-    """Return a report as text."""
     return "\n".join(_lines(report))
 
 

@@ -9,23 +9,15 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from typing import TYPE_CHECKING
 
 from topics.cli.connect import target as targets
 from topics.cli.options import add_parser, one_of, option
 from topics.cli.output.failures import Failure
 from topics.cli.output.screen import Screen
-from topics.cli.pipeline import (
-    EXIT_DONE,
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_USAGE,
-    TOKENS,
-    setting,
-)
+from topics.cli.pipeline import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, TOKENS, setting
 from topics.cli.tree import Subparsers
 from topics.installation import install_command
 
@@ -111,7 +103,7 @@ def execute(args: argparse.Namespace) -> int:
                 return prompt(tables, args)
             for number, statement in enumerate(statements, 1):
                 with _named(number, statements):
-                    _interruptible(tables, partial(answer, tables, statement, args))
+                    answer(tables, statement, args)
             return EXIT_DONE
     except Failure as failure:
         return _fail(f"{failure}\nnext: {failure.next_step}", failure.status)
@@ -154,17 +146,6 @@ def _check(options: dict[str, str], statements: list[str]) -> None:
             check(statements[0], names)
 
 
-def answer(tables: Tables, statement: str, args: argparse.Namespace) -> None:
-    from topics.spark.sql.show import lines
-
-    found = tables.run(statement)
-    for note in found.notes:
-        print(f"note: {note}", file=sys.stderr)
-    for line in lines(found.frame, args.format, limit=args.limit):
-        print(line)
-    sys.stdout.flush()
-
-
 def prompt(tables: Tables, args: argparse.Namespace) -> int:
     """Read and run statements until the end of input. Print errors and continue."""
     print("Topics are tables. End statements with a semicolon. Type help; or quit;.")
@@ -176,7 +157,7 @@ def prompt(tables: Tables, args: argparse.Namespace) -> int:
                 print(HELP)
                 continue
             try:
-                _interruptible(tables, partial(answer, tables, statement, args))
+                answer(tables, statement, args)
             except KeyboardInterrupt:
                 print("interrupted")
             except BrokenPipeError:
@@ -186,18 +167,25 @@ def prompt(tables: Tables, args: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def _interruptible(tables: Tables, do: Callable[[], None]) -> None:
-    """Call `do` in a thread, and cancel its Spark jobs on Ctrl-C.
+def answer(tables: Tables, statement: str, args: argparse.Namespace) -> None:
+    """Run a statement and print its rows, in a thread. Cancel its Spark jobs on Ctrl-C.
 
     A Ctrl-C during a call to the JVM would break the connection, so the main thread only waits. It waits for an event,
     because an interrupted `Thread.join` treats a running thread as ended (Python 3.11).
     """
+    from topics.spark.sql.show import lines
+
     failure: list[BaseException] = []
     ended = threading.Event()
 
     def run() -> None:
         try:
-            do()
+            found = tables.run(statement)
+            for note in found.notes:
+                print(f"note: {note}", file=sys.stderr)
+            for line in lines(found.frame, args.format, limit=args.limit):
+                print(line)
+            sys.stdout.flush()
         except BaseException as error:
             failure.append(error)
         finally:

@@ -60,7 +60,7 @@ class DeltaFolder:
     def __init__(self, storage: Storage, *, partitions: Sequence[str] = ()) -> None:
         self._storage = storage
         self._partitions = list(partitions)
-        self._facts = FactsReader(storage)
+        self.log = FactsReader(storage)
         self.table: DeltaTable | None = None  # as of the last call of `open`
         self.checkpoints = 0  # that this object has written
 
@@ -86,13 +86,9 @@ class DeltaFolder:
         """The version that `open` has found; -1 if the table does not exist."""
         return -1 if self.table is None else int(self.table.version())
 
-    @property
-    def newest_checkpoint(self) -> int:
-        return self._facts.checkpoint
-
     def facts(self) -> Facts:
         """Return the facts as of the version that `open` has found."""
-        return {} if self.table is None else self._facts.at(self.version)
+        return {} if self.table is None else self.log.at(self.version)
 
     def files(self) -> pa.Table:
         """Return the files of the version that `open` has found, with their statistics, as `deltalake` lists them."""
@@ -150,7 +146,7 @@ class DeltaFolder:
         self.open()
         self._sync_version(self.version)
         self.facts()
-        if self.version - self._facts.checkpoint >= CHECKPOINT_EVERY:
+        if self.version - self.log.checkpoint >= CHECKPOINT_EVERY:
             self.checkpoint()
 
     def write(self, actions: Actions) -> None:
@@ -188,15 +184,12 @@ class DeltaFolder:
         assert table is not None
         table.create_checkpoint()
         self._storage.sync([f"{LOG}/{self.version:020d}.checkpoint.parquet", f"{LOG}/_last_checkpoint"])
-        self._facts.checkpoint = self.version
+        self.log.checkpoint = self.version
         self.checkpoints += 1
         table.cleanup_metadata()
 
     def vacuum(self, retention_hours: int, *, dry_run: bool = False, full: bool = True) -> list[str]:
-        """Remove files that no version needs that is younger than the retention. Return their paths.
-
-        `full` includes files that no version has ever had.
-        """
+        """Remove and return files that no version younger than the retention needs; with `full`, also uncommitted."""
         assert self.table is not None
         found = self.table.vacuum(
             retention_hours=retention_hours, enforce_retention_duration=False, dry_run=True, full=full

@@ -1,6 +1,5 @@
 """Write Parquet files for a commit, with Delta's statistics, and read rows of an output table back.
 
-`RowsWriter` writes the rows of an output table, `FilesWriter` the records of a topic: sorted by seq, one date per file.
 A file is written one row group at a time, so that memory is bounded. Files are written to their final place, where no
 reader looks at them before a commit names them. A repeated task writes files with other names. A file that is never
 committed is removed later (`topics.lake.table`).
@@ -251,6 +250,11 @@ def read_rows(storage: Storage, path: str, schema: pa.Schema) -> Iterator[pa.Rec
 
 MAX_BOUND_CHARS = 1024  # a column with a longer text has no bounds
 
+ORDERED = (  # types whose values have bounds
+    pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_string, pa.types.is_date,
+    pa.types.is_timestamp,
+)  # fmt: skip
+
 Path = tuple[str, ...]  # a column, or a field of a struct
 
 _encode = msgspec.json.Encoder(decimal_format="number").encode
@@ -291,7 +295,7 @@ class Statistics:
             return
         self._nulls[path] = self._nulls.get(path, 0) + column.null_count
         wanted = self._bounded is None or path[0] in self._bounded
-        if not wanted or not _is_ordered(column.type) or column.null_count == len(column):
+        if not wanted or not any(has(column.type) for has in ORDERED) or column.null_count == len(column):
             return
         new = _bounds(column)
         known = self._bounds.get(path, new)
@@ -299,18 +303,6 @@ class Statistics:
             self._bounds[path] = None
         else:
             self._bounds[path] = min(known[0], new[0]), max(known[1], new[1])
-
-
-def _is_ordered(kind: pa.DataType) -> bool:
-    """Return whether values of the type have bounds in Delta's statistics."""
-    return bool(
-        pa.types.is_integer(kind)
-        or pa.types.is_floating(kind)
-        or pa.types.is_decimal(kind)
-        or pa.types.is_string(kind)
-        or pa.types.is_date(kind)
-        or pa.types.is_timestamp(kind)
-    )
 
 
 def _bounds(column: pa.Array) -> tuple[Any, Any] | None:

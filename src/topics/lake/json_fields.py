@@ -15,6 +15,7 @@ import base64
 import binascii
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, date, datetime
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from functools import cache
@@ -67,8 +68,14 @@ class JsonFields:
             if (columns := flat_columns(data, self._flat)) is not None:
                 return columns, []
             self._may_be_flat = False  # the next records probably differ as well
-        rows, malformed = self._fast(data), set[int]()
-        if rows is None:
+        rows: list[Any] | None = [self._row()] * len(data)
+        malformed = set[int]()
+        if self._fields and len(data):
+            lines = pc.binary_join_element_wise(data, "", "\n")  # one buffer with a line for each record
+            with suppress(*_UNREADABLE):
+                rows = None
+                rows = self._decoder.decode_lines(lines.buffers()[2])
+        if rows is None or len(rows) != len(data):
             rows = []
             for at, text in enumerate(data.cast(pa.binary()).to_pylist()):
                 row, fits = self._one(text)
@@ -76,16 +83,6 @@ class JsonFields:
                 if not fits:
                     malformed.add(at)
         return [self._column(at, rows, malformed) for at in range(len(self._fields))], sorted(malformed)
-
-    def _fast(self, data: pa.Array) -> list[Any] | None:
-        if not self._fields or not len(data):
-            return [self._row()] * len(data)
-        lines = pc.binary_join_element_wise(data, "", "\n")  # one buffer with a line for each record
-        try:
-            rows: list[Any] = self._decoder.decode_lines(lines.buffers()[2])
-        except _UNREADABLE:
-            return None
-        return rows if len(rows) == len(data) else None
 
     def _column(self, at: int, rows: list[Any], malformed: set[int]) -> pa.Array:
         kind = self._fields[at].type
@@ -100,7 +97,6 @@ class JsonFields:
         return pa.array(values, kind)
 
     def _one(self, text: bytes) -> tuple[Any, bool]:
-        """Return a record and whether it fits."""
         try:
             return self._decoder.decode(text), True
         except _UNREADABLE:
@@ -118,7 +114,6 @@ def _name(field: pa.Field) -> str:
 
 
 def _python_type(kind: pa.DataType) -> Any:
-    """Return the type that msgspec decodes for an Arrow type."""
     if pa.types.is_integer(kind):
         limit = 1 << kind.bit_width - 1
         return Annotated[int, Meta(ge=-limit, le=limit - 1)]

@@ -1,8 +1,7 @@
 """The Delta table of a pipeline's results. Each commit has the rows of a round and the position of the pipeline.
 
 The position is a set of facts in the log of the table, such as `topics/rollup/done`. A run that is killed before its
-commit leaves only files that no version has, and the next run repeats the round: so every row is written once. Of two
-runs that continue from the same position, one commits, and the other raises `Moved`.
+commit leaves only files that no version has. Of two runs that continue from the same position, one raises `Moved`.
 """
 
 from __future__ import annotations
@@ -61,9 +60,6 @@ class OutputTable:
                 raise NoTable(f"{self.uri} is a table that this pipeline has not written, and is not replaced")
             return self.known
 
-    def has_rows(self) -> bool:
-        return bool(self.files())
-
     def files(self, column: str | None = None) -> list[RowsFile]:
         """Return the files of the newest version, with the bounds of a column."""
         with self._errors():
@@ -111,7 +107,12 @@ class OutputTable:
         there any more: another program has merged it. In both cases nothing is committed.
         """
         with self._errors():
-            self._check_there(adds)
+            for file in adds:
+                if self.storage.size(file.path) != file.bytes:
+                    raise LakeError(
+                        f"{self.storage.uri(file.path)}: a file that a task wrote is not here; the table must be in a "
+                        "directory that the driver and all executors share, or in an object store"
+                    )
             self.storage.sync([file.path for file in adds])
             changed = {name: value for name, value in position.items() if self.known.get(name) != value}
             set_facts = {f"{self._prefix}{name}": value for name, value in changed.items()} | dict(facts or {})
@@ -172,15 +173,6 @@ class OutputTable:
             raise Conflict(f"{self.uri}: {min(missing)} was replaced meanwhile")
         added = [Added(file.path, file.bytes, file.stats, {}) for file in adds]
         return Actions(adds=added, removes=removes, is_change=is_change, facts=facts, note=note, schema=schema)
-
-    def _check_there(self, adds: Sequence[RowsFile]) -> None:
-        """Raise `LakeError` unless every new file is there with its full size."""
-        for file in adds:
-            if self.storage.size(file.path) != file.bytes:
-                raise LakeError(
-                    f"{self.storage.uri(file.path)}: a file that a task wrote is not here; the table must be in a "
-                    "directory that the driver and all executors share, or in an object store"
-                )
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

@@ -57,7 +57,7 @@ class Record(Struct, rename={"seq": "$seq", "ts": "$ts", "node": "$node", "tag":
     meta: dict[str, Json] | None = None
 
 
-class TombstoneAnswer(Struct):
+class TombstoneAnswer(Struct, gc=False):
     """A range of lost records, both ends inclusive: evicted, expired or damaged, not deleted by a client."""
 
     gap_from: U64

@@ -43,14 +43,11 @@ class EpochSeq(NamedTuple):
 
 
 class Offsets(Struct, frozen=True):
-    """Offsets by topic, and `otherwise` for topics that are not named.
-
-    `by_server` holds offsets for one of several servers. They take precedence over `by_topic`.
-    """
+    """Offsets by topic, and `otherwise` for topics that are not named."""
 
     otherwise: Offset
     by_topic: dict[str, Offset | EpochSeq] = {}
-    by_server: dict[str, dict[str, Offset | EpochSeq]] = {}
+    by_server: dict[str, dict[str, Offset | EpochSeq]] = {}  # for one of several servers: takes precedence
 
     def of(self, server: str, topic: str) -> Offset:
         found = self._given(server, topic)
@@ -231,7 +228,6 @@ def _check_together(found: Mapping[str, str], options: ReadOptions) -> None:
 
 
 def some(name: str, text: str) -> tuple[str, ...]:
-    """Return at least one name of a list."""
     names = tuple(dict.fromkeys(listed(text)))
     if not names:
         what = {"subscribe": "topic", "columns": "column"}[name]
@@ -282,7 +278,6 @@ def _absolute(name: str, text: str) -> str:
 
 
 def _lake(name: str, text: str) -> str:
-    """Return the absolute path or the URL of the lake."""
     from topics.lake.errors import LakeError
     from topics.lake.storage import location
 
@@ -363,10 +358,6 @@ def ms_of(at: datetime) -> int:
     return max(-(-micros // 1000), 0)
 
 
-def _tag(name: str, text: str) -> TagMatch:
-    return TagMatch("Glob", text[:-1]) if text.endswith("*") else TagMatch("Eq", text)
-
-
 CONNECTION: Converters = {
     "url": _servers, "token": as_text, "tokenFile": _absolute, "timeoutMs": at_least(1), "retries": at_least(0),
 }  # fmt: skip
@@ -375,7 +366,8 @@ READ: Converters = {
     "subscribePrefix": as_text, "subscribePattern": _pattern, "startingOffsets": _offsets, "endingOffsets": _offsets,
     "startingTimestamp": _timestamp, "endingTimestamp": _timestamp, "maxOffsetsPerTrigger": at_least(1),
     "consumer": valid(check_consumer), "minPartitions": at_least(1), "maxPartitionBytes": at_least(1),
-    "node": lambda _, text: tuple(listed(text)), "tag": _tag, "failOnDataLoss": flag, "kafkaColumns": flag,
+    "node": lambda _, text: tuple(listed(text)), "failOnDataLoss": flag, "kafkaColumns": flag,
+    "tag": lambda _, text: TagMatch("Glob", text[:-1]) if text.endswith("*") else TagMatch("Eq", text),
     "columns": some, "where": as_text, "typed": flag, "pushFilters": flag,
 }  # fmt: skip
 

@@ -34,10 +34,7 @@ def missing_in(where: str, topic: str, names: Iterable[str]) -> BadUsage:
 
 
 def no_topic(clients: Sequence[Client], wanted: str, *, like: str = "", lake: Lake | None = None) -> BadUsage:
-    """Return the error for a selection without topics. `wanted` describes it, such as "begins with 'shop:'".
-
-    The message lists the names that are most similar to `like`.
-    """
+    """Return the error for a selection, described by `wanted`, without topics. It lists names similar to `like`."""
     where = " or ".join(f"on {client.url}" for client in clients)
     text = f"no topic {where}{'' if lake is None else f' or in {lake.path}'} {wanted}"
     return BadUsage(text, next=_there_is(clients[0], like, lake))

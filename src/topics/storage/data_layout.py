@@ -144,13 +144,12 @@ class DataLayout:
         self.fs.rename(path + TEMP_SUFFIX, path)
         self.fs.sync_dir(posixpath.dirname(path))
 
-    def make_topic_dir(self, topic_id: int) -> str:
+    def make_topic_dir(self, topic_id: int) -> None:
         """Create the directory for the segments of the topic, and make its name durable."""
         path = self.topic_dir(topic_id)
         if not self.fs.exists(path):
             self.fs.mkdir(path)
             self.fs.sync_dir(self.segments_dir)
-        return path
 
     def remove_topic_dir(self, topic_id: int) -> None:
         """Remove the directory of the topic with its files. A crash may restore a part of it; call this again then."""

@@ -142,7 +142,7 @@ def test_text_report_lists_topics_gaps_and_warnings():
     row = report.topic("orders", into="elsewhere")
     row.from_seq, row.to_seq, row.records, row.lag = 1, 9, 8, 3
     row.gaps.append(ReportedGap(from_seq=2, to_seq=2, reason="cap"))
-    report.warn("careful")
+    report.warnings.append("careful")
     assert pipeline.describe(report).splitlines() == [
         "  orders → elsewhere: seqs 1 to 9, 8 records, lag 3",
         "  lost: orders seqs 2 to 2 (cap)",

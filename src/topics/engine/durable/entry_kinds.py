@@ -47,10 +47,10 @@ KINDS = (
     Kind(entries.Delete, lambda _, topic, entry: apply.delete(topic, entry), own),
     Kind(entries.Ceiling, apply.replay_ceiling, own),
     # A router that moves makes the topics before it catch up, and the routers behind it.
-    Kind(RouterPut, routers.replay_put, None),
+    Kind(RouterPut, routers.put_router, None),
     Kind(RouterDrop, routers.drop_router, None),
     Kind(Mark, routers.replay_mark, None),
-    Kind(Trim, routers.replay_trim, None),
+    Kind(Trim, routers.trim, None),
     Kind(Resume, routers.resume, None),
     Kind(Copies, routers.replay_copies, None),
     Kind(Moved, dead_letters.replay_moved, Moved.topic_ids),

@@ -298,7 +298,13 @@ class _Verifier:
         self._named.update(self.dir.ledger_path(number) for number in self.dir.ledger_numbers() if number >= oldest)
         self.report.log_files = len(files)
         for file in files:
-            self._log_header(file)
+            damaged = walfile.damaged_headers(file.data)
+            if file.unreadable:
+                self._found(file.path, 0, file.unreadable, RESTORE)
+            elif len(damaged) == 2:
+                self._found(file.path, 0, "the header of a log file is damaged or cut short", UNKNOWN_END)
+            elif damaged:
+                self._found(file.path, damaged[0], "one copy of the header is damaged", NEXT_SNAPSHOT)
             for item in walfile.scan(file.data):
                 if isinstance(item, walfile.Damage):
                     unsynced = synced_to is not None and (file.number, item.at) >= synced_to
@@ -308,15 +314,6 @@ class _Verifier:
                 else:
                     self._log_entry(file, item)
             self._step(self.fs.size(file.path))
-
-    def _log_header(self, file: LogFile) -> None:
-        damaged = walfile.damaged_headers(file.data)
-        if file.unreadable:
-            self._found(file.path, 0, file.unreadable, RESTORE)
-        elif len(damaged) == 2:
-            self._found(file.path, 0, "the header of a log file is damaged or cut short", UNKNOWN_END)
-        elif damaged:
-            self._found(file.path, damaged[0], "one copy of the header is damaged", NEXT_SNAPSHOT)
 
     def _log_damage(self, file: LogFile, item: walfile.Damage, *, torn: bool) -> None:
         if torn:

@@ -20,10 +20,10 @@ import msgspec
 
 from topics.engine import retention
 from topics.engine.routers.graph import Links, Router, Table
-from topics.engine.routers.source_records import Gathered, Piece, Stamp, Stamps, eligible
+from topics.engine.routers.source_records import Piece, Stamp, Stamps, eligible
 from topics.engine.state.topic import Topic
 from topics.model import surrogates
-from topics.model.record_bytes import SEQ_AND_TS_BYTES, encode_json, meta_of, node_part, renumbered, with_meta
+from topics.model.record_bytes import SEQ_AND_TS_BYTES, encode_json, meta_of, node_part, seq_and_ts, with_meta
 from topics.model.router import MAX_HOPS, STAMP
 from topics.storage.log.entry import Append
 from topics.storage.log.router_entry import Mark
@@ -134,10 +134,10 @@ class Copier:
         if router.config.guarantee == "exactly_once":
             self._known = table.stamps.get(edge.dest.topic_id, {}).get(stamp_space(router), 0)
 
-    def entries(self, gathered: Gathered, next_seq: int) -> Iterator[tuple[Append, Piece]]:
+    def entries(self, pieces: list[Piece], next_seq: int) -> Iterator[tuple[Append, Piece]]:
         """Yield the entry of each piece that has records to copy, and the piece."""
         last_ts = max(self._edge.dest.last_ts, self._edge.floor_ms)
-        for piece in gathered.pieces:
+        for piece in pieces:
             wanted = self._wanted(piece)
             if wanted is not None:
                 last_ts = max(last_ts, piece.ts)
@@ -150,7 +150,7 @@ class Copier:
 
     def part(self, piece: Piece, low: int, high: int, first: int) -> tuple[Append, Piece]:
         """Return the entry of some of a piece's records, with seqs from `first` on."""
-        return next(self.entries(Gathered([piece.only(list(range(low, high)))], 0), first))
+        return next(self.entries([piece.only(list(range(low, high)))], first))
 
     # --- which records
 
@@ -196,7 +196,7 @@ class Copier:
             rest = row[head:]
             if stamped:
                 rest, meta_size = self._stamp(rest, meta_size, piece.seqs[at])
-            rows.append(renumbered(first + at, ts, rest))
+            rows.append(seq_and_ts(first + at, ts) + rest)
             metas.append(meta_size)
         return rows, metas if any(metas) else None
 

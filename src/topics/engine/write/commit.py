@@ -16,81 +16,21 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from itertools import chain
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from topics import logs
 from topics.engine.state.topic import Topic
 from topics.engine.write.ticket import Halted as Halted
 from topics.engine.write.ticket import Ticket as Ticket
 from topics.engine.write.ticket import callback_failed
-from topics.engine.write.uploads import AT_SYNC, AT_UPLOAD, Position, Uploads
+from topics.engine.write.uploads import AT_SYNC, AT_UPLOAD, Uploads
 from topics.errors import Code, TopicsError
 from topics.model.topic import SYNCED
+from topics.storage.log.background import Log as Log
 from topics.storage.log.background import LogRefused
 from topics.storage.log.frame import Frames
 
 log = logs.Log("engine")
-
-
-class Log(Protocol):
-    """A log that takes frames. All calls and callbacks happen on the thread that owns the engine."""
-
-    failed: Callable[[Exception], NoReturn]  # set by `Commits`; the log calls it if a write or a sync fails
-    synced_to: Position  # everything before it is durable
-
-    @property
-    def sync_ms(self) -> int:
-        """How long a sync takes: the longest of the last few."""
-        return 0
-
-    def write(self, frames: list[Frames]) -> None:
-        """Write all frames in order to the operating system, or raise `LogRefused` and write none."""
-
-    def write_large(self, frames: list[Frames], done: Callable[[], None]) -> None:
-        """Do the same on another thread, then call `done`. Until then nothing else is written."""
-
-    def warm(self, size_bytes: int) -> None:
-        """Prepare for a large write of this size: nothing depends on it but the time that it takes."""
-
-    def finish_large(self) -> None:
-        """Wait for the large write under way, if there is one: its `done` is called before this returns."""
-
-    def sync(self, done: Callable[[], None]) -> None:
-        """Make everything written so far durable, then call `done`."""
-
-    def sync_now(self) -> None:
-        """Make everything written so far durable before this returns."""
-
-    def after_sync(self, done: Callable[[], None]) -> None:
-        """Call `done` once a later sync has made everything written so far durable."""
-
-
-class NoLog:
-    """The log of a server without a data directory: it keeps nothing."""
-
-    sync_ms = 0
-    synced_to: Position = (0, 0)
-    failed: Callable[[Exception], NoReturn]
-
-    def write(self, frames: list[Frames]) -> None:
-        pass
-
-    def warm(self, size_bytes: int) -> None:
-        pass
-
-    def finish_large(self) -> None:
-        pass
-
-    def sync_now(self) -> None:
-        pass
-
-    def write_large(self, frames: list[Frames], done: Callable[[], None]) -> None:
-        done()
-
-    def sync(self, done: Callable[[], None]) -> None:
-        done()
-
-    after_sync = sync
 
 
 class Commits:

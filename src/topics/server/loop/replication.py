@@ -30,8 +30,6 @@ PRUNE_MS = 3_600_000
 
 
 class ReplicaService:
-    """The replica of one server, from its start to its stop."""
-
     def __init__(
         self, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop, bucket: Bucket, opened: start.Opened
     ) -> None:
@@ -60,8 +58,10 @@ class ReplicaService:
 
         def work() -> tuple[Bucket, start.Opened]:
             bucket = open_bucket(url, timeout_ms=settings.replica_timeout_ms)
+            name, scheme = socket.gethostname(), "http" if settings.tls_cert is None else "https"
+            host = name if settings.host in ("0.0.0.0", "::", "") else settings.host
             about = start.Server(
-                url=url, host=socket.gethostname(), address=_address(settings),
+                url=url, host=name, address=f"{scheme}://{host}:{settings.port}",
                 interval_ms=settings.replica_interval_ms, max_lag_bytes=settings.replica_max_lag_bytes,
             )  # fmt: skip
             opened = start.prepare(bucket, datadir.fs, datadir.root, about, now_ms=clock.now_ms(), progress=progress)
@@ -101,7 +101,6 @@ class ReplicaService:
         await self._first_checkpoint(replication)
 
     def attach(self, engine: Engine) -> None:
-        """Let writes wait for uploads."""
         assert self.replication is not None
         self.replication.attach(engine.commits)
 
@@ -162,7 +161,6 @@ class ReplicaService:
             self._check_soon()
 
     def _prune(self) -> None:
-        """Remove old objects, once an hour."""
         now_ms = self._clock.now_ms()
         if now_ms - self._pruned_ms < PRUNE_MS:
             return
@@ -177,8 +175,3 @@ class ReplicaService:
                 log.warning("prune_failed", reason=str(error))
 
         self._file_worker.submit(work, done)
-
-
-def _address(settings: Settings) -> str:
-    host = socket.gethostname() if settings.host in ("0.0.0.0", "::", "") else settings.host
-    return f"{'http' if settings.tls_cert is None else 'https'}://{host}:{settings.port}"

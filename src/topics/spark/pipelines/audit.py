@@ -26,7 +26,7 @@ from topics.plurals import counted
 from topics.spark.options import ConnectionOptions, ReadOptions
 from topics.spark.pipelines.run.job import Failed, JobOptions, PipelineJob
 from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
-from topics.spark.pipelines.run.tasks import Tasks, Workload
+from topics.spark.pipelines.run.tasks import Workload
 from topics.spark.source.catalog import state_of
 from topics.spark.source.plan import Span
 from topics.spark.source.read import LostRange, read_span, without_gaps
@@ -102,7 +102,17 @@ def audit(*, url: str, lake: str, topics: Sequence[str] = (), **options: Unpack[
     """
     with PipelineJob("audit", servers=[url], **options) as job, job.client(url) as client:
         opened = existing_lake(lake)
-        accounts = _audited(job, client, opened, url, topics)
+        for _ in range(ATTEMPTS):
+            snapshot = opened.snapshot()
+            accounts = _accounts(client, opened, snapshot, topics)
+            if job.dry_run or _attempt(job, opened, url, snapshot, accounts):
+                break
+            job.step("the lake has changed meanwhile: checking again")
+        else:
+            raise Failed(
+                f"the lake {opened.path} changed {ATTEMPTS} times during the audit",
+                next="run the audit again, or stop pipelines that merge or erase until it is done",
+            )
         if job.dry_run:
             _expect(job.report, url, accounts)
             return job.report
@@ -123,19 +133,6 @@ def audit(*, url: str, lake: str, topics: Sequence[str] = (), **options: Unpack[
                     "archive --trim, which records the trim again"
                 )
     return job.report
-
-
-def _audited(job: PipelineJob, client: Client, lake: Lake, url: str, topics: Sequence[str]) -> list[EpochAccount]:
-    for _ in range(ATTEMPTS):
-        snapshot = lake.snapshot()
-        accounts = _accounts(client, lake, snapshot, topics)
-        if job.dry_run or _attempt(job, lake, url, snapshot, accounts):
-            return accounts
-        job.step("the lake has changed meanwhile: checking again")
-    raise Failed(
-        f"the lake {lake.path} changed {ATTEMPTS} times during the audit",
-        next="run the audit again, or stop pipelines that merge or erase until it is done",
-    )
 
 
 def _accounts(client: Client, lake: Lake, snapshot: Snapshot, topics: Sequence[str]) -> list[EpochAccount]:
@@ -169,7 +166,13 @@ def _attempt(job: PipelineJob, lake: Lake, url: str, snapshot: Snapshot, account
     """Fill the accounts. Return False if the findings may come from a change of the lake during the audit."""
     seqs = sum(account.head for account in accounts)
     tasks = job.tasks(Workload(seqs=seqs, size_bytes=sum(account.size_bytes for account in accounts)))
-    _check_files(job, tasks, lake, accounts)
+    checks = [(account, file) for account in accounts for file in account.archived.files]
+    job.step(f"reading back {counted(len(checks), 'file')} of the lake")
+    check = partial(check_file, lake=lake.path)
+    problems = tasks.run([file for _, file in checks], check, result=str, weight=lambda file: file.bytes)
+    for (account, file), problem in zip(checks, problems, strict=True):
+        if problem:
+            account.damaged.append((file, problem))
     suspicious = any(account.damaged or account.trimmed_to > account.archived.trimmed_to for account in accounts)
     work = [(account, one) for account in accounts for one in account.stretches(lake.path, job, url)]
     topics = {account.topic for account in accounts}  # a topic may have several epochs
@@ -184,16 +187,6 @@ def _attempt(job: PipelineJob, lake: Lake, url: str, snapshot: Snapshot, account
         suspicious |= found.problem is not None
         suspicious |= bool(found.unexplained or found.lost or found.missing or found.doubled)
     return not suspicious or snapshot.is_newest()
-
-
-def _check_files(job: PipelineJob, tasks: Tasks, lake: Lake, accounts: list[EpochAccount]) -> None:
-    checks = [(account, file) for account in accounts for file in account.archived.files]
-    job.step(f"reading back {counted(len(checks), 'file')} of the lake")
-    check = partial(check_file, lake=lake.path)
-    done = tasks.run([file for _, file in checks], check, result=str, weight=lambda file: file.bytes)
-    for (account, file), problem in zip(checks, done, strict=True):
-        if problem:
-            account.damaged.append((file, problem))
 
 
 # --- the report

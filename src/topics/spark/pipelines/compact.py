@@ -1,8 +1,7 @@
 """Compact: the latest record of every tag, or of every value of an expression, as a Delta table or a topic.
 
-A run reads only new records. In a table, the files whose keys change are replaced; the rows and the position are one
-commit. In a topic, the latest record of a key is appended and its older ones are deleted; the position is stored in
-`positions`.
+In a table, the files whose keys change are replaced. In a topic, the latest record of a key is appended and its older
+ones are deleted.
 """
 
 from __future__ import annotations
@@ -138,14 +137,11 @@ class WriteLatestTopic(Struct, kw_only=True):
     position: CompactPosition
     fresh: bool  # whether the topic holds no older records
     null_removes: bool
-
-    @property
-    def run(self) -> str:
-        at = self.position
-        return f"compact/{at.generation}/{at.epoch}/{at.done + 1}-{at.plan + 1}"
+    run: str = ""  # the first part of every key
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        outcome = CompactResult()
+        outcome, at = CompactResult(), self.position
+        self.run = f"compact/{at.generation}/{at.epoch}/{at.done + 1}-{at.plan + 1}"
         with client_for(self.connection, self.connection.servers[0]) as client:
             for batch in batches:
                 rows = []
@@ -163,8 +159,16 @@ class WriteLatestTopic(Struct, kw_only=True):
         """Write the rows. A gap record replaces a record that the server rejects."""
 
         def put(part: list[dict[str, Any]], suffix: str) -> None:
+            """Append rows and delete the older records of their keys: a repetition also leaves one record per key."""
             self.fresh = self.fresh and not suffix  # a part of a rejected request may have been written already
-            self._append(client, part, outcome)
+            request = rounds.chunk(self.topic, self.run, part[0]["seq"], [self._record(row) for row in part])
+            written = Sent()
+            answers = send(client, WriteOptions(connection=self.connection), [request], written)
+            outcome.add(written)
+            seqs = [seq for answer in answers for seq in range(answer.first_seq, answer.last_seq + 1)]
+            if not self.fresh:
+                for row, seq in zip(part, seqs, strict=True):
+                    client.delete(self.topic, match=row["key"], before_seq=seq)
 
         for row, _, reason in refused_rows(rows, put):
             self.fresh = False
@@ -173,17 +177,6 @@ class WriteLatestTopic(Struct, kw_only=True):
             for _, _, why in refused_rows([gap_row], put):  # the gap record was rejected as well, so its key is invalid
                 raise BadOption(f"--by: the key of seq {row['seq']} cannot be a tag: {why}; --table takes any key")
             outcome.gaps.append(ReportedGap(from_seq=row["seq"], to_seq=row["seq"], reason=reason))
-
-    def _append(self, client: Client, rows: list[dict[str, Any]], outcome: CompactResult) -> None:
-        """Append rows and delete the older records of their keys. So a repetition also leaves one record per key."""
-        request = rounds.chunk(self.topic, self.run, rows[0]["seq"], [self._record(row) for row in rows])
-        written = Sent()
-        answers = send(client, WriteOptions(connection=self.connection), [request], written)
-        outcome.add(written)
-        seqs = [seq for answer in answers for seq in range(answer.first_seq, answer.last_seq + 1)]
-        if not self.fresh:
-            for row, seq in zip(rows, seqs, strict=True):
-                client.delete(self.topic, match=row["key"], before_seq=seq)
 
     def _record(self, row: dict[str, Any]) -> bytes:
         """Return the record with its key as the tag, and its origin in its meta."""
@@ -291,8 +284,13 @@ class Compaction(rounds.Rounds[CompactPosition]):
         return at.plan if at.plan > at.done else None
 
     def transform(self, at: CompactPosition, last: int) -> tuple[CompactPosition, DataFrame]:
-        rows = self._source.load(at.done + 1, last + 1)
-        return structs.replace(at, plan=last), latest_of(rows, by=self._declared, epoch=at.epoch)
+        """Return one row per key, and one per gap (`key` NULL, `gap_to` set); `n` counts the records of the key."""
+        keyed = self._source.load(at.done + 1, last + 1).selectExpr(
+            f"IF(kind = 'gap', NULL, CAST(({lenient(self._declared)}) AS STRING)) AS key",
+            "IF(kind = 'gap', seq, NULL) AS lost",
+            f"CAST({at.epoch} AS BIGINT) AS epoch", "CAST(1 AS BIGINT) AS n", *ROW[1:],
+        )  # fmt: skip
+        return structs.replace(at, plan=last), _latest(keyed)
 
     def plan(self, at: CompactPosition) -> CompactPosition:
         epoch, head = self.target()
@@ -366,15 +364,6 @@ class Compaction(rounds.Rounds[CompactPosition]):
             self._row.figures["keys"] = outcome.keys
 
 
-def latest_of(rows: DataFrame, *, by: str, epoch: int) -> DataFrame:
-    """Return one row per key, and one per gap (`key` NULL, `gap_to` set); `n` is the number of records of the key."""
-    keyed = rows.selectExpr(
-        f"IF(kind = 'gap', NULL, CAST(({lenient(by)}) AS STRING)) AS key", "IF(kind = 'gap', seq, NULL) AS lost",
-        f"CAST({epoch} AS BIGINT) AS epoch", "CAST(1 AS BIGINT) AS n", *ROW[1:],
-    )  # fmt: skip
-    return _latest(keyed)
-
-
 def _latest(keyed: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
@@ -383,10 +372,7 @@ def _latest(keyed: DataFrame) -> DataFrame:
 
 
 def _changed(latest: DataFrame, files: list[RowsFile]) -> Iterable[int]:
-    """Return the numbers of the files that the rows change; all if the files overlap or lack statistics.
-
-    Sort the files by their first keys.
-    """
+    """Sort the files by key. Return the numbers of those that the rows change: all if files overlap or lack bounds."""
     if len(files) < 2 or any(file.low is None or file.high is None for file in files):
         return range(len(files))
     files.sort(key=lambda file: str(file.low))

@@ -1,8 +1,7 @@
 """Mirror: copy topics of one server to another, or in both directions, until they hold the same records.
 
-A copy keeps node, tag, meta and data, and lists the servers that it has been on (`task`), which prevents loops.
-The position of each direction is saved on its target server before and after each step (`positions`). Tasks copy
-(`task`), on Spark or in this process: several topics at the same time, and each topic in order.
+A copy lists the servers that it has been on (`mirror_task`), which prevents loops. The position of each direction is
+saved on its target server before and after each step (`positions`). Tasks copy several topics at the same time.
 """
 
 from __future__ import annotations
@@ -170,7 +169,7 @@ def _step(job: PipelineJob, links: Sequence[Link], *, follow: bool) -> bool:
     outcomes = job.tasks(work).run(tasks, do, result=MirrorResult, weight=lambda task: task.stop - task.start)
     at = 0
     for link, planned in plans:
-        (link.expect if job.dry_run else link.save_results)(planned, outcomes[at : at + len(planned)])
+        link.save_results(planned, outcomes[at : at + len(planned)])
         at += len(planned)
     job.progress.show(job.report.records)
     return True
@@ -385,10 +384,18 @@ class Link:
         )  # fmt: skip
 
     def save_results(self, tasks: Sequence[CopyTask], outcomes: Sequence[MirrorResult]) -> None:
-        """Save the new positions, with the epoch of the target topic: the first step may have created it."""
+        """Save the new positions, with the epoch of the target topic: the first step may have created it.
+
+        A dry run only reports.
+        """
         there = {row.topic: row for row in self._among(self.target)}
         done = {}
         for task, outcome in zip(tasks, outcomes, strict=True):
+            if self.job.dry_run:
+                self._report(task, outcome, upto=task.stop - 1)
+                if task.config:
+                    self._row(task.topic).would.append(f"create topic {task.topic} in {self.target.url}")
+                continue
             at = self._at[task.topic]
             done_to = outcome.trimmed_at - 1 if outcome.trimmed_at else at.plan
             at = structs.replace(at, done=done_to, plan=done_to, lost_epoch=None, pending_gap=outcome.pending_gap)
@@ -399,13 +406,6 @@ class Link:
             self._note_reached(task.topic)
             self._report(task, outcome, upto=done_to)
         self._positions.save(done)
-
-    def expect(self, tasks: Sequence[CopyTask], outcomes: Sequence[MirrorResult]) -> None:
-        """Report what a run would do."""
-        for task, outcome in zip(tasks, outcomes, strict=True):
-            self._report(task, outcome, upto=task.stop - 1)
-            if task.config:
-                self._row(task.topic).would.append(f"create topic {task.topic} in {self.target.url}")
 
     def _report(self, task: CopyTask, outcome: MirrorResult, *, upto: int) -> None:
         row = self._row(task.topic)

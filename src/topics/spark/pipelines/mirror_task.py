@@ -1,9 +1,7 @@
 """Copy a range of one topic from one server to another: the part of a mirror that runs in tasks.
 
-The range is cut into requests at multiples of `GRID` seqs of the source, and where a request becomes too large. The
-idempotency key of a request contains the seqs that it covers. The range is part of a plan that was saved before, so a
-repetition of the plan sends the same requests. Requests are sent one after the other, so that the copy has the order of
-its source.
+The range is part of a plan that was saved before. A request has the seqs that it covers in its idempotency key, so a
+repetition of the plan sends the same requests. They are sent one after the other, in the order of the source.
 
 The meta of a copy lists the servers and topics that the record was in, oldest first; its other members stay:
 
@@ -91,7 +89,6 @@ class MirrorResult(DeliveryResult, kw_only=True):
 
 
 def copy(task: CopyTask) -> MirrorResult:
-    """Copy the range of one task."""
     outcome = MirrorResult(pending_gap=task.pending_gap)
     with client_for(task.target, task.target.servers[0]) as client:
         options = WriteOptions(connection=task.target, config=task.config)
@@ -106,9 +103,7 @@ def copy(task: CopyTask) -> MirrorResult:
             record = delivery.record_of(data, None, None, delivery.stamped(delivery.LOSS, KEY, [hop]))
             sending.put(f"{task.run}/after-{task.lost_epoch}", [record])
         for first, last, rows in delivery.cut(read(task, outcome), task.start, task.stop):
-            key, missing = sending.new(task.key(first, last, rows), rows)
-            if missing:
-                sending.send(key, missing)
+            sending.send(task.key(first, last, rows), rows)
     return outcome
 
 

@@ -1,8 +1,7 @@
 """Replay: append records of a lake, a data directory or a topic to a topic again, in order, each once.
 
-A replay is identified by its arguments: the same call is the same replay. A second call continues where the first one
-stopped; another `name` makes it another replay. The position is saved on the target server before and after each step
-(`positions`).
+A replay is identified by its arguments: a second call continues where the first one stopped. The position is saved on
+the target server before and after each step (`positions`).
 
 One task writes the rows of a plan, one request after the other, so that the replay has the order of its source.
 Requests are cut at multiples of `GRID` source seqs, and their idempotency keys contain the seqs that they cover. The
@@ -34,7 +33,7 @@ from topics.errors import TopicsError
 from topics.lake.storage import real_location
 from topics.model.names import check_topic
 from topics.spark.failures import explain
-from topics.spark.options import ConnectionOptions, ReadOptions, WriteOptions, offset_option, read_options
+from topics.spark.options import ConnectionOptions, WriteOptions, offset_option, read_options
 from topics.spark.pipelines.rounds import answered
 from topics.spark.pipelines.run import delivery, positions
 from topics.spark.pipelines.run.delivery import DeliveryResult, OutgoingRow, RangeDelivery
@@ -296,7 +295,11 @@ class _ReplayRun:
         }
         try:
             if self._tasks.spark is None:
-                return task(read_batches(read_options(given)))
+                options = read_options(given)
+                with catalog_of(options) as catalog:
+                    spans = plan.spans(options, catalog.extents(), catalog.seq_at)
+                    parts = [(span, catalog.excerpt(span)) for span in spans]
+                return task(batch for span, excerpt in parts for batch in read_span(span, options, excerpt=excerpt))
             rows = self._frame(self._tasks.spark, given).coalesce(1)
             found = rows.mapInArrow(lambda batches: iter([answered(task(batches))]), "outcome BINARY").collect()
         except Exception as error:
@@ -347,14 +350,6 @@ class _ReplayRun:
             return origin.last
 
         return delivery.last_shown(self._client, self._wanted.into, from_seq=from_seq, seq_of=seq_of)
-
-
-def read_batches(options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    with catalog_of(options) as catalog:
-        spans = plan.spans(options, catalog.extents(), catalog.seq_at)
-        parts = [(span, catalog.excerpt(span)) for span in spans]
-    for span, excerpt in parts:
-        yield from read_span(span, options, excerpt=excerpt)
 
 
 # --- the task
@@ -424,10 +419,7 @@ class Sender(Struct, kw_only=True):
             for _, _, held in delivery.cut(rows, self.start, self.stop, most=most):
                 seqs = xxhash.xxh3_64_hexdigest(str([(row.first, row.last) for row in held]).encode())
                 key = f"replay/{self.id}/{self.epoch}/{held[0].first}-{held[-1].last}/{seqs}"
-                key, missing = sending.new(key, held)
-                if missing:
-                    time.sleep(pace.pause_s(len(missing), time.monotonic()))
-                    sending.send(key, missing)
+                sending.send(key, held, lambda count: time.sleep(pace.pause_s(count, time.monotonic())))
         return outcome
 
     def _gap_row(self, first: int, last: int, reason: str) -> OutgoingRow:

@@ -1,8 +1,7 @@
 """Rollup: windowed aggregates of a topic. Each window is written once, when it closes.
 
 A round reads the new range to find its windows and the new watermark. If windows close, their records are read again
-and aggregated by the declared SQL. In a Delta table, the windows and the position are one commit. A write to a topic is
-recorded in `positions` before it starts, so that the next run repeats the write of a killed run exactly.
+and aggregated by the declared SQL.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.delivery import metas, stamp_in
 from topics.spark.pipelines.run.job import JobOptions, PipelineJob
 from topics.spark.pipelines.run.report import ReportedGap, RunReport
-from topics.spark.pipelines.windows import Declaration, Open, Seen, digest_of, number_of, open_windows, place_windows
+from topics.spark.pipelines.windows import DIGEST_DIGITS, Declaration, Open, Seen, open_windows, place_windows
 from topics.spark.sink.chunks import Sent, pieces, send
 from topics.spark.source.catalog import client_for
 from topics.spark.sql.text import lenient
@@ -110,7 +109,7 @@ class Rolling(rounds.Rounds[RollupPosition]):
     def _holds(self, digest: str) -> bool:
         """Return whether windows were written to the output under that declaration."""
         if self._table is not None:
-            return self._table.has_rows()
+            return bool(self._table.files())
         return any(stamp.name == digest for stamp in self._stamps(0))
 
     def is_lost(self, at: RollupPosition) -> bool:
@@ -120,7 +119,7 @@ class Rolling(rounds.Rounds[RollupPosition]):
     def of_facts(self, facts: Mapping[str, int]) -> RollupPosition:
         slots = open_windows(facts, window_ms=self._declared.window_ms)
         return RollupPosition(
-            digest=digest_of(facts["declaration"]), fresh=not self._holds(""), epoch=facts["epoch"],
+            digest=f"{facts['declaration']:0{DIGEST_DIGITS}x}", fresh=not self._holds(""), epoch=facts["epoch"],
             done=facts["done"], generation=facts["generation"], watermark_ms=facts["watermark"],
             open=sorted(slots.values(), key=lambda one: one.start_ms),
         )  # fmt: skip
@@ -129,7 +128,7 @@ class Rolling(rounds.Rounds[RollupPosition]):
         known = {} if self._table is None else self._table.known
         changed = place_windows(open_windows(known, window_ms=self._declared.window_ms), at.open)[1]
         return {
-            "declaration": number_of(at.digest), "epoch": at.epoch, "done": at.done, "generation": at.generation,
+            "declaration": int(at.digest, 16), "epoch": at.epoch, "done": at.done, "generation": at.generation,
             "watermark": at.watermark_ms, **changed,
         }  # fmt: skip
 
@@ -146,19 +145,23 @@ class Rolling(rounds.Rounds[RollupPosition]):
             if not self._checked:
                 self._check_result(at, last + 1)
             at = self._find_due(at, last + 1)
-        return at, None if at.due is None else self._closed(at, at.due)
+        if (due := at.due) is None:
+            return at, None
+        self._source.warn_if_trimmed(at.epoch, due.low)
+        self._job.step(f"{self._declared.topic}: closing windows up to {_text(due.upto_ms)}")
+        records = self._windowed(self._source.load(due.low, due.stop)).where(
+            f"unix_millis(window.end) > {due.after_ms} AND unix_millis(window.end) <= {due.upto_ms}"
+        )
+        return at, self._query(records)
 
     def write(self, result: DataFrame, at: RollupPosition) -> Sent:
+        """Write the windows that are due; to a topic, without the parts that an interrupted run has written."""
         if self._job.dry_run:
             return Sent(records=result.count())
-        if self._table is None:
-            return self._write_topic(result, at)
-        outcome = rounds.one_task(result, WriteWindowsTable(self._table.storage, self.schema), rounds.Written)
-        self.adds = outcome.files
-        return outcome
-
-    def _write_topic(self, result: DataFrame, at: RollupPosition) -> Sent:
-        """Write the windows that are due, without the parts that an interrupted run has written."""
+        if self._table is not None:
+            outcome = rounds.one_task(result, WriteWindowsTable(self._table.storage, self.schema), rounds.Written)
+            self.adds = outcome.files
+            return outcome
         due = at.due or Due(low=0, stop=0, after_ms=0, upto_ms=0)
         name, plan = self._declared.digest, f"{at.epoch}.{at.generation}/{due.after_ms}-{due.upto_ms}"
         present = {one.part for one in self._stamps(due.target_seq) if (one.name, one.plan) == (name, plan)}
@@ -260,15 +263,6 @@ class Rolling(rounds.Rounds[RollupPosition]):
         )
         return spread.selectExpr("* EXCEPT (_start)", window)
 
-    def _closed(self, at: RollupPosition, due: Due) -> DataFrame:
-        """Return the result for the windows that are due."""
-        self._source.warn_if_trimmed(at.epoch, due.low)
-        self._job.step(f"{self._declared.topic}: closing windows up to {_text(due.upto_ms)}")
-        records = self._windowed(self._source.load(due.low, due.stop)).where(
-            f"unix_millis(window.end) > {due.after_ms} AND unix_millis(window.end) <= {due.upto_ms}"
-        )
-        return self._query(records)
-
     def finish(self) -> None:
         if self._at is not None:
             self._row.figures["open_windows"] = len(self._at.open)
@@ -324,7 +318,11 @@ class WriteWindowsTopic(Struct):
         run = f"rollup/{self.name}/{xxhash.xxh3_64_hexdigest(self.plan.encode())}"
         with client_for(self.connection, self.connection.servers[0]) as client:
             for part, piece in enumerate(pieces(sized, most=rounds.MAX_RECORDS)):
-                records = [self._record(*row, part) for row in rows[piece]]
+                stamp = PartStamp(name=self.name, plan=self.plan, part=part)
+                records = [
+                    _encode({"data": Raw(data.encode()), "meta": {KEY: stamp}} | ({"tag": tag} if tag else {}))
+                    for data, tag in rows[piece]
+                ]
                 if part in self.present:
                     outcome.records += len(records)
                     outcome.repeated += len(records)
@@ -332,13 +330,6 @@ class WriteWindowsTopic(Struct):
                 options = WriteOptions(connection=self.connection)
                 send(client, options, [rounds.chunk(self.topic, run, part, records)], outcome)
         yield rounds.answered(outcome)
-
-    def _record(self, data: str, tag: str, part: int) -> bytes:
-        stamp = PartStamp(name=self.name, plan=self.plan, part=part)
-        record: dict[str, Any] = {"data": Raw(data.encode()), "meta": {KEY: stamp}}
-        if tag:
-            record["tag"] = tag
-        return _encode(record)
 
 
 # --- helpers
@@ -357,12 +348,10 @@ BAD_CHARACTERS = " ,;{}()\n\t="  # many programs do not accept them in the name 
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the columns of a table for these results. Raise `BadUsage` if a table cannot have a name or type.
-
-    Spark and Delta describe types by the same JSON.
-    """
+    """Return the columns of a table for these results. Raise `BadUsage` if a table cannot have a name or type."""
     from deltalake import Schema
 
+    # Spark and Delta describe types by the same JSON.
     fields = [_delta_field(field, field["name"]) for field in json.loads(schema.json())["fields"]]
     return pa.schema(Schema.from_json(json.dumps({"type": "struct", "fields": fields})).to_arrow())
 

@@ -163,7 +163,14 @@ class Rounds(Generic[At]):
                 raise BadUsage(str(error), next=PLACE) from None
         self._positions = Positions(self._client, prefix, run=self._job.report.run_id, topic=positions)
         self._row = self._job.report.topic(source.topic, into=self.name)
-        known = self._load()
+        if self._table is None:
+            known = self._positions.load(type(start)).get("")
+        else:
+            try:
+                found = self._table.load()
+            except NoTable as error:
+                raise BadUsage(str(error), next=PLACE) from None
+            known = self.of_facts(found) if found else None
         self._generation = 0 if known is None else known.generation + int(full)
         if known is not None and not full:
             self.check_fits(known)
@@ -177,7 +184,6 @@ class Rounds(Generic[At]):
         raise NotImplementedError
 
     def of_facts(self, facts: Mapping[str, int]) -> At:
-        """Return the position in a table."""
         raise NotImplementedError
 
     def facts_of(self, at: At) -> dict[str, int]:
@@ -263,7 +269,6 @@ class Rounds(Generic[At]):
         return at
 
     def _position(self) -> At:
-        """Return the position in the present epoch of the topic."""
         state, at = self._source.state(), self._at
         if at is not None and self.is_lost(at):
             self._job.warn(f"topic {self.name} was deleted: it is filled again from the first seq")
@@ -290,16 +295,6 @@ class Rounds(Generic[At]):
     def is_lost(self, at: At) -> bool:
         """Return whether the results up to this position were deleted as a whole."""
         return at.target_epoch != 0 and self.target()[0] != at.target_epoch
-
-    def _load(self) -> At | None:
-        """Return the position of the output. Raise `BadUsage` if the place of a table holds something else."""
-        if self._table is None:
-            return self._positions.load(type(self._start)).get("")
-        try:
-            found = self._table.load()
-        except NoTable as error:
-            raise BadUsage(str(error), next=PLACE) from None
-        return self.of_facts(found) if found else None
 
     def plan(self, at: At) -> At:
         """Save the plan of a step before it writes to a topic. Return the position with it."""

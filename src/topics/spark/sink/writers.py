@@ -1,9 +1,7 @@
 """Append the rows of a batch, or of a stream's micro-batches, to topics.
 
-A task sends its rows in requests whose cuts and idempotency keys are the same when the task or the whole batch is
-repeated (`chunks`). The server recognises a repeated key within its idempotency window, so a repetition writes nothing
-twice. Records are readable as soon as a task has sent them. A log cannot remove records again, so there is no commit
-or abort.
+A repeated task or batch sends the same requests under the same idempotency keys (`chunks`), so it writes nothing twice.
+Records are readable as soon as a task has sent them. A log cannot remove records, so there is no commit or abort.
 """
 
 from __future__ import annotations
@@ -86,7 +84,6 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
 
 
 def write_rows(batches: Iterable[pa.RecordBatch], options: WriteOptions, renderer: Renderer, run: str) -> TaskWrites:
-    """Write all rows of one task."""
     task = TaskContext.get()
     grid = GridChunks(run, key_by=options.key_by)
     plain = OrderedChunks(run, 0 if task is None else task.partitionId(), sort=options.sort_rows)

@@ -98,7 +98,9 @@ class ServerCatalog(Catalog):
         self._lake = None if options.lake is None else Lake(options.lake)
         servers = () if options.lake_only else options.connection.servers
         self._clients = {server: client_for(options.connection, server) for server in servers}
-        self._trimmed: dict[tuple[str, str], tuple[tuple[int, int], int]] = {}  # by topic; see `_trimmed_to`
+        self._trimmed: dict[
+            tuple[str, str], tuple[tuple[int, int], int]
+        ] = {}  # by topic: its start, and the last trimmed seq
 
     def __exit__(self, *error: object) -> None:
         for client in self._clients.values():
@@ -112,7 +114,7 @@ class ServerCatalog(Catalog):
         snapshot = self._lake.snapshot()
         epochs = [(extent, snapshot.archived(extent.topic, extent.epoch)) for extent in found]
         live = {extent.topic for extent in found}
-        extents = [_with_archive(extent, archived, self._trimmed_to(extent, archived)) for extent, archived in epochs]
+        extents = [self._with_archive(extent, archived) for extent, archived in epochs]
         where = self._lake.path if self._options.lake_only else self._options.connection.servers[0]
         for name in snapshot.topics():
             if name not in live and self._options.wants(name) and (archived := snapshot.epochs(name)):
@@ -132,16 +134,21 @@ class ServerCatalog(Catalog):
         except TopicsError as error:
             log.warning("progress_not_published", topic=topic, consumer=consumer, reason=error.message)
 
-    def _trimmed_to(self, extent: TopicExtent, archived: ArchivedEpoch | None) -> int:
-        """Return the last trimmed seq that the server knows, or 0 if the lake covers everything before the topic."""
-        if extent.earliest == 1 or (archived is not None and not archived.uncovered(1, extent.earliest - 1)):
-            return 0
-        key, start = (extent.server, extent.topic), (extent.epoch, extent.earliest)
-        known_for, trimmed_to = self._trimmed.get(key, (None, 0))
-        if known_for != start:  # a trim moves the first record, so the cached answer is stale
-            trimmed_to = self._trimmed_seq(extent)
-            self._trimmed[key] = start, trimmed_to
-        return trimmed_to
+    def _with_archive(self, extent: TopicExtent, archived: ArchivedEpoch | None) -> TopicExtent:
+        """Return the extent of lake and server together. It includes trimmed seqs that this lake lacks, as gaps."""
+        known, trimmed_to = archived or ArchivedEpoch(topic=extent.topic, epoch=extent.epoch), 0
+        if known.uncovered(1, extent.earliest - 1):
+            key, start = (extent.server, extent.topic), (extent.epoch, extent.earliest)
+            known_for, trimmed_to = self._trimmed.get(key, (None, 0))
+            if known_for != start:  # a trim moves the first record, so the cached answer is stale
+                trimmed_to = self._trimmed_seq(extent)
+                self._trimmed[key] = start, trimmed_to
+        lacking = [low for low, _ in known.uncovered(1, trimmed_to)]
+        first = min([extent.earliest, *lacking, *(file.first for file in known.files[:1])])
+        if first >= extent.earliest:
+            return extent
+        older_bytes = sum(file.bytes for file in known.files_in(first, extent.earliest - 1))
+        return structs.replace(extent, earliest=first, size_bytes=extent.size_bytes + older_bytes)
 
     def _trimmed_seq(self, extent: TopicExtent) -> int:
         """Ask the server for the last trimmed seq of this epoch; 0 if there is none or the topic was deleted."""
@@ -242,14 +249,3 @@ class DirectoryCatalog(Catalog):
 
     def excerpt(self, span: Span) -> Excerpt | None:
         return self._directory.excerpt(span.topic, span.start, span.stop)
-
-
-def _with_archive(extent: TopicExtent, archived: ArchivedEpoch | None, trimmed_to: int) -> TopicExtent:
-    """Return the extent of lake and server together. It includes trimmed seqs that this lake lacks, as gaps."""
-    known = archived or ArchivedEpoch(topic=extent.topic, epoch=extent.epoch)
-    lacking = known.uncovered(1, trimmed_to)
-    first = min(known.files[0].first if known.files else extent.earliest, lacking[0][0] if lacking else extent.earliest)
-    if first >= extent.earliest:
-        return extent
-    older_bytes = sum(file.bytes for file in known.files_in(first, extent.earliest - 1))
-    return structs.replace(extent, earliest=first, size_bytes=extent.size_bytes + older_bytes)

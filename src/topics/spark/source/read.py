@@ -131,32 +131,29 @@ UNARCHIVED = "unarchived"  # reason of a gap: lakeOnly, and the lake does not co
 
 def _from_server(span: Span, options: ReadOptions) -> Iterator[Run | LostRange | int]:
     """Yield runs and gaps, and last the seq after the last one examined."""
-    at = span.start
-    for piece in _scan(span, options):
-        if isinstance(piece, request.Tombstone) and piece.reason in ("recreated", DROPPED):
-            yield request.Tombstone(at, span.stop - 1, piece.reason)  # later pieces belong to another epoch
-            yield span.stop
-            return
-        if isinstance(piece, Run):
-            at = piece.last + 1
-        yield piece
-
-
-def _scan(span: Span, options: ReadOptions) -> Iterator[Run | request.Tombstone | int]:
+    at, lost = span.start, DROPPED
     fields = {
         "upto_seq": span.stop - 1,
         "epoch": span.epoch,
         "node": list(options.nodes) or None,
         "filter": None if options.tag is None else options.tag.wire(),
     }
-    with client_for(options.connection, span.server) as client:
-        try:
+    try:
+        with client_for(options.connection, span.server) as client:
             for piece in client.scan(span.topic, from_seq=span.start - 1, **fields):
+                if isinstance(piece, request.Tombstone) and piece.reason == "recreated":
+                    lost = piece.reason  # later pieces belong to another epoch
+                    break
+                if isinstance(piece, Run):
+                    at = piece.last + 1
                 yield piece.next_from_seq + 1 if isinstance(piece, request.End) else piece
-        except TopicsError as error:
-            if error.code is not Code.TOPIC_NOT_FOUND:
-                raise
-            yield request.Tombstone(span.start, span.stop - 1, DROPPED)
+            else:
+                return
+    except TopicsError as error:
+        if error.code is not Code.TOPIC_NOT_FOUND:
+            raise
+    yield request.Tombstone(at, span.stop - 1, lost)
+    yield span.stop
 
 
 def _healed(span: Span, options: ReadOptions, lake: Lake) -> Iterator[Piece]:

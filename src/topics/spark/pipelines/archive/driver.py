@@ -1,9 +1,7 @@
 """Archive: copy topics to a lake of Delta tables, each record once, and each gap with its range.
 
-The tables of the lake are the only record of progress. A round reads their state, reads the records after the archived
-ones, and commits files, gaps and progress of each topic at once: a killed run has done a round of a topic completely or
-not at all. The steps after a commit (the report to the server, the trim) are repeated by the next run if they are
-missing.
+The tables of the lake are the only record of progress. A round commits files, gaps and progress of each topic at once:
+a killed run has done a round of a topic completely or not at all. The next run repeats the steps after a commit.
 """
 
 from __future__ import annotations
@@ -220,8 +218,12 @@ class _ArchiveRun(ArchiveState):
         typed = [extent.topic for extent in extents if extent.topic in wanted or EVERY_TOPIC in wanted]
         self._prepare([topic for topic in typed if topic not in self._typed])  # also if there is nothing to archive
         total = self._done + sum(span.stop - span.start for span in state.unarchived(self.lake.snapshot(), extents))
-        while spans := self._next(base := self.lake.snapshot(), extents):
+        while left := state.unarchived(base := self.lake.snapshot(), extents):
             worked = True
+            if self._tasks is None:  # Spark is not started if there is nothing to archive
+                self._tasks = self.job.tasks(state.workload(left, extents))
+            size_bytes = self.round_bytes or max(ROUND_BYTES, 2 * self._tasks.parallelism * PART_BYTES)
+            spans = state.first_bytes(left, extents, float(size_bytes))
             names = {span.topic for span in spans}  # one topic may have two spans: lost seqs and records
             seqs = counted(sum(span.stop - span.start for span in spans), "seq")
             topics = spans[0].topic if len(names) == 1 else counted(len(names), "topic")
@@ -235,10 +237,7 @@ class _ArchiveRun(ArchiveState):
     # --- planning
 
     def _extents(self, client: Client, snapshot: Snapshot, *, follow: bool) -> list[TopicExtent]:
-        """Return the present extents of the topics. Raise `Failed` if lake and server do not belong together.
-
-        The extents must be newer than the snapshot.
-        """
+        """Return the extents of the topics, newer than the snapshot. Raise `Failed` if lake and server do not match."""
         extents = [extent for extent in self._servers.present() if self.wanted.has(extent.topic)]
         there = {extent.topic for extent in extents}
         archived = {topic for topic in self.wanted.topics if topic not in there and snapshot.epochs(topic)}
@@ -275,16 +274,6 @@ class _ArchiveRun(ArchiveState):
             except Damaged as error:
                 self.note_damage(extent, error)
         self._checked |= behind
-
-    def _next(self, snapshot: Snapshot, extents: list[TopicExtent]) -> list[Span]:
-        """Return the spans of the next commit."""
-        left = state.unarchived(snapshot, extents)
-        if not left:
-            return []  # without starting Spark
-        if self._tasks is None:
-            self._tasks = self.job.tasks(state.workload(left, extents))
-        size_bytes = float(self.round_bytes or max(ROUND_BYTES, 2 * self._tasks.parallelism * PART_BYTES))
-        return state.first_bytes(left, extents, size_bytes)
 
     # --- one round
 
@@ -351,24 +340,20 @@ class _ArchiveRun(ArchiveState):
         changes = [change for change, is_committed in zip(changes, committed, strict=True) if is_committed]
         for change in changes:
             assert change.covered is not None
-            self.warn_about_earlier_epochs(base, change.topic, first=change.covered[0])
-            self._count(change)
+            first, last = change.covered
+            self.warn_about_earlier_epochs(base, change.topic, first=first)
+            row = self.row(change.topic)
+            row.epoch, row.from_seq, row.to_seq = change.epoch, row.from_seq or first, last
+            row.records += sum(file.rows for file in change.adds)
+            row.size_bytes += sum(file.bytes for file in change.adds)
+            row.gaps += [
+                ReportedGap(from_seq=g.first, to_seq=g.last, reason=g.reason, epoch=change.epoch) for g in change.gaps
+            ]
+            del row.gaps[: -state.GAPS_SHOWN]  # the ledger has them all; a report must not grow without limit
+            row.add(lost=sum(gap.last - gap.first + 1 for gap in change.gaps))
+            self._done += last - first + 1
+            self.job.report.add(files=len(change.adds))
         return {change.topic for change in changes}
-
-    def _count(self, change: Change) -> None:
-        assert change.covered is not None
-        first, last = change.covered
-        row = self.row(change.topic)
-        row.epoch, row.from_seq, row.to_seq = change.epoch, row.from_seq or first, last
-        row.records += sum(file.rows for file in change.adds)
-        row.size_bytes += sum(file.bytes for file in change.adds)
-        row.gaps += [
-            ReportedGap(from_seq=g.first, to_seq=g.last, reason=g.reason, epoch=change.epoch) for g in change.gaps
-        ]
-        del row.gaps[: -state.GAPS_SHOWN]  # the ledger has them all; a report must not grow without limit
-        row.add(lost=sum(gap.last - gap.first + 1 for gap in change.gaps))
-        self._done += last - first + 1
-        self.job.report.add(files=len(change.adds))
 
 
 def _in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:

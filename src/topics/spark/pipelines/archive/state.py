@@ -22,7 +22,7 @@ from topics.client import Client
 from topics.clock import SystemClock
 from topics.errors import Code, TopicsError
 from topics.lake import ArchivedEpoch, Change, Damaged, File, Gap, Lake, Snapshot, TypedColumns, joined, write_files
-from topics.lake.archived import Range, outside
+from topics.lake.archived import outside
 from topics.lake.files import NO_COLUMNS
 from topics.lake.heal import OTHER_LAKE
 from topics.lake.rewrite import open_file
@@ -115,23 +115,19 @@ def with_gaps(lake: Lake, change: Change, *, upto: int) -> Change:
     first, last = change.covered[0], min(change.covered[1], upto)
     if first > last:
         return change
-    known = [*((gap.first, gap.last) for gap in change.gaps), *_seqs(lake, change)]
+    known = [(gap.first, gap.last) for gap in change.gaps]
+    for added in change.adds:
+        for batch in open_file(lake.storage, added).iter_batches(columns=["seq"]):
+            seqs = batch.column("seq").to_numpy()
+            ends = [*np.flatnonzero(np.diff(seqs) != 1).tolist(), len(seqs) - 1]
+            starts = [0, *(end + 1 for end in ends[:-1])]
+            known += [(int(seqs[low]), int(seqs[high])) for low, high in zip(starts, ends, strict=True)]
     missing = outside(known, first, last)
     if not missing:
         return change
     now_ms = SystemClock().now_ms()
     gaps = [*change.gaps, *(Gap(low, high, OTHER_LAKE, now_ms) for low, high in missing)]
     return structs.replace(change, gaps=joined(gaps), trimmed_to=missing[-1][1])
-
-
-def _seqs(lake: Lake, change: Change) -> Iterable[Range]:
-    """Yield the ranges of seqs in the files that a change adds."""
-    for added in change.adds:
-        for batch in open_file(lake.storage, added).iter_batches(columns=["seq"]):
-            seqs = batch.column("seq").to_numpy()
-            ends = [*np.flatnonzero(np.diff(seqs) != 1).tolist(), len(seqs) - 1]
-            starts = [0, *(end + 1 for end in ends[:-1])]
-            yield from ((int(seqs[low]), int(seqs[high])) for low, high in zip(starts, ends, strict=True))
 
 
 # --- the steps after a commit
@@ -159,7 +155,6 @@ class ArchiveState:
         return self.lake.snapshot() if self.lake.exists() else Snapshot()
 
     def row(self, topic: str) -> TopicReport:
-        """Return the row of a topic in the report."""
         return self.job.report.topic(topic, server=self.url)
 
     def note_archived(self, snapshot: Snapshot, extents: list[TopicExtent]) -> None:
@@ -201,7 +196,6 @@ class ArchiveState:
         self.job.warn(f"{error}; this run does not merge or trim topic {extent.topic} any more")
 
     def warn_of_queue(self, extent: TopicExtent) -> None:
-        """Warn that the topic is not trimmed."""
         self.job.warn(f"topic {extent.topic} is a queue and is not trimmed: its jobs are left to its workers")
 
     def warn_about_earlier_epochs(self, base: Snapshot, topic: str, *, first: int) -> None:
@@ -232,20 +226,15 @@ class ArchiveState:
                 if merge and self.merge_files and key not in self.damaged:
                     merged = self.lake.merge(extent.topic, extent.epoch, min_files=self.merge_files)
                     self.job.report.add(merged=merged)
-                    self._tidy(extent.topic)
+                    table, tidied = self.lake.table(extent.topic), self._tidied.get(extent.topic)
+                    if tidied is None:  # files of killed runs are removed once, old ones after each checkpoint
+                        table.remove_dead_files()
+                    self._tidied[extent.topic] = table.checkpoints
+                    if table.checkpoints > (tidied or 0):
+                        self.job.report.add(removed=len(table.vacuum()))
             except Damaged as error:
                 self.note_damage(extent, error)
         self.note_archived(snapshot, extents)
-
-    def _tidy(self, topic: str) -> None:
-        """Remove files of killed runs, once, and old replaced files after each checkpoint of the table."""
-        table = self.lake.table(topic)
-        if topic not in self._tidied:
-            self._tidied[topic] = 0
-            table.remove_dead_files()
-        if table.checkpoints > self._tidied[topic]:
-            self._tidied[topic] = table.checkpoints
-            self.job.report.add(removed=len(table.vacuum()))
 
     def _report(self, client: Client, extent: TopicExtent, archived_to: int, *, trimmed_to: int = 0) -> bool:
         """Return whether the server has the report. Warn if the key may not report."""

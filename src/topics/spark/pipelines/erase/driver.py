@@ -3,10 +3,7 @@
 Records that existed when the run began are deleted; records written meanwhile stay. The run finds all of them first,
 then deletes copies before their originals and from topics before the lake: so after a kill the next run can still find
 the rest. Where originals do not suffice (for copies without tags in the lake whose originals are only in a topic), the
-seqs are noted before the first delete, in the lake or, without one, on the server (`notes`). The files of each topic in
-the lake are rewritten in one commit, and the replaced files and the log before the commit are removed.
-
-It runs on the driver only: bulk reads use Arrow, from the server's scan and from Parquet, and filter by tag or payload.
+seqs are noted before the first delete (`notes`). It runs on the driver only.
 """
 
 from __future__ import annotations
@@ -26,6 +23,7 @@ from topics.client import Client
 from topics.client.request import Router, State
 from topics.errors import Code, TopicsError
 from topics.lake import ArchivedEpoch, Lake, LakeError, Snapshot
+from topics.lake.archived import Range
 from topics.lake.heal import tagged
 from topics.model.records import TagMatch, parse_match
 from topics.plurals import counted
@@ -72,11 +70,8 @@ class EraseScope(Struct):
         return len(seen) - 1
 
     def erasing(self) -> list[str]:
-        """Return the topics in order of deletion: copies before originals, but a queue before its dead letters.
-
-        Jobs may move from a queue to its dead letters meanwhile.
-        """
-        last = set(self.dead_letters.values())
+        """Return the topics in order of deletion: copies before originals, but a queue before its dead letters."""
+        last = set(self.dead_letters.values())  # jobs may move there meanwhile
         names = sorted({*self.states, *last}, key=lambda name: (-self.depth(name), name))
         return [name for name in names if name not in last] + sorted(last, key=lambda name: (self.depth(name), name))
 
@@ -235,8 +230,12 @@ class _Erasure:
             origins = self._origins(scope, topic, router)
             if origins is None:
                 continue
-            state = scope.states.get(topic)
-            if state is not None and (lost := self._unknown(state)):
+            state, missing = scope.states.get(topic), list[Range]()  # that neither the topic nor the lake has
+            if state is not None:
+                archived = None if self.snapshot is None else self.snapshot.archived(topic, state.epoch)
+                known_epoch = archived or ArchivedEpoch(topic=topic, epoch=state.epoch)
+                missing = known_epoch.uncovered(1, state.earliest_seq - 1)
+            if lost := sum(last - first + 1 for first, last in missing):
                 self.job.warn(
                     f"{topic} no longer has {counted(lost, 'record')} that no lake has: if {router.dest} holds "
                     "copies without tags, they cannot be distinguished from other records"
@@ -278,12 +277,6 @@ class _Erasure:
         for piece in self.client.scan(topic, upto_seq=state.head_seq, epoch=state.epoch, filter=match):
             if isinstance(piece, Run):
                 yield state.epoch, pa.RecordBatch.from_arrays(list(cells(piece)), names=list(NEEDED))
-
-    def _unknown(self, state: State) -> int:
-        """Return the number of seqs that neither the topic nor the lake has any more."""
-        archived = None if self.snapshot is None else self.snapshot.archived(state.topic, state.epoch)
-        known = archived or ArchivedEpoch(topic=state.topic, epoch=state.epoch)
-        return sum(last - first + 1 for first, last in known.uncovered(1, state.earliest_seq - 1))
 
     # --- deletes
 
@@ -361,7 +354,6 @@ class _Erasure:
             self.job.report.topic(topic, into=lake.path).figures = {"files": len(mine)}
 
     def _in_lake(self, lake: Lake, topic: str, about: Going) -> int:
-        """Return the number of records of a topic to erase in the lake."""
         count, snapshot = 0, lake.snapshot()
         for archived in snapshot.epochs(topic):
             for batch in lake.read(topic, archived.epoch, columns=("tag", "seq"), snapshot=snapshot):
@@ -412,7 +404,6 @@ class _Erasure:
             self.notes.save(self.note)
 
     def _fill_in(self) -> None:
-        """Copy the tallies to the report."""
         report = self.job.report
         for topic, tally in self.note.erased.items():
             if tally.lake and self.lake is not None:

@@ -84,22 +84,26 @@ class RangeDelivery(Struct, kw_only=True):
     gap_row: GapRow
     outcome: DeliveryResult
 
-    def new(self, key: str, rows: list[OutgoingRow]) -> tuple[str, list[OutgoingRow]]:
-        """Return a request without the rows that the target has, and its key; another key if rows were dropped."""
+    def send(self, key: str, rows: list[OutgoingRow], pause: Callable[[int], None] = lambda _: None) -> None:
+        """Send one request without the rows that the target has, under another key if there are some.
+
+        A record that the target rejects must not block later ones: a gap record replaces it. `pause` gets the number of
+        records before they are sent.
+        """
         outcome = self.outcome
         outcome.gaps += [self._gap(row, row.lost) for row in rows if row.lost is not None]
         missing = [row for row in rows if row.last > self.present]
         outcome.records += len(rows) - len(missing)
         outcome.repeated += len(rows) - len(missing)
-        return (key if len(missing) == len(rows) else f"{key}/after-{self.present}"), missing
-
-    def send(self, key: str, rows: list[OutgoingRow]) -> None:
-        """Send one request. A record that the target rejects must not block later ones: a gap record replaces it."""
+        if not missing:
+            return
+        pause(len(missing))
+        key = key if len(missing) == len(rows) else f"{key}/after-{self.present}"
 
         def put(part: list[OutgoingRow], suffix: str) -> None:
             self.put(key + suffix, [row.record for row in part])
 
-        for row, suffix, reason in refused_rows(rows, put):
+        for row, suffix, reason in refused_rows(missing, put):
             self.put(f"{key}{suffix}/refused", [self.gap_row(row.first, row.last, reason).record])
             self.outcome.gaps.append(self._gap(row, reason))
 

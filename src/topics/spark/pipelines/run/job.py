@@ -34,7 +34,7 @@ from topics.lake.storage import SETTINGS, given_options, set_options
 from topics.spark import warm
 from topics.spark.failures import BadUsage, Failed, NoSpark, as_failed, explain, kind_of, next_step
 from topics.spark.jvm import NoJava, find_java, quiet_start
-from topics.spark.options import BadOption, ConnectionOptions
+from topics.spark.options import PATIENT_RETRIES, BadOption, ConnectionOptions
 from topics.spark.pipelines.run.progress import Progress
 from topics.spark.pipelines.run.report import RunProblem, RunReport, TopicReport
 from topics.spark.pipelines.run.tasks import Tasks, Workload, choose
@@ -52,7 +52,6 @@ FIRST_RETRIES = 2
 BRIEF: Final[dict[str, Any]] = {"retries": 2, "timeout_s": 10.0}  # of a client for reports
 ASKED_SINGLY = 16  # with more topics one list request is cheaper; with fewer the key needs no right to list
 STATELESS = ("audit",)  # pipelines that keep no position for the next run
-PATIENT_RETRIES = 12  # enough to wait for a server that restarts
 
 STARTING = "starting Spark: 10 to 30 seconds; `topics spark start` saves them for the next commands"
 SESSION = {
@@ -130,25 +129,21 @@ class PipelineJob:
 
     def __enter__(self) -> Self:
         try:
-            for url in self._servers:
-                self._check_answers(url)
+            for url in self._servers:  # a wrong address or key fails at once, without the retries of a running job
+                try:
+                    with self.client(url, retries=FIRST_RETRIES) as client:
+                        next(client.topics(RUNS), None)
+                except ValueError as error:
+                    raise BadUsage(str(error)) from None
+                except TopicsError as error:
+                    if error.code is not Code.FORBIDDEN:  # a key without `read` may still suit the pipeline
+                        raise
         except BaseException as error:
             self._fail(error)
             raise
         self._began = True
         self._heart.start()
         return self
-
-    def _check_answers(self, url: str) -> None:
-        """Raise at once for a wrong address or key, without the retries of a running job."""
-        try:
-            with self.client(url, retries=FIRST_RETRIES) as client:
-                next(client.topics(RUNS), None)
-        except ValueError as error:
-            raise BadUsage(str(error)) from None
-        except TopicsError as error:
-            if error.code is not Code.FORBIDDEN:  # a key without `read` may still suit the pipeline
-                raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -197,7 +192,7 @@ class PipelineJob:
         """Show a warning now and keep it in the report."""
         if text not in self.report.warnings:
             self.progress.warn(text)
-        self.report.warn(text)
+            self.report.warnings.append(text)
 
     def rounds(self, *, follow: bool) -> Iterator[int]:
         """Yield one round; with `follow`, rounds until the job stops. A round without new records should wait."""
@@ -338,10 +333,7 @@ class PipelineJob:
             self.report.figures["lag"] = None if None in lags else sum(lag or 0 for lag in lags)
 
     def publish(self) -> None:
-        """Append the current report to `sys:pipelines` of each server. A key without `write` causes a warning.
-
-        A dry run appends nothing.
-        """
+        """Append the report to `sys:pipelines` of each server, except in a dry run. Warn if the key may not write."""
         self._published_s = time.monotonic()
         self._published += 1
         self._note_lags()

@@ -52,7 +52,6 @@ class Tasks:
 
     @cached_property
     def parallelism(self) -> int:
-        """How many tasks run at the same time."""
         if self.spark is None:
             return min(os.cpu_count() or 1, MAX_THREADS)
         from pyspark.errors import PySparkException
