@@ -58,7 +58,7 @@ class Commits:
         self._staged: list[Ticket] = []
         self._writing: list[Ticket] | None = None  # the batch that is written on another thread
         self._written: list[Ticket] = []  # in the log; they wait for the next sync, or behind a ticket that does
-        self._syncing: list[Ticket] = []  # waiting for the sync under way
+        self._syncing: list[Ticket] = []  # waiting for the sync that runs
         self.uploads = Uploads(self)
         self._landing: deque[Ticket] = deque()  # about to take effect
         self._sync_began_ns = 0
