@@ -147,7 +147,7 @@ class TopicSummary(Struct, omit_defaults=True):
     earliest_seq: U64
     count: U64
     bytes: U64
-    durable: Annotated[bool, "whether the durability is `fsync`"]
+    durable: Annotated[bool, "whether the durability is `fsync` or `replicated`"]
     effective_priority: int
     config: Annotated[TopicConfig | None, "the configuration; with `details=true`"] = None
     last_write_ts: U64 | None = None

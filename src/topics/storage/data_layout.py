@@ -1,7 +1,7 @@
 """The layout of a data directory: paths and existing files.
 
     LOCK                               held while a process has the directory open; names its owner
-    FORMAT                             "topics-data 2": the number of the format of this layout and of the files in it
+    FORMAT                             "topics-data N": the number of the format of this layout and of the files in it
     VERSION                            the version of topics that last wrote to the directory
     REPLICA                            JSON: the replica that a server with this directory writes, see `replica/start`
     wal/<number>.wal                   the log

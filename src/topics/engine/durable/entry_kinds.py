@@ -1,6 +1,7 @@
 """All kinds of log entries: how each is replayed, and which topics must be complete before that.
 
-A module that reads a log imports this one, which imports the module of every kind. A kind without a row cannot be read.
+A module that reads a log imports this one, which imports the module of every kind. An entry of a kind without a row is
+reported as damage.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def own(entry: entries.Entry) -> Iterable[int]:
 
 
 KINDS = (
-    Kind(entries.Create, apply.replay_create, lambda entry: (entry.topic_id,)),
+    Kind(entries.Create, apply.replay_create, lambda entry: (entry.topic_id,)),  # not `own`: there is no topic yet
     Kind(entries.Configure, apply.replay_configure, own),
     Kind(entries.Drop, lambda state, topic, _: apply.drop(state, topic), own),
     Kind(entries.Append, apply.replay_append, own),

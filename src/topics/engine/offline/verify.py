@@ -165,7 +165,7 @@ class _Verifier:
                     text += f" (damaged: {examined.problems[0].what})"
             self.report.notes.append(text)
         folders = [self.dir.root, self.dir.wal_dir, self.dir.snapshots_dir, self.dir.segments_dir]
-        known = {"LOCK", "FORMAT", "VERSION", "wal", "segments", "snapshots", "ledger", "lost+found"}
+        known = {"LOCK", "FORMAT", "VERSION", "REPLICA", "wal", "segments", "snapshots", "ledger", "lost+found"}
         numbered = {posixpath.basename(path) for path in paths} | {str(n) for n in self.dir.topic_ids()}
         for folder in [*folders, *(self.dir.topic_dir(topic_id) for topic_id in self.dir.topic_ids())]:
             for name in self.fs.listdir(folder):
@@ -341,7 +341,10 @@ class _Verifier:
         except Corrupt as error:
             head = item.frame.head
             name = self._names.get(head.topic_id, str(head.topic_id))
-            self._damaged_seqs(file.path, item.at, error.what, name, head.first, head.first + head.count - 1)
+            if head.count:
+                self._damaged_seqs(file.path, item.at, error.what, name, head.first, head.first + head.count - 1)
+            else:
+                self._found(file.path, item.at, f"{error.what}; a change of topic {name}", RESTORE, topic=name)
             return
         self.report.log_entries += 1
         if isinstance(entry, entries.Create):

@@ -1,15 +1,16 @@
-"""Copies: how records of a source become records of a destination, live and in a replay. Pure.
+"""Copies: how records of a source become records of a destination, live and in a replay.
 
-A copy depends on the record of the source, the cursor of the router and the state of the destination only, and never on
-the moment at which it is made. So it follows from the log and is no entry in it, except on a cycle (`Copies`): see
-docs/decisions/derived-copies.md. `Mark`, `Trim` and `Resume` pin what would depend on the moment.
+A copy depends on the record of the source, the router with its cursor and the state of the destination only, and never
+on the moment at which it is made. So it follows from the log and is no entry in it, except on a cycle and out of a
+source that the log lacks (`Copies`): see docs/decisions/derived-copies.md. `Mark`, `Trim` and `Resume` pin what would
+depend on the moment.
 
 A copy that is larger than the `cap_bytes` of its destination can never be stored there. A destination that rejects
 stops its routers at this record; in any other destination the copy gets its seq and is lost with reason `cap`, and the
 records before it stay.
 
-The commit time of a copy is that of the record, but not before the last record of the destination, the creation of its
-router, or the moment at which a full destination took copies again (`Resume`).
+The commit time of a copy is that of the record, but not before the last record of the destination, the last change of
+its router, or the moment at which a full destination took copies again (`Resume`).
 """
 
 from __future__ import annotations

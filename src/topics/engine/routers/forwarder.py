@@ -1,7 +1,7 @@
 """Forwarding at run time, in steps. See `copy` for what is copied, and why copies need no entry in the log.
 
-Nothing here waits or reads a clock of its own accord: a server calls `run` when it has time, with a budget, and `run`
-returns when to call it again. A write to a source only makes its edges due.
+A server calls `run` when it has time, with a budget, and `run` returns when to call it again. A write to a source makes
+its edges due; one that evicts records which they have not forwarded is preceded by a `Trim` (`staging`).
 """
 
 from __future__ import annotations
@@ -112,7 +112,10 @@ class Forwarder:
             return True
 
     def _quiet(self, edge: Edge) -> bool:
-        """Return whether no entry that waits for the log keeps the edge from going on."""
+        """Write what waits for the log, and return whether no entry keeps the edge from going on.
+
+        An edge that has waited for `STARVED_NS` waits here for a sync.
+        """
         commits = self._staging.commits
         for attempt in (None, commits.flush, commits.sync):
             if attempt is not None:
@@ -140,6 +143,7 @@ class Forwarder:
         return self._gathered[1]
 
     def _copy(self, edge: Edge, router: Router, gathered: Gathered, now: int) -> bool:
+        """Copy the gathered records as far as the destination takes them. Return whether to try this edge again now."""
         dest = edge.dest
         copier = Copier(self._table, router)
         pieces, end = gathered

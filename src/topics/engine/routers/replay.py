@@ -1,9 +1,9 @@
 """Replay of routers from the log and the snapshot. See `copy` for why this ends where the live server was.
 
 During a replay, routers move only when an entry requires it: a `Mark` or a `Trim` that says where they were, a direct
-write that begins above the head of its topic, a record that is about to be evicted. At the end all routers go as far as
-full topics let them, except those on a cycle: each of their steps is in the log, and they take the next one when the
-server runs.
+write that begins above the head of its topic, a change of a router, a record that is about to be deleted or evicted. At
+the end all routers go as far as full topics let them, except those on a cycle: each of their steps is in the log, and
+they take the next one when the server runs.
 
 An ephemeral topic has no records in a replay, so nothing is copied into it or out of it. The log has the copies of its
 records, and a `Mark` says where the routers around it were. At the end, records that its routers had not forwarded are

@@ -160,7 +160,7 @@ def append(state: State, topic: Topic, entry: entries.Append) -> None:
     else:
         segment.grew(blob, n, ts)
     topic.head = head = topic.head + n
-    if topic.next_seq <= head:  # in a replay: a live write has moved it already
+    if topic.next_seq <= head:  # a copy, or a replay: a direct write has moved it already
         topic.next_seq = head + 1
     topic.count += n
     topic.bytes += size_bytes

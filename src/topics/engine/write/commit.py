@@ -7,7 +7,8 @@ cost. A batch with a large append is written on another thread; entries that are
 With a replica there is a second gate, after the sync: see `uploads`. No call waits for it.
 
 If the log fails during a write or a sync, or an entry in the log cannot be applied, the engine halts: it answers
-nothing more, and a new start replays the log. The exception is a delete that cannot read the disk, see `_not_applied`.
+nothing more, and a new start replays the log. The exception is an entry without records, such as a delete,
+that cannot read the disk: see `_not_applied`.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Commits:
         self.turn_ms = 0  # the time of all writes of this turn; 0 before the first
         self.turn = 0  # how often a batch was closed: a ticket that collects changes is complete once this moves on
         self.batch_writes = 0  # entries of the last batch, followers included
-        # Called with a topic before the first logged change of it is staged, while a snapshot is being taken.
+        # Called with a topic before the first change of it, while a snapshot is being taken.
         self.before_change: Callable[[Topic], None] | None = None
         # Raises the ceiling of a topic for a ticket whose seqs come near it: `Ceilings.guard`, if there is a log.
         self.guard: Callable[[Topic, Ticket, int], None] | None = None
@@ -58,7 +59,7 @@ class Commits:
         self._staged: list[Ticket] = []
         self._writing: list[Ticket] | None = None  # the batch that is written on another thread
         self._written: list[Ticket] = []  # in the log; they wait for the next sync, or behind a ticket that does
-        self._syncing: list[Ticket] = []  # waiting for the sync under way
+        self._syncing: list[Ticket] = []  # waiting for the sync that runs
         self.uploads = Uploads(self)
         self._landing: deque[Ticket] = deque()  # about to take effect
         self._sync_began_ns = 0

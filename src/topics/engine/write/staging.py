@@ -65,14 +65,14 @@ class Staging:
         return topic
 
     def find(self, name: str) -> Topic | None:
-        """Return the topic once its creation, change or end, if one is under way, is synced."""
+        """Return the topic once its creation, change or end, if one waits, is synced."""
         topic = self.topics.get(name)
         if name in self.commits.creating if topic is None else topic.changing:
             return self._synced(name)
         return topic
 
     def resolve(self, name: str) -> Topic | None:
-        """Return the topic once everything that is under way with it is synced. May wait for the disk.
+        """Return the topic once everything that waits for it is synced. May wait for the disk.
 
         Raise `replica_unavailable` while a change of the topic itself waits for an upload.
         """

@@ -35,7 +35,7 @@ from topics.storage.log import frame
 
 MAGIC = b"TOPICWAL"
 VERSION = 1
-FOLLOWS = 7  # the kind of a frame; see entry.py for the others
+FOLLOWS = 7  # the kind of a frame that is no entry; entry.py has the kinds of entries
 _NO_ENTRIES = (FOLLOWS, frame.NOTHING)
 _HEADER = struct.Struct("<8sIIQQQ")
 _COPY_BYTES = _HEADER.size + 8
