@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 from importlib import metadata
+from importlib.util import find_spec
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -30,3 +31,11 @@ def _source() -> tuple[str | None, bool]:
     if url.scheme != "file" or "dir_info" not in origin:
         return None, False
     return url2pathname(url.path), bool(origin["dir_info"].get("editable"))
+
+
+def is_installed(package: str) -> bool:
+    """Return whether a package can be imported, without importing it."""
+    try:
+        return find_spec(package) is not None
+    except ImportError:
+        return False

@@ -50,6 +50,14 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     running.stop()
 
 
+@pytest.fixture(autouse=True)
+def where_jobs_run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the jobs of a test without the session run in this process, as where PySpark is not installed."""
+    if "spark" not in request.fixturenames:
+        monkeypatch.setattr("topics.spark.pipelines.run.tasks.is_installed", lambda package: False)
+        monkeypatch.setattr("topics.spark.warm.is_installed", lambda package: False)
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server with small segments, so that most records of a test are read from files."""

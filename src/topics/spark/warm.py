@@ -26,7 +26,6 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +33,7 @@ import msgspec
 from msgspec import Struct
 
 from topics import __version__
+from topics.installation import is_installed
 from topics.spark.failures import Failed
 from topics.spark.jvm import SHOWN_LINES, cache_folder, quiet_start
 
@@ -90,7 +90,7 @@ def running() -> State | None:
 
 def usable() -> State | None:
     """Return the Spark that runs if a command of this installation and environment can use it."""
-    if find_spec("pyspark") is None:
+    if not is_installed("pyspark"):
         return None
     state = running()
     return state if state is not None and state.is_ours and state.has_our_stores else None

@@ -1,4 +1,4 @@
-"""Small jobs run in one process, without Spark, and do the same as on Spark."""
+"""Jobs run in one process without Spark, and do the same as on Spark."""
 
 from __future__ import annotations
 
@@ -32,31 +32,28 @@ from topics.spark.pipelines.replay import replay
 from topics.spark.pipelines.run import job as job_module
 from topics.spark.pipelines.run import tasks
 from topics.spark.pipelines.run.report import RunReport
-from topics.spark.pipelines.run.tasks import SMALL_BYTES, SMALL_SEQS, Workload, choose, in_threads
+from topics.spark.pipelines.run.tasks import Workload, choose, in_threads
 
-SMALL = Workload(seqs=12, size_bytes=1500)
-LARGE = Workload(seqs=SMALL_SEQS + 1, size_bytes=SMALL_BYTES)
+WORK = Workload(seqs=12, size_bytes=1500)
 
 
 @pytest.mark.parametrize(
-    ("work", "given", "engine", "reason"),
+    ("installed", "given", "engine", "reason"),
     [
-        (SMALL, {}, "process", "12 seqs, 1.5 kB: in this process; --spark uses Spark"),
-        (Workload(seqs=SMALL_SEQS, size_bytes=SMALL_BYTES), {}, "process", ""),
-        (LARGE, {}, "spark", ""),
-        (Workload(seqs=1, size_bytes=SMALL_BYTES + 1), {}, "spark", ""),
-        (Workload(seqs=SMALL_SEQS // 10 + 1, size_bytes=1, effort=10), {}, "spark", ""),
-        (LARGE, {"in_order": True}, "process", ""),
-        (SMALL, {"asked": True}, "spark", "12 seqs, 1.5 kB: on Spark, as requested"),
-        (LARGE, {"asked": False, "running": "which runs"}, "process", ""),
-        (SMALL, {"running": "which runs"}, "spark", "12 seqs, 1.5 kB: on Spark, which runs; --no-spark"),
-        (SMALL, {"spark_only": "where is SQL", "in_order": True}, "spark", "on Spark: where is SQL"),
+        (True, {}, "spark", "12 seqs, 1.5 kB: on Spark"),
+        (False, {}, "process", "12 seqs, 1.5 kB: in this process: PySpark is not installed"),
+        (True, {"asked": True}, "spark", "12 seqs, 1.5 kB: on Spark, as requested"),
+        (True, {"asked": False, "why": "which runs"}, "process", "12 seqs, 1.5 kB: in this process, as requested"),
+        (True, {"why": "which runs"}, "spark", "12 seqs, 1.5 kB: on Spark, which runs"),
+        (False, {"spark_only": "where is SQL"}, "spark", "on Spark: where is SQL"),
     ],
-)  # fmt: skip
-def test_size_and_request_choose_process_or_spark(work: Workload, given: dict[str, Any], engine: str, reason: str):
-    found = choose(work, **given)
-    assert found.engine == engine
-    assert found.reason.startswith(reason)
+)
+def test_spark_is_used_unless_it_is_missing_or_refused(
+    installed: bool, given: dict[str, Any], engine: str, reason: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tasks, "is_installed", lambda package: installed)
+    found = choose(WORK, **given)
+    assert (found.engine, found.reason) == (engine, reason)
 
 
 def test_threads_return_results_in_order():
@@ -137,7 +134,7 @@ for words in json.loads(sys.argv[1]):
 """
 
 
-def test_small_jobs_need_no_pyspark(pair: tuple[ServerProcess, ServerProcess], tmp_path: Path):
+def test_jobs_need_no_pyspark(pair: tuple[ServerProcess, ServerProcess], tmp_path: Path):
     url, lake = pair[0].url, str(tmp_path / "lake")
     commands = [
         ["archive", "--url", url, "--prefix", "", "--lake", lake, "--columns", "in=n INT"],
@@ -151,24 +148,20 @@ def test_small_jobs_need_no_pyspark(pair: tuple[ServerProcess, ServerProcess], t
     ended = subprocess.run([sys.executable, "-c", WITHOUT_SPARK, words], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     assert "topics: 340 seqs, " in ended.stderr
-    assert "in this process; --spark uses Spark" in ended.stderr
+    assert "in this process: PySpark is not installed" in ended.stderr
     assert "s in this process" in ended.stdout
 
 
-@pytest.mark.parametrize("missing", ["pyspark", "java"])
-def test_large_job_without_spark_names_the_extra(
-    server: ServerProcess, client: Client, topic: str, tmp_path: Path, capsys: Any, monkeypatch: Any, missing: str
+def test_job_without_java_says_what_to_install(
+    server: ServerProcess, client: Client, topic: str, tmp_path: Path, capsys: Any, monkeypatch: Any
 ):
     def no_java() -> None:
         raise NoJava("Spark needs Java 17 or newer")
 
     client.append(topic, [{"data": n} for n in range(10)])
-    monkeypatch.setattr(tasks, "SMALL_SEQS", 9)
+    monkeypatch.setattr(tasks, "is_installed", lambda package: True)
     monkeypatch.setattr(job_module, "_active_session", lambda: None)
-    if missing == "java":
-        monkeypatch.setattr(job_module, "find_java", no_java)
-    else:
-        monkeypatch.setattr(job_module, "find_spec", lambda name: None)
+    monkeypatch.setattr(job_module, "find_java", no_java)
     command = ["pipeline", "archive", "--url", server.url, "--topic", topic, "--lake", str(tmp_path / "lake"), "--json"]
 
     assert main(command) == 1
@@ -176,8 +169,7 @@ def test_large_job_without_spark_names_the_extra(
     report = json.loads(capsys.readouterr().out)
     assert (report["error"]["kind"], report["execution"]["engine"]) == ("no_spark", "spark")
     assert "10 seqs" in report["error"]["message"]
-    assert "--no-spark" in report["next"]
-    assert ("[spark]" in report["next"]) == (missing == "pyspark")
+    assert report["next"] == "install Java; or use --no-spark"
     assert main([*command, "--no-spark"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["execution"]["engine"], report["topics"][0]["records"]) == ("process", 10)

@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from importlib.util import find_spec
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
 
@@ -29,7 +28,7 @@ from topics.client import Client
 from topics.client.request import State, Summary
 from topics.clock import SystemClock
 from topics.errors import Code, TopicsError
-from topics.installation import install_command
+from topics.installation import install_command, is_installed
 from topics.lake.storage import SETTINGS, given_options, set_options
 from topics.spark import warm
 from topics.spark.failures import BadUsage, Failed, NoSpark, as_failed, explain, kind_of, next_step
@@ -237,8 +236,8 @@ class PipelineJob:
 
     def _check_installed(self, why: str, *, avoidable: bool) -> None:
         """Raise `NoSpark` if PySpark or Java is missing. `avoidable`: the job can run in this process instead."""
-        instead = "; or use --no-spark, which takes longer" if avoidable else ""
-        if find_spec("pyspark") is None:
+        instead = "; or use --no-spark" if avoidable else ""
+        if not is_installed("pyspark"):
             raise NoSpark(f"Spark is not installed ({why})", next=f"{install_command('spark')}{instead}")
         try:
             find_java()

@@ -12,13 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import pyarrow as pa
 from msgspec import Struct
 
+from topics.installation import is_installed
 from topics.spark.pipelines.run.report import Execution
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def choose(
     if asked is not None:
         where = ON_SPARK if asked else HERE
         return Execution(engine="spark" if asked else "process", reason=f"{what}{where}, as requested")
-    if why is None and find_spec("pyspark") is None:
+    if why is None and not is_installed("pyspark"):
         return Execution(engine="process", reason=f"{what}{HERE}: PySpark is not installed")
     return Execution(engine="spark", reason=f"{what}{ON_SPARK}{'' if why is None else f', {why}'}")
 
