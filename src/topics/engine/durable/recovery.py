@@ -120,6 +120,7 @@ class _Recovery:
     def run(self) -> Recovered:
         """Read the log, replay it, and give no seq out twice that an unreadable or missing part may have assigned."""
         since = self._snapshot.wal_number
+        self._replay_waiting(since)
         account = ledger.read(self._dir, since)
         unsynced_from = ledger.unsynced_from(self._dir, None if self._is_whole else account)
         self._synced_to = None if self._is_whole else account.synced_to
@@ -151,6 +152,15 @@ class _Recovery:
             unsynced=_unsynced(files, account.synced_to or (0, 0)),
             heads=heads,
         )
+
+    def _replay_waiting(self, number: int) -> None:
+        """Replay the entries that waited for the replica when the snapshot was taken."""
+        if (waiting := self._snapshot.extra.get(snap.WAITING)) is not None:
+            path = self._dir.snapshot_path(number)
+            file = LogFile(number, path, msgspec.msgpack.decode(waiting, type=bytes))
+            for item in walfile.scan(file.data, start=0):
+                if isinstance(item, walfile.FoundFrame):  # always: the snapshot has a checksum
+                    self._entries += self._replay(item, file)
 
     def _replay_files(self, files: list[LogFile], check: lost_log.Check) -> tuple[int, int]:
         """Replay the log. Return the file number and the offset at which its good part ends."""

@@ -12,8 +12,6 @@ from topics.storage.replica.objects import Position
 from topics.storage.replica.sequence import State
 from topics.storage.replica.uploader import Uploader
 
-HOLD_NS = 3_000_000_000  # how long writes wait at most for the uploads before a checkpoint
-
 
 class Replication:
     """Connects an uploader with the log, the store and the commits of one engine. It is their `Replica`."""
@@ -82,7 +80,7 @@ class Replication:
         uploads = self._commits.uploads if self._commits is not None else None
         if uploads is None:
             return False
-        uploads.check(timeout_ns=self._timeout_ms * 1_000_000, hold_ns=HOLD_NS)
+        uploads.check(self._timeout_ms * 1_000_000)
         return bool(uploads)
 
     def _changed(self) -> None:
@@ -91,7 +89,7 @@ class Replication:
             if self.sequence.state is State.FENCED and not self._store.wal.is_fenced:
                 self._fence()
             elif self.sequence.state is State.LOST:
-                uploads.give_up(ReplicaRefused("the replica was away for too long"))
+                uploads.report(ReplicaRefused("the replica was away for too long"))
             waited = len(uploads)
             uploads.ended()
             if len(uploads) < waited:

@@ -175,19 +175,9 @@ class Store:
         assert self.commits is not None
         self.is_snapshotting = True  # a change of class that the sync ends waits for this snapshot
         self.commits.sync()
-        if self.commits.uploads:
-
-            def ended(in_time: bool) -> None:
-                if not in_time:
-                    self._failed(LogRefused("writes wait for the replica"), [], done, rotated=False)
-                elif not self._rotate(done, clean=clean):
-                    done(LogRefused(self.retries.reason))
-
-            self.commits.uploads.when_ended(ended)
+        if clean and self.commits.uploads:
+            self._failed(LogRefused("writes wait for the replica"), [], done, rotated=False)
             return True
-        return self._rotate(done, clean=clean)
-
-    def _rotate(self, done: Done, *, clean: bool) -> bool:
         try:
             if clean:
                 number, notes = self.wal.end(), []  # the ledger that there is stays: the stop needs few syncs
@@ -248,6 +238,11 @@ class Store:
         retired, self.caches.retired = self.caches.retired, []
         if self.commits is not None:
             self.commits.before_change = capture.before_change
+            for topic in self.commits.uploads.topics():  # their entries may take effect meanwhile
+                if topic is not None:
+                    capture.before_change(topic)
+            if waiting := self.commits.uploads.frames():
+                head.extra[snap.WAITING] = msgspec.Raw(msgspec.msgpack.encode(waiting))
 
         def captured(error: Exception | None) -> None:
             if self.commits is not None:

@@ -108,7 +108,7 @@ def save_state(state: State) -> dict[str, Encode]:
 
 def check_known(snapshot: snap.Snapshot) -> None:
     """Raise `UnknownFormat` if the snapshot has parts that no module of this version loads."""
-    known = {part.name for part in STATE_PARTS} | {snap.RESTORED, snap.FAILOVER, snap.LEDGER}
+    known = {part.name for part in STATE_PARTS} | {snap.RESTORED, snap.FAILOVER, snap.LEDGER, snap.WAITING}
     of_topics = {part.name for part in TOPIC_PARTS}
     unknown = {name for topic in snapshot.topics for name in topic.extra} - of_topics | snapshot.extra.keys() - known
     if unknown:

@@ -70,8 +70,7 @@ class Staging:
         Raise `replica_unavailable` while a change of the topic itself waits for an upload.
         """
         topic = self._synced(name)
-        waits = self.commits.uploads or self.commits.uploads.hold
-        if waits and (name in self.commits.creating or (topic is not None and topic.changing)):
+        if self.commits.uploads and (name in self.commits.creating or (topic is not None and topic.changing)):
             raise uploads.busy(f'a change of topic "{name}"')
         return topic
 

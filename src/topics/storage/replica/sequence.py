@@ -188,6 +188,8 @@ class Sequence:
             upto = self._marks.pop(0)
             pieces = tuple(self.pieces(self.uploaded, upto))
             upload = self._upload("bytes", wall_ms, pieces=pieces, upto=upto)
+        elif self.urgent and self._marks:
+            return None  # a checkpoint has what waits: it must not come first, or a takeover would know more than this
         elif self._plans and self._plans[0].refs is not None and self._plans[0].after <= self.uploaded:
             upload = self._upload("checkpoint", wall_ms)
             upload.plan = self._plans[0]
