@@ -134,6 +134,23 @@ def test_orderly_stop_loses_nothing():
         assert after.append(durability, "3").first == 3
 
 
+def test_replica_goes_on_after_an_orderly_restart():
+    bucket = SimBucket()
+    server = ReplicaServer.begin(bucket)
+    server.append("sure", "1", durability="replicated")
+    server.append("plain", "1")
+    server.close()
+    after = ReplicaServer.begin(bucket, server.disk, clock=server.clock)
+    assert after.state == "following"
+    early = ReplicaServer.begin(bucket.copy(), clock=SimClock(server.clock.now_ms()))
+    last = after.append("plain", "2").last
+    assert early.append("plain", "3").first > last, "the checkpoint of the start is no end"
+    assert after.append("sure", "2").first == 2
+    after.pass_ms(2_000)
+    elsewhere = after.elsewhere()
+    assert (elsewhere.data("sure"), elsewhere.data("plain")) == (["1", "2"], ["1", "2"])
+
+
 def test_ceiling_counts_only_once_it_is_uploaded():
     bucket = SimBucket()
     server = ReplicaServer.begin(bucket)
