@@ -97,6 +97,10 @@ class PayloadTooLarge(TopicsError):
     """The body is larger than the server allows."""
 
 
+class NotWriter(TopicsError):
+    """The server follows another one and takes no writes: send the request to `detail["writer"]`."""
+
+
 class TopicFull(TopicsError):
     """The topic is full and rejects writes."""
 

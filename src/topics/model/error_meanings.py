@@ -29,6 +29,10 @@ MEANINGS = {
         "writes. Split it."
     ),
     Code.UNSUPPORTED_MEDIA_TYPE: "The body needs `content-type: application/json`; gzip is the only encoding.",
+    Code.NOT_WRITER: (
+        "The server is a standby: it follows another one and takes no writes. `detail.writer` is the address of the "
+        "writer, `null` if that is unknown. Send the request there."
+    ),
     Code.TOPIC_FULL: 'The topic is full and has `discard: "reject"`. None of the records was stored.',
     Code.THROTTLED: "The server is overloaded, or a cap (`detail.limit`) is reached. Wait, then retry.",
     Code.HEADERS_TOO_LARGE: "The request has too many headers, or they are too large.",

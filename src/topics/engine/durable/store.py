@@ -29,6 +29,7 @@ from topics.engine.steps import Steps, run_all
 from topics.engine.write import apply
 from topics.engine.write.commit import Commits
 from topics.storage import snapshot as snap
+from topics.storage.backup import COPIED_BOOT_ID
 from topics.storage.datadir import DataDir
 from topics.storage.log.background import LogRefused
 from topics.storage.log.wal import Wal
@@ -89,6 +90,7 @@ class Store:
         self._topic_dirs: set[int] = set()  # those whose names are durable
         self._backlog: Backlog | None = None
         self.replica: Uploader | None = None
+        self.follows = False  # whether the state follows that of another server
         self._kept: list[str] = []  # files that no snapshot needs and the replica does
         state.rolled = self._seal
 
@@ -141,6 +143,10 @@ class Store:
         finally:
             self._worker, self._runner = worker, runner
 
+    def save_followed(self, number: int, done: Done, *, clean: bool = False) -> None:
+        """Take a snapshot of a state that follows another server, at the beginning of log file `number`."""
+        self._snapshot(number, done, clean=clean, notes=self.wal.ledger.open(number))
+
     def checkpoint(self, done: Callable[[Exception | None], None] = lambda error: None, *, clean: bool = False) -> bool:
         """Begin a snapshot and the removal of what it replaces. Return False if one is in progress or cannot begin.
 
@@ -180,6 +186,8 @@ class Store:
             return True
         try:
             if clean:
+                if self.replica is not None:
+                    self.wal.sync_now()  # a standby needs all of the log
                 number, notes = self.wal.end(), []  # the ledger that there is stays: the stop needs few syncs
             else:
                 self.wal.rotate()
@@ -228,12 +236,14 @@ class Store:
         capture = Capture(self.state, number)
         head = snap.Snapshot(
             wal_number=number,
-            boot_id=self.fs.boot_id(),
+            boot_id=COPIED_BOOT_ID if self.follows else self.fs.boot_id(),
             clean=clean,
             next_topic_id=self.state.next_topic_id,
             last_epoch=self.state.last_epoch,
             topics=[],
         )
+        if self.follows:  # a start reports what the writer may have acknowledged besides
+            head.extra[snap.FAILOVER] = msgspec.Raw(msgspec.msgpack.encode(self._clock.now_ms()))
         extra = snapshot_parts.save_state(self.state)
         retired, self.caches.retired = self.caches.retired, []
         if self.commits is not None:

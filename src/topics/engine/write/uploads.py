@@ -39,6 +39,11 @@ class Replica(Protocol):
         """Why tickets that wait for an upload are refused now; None if they are not."""
         return None
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether another server may have taken over by now: then nothing is taken at all."""
+        return False
+
     def hurry(self) -> None:
         """Upload everything that is synced: a ticket waits for it."""
 
@@ -47,6 +52,7 @@ class NoReplica:
     """A server without a replica: it takes no entry that promises one."""
 
     covered: Position = (0, 0)
+    is_cut_off = False
     refusal = ReplicaRefused("this server has no replica; set TOPICS_REPLICA, or change the durability of the topic")
 
     def hurry(self) -> None:
@@ -76,7 +82,7 @@ class Uploads:
     def __init__(self, commits: Commits) -> None:
         self._commits = commits
         self.replica: Replica = NoReplica()
-        self.are_staged = False  # whether a ticket that waits for an upload is staged
+        self.are_staged = False  # whether a ticket that waits for an upload is staged, or nothing is taken at all
         self._waiting: deque[Waiting] = deque()
         self._callbacks: deque[tuple[Position, Callable[[], None]]] = deque()
 
@@ -163,9 +169,12 @@ class Uploads:
 
     def without_refused(self, batch: list[Ticket]) -> list[Ticket]:
         """Refuse tickets that the replica does not take now, and later ones of their topics. Return the others."""
-        self.are_staged = False
+        self.are_staged = cut_off = self.replica.is_cut_off
         if (failure := self.replica.refusal) is None:
             return batch
+        if cut_off:
+            self._commits.refuse(batch, failure)
+            return []
         blocked: set[Topic | None] = set()
         refused, others = [], []
         for ticket in batch:

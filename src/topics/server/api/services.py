@@ -16,6 +16,7 @@ from topics.server.loop.replication import ReplicaService
 from topics.server.loop.runtime import Runtime
 from topics.server.loop.samples import QueueSamples, ReaderSamples, Samples, Traffic
 from topics.server.loop.sliced_work import SharedAnswers, Slices
+from topics.server.loop.standby import StandbyService
 from topics.server.loop.storage import Storage
 from topics.server.loop.throttle import Throttle
 from topics.server.push.dispatcher import Dispatcher, PushServices
@@ -134,6 +135,12 @@ class Services(Struct, frozen=True, kw_only=True, eq=False):
     push: PushServices
     storage: Storage | None  # None without a data directory
     replica: ReplicaService | None = None
+    standby: StandbyService | None = None
+
+    def check_writer(self) -> None:
+        """Raise `not_writer` if the server is a standby."""
+        if self.standby is not None:
+            raise self.standby.not_writer()
 
     def check_ready(self) -> None:
         if self.runtime.draining:
@@ -149,6 +156,8 @@ class Services(Struct, frozen=True, kw_only=True, eq=False):
 
     def replica_failure(self) -> str | None:
         """Return why the replica does not answer; None if it does, or if there is none."""
+        if self.standby is not None and self.standby.standby is not None:
+            return self.standby.standby.following.last_failure or None
         replication = None if self.replica is None else self.replica.replication
         return replication.sequence.last_failure if replication is not None and replication.is_away else None
 

@@ -49,6 +49,8 @@ class Upkeep:
             if timer is not None:
                 timer.cancel()
         self._timer = self._relief = None
+        self._budget.reclaimers.remove(self._reclaim)
+        self._budget.listeners.remove(self._changed)
 
     def _tick(self) -> None:
         tick_ns = self._runtime.clock.monotonic_ns
@@ -77,7 +79,7 @@ class Upkeep:
     def _remove_expired_keys(self) -> None:
         state = self._runtime.engine.state
         if state.keyed:
-            now_ms = self._runtime.clock.now_ms()
+            now_ms = self._runtime.engine.clock.now_ms()
             idempotency.sweep(state, now_ms, topics=TOPICS_PER_SWEEP, keys=KEYS_PER_SWEEP)
 
     def _changed(self) -> None:

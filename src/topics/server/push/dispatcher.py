@@ -12,6 +12,7 @@ priority, and pauses topics below zero: see `engine/pressure.py` and `engine/del
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 
 from msgspec import Struct
@@ -452,3 +453,4 @@ class PushServices(Struct, frozen=True):
     throttle: Throttle
     slices: Slices
     budget: MemoryBudget
+    check_writer: Callable[[], None] = lambda: None  # raises if the server takes no writes

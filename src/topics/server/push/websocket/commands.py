@@ -20,7 +20,7 @@ from topics.model.records import WriteRequest
 from topics.model.watch import Command, Publish, PublishAck, PublishTimes, RequestId, Subscribe, TopicOptions
 from topics.model.wire import check_u64
 from topics.server.access.caller import Caller, authorise
-from topics.server.access.operations import operation_of
+from topics.server.access.operations import CHANGES, operation_of
 from topics.server.loop.runtime import NOT_LOADING, unreadable
 from topics.server.push.dispatcher import PushServices
 from topics.server.push.subscription_set import SubscriptionSet, Watcher, open_positions, resolve, size_bytes
@@ -87,6 +87,8 @@ class SocketCommands:
         request_id = command.request_id
         try:
             operation, targets = operation_of(command)
+            if operation.scope & CHANGES:
+                self._services.check_writer()
             authorise(self._services.runtime.engine, self._caller, operation, *targets, wanted=command)
             if isinstance(command, Publish):
                 self._publish(command, warnings, size_bytes=size_bytes)
