@@ -79,6 +79,14 @@ class ReplicaServer(SimServer):
         self.engine.flush()
         super().tick()
 
+    def upload(self) -> None:
+        """Have everything in the bucket now, without a wait."""
+        self.tick()
+        self.engine.commits.sync()
+        self.wal.sync_now()
+        self.replication.sequence.urgent = True
+        self.replication.uploader.pump()
+
     @property
     def state(self) -> str:
         return self.replication.sequence.state.value

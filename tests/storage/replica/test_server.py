@@ -64,6 +64,15 @@ def test_replicated_write_takes_effect_after_the_upload():
     assert server.data("sure") == ["1", "2"]
 
 
+def test_write_whose_bytes_are_uploaded_before_its_sync_is_reported_does_not_wait():
+    server = ReplicaServer.begin(SimBucket())
+    server.append("sure", "1", durability="replicated")
+    server.replication.sequence.urgent = True  # another write waits: the upload begins with the sync, and is quick
+    ticket = server.engine.append("sure", request("2"))
+    server.engine.flush()
+    assert ticket.done
+
+
 def test_other_classes_do_not_wait_for_the_bucket():
     bucket = SimBucket()
     server = ReplicaServer.begin(bucket)

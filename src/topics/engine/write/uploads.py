@@ -114,6 +114,8 @@ class Uploads:
             else:
                 free.append(ticket)
         self.replica.hurry()
+        if self._waiting and self._waiting[0].upto <= self.replica.covered:
+            self.ended()  # another sync had covered it, and its upload is over
         return free
 
     def ended(self) -> None:
