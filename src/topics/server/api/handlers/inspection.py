@@ -44,7 +44,10 @@ def get_ready(services: Services, call: Call) -> Answer:
         warnings = [f"checkpoints fail, so the log grows: {why}"]
     if (why := services.replica_failure()) is not None:
         warnings = [*(warnings or []), f"the replica does not answer: {why}"]
-    return json_answer(200, Ready("ready", True, len(services.engine.topics), performance(call.request), warnings))
+    answer = Ready("ready", True, len(services.engine.topics), performance(call.request), warnings)
+    if services.standby is not None and (standby := services.standby.standby) is not None:
+        answer.follows, answer.replica_lag_ms = standby.following.writer.address, standby.lag_ms
+    return json_answer(200, answer)
 
 
 def get_metrics(services: Services, call: Call) -> Answer:
