@@ -416,13 +416,13 @@ class Settings:
     standby: bool = _row(FLAG, False, "Follow the writer of the replica: serve reads, and take over if it is silent.")
     no_takeover: bool = _row(FLAG, False, "As a standby, never take over by itself: a read replica.")
     takeover_after_ms: int = _row(
-        MILLIS, 15_000, "Time without a sign of life after which a standby takes over. The same for all servers.",
-        low=100, high=3_600_000,
-    )  # fmt: skip
+        MILLIS, 15_000, "Silence of the writer after which a standby takes over. The same for all servers.", low=100
+    )
     advertised_url: str | None = _row(
-        HTTP_URL, None, "Where clients reach this server, for other servers of the replica. The address it listens on, "
-        "if unset."
-    )  # fmt: skip
+        HTTP_URL,
+        None,
+        "Where clients reach this server, as others report it. The address that it listens on, if unset.",
+    )
 
     @classmethod
     def load(cls, env: Mapping[str, str], flags: Mapping[str, str]) -> Self:

@@ -16,9 +16,8 @@ from tests.simulated.bucket import SimBucket
 from tests.simulated.disk import SimDisk
 from tests.simulated.harness import ROOT, DeferredWorker, SimServer
 from tests.simulated.replica import URL, ReplicaServer
-from topics.engine.durable.following import FollowedClock, Follower
 from topics.engine.durable.recovery import Recovered
-from topics.engine.durable.standby import Standby
+from topics.engine.durable.standby import FollowedClock, Follower, Standby
 from topics.engine.engine import Engine
 from topics.storage.replica import start
 from topics.storage.replica.following import Following

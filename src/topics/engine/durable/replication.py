@@ -37,7 +37,7 @@ class Replication:
         self.on_wait: Callable[[], None] = lambda: None  # called when a ticket waits: `check` has to be called often
         self.on_state: Callable[[], None] = lambda: None  # called when an object is in the bucket, or the state changed
         self.sequence.as_of_ms = lambda: clock.now_ms() - store.wal.sync_ms - SLACK_MS
-        self.sequence.is_quiet = lambda: store.wal.idle
+        self.sequence.is_quiet = lambda: not store.wal.stats.queue_depth
         store.replica = uploader
         store.wal.on_synced = uploader.synced
         uploader.on_change = self._changed

@@ -231,7 +231,7 @@ class Store:
         """
         self.is_snapshotting = True
         self._bytes_at_capture = self.wal.stats.bytes_written_total
-        if clean:
+        if clean and not self.follows:  # else the heads of ephemeral topics are unknown
             snapshot_parts.end_ephemeral(self.state)
         capture = Capture(self.state, number)
         head = snap.Snapshot(

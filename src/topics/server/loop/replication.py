@@ -66,10 +66,7 @@ class ReplicaService:
 
         def work() -> tuple[Bucket, start.Opened]:
             bucket = open_bucket(url, timeout_ms=settings.replica_timeout_ms)
-            about = start.Server(
-                url=url, host=socket.gethostname(), address=address,
-                interval_ms=settings.replica_interval_ms, max_lag_bytes=settings.replica_max_lag_bytes,
-            )  # fmt: skip
+            about = about_server(settings, address)
             opened = start.prepare(bucket, datadir.fs, datadir.root, about, now_ms=clock.now_ms(), progress=progress)
             datadir.open()
             return bucket, opened
@@ -105,6 +102,7 @@ class ReplicaService:
         report = await asyncio.to_thread(uploader.read_checkpoint, number)
         uploader.synced(storage.wal.synced_to)
         report()
+        self._tick()  # now: a standby must not take a long first checkpoint for silence
         await self._first_checkpoint(replication)
 
     def attach(self, engine: Engine) -> None:
@@ -112,7 +110,6 @@ class ReplicaService:
         assert self.replication is not None
         self.replication.attach(engine.commits)
         engine.routers.table.moved = {}
-        self._tick()
 
     async def drain(self) -> bool:
         """Wait until no write waits for an upload. Return whether that is so."""
@@ -218,6 +215,14 @@ class ReplicaService:
                 log.warning("prune_failed", reason=str(error))
 
         self._file_worker.submit(work, done)
+
+
+def about_server(settings: Settings, address: str) -> start.Server:
+    """Return what objects of this server say about it."""
+    return start.Server(
+        url=settings.replica or "", host=socket.gethostname(), address=address,
+        interval_ms=settings.replica_interval_ms, max_lag_bytes=settings.replica_max_lag_bytes,
+    )  # fmt: skip
 
 
 def address_of(settings: Settings, port: int) -> str:

@@ -13,9 +13,8 @@ import msgspec
 from topics import logs
 from topics.clock import Clock
 from topics.config import Settings
-from topics.engine.durable.following import FollowedClock, Follower
 from topics.engine.durable.replication import ALIVE_MS
-from topics.engine.durable.standby import Standby
+from topics.engine.durable.standby import FollowedClock, Follower, Standby
 from topics.engine.durable.store import Done, Store
 from topics.engine.engine import Engine
 from topics.engine.state.topics import State
@@ -24,10 +23,11 @@ from topics.engine.write.commit import NoLog
 from topics.errors import Code, TopicsError
 from topics.server.limits import os_limits
 from topics.server.limits.loop_holds import Cause
+from topics.server.loop.replication import about_server
 from topics.server.loop.sliced_work import Slices
 from topics.server.loop.storage import RecoveryCancelled, ThreadWorker
 from topics.storage.datadir import DataDir
-from topics.storage.log.background import NotWriter
+from topics.storage.log.background import LogRefused
 from topics.storage.log.frame import Frames
 from topics.storage.log.wal import Wal
 from topics.storage.replica import objects, start
@@ -45,7 +45,7 @@ class FollowedLog(NoLog):
     """The log of an engine that follows another one: it takes nothing."""
 
     def write(self, frames: list[Frames]) -> None:
-        raise NotWriter("this server is a standby")
+        raise LogRefused("this server is a standby")
 
     def write_large(self, frames: list[Frames], done: Callable[[], None]) -> None:
         self.write(frames)
@@ -69,19 +69,17 @@ class StandbyService:
         self._worker = ThreadWorker(loop, "topics-standby")
         self._store_worker = ThreadWorker(loop, "topics-store")
         self._announcer = ThreadWorker(loop, "topics-announce")
-        self._timers: set[asyncio.TimerHandle] = set()
-        self._next: asyncio.TimerHandle | None = None  # of the next announcement
         self._slices: Slices | None = None
-        self._bucket: Bucket
+        self._bucket = open_bucket(settings.replica or "", timeout_ms=settings.replica_timeout_ms)
         self._loaded: Loaded
         self._follower: Follower
         self.standby: Standby | None = None
         self.on_load: Callable[[], None] = lambda: None  # called if the state must be loaded again
         self.on_taken: Callable[[Bucket, Opened], None] = lambda bucket, opened: None
-        cold_dir = None if settings.cold_dir is None else str(settings.cold_dir)
+        self._cold_dir = None if settings.cold_dir is None else str(settings.cold_dir)
         wal = Wal(datadir, file_bytes=settings.wal_file_bytes, worker=INLINE, clock=clock)
         self._store = Store(
-            datadir, state, wal, worker=self._store_worker, clock=clock, cold_dir=cold_dir,
+            datadir, state, wal, worker=self._store_worker, clock=clock, cold_dir=self._cold_dir,
             hot_segments=settings.hot_retain_segments, hot_bytes=settings.hot_retain_bytes,
             open_files=os_limits.descriptors().segment_files, runner=self._run,
         )  # fmt: skip
@@ -95,29 +93,25 @@ class StandbyService:
                 raise RecoveryCancelled
 
         def work() -> Loaded | None:
-            settings, fs = self._settings, self._dir.fs
-            self._bucket = open_bucket(settings.replica or "", timeout_ms=settings.replica_timeout_ms)
-            loaded = start.load(self._bucket, fs, self._dir.root, progress=progress)
+            loaded = start.load(self._bucket, self._dir.fs, self._dir.root, progress=progress)
             if loaded is not None:
                 self._dir.open()
-                cold_dir = None if settings.cold_dir is None else str(settings.cold_dir)
-                self._follower = Follower(self._dir, self._state, self._store.caches, cold_dir=cold_dir)
+                self._follower = Follower(self._dir, self._state, self._store.caches, cold_dir=self._cold_dir)
             return loaded
 
-        try:
-            # Bound: the first checkpoint of a writer.
-            while True:
-                try:
-                    found = await asyncio.to_thread(work)
-                    break
-                except start.NothingToFollow as error:
-                    if not waits:
-                        log.info("waiting_for_writer", reason=str(error))
-                    waits = True
-                    await asyncio.sleep(RETRY_S)
-        except asyncio.CancelledError:
-            cancelled = True  # ends the thread: the process cannot exit before it, and a restore may take long
-            raise
+        # Bound: the first checkpoint of a writer.
+        while True:
+            try:
+                found = await asyncio.to_thread(work)
+                break
+            except start.NothingToFollow as error:
+                if not waits:
+                    log.info("waiting_for_writer", reason=str(error))
+                waits = True
+                await asyncio.sleep(RETRY_S)
+            except asyncio.CancelledError:
+                cancelled = True  # ends the thread: the process cannot exit before it, and a restore may take long
+                raise
         if found is None:
             await self._end_threads()
             return False
@@ -136,16 +130,13 @@ class StandbyService:
             last=self._loaded.last, term=self._loaded.term, name=self._name, takes_over=not settings.no_takeover,
             takeover_after_ms=settings.takeover_after_ms, now_ms=self._clock.monotonic_ns() // 1_000_000,
         )  # fmt: skip
-        about = start.Server(
-            url=settings.replica or "", host=socket.gethostname(), address=self._address,
-            interval_ms=settings.replica_interval_ms, max_lag_bytes=settings.replica_max_lag_bytes,
-        )  # fmt: skip
         self.standby = standby = Standby(
-            self._loaded, about, following, self._follower, self._store, worker=self._worker, clock=self._clock,
+            self._loaded, about_server(settings, self._address), following, self._follower, self._store,
+            worker=self._worker, clock=self._clock,
             followed=self.clock, later=self._later, runner=self._run, save_bytes=settings.checkpoint_wal_bytes // 2,
             instance=secrets.token_hex(8),
         )  # fmt: skip
-        standby.on_load, standby.on_end = self.on_load, self._announce
+        standby.on_load = self.on_load
         standby.on_taken = lambda opened: self.on_taken(self._bucket, opened)
         standby.begin()
         self._announce()
@@ -161,8 +152,6 @@ class StandbyService:
         """Follow no more, and end the threads. What the directory has is complete up to some object."""
         if self.standby is not None:
             self.standby.end()
-        for timer in self._timers:
-            timer.cancel()
         self._announcer.submit(lambda: self._bucket.delete([self._object]), lambda error: None)
         idle = asyncio.Event()
         self._store.when_idle(idle.set)
@@ -179,7 +168,7 @@ class StandbyService:
         return objects.STANDBYS + self._name + (objects.READER if self._settings.no_takeover else "")
 
     def _announce(self) -> None:
-        """Show the writer, and `topics replica status`, that this server follows. Look for a request to take over."""
+        """Show the writer, and `topics replica status`, that this server follows."""
         standby, settings = self.standby, self._settings
         if standby is None or standby.is_over:
             return
@@ -187,30 +176,15 @@ class StandbyService:
             name=self._name, address=self._address, takes_over=not settings.no_takeover,
             object=standby.following.number, lag_ms=standby.lag_ms, at_ms=self._clock.now_ms(),
         )  # fmt: skip
-        promote: list[objects.Promote] = []
-
-        def work() -> None:
-            self._bucket.put(self._object, [msgspec.json.encode(announced)])
-            if (found := objects.read_promote(self._bucket.get(objects.PROMOTE))) is not None:
-                promote.append(found)
 
         def done(error: Exception | None) -> None:
-            if not standby.is_over:
-                standby.following.promote = promote[0] if promote else None
-                if self._next is not None:
-                    self._next.cancel()
-                self._next = self._later(min(ALIVE_MS, settings.takeover_after_ms // 3), self._announce)
+            self._later(min(ALIVE_MS, settings.takeover_after_ms // 3), self._announce)
 
-        self._announcer.submit(work, done)
+        data = msgspec.json.encode(announced)
+        self._announcer.submit(lambda: self._bucket.put(self._object, [data]), done)
 
-    def _later(self, ms: int, then: Callable[[], None]) -> asyncio.TimerHandle:
-        def fire() -> None:
-            self._timers.discard(timer)
-            then()
-
-        timer = self._loop.call_later(ms / 1000, fire)
-        self._timers.add(timer)
-        return timer
+    def _later(self, ms: int, then: Callable[[], None]) -> None:
+        self._loop.call_later(ms / 1000, then)
 
     def _run(self, steps: Steps[None], done: Done) -> None:
         assert self._slices is not None, "nothing is applied before `begin`"

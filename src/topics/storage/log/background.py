@@ -25,12 +25,6 @@ class ReplicaRefused(LogRefused):
     code = Code.REPLICA_UNAVAILABLE
 
 
-class NotWriter(LogRefused):
-    """This server follows another one."""
-
-    code = Code.NOT_WRITER
-
-
 class Fenced(LogRefused):
     """Another server writes the replica of this one."""
 

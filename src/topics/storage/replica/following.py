@@ -48,7 +48,7 @@ class Following:
         self._quiet_since_ms: int | None = None  # since when the bucket has answered, and had no new object
         self._at_end_ms = now_ms  # when there was no further object
 
-    def take(self, found: Object, now_ms: int) -> Step:
+    def take(self, found: Object) -> Step:
         """Note the next object. Return what becomes of it."""
         head = found.head
         self.number, self._quiet_since_ms, self.last_failure = head.number, None, ""

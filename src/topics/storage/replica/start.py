@@ -195,14 +195,13 @@ def load(bucket: Bucket, fs: Fs, path: str, *, progress: Progress = lambda done,
 
 
 def succeed(
-    loaded: Loaded, number: int, server: Server, datadir: DataDir, *, instance: str, now_ms: int
+    loaded: Loaded, number: int, server: Server, datadir: DataDir, instance: str, *, now_ms: int
 ) -> Opened | None:
     """Begin a term behind object `number`, which the directory has. Return None if there is a later object. Blocks.
 
     Raise `BucketError` if it is unknown whether the term has begun. Another one may begin then.
     """
     history = loaded.history
-    history.refresh()
     if history.last_number != number:
         return None
     sequence = _sequence(server, history.replica_id, instance, history.end())
