@@ -40,10 +40,10 @@ class Follows:
         assert isinstance(server, ReplicaServer)
         server.upload()
         if self.standby is None:
-            self.standby = SimStandby.begin(self._bucket, clock=server.clock, save_bytes=300)
+            self.standby = SimStandby.begin(self._bucket, clock=server.clock, save_bytes=300, takes_over=False)
         self.standby.follow()
         if self.standby.must_load:
-            self.standby = self.standby.loaded_again()
+            self.standby = self.standby.loaded_again(save_bytes=300, takes_over=False)
             self.standby.follow()
         self.standby.engine.clock.as_of_ms = server.clock.now_ms()  # type: ignore[attr-defined]  # all is uploaded
         shown, wanted = self.standby.view(), server.view()
@@ -64,7 +64,7 @@ class StandbyPair(replicas.ReplicaPair):
         self.server = server
 
 
-@examples(amount(60, 2_000))
+@examples(amount(40, 2_000))
 @given(st.lists(turns_of(verbs, st.none() | st.integers(0, 30)), max_size=10), seeds)
 def test_standby_matches_the_model_after_every_turn(history: list[Turn], seed: int) -> None:
     pair = StandbyPair(seed)

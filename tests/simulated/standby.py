@@ -54,6 +54,7 @@ class SimStandby(SimServer):
         state, clock, now_ms = self.store.state, FollowedClock(self.clock), self._elapsed_ms()
         follower = Follower(self._dir, state, self.store.caches, cold_dir=None)
         self.engine = Engine(clock=clock, limits=self.engine.limits, state=state)
+        self.engine.staging.follows = True
         follower.routers.resume()
         follower.grew = self.engine.staging.grew
         self.store.commits = self.engine.commits

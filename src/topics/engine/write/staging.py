@@ -33,6 +33,7 @@ class Staging:
         self.commits = commits
         self.clock = clock
         self.limits = limits
+        self.follows = False  # whether another server decides: the state follows its log
         self.logged = logged  # whether there is a log: without one, entries have no frames
         self.topics: Mapping[str, Topic] = state.by_name
         self.ceilings = Ceilings(state, commits)
