@@ -1,6 +1,7 @@
 """The wiring of a server: builds its parts, starts them in order, and stops them in the reverse order."""
 
 import asyncio
+import gc
 import os
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -136,6 +137,9 @@ class TopicsApp:
             try:
                 await self.stop()
                 await coming
+                gc.unfreeze()  # the state that was served: see `run.Garbage`
+                gc.collect()
+                gc.freeze()
                 log.info("ready")
             except Exception as error:
                 self.stop_server(error)

@@ -11,7 +11,7 @@ from tests.simulated.harness import ROOT, SimServer
 from tests.simulated.replica import ReplicaServer
 from tests.simulated.standby import SimStandby
 from topics.engine.queue.verbs import Want
-from topics.errors import TopicsError
+from topics.errors import Code, TopicsError
 from topics.model.consumer import ConsumerRequest
 from topics.model.records import TagMatch
 from topics.model.router import RouterRequest
@@ -72,8 +72,10 @@ def test_silent_writer_is_succeeded_and_losses_are_reported():
     assert (low, reason) == (2, "failover")
     assert high >= last
     assert after.state == "following"
-    with pytest.raises(TopicsError, match="has taken it over"):
-        writer.append("sure", "3")
+    for _ in range(2):
+        with pytest.raises(TopicsError, match="has taken it over") as failure:
+            writer.append("sure", "3")
+        assert failure.value.code is Code.FENCED
 
 
 def test_orderly_stop_is_succeeded_without_a_gap():

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from topics.clock import Clock
 from topics.engine.durable.store import Store
 from topics.engine.write.commit import Commits
-from topics.storage.log.background import Fenced, ReplicaRefused
+from topics.storage.log.background import Fenced, LogRefused, ReplicaRefused
 from topics.storage.replica.objects import READER, Position
 from topics.storage.replica.sequence import State
 from topics.storage.replica.uploader import Uploader
@@ -55,7 +55,9 @@ class Replication:
         return self.sequence.covered
 
     @property
-    def refusal(self) -> ReplicaRefused | None:
+    def refusal(self) -> LogRefused | None:
+        if self._store.wal.is_fenced:
+            return Fenced(self._store.wal.read_only)
         if self.is_cut_off:
             return ReplicaRefused("the replica does not answer, so a standby may have taken over")
         if self.is_away:

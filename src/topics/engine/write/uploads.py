@@ -35,7 +35,7 @@ class Replica(Protocol):
         return 0, 0
 
     @property
-    def refusal(self) -> ReplicaRefused | None:
+    def refusal(self) -> LogRefused | None:
         """Why tickets that wait for an upload are refused now; None if they are not."""
         return None
 

@@ -116,7 +116,7 @@ class StandbyService:
             await self._end_threads()
             return False
         self._loaded = found
-        log.info("loaded", object=found.last.number, term=found.term, topics=len(self._state.by_name))
+        log.info("loaded", object=found.last.number, term=found.term, topics=len(self._state.by_id))
         return True
 
     def begin(self, engine: Engine, slices: Slices) -> None:
