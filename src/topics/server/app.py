@@ -43,6 +43,7 @@ from topics.storage.replica.start import Opened
 
 log = logs.Log("server")
 
+FREE_S = 10  # until the last timers of a state that is no longer served have passed
 EXIT_HALTED = 70  # of a process whose state differs from its log: the next start replays the log
 
 
@@ -136,10 +137,9 @@ class TopicsApp:
         async def switch() -> None:
             try:
                 await self.stop()
+                self.budget.reclaimers.clear()  # those of the state that was served
                 await coming
-                gc.unfreeze()  # the state that was served: see `run.Garbage`
-                gc.collect()
-                gc.freeze()
+                self.loop.call_later(FREE_S, _free)
                 log.info("ready")
             except Exception as error:
                 self.stop_server(error)
@@ -236,6 +236,13 @@ class TopicsApp:
                 await services.standby.close()
         finally:
             services.runtime.stop()
+
+
+def _free() -> None:
+    """Free a state that is no longer served. Its objects are frozen, see `run.Garbage`, and refer to each other."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 def columns(

@@ -49,7 +49,6 @@ class Upkeep:
             if timer is not None:
                 timer.cancel()
         self._timer = self._relief = None
-        self._budget.reclaimers.remove(self._reclaim)
         self._budget.listeners.remove(self._changed)
 
     def _tick(self) -> None:
