@@ -26,7 +26,7 @@ SYNC := $(VENV)/.sync
 INSTALL := $(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check format torture kills soak bench demo-pipeline docs site dist pythons screenshots clean
+.PHONY: help install run test test-core check format torture kills soak bench demo-pipeline docs site dist pythons screenshots clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,12 @@ test: $(READY_DEV) $(SYNC) ## run all tests except the long ones
 		command -v $$b >/dev/null && break; \
 		test $$b != none || echo "no Chromium found: the browser tests are skipped; set CHROMIUM=/path/to/chromium to run them"; done
 	$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --timeout $(TEST_TIMEOUT_S)
+
+# Without a JVM and a browser: the model, the engine, its storage, and the API over a real socket.
+CORE := model engine queues routers consumers storage/log storage/segments contract live
+
+test-core: $(READY_DEV) $(SYNC) ## run the tests of the engine and its API, about a minute and a half: for daily work
+	$(PYTHON) -m pytest -q -n $(WORKERS) --dist loadgroup --timeout $(TEST_TIMEOUT_S) $(addprefix tests/,$(CORE))
 
 check: $(READY_DEV) $(SYNC) site ## check format, lint, types, import contracts and the links of the site, and run the tests
 	$(VENV)/bin/ruff format --check .

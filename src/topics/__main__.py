@@ -8,7 +8,6 @@ EXIT_INTERRUPTED = 130
 
 
 def main() -> int:
-    """Run the command line of the process and return its exit status."""
     if sys.argv[1:2] == ["serve"]:
         early_signals.handle()
     try:

@@ -2,10 +2,7 @@
 
 `Settings` is the table. A field is a row: its name gives the variable and the flag (`data_dir` is `TOPICS_DATA_DIR`
 and `--data-dir`), and its value carries kind, default, bounds and help. Loading, `--help`, the documentation and the
-tests all read the rows, so a setting is declared once.
-
-`Settings.load` raises `BadSettings` with every value that does not parse or is out of bounds, so that a start reports
-all problems at once. An empty value counts as unset.
+tests all read the rows, so a setting is declared once. An empty value counts as unset.
 """
 
 import dataclasses
@@ -34,8 +31,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 _SIZE = re.compile(r"([0-9]+) ?(|k|K|M|G|T|KiB|MiB|GiB|TiB)")
 _UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": 1 << 40}
-_TRUE = frozenset({"1", "true", "yes", "on"})
-_FALSE = frozenset({"0", "false", "no", "off"})
+_BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s@]+")
 
 
@@ -48,6 +44,14 @@ class Kind:
     show: Callable[[Any], str] = str
     low: int | None = None
     high: int | None = None
+
+    def __call__(
+        self, default: Any, help: str, *, low: int | None = None, high: int | None = None, secret: bool = False
+    ) -> Any:
+        """Return a field of `Settings` with its table row. The type is `Any`, so that the annotation declares it."""
+        bounds = {"low": self.low if low is None else low, "high": self.high if high is None else high}
+        row = {"kind": self, "default": default, "help": help, "secret": secret, **bounds}
+        return dataclasses.field(default=default, repr=not secret, metadata=row)
 
 
 def _parse_integer(text: str) -> int:
@@ -73,10 +77,9 @@ def _show_size(value: int) -> str:
 
 
 def _parse_bool(text: str) -> bool:
-    word = text.lower()
-    if word not in _TRUE | _FALSE:
+    if text.lower() not in _BOOLEANS:
         raise ValueError(f"{text!r} is not a boolean; use 1, 0, true, false, yes, no, on or off")
-    return word in _TRUE
+    return _BOOLEANS[text.lower()]
 
 
 def _parse_origins(text: str) -> tuple[str, ...]:
@@ -106,30 +109,19 @@ def _parse_key_file(text: str) -> KeyFile:
         raise ValueError(f"{text}: {error}") from None
 
 
-def _parse_output_file(text: str) -> Path:
-    path = Path(text)
-    if not path.parent.is_dir():
-        raise ValueError(f"the directory {path.parent} does not exist; create it first")
-    return path
+def _path(is_wrong: Callable[[Path], bool], problem: str) -> Callable[[str], Path]:
+    """Return a parser of paths. `problem` gets the text and the path."""
 
+    def parse(text: str) -> Path:
+        path = Path(text)
+        if is_wrong(path):
+            raise ValueError(problem.format(text, path))
+        return path
 
-def _parse_input_file(text: str) -> Path:
-    path = Path(text)
-    if not path.is_file():
-        raise ValueError(f"the file {text} does not exist")
-    return path
-
-
-def _parse_directory(text: str) -> Path:
-    path = Path(text)
-    if path.exists() and not path.is_dir():
-        raise ValueError(f"{text} is a file, not a directory; choose a directory")
-    return path
+    return parse
 
 
 def choice(*words: str) -> Kind:
-    """Return a kind whose values are these words."""
-
     def parse(text: str) -> str:
         word = text.lower()
         if word not in words:
@@ -168,11 +160,17 @@ MILLIS = Kind(name="milliseconds", parse=_parse_integer, low=1, high=DAY_MS)
 SIZE = Kind(name="size", parse=_parse_size, show=_show_size, low=1, high=U63)
 FLAG = Kind(name="boolean", parse=_parse_bool, show=lambda value: "true" if value else "false")
 ORIGINS = Kind(name="list of origins", parse=_parse_origins, show=",".join)
-DIRECTORY = Kind(name="directory", parse=_parse_directory)
+DIRECTORY = Kind(
+    name="directory",
+    parse=_path(lambda path: path.exists() and not path.is_dir(), "{0} is a file, not a directory; choose a directory"),
+)
 KEYS = Kind(name="list of keys", parse=parse_list)
 KEY_FILE = Kind(name="file", parse=_parse_key_file, show=lambda value: str(value.path))
-INPUT_FILE = Kind(name="file", parse=_parse_input_file)
-OUTPUT_FILE = Kind(name="file", parse=_parse_output_file)
+INPUT_FILE = Kind(name="file", parse=_path(lambda path: not path.is_file(), "the file {0} does not exist"))
+OUTPUT_FILE = Kind(
+    name="file",
+    parse=_path(lambda path: not path.parent.is_dir(), "the directory {1.parent} does not exist; create it first"),
+)
 
 
 # --- the table
@@ -188,8 +186,6 @@ class BadSettings(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One row of the table."""
-
     name: str
     group: str
     kind: Kind
@@ -232,17 +228,8 @@ class Setting:
         return "(hidden)" if self.secret else self.kind.show(value)
 
 
-def _row(
-    kind: Kind, default: Any, help: str, *, low: int | None = None, high: int | None = None, secret: bool = False
-) -> Any:
-    """Return a field of `Settings` with its table row. The type is `Any`, so that the annotation declares it."""
-    bounds = {"low": kind.low if low is None else low, "high": kind.high if high is None else high}
-    row = {"kind": kind, "default": default, "help": help, "secret": secret, **bounds}
-    return dataclasses.field(default=default, repr=not secret, metadata=row)
-
-
 def _cap(default: int, help: str) -> Any:
-    return _row(COUNT, default, help + " 0 means unlimited.", low=0)
+    return COUNT(default, help + " 0 means unlimited.", low=0)
 
 
 TIERS = "Hot and cold segments"
@@ -263,55 +250,48 @@ GROUPS = {  # by their first settings
 class Settings:
     """The settings of a server. `load` reads them from the environment and flags; tests pass them by keyword."""
 
-    host: str = _row(TEXT, "127.0.0.1", "Address or host name to listen on. A non-loopback address needs API keys.")
-    port: int = _row(COUNT, 4000, "Port to listen on. 0 chooses a free port.", low=0, high=65_535)
-    port_file: Path | None = _row(OUTPUT_FILE, None, "File to which the server writes its port once it listens.")
-    cors_origins: tuple[str, ...] = _row(
-        ORIGINS, (), "Origins whose pages may call the API, separated by commas. * allows all."
+    host: str = TEXT("127.0.0.1", "Address or host name to listen on. A non-loopback address needs API keys.")
+    port: int = COUNT(4000, "Port to listen on. 0 chooses a free port.", low=0, high=65_535)
+    port_file: Path | None = OUTPUT_FILE(None, "File to which the server writes its port once it listens.")
+    cors_origins: tuple[str, ...] = ORIGINS(
+        (), "Origins whose pages may call the API, separated by commas. * allows all."
     )
-    console: bool = _row(FLAG, True, "Serve the web console at /console.")
+    console: bool = FLAG(True, "Serve the web console at /console.")
 
-    log_level: str = _row(choice("debug", "info", "warning", "error"), "info", "Minimum severity of log lines.")
-    log_format: str = _row(
-        choice("auto", "human", "json"),
-        "auto",
-        "Format of log lines. auto means human on a terminal and json elsewhere.",
+    log_level: str = choice("debug", "info", "warning", "error")("info", "Minimum severity of log lines.")
+    log_format: str = choice("auto", "human", "json")(
+        "auto", "Format of log lines. auto means human on a terminal and json elsewhere."
     )
-    slow_request_ms: int = _row(MILLIS, 1000, "Log requests that take longer. 0 disables this.", low=0)
+    slow_request_ms: int = MILLIS(1000, "Log requests that take longer. 0 disables this.", low=0)
 
-    api_keys: tuple[KeyRule, ...] = _row(
-        KEYS,
+    api_keys: tuple[KeyRule, ...] = KEYS(
         (),
         "API keys, separated by commas, each secret[:scopes[:prefixes]]. Other users of the machine can see flags: use "
         "the variable or the file.",
         secret=True,
     )
-    api_keys_file: KeyFile | None = _row(
-        KEY_FILE,
-        None,
-        "File with one API key per line, in addition to those above. Lines that start with # are comments.",
+    api_keys_file: KeyFile | None = KEY_FILE(
+        None, "File with one API key per line, in addition to those above. Lines that start with # are comments."
     )
-    allow_insecure_no_auth: bool = _row(FLAG, False, "Allow a non-loopback address without API keys.")
-    probe_auth: bool = _row(FLAG, False, "Require an API key for the health and readiness probes too.")
-    tls_cert: Path | None = _row(INPUT_FILE, None, "Certificate chain in PEM form. The server then serves HTTPS only.")
-    tls_key: Path | None = _row(INPUT_FILE, None, "Private key of the certificate, if it is not in the same file.")
+    allow_insecure_no_auth: bool = FLAG(False, "Allow a non-loopback address without API keys.")
+    probe_auth: bool = FLAG(False, "Require an API key for the health and readiness probes too.")
+    tls_cert: Path | None = INPUT_FILE(None, "Certificate chain in PEM form. The server then serves HTTPS only.")
+    tls_key: Path | None = INPUT_FILE(None, "Private key of the certificate, if it is not in the same file.")
 
-    max_batch_records: int = _row(COUNT, 10_000, "Maximum records in one write.", high=1_000_000)
-    max_record_bytes: int = _row(
-        SIZE, MIB, "Data and meta of one record. If unset, it follows the body and meta limits.", high=GIB
+    max_batch_records: int = COUNT(10_000, "Maximum records in one write.", high=1_000_000)
+    max_record_bytes: int = SIZE(
+        MIB, "Data and meta of one record. If unset, it follows the body and meta limits.", high=GIB
     )
-    max_body_bytes: int = _row(
-        SIZE, 64 * MIB, "A request body, decompressed. If unset, it is at least the record limit.", high=GIB
+    max_body_bytes: int = SIZE(
+        64 * MIB, "A request body, decompressed. If unset, it is at least the record limit.", high=GIB
     )
-    max_meta_bytes: int = _row(
-        SIZE, 16 * KIB, "Meta of one record. If unset, it is at most the record limit.", high=GIB
-    )
-    max_tag_bytes: int = _row(SIZE, 256, "Maximum size of a tag.", high=64 * KIB - 1)
-    max_node_bytes: int = _row(SIZE, 128, "Maximum size of a node name.", high=64 * KIB - 1)
-    max_limit: int = _row(COUNT, 1000, "Maximum records in one read; larger is clamped.", high=1_000_000)
-    max_claim: int = _row(COUNT, 1000, "Maximum jobs in one claim, ack, nack or extend.", high=1_000_000)
-    max_watch_topics: int = _row(
-        COUNT, 256, "Maximum topics, and patterns, in one watch session or WebSocket.", high=1_000_000
+    max_meta_bytes: int = SIZE(16 * KIB, "Meta of one record. If unset, it is at most the record limit.", high=GIB)
+    max_tag_bytes: int = SIZE(256, "Maximum size of a tag.", high=64 * KIB - 1)
+    max_node_bytes: int = SIZE(128, "Maximum size of a node name.", high=64 * KIB - 1)
+    max_limit: int = COUNT(1000, "Maximum records in one read; larger is clamped.", high=1_000_000)
+    max_claim: int = COUNT(1000, "Maximum jobs in one claim, ack, nack or extend.", high=1_000_000)
+    max_watch_topics: int = COUNT(
+        256, "Maximum topics, and patterns, in one watch session or WebSocket.", high=1_000_000
     )
 
     max_topics: int = _cap(100_000, "Maximum number of topics.")
@@ -322,106 +302,89 @@ class Settings:
     max_sse_connections: int = _cap(10_000, "Maximum open event streams, WebSockets and scans.")
     max_sse_connections_per_key: int = _cap(1000, "Maximum open event streams, WebSockets and scans per API key.")
     max_inflight_per_key: int = _cap(1000, "Maximum number of concurrent requests per API key.")
-    max_total_bytes: int = _row(SIZE, 0, "Maximum size of all stored records. 0 means unlimited.", low=0)
-    memory_budget_bytes: int | None = _row(
-        SIZE,
+    max_total_bytes: int = SIZE(0, "Maximum size of all stored records. 0 means unlimited.", low=0)
+    memory_budget_bytes: int | None = SIZE(
         None,
         "Maximum memory for clients: bodies, answers, sessions, idempotency keys. Past it, large requests get 429. If "
         "unset, a quarter of the memory of the machine or its cgroup. 0 means unlimited.",
         low=0,
         high=U63,
     )
-    max_idempotency_keys: int = _row(COUNT, 1_000_000, "Maximum number of idempotency keys per topic.")
-    metrics_max_topics: int = _row(
-        COUNT, 1000, "Maximum number of topics with their own metrics. The others are summed.", low=0
+    max_idempotency_keys: int = COUNT(1_000_000, "Maximum number of idempotency keys per topic.")
+    metrics_max_topics: int = COUNT(
+        1000, "Maximum number of topics with their own metrics. The others are summed.", low=0
     )
-    session_ttl_ms: int = _row(MILLIS, 300_000, "Time until a watch session without a stream expires.")
+    session_ttl_ms: int = MILLIS(300_000, "Time until a watch session without a stream expires.")
 
-    max_connections: int = _row(
-        COUNT,
+    max_connections: int = COUNT(
         0,
         "Maximum number of open connections. Past it, a new connection replaces an idle one, or gets 429. 0 means as "
         "many as the file descriptor limit (ulimit -n) allows; larger values are lowered to that.",
         low=0,
     )
-    max_header_bytes: int = _row(SIZE, 32 * KIB, "Maximum size of the request line and headers.", low=KIB, high=MIB)
-    max_headers: int = _row(COUNT, 100, "Maximum number of header fields in a request.", high=10_000)
-    header_timeout_ms: int = _row(
-        MILLIS, 10_000, "Maximum time from the first byte of a request to the end of its headers."
-    )
-    body_timeout_ms: int = _row(MILLIS, 60_000, "Maximum time from the end of the headers to the end of the body.")
-    idle_timeout_ms: int = _row(MILLIS, 75_000, "Time after which an idle connection is closed.")
-    buffer_grace_ms: int = _row(
-        MILLIS,
+    max_header_bytes: int = SIZE(32 * KIB, "Maximum size of the request line and headers.", low=KIB, high=MIB)
+    max_headers: int = COUNT(100, "Maximum number of header fields in a request.", high=10_000)
+    header_timeout_ms: int = MILLIS(10_000, "Maximum time from the first byte of a request to the end of its headers.")
+    body_timeout_ms: int = MILLIS(60_000, "Maximum time from the end of the headers to the end of the body.")
+    idle_timeout_ms: int = MILLIS(75_000, "Time after which an idle connection is closed.")
+    buffer_grace_ms: int = MILLIS(
         5_000,
         "Time for which a watcher's connection may be full before its gaps are reported as from_seq_too_old.",
         low=0,
     )
-    slow_consumer_timeout_ms: int = _row(
-        MILLIS, 30_000, "Time for which a watcher's connection may be full before it is closed."
+    slow_consumer_timeout_ms: int = MILLIS(
+        30_000, "Time for which a watcher's connection may be full before it is closed."
     )
-    ws_deflate: bool = _row(FLAG, False, "Compress WebSocket messages if the client supports it.")
-    pressure_lag_ms: int = _row(
-        MILLIS, 250, "Loop lag at which requests get 429; pushes are delayed earlier. 0 disables this.", low=0
+    ws_deflate: bool = FLAG(False, "Compress WebSocket messages if the client supports it.")
+    pressure_lag_ms: int = MILLIS(
+        250, "Loop lag at which requests get 429; pushes are delayed earlier. 0 disables this.", low=0
     )
-    drain_timeout_ms: int = _row(
-        MILLIS, 10_000, "Maximum time for open requests to finish after SIGTERM or SIGINT.", low=0
+    drain_timeout_ms: int = MILLIS(10_000, "Maximum time for open requests to finish after SIGTERM or SIGINT.", low=0)
+
+    data_dir: Path | None = DIRECTORY(
+        None, "Data directory. If unset, records are in memory only and lost when the server stops."
+    )
+    sync_interval_ms: int = MILLIS(
+        100, "Time after which writes are synced, for topics that do not wait for the sync.", high=60_000
+    )
+    wal_file_bytes: int = SIZE(
+        16 * MIB, "Size at which a new write-ahead log file is started.", low=64 * KIB, high=4 * GIB
+    )
+    checkpoint_wal_bytes: int = SIZE(
+        64 * MIB, "Growth of the write-ahead log after which a checkpoint is taken.", low=64 * KIB
+    )
+    checkpoint_interval_ms: int = MILLIS(300_000, "Maximum time between two checkpoints.", low=100)
+    segment_max_events: int = COUNT(65_536, "Number of records at which a segment is sealed.", low=16, high=1_048_576)
+    segment_max_bytes: int = SIZE(64 * MIB, "Size at which a segment is sealed.", low=4 * KIB, high=GIB)
+    segment_max_age_ms: int = MILLIS(HOUR_MS, "Age at which a segment is sealed.", low=100, high=365 * DAY_MS)
+
+    cold_dir: Path | None = DIRECTORY(None, "Directory for sealed segments beyond the limits below.")
+    hot_retain_segments: int = _cap(0, "Maximum sealed segments per topic in the data directory.")
+    hot_retain_bytes: int = SIZE(
+        0, "Maximum size of sealed segments per topic in the data directory. 0 means unlimited.", low=0
     )
 
-    data_dir: Path | None = _row(
-        DIRECTORY, None, "Data directory. If unset, records are in memory only and lost when the server stops."
+    replica: str | None = BUCKET_URL(
+        None, "Replica of the data directory: s3://bucket/prefix, gs://…, az://… or file:///directory."
     )
-    sync_interval_ms: int = _row(
-        MILLIS, 100, "Time after which writes are synced, for topics that do not wait for the sync.", high=60_000
+    replica_interval_ms: int = MILLIS(
+        1000, "Time after which writes are uploaded, for topics that do not wait for it.", low=10, high=3_600_000
     )
-    wal_file_bytes: int = _row(
-        SIZE, 16 * MIB, "Size at which a new write-ahead log file is started.", low=64 * KIB, high=4 * GIB
+    replica_timeout_ms: int = MILLIS(
+        10_000, "Time after which a write that waits for the replica gets 503.", low=100, high=600_000
     )
-    checkpoint_wal_bytes: int = _row(
-        SIZE, 64 * MIB, "Growth of the write-ahead log after which a checkpoint is taken.", low=64 * KIB
-    )
-    checkpoint_interval_ms: int = _row(MILLIS, 300_000, "Maximum time between two checkpoints.", low=100)
-    segment_max_events: int = _row(
-        COUNT, 65_536, "Number of records at which a segment is sealed.", low=16, high=1_048_576
-    )
-    segment_max_bytes: int = _row(SIZE, 64 * MIB, "Size at which a segment is sealed.", low=4 * KIB, high=GIB)
-    segment_max_age_ms: int = _row(MILLIS, HOUR_MS, "Age at which a segment is sealed.", low=100, high=365 * DAY_MS)
-
-    cold_dir: Path | None = _row(DIRECTORY, None, "Directory for sealed segments beyond the limits below.")
-    hot_retain_segments: int = _row(
-        COUNT, 0, "Maximum sealed segments per topic in the data directory. 0 means unlimited.", low=0
-    )
-    hot_retain_bytes: int = _row(
-        SIZE, 0, "Maximum size of sealed segments per topic in the data directory. 0 means unlimited.", low=0
+    replica_max_lag_bytes: int = SIZE(4 * GIB, "Log that is kept while the replica cannot be reached.", low=MIB)
+    replica_keep_ms: int = MILLIS(
+        7 * DAY_MS, "Time for which every moment can be restored from the replica.", low=0, high=3650 * DAY_MS
     )
 
-    replica: str | None = _row(
-        BUCKET_URL, None, "Replica of the data directory: s3://bucket/prefix, gs://…, az://… or file:///directory."
+    standby: bool = FLAG(False, "Follow the writer of the replica: serve reads, and take over if it is silent.")
+    no_takeover: bool = FLAG(False, "As a standby, never take over by itself: a read replica.")
+    takeover_after_ms: int = MILLIS(
+        15_000, "Silence of the writer after which a standby takes over. The same for all servers.", low=100
     )
-    replica_interval_ms: int = _row(
-        MILLIS,
-        1000,
-        "Time after which writes are uploaded, for topics that do not wait for it.",
-        low=10,
-        high=3_600_000,
-    )
-    replica_timeout_ms: int = _row(
-        MILLIS, 10_000, "Time after which a write that waits for the replica gets 503.", low=100, high=600_000
-    )
-    replica_max_lag_bytes: int = _row(SIZE, 4 * GIB, "Log that is kept while the replica cannot be reached.", low=MIB)
-    replica_keep_ms: int = _row(
-        MILLIS, 7 * DAY_MS, "Time for which every moment can be restored from the replica.", low=0, high=3650 * DAY_MS
-    )
-
-    standby: bool = _row(FLAG, False, "Follow the writer of the replica: serve reads, and take over if it is silent.")
-    no_takeover: bool = _row(FLAG, False, "As a standby, never take over by itself: a read replica.")
-    takeover_after_ms: int = _row(
-        MILLIS, 15_000, "Silence of the writer after which a standby takes over. The same for all servers.", low=100
-    )
-    advertised_url: str | None = _row(
-        HTTP_URL,
-        None,
-        "Where clients reach this server, as others report it. The address that it listens on, if unset.",
+    advertised_url: str | None = HTTP_URL(
+        None, "Where clients reach this server, as others report it. The address that it listens on, if unset."
     )
 
     @classmethod

@@ -32,8 +32,6 @@ class BadKeys(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class KeyRule:
-    """The rights of one API key."""
-
     digest: bytes  # SHA-256 of the secret
     scopes: frozenset[str]
     prefixes: tuple[str, ...]  # empty: all names

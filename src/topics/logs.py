@@ -57,7 +57,6 @@ class Log:
         self._emit(logging.ERROR, event, fields, (type(error), error, error.__traceback__))
 
     def is_enabled(self, level: int) -> bool:
-        """Return whether lines of this level are written."""
         return self._logger.isEnabledFor(level)
 
     def _emit(self, level: int, event: str, fields: dict[str, Field], exc: ExcInfo | None = None) -> None:

@@ -8,6 +8,7 @@ import asyncio
 import errno
 import os
 import sys
+from types import SimpleNamespace
 
 from topics.cli.main import build_parser
 from topics.cli.servers import serve
@@ -16,7 +17,6 @@ from topics.config import Settings
 from topics.errors import Corrupt
 from topics.keys import KeyRule
 from topics.server.http.messages import Answer, Deferred, Request, Response
-from topics.server.http.server import HttpServer
 from topics.server.limits.budget import MemoryBudget
 from topics.server.limits.loop_holds import LoopHolds
 
@@ -24,7 +24,7 @@ from topics.server.limits.loop_holds import LoopHolds
 class PlainApp:
     def __init__(self) -> None:
         self.slow: list[Deferred] = []
-        self.http: HttpServer | None = None
+        self.startup = SimpleNamespace()
         self.budget = MemoryBudget()
         self.holds = LoopHolds()
 

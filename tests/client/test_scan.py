@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import StartServer
-from topics.client import Client, bulk_pieces
+from topics.client import Client, raw
 from topics.client.errors import Unreachable
 from topics.client.request import End, Tombstone
 from topics.errors import Code, TopicsError
@@ -102,9 +102,9 @@ def test_answer_without_end_is_incomplete(start_server: StartServer):
         whole = b"".join(_body(server.port))
     for cut in range(len(whole)):
         take = _taker(whole[:cut])
-        with pytest.raises(bulk_pieces.CutOff):
-            list(bulk_pieces.read(take, source="test"))
-    assert isinstance(list(bulk_pieces.read(_taker(whole), source="test"))[-1], End)
+        with pytest.raises(raw.CutOff):
+            list(raw.read_pieces(take, source="test"))
+    assert isinstance(list(raw.read_pieces(_taker(whole), source="test"))[-1], End)
 
 
 def _body(port: int) -> Iterator[bytes]:
@@ -140,4 +140,4 @@ def test_unknown_piece_kind_is_ignored():
     end = json.dumps({"end": {"next_from_seq": 1, "head_seq": 1, "earliest_seq": 1, "epoch": 5}}).encode()
     known = len(end).to_bytes(4, "little") + (2).to_bytes(4, "little") + end
     unknown = (3).to_bytes(4, "little") + (99).to_bytes(4, "little") + b"abc"
-    assert list(bulk_pieces.read(_taker(unknown + known), source="test")) == [End(1, 1, 1, 5)]
+    assert list(raw.read_pieces(_taker(unknown + known), source="test")) == [End(1, 1, 1, 5)]

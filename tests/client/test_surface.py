@@ -86,7 +86,8 @@ async def _ask(call: Callable[[AsyncTopics], Any], asked: set[tuple[str, str]]) 
     def answer(request: httpx.Request) -> httpx.Response:
         asked.add((request.method, request.url.path))
         if request.url.path == "/v0/watch":
-            return httpx.Response(200, json={"stream_url": "/v0/watch/a", "topics": {}})
+            times = {"session_ttl_ms": 1000, "performance": {"server_total_ms": 0.1}}
+            return httpx.Response(200, json={"wid": "a", "stream_url": "/v0/watch/a", "topics": {}, **times})
         return httpx.Response(403, json={"error": {"code": "forbidden", "message": "no"}})
 
     async with AsyncTopics(transport=httpx.MockTransport(answer)) as topics:

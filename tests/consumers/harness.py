@@ -7,7 +7,7 @@ from typing import Any
 from tests.simulated.disk import SimDisk
 from tests.simulated.harness import SimServer
 from topics.engine.consumers.lag import lag_of, lost_of
-from topics.engine.consumers.verbs import Removed, StoredConsumer
+from topics.engine.consumers.verbs import StoredConsumer
 from topics.engine.state.consumers import Consumer
 from topics.engine.steps import run_all
 from topics.model.consumer import ConsumerRequest
@@ -40,8 +40,8 @@ class Consumers:
         return found.seq
 
     def drop(self, name: str) -> bool:
-        found: Removed = self.server.done(self.engine.consumers.drop(TOPIC, name))
-        return found.deleted
+        found: bool = self.server.done(self.engine.consumers.drop(TOPIC, name))
+        return found
 
     def get(self, name: str) -> Consumer:
         return self.engine.consumers.get(TOPIC, name)[1]

@@ -110,7 +110,7 @@ def test_archive_and_consumer_hold_together():
     readers.put("billing", hold=True, max_hold_bytes=1)
     readers.write(3)
     epoch = readers.engine.topic(TOPIC).epoch
-    readers.server.done(readers.engine.archives.report(TOPIC, seq=3, epoch=epoch))
+    readers.server.done(readers.engine.report_archived(TOPIC, seq=3, epoch=epoch))
     with pytest.raises(TopicsError):
         readers.write(1)
     readers.put("billing", seq=2)

@@ -18,7 +18,7 @@ from topics.config import Settings
 from topics.model import consumer, inspection, queue, records, topic, watch
 from topics.model.names import TOPIC_PATTERN
 from topics.model.records import Limits
-from topics.server.api import openapi, openapi_fields
+from topics.server.api import openapi
 from topics.server.api.openapi import Described, described
 from topics.server.api.route_table import ROUTES
 
@@ -80,7 +80,9 @@ def test_every_operation_has_its_own_name(document: Any):
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
 def test_operation_documents_what_its_route_declares(document: Any, route: Any):
     operation = operations(document)[route.method, route.path]
-    statuses = {str(status) for status in route.answers} | {str(code.status) for code in route.errors}
+    statuses = {str(status) for status in route.answers} | {
+        str(code.status) for code in described()[openapi.operation_name(route)].errors
+    }
     assert statuses <= operation["responses"].keys()
     parameters = {(row["in"], row["name"]) for row in operation["parameters"]}
     assert {("query", row.name) for row in route.query} <= parameters
@@ -137,13 +139,13 @@ def test_every_field_is_described(document: Any):
     schemas = document["components"]["schemas"]
     fields = {(name, field): row for name, schema in schemas.items() for field, row in schema["properties"].items()}
     without = [key for key, row in fields.items() if row.get("description", "default").startswith("default")]
-    assert without == [], "describe the fields in their annotations, or in openapi_fields.py"
+    assert without == [], "describe the fields in their annotations, or in openapi_texts.json"
 
 
 def test_table_of_fields_describes_no_field_that_does_not_exist(document: Any):
     schemas = document["components"]["schemas"]
     names = {field for schema in schemas.values() for field in schema["properties"]}
-    assert openapi_fields.EVERYWHERE.keys() - names == {
+    assert openapi.EVERYWHERE.keys() - names == {
         "op",
         "request_id",
         "retry_after_ms",
@@ -183,7 +185,7 @@ LIMITS = Limits()
     ],
 )
 def test_described_limit_is_the_one_in_force(kind: str, field: str, limits: tuple[int, ...]):
-    text = openapi_fields.described(kind)[field]
+    text = openapi.annotated(kind)[field]
     assert [int(number) for number in re.findall(r"\d+", text) if int(number) in limits] == list(limits), text
 
 

@@ -10,8 +10,8 @@ import pytest
 from tests.docs.blocks import blocks_of
 from tools.docs import errors as errors_doc
 from topics.errors import Code
-from topics.model.error_meanings import MEANINGS
 from topics.model.topic import TopicConfig
+from topics.server.api.openapi import TEXTS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -31,7 +31,7 @@ def test_benchmark_page_has_the_newest_results() -> None:
 
 
 def test_every_error_code_has_an_explanation() -> None:
-    assert list(MEANINGS) == list(Code)
+    assert list(TEXTS["errors"]) == list(Code)
 
 
 def test_topics_page_lists_every_field_with_its_default() -> None:

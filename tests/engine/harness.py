@@ -129,12 +129,15 @@ def read(engine: Engine, name: str, **query: Any) -> Reading:
 def waiting(act: Callable[[], T]) -> T:
     """Run `act` as a server does: fetch what it asks for and run it again. A hundred rounds are a livelock."""
     hold = Hold()
-    for _ in range(100):
-        try:
-            return act()
-        except Cold as cold:
-            hold.load(cold)
-    raise AssertionError("loads again and again what it has already loaded")
+    try:
+        for _ in range(100):
+            try:
+                return act()
+            except Cold as cold:
+                hold.load(cold)
+        raise AssertionError("loads again and again what it has already loaded")
+    finally:
+        hold.release()  # a traceback may keep the hold; the next read at the front would end where its records end
 
 
 def objects(reading: Reading) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from tests.sampling import amount
 from tests.simulated.clock import SimClock
 from tests.simulated.disk import SimDisk
 from topics.engine.consumers.lag import lag_of, lost_of
-from topics.engine.consumers.verbs import Removed, StoredConsumer
+from topics.engine.consumers.verbs import StoredConsumer
 from topics.engine.engine import Configured, Dropped
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import SegmentLimits
@@ -291,7 +291,7 @@ class Pair:
                 return self.engine.drop_topic(name, if_empty=if_empty)
             case Archive(name, seq):
                 topic = self.engine.find(name)
-                return self.engine.archives.report(name, seq=seq, epoch=0 if topic is None else topic.epoch)
+                return self.engine.report_archived(name, seq=seq, epoch=0 if topic is None else topic.epoch)
             case Store(name, consumer, wanted):
                 return self.engine.consumers.put(name, consumer, wanted)
             case Commit(name, consumer, seq):
@@ -313,8 +313,6 @@ class Pair:
                 return result.archived
             case StoredConsumer():
                 return result.seq, result.created
-            case Removed():
-                return result.deleted
         return result
 
     def seal(self, name: str, turn: Turn) -> None:

@@ -466,7 +466,7 @@ class Client:
         engine, report = self.server.engine, Report(seq=max(topic.head - behind, 0))
         history.reports.append(report)
         self._follow(
-            report, lambda: engine.archives.report(name, seq=report.seq, epoch=topic.epoch, trimmed=report.trimmed)
+            report, lambda: engine.report_archived(name, seq=report.seq, epoch=topic.epoch, trimmed=report.trimmed)
         )
 
     def drop(self, name: str) -> None:

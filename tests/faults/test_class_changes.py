@@ -46,7 +46,7 @@ def use(server: SimServer, turn: int) -> None:
     topic = engine.topic("plain")
     server.delete("plain", before_seq=topic.head - 1)
     server.append("plain", f"{turn}6")
-    server.done(engine.archives.report("plain", seq=topic.head - 1, epoch=topic.epoch, trimmed=topic.head - 2))
+    server.done(engine.report_archived("plain", seq=topic.head - 1, epoch=topic.epoch, trimmed=topic.head - 2))
     server.clock.advance(ms=60)
     engine.expire_and_get("aging", touch=False)
 

@@ -67,7 +67,7 @@ def check_works(server: SimServer) -> None:
     for name, topic in list(server.engine.topics.items()):
         expected = topic.next_seq
         if topic.holds:  # makes room
-            server.done(server.engine.archives.report(name, seq=topic.head, epoch=topic.epoch))
+            server.done(server.engine.report_archived(name, seq=topic.head, epoch=topic.epoch))
         assert server.append(name, '"new"').first == expected
         assert server.by_seq(name)[expected] == '"new"'
     server.put("another", durability="fsync")

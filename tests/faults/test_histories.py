@@ -250,7 +250,7 @@ class Pair:
                 seq, epoch = (0, 0) if topic is None else (max(topic.head - behind, 0), topic.epoch)
                 return (
                     lambda: oracle.archive(name, seq),
-                    lambda: engine.archives.report(name, seq=seq, epoch=epoch),
+                    lambda: engine.report_archived(name, seq=seq, epoch=epoch),
                 )
             case ("store", name, who, fields):
                 wanted = self.wanted(name, **fields)

@@ -235,7 +235,8 @@ def fails(name: str, steps: tuple[str, ...], at: int, error: int, times: int, *,
     ledger.check(server.next(disk.clone().crash(mode)), JUDGED_AS[mode])
     if halted:
         disk = disk.crash("keep")
-        shop.server = server = server.next(disk)
+        server = server.next(disk)
+        shop.restart(server)
         ledger.check(server, "keep")
     server.tick()
     server.tick()

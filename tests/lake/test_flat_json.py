@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from topics.lake.flat_json import flat_columns
+from topics.lake.json_fields import flat_columns
 
 FIELDS = [("sku", pa.string()), ("total", pa.int64())]
 NAMES = ["sku", "total", "qty", "a", "a name that is longer than a word", "ü"]

@@ -43,7 +43,7 @@ class Inside:
 
     async def _serve(self) -> None:
         self.app = TopicsApp(self.settings, SystemClock(), self.loop)
-        self.app.http = http = HttpServer(self.app, HttpLimits.of(self.settings), budget=self.app.budget)
+        self.app.startup.http = http = HttpServer(self.app, HttpLimits.of(self.settings), budget=self.app.budget)
         server = await self.loop.create_server(lambda: Connection(http), "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         await self.app.start()

@@ -54,7 +54,7 @@ def test_stream_reports_topics_beyond_the_limit_once() -> None:
     session, _ = app.services.sessions.create(WatchRequest(topics=EVERYTHING), ANYONE, lenient=False)
     create(app, loop, [f"t{at:04}" for at in range(500)])
     services = app.services
-    stream = WatchStream(services.push, services.sessions, session, position=None, release=lambda: None)
+    stream = WatchStream(services, services.sessions, session, position=None, release=lambda: None)
     sink: Any = FrameSink()
     stream.opened(sink)
     assert len(session.subscriptions) == 5

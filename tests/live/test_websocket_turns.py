@@ -52,7 +52,7 @@ class Client:
         packer = BoundedDeflate(self.app.settings.max_body_bytes) if deflate else None
         if packer is not None:
             packer.accept("permessage-deflate")
-        self.ws = WebSocket(self.app.services.push, Response(101), ANYONE, deflate=packer, release=lambda: None)
+        self.ws = WebSocket(self.app.services, Response(101), ANYONE, deflate=packer, release=lambda: None)
         self.ws.opened(self.sink)
 
     def sent(self, data: bytes) -> int:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, Raw
 
+from tests.engine.harness import waiting
 from tests.reference.oracle_queue import Delivery
 from tests.simulated.clock import SimClock
 from tests.simulated.disk import SimDisk
 from tests.simulated.harness import SimServer
-from topics.engine.queue import job_list
+from topics.engine.queue import verbs
 from topics.engine.queue.dead_letters import Redriven
 from topics.engine.queue.verbs import Outcome, Want
 from topics.engine.state.jobs.job import Holder
@@ -20,21 +20,8 @@ from topics.engine.state.jobs.leases import Leases
 from topics.engine.state.topic import Topic, leases_of
 from topics.engine.write.commit import Ticket
 from topics.model.records import NewRecord, WriteRequest
-from topics.storage.segments.cold import Cold, Hold
 
-T = TypeVar("T")
 QUEUE = "jobs"
-
-
-def waiting(act: Callable[[], T]) -> T:
-    """Run `act` as a server does: fetch what it asks for and run it again."""
-    hold = Hold()
-    for _ in range(100):
-        try:
-            return act()
-        except Cold as cold:
-            hold.load(cold)
-    raise AssertionError("loads again and again what it has already loaded")
 
 
 class Workshop:
@@ -122,7 +109,7 @@ class Workshop:
 
     def jobs(self, state: Any = None, after: int = 0, limit: int = 100) -> tuple[list[Any], int | None]:
         rows, more = waiting(
-            lambda: job_list.expire_and_list(
+            lambda: verbs.expire_and_list(
                 self._queue(), state=state, after=after, limit=limit, now_ms=self.clock.now_ms()
             )
         )

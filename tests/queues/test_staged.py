@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.queues.harness import QUEUE, Workshop, job, waiting
+from tests.engine.harness import waiting
+from tests.queues.harness import QUEUE, Workshop, job
 from tests.simulated.disk import SimDisk
 from tests.simulated.harness import DeferredWorker, SimServer, request
-from topics.engine.queue.lease_log import leased
+from topics.engine.queue.lease_log import Leased
 from topics.engine.queue.verbs import Want
-from topics.engine.state.jobs.job import Job
 from topics.engine.steps import run_all
 from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError
@@ -128,6 +128,19 @@ def test_claim_passes_over_a_job_that_a_delete_takes(shop_of, how: str, leases_d
         assert after.counts == ((0, 2, 0) if leases_durable else (2, 0, 0))
         after.clock.advance(ms=2000)
         assert [one["$seq"] for one in after.claim("x", 9)] == [2, 3]
+
+
+def test_delete_of_a_seq_that_is_not_written_yet_hides_no_later_delete():
+    shop = SlowShop(durability="fsync", written=True)
+    early = shop.start_delete("seqs", 1)
+    written = shop.stage(shop.server.engine.append(QUEUE, request("1")))
+    late = shop.server.engine.delete_seqs(QUEUE, [1])
+    while not written.done:
+        shop.sync.run()
+    assert not late.done
+    assert shop.start_claim()[0] == []
+    shop.settle()
+    assert (early.value().deleted, late.value().deleted) == (0, 1)
 
 
 @HOW
@@ -362,7 +375,7 @@ def test_replay_gives_no_lease_of_a_deleted_job():
     shop.server.checkpoint()
     topic = shop.topic
     delete = Delete(topic.topic_id, 0, None, "", shop.clock.now_ms(), [2, 5])
-    lease = leased(topic, "w", 77, shop.clock.now_ms() + 60_000, [Job(1), Job(2), Job(5)])
+    lease = Leased(topic.topic_id, "w", 77, shop.clock.now_ms() + 60_000, [1, 2, 5], [0, 0, 0], [None, None, None])
     shop.done(shop.server.engine.staging.stage(topic, [delete, lease], lambda _: None))
     after = shop.restart("keep")
     assert after.counts == (2, 1, 0)

@@ -118,7 +118,7 @@ class World:
     def archive(self) -> None:
         topic = self.server.engine.topic(self.topic())
         seq = max(topic.head - self.rng.choice([0, 0, 2]), 0)
-        self.done(self.server.engine.archives.report(topic.name, seq=seq, epoch=topic.epoch))
+        self.done(self.server.engine.report_archived(topic.name, seq=seq, epoch=topic.epoch))
 
     def claim(self) -> None:
         """Jobs of the queue, if there is one, go to a worker; those delivered too often go to the dead letters."""

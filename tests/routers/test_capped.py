@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.queues.harness import waiting
+from tests.engine.harness import waiting
 from tests.routers.random_history import Film, check_unchanged, drain, looks, restarted
 from tests.simulated.clock import SimClock
 from tests.simulated.disk import FOREVER, MUTATING, SimDisk

@@ -296,7 +296,7 @@ def test_reader_that_waits_for_the_destination_gets_copies() -> None:
     server.engine.wait(server.engine.topic("b"), lambda: woken.append(1))
     server.append("a", "1")
     forward(server)
-    server.engine.staging.growth.notify()
+    server.engine.staging.notify()
     assert woken == [1]
     assert server.engine.read("b", Query())[1].count == 1
 

@@ -6,7 +6,7 @@
 import sys
 
 from topics.errors import Code
-from topics.model.error_meanings import MEANINGS
+from topics.server.api.openapi import TEXTS
 
 INTRODUCTION = """\
 # Errors
@@ -104,7 +104,7 @@ def page() -> str:
 
 
 def _row(code: Code) -> str:
-    return f"| {code.status} | `{code.wire}` | {'yes' if code.retryable else 'no'} | {MEANINGS[code]} |\n"
+    return f"| {code.status} | `{code.wire}` | {'yes' if code.retryable else 'no'} | {TEXTS['errors'][code]} |\n"
 
 
 if __name__ == "__main__":

@@ -15,8 +15,7 @@ import msgspec
 
 from tools.docs import pushed
 from topics.model.watch import Command, PublishTimes
-from topics.server.api.openapi import document
-from topics.server.api.openapi_fields import TYPES, meaning, types_in
+from topics.server.api.openapi import TYPES, document, meaning, types_in
 from topics.server.api.route_table import ROUTES
 
 TYPES.update(types_in(pushed))  # the events that the server sends are not in the OpenAPI document

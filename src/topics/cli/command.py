@@ -72,7 +72,6 @@ class Command:
         return self
 
     def register(self, subparsers: Subparsers) -> None:
-        """Add the command to the parser."""
         yes = option("-y --yes", "do not ask")
         curl = option("--curl", "print the request as a curl command, and do not send it")
         parser = add_parser(

@@ -1,7 +1,7 @@
 """Shell completion: `topics completion SHELL` prints the script that a shell loads.
 
-The scripts are short: they pass the line up to the cursor to `topics complete-line`, which prints the candidates:
-commands, options, choices, and names that the server knows.
+The scripts in `shells/` are short: they pass the line up to the cursor to `topics complete-line`, which prints the
+candidates: commands, options, choices, and names that the server knows.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from topics.cli import tree
 from topics.cli.connect import target
@@ -21,49 +22,7 @@ from topics.cli.output.screen import Screen
 from topics.cli.tree import Subparsers
 from topics.errors import TopicsError
 
-BASH = """\
-# Completion of `topics` for bash. Load it with: source <(topics completion bash)
-_topics_complete() {
-  local line
-  COMPREPLY=()
-  while IFS= read -r line; do
-    COMPREPLY+=("$line")
-  done < <("${COMP_WORDS[0]}" complete-line bash "${COMP_LINE:0:COMP_POINT}" 2>/dev/null)
-}
-complete -o default -o bashdefault -F _topics_complete topics
-"""
-
-ZSH = """\
-#compdef topics
-# Completion of `topics` for zsh. Load it with: source <(topics completion zsh)
-_topics_complete() {
-  local -a found
-  local line="${(j: :)words[1,CURRENT-1]} $QIPREFIX$PREFIX"
-  found=("${(@f)$(topics complete-line zsh "$line" 2>/dev/null)}")
-  if [[ -n "${found[*]}" ]]; then
-    compadd -- "${found[@]}"
-  else
-    _files
-  fi
-}
-compdef _topics_complete topics
-"""
-
-FISH = """\
-# Completion of `topics` for fish. Load it with: topics completion fish | source
-function __topics_complete
-    set --local line (commandline --current-process --cut-at-cursor | string collect)
-    set --local found (topics complete-line fish $line 2>/dev/null)
-    if set --query found[1]
-        printf '%s\\n' $found
-    else
-        __fish_complete_path (commandline --current-token --cut-at-cursor)
-    end
-end
-complete --command topics --no-files --arguments '(__topics_complete)'
-"""
-
-SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
+SCRIPTS = {shell: Path(__file__).with_name("shells") / f"topics.{shell}" for shell in ("bash", "zsh", "fish")}
 
 
 def register(subparsers: Subparsers) -> None:
@@ -81,10 +40,11 @@ def register(subparsers: Subparsers) -> None:
 
 
 def _print(args: argparse.Namespace) -> int:
+    script = SCRIPTS[args.shell].read_text(encoding="utf-8")
     if args.json:
-        Screen(as_json=True).json({"shell": args.shell, "script": SCRIPTS[args.shell]})
+        Screen(as_json=True).json({"shell": args.shell, "script": script})
     else:
-        sys.stdout.write(SCRIPTS[args.shell])
+        sys.stdout.write(script)
     return 0
 
 

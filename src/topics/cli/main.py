@@ -35,13 +35,13 @@ def build_parser(words: list[str] | None = None) -> argparse.ArgumentParser:
     parser = pipeline_start.Parser(prog="topics", allow_abbrev=False)
     parser.is_first = True
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in tree.modules_of(words):
+    named = [tree.ROWS[words[0]]] if words and words[0] in tree.ROWS else tree.ROWS.values()
+    for module in dict.fromkeys(row.module for row in named):
         importlib.import_module(f"topics.cli.{module}").register(subparsers)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit status."""
     try:
         code = _dispatch(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()

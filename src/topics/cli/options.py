@@ -48,7 +48,6 @@ def option(usage: str, help: str = "", *, completes: str = "", **keywords: Any) 
 
 
 def one_of(*rows: Row, required: bool = False) -> Row:
-    """Declare options that exclude each other."""
     return lambda to: _add_all(to.add_mutually_exclusive_group(required=required), rows)
 
 
@@ -89,7 +88,6 @@ def add_parser(
 
 
 def add_group(parser: argparse.ArgumentParser, title: str = "commands", metavar: str = "COMMAND") -> Subparsers:
-    """Let a command consist of commands."""
     return parser.add_subparsers(title=title, metavar=metavar, required=True)
 
 

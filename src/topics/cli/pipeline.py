@@ -80,7 +80,6 @@ class Pipeline:
 
 
 def follow(every_s: float) -> Row:
-    """Declare the options of pipelines that can follow their source."""
     pause = option(
         "--every SECONDS", "pause between rounds of --follow [%(default)g]",
         dest="every_s", type=_seconds, default=every_s,
@@ -89,7 +88,6 @@ def follow(every_s: float) -> Row:
 
 
 def setting(text: str) -> tuple[str, str]:
-    """Parse a setting of an object store."""
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise argparse.ArgumentTypeError("a setting is KEY=VALUE, such as AWS_REGION=eu-central-1")
@@ -116,12 +114,13 @@ POSITIONS = option(
     "--positions TOPIC", "topic that stores the position [%(default)s]",
     dest="positions_topic", default="sys:positions",
 )  # fmt: skip
+TOKENS = one_of(
+    option("--token KEY", "API key; visible to other users of this machine"),
+    option("--token-file FILE", "file with the API key [TOPICS_TOKEN_FILE]"),
+)
 SHARED_OPTIONS = section(
     "options of all pipelines",
-    one_of(
-        option("--token KEY", "API key; visible to other users of this machine"),
-        option("--token-file FILE", "file with the API key [TOPICS_TOKEN_FILE]"),
-    ),
+    TOKENS,
     option("--master M", "Spark master [local[*], or the choice of spark-submit]"),
     option(
         "--storage-option KEY=VALUE",
@@ -245,7 +244,6 @@ def _stoppable(*, follows: bool) -> Iterator[_Stop]:
 
 
 def describe(report: RunReport) -> str:
-    """Return a report as text."""
     return "\n".join(_lines(report))
 
 

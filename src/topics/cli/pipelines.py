@@ -137,13 +137,16 @@ COMPACT = Pipeline(
 
 
 def _receipt(report: RunReport) -> str:
-    """Return the receipt as text."""
     figures = report.figures
     verb = "would be erased" if report.dry_run else "erased"
     lines = [f"{figures['match']}: {counted(report.records, 'record')} {verb} (run {report.run_id})", ""]
-    places = [row for row in report.topics if row.records or row.figures.get("ambiguous")]
-    width = max((len(_place(row)) for row in places), default=0)
-    lines += [f"  {_place(row):<{width}}  {row.records:>10,}{_detail(row)}" for row in places]
+    places = {
+        f"{'lake ' if row.into else 'topic'}  {row.topic}": row
+        for row in report.topics
+        if row.records or row.figures.get("ambiguous")
+    }
+    width = max(map(len, places), default=0)
+    lines += [f"  {place:<{width}}  {row.records:>10,}{_detail(row)}" for place, row in places.items()]
     clean = len(report.topics) - len(places)
     others = counted(clean, "other place was", "other places were")
     lines.append(f"{'' if not places else chr(10)}{others} checked and had no such records.")
@@ -151,10 +154,6 @@ def _receipt(report: RunReport) -> str:
         lines.append(f"{figures['earlier']:,} of these were erased by earlier, killed runs.")
     lines += [f"warning: {text}" for text in report.warnings]
     return "\n".join(lines)
-
-
-def _place(row: TopicReport) -> str:
-    return f"lake   {row.topic}" if row.into else f"topic  {row.topic}"
 
 
 def _detail(row: TopicReport) -> str:
@@ -209,7 +208,6 @@ MAINTAIN = Pipeline(
 
 
 def _add_side(side: str, word: str) -> Row:
-    """Declare the options of one of the two servers of a mirror."""
     rows = (
         option(f"--{side}-name NAME", "name of that server in copies", dest=f"{word}_name"),
         option(

@@ -9,21 +9,15 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from typing import TYPE_CHECKING
 
 from topics.cli.connect import target as targets
+from topics.cli.options import add_parser, one_of, option
 from topics.cli.output.failures import Failure
 from topics.cli.output.screen import Screen
-from topics.cli.pipeline import (
-    EXIT_DONE,
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_USAGE,
-    setting,
-)
+from topics.cli.pipeline import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, TOKENS, setting
 from topics.cli.tree import Subparsers
 from topics.installation import install_command
 
@@ -59,49 +53,33 @@ examples:
 
 
 def register(subparsers: Subparsers) -> None:
-    text = "query topics and lakes with SQL"
-    parser = subparsers.add_parser(
+    parser = add_parser(
+        subparsers,
         "sql",
-        help=text,
-        description="Query topics and lakes with SQL. Without a query, starts a prompt.",
+        "",
+        option(
+            "[QUERY]", "statements, separated by semicolons and run in order; - reads them from standard input",
+            metavar="query",
+        ),
+        lambda to: targets.add_address(to, "address of the server; none if only --lake or --path is given"),
+        option("--lake DIR", "lake: alone, or with --url for records that the server no longer has"),
+        option(
+            "--storage-option KEY=VALUE", "setting of the object store of a lake; repeatable",
+            action="append", type=setting, default=[],
+        ),
+        option("--path DIR", "data directory of a stopped server, or a backup"),
+        TOKENS,
+        one_of(
+            option("--format", "output format [%(default)s]", choices=FORMS, default="table"),
+            option("--json", "print one JSON array of objects", dest="format", action="store_const", const="json"),
+            option("--csv", "print CSV with a header line", dest="format", action="store_const", const="csv"),
+        ),
+        option("--limit N", "maximum rows per statement", type=_count),
+        option("--gaps", "continue at lost records, with a row of kind gap (columns kind, gap_to, reason)"),
+        option("--master M", "Spark master [local[*]]"),
+        details="Without a query, starts a prompt.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "query",
-        nargs="?",
-        help="statements, separated by semicolons and run in order; - reads them from standard input",
-    )
-    targets.add_address(parser, "address of the server; none if only --lake or --path is given")
-    parser.add_argument(
-        "--lake", metavar="DIR", help="lake: alone, or with --url for records that the server no longer has"
-    )
-    parser.add_argument(
-        "--storage-option",
-        action="append",
-        type=setting,
-        default=[],
-        metavar="KEY=VALUE",
-        help="setting of the object store of a lake; repeatable",
-    )
-    parser.add_argument("--path", metavar="DIR", help="data directory of a stopped server, or a backup")
-    keys = parser.add_mutually_exclusive_group()
-    keys.add_argument("--token", metavar="KEY", help="API key; visible to other users of this machine")
-    keys.add_argument("--token-file", metavar="FILE", help="file with the API key [TOPICS_TOKEN_FILE]")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--format", choices=FORMS, default="table", help="output format [%(default)s]")
-    form.add_argument(
-        "--json", dest="format", action="store_const", const="json", help="print one JSON array of objects"
-    )
-    form.add_argument("--csv", dest="format", action="store_const", const="csv", help="print CSV with a header line")
-    parser.add_argument("--limit", metavar="N", type=_count, help="maximum rows per statement")
-    parser.add_argument(
-        "--gaps",
-        action="store_true",
-        help="continue at lost records, with a row of kind gap (columns kind, gap_to, reason)",
-    )
-    parser.add_argument("--master", metavar="M", help="Spark master [local[*]]")
+    )  # fmt: skip
     parser.set_defaults(execute=execute)
 
 
@@ -125,7 +103,7 @@ def execute(args: argparse.Namespace) -> int:
                 return prompt(tables, args)
             for number, statement in enumerate(statements, 1):
                 with _named(number, statements):
-                    _interruptible(tables, partial(answer, tables, statement, args))
+                    answer(tables, statement, args)
             return EXIT_DONE
     except Failure as failure:
         return _fail(f"{failure}\nnext: {failure.next_step}", failure.status)
@@ -168,17 +146,6 @@ def _check(options: dict[str, str], statements: list[str]) -> None:
             check(statements[0], names)
 
 
-def answer(tables: Tables, statement: str, args: argparse.Namespace) -> None:
-    from topics.spark.sql.show import lines
-
-    found = tables.run(statement)
-    for note in found.notes:
-        print(f"note: {note}", file=sys.stderr)
-    for line in lines(found.frame, args.format, limit=args.limit):
-        print(line)
-    sys.stdout.flush()
-
-
 def prompt(tables: Tables, args: argparse.Namespace) -> int:
     """Read and run statements until the end of input. Print errors and continue."""
     print("Topics are tables. End statements with a semicolon. Type help; or quit;.")
@@ -190,7 +157,7 @@ def prompt(tables: Tables, args: argparse.Namespace) -> int:
                 print(HELP)
                 continue
             try:
-                _interruptible(tables, partial(answer, tables, statement, args))
+                answer(tables, statement, args)
             except KeyboardInterrupt:
                 print("interrupted")
             except BrokenPipeError:
@@ -200,18 +167,25 @@ def prompt(tables: Tables, args: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def _interruptible(tables: Tables, do: Callable[[], None]) -> None:
-    """Call `do` in a thread, and cancel its Spark jobs on Ctrl-C.
+def answer(tables: Tables, statement: str, args: argparse.Namespace) -> None:
+    """Run a statement and print its rows, in a thread. Cancel its Spark jobs on Ctrl-C.
 
     A Ctrl-C during a call to the JVM would break the connection, so the main thread only waits. It waits for an event,
     because an interrupted `Thread.join` treats a running thread as ended (Python 3.11).
     """
+    from topics.spark.sql.show import lines
+
     failure: list[BaseException] = []
     ended = threading.Event()
 
     def run() -> None:
         try:
-            do()
+            found = tables.run(statement)
+            for note in found.notes:
+                print(f"note: {note}", file=sys.stderr)
+            for line in lines(found.frame, args.format, limit=args.limit):
+                print(line)
+            sys.stdout.flush()
         except BaseException as error:
             failure.append(error)
         finally:

@@ -93,10 +93,3 @@ EXAMPLES = """\
 topics create orders --cap-records 1M     topics append orders '{"sku": "V60"}' --tag order-7
 topics read orders --last 10 -f           topics watch 'chat-*' orders
 """
-
-
-def modules_of(words: list[str] | None) -> list[str]:
-    """Return the names of the modules that a command line needs: all of them if it names no known command."""
-    if words and words[0] in ROWS:
-        return [ROWS[words[0]].module]
-    return list(dict.fromkeys(row.module for row in ROWS.values()))

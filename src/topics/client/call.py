@@ -42,8 +42,6 @@ class Request(NamedTuple):
 
 
 class ListPage(Protocol):
-    """One page of a list."""
-
     next_cursor: str | None
 
 
@@ -66,7 +64,6 @@ def with_query(path: str, **fields: Any) -> str:
 
 
 def given(**fields: Any) -> dict[str, Any]:
-    """Return the fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -87,7 +84,6 @@ class Backoff:
         return time.monotonic() - self._began_s
 
     def next_s(self, error: TopicsError | None = None) -> float:
-        """Return the next wait in seconds."""
         most = min(FIRST_S * 2.0 ** min(self.attempts, 16), LONGEST_S)
         self.attempts += 1
         asked = error.retry_after if error is not None and error.retry_after is not None else 0.0

@@ -72,8 +72,6 @@ class ConsumerInfo(ConsumerSummary):
 
 
 class ConsumerPage(Struct):
-    """One page of a list of consumers."""
-
     consumers: list[ConsumerInfo]
     next_cursor: str | None = None
 
@@ -122,15 +120,3 @@ class WatchCursor(Protocol):
     def load(self) -> WatchPosition | Awaitable[WatchPosition | None] | None: ...
 
     def save(self, position: WatchPosition) -> Awaitable[None] | None: ...
-
-
-class SessionTopic(Struct):
-    from_seq: int
-    epoch: int
-
-
-class Session(Struct):
-    """A watch session of the server."""
-
-    stream_url: str
-    topics: dict[str, SessionTopic]

@@ -17,12 +17,10 @@ class InvalidRequest(TopicsError):
     """The request is malformed: `detail["field"]` names the field."""
 
 
-class BatchTooLarge(TopicsError):
-    """The batch has too many records or bytes."""
+class BatchTooLarge(TopicsError): ...
 
 
-class RecordTooLarge(TopicsError):
-    """One record is larger than the server or the topic allows."""
+class RecordTooLarge(TopicsError): ...
 
 
 class Unauthorized(TopicsError):
@@ -41,32 +39,26 @@ class NotAcceptable(InvalidRequest):
     """The server cannot answer in the format that was asked for."""
 
 
-class UnsupportedMediaType(InvalidRequest):
-    """The content type of the body is not JSON."""
+class UnsupportedMediaType(InvalidRequest): ...
 
 
-class HeadersTooLarge(InvalidRequest):
-    """The headers of the request are larger than the server allows."""
+class HeadersTooLarge(InvalidRequest): ...
 
 
 class NotFound(TopicsError):
     """The path or the watch session does not exist."""
 
 
-class SessionGone(NotFound):
-    """The watch session has ended."""
+class SessionGone(NotFound): ...
 
 
-class TopicNotFound(TopicsError):
-    """The topic does not exist."""
+class TopicNotFound(TopicsError): ...
 
 
-class RouterNotFound(TopicsError):
-    """The router does not exist."""
+class RouterNotFound(TopicsError): ...
 
 
-class ConsumerNotFound(TopicsError):
-    """The topic has no consumer of this name."""
+class ConsumerNotFound(TopicsError): ...
 
 
 class ConsumerMoved(TopicsError):
@@ -81,28 +73,24 @@ class TopicExistsIncompatible(TopicsError):
     """The topic or router exists with a configuration that excludes this one."""
 
 
-class TopicNotEmpty(TopicsError):
-    """The topic holds records, and `if_empty` was set."""
+class TopicNotEmpty(TopicsError): ...
 
 
-class NotAQueue(TopicsError):
-    """The topic is not a queue."""
+class NotAQueue(TopicsError): ...
 
 
 class EpochMismatch(TopicsError):
     """The topic was created again since this epoch."""
 
 
-class PayloadTooLarge(TopicsError):
-    """The body is larger than the server allows."""
+class PayloadTooLarge(TopicsError): ...
 
 
 class NotWriter(TopicsError):
     """The server follows another one and takes no writes: send the request to `detail["writer"]`."""
 
 
-class TopicFull(TopicsError):
-    """The topic is full and rejects writes."""
+class TopicFull(TopicsError): ...
 
 
 class Throttled(TopicsError):
@@ -117,8 +105,7 @@ class NotReady(Unavailable):
     """The server recovers its data after a start."""
 
 
-class ShuttingDown(Unavailable):
-    """The server shuts down."""
+class ShuttingDown(Unavailable): ...
 
 
 class ReadOnly(Unavailable):
@@ -137,8 +124,7 @@ class Fenced(Unavailable):
     """Another server has taken over: this one accepts no writes."""
 
 
-class RequestTimeout(Unavailable):
-    """The server did not get the whole request in time."""
+class RequestTimeout(Unavailable): ...
 
 
 class InternalError(TopicsError):

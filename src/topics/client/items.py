@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from typing import Any, Literal, Required, TypedDict, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Required, Self, TypedDict, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -266,3 +266,37 @@ def _path(value: Any) -> list[Any] | None:
         if type(one) in _SEARCHED and (found := _path(one)) is not None:
             return [key, *found]
     return None
+
+
+# --- the seqs of the records of one batch
+
+Seqs = Sequence[int | Exception]
+"""One seq for each record, or the reason why the record was not written."""
+
+
+def seq_at(seqs: Seqs, index: int) -> int:
+    """Return the seq of one record. Raise the reason why it was not written."""
+    found = seqs[index]
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+class BatchSeq(Struct, gc=False, eq=False):
+    """The seq of one record of a batch, as both clients have it. `seqs` is a future of `Seqs`."""
+
+    seqs: Any
+    index: int
+
+    def done(self) -> bool:
+        return bool(self.seqs.done())
+
+    def add_done_callback(self, function: Callable[[Self], object]) -> None:
+        """Call a function with this future once it is done."""
+        self.seqs.add_done_callback(lambda _: function(self))
+
+
+def error_at(seqs: Seqs, index: int) -> Exception | None:
+    """Return the reason why a record was not written, or None."""
+    found = seqs[index]
+    return found if isinstance(found, Exception) else None

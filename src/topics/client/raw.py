@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
 
-from topics.client import bulk_pieces, request
+from topics.client import errors, request
 from topics.client._sync.management import ManagementCalls
-from topics.client.call import (
-    JSON,
-    PAGE_ROWS,
-    SEGMENTS,
-    Backoff,
-    ListPage,
-    Request,
-    given,
-    topic_path,
-    with_query,
-)  # fmt: skip
+from topics.client.call import JSON, SEGMENTS, Backoff, Request, given, topic_path
 from topics.client.connection import Connection, Retries
 from topics.client.errors import TopicNotFound, TopicsError
-from topics.client.items import encode
+from topics.client.items import End, Tombstone, encode
 from topics.errors import Corrupt
 from topics.model import wire
 from topics.model.records import DiffRequest, ScanRequest
 from topics.model.topic import ConfigPatch
+from topics.storage.segments import record_run as runs
 from topics.storage.segments.record_run import Run
 
 Answer = TypeVar("Answer")
-Page = TypeVar("Page", bound=ListPage)
 
 PAGE_RECORDS = 1000
 NO_LAST = (1 << 64) - 1  # the highest seq there could be
@@ -48,7 +38,7 @@ class Client(Connection, ManagementCalls):
 
     @property
     def _http(self) -> Any:  # type: ignore[override]
-        """The calls of `ManagementCalls` need `call`, `pages` and `send`."""
+        """The calls of `ManagementCalls` need `call` and `send`."""
         return self
 
     archived = ManagementCalls.report_archived
@@ -164,21 +154,20 @@ class Client(Connection, ManagementCalls):
                     if isinstance(piece, request.End):
                         yield piece
                         return
-                    from_seq, epoch = bulk_pieces.resume_at(piece)
+                    from_seq, epoch = resume_at(piece)
                     if epoch is not None:
                         fields["epoch"] = epoch
-                    if not isinstance(piece, bulk_pieces.At):
+                    if not isinstance(piece, At):
                         yield piece
             except TopicsError as error:
                 self.wait_after(error, backoff, self._retries)
 
-    def _pieces(self, topic: str, body: Mapping[str, Any]) -> Iterator[bulk_pieces.Piece]:
-        """Yield the pieces of one attempt."""
+    def _pieces(self, topic: str, body: Mapping[str, Any]) -> Iterator[Piece]:
         path = topic_path(topic, "scan")
         try:
             with self.opened(Request("POST", path, encode(body), accept=SEGMENTS)) as response:
-                yield from bulk_pieces.read(response.read, source=f"{self.url}{path}")
-        except (bulk_pieces.CutOff, Corrupt) as error:
+                yield from read_pieces(response.read, source=f"{self.url}{path}")
+        except (CutOff, Corrupt) as error:
             raise self.unreachable(error) from error
 
     # --- inside
@@ -193,20 +182,9 @@ class Client(Connection, ManagementCalls):
         safe: bool = True,
         retries: int | None = None,
     ) -> Answer:
-        """Send a request and decode its answer."""
         content = None if body is None else encode(body)
         most = None if retries is None else Retries(retries)
         return msgspec.json.decode(self.send(Request(method, path, content, JSON, safe), most), type=answer)
-
-    def pages(self, path: str, kind: type[Page], **query: str | None) -> Iterator[Page]:
-        """Yield the pages of a list."""
-        cursor = None
-        while True:
-            page = self.call("GET", with_query(path, page_size=PAGE_ROWS, cursor=cursor, **query), kind)
-            yield page
-            cursor = page.next_cursor
-            if cursor is None:
-                return
 
 
 def _fields(fields: Mapping[str, Any], request: type[Struct]) -> dict[str, Any]:
@@ -221,3 +199,71 @@ def _checked(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings after a check of their names. None is kept: it resets a setting to its default."""
     _fields(config, ConfigPatch)
     return dict(config)
+
+
+# --- the pieces of a bulk answer (`application/vnd.topics.segments`)
+#
+# A piece is a head of 8 bytes (u32 LE length, u32 LE kind) and a body: records in the form of a segment file, or JSON.
+# The answer ends with an `End`. If it stops earlier, it was cut off, and `resume_at` gives the cursor for the rest.
+
+HEAD_BYTES = 8
+RECORDS, CONTROL = 1, 2
+
+
+class CutOff(Exception):
+    """The answer stopped before its `End`, inside a piece or between two."""
+
+
+class At(Struct):
+    """Everything up to this cursor was scanned; the records after the previous piece were filtered out."""
+
+    next_from_seq: int
+
+
+class _BulkControl(Struct):
+    tombstone: Tombstone | None = None
+    end: End | None = None
+    at: At | None = None
+    error: msgspec.Raw = msgspec.Raw()
+
+
+Piece = Run | Tombstone | At | End
+_decode_control = msgspec.json.Decoder(_BulkControl).decode
+
+
+def read_pieces(take: Callable[[int], bytes], *, source: str) -> Iterator[Piece]:
+    """Yield every piece up to the `End`. `take(n)` returns n bytes, or fewer at the end of the connection.
+
+    Raise `CutOff` if the answer is incomplete, `Corrupt` if a checksum is wrong, and the error that the server reports.
+    """
+    while True:
+        head = _exactly(take, HEAD_BYTES)
+        body = _exactly(take, int.from_bytes(head[:4], "little"))
+        kind = int.from_bytes(head[4:], "little")
+        if kind == RECORDS:
+            yield runs.decode(body, source=source)
+        elif kind == CONTROL:
+            found = _decode_control(body)
+            if bytes(found.error):
+                raise errors.from_answer(200, None, b'{"error":%b}' % bytes(found.error))
+            if (piece := found.tombstone or found.end or found.at) is not None:
+                yield piece
+            if found.end is not None:
+                return
+        # An unknown kind comes from a newer server and is ignored: the API only grows by addition.
+
+
+def resume_at(piece: Piece) -> tuple[int, int | None]:
+    """Return the cursor after a piece, and the new epoch if it changed, else None."""
+    if isinstance(piece, Run):
+        return piece.last, None
+    if isinstance(piece, Tombstone):
+        return piece.resume_seq, piece.epoch if piece.reason == "recreated" else None
+    return piece.next_from_seq, None
+
+
+def _exactly(take: Callable[[int], bytes], size_bytes: int) -> bytes:
+    found = take(size_bytes) if size_bytes else b""
+    if len(found) < size_bytes:
+        raise CutOff("the answer was cut off")
+    return found

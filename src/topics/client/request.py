@@ -50,7 +50,6 @@ _decoder = msgspec.json.Decoder(Diff)
 
 
 def diff_answer(body: bytes) -> Diff:
-    """Decode the answer of `diff`."""
     answer = decode_records(_decoder, body, ("data", "meta"))
     if answer.tombstone is not None:
         answer.tombstone.epoch = answer.epoch

@@ -40,7 +40,6 @@ class EventParser:
         self._held = bytearray()
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
-        """Yield the events that are complete with this chunk."""
         searched = max(len(self._held) - 1, 0)
         self._held += chunk
         start = 0
@@ -81,7 +80,6 @@ _decode_problem = msgspec.json.Decoder(_Problem).decode
 
 
 def records_of(message: bytes) -> list[Record]:
-    """Return the records of a pushed batch."""
     batch = decode_records(_batches, message)
     for record in batch.records:
         record.topic = batch.topic
@@ -167,7 +165,6 @@ def _control(line: bytes) -> Iterator[Raw | End]:
 
 
 def decoded(piece: bytes | Raw | End) -> Piece:
-    """Decode a piece of `ScanLines`."""
     if isinstance(piece, End):
         return piece
     if isinstance(piece, Raw):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import islice
 
 from msgspec import Struct
@@ -22,11 +23,9 @@ from topics.engine.routers.verbs import Routers
 from topics.engine.state.topic import FIRST_CEILING, Topic
 from topics.engine.state.topics import State
 from topics.engine.steps import Steps
-from topics.engine.write import apply
+from topics.engine.write import apply, archived, delete
 from topics.engine.write.append import Appends
-from topics.engine.write.archived import Archives
-from topics.engine.write.commit import Commits, Log, NoLog, Ticket
-from topics.engine.write.delete import Deletes
+from topics.engine.write.commit import Commits, Log, Ticket
 from topics.engine.write.staging import Staging
 from topics.errors import Code, TopicsError
 from topics.model.names import check_topic
@@ -61,7 +60,7 @@ class Engine:
         self.clock = clock
         self.limits = limits or Limits()
         self.state = state or State(max_keys=self.limits.max_idempotency_keys)
-        self.commits = Commits(log or NoLog(), schedule=schedule, tick_ns=clock.monotonic_ns)
+        self.commits = Commits(log or Log(), schedule=schedule, tick_ns=clock.monotonic_ns)
         self.staging = staging = Staging(
             self.state, self.commits, clock=clock, limits=self.limits, logged=log is not None
         )
@@ -70,15 +69,15 @@ class Engine:
         self.saver: Callable[[Topic, Callable[[Exception | None], None]], None] | None = None  # `Store.when_saved`
         self.queues = Queues(staging)
         self.routers = Routers(staging)
-        self.archives = Archives(staging)
         self.consumers = Consumers(staging)
         # Attributes and no methods: one call less on the hottest paths.
         appends = Appends(staging)
         self.append, self.render_large = appends.append, appends.render_large
-        self.delete_records = Deletes(staging).delete_records
-        self.delete_seqs = Deletes(staging).delete_seqs
+        self.delete_records = partial(delete.delete_records, staging)
+        self.delete_seqs = partial(delete.delete_seqs, staging)
+        self.report_archived = partial(archived.report, staging)
         self.topic, self.find = staging.topic, staging.find
-        self.wait, self.listen = staging.growth.wait, staging.growth.listen
+        self.wait, self.listen = staging.wait, staging.listen
         self.flush = self.commits.flush
 
     @property
@@ -117,17 +116,12 @@ class Engine:
         topic = self.state.by_name.get(name)
         return topic is not None and topic in self._backlog
 
-    def replay_topic_in_steps(self, name: str) -> Steps[None]:
-        """Replay the records that wait for one topic, before a verb that would replay them in one go."""
+    def replay_in_steps(self, name: str | None = None) -> Steps[None]:
+        """Replay the records that wait for one topic, or for any, before a verb that would replay them in one go."""
         # Bound: the entries that wait; each step replays some, and recovery alone adds entries.
-        while self.waits_for_replay(name):
-            self._backlog.replay_some(self.state, PER_STEP, self.state.by_name[name])
-            yield None
-
-    def replay_in_steps(self) -> Steps[None]:
-        """Replay everything that waits, for a verb that looks at many topics."""
-        # Bound: the entries that wait; each step replays some, and recovery alone adds entries.
-        while self.replay_some():
+        while self.replay_some() if name is None else self.waits_for_replay(name):
+            if name is not None:
+                self._backlog.replay_some(self.state, PER_STEP, self.state.by_name[name])
             yield None
 
     def replay_all(self) -> None:
@@ -258,10 +252,28 @@ class Engine:
     def expire_in_memory(self, topic: Topic) -> None:
         """Expire leases, and the records for which nothing has to be read from the disk."""
         now = self.clock.now_ms()
-        if topic.config.ttl_ms:
-            expire_in_memory(topic, now)
         if topic.queue is not None:
             topic.queue.expire(now)
+        cutoff = retention.cutoff_ms(topic, now)
+        if not topic.config.ttl_ms or not topic.count or topic.front_ts >= cutoff:
+            return
+        if topic.holds or topic.links is not None:
+            return
+        upto = before = topic.earliest
+        for segment in topic.segments:
+            if not segment.in_memory and segment.live < segment.count:
+                upto = before  # its first live record is unknown: the segment before it stays
+                break
+            reaches = segment.count and segment.max_ts >= cutoff
+            if reaches and segment.in_memory:
+                upto = max(upto, segment.first + bisect_left(segment.columns.ts, cutoff))
+            if reaches:
+                break
+            before, upto = upto, max(upto, segment.end)
+        if upto > topic.earliest:
+            retention.evict(topic, upto, "ttl", reads=False)
+        front, first = topic.segments[topic.index_of(topic.earliest)], topic.earliest
+        topic.front_ts = front.columns.ts[first - front.first] if topic.count and front.in_memory else front.min_ts
 
     # --- records
 
@@ -272,25 +284,3 @@ class Engine:
             topic = self.topic(name)
         topic.last_read_ts = now = self.clock.now_ms()
         return topic, expire_and_read(topic, query, now)
-
-
-def expire_in_memory(topic: Topic, now_ms: int) -> None:
-    """Expire records as `expire` does, as far as nothing has to be read from the disk for that."""
-    cutoff = retention.cutoff_ms(topic, now_ms)
-    if not topic.count or topic.front_ts >= cutoff or topic.holds or topic.links is not None:
-        return
-    upto = before = topic.earliest
-    for segment in topic.segments:
-        if not segment.in_memory and segment.live < segment.count:
-            upto = before  # its first live record is unknown: the segment before it stays
-            break
-        reaches = segment.count and segment.max_ts >= cutoff
-        if reaches and segment.in_memory:
-            upto = max(upto, segment.first + bisect_left(segment.columns.ts, cutoff))
-        if reaches:
-            break
-        before, upto = upto, max(upto, segment.end)
-    if upto > topic.earliest:
-        retention.evict(topic, upto, "ttl", reads=False)
-    front = topic.segments[topic.index_of(topic.earliest)]
-    topic.front_ts = front.columns.ts[topic.earliest - front.first] if topic.count and front.in_memory else front.min_ts

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections import deque
 from enum import IntEnum
 
-from topics.engine.delays import PRESSED_COMMIT_MS, PRESSED_PUSH_MS
 from topics.engine.state.topic import Topic
 from topics.errors import Code, TopicsError
 
@@ -89,14 +88,6 @@ class Pressure:
             step = max(step, min(self.step, stays))
         changed, self.step = step != self.step, step
         return changed
-
-    @property
-    def gather_ms(self) -> int:
-        return PRESSED_PUSH_MS[self.step]
-
-    @property
-    def commit_window_ms(self) -> int:
-        return PRESSED_COMMIT_MS[self.step]
 
     def pauses(self, topic: Topic, now_ms: int) -> bool:
         """Return whether records of this topic are not pushed now."""

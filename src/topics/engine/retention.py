@@ -29,7 +29,7 @@ T = TypeVar("T")
 def ready(topic: Topic, segment: Segment) -> bool:
     """Load the segment's columns, waiting for the disk. Return False if they are damaged: then the records are lost."""
     try:
-        waiting(lambda: (segment.columns, segment.marks))
+        waiting(segment.check_loaded)
     except Damaged as damage:
         lose_segment(topic, segment, damage)
         return False
@@ -75,25 +75,17 @@ def expire_loaded(topic: Topic, now_ms: int) -> None:
 
     If these are more than one load may ask for, expire the records whose columns are loaded so far.
     """
-    if not topic.config.ttl_ms:
+    cutoff = cutoff_ms(topic, now_ms)
+    if not topic.config.ttl_ms or topic.front_ts >= cutoff or not topic.count:
         return
-    _need_for_expiry(topic, cutoff_ms(topic, now_ms))
-    expire(topic, now_ms)
-
-
-def _need_for_expiry(topic: Topic, cutoff: int) -> None:
-    if topic.front_ts >= cutoff or not topic.count or (topic.holds and topic.earliest > topic.archived):
-        return
+    if topic.holds and topic.earliest > topic.archived:
+        return  # the archive does not have the first record yet
     needs, ready_upto = Needs(), [topic.earliest]
     for segment in topic.segments:
         reaches = segment.count and segment.max_ts >= cutoff
         if segment.live and (reaches or segment.live != segment.count):
-            try:
-                segment.columns, segment.marks  # noqa: B018 - raises if they are not in memory
-            except Cold as cold:
-                needs.add(cold)
-            except Damaged:
-                pass  # `expire` takes care of it
+            with suppress(Damaged):  # `expire` takes care of it
+                needs.run(segment.check_loaded)
         if not needs.found:
             ready_upto.append(segment.end)
         if reaches or needs.full:
@@ -103,6 +95,7 @@ def _need_for_expiry(topic: Topic, cutoff: int) -> None:
         if upto > topic.earliest:
             evict(topic, upto, "ttl")
     needs.check()
+    expire(topic, now_ms)
 
 
 def expired_before(topic: Topic, cutoff: int, *, exact: bool = True) -> int:

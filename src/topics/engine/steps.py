@@ -36,7 +36,7 @@ def each_loaded(works: Iterable[Callable[[], object]]) -> Steps[None]:
     cold: list[Callable[[], object]] = []
     needs = Needs()
     for work in works:
-        if not _has_run(work, needs):
+        if not needs.run(work):
             cold.append(work)
         if needs.full or len(cold) >= TOGETHER:
             yield from _run_cold(cold, needs)
@@ -50,16 +50,7 @@ def _run_cold(works: list[Callable[[], object]], needs: Needs) -> Steps[None]:
     while works:
         yield Cold(needs.found, more=needs.more)
         needs = Needs()
-        works = [work for work in works if not _has_run(work, needs)]
-
-
-def _has_run(work: Callable[[], object], needs: Needs) -> bool:
-    try:
-        work()
-    except Cold as cold:
-        needs.add(cold)
-        return False
-    return True
+        works = [work for work in works if not needs.run(work)]
 
 
 def run_all(steps: Steps[T]) -> T:

@@ -11,11 +11,10 @@ from topics.lake.columns import BadColumns, TypedColumns
 from topics.lake.errors import Conflict, Damaged, LakeError, NoLake
 from topics.lake.files import write_files
 from topics.lake.lake import Lake, Snapshot
-from topics.lake.layout import GAP_SCHEMA, SCHEMA
-from topics.lake.rewrite import Rewritten, merge_files, plan_merges, rewrite_file
+from topics.lake.layout import SCHEMA
+from topics.lake.rewrite import merge_files, plan_merges
 
 __all__ = [
-    "GAP_SCHEMA",
     "SCHEMA",
     "ArchivedEpoch",
     "BadColumns",
@@ -27,13 +26,11 @@ __all__ = [
     "Lake",
     "LakeError",
     "NoLake",
-    "Rewritten",
     "Snapshot",
     "TopicState",
     "TypedColumns",
     "joined",
     "merge_files",
     "plan_merges",
-    "rewrite_file",
     "write_files",
 ]

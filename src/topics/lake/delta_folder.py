@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
@@ -17,6 +17,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 from msgspec import Struct
 
+from topics.clock import SystemClock
 from topics.lake.errors import Conflict, LakeError
 from topics.lake.facts import Facts, FactsReader
 from topics.lake.layout import LOG
@@ -33,11 +34,21 @@ PROPERTIES = {
 BY_HAND = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 
 
+class Added(NamedTuple):
+    """A new file: its path below the table, size, Delta's statistics, and the values of the partition columns."""
+
+    path: str
+    size_bytes: int
+    stats: str
+    partition: dict[str, str | None]
+
+
 class Actions(Struct, kw_only=True):
     """The content of one commit. With a `schema`, the commit replaces the schema and removes all other files."""
 
-    adds: Sequence[AddAction] = ()
-    removes: Sequence[RemoveAction] = ()
+    adds: Sequence[Added] = ()
+    removes: Sequence[str] = ()  # paths below the table
+    is_change: bool = True  # False: the rows of the table stay the same
     facts: Facts
     note: Mapping[str, Any] | None = None
     schema: pa.Schema | None = None
@@ -49,7 +60,7 @@ class DeltaFolder:
     def __init__(self, storage: Storage, *, partitions: Sequence[str] = ()) -> None:
         self._storage = storage
         self._partitions = list(partitions)
-        self._facts = FactsReader(storage)
+        self.log = FactsReader(storage)
         self.table: DeltaTable | None = None  # as of the last call of `open`
         self.checkpoints = 0  # that this object has written
 
@@ -75,13 +86,9 @@ class DeltaFolder:
         """The version that `open` has found; -1 if the table does not exist."""
         return -1 if self.table is None else int(self.table.version())
 
-    @property
-    def newest_checkpoint(self) -> int:
-        return self._facts.checkpoint
-
     def facts(self) -> Facts:
         """Return the facts as of the version that `open` has found."""
-        return {} if self.table is None else self._facts.at(self.version)
+        return {} if self.table is None else self.log.at(self.version)
 
     def files(self) -> pa.Table:
         """Return the files of the version that `open` has found, with their statistics, as `deltalake` lists them."""
@@ -139,7 +146,7 @@ class DeltaFolder:
         self.open()
         self._sync_version(self.version)
         self.facts()
-        if self.version - self._facts.checkpoint >= CHECKPOINT_EVERY:
+        if self.version - self.log.checkpoint >= CHECKPOINT_EVERY:
             self.checkpoint()
 
     def write(self, actions: Actions) -> None:
@@ -152,8 +159,11 @@ class DeltaFolder:
             max_commit_retries=0,  # Delta would not compare the removed files of two commits, so `build` does
         )
         schema = self.table.schema() if actions.schema is None else Schema.from_arrow(actions.schema)
+        now_ms, changes = SystemClock().now_ms(), actions.is_change
+        adds = [AddAction(one.path, one.size_bytes, one.partition, now_ms, changes, one.stats) for one in actions.adds]
+        removes = [RemoveAction(path, changes, now_ms) for path in actions.removes]
         self.table.create_write_transaction(
-            [*actions.adds, *actions.removes],
+            [*adds, *removes],
             "append" if actions.schema is None else "overwrite",
             schema,
             partition_by=self._partitions, commit_properties=properties, post_commithook_properties=BY_HAND,
@@ -166,7 +176,7 @@ class DeltaFolder:
             return all(one.path in there for one in actions.adds)
         known = self.facts()
         is_set = all(known.get(name) == value for name, value in actions.facts.items())
-        return is_set and not there.intersection(one.path for one in actions.removes)
+        return is_set and not there.intersection(actions.removes)
 
     def checkpoint(self) -> None:
         """Write a checkpoint of the newest version, and remove the log before it that is older than a day."""
@@ -174,15 +184,12 @@ class DeltaFolder:
         assert table is not None
         table.create_checkpoint()
         self._storage.sync([f"{LOG}/{self.version:020d}.checkpoint.parquet", f"{LOG}/_last_checkpoint"])
-        self._facts.checkpoint = self.version
+        self.log.checkpoint = self.version
         self.checkpoints += 1
         table.cleanup_metadata()
 
     def vacuum(self, retention_hours: int, *, dry_run: bool = False, full: bool = True) -> list[str]:
-        """Remove files that no version needs that is younger than the retention. Return their paths.
-
-        `full` includes files that no version has ever had.
-        """
+        """Remove and return files that no version younger than the retention needs; with `full`, also uncommitted."""
         assert self.table is not None
         found = self.table.vacuum(
             retention_hours=retention_hours, enforce_retention_duration=False, dry_run=True, full=full

@@ -17,7 +17,6 @@ refuses the second one unless it was made from the result of the first.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 import pyarrow.parquet as pq
@@ -63,7 +62,6 @@ def of_change(change: Change, base: TopicState) -> dict[str, int]:
 
 
 def of_gap(epoch: int, gap: Gap) -> tuple[str, int]:
-    """Return the fact of a gap."""
     return f"topics/gap/{epoch}/{gap.first}/{gap.met_at}/{gap.reason}", gap.last
 
 
@@ -112,7 +110,12 @@ class FactsReader:
         if version > self._version:
             facts, at = self._start(version)
             for number in range(at + 1, version + 1):
-                facts.update(self._commit(number))
+                text = self._storage.read(path := f"{LOG}/{number:020d}.json")
+                if text is None:
+                    raise Damaged(f"{self._storage.uri(path)} is missing: bring it back from a copy of the lake")
+                for action in (msgspec.json.decode(line) for line in text.splitlines() if b'"txn"' in line):
+                    if "txn" in action:
+                        facts[action["txn"]["appId"]] = action["txn"]["version"]
             self._facts, self._version = facts, version
         return self._facts
 
@@ -130,23 +133,12 @@ class FactsReader:
         names = [f"{at:020d}.checkpoint.{part:010d}.{parts:010d}.parquet" for part in range(1, parts + 1)]
         facts: dict[str, int] = {}
         for name in names or [f"{at:020d}.checkpoint.parquet"]:
-            facts.update(self._checkpoint(name))
+            path = f"{LOG}/{name}"
+            try:
+                with self._storage.open(path) as file:
+                    found = pq.ParquetFile(file).read(columns=["txn.appId", "txn.version"])
+            except FileNotFoundError:
+                raise Damaged(f"{self._storage.uri(path)} is missing: bring it back from a copy of the lake") from None
+            rows = found.column("txn").combine_chunks().drop_null()
+            facts.update(zip(rows.field("appId").to_pylist(), rows.field("version").to_pylist(), strict=True))
         return facts, at
-
-    def _checkpoint(self, name: str) -> dict[str, int]:
-        path = f"{LOG}/{name}"
-        try:
-            with self._storage.open(path) as file:
-                column = pq.ParquetFile(file).read(columns=["txn.appId", "txn.version"]).column("txn").combine_chunks()
-        except FileNotFoundError:
-            raise Damaged(f"{self._storage.uri(path)} is missing: bring it back from a copy of the lake") from None
-        rows = column.drop_null()
-        return dict(zip(rows.field("appId").to_pylist(), rows.field("version").to_pylist(), strict=True))
-
-    def _commit(self, version: int) -> dict[str, int]:
-        path = f"{LOG}/{version:020d}.json"
-        text = self._storage.read(path)
-        if text is None:
-            raise Damaged(f"{self._storage.uri(path)} is missing: bring it back from a copy of the lake")
-        actions: list[dict[str, Any]] = [msgspec.json.decode(line) for line in text.splitlines() if b'"txn"' in line]
-        return {one["txn"]["appId"]: one["txn"]["version"] for one in actions if "txn" in one}

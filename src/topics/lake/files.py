@@ -1,6 +1,5 @@
 """Write Parquet files for a commit, with Delta's statistics, and read rows of an output table back.
 
-`RowsWriter` writes the rows of an output table, `FilesWriter` the records of a topic: sorted by seq, one date per file.
 A file is written one row group at a time, so that memory is bounded. Files are written to their final place, where no
 reader looks at them before a commit names them. A repeated task writes files with other names. A file that is never
 committed is removed later (`topics.lake.table`).
@@ -57,64 +56,20 @@ class RowsFile(Struct, frozen=True, kw_only=True):
     high: Any = None
 
 
-class OpenFile:
-    """An unfinished file with its statistics. `options` are those of Arrow's writer."""
-
-    def __init__(
-        self, storage: Storage, path: str, schema: pa.Schema, bounded: Collection[str] | None = None, **options: Any
-    ) -> None:
-        self._storage, self.path, self._schema = storage, path, schema
-        self.statistics = Statistics(bounded)
-        self._out = storage.create(path)
-        # Checksums of pages let a reader find damage.
-        self._writer = pq.ParquetWriter(self._out, schema, compression="zstd", write_page_checksum=True, **options)
-        self._held: list[pa.RecordBatch] = []
-        self._held_bytes = self._held_rows = 0
-
-    @property
-    def written_bytes(self) -> int:
-        return int(self._out.tell())
-
-    def write(self, part: pa.RecordBatch) -> None:
-        self.statistics.add(part)
-        self._held.append(part)
-        self._held_bytes += part.nbytes
-        self._held_rows += part.num_rows
-        if self._held_bytes >= ROW_GROUP_BYTES or self._held_rows >= ROW_GROUP_ROWS:
-            self._flush()
-
-    def close(self) -> int:
-        """Finish the file, and return its size."""
-        self._flush()
-        self._writer.close()
-        size_bytes = int(self._out.tell())
-        self._out.close()
-        return size_bytes
-
-    def give_up(self) -> None:
-        """Close and remove the unfinished file."""
-        self._held = []
-        for step in (self._writer.close, self._out.close, lambda: self._storage.remove(self.path)):
-            with suppress(OSError, pa.ArrowException):
-                step()
-
-    def _flush(self) -> None:
-        if self._held:
-            table = pa.Table.from_batches(self._held, self._schema)
-            self._writer.write_table(table, row_group_size=max(table.num_rows, 1))
-        self._held, self._held_bytes, self._held_rows = [], 0, 0
-
-
 Written = TypeVar("Written", RowsFile, File)
 
 
 class _Writer(Generic[Written]):
-    """Writes one file after the other, as a context manager. An error removes the files."""
+    """Writes one file after the other, with its statistics, as a context manager. An error removes the files."""
 
     def __init__(self, storage: Storage, *, file_bytes: int) -> None:
         self._storage, self._file_bytes = storage, file_bytes
-        self._open: OpenFile | None = None
         self._done: list[Written] = []
+        self._writer: pq.ParquetWriter | None = None  # of the open file
+        self._out: Any = None
+        self._path = ""
+        self._held: list[pa.RecordBatch] = []  # the rows of the next row group
+        self._held_bytes = self._held_rows = 0
 
     def __enter__(self) -> Self:
         return self
@@ -122,39 +77,64 @@ class _Writer(Generic[Written]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is None:
             return
-        if self._open is not None:
-            self._open.give_up()
-        for file in self._done:
-            with suppress(OSError):
-                self._storage.remove(file.path)
+        paths = [file.path for file in self._done]
+        if self._writer is not None:
+            paths.append(self._path)
+            for close in (self._writer.close, self._out.close):
+                with suppress(OSError, pa.ArrowException):
+                    close()
+        for path in paths:
+            with suppress(OSError, pa.ArrowException):
+                self._storage.remove(path)
 
     def write(self, batch: pa.RecordBatch) -> None:
         with with_remedies(self._storage.location):
             if not batch.num_rows:
                 return
-            if self._open is not None and self._open.written_bytes >= self._file_bytes:
+            if self._writer is not None and self._out.tell() >= self._file_bytes:
                 self.cut()
-            if self._open is None:
-                self._open = self._new(batch)
-            self._open.write(batch)
+            if self._writer is None:
+                self._open(batch)
+            self._statistics.add(batch)
+            self._held.append(batch)
+            self._held_bytes += batch.nbytes
+            self._held_rows += batch.num_rows
+            if self._held_bytes >= ROW_GROUP_BYTES or self._held_rows >= ROW_GROUP_ROWS:
+                self._flush()
 
     def cut(self) -> None:
         """Close the file: the next row begins another one."""
-        if self._open is not None:
-            self._done.append(self._written(self._open, self._open.close()))
-            self._open = None
+        if self._writer is not None:
+            self._flush()
+            self._writer.close()
+            size_bytes = int(self._out.tell())
+            self._out.close()
+            self._writer = None
+            self._done.append(self._written(size_bytes))
 
     def finish(self) -> list[Written]:
         with with_remedies(self._storage.location):
             self.cut()
             return self._done
 
-    def _new(self, batch: pa.RecordBatch) -> OpenFile:
+    def _begin(self, path: str, schema: pa.Schema, bounded: Collection[str] | None = None, **options: Any) -> None:
+        """Create a file. `options` are those of Arrow's writer."""
+        self._path, self._statistics, self._out = path, Statistics(bounded), self._storage.create(path)
+        # Checksums of pages let a reader find damage.
+        self._writer = pq.ParquetWriter(self._out, schema, compression="zstd", write_page_checksum=True, **options)
+
+    def _flush(self) -> None:
+        if self._held and self._writer is not None:
+            table = pa.Table.from_batches(self._held, self._writer.schema)
+            self._writer.write_table(table, row_group_size=max(table.num_rows, 1))
+            self._held, self._held_bytes, self._held_rows = [], 0, 0
+
+    def _open(self, batch: pa.RecordBatch) -> None:
         """Create the file that begins with these rows."""
         raise NotImplementedError
 
-    def _written(self, file: OpenFile, size_bytes: int) -> Written:
-        """Return what a commit says about a file that was closed."""
+    def _written(self, size_bytes: int) -> Written:
+        """Return what a commit says about the file that was closed."""
         raise NotImplementedError
 
 
@@ -165,11 +145,12 @@ class RowsWriter(_Writer[RowsFile]):
         super().__init__(storage, file_bytes=file_bytes)
         self._schema = schema
 
-    def _new(self, batch: pa.RecordBatch) -> OpenFile:
-        return OpenFile(self._storage, f"{os.urandom(16).hex()}.parquet", self._schema)
+    def _open(self, batch: pa.RecordBatch) -> None:
+        self._begin(f"{os.urandom(16).hex()}.parquet", self._schema)
 
-    def _written(self, file: OpenFile, size_bytes: int) -> RowsFile:
-        return RowsFile(path=file.path, rows=file.statistics.rows, bytes=size_bytes, stats=file.statistics.json())
+    def _written(self, size_bytes: int) -> RowsFile:
+        found = self._statistics
+        return RowsFile(path=self._path, rows=found.rows, bytes=size_bytes, stats=found.json())
 
 
 class FilesWriter(_Writer[File]):
@@ -204,17 +185,17 @@ class FilesWriter(_Writer[File]):
                 self._day = day
             super().write(part)
 
-    def _new(self, batch: pa.RecordBatch) -> OpenFile:
+    def _open(self, batch: pa.RecordBatch) -> None:
         first, token = batch.column("seq")[0].as_py(), os.urandom(8).hex()
         path = file_path(self._topic, date_of(self._day), self._epoch, first, token, last=self._last)
         bounded = {"seq", "ts", *(name for name, _ in self._typed.fields)}
-        return OpenFile(self._storage, path, batch.schema, bounded, **WRITING)
+        self._begin(path, batch.schema, bounded, **WRITING)
 
-    def _written(self, file: OpenFile, size_bytes: int) -> File:
-        statistics = file.statistics
+    def _written(self, size_bytes: int) -> File:
+        statistics = self._statistics
         (first, last), (begin, end) = statistics.bounds("seq"), statistics.bounds("ts")
         return File(
-            path=self._storage.seal(file.path), date=date_of(self._day), first=first, last=last,
+            path=self._storage.seal(self._path), date=date_of(self._day), first=first, last=last,
             rows=statistics.rows, bytes=size_bytes, stats=statistics.json(),
             min_ts=(begin - EPOCH_START) // MS, max_ts=-((EPOCH_START - end) // MS),
         )  # fmt: skip
@@ -269,6 +250,11 @@ def read_rows(storage: Storage, path: str, schema: pa.Schema) -> Iterator[pa.Rec
 
 MAX_BOUND_CHARS = 1024  # a column with a longer text has no bounds
 
+ORDERED = (  # types whose values have bounds
+    pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_string, pa.types.is_date,
+    pa.types.is_timestamp,
+)  # fmt: skip
+
 Path = tuple[str, ...]  # a column, or a field of a struct
 
 _encode = msgspec.json.Encoder(decimal_format="number").encode
@@ -309,7 +295,7 @@ class Statistics:
             return
         self._nulls[path] = self._nulls.get(path, 0) + column.null_count
         wanted = self._bounded is None or path[0] in self._bounded
-        if not wanted or not _is_ordered(column.type) or column.null_count == len(column):
+        if not wanted or not any(has(column.type) for has in ORDERED) or column.null_count == len(column):
             return
         new = _bounds(column)
         known = self._bounds.get(path, new)
@@ -317,18 +303,6 @@ class Statistics:
             self._bounds[path] = None
         else:
             self._bounds[path] = min(known[0], new[0]), max(known[1], new[1])
-
-
-def _is_ordered(kind: pa.DataType) -> bool:
-    """Return whether values of the type have bounds in Delta's statistics."""
-    return bool(
-        pa.types.is_integer(kind)
-        or pa.types.is_floating(kind)
-        or pa.types.is_decimal(kind)
-        or pa.types.is_string(kind)
-        or pa.types.is_date(kind)
-        or pa.types.is_timestamp(kind)
-    )
 
 
 def _bounds(column: pa.Array) -> tuple[Any, Any] | None:

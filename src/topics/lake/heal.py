@@ -30,7 +30,6 @@ OTHER_LAKE = "other_lake"  # reason of a gap: archived according to the server, 
 
 
 def tagged(batch: pa.RecordBatch, match: TagMatch) -> pa.BooleanArray:
-    """Return for each record whether its tag matches."""
     tags = batch.column("tag")
     found = pc.equal(tags, match.text) if match.op == "Eq" else pc.starts_with(tags, match.text)
     return pc.fill_null(found, False)
@@ -51,9 +50,6 @@ class RecordFilter(Struct, frozen=True, kw_only=True):
         return batch
 
 
-EVERYTHING = RecordFilter()
-
-
 class Healer:
     """Fills the gaps in one epoch of a topic from a lake."""
 
@@ -62,7 +58,7 @@ class Healer:
         lake: Lake,
         topic: str,
         epoch: int,
-        wanted: RecordFilter = EVERYTHING,
+        wanted: RecordFilter,
         *,
         trimmed_to: Callable[[], int] = lambda: 0,
     ) -> None:
@@ -106,7 +102,6 @@ class Healer:
 
 
 def newest_epoch(lake: Lake, topic: str) -> ArchivedEpoch | None:
-    """Return the newest archived epoch of a topic, or None."""
     epochs = lake.snapshot().epochs(topic)
     return epochs[-1] if epochs else None
 

@@ -1,7 +1,7 @@
 """Parse JSON texts into Arrow columns, with the rules of Spark's `from_json` (mode permissive).
 
 Every path that gives a field of `data` a type uses this module: reads from a server, from files and from a lake, and
-the typed columns of a lake. Strings and integers of records with equal members are found by position, see `flat_json`.
+the typed columns of a lake. Strings and integers of records with equal members are found by position.
 Otherwise all records are decoded in one call into typed structs. A record that does not fit is decoded again, field by
 field: a field that does not fit is NULL, and the record counts as malformed. A string column takes any value: numbers
 and objects as their JSON text.
@@ -15,6 +15,7 @@ import base64
 import binascii
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, date, datetime
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from functools import cache
@@ -22,11 +23,12 @@ from operator import attrgetter
 from typing import Annotated, Any, TypedDict
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Meta, Raw
 
-from topics.lake.flat_json import flat_columns
 from topics.model import surrogates
 
 NAME = b"field"
@@ -66,8 +68,14 @@ class JsonFields:
             if (columns := flat_columns(data, self._flat)) is not None:
                 return columns, []
             self._may_be_flat = False  # the next records probably differ as well
-        rows, malformed = self._fast(data), set[int]()
-        if rows is None:
+        rows: list[Any] | None = [self._row()] * len(data)
+        malformed = set[int]()
+        if self._fields and len(data):
+            lines = pc.binary_join_element_wise(data, "", "\n")  # one buffer with a line for each record
+            with suppress(*_UNREADABLE):
+                rows = None
+                rows = self._decoder.decode_lines(lines.buffers()[2])
+        if rows is None or len(rows) != len(data):
             rows = []
             for at, text in enumerate(data.cast(pa.binary()).to_pylist()):
                 row, fits = self._one(text)
@@ -75,16 +83,6 @@ class JsonFields:
                 if not fits:
                     malformed.add(at)
         return [self._column(at, rows, malformed) for at in range(len(self._fields))], sorted(malformed)
-
-    def _fast(self, data: pa.Array) -> list[Any] | None:
-        if not self._fields or not len(data):
-            return [self._row()] * len(data)
-        lines = pc.binary_join_element_wise(data, "", "\n")  # one buffer with a line for each record
-        try:
-            rows: list[Any] = self._decoder.decode_lines(lines.buffers()[2])
-        except _UNREADABLE:
-            return None
-        return rows if len(rows) == len(data) else None
 
     def _column(self, at: int, rows: list[Any], malformed: set[int]) -> pa.Array:
         kind = self._fields[at].type
@@ -99,7 +97,6 @@ class JsonFields:
         return pa.array(values, kind)
 
     def _one(self, text: bytes) -> tuple[Any, bool]:
-        """Return a record and whether it fits."""
         try:
             return self._decoder.decode(text), True
         except _UNREADABLE:
@@ -117,7 +114,6 @@ def _name(field: pa.Field) -> str:
 
 
 def _python_type(kind: pa.DataType) -> Any:
-    """Return the type that msgspec decodes for an Arrow type."""
     if pa.types.is_integer(kind):
         limit = 1 << kind.bit_width - 1
         return Annotated[int, Meta(ge=-limit, le=limit - 1)]
@@ -242,3 +238,103 @@ def _string(text: bytes) -> str:
     """Return the characters of a JSON string. Half a surrogate pair becomes a question mark."""
     found: str = json.loads(text)
     return found.encode(errors="replace").decode()
+
+
+# --- records that all have the same members, without a Python step per record
+#
+# Most producers write every record with the same members in the same order. Then the positions of the quotes give those
+# of the values. Anything else is parsed one by one: nested values, escapes, a value of another type, other members. So
+# only the speed depends on the shape of the records.
+
+QUOTE, BACKSLASH, BRACE, BRACKET_TO_BRACE = 0x22, 0x5C, 0x7B, 0x20
+WORD_BYTES = 8
+
+Positions = npt.NDArray[np.int64]
+
+
+def flat_columns(data: pa.Array, fields: Sequence[tuple[str, pa.DataType]]) -> list[pa.Array] | None:
+    """Return the columns of these members, or None if the texts are not flat objects with the same members.
+
+    `data` is an array of valid JSON texts without nulls; the types are `pa.string()` and integers.
+    """
+    try:
+        names = list(msgspec.json.decode(data[0].as_py(), type=dict[str, msgspec.Raw]))
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    starts = np.frombuffer(data.buffers()[1], np.int32)[data.offset : data.offset + len(data) + 1].astype(np.int64)
+    body = np.frombuffer(data.buffers()[2], np.uint8)[starts[0] : starts[-1]]
+    text = np.zeros(len(body) + WORD_BYTES, np.uint8)
+    text[:-WORD_BYTES] = body
+    starts -= starts[0]
+    # One opening brace or bracket per record: no object is nested, and none is in a string.
+    if np.any(body == BACKSLASH) or np.count_nonzero(body | BRACKET_TO_BRACE == BRACE) != len(data):
+        return None
+    quotes: Positions = np.flatnonzero(body == QUOTE)
+    if not len(quotes) or len(quotes) % len(data) or np.any(text[starts[:-1]] != BRACE):
+        return None
+    quotes = quotes.reshape(len(data), -1)
+    if np.any(quotes[:, 0] < starts[:-1]) or np.any(quotes[:, -1] >= starts[1:]):
+        return None
+    keys = _keys(text, quotes, names)
+    if keys is None:
+        return None
+    ends = [*quotes.T, starts[1:]]
+    found = []
+    for name, kind in fields:
+        column = pa.nulls(len(data), kind) if name not in keys else _column(text, ends, keys[name], kind)
+        if column is None:
+            return None
+        found.append(column)
+    return found
+
+
+def _keys(text: npt.NDArray[np.uint8], quotes: Positions, names: Sequence[str]) -> dict[str, int] | None:
+    """Return at which quote of a record each name begins, or None if a record has other names or another order.
+
+    A record with a name twice has more quotes than its names and strings account for.
+    """
+    keys: dict[str, int] = {}
+    at = 0
+    for name in names:
+        if at + 1 >= quotes.shape[1] or not _all_begin(text, quotes[:, at], f'"{name}":'.encode()):
+            return None
+        keys[name] = at
+        is_string = text[quotes[:, at + 1] + 2] == QUOTE
+        at += 4 if is_string[0] else 2
+        if np.any(is_string != is_string[0]):
+            return None
+    return keys if at == quotes.shape[1] else None
+
+
+def _all_begin(text: npt.NDArray[np.uint8], starts: Positions, expected: bytes) -> bool:
+    """Return whether these bytes are at every one of the positions."""
+    words = np.ndarray((len(text) - WORD_BYTES + 1,), np.uint64, text, strides=(1,))  # at every byte
+    for at in range(0, len(expected), WORD_BYTES):
+        piece = expected[at : at + WORD_BYTES]
+        mask = np.frombuffer((b"\xff" * len(piece)).ljust(WORD_BYTES, b"\0"), np.uint64)[0]
+        wanted = np.frombuffer(piece.ljust(WORD_BYTES, b"\0"), np.uint64)[0]
+        if int(starts[-1]) + at >= len(words) or np.any(words[starts + at] & mask != wanted):
+            return False
+    return True
+
+
+def _column(text: npt.NDArray[np.uint8], ends: Sequence[Positions], key: int, kind: pa.DataType) -> pa.Array | None:
+    is_string = key + 3 < len(ends) and ends[key + 2][0] == ends[key + 1][0] + 2
+    if is_string != (kind == pa.string()):
+        return None
+    if is_string:
+        return _slices(text, ends[key + 2] + 1, ends[key + 3])
+    # A number ends before the comma or brace that is before the next quote or the next record.
+    values = _slices(text, ends[key + 1] + 2, ends[key + 2] - 1)
+    try:
+        return values.cast(kind)
+    except pa.ArrowInvalid:
+        return None
+
+
+def _slices(text: npt.NDArray[np.uint8], starts: Positions, stops: Positions) -> pa.Array:
+    """Return the texts between these positions. See `topics.arrow` on how."""
+    offsets = np.empty(2 * len(starts), np.int32)
+    offsets[0::2], offsets[1::2] = starts, stops
+    both = pa.StringArray.from_buffers(len(offsets) - 1, pa.py_buffer(offsets), pa.py_buffer(text))
+    return both.take(pa.array(np.arange(0, len(offsets), 2, dtype=np.int32)))

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from topics.lake.archived import ArchivedEpoch, Change, File, Gap, TopicState
 from topics.lake.errors import Conflict, Damaged, NoLake
 from topics.lake.layout import GAP_SCHEMA, LOG, MARKER, PARTITIONS, SCHEMA, topic_of
-from topics.lake.rewrite import Rewritten, merge_files, open_file, plan_merges, rewrite_file, row_groups, rows_of
+from topics.lake.rewrite import Rewritten, merge_files, plan_merges, rewrite_file, row_groups, rows_of
 from topics.lake.storage import Storage, with_remedies
 
 if TYPE_CHECKING:
@@ -50,7 +49,6 @@ class Snapshot:
         return self._states[topic]
 
     def load(self, topics: Sequence[str]) -> None:
-        """Load the states of these topics, several at a time."""
         missing = [topic for topic in topics if topic not in self._states]
         if len(missing) > 1 and self._lake is not None:
             with ThreadPoolExecutor(LOADED_AT_ONCE) as threads:
@@ -103,7 +101,6 @@ class Lake:
             self.storage.write(MARKER, msgspec.json.encode({"format": "delta", "version": 1}))
 
     def check_exists(self) -> None:
-        """Raise `NoLake` if there is no lake."""
         if not self.exists():
             raise NoLake(f"{self.path} is not a lake: topics pipeline archive creates one")
 
@@ -142,10 +139,6 @@ class Lake:
         return pa.Table.from_arrays(arrays, schema=GAP_SCHEMA)
 
     # --- files
-
-    def open(self, file: File) -> pq.ParquetFile:
-        """Open a file. Raise `Damaged` if it is missing or cannot be read."""
-        return open_file(self.storage, file)
 
     def verify(self, file: File) -> None:
         """Read a file back. Raise `Damaged` if a page has a wrong checksum, or the rows are not those of the commit."""
@@ -216,11 +209,10 @@ class Lake:
                 yield part.select(list(names))
 
     def history(
-        self, topic: str, epoch: int, *, first: int = 1, last: int | None = None, snapshot: Snapshot | None = None
+        self, topic: str, epoch: int, *, first: int = 1, last: int | None = None
     ) -> Iterator[pa.RecordBatch | Gap]:
-        """Yield records and gaps, sorted by seq."""
         end = LAST if last is None else last
-        snapshot = snapshot or self.snapshot()
+        snapshot = self.snapshot()
         archived = snapshot.archived(topic, epoch)
         gaps = [] if archived is None else archived.gaps_in(first, end)
         for batch in self.read(topic, epoch, first=first, last=last, snapshot=snapshot):

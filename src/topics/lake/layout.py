@@ -63,12 +63,10 @@ class NamedFile(Struct, frozen=True):
 
 
 def topic_folder(topic: str) -> str:
-    """Return the folder of a topic in a lake."""
     return topic.replace(":", "~")
 
 
 def topic_of(folder: str) -> str:
-    """Return the topic of a folder."""
     return folder.replace("~", ":")
 
 

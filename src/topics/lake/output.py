@@ -1,8 +1,7 @@
 """The Delta table of a pipeline's results. Each commit has the rows of a round and the position of the pipeline.
 
 The position is a set of facts in the log of the table, such as `topics/rollup/done`. A run that is killed before its
-commit leaves only files that no version has, and the next run repeats the round: so every row is written once. Of two
-runs that continue from the same position, one commits, and the other raises `Moved`.
+commit leaves only files that no version has. Of two runs that continue from the same position, one raises `Moved`.
 """
 
 from __future__ import annotations
@@ -12,10 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
-from deltalake.transaction import AddAction, RemoveAction
 
-from topics.clock import SystemClock
-from topics.lake.delta_folder import Actions, DeltaFolder, delta_errors
+from topics.lake.delta_folder import Actions, Added, DeltaFolder, delta_errors
 from topics.lake.errors import Conflict, Damaged, LakeError, Moved, NoTable
 from topics.lake.facts import Facts
 from topics.lake.files import ROWS_FILE_BYTES, RowsFile, RowsWriter, read_rows
@@ -37,7 +34,7 @@ class OutputTable:
         self._prefix = f"topics/{kind}/"
         self._kept_hours = kept_hours
         self._delta = DeltaFolder(self.storage)
-        self._known: dict[str, int] = {}  # the position that this run continues from
+        self.known: dict[str, int] = {}  # the position that this run continues from
         self._vacuumed = 0  # checkpoints at the last vacuum
 
     # --- state
@@ -56,15 +53,12 @@ class OutputTable:
                 others = [name for name in self.storage.names() if name != LOG]
                 if others:
                     raise NoTable(f"{self.uri} is not empty and is not a Delta table: it contains {others[0]}")
-                self._known = {}
-                return self._known
-            self._known = self._position()
-            if not self._known and (self._delta.facts() or self._delta.files().num_rows):
+                self.known = {}
+                return self.known
+            self.known = self._position()
+            if not self.known and (self._delta.facts() or self._delta.files().num_rows):
                 raise NoTable(f"{self.uri} is a table that this pipeline has not written, and is not replaced")
-            return self._known
-
-    def has_rows(self) -> bool:
-        return bool(self.files())
+            return self.known
 
     def files(self, column: str | None = None) -> list[RowsFile]:
         """Return the files of the newest version, with the bounds of a column."""
@@ -113,19 +107,24 @@ class OutputTable:
         there any more: another program has merged it. In both cases nothing is committed.
         """
         with self._errors():
-            self._check_there(adds)
+            for file in adds:
+                if self.storage.size(file.path) != file.bytes:
+                    raise LakeError(
+                        f"{self.storage.uri(file.path)}: a file that a task wrote is not here; the table must be in a "
+                        "directory that the driver and all executors share, or in an object store"
+                    )
             self.storage.sync([file.path for file in adds])
-            changed = {name: value for name, value in position.items() if self._known.get(name) != value}
+            changed = {name: value for name, value in position.items() if self.known.get(name) != value}
             set_facts = {f"{self._prefix}{name}": value for name, value in changed.items()} | dict(facts or {})
 
             def build() -> Actions:
                 self._delta.open()
-                if self._position() != self._known:
+                if self._position() != self.known:
                     raise Moved(f"another run is writing to {self.uri}")
                 return self._actions(adds, removes, set_facts, schema=schema, note=note)
 
             self._delta.commit(build)
-            self._known = self._position()
+            self.known = self._position()
             if self._delta.checkpoints > self._vacuumed:
                 self._vacuumed = self._delta.checkpoints
                 self._delta.vacuum(self._kept_hours)
@@ -172,31 +171,8 @@ class OutputTable:
         missing = set(removes) - set(self._delta.files().column("path").to_pylist())
         if missing:
             raise Conflict(f"{self.uri}: {min(missing)} was replaced meanwhile")
-        now_ms = SystemClock().now_ms()
-        return Actions(
-            adds=[
-                AddAction(
-                    path=file.path, size=file.bytes, partition_values={}, modification_time=now_ms,
-                    data_change=is_change, stats=file.stats,
-                )
-                for file in adds
-            ],
-            removes=[
-                RemoveAction(path=path, data_change=is_change, deletion_timestamp=now_ms) for path in removes
-            ],
-            facts=facts,
-            note=note,
-            schema=schema,
-        )  # fmt: skip
-
-    def _check_there(self, adds: Sequence[RowsFile]) -> None:
-        """Raise `LakeError` unless every new file is there with its full size."""
-        for file in adds:
-            if self.storage.size(file.path) != file.bytes:
-                raise LakeError(
-                    f"{self.storage.uri(file.path)}: a file that a task wrote is not here; the table must be in a "
-                    "directory that the driver and all executors share, or in an object store"
-                )
+        added = [Added(file.path, file.bytes, file.stats, {}) for file in adds]
+        return Actions(adds=added, removes=removes, is_change=is_change, facts=facts, note=note, schema=schema)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

@@ -63,22 +63,17 @@ def rows_of(storage: Storage, file: File, columns: Sequence[str] | None = None) 
     """
     rows = 0
     if columns is None:
-        check_sum(storage, file)
+        open_file(storage, file)  # raises if the file is missing
+        named = parse_path(file.path.partition("/")[2])
+        if named is not None and named.sum is not None and storage.sum(file.path) != named.sum:
+            raise Damaged(
+                f"{storage.uri(file.path)} does not hold what was written to it: bring it back from a copy of the lake"
+            )
     for batch in row_groups(storage, file, columns):
         rows += batch.num_rows
         yield batch
     if rows != file.rows:
         raise Damaged(f"{storage.uri(file.path)} has {counted(rows, 'record')}, but {file.rows:,} were written")
-
-
-def check_sum(storage: Storage, file: File) -> None:
-    """Raise `Damaged` if the file is missing, or does not have the checksum in its name."""
-    open_file(storage, file)
-    named = parse_path(file.path.partition("/")[2])
-    if named is not None and named.sum is not None and storage.sum(file.path) != named.sum:
-        raise Damaged(
-            f"{storage.uri(file.path)} does not hold what was written to it: bring it back from a copy of the lake"
-        )
 
 
 def row_groups(
@@ -129,11 +124,11 @@ def rewrite_file(
 ) -> Rewritten:
     """Write the file without the records for which `keep` is not true. `keep` gets `columns`.
 
-    A dry run only counts the records.
-
-    The file is read twice: the first pass only checks whether any record is removed.
+    The file is read twice: the first pass only counts the records to remove, and a dry run ends there.
     """
-    removed = sum(_lost(batch, keep) for batch in rows_of(storage, file, columns))
+    removed = 0
+    for batch in rows_of(storage, file, columns):
+        removed += batch.num_rows - (pc.sum(pc.fill_null(keep(batch), False)).as_py() or 0)
     if not removed or dry_run:
         return Rewritten(topic=topic, epoch=epoch, old=file, removed=removed)
     kept = (
@@ -150,7 +145,6 @@ def rewrite_file(
 def merge_files(
     storage: Storage, topic: str, epoch: int, files: Sequence[File], *, typed: TypedColumns = NO_COLUMNS
 ) -> File:
-    """Merge neighbouring files of one date into one file."""
     batches = (batch for file in files for batch in rows_of(storage, file))
     merged = _written(storage, topic, epoch, batches, last=files[-1].last, typed=typed)
     found = None if merged is None else (merged.first, merged.last, merged.rows)
@@ -189,19 +183,11 @@ def plan_merges(
             last.append(file)
         else:
             groups.append([file])
-    return [group for group in map(_balanced, groups) if len(group) >= max(min_files, 2)]
-
-
-def _balanced(group: list[File]) -> list[File]:
-    while len(group) > 1 and group[0].bytes > _bytes(group[1:]):
-        group = group[1:]
-    return group
+    for group in groups:
+        while len(group) > 1 and group[0].bytes > _bytes(group[1:]):
+            del group[0]
+    return [group for group in groups if len(group) >= max(min_files, 2)]
 
 
 def _bytes(files: Iterable[File]) -> int:
     return sum(file.bytes for file in files)
-
-
-def _lost(batch: pa.RecordBatch, keep: Keep) -> int:
-    kept = pc.sum(pc.fill_null(keep(batch), False).cast(pa.int64())).as_py()
-    return int(batch.num_rows - (kept or 0))

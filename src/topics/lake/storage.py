@@ -123,15 +123,11 @@ class Storage:
 
     def check_writable(self) -> None:
         """Raise `LakeError` if this user may not write to the lake."""
-        if self.is_local:
-            is_writable = os.access(self.location, os.W_OK | os.X_OK)
-        else:
-            try:
+        is_writable = os.access(self.location, os.W_OK | os.X_OK)
+        if not self.is_local:
+            with suppress(OSError):
                 self.write(PROBE, b"")
-                self.remove(PROBE)
-                is_writable = True
-            except OSError:
-                is_writable = False
+                is_writable = self.remove(PROBE)
         if not is_writable:
             raise LakeError(f"{self.location} is not writable for this user")
 
@@ -170,7 +166,6 @@ class Storage:
         return sealed
 
     def sum(self, path: str) -> str:
-        """Return the checksum of a file of a local lake."""
         found = xxhash.xxh3_64()
         with open(self.uri(path), "rb", buffering=0) as file:
             while data := file.read(1 << 20):
@@ -207,7 +202,6 @@ class Storage:
         return int(info.size) if info.type == pafs.FileType.File else None
 
     def files_in(self, folder: str) -> list[StoredFile]:
-        """Return every file below a folder."""
         found = self.files.get_file_info(pafs.FileSelector(folder, allow_not_found=True, recursive=True))
         return [
             StoredFile(info.path, info.size, info.mtime_ns or 0) for info in found if info.type == pafs.FileType.File
@@ -219,7 +213,6 @@ class Storage:
         return sorted(info.base_name for info in found)
 
     def has_folder(self, path: str) -> bool:
-        """Return whether a folder of a local lake exists."""
         return os.path.isdir(self.uri(path))
 
     def sync(self, paths: Iterable[str]) -> None:
@@ -246,7 +239,6 @@ class Storage:
 
 
 def _object_store(location: str, options: dict[str, str]) -> pafs.FileSystem:
-    """Return the file system of an object store, as deltalake opens it."""
     from deltalake.fs import DeltaStorageHandler
 
     class Output:

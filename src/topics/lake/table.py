@@ -23,14 +23,12 @@ from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable
-from deltalake.transaction import AddAction, RemoveAction
 from msgspec import structs
 
-from topics.clock import SystemClock
 from topics.lake import facts
 from topics.lake.archived import ArchivedEpoch, Change, File, TopicState
 from topics.lake.columns import BadColumns, TypedColumns
-from topics.lake.delta_folder import Actions, DeltaFolder, delta_errors
+from topics.lake.delta_folder import Actions, Added, DeltaFolder, delta_errors
 from topics.lake.errors import Conflict, Damaged, LakeError
 from topics.lake.files import NO_COLUMNS
 from topics.lake.layout import LOG, PARTITIONS, SCHEMA, parse_path, topic_folder
@@ -54,7 +52,6 @@ class TopicTable:
 
     @property
     def checkpoints(self) -> int:
-        """The number of checkpoints that this object has written."""
         return self._delta.checkpoints
 
     # --- state
@@ -73,7 +70,18 @@ class TopicTable:
                 "the lake was replaced by an older copy, or lacks files; restore them from a copy"
             )
         if version > self._state.version:
-            self._state = self._read()
+            known = self._delta.facts()
+            files, of_epoch, epochs = _files(self._folder, self._delta.files()), facts.by_epoch(known), {}
+            for epoch in sorted({*files, *of_epoch}):
+                of = of_epoch.get(epoch, facts.EpochFacts())
+                epochs[epoch] = ArchivedEpoch(
+                    topic=self.topic, epoch=epoch, archived_to=of.archived_to, trimmed_to=of.trimmed_to,
+                    files=tuple(sorted(files.get(epoch, ()), key=lambda file: file.first)), gaps=tuple(of.gaps),
+                )  # fmt: skip
+            self._state = TopicState(
+                topic=self.topic, version=version, epochs=epochs, erasures=known.get(facts.ERASED, 0),
+                removed=known.get(facts.REMOVED, 0), purged=known.get(facts.PURGED, 0),
+            )  # fmt: skip
         return self._state
 
     @property
@@ -85,24 +93,7 @@ class TopicTable:
         self.state()
         return self._delta.table
 
-    def _read(self) -> TopicState:
-        known = self._delta.facts()
-        files = _files(self._folder, self._delta.files())
-        of_epoch = facts.by_epoch(known)
-        epochs = {}
-        for epoch in sorted({*files, *of_epoch}):
-            of = of_epoch.get(epoch, facts.EpochFacts())
-            epochs[epoch] = ArchivedEpoch(
-                topic=self.topic, epoch=epoch, archived_to=of.archived_to, trimmed_to=of.trimmed_to,
-                files=tuple(sorted(files.get(epoch, ()), key=lambda file: file.first)), gaps=tuple(of.gaps),
-            )  # fmt: skip
-        return TopicState(
-            topic=self.topic, version=self._delta.version, epochs=epochs,
-            erasures=known.get(facts.ERASED, 0), removed=known.get(facts.REMOVED, 0), purged=known.get(facts.PURGED, 0),
-        )  # fmt: skip
-
     def typed(self) -> TypedColumns:
-        """Return the typed columns of the table."""
         return NO_COLUMNS if self._delta.table is None else TypedColumns.of_schema(self._delta.schema())
 
     # --- files
@@ -171,7 +162,7 @@ class TopicTable:
         self._delta.checkpoint()
         for one in self._storage.files_in(log):  # statistics in the log may contain values of erased records
             number = one.path.rpartition("/")[2].partition(".")[0]
-            if number.isdigit() and int(number) < self._delta.newest_checkpoint:
+            if number.isdigit() and int(number) < self._delta.log.checkpoint:
                 self._storage.remove(one.path)
         self.commit(self.state(), [Change(op="purge", topic=self.topic, epoch=0)])
 
@@ -209,30 +200,23 @@ class TopicTable:
             self._check_there(base, changes)
             self.create()
 
+            above, adds, removes = f"{self._folder}/", list[Added](), list[str]()
+            for change in changes:
+                for file in change.adds:
+                    partition: dict[str, str | None] = {"epoch": str(change.epoch), "date": file.date}
+                    adds.append(Added(file.path.removeprefix(above), file.bytes, file.stats, partition))
+                removes += [file.path.removeprefix(above) for file in change.removes]
+            is_change = any(change.op != "merge" for change in changes)
+
             def build() -> Actions:
-                newest = self.state()
+                newest, set_facts = self.state(), dict[str, int]()
                 for change in changes:
                     _check(newest, base, change)
-                return self._actions(newest, changes, note)
+                    set_facts.update(facts.of_change(change, newest))
+                return Actions(adds=adds, removes=removes, is_change=is_change, facts=set_facts, note=note)
 
             self._delta.commit(build)
             return self._opened_state()
-
-    def _actions(self, newest: TopicState, changes: Sequence[Change], note: Mapping[str, Any] | None) -> Actions:
-        set_facts: dict[str, int] = {}
-        for change in changes:
-            set_facts.update(facts.of_change(change, newest))
-        now_ms = SystemClock().now_ms()
-        is_change = any(change.op != "merge" for change in changes)
-        adds = [_add_action(self._folder, change, file, now_ms) for change in changes for file in change.adds]
-        removes = [
-            RemoveAction(
-                path=file.path.removeprefix(f"{self._folder}/"), data_change=is_change, deletion_timestamp=now_ms
-            )
-            for change in changes
-            for file in change.removes
-        ]
-        return Actions(adds=adds, removes=removes, facts=set_facts, note=note)
 
     def _check_there(self, base: TopicState, changes: Sequence[Change]) -> None:
         """Raise `LakeError` or `Damaged` unless every new file is there with its full size.
@@ -273,17 +257,6 @@ def _is_dead(path: str, state: TopicState) -> bool:
     """Return whether a file of an archive run can never be committed."""
     named = parse_path(path)
     return named is not None and named.last is None and named.first <= state.epoch(named.epoch).archived_to
-
-
-def _add_action(folder: str, change: Change, file: File, now_ms: int) -> AddAction:
-    return AddAction(
-        path=file.path.removeprefix(f"{folder}/"),
-        size=file.bytes,
-        partition_values={"epoch": str(change.epoch), "date": file.date},
-        modification_time=now_ms,
-        data_change=change.op != "merge",
-        stats=file.stats,
-    )
 
 
 def _files(folder: str, actions: pa.Table) -> dict[int, list[File]]:

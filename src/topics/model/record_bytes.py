@@ -50,18 +50,13 @@ def tag_field(tag: str) -> bytes:
     return tag_part(tag)[1:] + b","
 
 
-def meta_part(meta: bytes | None) -> bytes:
-    """Return the part that has the meta, which is JSON text."""
-    return b"" if meta is None else META + meta
-
-
 def write(seq: int, ts: int, node: bytes, data: bytes | Raw, meta: bytes) -> bytes:
-    """Return a record. `node` and `meta` are the results of `node_part` and `meta_part`; `data` is JSON text."""
+    """Return a record. `node` is the result of `node_part`, `meta` the whole meta part; `data` is JSON text."""
     return _RECORD % (seq, ts, node, data, meta)
 
 
 def seq_and_ts(seq: int, ts: int) -> bytes:
-    """Return the beginning of a record, up to its commit time."""
+    """Return the beginning of a record, up to its commit time. The rest may come from a record with other numbers."""
     return _SEQ_AND_TS % (seq, ts)
 
 
@@ -84,11 +79,6 @@ def write_alike(datas: list[Raw], node: str | None, first: int, ts: int) -> tupl
     sizes[0] += END_BYTES
     rows.append(END)
     return b"".join(rows), sizes, seqs
-
-
-def renumbered(seq: int, ts: int, rest: bytes) -> bytes:
-    """Return a record with another seq and commit time. `rest` is the record from `head_bytes` on."""
-    return _SEQ_AND_TS % (seq, ts) + rest
 
 
 # --- cutting

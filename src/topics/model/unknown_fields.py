@@ -8,7 +8,8 @@ the lenient type, and compared with the JSON value to find the names of its unkn
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import reduce
 from itertools import islice
 from operator import or_
@@ -42,15 +43,14 @@ class Notes(Struct):
     warnings: list[str] | None = None
 
 
-def note(noted: Noted, warnings: list[str]) -> None:
+def note(noted: Noted, warnings: Iterable[str]) -> None:
     """Add warnings, up to `MAX_WARNINGS`. Items of one list with the same unknown field get one warning."""
-    found = noted.warnings or []
-    known = {_INDEX.sub("", warning) for warning in found}
+    found = {_INDEX.sub("", warning): warning for warning in noted.warnings or ()}
     for warning in warnings:
-        if (key := _INDEX.sub("", warning)) not in known and len(found) < MAX_WARNINGS:
-            known.add(key)
-            found.append(warning)
-    noted.warnings = found or None
+        if len(found) >= MAX_WARNINGS:
+            break
+        found.setdefault(_INDEX.sub("", warning), warning)
+    noted.warnings = list(found.values()) or None
 
 
 def warning_of(name: str, known: list[str], *, kind: str = "field", path: str = "") -> str:
@@ -58,7 +58,7 @@ def warning_of(name: str, known: list[str], *, kind: str = "field", path: str = 
     shown = name if len(name) <= MAX_NAME else name[:MAX_NAME] + "…"
     similar = did_you_mean(name, known)
     hint = "" if similar is None else f'; did you mean "{similar}"?'
-    return f'unknown {kind} "{path}.{shown}" ignored{hint}' if path else f'unknown {kind} "{shown}" ignored{hint}'
+    return f'unknown {kind} "{path and path + "."}{shown}" ignored{hint}'
 
 
 class RequestDecoder(Generic[T]):
@@ -85,18 +85,12 @@ class RequestDecoder(Generic[T]):
         try:
             found: T = self._decode_strict(body or b"{}")
             return found
-        except msgspec.ValidationError as error:
-            refused = decode_error(error, self.strict.type)
         except (msgspec.DecodeError, RecursionError):
-            try:
-                return self._decode_or_rescue(self.strict, body)
-            except UnknownField as unknown:
-                refused = unknown.with_traceback(None)  # it would refer to this frame, and the frame to it
-        if not isinstance(refused, UnknownField):
-            try:
-                raise refused from None
-            finally:
-                del refused  # its traceback refers to this frame: breaks the cycle of references
+            pass  # decoded again below: only a request that is refused pays for that
+        try:
+            return self._decode_or_rescue(self.strict, body)
+        except UnknownField as unknown:
+            refused = unknown.with_traceback(None)  # it would refer to this frame, and the frame to it
         found = self._decode_or_rescue(self.lenient, body)
         note(noted, warnings_about(refused, body, found))
         return found
@@ -115,26 +109,19 @@ class RequestDecoder(Generic[T]):
             raise decode_error(error, decoder.type) from None
 
 
-def warnings_about(refused: UnknownField, text: bytes, found: Any) -> list[str]:
-    """Return the warnings about the unknown fields of a text, which a strict decoder refused, decoded as `found`."""
-    first = warning_of(refused.name, refused.known, path=refused.path)
-    if len(text) > SEARCHED_BYTES:
-        return [first]
-    try:
-        given = msgspec.json.decode(text or b"{}")
-    except (msgspec.MsgspecError, RecursionError):
-        return [first]  # text with escapes of lone surrogates: the strict decoder has named the first unknown field
-    seen: dict[str, str] = {}
-    for path, name, known in _unknown(found, given, ""):
-        if (key := f"{_INDEX.sub('', path)}.{name}") not in seen:
-            seen[key] = warning_of(name, known, path=path)
-            if len(seen) >= MAX_WARNINGS:
-                break
-    return list(seen.values()) or [first]
+def warnings_about(refused: UnknownField, text: bytes, found: Any) -> Iterator[str]:
+    """Yield warnings about the unknown fields of a text, which a strict decoder refused, decoded as `found`."""
+    search: Iterator[str] = iter(())
+    if len(text) <= SEARCHED_BYTES:
+        with suppress(msgspec.MsgspecError, RecursionError):  # fails for escapes of lone surrogates
+            search = _unknown(found, msgspec.json.decode(text or b"{}"), "")
+    # If the search finds nothing, the strict decoder has named the first unknown field.
+    yield next(search, warning_of(refused.name, refused.known, path=refused.path))
+    yield from search
 
 
-def _unknown(found: Any, given: Any, path: str) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield path, name and known fields of each field that the JSON value `given` has and its object `found` lacks."""
+def _unknown(found: Any, given: Any, path: str) -> Iterator[str]:
+    """Yield a warning about each field that the JSON value `given` has and its object `found` lacks."""
     if isinstance(found, Struct):
         known = list(found.__struct_encode_fields__)
         for name, value in given.items():
@@ -142,7 +129,7 @@ def _unknown(found: Any, given: Any, path: str) -> Iterator[tuple[str, str, list
                 inner = getattr(found, found.__struct_fields__[known.index(name)])
                 yield from _unknown(inner, value, f"{path}.{name}" if path else name)
             elif name != found.__struct_config__.tag_field:
-                yield path, name, known
+                yield warning_of(name, known, path=path)
     elif isinstance(found, list):
         for at, (item, value) in enumerate(islice(zip(found, given, strict=True), SEARCHED_OBJECTS)):
             yield from _unknown(item, value, f"{path}[{at}]")

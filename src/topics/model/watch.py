@@ -20,7 +20,7 @@ from topics.model.records import (
     node_set,
     parse_match,
 )
-from topics.model.topic import U64, U64_MAX, clamp
+from topics.model.topic import U64, U64_MAX
 from topics.model.wire import Performance, check_u64
 
 DEFAULT_FRAME_BYTES = 256 << 10
@@ -98,7 +98,7 @@ class View(Struct, frozen=True):
 
 
 def make_view(options: ViewOptions, *, max_limit: int) -> View:
-    """Return the view for topics without a filter. `with_match` adds a filter."""
+    """Return the view for topics without a filter. `with_filter` adds a filter."""
     check_u64(options.limit, "limit")
     check_u64(options.max_batch_bytes, "max_batch_bytes")
     # Without data, `meta` is omitted too unless the request asks for it, so that frames stay small.
@@ -113,18 +113,16 @@ def make_view(options: ViewOptions, *, max_limit: int) -> View:
     )
 
 
-def with_match(view: View, match: TagMatch | None) -> View:
-    """Return the view with a filter. Views of one request share their set of nodes."""
-    return view if match is None else structs.replace(view, match=match)
+def with_filter(view: View, name: str, options: TopicOptions) -> View:
+    """Return the view with the filter of a topic. Views of one request share their set of nodes."""
+    if options.filter is None:
+        return view
+    return structs.replace(view, match=parse_match(options.filter, field=f"topics.{name}.filter"))
 
 
 def without_nodes(view: View) -> View:
     """Return the view of readers without nodes of their own."""
     return view if view.nodes is None else structs.replace(view, nodes=None)
-
-
-def heartbeat_ms(wanted_ms: int) -> int:
-    return clamp(check_u64(wanted_ms, "heartbeat_ms"), *HEARTBEAT_MS_RANGE)
 
 
 def is_pattern(name: str) -> bool:
@@ -162,10 +160,6 @@ def check_name(name: str) -> None:
         check_topic(name, field="topics")
     elif name != "*":
         check_topic(name[:-1], field="topics")
-
-
-def match_of(name: str, options: TopicOptions) -> TagMatch | None:
-    return None if options.filter is None else parse_match(options.filter, field=f"topics.{name}.filter")
 
 
 # --- WebSocket commands

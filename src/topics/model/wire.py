@@ -57,7 +57,7 @@ class Record(Struct, rename={"seq": "$seq", "ts": "$ts", "node": "$node", "tag":
     meta: dict[str, Json] | None = None
 
 
-class TombstoneAnswer(Struct):
+class TombstoneAnswer(Struct, gc=False):
     """A range of lost records, both ends inclusive: evicted, expired or damaged, not deleted by a client."""
 
     gap_from: U64
@@ -147,7 +147,7 @@ class TopicSummary(Struct, omit_defaults=True):
     earliest_seq: U64
     count: U64
     bytes: U64
-    durable: Annotated[bool, "whether the durability is `fsync`"]
+    durable: Annotated[bool, "whether the durability is `fsync` or `replicated`"]
     effective_priority: int
     config: Annotated[TopicConfig | None, "the configuration; with `details=true`"] = None
     last_write_ts: U64 | None = None

@@ -21,20 +21,19 @@ from topics.server.api.route import RouteTable
 from topics.server.api.route_table import ROUTES
 from topics.server.api.services import PollCache, Services, Startup
 from topics.server.http.browser_origin import Pages
-from topics.server.http.server import HttpServer
 from topics.server.limits.budget import MemoryBudget, budget_bytes_of
 from topics.server.limits.loop_holds import LoopHolds
 from topics.server.limits.os_limits import resident_bytes
 from topics.server.loop.budget_upkeep import Upkeep
 from topics.server.loop.forwarding import Forwarding
 from topics.server.loop.replication import ReplicaService, address_of
-from topics.server.loop.runtime import Runtime
-from topics.server.loop.samples import Column, QueueSamples, ReaderSamples, Samples, Traffic
+from topics.server.loop.runtime import Runtime, Ticker
+from topics.server.loop.samples import Column, QueueSamples, ReaderSamples, Samples
 from topics.server.loop.sliced_work import SharedAnswers, Slices
 from topics.server.loop.standby import StandbyService
 from topics.server.loop.storage import Storage, open_directory
 from topics.server.loop.throttle import Throttle
-from topics.server.push.dispatcher import Dispatcher, PushServices
+from topics.server.push.dispatcher import Dispatcher
 from topics.server.push.jobs import JobWaiters
 from topics.server.push.sessions import Sessions
 from topics.storage.log.wal import WalStats
@@ -77,14 +76,6 @@ class TopicsApp:
         self.port = settings.port  # the one that the server listens on
         self.stop_server: Callable[[Exception | None], None] = lambda failure: None  # ends the process
         self._datadir = open_directory(settings)  # before the server says that it listens
-
-    @property
-    def http(self) -> HttpServer | None:
-        return self.startup.http
-
-    @http.setter
-    def http(self, server: HttpServer | None) -> None:
-        self.startup.http = server
 
     async def start(self) -> None:
         if self.settings.standby and await self._follow():
@@ -162,38 +153,20 @@ class TopicsApp:
         runtime = Runtime(settings, self.clock, self.loop, engine, holds=self.holds)
         self.forwarding = Forwarding(runtime, self.startup.requests_total)
         throttle = Throttle(runtime, refuse_ms=settings.pressure_lag_ms)
-        slices = Slices(self.loop, runtime, self.clock, budget, holds=self.holds)
+        slices = Slices(runtime, self.clock, budget, self.holds)
         dispatcher = Dispatcher(runtime, throttle, budget)
         sessions = Sessions(runtime, budget)
         job_waiters = JobWaiters(runtime, throttle)
-        traffic = Traffic()
         wal = WalStats() if storage is None else storage.wal.stats
-        sampled = columns(runtime, dispatcher, throttle, traffic, self, wal)
+        sampled = columns(runtime, dispatcher, throttle, self, wal)
         self.upkeep = Upkeep(runtime, budget, on_relief=job_waiters.wake)
-        self.services = services = Services(
-            runtime=runtime,
-            engine=engine,
-            startup=self.startup,
-            budget=budget,
-            quotas=self.quotas,
-            throttle=throttle,
-            poll_cache=PollCache(),
-            traffic=traffic,
-            samples=Samples(runtime, sampled, is_replayed=lambda: not engine.is_replaying),
-            queue_samples=QueueSamples(runtime, engine),
-            reader_samples=ReaderSamples(runtime, engine),
-            slices=slices,
-            shared_answers=SharedAnswers(slices, budget),
-            dispatcher=dispatcher,
-            sessions=sessions,
-            job_waiters=job_waiters,
-            push=PushServices(
-                runtime, dispatcher, sessions.pattern_waiters, throttle, slices, budget, lambda: services.check_writer()
-            ),
-            storage=storage,
-            replica=replica,
-            standby=standby,
-        )
+        self.services = Services(
+            runtime=runtime, engine=engine, startup=self.startup, budget=budget, quotas=self.quotas, throttle=throttle,
+            poll_cache=PollCache(), slices=slices, shared_answers=SharedAnswers(slices, budget), dispatcher=dispatcher,
+            sessions=sessions, pattern_waiters=sessions.pattern_waiters, job_waiters=job_waiters,
+            samples=Samples(runtime, sampled), queue_samples=QueueSamples(runtime),
+            reader_samples=ReaderSamples(runtime), storage=storage, replica=replica, standby=standby,
+        )  # fmt: skip
         if storage is not None:
             storage.begin(engine, slices)
         if storage is not None and replica is not None:
@@ -206,9 +179,11 @@ class TopicsApp:
         throttle.begin()
         self.upkeep.begin()
         if settings.console:
-            self.services.samples.begin()
-            self.services.queue_samples.begin()
-            self.services.reader_samples.begin()
+            for sampler in self._samplers():
+                sampler.begin()
+
+    def _samplers(self) -> tuple[Ticker, ...]:
+        return self.services.samples, self.services.queue_samples, self.services.reader_samples
 
     def begin_drain(self) -> None:
         if self._recovered:
@@ -223,9 +198,8 @@ class TopicsApp:
             return
         self._recovered, services = False, self.services
         services.throttle.end()
-        services.samples.end()
-        services.queue_samples.end()
-        services.reader_samples.end()
+        for sampler in self._samplers():
+            sampler.end()
         self.upkeep.end()
         self.forwarding.stop()
         services.engine.flush()
@@ -246,7 +220,7 @@ def _free() -> None:
 
 
 def columns(
-    runtime: Runtime, dispatcher: Dispatcher, throttle: Throttle, traffic: Traffic, app: TopicsApp, wal: WalStats
+    runtime: Runtime, dispatcher: Dispatcher, throttle: Throttle, app: TopicsApp, wal: WalStats
 ) -> list[Column]:
     """Return the columns of the samples. Reading one takes no longer with more topics or records."""
     engine, quotas, budget, startup = runtime.engine, app.quotas, app.budget, app.startup
@@ -257,8 +231,8 @@ def columns(
 
     return [
         Column("appended", lambda: totals.records + totals.removed, counter=True),
-        Column("reads", lambda: traffic.reads, counter=True),
-        Column("read", lambda: traffic.records_read, counter=True),
+        Column("reads", lambda: runtime.reads, counter=True),
+        Column("read", lambda: runtime.records_read, counter=True),
         Column("delivered", lambda: dispatcher.delivered_total, counter=True),
         Column("claimed", lambda: queues.claimed_total, counter=True),
         Column("acked", lambda: queues.acked_total, counter=True),

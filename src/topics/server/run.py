@@ -91,12 +91,12 @@ async def _serve(settings: Settings, build: Build) -> int:
         reload()
     served = CorsApp(app, settings.cors_origins) if settings.cors_origins else app
     limits, request_log = HttpLimits.of(settings), RequestLog.of(settings)
-    app.http = http = HttpServer(served, limits, budget=app.budget, request_log=request_log, holds=app.holds)
+    app.startup.http = http = HttpServer(served, limits, budget=app.budget, request_log=request_log, holds=app.holds)
     acceptors = [Acceptor(http, sock, certificate) for sock in sockets]
     app.port = sockets[0].getsockname()[1]
     app.stop_server = stop.ask
     _announce(settings, sockets)
-    started = await _serve_until_stopped(app, stop, Garbage(clock.monotonic_ns, note=partial(app.holds.note, Cause.GC)))
+    started = await _serve_until_stopped(app, stop, Garbage(clock.monotonic_ns, partial(app.holds.note, Cause.GC)))
     for acceptor in acceptors:
         acceptor.close()
     if stop.failure is not None:
@@ -219,26 +219,14 @@ def _bind_one(family: int, address: tuple[Any, ...], *, required: bool) -> socke
     Many machines resolve localhost to ::1 and have no IPv6.
     """
     try:
-        sock = socket.socket(family, socket.SOCK_STREAM)
-    except OSError:
-        if required:
-            raise
-        return None
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Accepted connections inherit this: an answer is one write, and must not wait for the ACK of the last one.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        sock.bind(address)
-        # Listen now, not only in the loop: two sockets can share a bound port until one of them listens.
-        sock.listen(BACKLOG)
-        sock.setblocking(False)
+        sock = socket.create_server(address, family=socket.AddressFamily(family), backlog=BACKLOG)
     except OSError as error:
-        sock.close()
-        if not required and error.errno == errno.EADDRNOTAVAIL:
+        if not required and error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
             return None
-        raise
+        raise OSError(error.errno, os.strerror(error.errno or 0)) from None
+    # Accepted connections inherit this: an answer is one write, and must not wait for the ACK of the last one.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setblocking(False)
     return sock
 
 
@@ -313,11 +301,7 @@ class Garbage:
     """
 
     def __init__(
-        self,
-        tick_ns: Callable[[], int],
-        *,
-        freeze: Callable[[], None] = gc.freeze,
-        note: Callable[[int], None] | None = None,
+        self, tick_ns: Callable[[], int], note: Callable[[int], None], *, freeze: Callable[[], None] = gc.freeze
     ) -> None:
         """`note` is called with the length of every collection in nanoseconds."""
         self._tick_ns = tick_ns
@@ -339,7 +323,6 @@ class Garbage:
             self._began_ns = self._tick_ns()
             return
         took_ns = self._tick_ns() - self._began_ns
-        if self._note is not None:
-            self._note(took_ns)
+        self._note(took_ns)
         if info["generation"] == FULL and took_ns > MAX_PAUSE_NS:
             self._freeze()

@@ -28,7 +28,6 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import the module that defines `name` and return its value."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

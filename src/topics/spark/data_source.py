@@ -15,9 +15,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructField, StructType
 
-from topics.spark.options import CONNECTION, BadOption, listed, read_options
+from topics.spark.options import CONNECTION, BadOption, WriteOptions, listed, patient, read_options, write_options
 from topics.spark.pyspark_api import HAS_READ_LIMITS
-from topics.spark.sink.write_options import WriteOptions, patient, write_options
 from topics.spark.sink.writers import BatchWriter, StreamWriter
 from topics.spark.source.readers import TopicsReader, TopicsStreamReader, UnlimitedStreamReader
 from topics.spark.source.schema_layout import plain_schema

@@ -57,6 +57,12 @@ class LakeFailed(Failed):
     """The lake cannot be used: a file is missing or damaged, or cannot be written."""
 
 
+_OF_CLASS = {
+    (KeyboardInterrupt,): FailureKind.INTERRUPTED,
+    (BadUsage, BadOption, NoLake, NoSuchTopic, DataDirError): FailureKind.USAGE,
+    (NoSpark,): FailureKind.NO_SPARK,
+    (LakeFailed, LakeError): FailureKind.LAKE,
+}
 _OF_CODE: dict[str, FailureKind] = {
     Code.UNAUTHORIZED: FailureKind.FORBIDDEN,
     Code.FORBIDDEN: FailureKind.FORBIDDEN,
@@ -81,23 +87,18 @@ _OF_TASK = {  # by the class name of an exception raised in a Spark task
 
 def kind_of(error: BaseException) -> FailureKind:
     """Return the kind of a failure. Every pipeline uses this function."""
-    if isinstance(error, KeyboardInterrupt):
-        return FailureKind.INTERRUPTED
-    if isinstance(error, BadUsage | BadOption | NoLake | NoSuchTopic | DataDirError):
-        return FailureKind.USAGE
-    if isinstance(error, NoSpark):
-        return FailureKind.NO_SPARK
-    if isinstance(error, LakeFailed | LakeError) or _refused_by_disk(error) is not None:
+    for classes, kind in _OF_CLASS.items():
+        if isinstance(error, classes):
+            return kind
+    if _refused_by_disk(error) is not None:
         return FailureKind.LAKE
     if isinstance(error, TopicsError):
         return _OF_CODE.get(error.code, FailureKind.FAILED)
-    if _is_of_spark(error):
-        if any(one.__name__ == "AnalysisException" for one in type(error).__mro__):
-            return FailureKind.USAGE  # an error in an SQL expression of the user
-        if _does_not_fit(error):
-            return FailureKind.USAGE
-        return _OF_TASK.get(_innermost(str(error))[0], FailureKind.FAILED)
-    return FailureKind.FAILED
+    if not _is_of_spark(error):
+        return FailureKind.FAILED
+    if any(one.__name__ == "AnalysisException" for one in type(error).__mro__) or _does_not_fit(error):
+        return FailureKind.USAGE  # an error in an SQL expression of the user
+    return _OF_TASK.get(_innermost(str(error))[0], FailureKind.FAILED)
 
 
 def _does_not_fit(error: BaseException) -> bool:
@@ -192,17 +193,9 @@ def next_step(error: BaseException, *, resumes: bool = True, began: bool = True)
     """
     if isinstance(error, Failed) and error.next is not None:
         return error.next
-    if isinstance(error, NoLake):
-        return "check that --lake names the lake, and that it is mounted; topics pipeline archive creates one"
-    if isinstance(error, NoSuchTopic):
-        return "check the name of the topic"
-    if isinstance(error, DataDirError):
-        return "give --path the data directory of a server that is stopped, or a backup"
-    if isinstance(error, Damaged):
-        return (
-            "topics pipeline audit names every missing or damaged file: restore them from a copy of the lake, and "
-            "run the same command again"
-        )
+    for kind_of_error, text in _NEXT_OF_CLASS.items():
+        if isinstance(error, kind_of_error):
+            return text
     if _does_not_fit(error):
         return (
             "make the expression return NULL for a value that does not fit, with try_cast(… AS …), "
@@ -217,6 +210,13 @@ def next_step(error: BaseException, *, resumes: bool = True, began: bool = True)
     return step if resumes else step.replace(RESUME, RUN_AGAIN)
 
 
+_NEXT_OF_CLASS: dict[type[Exception], str] = {
+    NoLake: "check that --lake names the lake, and that it is mounted; topics pipeline archive creates one",
+    NoSuchTopic: "check the name of the topic",
+    DataDirError: "give --path the data directory of a server that is stopped, or a backup",
+    Damaged: "topics pipeline audit names every missing or damaged file: restore them from a copy of the lake, and run "
+    "the same command again",
+}
 _NEXT = {
     FailureKind.USAGE: "correct the command; --help lists its options",
     FailureKind.UNREACHABLE: f"check that the server runs and can be reached from here, then {RESUME}",

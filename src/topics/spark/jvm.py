@@ -180,25 +180,19 @@ def _ignoring_sigterm() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
+        from pyspark import SparkContext
+
         os.set_blocking(started, False)
-        _kill_unknown(started)
+        if SparkContext._gateway is None:  # else pyspark knows the JVM, which ends with this process
+            with suppress(BlockingIOError, ChildProcessError):
+                for pid in os.read(started, 4096).split():
+                    if os.waitpid(int(pid), os.WNOHANG) == (0, 0):
+                        os.kill(int(pid), signal.SIGKILL)  # the file for its port is removed, so it would never end
         raise
     finally:
         os.close(_starting.pids)
         os.close(started)
         _starting.pids = None
-
-
-def _kill_unknown(started: int) -> None:
-    """Kill a JVM whose start was interrupted: the file for its port is removed, so it would never end."""
-    from pyspark import SparkContext
-
-    if SparkContext._gateway is not None:  # pyspark knows the JVM, which ends with this process
-        return
-    with suppress(BlockingIOError, ChildProcessError):
-        for pid in os.read(started, 4096).split():
-            if os.waitpid(int(pid), os.WNOHANG) == (0, 0):
-                os.kill(int(pid), signal.SIGKILL)
 
 
 @contextmanager

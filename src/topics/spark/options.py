@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 from msgspec import Struct, field, structs
@@ -20,6 +20,7 @@ from msgspec import Struct, field, structs
 from topics.errors import TopicsError
 from topics.model.names import check_consumer, check_topic
 from topics.model.records import TagMatch
+from topics.model.topic import ConfigPatch, configure
 
 DEFAULT_URL = "http://127.0.0.1:4000"
 DEFAULT_PARTITION_BYTES = 64 << 20
@@ -42,14 +43,11 @@ class EpochSeq(NamedTuple):
 
 
 class Offsets(Struct, frozen=True):
-    """Offsets by topic, and `otherwise` for topics that are not named.
-
-    `by_server` holds offsets for one of several servers. They take precedence over `by_topic`.
-    """
+    """Offsets by topic, and `otherwise` for topics that are not named."""
 
     otherwise: Offset
     by_topic: dict[str, Offset | EpochSeq] = {}
-    by_server: dict[str, dict[str, Offset | EpochSeq]] = {}
+    by_server: dict[str, dict[str, Offset | EpochSeq]] = {}  # for one of several servers: takes precedence
 
     def of(self, server: str, topic: str) -> Offset:
         found = self._given(server, topic)
@@ -230,7 +228,6 @@ def _check_together(found: Mapping[str, str], options: ReadOptions) -> None:
 
 
 def some(name: str, text: str) -> tuple[str, ...]:
-    """Return at least one name of a list."""
     names = tuple(dict.fromkeys(listed(text)))
     if not names:
         what = {"subscribe": "topic", "columns": "column"}[name]
@@ -281,7 +278,6 @@ def _absolute(name: str, text: str) -> str:
 
 
 def _lake(name: str, text: str) -> str:
-    """Return the absolute path or the URL of the lake."""
     from topics.lake.errors import LakeError
     from topics.lake.storage import location
 
@@ -362,10 +358,6 @@ def ms_of(at: datetime) -> int:
     return max(-(-micros // 1000), 0)
 
 
-def _tag(name: str, text: str) -> TagMatch:
-    return TagMatch("Glob", text[:-1]) if text.endswith("*") else TagMatch("Eq", text)
-
-
 CONNECTION: Converters = {
     "url": _servers, "token": as_text, "tokenFile": _absolute, "timeoutMs": at_least(1), "retries": at_least(0),
 }  # fmt: skip
@@ -374,6 +366,93 @@ READ: Converters = {
     "subscribePrefix": as_text, "subscribePattern": _pattern, "startingOffsets": _offsets, "endingOffsets": _offsets,
     "startingTimestamp": _timestamp, "endingTimestamp": _timestamp, "maxOffsetsPerTrigger": at_least(1),
     "consumer": valid(check_consumer), "minPartitions": at_least(1), "maxPartitionBytes": at_least(1),
-    "node": lambda _, text: tuple(listed(text)), "tag": _tag, "failOnDataLoss": flag, "kafkaColumns": flag,
+    "node": lambda _, text: tuple(listed(text)), "failOnDataLoss": flag, "kafkaColumns": flag,
+    "tag": lambda _, text: TagMatch("Glob", text[:-1]) if text.endswith("*") else TagMatch("Eq", text),
     "columns": some, "where": as_text, "typed": flag, "pushFilters": flag,
+}  # fmt: skip
+
+
+# --- the options of the sinks
+
+DataFormat = Literal["json", "text"]
+KeyBy = Literal["rows", "source"]
+DEFAULT_WINDOW_MS = 7 * 24 * 3_600_000
+# A sink waits for a server that restarts, because a failed query must be started again by hand. The pauses between
+# so many attempts add up to about half a minute.
+PATIENT_RETRIES = 12
+
+OF_SPARK = ("checkpointlocation", "queryname")  # options that Spark's own streams read
+
+
+class WriteOptions(Struct, frozen=True, kw_only=True, rename="camel"):
+    """The checked options of a writer, under their names of the data source. `docs/spark.md` describes them."""
+
+    connection: ConnectionOptions = ConnectionOptions()
+    topic: str | None = None
+    data_format: DataFormat = "json"
+    create: bool = field(default=True, name="createTopics")
+    config: dict[str, Any] = field(default={}, name="topicConfig")
+    window_ms: int | None = field(default=None, name="idempotencyWindowMs")
+    key_by: KeyBy = "rows"
+    sort_rows: bool = False
+    write_id: str | None = None
+    is_insert: bool = False  # the options are those of a table in the catalog
+
+    @property
+    def creation(self) -> dict[str, Any]:
+        """The settings for a topic that a write creates."""
+        return {"idempotency_window_ms": DEFAULT_WINDOW_MS, **self.config}
+
+
+def write_options(given: Mapping[str, str]) -> WriteOptions:
+    """Return the checked options of a writer. Raise `BadOption` if one is invalid."""
+    if any(key.lower() == "path" for key in given):
+        raise BadOption("path: a topic is written through its server; use the options topic and url")
+    found = known({key: given[key] for key in given if key.lower() not in OF_SPARK}, WRITE)
+    reached = patient(connection(found), found)
+    if len(reached.servers) > 1:
+        raise BadOption(f"url: rows are written to one server, not to {len(reached.servers)}; start a query for each")
+    options = WriteOptions(connection=reached, **converted(WriteOptions, found, WRITE))
+    if options.window_ms is None:
+        return options
+    return structs.replace(options, config={**options.config, "idempotency_window_ms": options.window_ms})
+
+
+def patient(made: ConnectionOptions, given: Mapping[str, str]) -> ConnectionOptions:
+    """Return the connection of a stream or sink, with more retries than the default unless `retries` is set."""
+    if any(key.lower() == "retries" for key in given):
+        return made
+    return structs.replace(made, retries=PATIENT_RETRIES)
+
+
+def _config(name: str, text: str) -> dict[str, Any]:
+    try:
+        config = msgspec.json.decode(text, type=dict[str, Any])
+        if unknown := sorted(set(config) - set(ConfigPatch.__struct_fields__)):
+            raise BadOption(f"topicConfig: a topic has no setting {unknown[0]!r}")
+        configure("topic", msgspec.convert(config, ConfigPatch))
+    except (msgspec.MsgspecError, TopicsError) as error:
+        raise BadOption(f"topicConfig: {text[:200]!r} are not settings of a topic: {error}") from None
+    return config
+
+
+def _choice(*choices: str) -> Callable[[str, str], str]:
+    def converter(name: str, text: str) -> str:
+        if text.lower() not in choices:
+            raise BadOption(f"{name}: {text!r} is neither {' nor '.join(choices)}")
+        return text.lower()
+
+    return converter
+
+
+def _write_id(name: str, text: str) -> str:
+    if not 1 <= len(text) <= 64:
+        raise BadOption(f"writeId: {len(text)} characters; 1 to 64 are allowed")
+    return text
+
+
+WRITE: Converters = {
+    "topic": valid(check_topic), "dataFormat": _choice(*get_args(DataFormat)), "createTopics": flag,
+    "topicConfig": _config, "idempotencyWindowMs": at_least(0), "keyBy": _choice(*get_args(KeyBy)), "sortRows": flag,
+    "writeId": _write_id,
 }  # fmt: skip

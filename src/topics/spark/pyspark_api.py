@@ -51,9 +51,6 @@ INHERITED_PUSH_FILTERS: Any = getattr(DataSourceReader, "pushFilters", None)  # 
 TIME_TYPES: tuple[type[types.DataType], ...] = (types.TimeType,) if hasattr(types, "TimeType") else ()
 
 __all__ = [
-    "HAS_READ_LIMITS",
-    "INHERITED_PUSH_FILTERS",
-    "TIME_TYPES",
     "DataSourceStreamArrowWriter",
     "ReadAllAvailable",
     "ReadLimit",

@@ -41,8 +41,6 @@ def register(
         spark.conf.set(REGISTERED, "true")
     given = {name: str(value) for name, value in options.items()} | ({} if url is None else {"url": url})
     if given:
-        from topics.spark.spark_session import create_tables
-
         create_tables(spark, given, database=database, schemas=schemas or {})
     return spark
 

@@ -34,17 +34,10 @@ def missing_in(where: str, topic: str, names: Iterable[str]) -> BadUsage:
 
 
 def no_topic(clients: Sequence[Client], wanted: str, *, like: str = "", lake: Lake | None = None) -> BadUsage:
-    """Return the error for a selection without topics. `wanted` describes it, such as "begins with 'shop:'".
-
-    The message lists the names that are most similar to `like`.
-    """
+    """Return the error for a selection, described by `wanted`, without topics. It lists names similar to `like`."""
     where = " or ".join(f"on {client.url}" for client in clients)
     text = f"no topic {where}{'' if lake is None else f' or in {lake.path}'} {wanted}"
     return BadUsage(text, next=_there_is(clients[0], like, lake))
-
-
-def begins_with(prefix: str) -> str:
-    return f"begins with {prefix!r}" if prefix else "exists yet"
 
 
 def existing_lake(path: str) -> Lake:
@@ -139,8 +132,8 @@ class Selection(Struct, frozen=True, kw_only=True):
             warn(f"no topic on {where} {self}: waiting for one")
 
     def __str__(self) -> str:
-        prefixes = [] if self.prefix is None else [begins_with(self.prefix)]
-        return " or ".join([*prefixes, *([] if self.pattern is None else [f"matches {self.pattern!r}"])])
+        prefix = None if self.prefix is None else f"begins with {self.prefix!r}" if self.prefix else "exists yet"
+        return " or ".join(filter(None, [prefix, None if self.pattern is None else f"matches {self.pattern!r}"]))
 
 
 def common(names: Sequence[str]) -> str:

@@ -55,16 +55,13 @@ def table(
         return reader.schema(t.StructType(fields)).option("typed", "true").load()
     if "where" in {name.lower() for name in given}:
         raise BadOption("where: a table with this schema is parsed by Spark; use .where(…) on the DataFrame")
-    return _parsed_by_spark(reader.load(), wanted).select(*[F.col(f"`{field.name}`") for field in fields])
-
-
-def _parsed_by_spark(frame: DataFrame, wanted: t.StructType) -> DataFrame:
-    """Return the columns with `from_json`, for types whose text has many forms, such as timestamps."""
-    parsed = t.StructType([*wanted.fields]).add(MALFORMED, t.StringType())
+    # Spark's `from_json` parses types whose text has many forms, such as timestamps.
+    frame, parsed = reader.load(), t.StructType([*wanted.fields]).add(MALFORMED, t.StringType())
     value = F.from_json("data", parsed, {"columnNameOfCorruptRecord": MALFORMED}).alias("value")
     around = [F.col(f"`{name}`").alias(f"_{name}") for name in frame.columns]
-    fields = [F.col("value").getField(name).alias(name) for name in [*wanted.fieldNames(), MALFORMED]]
-    return frame.select(value, *around).select(*fields, *[f"_{name}" for name in frame.columns])
+    found = [F.col("value").getField(name).alias(name) for name in [*wanted.fieldNames(), MALFORMED]]
+    whole = frame.select(value, *around).select(*found, *[f"_{name}" for name in frame.columns])
+    return whole.select(*[F.col(f"`{field.name}`") for field in fields])
 
 
 def infer_schema(spark: SparkSession, topic: str, *, sample: int = SAMPLE, **options: Any) -> t.StructType:
@@ -115,7 +112,6 @@ def _is_exact(kind: t.DataType) -> bool:
 
 
 def _given(topic: str, options: dict[str, Any]) -> dict[str, str]:
-    """Return the options of the source as text."""
     if any(name.lower() == "kafkacolumns" for name in options):
         raise ValueError("kafkaColumns: a table has its own columns; remove the option")
     given = {"subscribe": topic}

@@ -399,7 +399,6 @@ class _Copier:
         staged, topics = [], snapshot.topics
         for number in sorted({topic.tail.tails for topic in topics if topic.tail is not None}):
             path, source = self.target.tails_path(number), self.source.tails_path(number)
-            parts = [topic for topic in topics if topic.tail is not None and topic.tail.tails == number]
             kept = number in self._held.tails  # the target has this file, which never changes
             try:
                 data = read_whole(self.source.fs, source)
@@ -408,8 +407,9 @@ class _Copier:
                     raise
                 data = b""
             damaged = False
-            for topic in parts:
-                for text in tail_problems(source, topic, data):
+            for topic in topics:
+                ref = topic.tail
+                for text in () if ref is None or ref.tails != number else tail_problems(source, topic.name, ref, data):
                     damaged = True
                     self.done.problems.append(text)
                     first = max([ref.first + ref.count for ref in topic.segments] + [topic.earliest])

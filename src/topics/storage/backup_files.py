@@ -7,7 +7,6 @@ from typing import NoReturn
 
 from topics.errors import Corrupt
 from topics.storage import snapshot as snap
-from topics.storage import snapshot_files
 from topics.storage.check import examine
 from topics.storage.datadir import DataDir
 from topics.storage.fs import File, Fs, read_whole
@@ -96,7 +95,7 @@ def newest_number(datadir: DataDir) -> int:
 def newest_snapshot(datadir: DataDir, problems: list[str]) -> snap.Snapshot:
     """Return the newest readable snapshot. Raise `CopyError` if there was one and none can be read."""
     try:
-        return snapshot_files.newest(datadir, problems)
+        return log_files.newest_snapshot(datadir, problems)
     except Corrupt as error:
         what = error.what.partition("; ")[0]
         raise CopyError(f"{error.path}: {what}; run `topics verify {datadir.root}`") from error
@@ -127,15 +126,12 @@ def read_footer(fs: Fs, path: str) -> codec.Footer | None:
         file.close()
 
 
-def tail_problems(path: str, topic: snap.TopicSnapshot, data: bytes) -> list[str]:
+def tail_problems(path: str, topic: str, ref: snap.TailRef, data: bytes) -> list[str]:
     """Return what is wrong with the last records of a topic in the tails file with these bytes."""
-    ref = topic.tail
-    if ref is None:
-        return []
     part = data[ref.offset : ref.offset + ref.size]
     examined = examine(lambda size, at: part[at : at + size], len(part), path=path, taken=lambda at, data: None)
     return [
-        f"{path} at byte {ref.offset + problem.offset}: {problem.what}; last records of topic {topic.name}"
+        f"{path} at byte {ref.offset + problem.offset}: {problem.what}; last records of topic {topic}"
         for problem in examined.problems
     ]
 

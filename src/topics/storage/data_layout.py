@@ -1,7 +1,7 @@
 """The layout of a data directory: paths and existing files.
 
     LOCK                               held while a process has the directory open; names its owner
-    FORMAT                             "topics-data 2": the number of the format of this layout and of the files in it
+    FORMAT                             "topics-data N": the number of the format of this layout and of the files in it
     VERSION                            the version of topics that last wrote to the directory
     REPLICA                            JSON: the replica that a server with this directory writes, see `replica/start`
     wal/<number>.wal                   the log
@@ -144,13 +144,12 @@ class DataLayout:
         self.fs.rename(path + TEMP_SUFFIX, path)
         self.fs.sync_dir(posixpath.dirname(path))
 
-    def make_topic_dir(self, topic_id: int) -> str:
+    def make_topic_dir(self, topic_id: int) -> None:
         """Create the directory for the segments of the topic, and make its name durable."""
         path = self.topic_dir(topic_id)
         if not self.fs.exists(path):
             self.fs.mkdir(path)
             self.fs.sync_dir(self.segments_dir)
-        return path
 
     def remove_topic_dir(self, topic_id: int) -> None:
         """Remove the directory of the topic with its files. A crash may restore a part of it; call this again then."""

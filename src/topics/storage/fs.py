@@ -24,7 +24,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -193,6 +193,11 @@ class Fs:
         return found.f_bavail * found.f_frsize
 
 
+def _of_inner(name: str) -> Any:
+    """Return a method that calls the method `name` of `inner`."""
+    return lambda self, *args: getattr(self._inner, name)(*args)
+
+
 class ReadOnlyFs(Fs):
     """`inner` without the calls that change it. Files open for reading even if the caller asks for writing."""
 
@@ -204,26 +209,12 @@ class ReadOnlyFs(Fs):
             self._refuse(path)
         return self._inner.open(path)
 
-    def listdir(self, path: str) -> list[str]:
-        return self._inner.listdir(path)
-
-    def exists(self, path: str) -> bool:
-        return self._inner.exists(path)
-
-    def size(self, path: str) -> int:
-        return self._inner.size(path)
+    listdir, exists, size, lock_shared, boot_id, free_bytes = map(
+        _of_inner, ("listdir", "exists", "size", "lock_shared", "boot_id", "free_bytes")
+    )
 
     def sync_dir(self, path: str) -> None:
         """Do nothing: no name can have changed."""
-
-    def lock_shared(self, path: str) -> Lock:
-        return self._inner.lock_shared(path)
-
-    def boot_id(self) -> str:
-        return self._inner.boot_id()
-
-    def free_bytes(self, path: str) -> int:
-        return self._inner.free_bytes(path)
 
     def _refuse(self, *paths: str) -> NoReturn:
         raise OSError(errno.EROFS, "this file system is open for reading only", paths[-1])

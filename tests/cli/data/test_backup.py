@@ -57,6 +57,7 @@ class Load:
         self.deletes = 0
         self._stop = threading.Event()
         self._server = server
+        self._names = names
         self._threads = [threading.Thread(target=self._write, args=(topic,)) for topic in names]
         for thread in self._threads:
             thread.start()
@@ -70,6 +71,13 @@ class Load:
                     http.post(f"/v0/topics/{topic}/delete", json={"match": ["tag", "Eq", f"turn{turn - 3}"]})
                     self.deletes += 1
                 turn += 1
+
+    def wait_for(self, records: int) -> None:
+        """Wait until each topic has so many."""
+        deadline_s = time.monotonic() + 60
+        while min(self.acked.get(topic, 0) for topic in self._names) < records:
+            assert time.monotonic() < deadline_s, self.acked
+            self._stop.wait(0.01)
 
     def end(self) -> None:
         self._stop.set()
@@ -98,7 +106,7 @@ def test_backup_under_load_has_all_acknowledged_records(tmp_path: Path):
         results = []
         try:
             for turn in range(2):
-                time.sleep(0.7)  # for new records
+                load.wait_for(700 * (turn + 1))  # at least two whole segments of each topic are new
                 results.append(backed_up(tmp_path, turn, load))
         finally:
             load.end()

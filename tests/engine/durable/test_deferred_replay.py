@@ -140,8 +140,8 @@ def test_a_router_into_a_waiting_topic_writes_behind_its_records(dest: str) -> N
 
 def test_a_router_out_of_a_waiting_topic_begins_at_its_head() -> None:
     server = started()
-    put = server.done(server.engine.routers.put("r", RouterRequest(source="a", dest="new")))
-    assert put.router.cursor == 5
+    router, _ = server.done(server.engine.routers.put("r", RouterRequest(source="a", dest="new")))
+    assert router.cursor == 5
     server.append("a", '"later"')
     drain(server.engine)
     assert server.data("new") == ['"later"']
@@ -159,7 +159,7 @@ CHANGES: Mapping[str, Callable[[SimServer], Any]] = {
     "configure": lambda server: server.put("a", cap_records=2).topic.count,
     "drop": lambda server: (server.drop("a").deleted, server.append("a", "1").first),
     "archive": lambda server: (
-        server.done(server.engine.archives.report("a", seq=5, epoch=server.engine.topic("a").epoch)).archived
+        server.done(server.engine.report_archived("a", seq=5, epoch=server.engine.topic("a").epoch)).archived
     ),
     "preview": lambda server: (
         run_all(

@@ -17,7 +17,7 @@ from tests.simulated.clock import SimClock
 from tests.simulated.disk import SimDisk
 from tests.simulated.harness import SimServer
 from topics.engine.consumers.lag import lag_of, rough_age_ms
-from topics.engine.queue import job_list
+from topics.engine.queue import verbs
 from topics.engine.queue.verbs import Want
 from topics.engine.read.read import Query, Reading
 from topics.engine.read.scan import Scan
@@ -378,7 +378,7 @@ def test_claim_goes_past_many_held_jobs_in_cold_segments():
 def test_list_of_cold_jobs_is_answered():
     loop = jobs(100)
     rows, more = loop.run(
-        lambda: job_list.expire_and_list(queue(loop), state=None, after=0, limit=60, now_ms=loop.server.clock.now_ms())
+        lambda: verbs.expire_and_list(queue(loop), state=None, after=0, limit=60, now_ms=loop.server.clock.now_ms())
     )
     assert (len(rows), more) == (60, 60)
 

@@ -2,7 +2,7 @@
 
 from tests.engine.harness import open_engine, record, write
 from tests.simulated.clock import SimClock
-from topics.engine.read.history import at_times
+from topics.engine.read.timeline import at_times
 from topics.model.topic import ConfigPatch
 
 

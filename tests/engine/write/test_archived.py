@@ -19,12 +19,13 @@ from topics.engine.write import archived
 from topics.errors import Code, TopicsError
 from topics.model.records import Limits
 from topics.model.topic import ArchiveConfig, ConfigPatch
+from topics.model.wire import ArchiveStanding
 
 HOLD = ArchiveConfig(hold=True)
 
 
 def report(engine: Engine, name: str, seq: int) -> archived.Reported:
-    found: archived.Reported = done(engine, engine.archives.report(name, seq=seq, epoch=engine.topic(name).epoch))
+    found: archived.Reported = done(engine, engine.report_archived(name, seq=seq, epoch=engine.topic(name).epoch))
     return found
 
 
@@ -40,11 +41,11 @@ def test_unarchived_record_outlives_its_ttl():
     append(engine, "a", *[record()] * 10)
     clock.advance(ms=1_000)
     assert seqs(read(engine, "a")) == list(range(1, 11))
-    assert archived.standing(engine.topic("a"), clock.now_ms()) == archived.Standing(10, 10, 0)
+    assert archived.standing(engine.topic("a"), clock.now_ms()) == ArchiveStanding(10, 10, 0)
     report(engine, "a", 7)
     page = read(engine, "a")
     assert (gap(page), seqs(page)) == ((1, 7, "ttl"), [8, 9, 10])
-    assert archived.standing(engine.topic("a"), clock.now_ms()) == archived.Standing(3, 3, 0)
+    assert archived.standing(engine.topic("a"), clock.now_ms()) == ArchiveStanding(3, 3, 0)
 
 
 def test_archived_records_live_as_long_as_their_ttl_says():
@@ -84,7 +85,7 @@ def test_a_full_topic_that_rejects_makes_room_of_what_is_archived():
     with pytest.raises(TopicsError):
         append(engine, "a", record(), record())  # only one of five is archived
     append(engine, "a")
-    assert archived.standing(engine.topic("a"), 0) == archived.Standing(5, 0, 0)
+    assert archived.standing(engine.topic("a"), 0) == ArchiveStanding(5, 0, 0)
 
 
 def test_room_is_counted_with_what_waits_for_the_log():
@@ -118,7 +119,7 @@ def test_evicting_cap_holds_and_counts_unarchived_records():
     report(engine, "a", 2)
     append(engine, "a", *[record()] * 3)
     assert gap(read(engine, "a")) == (1, 3, "cap")
-    assert archived.standing(engine.topic("a"), 0) == archived.Standing(4, 0, 1)
+    assert archived.standing(engine.topic("a"), 0) == ArchiveStanding(4, 0, 1)
 
 
 def test_without_hold_a_report_is_only_kept():
@@ -153,7 +154,7 @@ def test_report_about_another_epoch_is_refused():
     done(engine, engine.drop_topic("a"))
     append(engine, "a", record())
     with pytest.raises(TopicsError) as refused:
-        engine.archives.report("a", seq=1, epoch=epoch)
+        engine.report_archived("a", seq=1, epoch=epoch)
     assert refused.value.code is Code.EPOCH_MISMATCH
     assert engine.topic("a").archived == 0
 

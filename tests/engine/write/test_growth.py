@@ -25,8 +25,8 @@ def test_late_cancellation_leaves_other_waiters() -> None:
         cancels.append((number, cancel))
         if rng.random() < 0.3:
             woken.clear()
-            engine.staging.growth.add(topic)
-            engine.staging.growth.notify()
+            engine.staging.grew(topic)
+            engine.staging.notify()
             assert woken == expected.keys()
             expected.clear()
         for _ in range(rng.randrange(3)):

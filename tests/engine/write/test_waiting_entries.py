@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.queues.harness import waiting
+from tests.engine.harness import waiting
 from tests.simulated.disk import SimDisk
 from tests.simulated.harness import DeferredWorker, SimServer, request
 from topics.engine.queue.verbs import Want

@@ -23,7 +23,7 @@ def collect(garbage: Garbage, clock: SimClock, *, took_ns: int, generation: int 
 
 def test_survivors_of_a_long_full_collection_are_frozen():
     clock, frozen = SimClock(), []
-    garbage = Garbage(clock.monotonic_ns, freeze=lambda: frozen.append(clock.now_ms()))
+    garbage = Garbage(clock.monotonic_ns, lambda ns: None, freeze=lambda: frozen.append(clock.now_ms()))
     collect(garbage, clock, took_ns=MAX_PAUSE_NS)
     collect(garbage, clock, took_ns=10 * MAX_PAUSE_NS, generation=1)
     assert frozen == []
@@ -33,7 +33,7 @@ def test_survivors_of_a_long_full_collection_are_frozen():
 
 def test_length_of_every_collection_is_noted():
     clock, noted = SimClock(), []
-    garbage = Garbage(clock.monotonic_ns, freeze=lambda: None, note=noted.append)
+    garbage = Garbage(clock.monotonic_ns, noted.append, freeze=lambda: None)
     for generation in range(3):
         collect(garbage, clock, took_ns=(generation + 1) * 1_000_000, generation=generation)
     assert noted == [1_000_000, 2_000_000, 3_000_000]
@@ -41,7 +41,7 @@ def test_length_of_every_collection_is_noted():
 
 def test_frozen_objects_are_not_looked_at_again():
     before = gc.get_threshold()
-    garbage = Garbage(SimClock().monotonic_ns)
+    garbage = Garbage(SimClock().monotonic_ns, lambda ns: None)
     kept = [[at] for at in range(10_000)]
     assert not gc.isenabled()
     garbage.begin()

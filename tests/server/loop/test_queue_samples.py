@@ -22,8 +22,8 @@ class Queues:
         self.clock = SimClock(ms=1_000_000)
         self.engine = open_engine(self.clock)
         self.timers: list[Any] = []
-        runtime = SimpleNamespace(clock=self.clock, call_later=self._call_later)
-        self.samples = QueueSamples(cast(Runtime, runtime), self.engine)
+        runtime = SimpleNamespace(clock=self.clock, engine=self.engine, call_later=self._call_later)
+        self.samples = QueueSamples(cast(Runtime, runtime))
         self.samples.begin()
         for name in names:
             self.engine.put_topic(name, ConfigPatch(type="queue"))

@@ -14,11 +14,11 @@ class Figures:
 
     def __init__(self) -> None:
         self.clock = SimClock(ms=1_000_000)
-        self.count, self.level, self.is_replayed = 100, 7, True
-        runtime = SimpleNamespace(clock=self.clock, call_later=self._call_later)
+        self.count, self.level, self.engine = 100, 7, SimpleNamespace(is_replaying=False)
+        runtime = SimpleNamespace(clock=self.clock, engine=self.engine, call_later=self._call_later)
         columns = [Column("count", lambda: self.count, counter=True), Column("level", lambda: self.level)]
         self.timers: list[Any] = []
-        self.ring = Samples(cast(Runtime, runtime), columns, is_replayed=lambda: self.is_replayed)
+        self.ring = Samples(cast(Runtime, runtime), columns)
         self.ring.begin()
 
     def _call_later(self, delay_ms: int, callback: Any) -> asyncio.TimerHandle:
@@ -54,10 +54,10 @@ def test_ring_keeps_the_last_hour() -> None:
 
 def test_replay_after_a_start_is_not_counted() -> None:
     figures = Figures()
-    figures.is_replayed = False
+    figures.engine.is_replaying = True
     figures.count += 1_000_000
     figures.tick()
-    figures.is_replayed = True
+    figures.engine.is_replaying = False
     figures.count += 5
     figures.tick()
     assert [row[1] for row in figures.ring.rows()] == [0, 5]

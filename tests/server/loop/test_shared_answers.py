@@ -23,7 +23,7 @@ class Bench:
         self.loop = ManualLoop()
         budget = MemoryBudget()
         loads = Loads(self.loop, None)  # type: ignore[arg-type]
-        slices = Slices(self.loop, loads, SimClock(), budget, holds=LoopHolds())  # type: ignore[arg-type]
+        slices = Slices(loads, SimClock(), budget, LoopHolds())  # type: ignore[arg-type]
         self.shared = SharedAnswers(slices, budget)
         self.made = 0
         self.fails = False

@@ -63,7 +63,7 @@ def loop() -> ManualLoop:
 
 @pytest.fixture
 def slices(loop: ManualLoop, clock: SimClock) -> Slices:
-    return Slices(loop, Loads(loop, None), clock, MemoryBudget(), holds=LoopHolds())  # type: ignore[arg-type]
+    return Slices(Loads(loop, None), clock, MemoryBudget(), LoopHolds())  # type: ignore[arg-type]
 
 
 def text_of(response: Response) -> bytes:
@@ -275,7 +275,7 @@ def test_step_of_a_replay_is_bounded_in_bytes() -> None:
     backlog, engine = after.recovered.backlog, after.engine
     engine.await_replay(backlog)
     left = [len(backlog)]
-    for _ in engine.replay_topic_in_steps("t"):
+    for _ in engine.replay_in_steps("t"):
         left.append(len(backlog))
     assert {before - now for before, now in pairwise(left)} <= {1, 2, 3}
     assert (left[-1], after.engine.topics["t"].count) == (0, 2000)

@@ -21,7 +21,7 @@ from topics.client.request import Record
 from topics.lake import Lake
 from topics.spark.pipelines.archive.driver import _ArchiveRun, archive
 from topics.spark.pipelines.run.job import BadUsage, Failed
-from topics.spark.pipelines.run.progress import ProgressLines
+from topics.spark.pipelines.run.progress import Progress
 from topics.spark.pipelines.run.report import RunReport
 
 
@@ -362,7 +362,7 @@ def test_progress_counts_topics_once(run: Any, client: Client, lake: Lake, topic
     client.put_topic(f"{topic}.b", cap_records=2)
     Written(client, f"{topic}.b").numbers(3)
     out = io.StringIO()
-    run(prefix=topic, progress=ProgressLines(out))
+    run(prefix=topic, progress=Progress(out))
     assert "topics: archiving 6 seqs of 2 topics\n" in out.getvalue()
 
 
@@ -377,7 +377,7 @@ def test_follow_waits_for_the_first_topic_with_a_warning(run: Any, client: Clien
 
     writing = threading.Thread(target=write)
     writing.start()
-    report = run(prefix=f"{topic}.", follow=True, stop=stop, progress=ProgressLines(out))
+    report = run(prefix=f"{topic}.", follow=True, stop=stop, progress=Progress(out))
     writing.join()
     assert (report.state, report.records, report.looked_at) == ("stopped", 3, 1)
     assert f"no topic on {client.url} begins with '{topic}.': waiting for one" in report.warnings
@@ -402,7 +402,7 @@ def test_failed_read_leaves_the_lake_unchanged(run: Any, client: Client, lake: L
     before = lake.table(topic).state()
     written.numbers(10)
     with monkeypatch.context() as patch:
-        patch.setattr("topics.spark.pipelines.archive.driver.archive_spans", lambda *_, **__: 1 / 0)
+        patch.setattr("topics.spark.pipelines.archive.state.archive_spans", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run()
     assert lake.table(topic).state() == before

@@ -169,7 +169,7 @@ def test_topic_holds_one_record_per_key_after_a_kill(
 
     write(client, topic, ("a", 3), ("c", 1))
     with monkeypatch.context() as patch:
-        patch.setattr(module.CompactTopic, "save", _dying_after_writing(module.CompactTopic.save))
+        patch.setattr(module.Compaction, "save", _dying_after_writing(module.Compaction.save))
         with pytest.raises(MemoryError):
             run()
     again = run().topics[0]

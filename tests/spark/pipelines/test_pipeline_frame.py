@@ -29,7 +29,7 @@ from topics.spark.failures import BadUsage, Failed, explain, next_step
 from topics.spark.pipelines.rounds import Rounds, SourceTopic
 from topics.spark.pipelines.run import job as job_module
 from topics.spark.pipelines.run.job import PipelineJob
-from topics.spark.pipelines.run.progress import ProgressBar, ProgressLines, progress_for
+from topics.spark.pipelines.run.progress import Progress, progress_for
 from topics.spark.pipelines.run.report import ReportedGap, RunReport
 from topics.spark.topic_names import missing_in
 
@@ -142,7 +142,7 @@ def test_text_report_lists_topics_gaps_and_warnings():
     row = report.topic("orders", into="elsewhere")
     row.from_seq, row.to_seq, row.records, row.lag = 1, 9, 8, 3
     row.gaps.append(ReportedGap(from_seq=2, to_seq=2, reason="cap"))
-    report.warn("careful")
+    report.warnings.append("careful")
     assert pipeline.describe(report).splitlines() == [
         "  orders → elsewhere: seqs 1 to 9, 8 records, lag 3",
         "  lost: orders seqs 2 to 2 (cap)",
@@ -176,12 +176,12 @@ def test_progress_is_one_line_per_step_without_a_terminal():
         def isatty(self) -> bool:
             return True
 
-    assert isinstance(progress_for(out=io.StringIO()), ProgressLines)
-    assert isinstance(progress_for(out=Terminal(), quiet=True), ProgressLines)
+    assert not progress_for(out=io.StringIO()).is_bar
+    assert not progress_for(out=Terminal(), quiet=True).is_bar
     screen = Terminal()
     bar = progress_for(out=screen)
-    assert isinstance(bar, ProgressBar)
-    bar.EVERY_S = 0.0  # type: ignore[misc]
+    assert bar.is_bar
+    bar.BAR_EVERY_S = 0.0  # type: ignore[misc]
     bar.step("copying")
     bar.show(50, 100)
     bar.warn("careful")
@@ -288,8 +288,8 @@ def test_long_round_publishes_its_lag(
     monkeypatch.setattr(job_module, "BEAT_S", 0.05)
     client.append(topic, [{"data": 1}])
     screen, stop = io.StringIO(), threading.Event()
-    lines = ProgressLines(screen)
-    lines.EVERY_S = 0.1  # type: ignore[misc]
+    lines = Progress(screen)
+    lines.LINE_EVERY_S = 0.1  # type: ignore[misc]
 
     with PipelineJob("archive", servers=[server.url], stop=stop, progress=lines) as job:
         row = job.report.topic(topic)

@@ -93,7 +93,7 @@ def test_windows_of_a_killed_run_are_written_once(
     declared = declare(topic, into=f"{topic}.sums")
     sell(client, topic, (0.1, "web", 5), (2, "web", 1))
     with monkeypatch.context() as patch:
-        patch.setattr(module.RollupTopic, "save", dying_after_writing(module.RollupTopic.save))
+        patch.setattr(module.Rolling, "save", dying_after_writing(module.Rolling.save))
         with pytest.raises(MemoryError):
             rollup(url=client.url, declaration=declared, spark=spark)
     sell(client, topic, (0.2, "web", 100), (4, "web", 1))

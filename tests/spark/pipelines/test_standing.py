@@ -26,8 +26,7 @@ from topics.lake import Gap, Lake
 from topics.lake.layout import topic_folder
 from topics.spark.options import read_options
 from topics.spark.pipelines.archive.driver import archive
-from topics.spark.pipelines.audit import audit, describe
-from topics.spark.pipelines.audit_task import Stretch, look
+from topics.spark.pipelines.audit import Stretch, audit, describe, look
 from topics.spark.pipelines.run.job import Failed
 from topics.spark.pipelines.run.report import RunReport
 from topics.spark.source.read import DataLoss

@@ -4,13 +4,12 @@ import msgspec
 import pytest
 
 from topics.spark.pipelines.windows import (
+    DIGEST_DIGITS,
     NEVER,
     Declaration,
     Open,
     Seen,
-    digest_of,
     duration_ms,
-    number_of,
     open_windows,
     place_windows,
     turn,
@@ -93,7 +92,7 @@ def test_slot_of_a_closed_window_is_used_again():
     assert place_windows(slots, slots.values())[1] == {}, "only changes are written"
 
 
-def test_position_keeps_the_digest_of_the_declaration():
-    declared = Declaration(topic="t", window="1 minute", table="/x")
-    assert digest_of(number_of(declared.digest)) == declared.digest
-    assert 0 <= number_of(declared.digest) < 1 << 63
+def test_digest_of_a_declaration_is_a_number_of_a_table():
+    digest = Declaration(topic="t", window="1 minute", table="/x").digest
+    assert f"{int(digest, 16):0{DIGEST_DIGITS}x}" == digest
+    assert 0 <= int(digest, 16) < 1 << 63

@@ -115,13 +115,6 @@ def test_sorted_rows_are_cut_independently_of_their_order():
     assert sum(len(chunk.records) for chunk in ordered(mixed, sort=True)) == 25_000
 
 
-def test_halves_have_distinct_keys_and_every_record():
-    [chunk] = grid(rows(1, 2, 3))
-    first, second = chunk.halves()
-    assert first.records + second.records == chunk.records
-    assert len({chunk.key, first.key, second.key}) == 3
-
-
 def test_key_is_short_enough_for_a_server():
     [chunk] = grid(rows(2**63 - 1, source="s" * 255), run=f"spark/{'f' * 36}/{2**63}/{'w' * 64}")
     assert len(chunk.key) <= 200

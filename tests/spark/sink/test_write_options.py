@@ -2,8 +2,7 @@
 
 import pytest
 
-from topics.spark.options import BadOption
-from topics.spark.sink.write_options import DEFAULT_WINDOW_MS, PATIENT_RETRIES, write_options
+from topics.spark.options import DEFAULT_WINDOW_MS, PATIENT_RETRIES, BadOption, write_options
 
 
 def test_created_topics_have_a_long_idempotency_window():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.model.records import TagMatch
+from topics.model.records import Projection, TagMatch
 from topics.storage.segments.columns import (
     NO_NAMES,
     Columns,
@@ -125,7 +125,7 @@ def test_parts_of_a_record_are_cut_where_they_begin(node, meta, data):
     start = b'{"$seq":100,"$ts":12345%b' % shown
 
     def cut(**parts: bool) -> bytes:
-        return render_without(rendered, columns, 0, **{"tags": False, "meta": True, "data": True} | parts)
+        return render_without(rendered, columns, 0, Projection(**parts))
 
     assert cut() == rendered
     assert cut(tags=True) == b'%b,"$tag":"t","data":%b%b},' % (start, data, meta)

@@ -274,7 +274,7 @@ def test_a_file_that_moves_is_found_where_it_went():
     sealed = disk.reopened()
     assert sealed.read(0, 1) == ROWS[0]
     disk.fs.rename(sealed.path, "/s/moved")
-    sealed.moved("/s/moved")
+    disk.caches.forget(sealed, moved_to="/s/moved")
     assert sealed.read(1, 2) == ROWS[1]
 
 

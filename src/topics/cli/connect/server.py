@@ -40,7 +40,6 @@ class Server(Connection):
         return answer
 
     def rows(self, path: str, member: str, **query: Any) -> Iterator[Any]:
-        """Yield the rows of a list, page by page."""
         cursor = None
         while True:
             answer = self.json(get(path, **query, page_size=PAGE_ROWS, cursor=cursor))
@@ -99,7 +98,6 @@ def delete(path: str) -> Request:
 
 
 def events(path: str) -> Request:
-    """Return the request for an event stream."""
     return Request("GET", path, accept=EVENT_STREAM)
 
 

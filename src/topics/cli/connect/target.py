@@ -47,7 +47,6 @@ class Choice(NamedTuple):
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that choose a server."""
     group = parser.add_argument_group("server")
     add_address(group)
     one_of(
@@ -57,7 +56,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_address(group: argparse._ActionsContainer, meaning: str = "address of the server") -> None:
-    """Add `--url` and `--context`."""
     order = f"the first of --context, TOPICS_URL, TOPICS_CONTEXT, the current context, {DEFAULT_URL}"
     option("--url URL", f"{meaning} [{order}]")(group)
     option("-c --context NAME", "use this context [TOPICS_CONTEXT]", completes="contexts")(group)
@@ -135,8 +133,6 @@ def next_step_of(target: Target) -> str:
 
 @dataclass(frozen=True)
 class Context:
-    """One named server."""
-
     url: str
     token_file: str | None = None
 
@@ -149,7 +145,6 @@ class Contexts:
     by_name: dict[str, Context] = field(default_factory=dict)
 
     def find(self, name: str) -> Context:
-        """Return a context. Raise `Failure` if there is none of this name."""
         if name not in self.by_name:
             step = "`topics context ls` lists the contexts, and `topics context add` adds one"
             raise Failure(f"there is no context {name!r}", status=EXIT_NOT_FOUND, next_step=step)

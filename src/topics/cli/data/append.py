@@ -78,7 +78,6 @@ def _no_constant(name: str) -> None:
 
 
 def _object(text: str) -> Raw:
-    """Return the text of a JSON object."""
     try:
         value = json.loads(text, parse_constant=_no_constant)
     except ValueError:
@@ -183,7 +182,6 @@ def as_record(text: bytes, common: dict[str, Any]) -> bytes:
 
 
 def encode(fields: dict[str, Any]) -> bytes:
-    """Return fields of a record as a JSON object."""
     texts = ((name, bytes(value) if isinstance(value, Raw) else json_text(value)) for name, value in fields.items())
     return b"{%b}" % b",".join(b'"%b":%b' % (name.encode(), text) for name, text in texts)
 

@@ -227,7 +227,6 @@ def _poll(args: Args, position: Position) -> Request:
 
 
 def _seq_of(line: bytes) -> int:
-    """Return the seq of a record."""
     return int(json.loads(line)["$seq"])
 
 

@@ -95,7 +95,6 @@ def _add_jobs_and_lag(call: Call, found: Topics) -> None:
 
 
 def _add_rates(call: Call, found: Topics, window_ms: int) -> None:
-    """Measure how fast the heads move."""
     began = time.monotonic()
     time.sleep(window_ms / 1000)
     later, took_s = _listed(call), time.monotonic() - began

@@ -133,7 +133,6 @@ def _report(call: Call, acks: list[float], deliveries: list[float]) -> None:
 
 
 def percentiles(times_ms: Sequence[float]) -> dict[str, float]:
-    """Return p50, p90, p99 and the maximum of a sample."""
     ordered = sorted(times_ms)
     found = {name: round(ordered[ceil(len(ordered) * share) - 1], 3) for name, share in SHOWN}
     return found | {"max_ms": round(ordered[-1], 3)}

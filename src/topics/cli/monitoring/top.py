@@ -239,7 +239,6 @@ def rows(before: Sample, now: Sample) -> list[TopicRow]:
 
 
 def overview(before: Sample, now: Sample, found: Iterable[TopicRow]) -> Overview:
-    """Return the totals of a sample."""
     took_s = max(now.at_s - before.at_s, 1e-3)
     metrics, topics = now.metrics, list(found)
     fsync, old_fsync = _buckets(metrics), _buckets(before.metrics)

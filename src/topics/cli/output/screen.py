@@ -90,7 +90,6 @@ class Screen:
     # --- beside the results
 
     def note(self, text: str, style: str = "dim") -> None:
-        """Print a remark to standard error."""
         self.flush()
         print(self._paint_err(text, style), file=sys.stderr, flush=True)
 
@@ -98,7 +97,6 @@ class Screen:
         self.note(f"warning: {text}", "yellow")
 
     def fail(self, message: str, next_step: str = "") -> None:
-        """Print an error and what to do next."""
         self.flush()
         print(f"{self._paint_err('topics:', 'red')} {message}", file=sys.stderr)
         if next_step:
@@ -149,7 +147,6 @@ def json_text(value: Any) -> bytes:
 
 
 def pretty_json(value: object) -> str:
-    """Return a report as JSON on many lines."""
     import msgspec
 
     return msgspec.json.format(msgspec.json.encode(value)).decode()

@@ -13,7 +13,7 @@ from typing import Any
 
 from topics.cli.command import Args, Call, Command, group
 from topics.cli.connect.server import get, post, tag_match
-from topics.cli.options import QUEUE, option
+from topics.cli.options import QUEUE, Row, option
 from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND, usage
 from topics.cli.output.records import elements, members, print_record
 from topics.cli.output.screen import Columns, Styled, confirm, highlighted
@@ -135,51 +135,38 @@ def claim(call: Call) -> int:
 SEQS = option("SEQ…", "jobs, or ranges such as 7-9", dest="seqs", type=parse_seqs)
 
 
-def _held(args: Args, verb: str, **fields: Any) -> Request:
-    """Return a request about jobs that the worker holds."""
-    body = {"node": args.node, "seqs": [seq for part in args.seqs for seq in part], **fields}
-    return post(topic_path(args.queue, verb), body)
+def _about_held(name: str, help: str, member: str, verb: str, *options: Row, examples: str, **fields: str) -> Command:
+    """Return a command about jobs that the worker holds. `fields` of the request are options by their names."""
+
+    def request(args: Args) -> Request:
+        seqs = [seq for part in args.seqs for seq in part]
+        more = {field: getattr(args, dest) for field, dest in fields.items()}
+        return post(topic_path(args.queue, name), {"node": args.node, "seqs": seqs, **more})
+
+    def run(call: Call) -> None:
+        answer = call.ask()
+        call.screen.result(answer, f"{verb} {counted(answer[member], 'job')}")
+        if answer["skipped"] and call.screen.is_human:
+            seqs = ", ".join(map(str, answer["skipped"]))
+            call.screen.note(f"not held by {call.args.node}, and left alone: {seqs}", "yellow")
+
+    return Command(name, help, (QUEUE, SEQS, _add_node, *options), request=request, examples=examples)(run)
 
 
-def _report_held(call: Call, member: str, verb: str) -> None:
-    answer = call.ask()
-    call.screen.result(answer, f"{verb} {counted(answer[member], 'job')}")
-    if answer["skipped"] and call.screen.is_human:
-        seqs = ", ".join(map(str, answer["skipped"]))
-        call.screen.note(f"not held by {call.args.node}, and left alone: {seqs}", "yellow")
-
-
-@Command(
-    "ack",
-    "finish jobs: they are deleted",
-    (QUEUE, SEQS, _add_node),
-    request=lambda args: _held(args, "ack"),
+ack = _about_held(
+    "ack", "finish jobs: they are deleted", "acked", "finished",
     examples="  topics queue ack mail 7 8\n  topics queue ack mail 7-20\n",
-)
-def ack(call: Call) -> None:
-    _report_held(call, "acked", "finished")
-
-
-@Command(
-    "nack",
-    "return jobs to the queue",
-    (QUEUE, SEQS, _add_node, option("--delay DURATION", "not before this time has passed [at once]", default=0)),
-    request=lambda args: _held(args, "nack", delay_ms=args.delay),
-    examples="  topics queue nack mail 7 --delay 1m\n",
-)
-def nack(call: Call) -> None:
-    _report_held(call, "nacked", "returned")
-
-
-@Command(
-    "extend",
-    "hold jobs longer",
-    (QUEUE, SEQS, _add_node, option("--lease DURATION", "hold for this time from now", required=True)),
-    request=lambda args: _held(args, "extend", lease_ms=args.lease),
-    examples="  topics queue extend mail 7 --lease 10m\n",
-)
-def extend(call: Call) -> None:
-    _report_held(call, "extended", "extended")
+)  # fmt: skip
+nack = _about_held(
+    "nack", "return jobs to the queue", "nacked", "returned",
+    option("--delay DURATION", "not before this time has passed [at once]", default=0),
+    delay_ms="delay", examples="  topics queue nack mail 7 --delay 1m\n",
+)  # fmt: skip
+extend = _about_held(
+    "extend", "hold jobs longer", "extended", "extended",
+    option("--lease DURATION", "hold for this time from now", required=True),
+    lease_ms="lease", examples="  topics queue extend mail 7 --lease 10m\n",
+)  # fmt: skip
 
 
 # --- peek
@@ -280,7 +267,6 @@ def _redrive(args: Args, *, dry_run: bool | None = None, from_seq: int = 0) -> R
     examples="  topics queue redrive mail --dry-run\n  topics queue redrive mail --tag 'welcome*' --yes\n",
 )
 def redrive(call: Call) -> None:
-    """Count first, ask, then move, page by page."""
     queue = call.args.queue
     answer = _all_pages(call, dry_run=True)
     if not call.args.dry_run and answer["redriven"]:

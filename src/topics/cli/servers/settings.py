@@ -69,7 +69,6 @@ def serve_flags(args: argparse.Namespace) -> dict[str, str]:
 
 
 def report(bad: BadSettings) -> int:
-    """Print every problem on standard error and return the exit status."""
     print(f"topics: {counted(len(bad.problems), 'invalid setting')}", file=sys.stderr)
     for problem in bad.problems:
         print(f"  {problem}", file=sys.stderr)

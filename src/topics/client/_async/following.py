@@ -14,11 +14,12 @@ from topics.client._async import tools
 from topics.client._async.records import PAGE_RECORDS, AsyncRecordCalls, ScanFields, scan_pieces
 from topics.client._async.transport import UNLIMITED, AsyncTransport
 from topics.client.call import EVENT_STREAM, Backoff, Request, consumer_path, given, topic_path, with_query
-from topics.client.cursors import ConsumerInfo, Cursor, ServerCursor, Session, Start, WatchCursor, WatchPosition
+from topics.client.cursors import ConsumerInfo, Cursor, ServerCursor, Start, WatchCursor, WatchPosition
 from topics.client.errors import ConsumerNotFound, EpochMismatch, NotFound, TopicNotFound, TopicsError, Unreachable
 from topics.client.items import Gap, Match, Position, Record, Tombstone, TopicState
 from topics.client.streams import Event, EventParser, gap_of, raise_if_final, records_of
 from topics.model.consumer import ConsumerPut
+from topics.model.watch import WatchCreated
 
 OnRetry = Callable[[TopicsError, float], None] | None
 SILENCE_SLACK_S = 5.0
@@ -243,7 +244,7 @@ class AsyncFollowCalls(AsyncRecordCalls):
             at = given(cursor=None if position is None else position.event_id)
             body = {"topics": starts, "include_tags": True, "heartbeat_ms": heartbeat_ms, **fields, **at}
             try:
-                session = await self._http.call("POST", path, Session, body=body, retries=0)
+                session = await self._http.call("POST", path, WatchCreated, body=body, retries=0)
                 epochs = {name: one.epoch for name, one in session.topics.items() if name in wanted}
                 stream = Request("GET", session.stream_url, accept=EVENT_STREAM)
                 async with self._http.stream(stream, silence_s=silence_s) as chunks:

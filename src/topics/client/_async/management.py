@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 import msgspec
 
-from topics.client._async.calls import AsyncCalls
-from topics.client.call import Request, consumer_path, given, router_path, topic_path, with_query
+from topics.client.call import PAGE_ROWS, ListPage, Request, consumer_path, given, router_path, topic_path, with_query
 from topics.client.cursors import ConsumerInfo, ConsumerPage
 from topics.client.errors import Unavailable, Unreachable
 from topics.client.items import Config, Match, TopicPut, TopicState
@@ -16,8 +15,27 @@ from topics.model import consumer as consuming
 from topics.model import inspection, wire
 from topics.model import router as routing
 
+if TYPE_CHECKING:  # httpx: `Client`, which has its own connection, needs none
+    from topics.client._async.transport import AsyncTransport
+
+Page = TypeVar("Page", bound=ListPage)
 Metrics = dict[str, float | dict[str, Any]]
 """A number by the name of the metric, or numbers by label."""
+
+
+class AsyncCalls:
+    """Calls of one group, which share the connections of a client."""
+
+    _http: AsyncTransport
+
+    async def _pages(self, path: str, kind: type[Page], **query: str | None) -> AsyncIterator[Page]:
+        cursor = None
+        while True:
+            page = await self._http.call("GET", with_query(path, page_size=PAGE_ROWS, cursor=cursor, **query), kind)
+            yield page
+            cursor = page.next_cursor
+            if cursor is None:
+                return
 
 
 class AsyncManagementCalls(AsyncCalls):
@@ -48,7 +66,7 @@ class AsyncManagementCalls(AsyncCalls):
         async for row in topics.topics("orders."):
             print(row.topic, row.count)
         """
-        async for page in self._http.pages("/v0/topics", wire.TopicList, prefix=prefix or None):
+        async for page in self._pages("/v0/topics", wire.TopicList, prefix=prefix or None):
             for row in page.topics:
                 yield row
 
@@ -164,7 +182,7 @@ class AsyncManagementCalls(AsyncCalls):
             print(row.consumer, row.lag_records, row.lag_ms)
         """
         path = "/v0/consumers" if topic is None else topic_path(topic, "consumers")
-        async for page in self._http.pages(path, ConsumerPage, prefix=prefix):
+        async for page in self._pages(path, ConsumerPage, prefix=prefix):
             for row in page.consumers:
                 yield row
 
@@ -221,7 +239,7 @@ class AsyncManagementCalls(AsyncCalls):
         async for row in topics.routers(source="orders"):
             print(row.router, row.dest)
         """
-        async for page in self._http.pages("/v0/routers", routing.RouterList, prefix=prefix, source=source, dest=dest):
+        async for page in self._pages("/v0/routers", routing.RouterList, prefix=prefix, source=source, dest=dest):
             for row in page.routers:
                 yield row
 

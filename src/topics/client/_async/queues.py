@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from topics.client._async.calls import AsyncCalls
+from topics.client._async.management import AsyncCalls
 from topics.client.call import given, topic_path
 from topics.client.items import Match, Record
 from topics.model import queue
@@ -16,8 +16,6 @@ T = TypeVar("T")
 
 
 class ClaimedJob(Record):
-    """A job as the server sends it."""
-
     lease_id: str = ""
     deadline: int = 0
     deliveries: int = 1
@@ -135,7 +133,7 @@ class AsyncQueueCalls(AsyncCalls):
         async for job in topics.list_jobs("emails", state="in_flight"):
             print(job.seq, job.node, job.deliveries)
         """
-        async for page in self._http.pages(topic_path(topic, "jobs"), queue.JobList, state=state):
+        async for page in self._pages(topic_path(topic, "jobs"), queue.JobList, state=state):
             for job in page.jobs:
                 yield job
 

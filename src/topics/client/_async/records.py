@@ -10,7 +10,7 @@ from uuid import uuid4
 from msgspec import Struct, structs
 
 from topics.client import tracing
-from topics.client._async.calls import AsyncCalls
+from topics.client._async.management import AsyncCalls
 from topics.client._async.transport import AsyncTransport
 from topics.client.call import NDJSON, SEGMENTS, Backoff, Request, given, topic_path
 from topics.client.errors import TopicsError, Unreachable
@@ -242,7 +242,6 @@ class ScanFields(Struct, kw_only=True):
     from_ts: int | None = None
 
     def after(self, piece: Piece) -> ScanFields:
-        """Return what is left to scan after a piece."""
         if isinstance(piece, list):
             return structs.replace(self, from_seq=piece[-1].seq, from_ts=None)
         if isinstance(piece, Tombstone):
@@ -253,7 +252,6 @@ class ScanFields(Struct, kw_only=True):
 def opened(
     http: AsyncTransport, topic: str, wanted: ScanFields, accept: str
 ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-    """Open a scan, and return its bytes."""
     body = encode({"include_tags": True, **given(**structs.asdict(wanted))})
     return http.stream(Request("POST", topic_path(topic, "scan"), body, accept), silence_s=SILENCE_S)
 

@@ -14,10 +14,10 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from topics.client import errors
 from topics.client._async import tools
 from topics.client.call import given
-from topics.client.cursors import SessionTopic
 from topics.client.errors import Unreachable
 from topics.client.items import Appended, Config, Gap, Match, NewRecord, Record, RecordFields, encode
 from topics.client.streams import gap_of, records_of
+from topics.model.watch import WatchedTopic
 
 MAX_MESSAGE_BYTES = 64 << 20
 
@@ -34,7 +34,7 @@ class _Message(Struct):
 
 
 class _Subscribed(Struct):
-    topics: dict[str, SessionTopic]
+    topics: dict[str, WatchedTopic]
 
 
 _decode_message = msgspec.json.Decoder(_Message).decode
@@ -138,7 +138,7 @@ class AsyncSocket:
         filter: Match | None = None,
         include_data: bool = True,
         consumer: str | None = None,
-    ) -> dict[str, SessionTopic]:
+    ) -> dict[str, WatchedTopic]:
         """Deliver the records of a topic, or of all topics that a name ending in `*` matches, to this socket.
 
         `consumer` begins at the position of a named consumer, which `commit` moves.

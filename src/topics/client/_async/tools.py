@@ -11,10 +11,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from msgspec import Struct
-
 from topics.client import stop_signals
-from topics.client.seqs import Seqs, error_at, seq_at
+from topics.client.items import BatchSeq, error_at, seq_at
 
 T = TypeVar("T")
 
@@ -34,7 +32,6 @@ async def result_of(value: T | Awaitable[T]) -> T:
 
 
 async def result_of_future(future: Future[T]) -> T:
-    """Wait for a future, and return its result."""
     return await future
 
 
@@ -44,23 +41,16 @@ async def call_within(seconds: float | None, function: Callable[[Any], Any], arg
 
 
 async def wait_until_done(future: Future[Any]) -> None:
-    """Wait until a future has a result or has failed."""
     await asyncio.wait([future])
 
 
-class SeqFuture(Struct, gc=False, eq=False):
+class SeqFuture(BatchSeq, gc=False, eq=False):
     """The seq of one record of a batch. Await it, or ask for its `result` once it is `done`."""
-
-    seqs: Future[Seqs]
-    index: int
 
     def __await__(self) -> Generator[Any, None, int]:
         # The future belongs to the batch: a caller that is cancelled must not cancel it for the others.
         seqs = yield from asyncio.shield(self.seqs).__await__()
         return seq_at(seqs, self.index)
-
-    def done(self) -> bool:
-        return self.seqs.done()
 
     def result(self) -> int:
         """Return the seq. Raise the error of the write, or `asyncio.InvalidStateError` if it is not done."""
@@ -69,10 +59,6 @@ class SeqFuture(Struct, gc=False, eq=False):
     def exception(self) -> BaseException | None:
         """Return the error of the write, or None if it succeeded."""
         return self.seqs.exception() or error_at(self.seqs.result(), self.index)
-
-    def add_done_callback(self, function: Callable[[SeqFuture], object]) -> None:
-        """Call a function with this future once it is done."""
-        self.seqs.add_done_callback(lambda _: function(self))
 
 
 class Group:
@@ -93,7 +79,6 @@ class Group:
             self._failure = task.exception()
 
     async def join(self) -> None:
-        """Wait until all have ended."""
         while self._tasks:
             await asyncio.wait(set(self._tasks))
         if self._failure is not None:

@@ -12,13 +12,12 @@ import msgspec
 
 from topics.client import errors
 from topics.client._async import tools
-from topics.client.call import JSON, PAGE_ROWS, Backoff, ListPage, Request, with_query
+from topics.client.call import JSON, Backoff, Request
 from topics.client.errors import BadUrl, OutcomeUnknown, TimedOut, TopicsError, Unreachable
 from topics.client.items import decode_records, encode
 from topics.errors import Code
 
 Answer = TypeVar("Answer")
-Row = TypeVar("Row", bound=ListPage)
 
 UNLIMITED = 1 << 30  # retries
 BRIEFLY = -1  # retries: the number of the client, or `FIRST_RETRIES` if it has none
@@ -122,16 +121,6 @@ class AsyncTransport:
                 raise OutcomeUnknown(f"no confirmation for {self.retry_for_s:g} s: {error}") from error
             raise error
         await tools.sleep(wait_s)
-
-    async def pages(self, path: str, kind: type[Row], **query: str | None) -> AsyncIterator[Row]:
-        """Yield the pages of a list."""
-        cursor = None
-        while True:
-            page = await self.call("GET", with_query(path, page_size=PAGE_ROWS, cursor=cursor, **query), kind)
-            yield page
-            cursor = page.next_cursor
-            if cursor is None:
-                return
 
     async def send(self, request: Request) -> bytes:
         """Send a request once, and return the body of its answer."""

@@ -17,16 +17,13 @@ from topics.client._async import tools
 from topics.client._async.transport import UNLIMITED, AsyncTransport
 from topics.client.call import topic_path
 from topics.client.errors import BatchTooLarge, PayloadTooLarge
-from topics.client.items import Appended, NewRecord, encode
-from topics.client.seqs import Seqs
+from topics.client.items import Appended, NewRecord, Seqs, encode
 from topics.plurals import counted
 
 PAUSE_S = 0.005
 
 
 class _Plain(Struct, gc=False):
-    """A record that has only data."""
-
     data: Any
 
 
@@ -120,8 +117,10 @@ class AsyncWriter:
             with tracing.sending(self._topic, [record]) as traced:
                 text = encode(traced[0])
         size = len(text)
-        if self._pending_bytes + size > self._max_pending_bytes:
-            await self._wait_for_room(size)
+        while self._pending_bytes and self._pending_bytes + size > self._max_pending_bytes:
+            self._drained.clear()
+            self._changed.set()
+            await tools.wait_for(self._drained, 1.0)
         with self._lock:
             batch = self._open
             if batch is None:
@@ -149,12 +148,6 @@ class AsyncWriter:
         self._open = _Batch()
         self._changed.set()
         return self._open
-
-    async def _wait_for_room(self, size_bytes: int) -> None:
-        while self._pending_bytes and self._pending_bytes + size_bytes > self._max_pending_bytes:
-            self._drained.clear()
-            self._changed.set()
-            await tools.wait_for(self._drained, 1.0)
 
     async def _let_sender_run(self) -> None:
         """Pause a program that appends faster than the server answers, so that the sender gets its share of time."""

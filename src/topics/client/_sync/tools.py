@@ -10,9 +10,7 @@ from threading import Event as Event
 from time import sleep as sleep
 from typing import Any, TypeVar, cast
 
-from msgspec import Struct
-
-from topics.client.seqs import Seqs, error_at, seq_at
+from topics.client.items import BatchSeq, error_at, seq_at
 from topics.client.stop_signals import on_stop_signals as on_stop_signals
 
 T = TypeVar("T")
@@ -29,7 +27,6 @@ def result_of(value: T | Awaitable[T]) -> T:
 
 
 def result_of_future(future: Future[T]) -> T:
-    """Wait for a future, and return its result."""
     return future.result()
 
 
@@ -50,18 +47,11 @@ def call_within(seconds: float | None, function: Callable[[Any], Any], argument:
 
 
 def wait_until_done(future: Future[Any]) -> None:
-    """Wait until a future has a result or has failed."""
     wait([future])
 
 
-class SeqFuture(Struct, gc=False, eq=False):
+class SeqFuture(BatchSeq, gc=False, eq=False):
     """The seq of one record of a batch. `result` waits for it."""
-
-    seqs: Future[Seqs]
-    index: int
-
-    def done(self) -> bool:
-        return self.seqs.done()
 
     def result(self, timeout_s: float | None = None) -> int:
         """Wait for the seq and return it. Raise the error of the write, or `TimeoutError` after `timeout_s`."""
@@ -70,10 +60,6 @@ class SeqFuture(Struct, gc=False, eq=False):
     def exception(self, timeout_s: float | None = None) -> BaseException | None:
         """Wait, and return the error of the write, or None if it succeeded."""
         return self.seqs.exception(timeout_s) or error_at(self.seqs.result(), self.index)
-
-    def add_done_callback(self, function: Callable[[SeqFuture], object]) -> None:
-        """Call a function with this future once it is done."""
-        self.seqs.add_done_callback(lambda _: function(self))
 
 
 class Group:
@@ -97,7 +83,6 @@ class Group:
         thread.start()
 
     def join(self) -> None:
-        """Wait until all have ended."""
         for thread in list(self._threads):
             thread.join()
         if self._failure is not None:

@@ -45,9 +45,7 @@ class Consumed(Struct, array_like=True):
     gone: list[int] = []
 
 
-class _Saved(Struct, array_like=True):
-    next_number: int
-    consumers: list[Consumer]
+_Saved = tuple[int, list[Consumer]]  # the next number, and the consumers
 
 
 def consumers_of(topic: Topic) -> TopicConsumers:
@@ -112,15 +110,15 @@ def _save(state: State, topic: Topic) -> _Saved | None:
     own = topic.consumers
     if own is None or not own.by_name or topic.config.durability == "ephemeral":
         return None
-    return _Saved(own.next_number, list(own.by_name.values()))
+    return own.next_number, list(own.by_name.values())
 
 
 def _load(state: State, topic: Topic, raw: msgspec.Raw) -> None:
-    saved = msgspec.msgpack.decode(raw, type=_Saved)
+    next_number, consumers = msgspec.msgpack.decode(raw, type=_Saved)
     own = consumers_of(topic)
-    for consumer in saved.consumers:
+    for consumer in consumers:
         own.put(consumer)
-    own.next_number = max(own.next_number, saved.next_number)
+    own.next_number = max(own.next_number, next_number)
     state.note_consumers(topic)
 
 

@@ -39,12 +39,6 @@ class StoredConsumer(Struct):
     created: bool
 
 
-class Removed(Struct):
-    topic: str
-    name: str
-    deleted: bool
-
-
 class BatchPart(Struct, eq=False, gc=False):
     """The changes to the consumers of one topic in a batch. Most are one move.
 
@@ -178,13 +172,12 @@ class Consumers:
         return self._advance(topic, own, before, seq)
 
     def drop(self, topic_name: str, name: str) -> Ticket:
-        """Delete a consumer; one that does not exist is no error. Ends with `Removed`."""
+        """Delete a consumer; one that does not exist is no error. Ends with whether it existed."""
         topic, own, before = self._latest(topic_name, name)
-        outcome = Removed(topic.name, name, before is not None)
         if before is not None:
-            return self._end(topic, own, before).follow(outcome)
+            return self._end(topic, own, before).follow(True)
         part = _last_part(own, name)
-        return Ticket.of(outcome) if part is None else part.batch.follow(outcome)
+        return Ticket.of(False) if part is None else part.batch.follow(False)
 
     def sweep(self, *, topics: int) -> None:
         """Delete the consumers that were not used for their `expire_ms`, in at most so many topics."""

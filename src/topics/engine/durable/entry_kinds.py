@@ -1,6 +1,7 @@
 """All kinds of log entries: how each is replayed, and which topics must be complete before that.
 
-A module that reads a log imports this one, which imports the module of every kind. A kind without a row cannot be read.
+A module that reads a log imports this one, which imports the module of every kind. An entry of a kind without a row is
+reported as damage.
 """
 
 from __future__ import annotations
@@ -40,17 +41,17 @@ def own(entry: entries.Entry) -> Iterable[int]:
 
 
 KINDS = (
-    Kind(entries.Create, apply.replay_create, lambda entry: (entry.topic_id,)),
+    Kind(entries.Create, apply.replay_create, lambda entry: (entry.topic_id,)),  # not `own`: there is no topic yet
     Kind(entries.Configure, apply.replay_configure, own),
     Kind(entries.Drop, lambda state, topic, _: apply.drop(state, topic), own),
     Kind(entries.Append, apply.replay_append, own),
     Kind(entries.Delete, lambda _, topic, entry: apply.delete(topic, entry), own),
     Kind(entries.Ceiling, apply.replay_ceiling, own),
     # A router that moves makes the topics before it catch up, and the routers behind it.
-    Kind(RouterPut, routers.replay_put, None),
+    Kind(RouterPut, routers.put_router, None),
     Kind(RouterDrop, routers.drop_router, None),
     Kind(Mark, routers.replay_mark, None),
-    Kind(Trim, routers.replay_trim, None),
+    Kind(Trim, routers.trim, None),
     Kind(Resume, routers.resume, None),
     Kind(Copies, routers.replay_copies, None),
     Kind(Moved, dead_letters.replay_moved, Moved.topic_ids),

@@ -7,15 +7,16 @@ from contextlib import contextmanager
 
 from topics import logs
 from topics.engine import retention
+from topics.engine.routers.graph import table_of
 from topics.engine.state import snapshot_parts
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.errors import Corrupt
 from topics.storage import snapshot as snap
-from topics.storage import snapshot_files
 from topics.storage.data_layout import holds_topics
 from topics.storage.datadir import DataDir, DataDirError
 from topics.storage.fs import File
+from topics.storage.log.log_files import newest_snapshot
 from topics.storage.segments import codec
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import MemorySegment
@@ -31,7 +32,7 @@ def load_topics(
 
     Raise `Corrupt` if there are snapshots and none is readable.
     """
-    snapshot = snapshot_files.newest(datadir, damage)
+    snapshot = newest_snapshot(datadir, damage)
     if snapshot.wal_number:
         snapshot_parts.check_known(snapshot)
         state.next_topic_id, state.last_epoch = snapshot.next_topic_id, snapshot.last_epoch
@@ -39,7 +40,8 @@ def load_topics(
             for topic in snapshot.topics:
                 restore_topic(datadir, state, caches, topic, cold_dir, damage, read_tail)
         state.names.rebuild(state.by_name)
-        snapshot_parts.load_state(state, snapshot.extra)
+        if snapshot_parts.ROUTERS in snapshot.extra:
+            table_of(state).load(snapshot.extra[snapshot_parts.ROUTERS])
     return snapshot
 
 

@@ -9,7 +9,7 @@ Marks of deleted records are written into segment files only after a snapshot th
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import accumulate
 
@@ -20,9 +20,8 @@ from topics.clock import Clock
 from topics.engine.durable import recovery, snapshot_load
 from topics.engine.durable.checkpoint_retries import Retries, Room
 from topics.engine.durable.deferred_replay import Backlog
-from topics.engine.durable.snapshot_capture import Capture
 from topics.engine.state import snapshot_parts
-from topics.engine.state.snapshot_parts import Frozen, SavedTail
+from topics.engine.state.snapshot_parts import Capture, Frozen, SavedTail
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.engine.steps import Steps, run_all
@@ -49,12 +48,7 @@ Sealed = tuple[int, MemorySegment, str, codec.Footer]  # topic id, the segment i
 
 
 def run_inline(steps: Steps[None], done: Done) -> None:
-    try:
-        run_all(steps)
-    except Exception as error:
-        done(error)
-    else:
-        done(None)
+    INLINE.submit(lambda: run_all(steps), done)
 
 
 class Store:
@@ -244,7 +238,7 @@ class Store:
         )
         if self.follows:  # a start reports what the writer may have acknowledged besides
             head.extra[snap.FAILOVER] = msgspec.Raw(msgspec.msgpack.encode(self._clock.now_ms()))
-        extra = snapshot_parts.save_state(self.state)
+        routers = None if self.state.routers is None else self.state.routers.save()
         retired, self.caches.retired = self.caches.retired, []
         if self.commits is not None:
             self.commits.before_change = capture.before_change
@@ -260,13 +254,13 @@ class Store:
             if error is not None:
                 self._failed(error, retired, done)
             else:
-                self._write_snapshot(head, extra, capture, list(notes), retired, done)
+                self._write_snapshot(head, routers, capture, list(notes), retired, done)
 
         self._run(capture.steps(), captured)
 
     def _write_snapshot(
-        self, head: snap.Snapshot, extra: dict[str, snapshot_parts.Encode], capture: Capture, notes: list[bytes],
-        retired: list[str], done: Done,
+        self, head: snap.Snapshot, routers: Callable[[], Iterable[bytes]] | None, capture: Capture,
+        notes: list[bytes], retired: list[str], done: Done,
     ) -> None:  # fmt: skip
         sealed: list[Sealed] = []
         tails: set[int] = set()  # numbers of the files that the snapshot refers to
@@ -274,8 +268,8 @@ class Store:
 
         def work() -> None:
             number, worker = head.wal_number, self._worker
-            for name, encode in extra.items():
-                head.extra[name] = msgspec.Raw(b"".join(rested(worker, encode())))
+            if routers is not None:
+                head.extra[snapshot_parts.ROUTERS] = msgspec.Raw(b"".join(rested(worker, routers())))
             for one in rested(worker, capture):
                 for frozen, at in one.sealing:
                     path, footer = self._write_segment(one.snapshot.topic_id, one.snapshot.epoch, frozen)
@@ -474,7 +468,10 @@ class Store:
         def find() -> Steps[None]:
             for topic in list(self.state.by_id.values()):
                 hot = [one for one in topic.segments if isinstance(one, SealedSegment) and not one.cold]
-                for segment in hot[: len(hot) - self._kept_hot(hot)]:
+                sizes = accumulate(segment.footer.file_bytes for segment in reversed(hot))
+                kept = sum(size_bytes <= self._hot_bytes for size_bytes in sizes) if self._hot_bytes else len(hot)
+                kept = min(kept, self._hot_segments) if self._hot_segments else kept  # the newest ones
+                for segment in hot[: len(hot) - kept]:
                     target = snapshot_load.segment_path(self.dir, topic.topic_id, segment.first, self._cold_dir)
                     moves.append((topic, segment, target))
                 yield None
@@ -496,18 +493,12 @@ class Store:
             for topic, segment, target in moves:
                 if any(known is segment for known in topic.segments):
                     self.caches.retired.append(segment.path)
-                    segment.moved(target)
+                    self.caches.forget(segment, moved_to=target)
                     segment.cold = True
                 else:
                     self.caches.retired.append(target)  # the topic dropped the segment meanwhile
 
         self._run(find(), found)
-
-    def _kept_hot(self, hot: list[SealedSegment]) -> int:
-        """Return how many of the newest segments stay."""
-        sizes = accumulate(segment.footer.file_bytes for segment in reversed(hot))
-        fitting = sum(1 for size_bytes in sizes if size_bytes <= self._hot_bytes) if self._hot_bytes else len(hot)
-        return min(fitting, self._hot_segments) if self._hot_segments else fitting
 
     def _remove_old(self, number: int, keep_tails: set[int], retired: list[str]) -> None:
         old = [self.dir.wal_path(n) for n in self.dir.wal_numbers() if n < number]

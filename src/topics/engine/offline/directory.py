@@ -49,11 +49,6 @@ class Excerpt(Struct, kw_only=True):
     pieces: list[tuple[str, SegmentRef] | bytes]
     now_ms: int
 
-    @property
-    def carried_bytes(self) -> int:
-        """What travels with it."""
-        return sum(len(piece) for piece in self.pieces if isinstance(piece, bytes))
-
 
 class Directory:
     """A data directory that is open for reading. A server and a reader exclude each other."""

@@ -8,7 +8,6 @@ import numpy as np
 from msgspec import Struct
 
 from topics.engine import retention
-from topics.engine.state.losses import Losses
 from topics.engine.state.topic import Topic
 from topics.storage.segments.marks import LOST
 
@@ -52,10 +51,10 @@ def account(topic: Topic) -> tuple[SeqAccount, list[str]]:
     for first, last, reason in losses.runs:
         lost[reason] = lost.get(reason, 0) + last - first + 1
     # A damaged flag byte makes its record unreadable, but no counter has it as lost.
-    silent = covered.lost_records - sum(_lost_in(losses, span) for span in covered.lost)
+    silent = covered.lost_records - sum(losses.within(*span)[0] for span in covered.lost)
     if silent:
         lost["corrupt"] = lost.get("corrupt", 0) + silent
-    deleted_in_front = topic.earliest - 1 - _lost_in(losses, (1, topic.earliest - 1))
+    deleted_in_front = topic.earliest - 1 - losses.within(1, topic.earliest - 1)[0]
     found = SeqAccount(
         topic=topic.name,
         topic_id=topic.topic_id,
@@ -99,10 +98,10 @@ def look_at_segments(topic: Topic) -> Covered:
 def _wrong_ranges(topic: Topic, covered: Covered) -> list[str]:
     wrong = []
     for low, high in covered.missing:
-        if silent := high - low + 1 - _lost_in(topic.losses, (low, high)):
+        if silent := high - low + 1 - topic.losses.within(low, high)[0]:
             wrong.append(f"{silent} of seqs {low} to {high} are in no segment and not counted as lost")
     for low, high in covered.live:
-        if _lost_in(topic.losses, (low, high)):
+        if topic.losses.within(low, high)[0]:
             wrong.append(f"seqs {low} to {high} are live, and some of them are counted as lost")
     runs = topic.losses.runs
     if any(before[1] >= after[0] for before, after in pairwise(runs)):
@@ -139,10 +138,6 @@ def _wrong_sums(topic: Topic, found: SeqAccount, silent: int) -> list[str]:
     if total != topic.head or found.deleted < 0:
         wrong.append(f"live, deleted and lost seqs come to {total}, and the head is {topic.head}")
     return wrong
-
-
-def _lost_in(losses: Losses, span: Span) -> int:
-    return losses.within(*span)[0]
 
 
 def _spans(hit: np.ndarray[tuple[int], np.dtype[np.bool_]], first: int) -> list[Span]:

@@ -165,7 +165,7 @@ class _Verifier:
                     text += f" (damaged: {examined.problems[0].what})"
             self.report.notes.append(text)
         folders = [self.dir.root, self.dir.wal_dir, self.dir.snapshots_dir, self.dir.segments_dir]
-        known = {"LOCK", "FORMAT", "VERSION", "wal", "segments", "snapshots", "ledger", "lost+found"}
+        known = {"LOCK", "FORMAT", "VERSION", "REPLICA", "wal", "segments", "snapshots", "ledger", "lost+found"}
         numbered = {posixpath.basename(path) for path in paths} | {str(n) for n in self.dir.topic_ids()}
         for folder in [*folders, *(self.dir.topic_dir(topic_id) for topic_id in self.dir.topic_ids())]:
             for name in self.fs.listdir(folder):
@@ -298,7 +298,13 @@ class _Verifier:
         self._named.update(self.dir.ledger_path(number) for number in self.dir.ledger_numbers() if number >= oldest)
         self.report.log_files = len(files)
         for file in files:
-            self._log_header(file)
+            damaged = walfile.damaged_headers(file.data)
+            if file.unreadable:
+                self._found(file.path, 0, file.unreadable, RESTORE)
+            elif len(damaged) == 2:
+                self._found(file.path, 0, "the header of a log file is damaged or cut short", UNKNOWN_END)
+            elif damaged:
+                self._found(file.path, damaged[0], "one copy of the header is damaged", NEXT_SNAPSHOT)
             for item in walfile.scan(file.data):
                 if isinstance(item, walfile.Damage):
                     unsynced = synced_to is not None and (file.number, item.at) >= synced_to
@@ -308,15 +314,6 @@ class _Verifier:
                 else:
                     self._log_entry(file, item)
             self._step(self.fs.size(file.path))
-
-    def _log_header(self, file: LogFile) -> None:
-        damaged = walfile.damaged_headers(file.data)
-        if file.unreadable:
-            self._found(file.path, 0, file.unreadable, RESTORE)
-        elif len(damaged) == 2:
-            self._found(file.path, 0, "the header of a log file is damaged or cut short", UNKNOWN_END)
-        elif damaged:
-            self._found(file.path, damaged[0], "one copy of the header is damaged", NEXT_SNAPSHOT)
 
     def _log_damage(self, file: LogFile, item: walfile.Damage, *, torn: bool) -> None:
         if torn:
@@ -344,7 +341,10 @@ class _Verifier:
         except Corrupt as error:
             head = item.frame.head
             name = self._names.get(head.topic_id, str(head.topic_id))
-            self._damaged_seqs(file.path, item.at, error.what, name, head.first, head.first + head.count - 1)
+            if head.count:
+                self._damaged_seqs(file.path, item.at, error.what, name, head.first, head.first + head.count - 1)
+            else:
+                self._found(file.path, item.at, f"{error.what}; a change of topic {name}", RESTORE, topic=name)
             return
         self.report.log_entries += 1
         if isinstance(entry, entries.Create):

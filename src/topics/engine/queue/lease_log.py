@@ -9,10 +9,8 @@ from msgspec import Struct
 
 from topics.engine import retention
 from topics.engine.state import snapshot_parts
-from topics.engine.state.jobs import saved_leases
 from topics.engine.state.jobs.job import Job
-from topics.engine.state.jobs.leases import Leases
-from topics.engine.state.jobs.saved_leases import SavedLeases
+from topics.engine.state.jobs.leases import Leases, SavedLeases, save
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.storage.log import entry as entries
@@ -54,14 +52,6 @@ class Extended(Struct, array_like=True):
     topic_id: int
     seqs: list[int]
     deadline_ms: int
-
-
-def leased(topic: Topic, node: str, first_lease: int, deadline_ms: int, jobs: list[Job]) -> Leased:
-    """Return the entry for jobs that are about to go to a worker."""
-    return Leased(
-        topic.topic_id, node, first_lease, deadline_ms, [job.seq for job in jobs], [job.deliveries for job in jobs],
-        [job.priority for job in jobs],
-    )  # fmt: skip
 
 
 def _leased_of(queue: Leases, entry: Released | Extended) -> list[Job]:
@@ -108,14 +98,12 @@ def replay_extended(state: State, topic: Topic, entry: Extended) -> None:
 def _save(state: State, topic: Topic) -> SavedLeases | None:
     if topic.queue is None:
         return None
-    return saved_leases.save(
-        topic.queue, durable=topic.config.leases_durable, kept=topic.config.durability != "ephemeral"
-    )
+    return save(topic.queue, durable=topic.config.leases_durable, kept=topic.config.durability != "ephemeral")
 
 
 def _load(state: State, topic: Topic, packed: msgspec.Raw) -> None:
     if topic.queue is not None:
-        saved_leases.load(topic.queue, msgspec.msgpack.decode(packed, type=SavedLeases))
+        topic.queue.load(msgspec.msgpack.decode(packed, type=SavedLeases))
 
 
 snapshot_parts.TOPIC_PARTS.append(snapshot_parts.Part("queue", _save, _load))

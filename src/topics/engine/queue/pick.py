@@ -13,13 +13,13 @@ skipped and stay in their places, because the log may still refuse the delete.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import repeat
 from operator import attrgetter
 from typing import NamedTuple
 
-from topics.engine.state.jobs.job import PRIORITIES, Job
-from topics.engine.state.jobs.job_terms import Terms, terms_of
-from topics.engine.state.staged_deletes import StagedDeletes
+from topics.engine.state.jobs.job import PRIORITIES, Job, Terms, terms_of
+from topics.engine.state.staged_deletes import taking
 from topics.engine.state.topic import Topic, leases_of
 from topics.model import record_bytes
 from topics.storage.segments.cold import Cold, Needs
@@ -47,7 +47,6 @@ class Pass:
         self.queue = queue = leases_of(topic)
         self.jobs: list[Job] = []
         self.dead: list[Job] = []  # delivered `bury_after` times already, if that is not 0
-        self._deletes: StagedDeletes | None = topic.staged_deletes
         self._reclaimed: list[Job] = []
         self._taken: set[int] = set()
         self._next_plain: int | None = None  # found in the log, not picked yet
@@ -87,11 +86,11 @@ class Pass:
         return seq in self._taken or self.queue.touched(seq)
 
     def _take_reclaimed(self, want: int, bury_after: int, moves: int) -> None:
-        reclaim, deletes = self.queue.reclaim, self._deletes
+        reclaim, topic = self.queue.reclaim, self.topic
         for job in reclaim.values():
             if len(self.jobs) >= want or len(self.dead) >= moves:
                 break
-            if job.seq < self._expiring_before or (deletes is not None and deletes.taking(job.seq) is not None):
+            if job.seq < self._expiring_before or (topic.staged_deletes and taking(topic, job.seq) is not None):
                 continue
             self._reclaimed.append(job)
             self._taken.add(job.seq)
@@ -143,7 +142,7 @@ class Pass:
             seq = seqs[at]
             try:
                 if not self._elsewhere(seq) and self.topic.is_live(seq):
-                    if self._deletes is None or self._deletes.taking(seq) is None:
+                    if not self.topic.staged_deletes or taking(self.topic, seq) is None:
                         break
                     self._stays.setdefault(priority, at)
             except Cold:
@@ -163,8 +162,8 @@ class Pass:
         topic, queue = self.topic, self.queue
         found: list[int] = []
         seq = max(queue.cursor, topic.earliest)
-        if self._deletes is not None:
-            seq = self._deletes.skip(seq)
+        for staged in topic.staged_deletes:
+            seq = staged.skip(seq)
         segments, index, head = topic.segments, topic.index_of(seq), topic.head
         examined = 0
         while seq <= head and len(found) < want and (examined < EXAMINE_MAX or not (self.jobs or found)):
@@ -190,10 +189,14 @@ class Pass:
         try:
             marks, extras = segment.marks, segment.columns.extras
         except Cold:
-            _need_columns(self.topic.segments[index : index + LOAD_AHEAD])
+            needs = Needs()
+            for one in self.topic.segments[index : index + LOAD_AHEAD]:
+                if one.live and not needs.full:
+                    needs.run(one.check_loaded)
+            needs.check()
             raise
         first, count = segment.first, segment.count
-        if not extras and seq > self.queue.check_upto and self._deletes is None:
+        if not extras and seq > self.queue.check_upto and not self.topic.staged_deletes:
             if marks is None:
                 stop = min(first + count, seq + want - len(found))
                 found.extend(range(seq, stop))
@@ -217,7 +220,7 @@ class Pass:
             dead = marks is not None and marks[at]
             special = at in extras and terms_of(extras[at]) is not None
             if not dead and not special and not (seq <= check_upto and self._elsewhere(seq)):
-                delete = None if self._deletes is None else self._deletes.taking(seq)
+                delete = taking(self.topic, seq) if self.topic.staged_deletes else None
                 if delete is None:
                     found.append(seq)
                 else:
@@ -248,28 +251,12 @@ def runs(topic: Topic, seqs: list[int]) -> Iterator[tuple[Segment, int, int]]:
 
 def _need_marks(topic: Topic, seqs: list[int]) -> None:
     """Raise one `Cold` for the marks of all segments that hold one of `seqs`, as far as they are not in memory."""
-    needs = Needs()
-    end = topic.earliest
+    needs, end = Needs(), topic.earliest
     for seq in sorted(seqs):
         if end <= seq <= topic.head:
             segment = topic.segments[topic.index_of(seq)]
             end = segment.end
-            try:
-                segment.marks  # noqa: B018 - raises if they are not in memory
-            except Cold as cold:
-                needs.add(cold)
-    needs.check()
-
-
-def _need_columns(segments: list[Segment]) -> None:
-    """Raise one `Cold` for the columns and marks of these segments, as far as they are not in memory."""
-    needs = Needs()
-    for segment in segments:
-        if segment.live and not needs.full:
-            try:
-                segment.columns, segment.marks  # noqa: B018 - raises if they are not in memory
-            except Cold as cold:
-                needs.add(cold)
+            needs.run(partial(getattr, segment, "marks"))
     needs.check()
 
 
@@ -278,13 +265,6 @@ class StoredRecord(NamedTuple):
 
     row: bytes  # {"$seq":7,"$ts":…},
     tag: bytes  # `"$tag":"x",`, or nothing
-
-    def whole(self) -> bytes:
-        return record_bytes.as_object(self.row, self.tag)
-
-    def with_fields(self, seq: int, fields: bytes) -> bytes:
-        """Return the record as a JSON object with more fields behind its seq."""
-        return record_bytes.with_fields(self.row, seq, fields + self.tag)
 
 
 class TooMuch(Exception):

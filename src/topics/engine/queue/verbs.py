@@ -8,21 +8,25 @@ removes: an ack has it in `leaving`, a delete or a move in `staged_deletes`. Lea
 
 from __future__ import annotations
 
+from heapq import nsmallest
+from itertools import chain, islice
+
 from msgspec import Struct
 
 from topics.engine import retention
 from topics.engine.queue import pick
 from topics.engine.queue.dead_letters import DeadLetters
-from topics.engine.queue.lease_log import Extended, Released, leased
+from topics.engine.queue.lease_log import Extended, Leased, Released
 from topics.engine.state.jobs.job import Holder, Job
 from topics.engine.state.jobs.leases import Leases
-from topics.engine.state.staged_deletes import StagedDeletes
+from topics.engine.state.staged_deletes import taking
 from topics.engine.state.topic import Topic, leases_of
 from topics.engine.write import apply, removal
 from topics.engine.write.commit import Ticket
 from topics.engine.write.removal import Removal
 from topics.engine.write.staging import Staging
-from topics.model.queue import not_a_queue
+from topics.model.queue import JobState, not_a_queue
+from topics.model.record_bytes import encode_json, with_fields
 from topics.model.records import MAX_BATCH_BYTES
 from topics.storage.log import entry as entries
 from topics.storage.segments.cold import Cold, waiting
@@ -105,13 +109,16 @@ class Queues:
             if not jobs:
                 claims.append(Claimed(topic, [], [], 0))
                 continue
-            first, deadline = queue.next_lease(now), now + want.lease_ms
+            # The time makes the numbers higher than those of all leases before a restart.
+            first, deadline = max(queue.last_lease + 1, now << 16), now + want.lease_ms
             if config.leases_durable:
-                grants.append(leased(topic, want.node, first, deadline, jobs))
+                fields = [job.seq for job in jobs], [job.deliveries for job in jobs], [job.priority for job in jobs]
+                grants.append(Leased(topic.topic_id, want.node, first, deadline, *fields))
             queue.grant(jobs, want.node, first, deadline, want.holder)
-            rows = [
-                rendered[job.seq].with_fields(job.seq, LEASE % (job.lease, deadline, job.deliveries)) for job in jobs
-            ]
+            rows = []
+            for job in jobs:
+                row, tag = rendered[job.seq]
+                rows.append(with_fields(row, job.seq, LEASE % (job.lease, deadline, job.deliveries) + tag))
             claims.append(Claimed(topic, rows, jobs, 0))
         # After the grant: a snapshot may be taken of the queue when the move is staged, and needs a place for each job.
         moved = self.dead_letters.bury(topic, taken.dead, rendered, leaving, now) if taken.dead else None
@@ -266,7 +273,6 @@ class Queues:
         """
         now = self._staging.clock.now_ms()
         queue = expire(topic, now)
-        deletes: StagedDeletes | None = topic.staged_deletes
         jobs: dict[int, Job] = {}
         skipped = []
         for at, seq in enumerate(seqs):
@@ -276,7 +282,7 @@ class Queues:
                 or job.node != node
                 or seq in jobs
                 or (lease_ids is not None and lease_ids[at] != job.lease_id)
-                or (deletes is not None and deletes.taking(seq) is not None)
+                or (topic.staged_deletes and taking(topic, seq) is not None)
             ):
                 skipped.append(seq)
             else:
@@ -373,3 +379,67 @@ def _free(queue: Leases, jobs: list[Job]) -> None:
 def _outcome(topic: Topic, done: int, skipped: list[int]) -> Outcome:
     queue = leases_of(topic)
     return Outcome(topic, done, skipped, queue.ready, queue.in_flight)
+
+
+# --- list
+
+
+def expire_and_list(
+    topic: Topic, *, state: JobState | None, after: int, limit: int, now_ms: int
+) -> tuple[list[bytes], int | None]:
+    """Expire up to `now_ms`, then return rendered jobs behind `after`, and the cursor of the next page, if any.
+
+    Raises `Cold` like any read.
+    """
+    queue = expire(topic, now_ms)
+    return retention.read_past(topic, lambda: _page(topic, queue, state, after, limit))
+
+
+def _page(
+    topic: Topic, queue: Leases, state: JobState | None, after: int, limit: int
+) -> tuple[list[bytes], int | None]:
+    # Bound: every round but the last halves `limit`.
+    while True:
+        seqs = _seqs(topic, queue, state, after, limit + 1)
+        try:
+            page = seqs[: pick.within_bytes(topic, seqs[:limit], MAX_BATCH_BYTES)]
+            rows = [_row(topic, queue, seq, row) for seq, row in zip(page, pick.rows(topic, page), strict=True)]
+        except Cold as cold:
+            if not cold.more or limit == 1:
+                raise
+            limit //= 2  # a shorter page; the next one continues behind it
+        else:
+            return rows, page[-1] if len(page) < len(seqs) else None
+
+
+def _seqs(topic: Topic, queue: Leases, state: JobState | None, after: int, limit: int) -> list[int]:
+    if state in ("in_flight", "delayed"):
+        held = (seq for seq, job in queue.leases.items() if not job.term.ended)
+        places = (held, queue.leaving) if state == "in_flight" else (queue.resting, queue.later)
+        return nsmallest(limit, (seq for seq in chain(*places) if seq > after))
+    found = (
+        segment.first + at
+        for segment, low, high in topic.spans(max(after + 1, topic.earliest), topic.head + 1)
+        if segment.live
+        for at in segment.live_positions(low, high).tolist()
+        if state is None or state_of(queue, segment.first + at) == state
+    )
+    return list(islice(found, limit))
+
+
+def state_of(queue: Leases, seq: int) -> JobState:
+    if queue.is_out(seq):
+        return "in_flight"
+    return "delayed" if seq in queue.resting or seq in queue.later else "ready"
+
+
+def _row(topic: Topic, queue: Leases, seq: int, stored: pick.StoredRecord) -> bytes:
+    terms, state = pick.terms_at(topic, seq), state_of(queue, seq)
+    job = queue.find(seq) or Job(seq)
+    shown = b'"state":"%b","deliveries":%d,"priority":%d,' % (state.encode(), job.deliveries, terms.priority)
+    if state == "delayed":
+        shown += b'"deliver_at":%d,' % (job.due_ms or terms.due_ms)
+    elif state == "in_flight":
+        lease = encode_json(job.node), job.lease_id.encode(), job.deadline_ms
+        shown += b'"node":%b,"lease_id":"%b","deadline":%d,' % lease
+    return with_fields(stored.row, seq, shown + stored.tag)

@@ -22,6 +22,7 @@ from msgspec import Struct
 from topics.engine import retention
 from topics.engine.state.topic import Topic
 from topics.model.records import DEFAULT_BATCH_BYTES, MAX_EXAMINED, STORED_FORM, Projection, TagMatch
+from topics.model.wire import TombstoneAnswer
 from topics.storage.segments.cold import Cold, Needs
 from topics.storage.segments.columns import render_without, runs
 from topics.storage.segments.segment import Damaged, Rendered, Segment
@@ -53,13 +54,7 @@ class Query(Struct, kw_only=True, gc=False):
     spans: bool = False  # whether to return the place of each part, for a reader that also needs the columns
 
 
-class Tombstone(Struct, gc=False):
-    gap_from: int
-    gap_to: int
-    reason: str
-    missed_estimate: int
-    earliest_seq: int
-    head_seq: int
+Tombstone = TombstoneAnswer
 
 
 class Reading(Struct, gc=False):
@@ -183,7 +178,7 @@ def _need_columns(topic: Topic, start: int, stop: int, query: Query, reading: Re
         if not segment.live:
             continue
         try:
-            segment.columns, segment.marks  # noqa: B018 - raises if they are not in memory
+            segment.check_loaded()
         except Cold as this:
             if not filtered and segment.live == segment.count:
                 # No record in the segment is skipped: its data can be fetched together with its columns.
@@ -394,7 +389,11 @@ def _add(segment: Segment, pieces: list[tuple[int, int]], query: Query, reading:
     for first, last in pieces:
         blob = whole if len(pieces) == 1 else bytes(whole[offsets[first] - base : offsets[last + 1] - base])
         if projection is not STORED_FORM and not projection.is_stored_form:
-            blob = _project(segment, blob, range(first, last + 1), projection)
+            columns, start = segment.columns, offsets[first]
+            blob = b"".join(
+                render_without(blob[offsets[at] - start : offsets[at + 1] - start], columns, at, projection)
+                for at in range(first, last + 1)
+            )
         reading.parts.append(blob)
         if reading.spans is not None:
             reading.spans.append((segment, first, last + 1))
@@ -412,16 +411,3 @@ def _held(segment: Segment, pieces: list[tuple[int, int]], reading: Reading) -> 
         return None
     reading.moved = moved
     return held.data, held.upto
-
-
-def _project(segment: Segment, blob: Rendered, positions: range, projection: Projection) -> bytes:
-    columns = segment.columns
-    offsets = columns.offsets
-    base = offsets[positions.start]
-    return b"".join(
-        render_without(
-            blob[offsets[at] - base : offsets[at + 1] - base], columns, at,
-            tags=projection.tags, meta=projection.meta, data=projection.data,
-        )
-        for at in positions
-    )  # fmt: skip

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -198,16 +199,9 @@ def _exact(trimmed: int, part: Part) -> Iterator[Run]:
 
 def _joined(runs: Iterable[Run]) -> Iterator[Run]:
     """Yield the runs, with neighbours of the same state as one."""
-    held: Run | None = None
-    for run in runs:
-        if held is not None and held[2] == run[2]:
-            held = (held[0], run[1], run[2])
-            continue
-        if held is not None:
-            yield held
-        held = run
-    if held is not None:
-        yield held
+    for state, neighbours in groupby(runs, key=itemgetter(2)):
+        same = list(neighbours)
+        yield same[0][0], same[-1][1], state
 
 
 def _sums(seen: _Seen) -> Steps[dict[str, npt.NDArray[np.float64]]]:
@@ -272,3 +266,45 @@ def _cells(seen: _Seen, sums: dict[str, npt.NDArray[np.float64]]) -> Iterator[Ti
             live = alive[begin]
             deleted = min(removed[begin], last - first + 1 - live)
             yield TimelineRange(first, last, MERGED, live, deleted, last - first + 1 - live - deleted)
+
+
+# --- the head of a topic at given times, and the bytes that were written between them
+
+
+def at_times(topic: Topic, from_ts: int, to_ts: int, points: int) -> list[list[float]]:
+    """Return time, head and bytes for each of `points` + 1 times. Bytes count from the first row on.
+
+    They come from the commit times in the log, so they need no memory and are there after a restart. Nothing is read
+    from the disk: records of a segment whose columns are not in memory count as evenly spread over its time.
+    Looks at no segment that ends before `from_ts`, but for the last one of these. Bytes of lost records do not count.
+    """
+    times = np.linspace(from_ts, to_ts, points + 1)
+    knots: list[tuple[int, int, int]] = []
+    segments: list[Segment] = []
+    for segment in (one for one in reversed(topic.segments) if one.count):
+        segments.append(segment)
+        if segment.max_ts < from_ts:
+            break
+    else:
+        oldest_ts = segments[-1].min_ts if segments else to_ts
+        knots += ((ts, seq, 0) for ts, seq in topic.losses.times if ts < oldest_ts)
+    exact: list[tuple[Segment, int]] = []
+    size = 0
+    for segment in reversed(segments):
+        if segment.in_memory and segment.max_ts >= from_ts and segment.min_ts <= to_ts:
+            exact.append((segment, size))
+        knots.append((segment.min_ts, segment.first - 1, size))
+        size += segment.columns.offsets[segment.count] if segment.in_memory else segment.live_bytes
+        knots.append((segment.max_ts, segment.end - 1, size))
+    if not knots:
+        return [[int(ts), topic.head, 0] for ts in times]
+    at, heads, sizes = (np.array(column, np.float64) for column in zip(*knots, strict=True))
+    found = np.stack([times, np.interp(times, at, heads), np.interp(times, at, sizes)], axis=1)
+    for segment, before in exact:
+        inside = np.flatnonzero((times >= segment.min_ts) & (times <= segment.max_ts))
+        counts = np.searchsorted(np.frombuffer(segment.columns.ts, np.uint64), times[inside].astype(np.uint64), "right")
+        found[inside, 1] = segment.first - 1 + counts
+        found[inside, 2] = before + np.frombuffer(segment.columns.offsets, np.uint32)[counts]
+    found[:, 2] -= found[0, 2]
+    rows: list[list[float]] = np.rint(found).astype(np.int64).tolist()
+    return rows

@@ -1,15 +1,16 @@
-"""Copies: how records of a source become records of a destination, live and in a replay. Pure.
+"""Copies: how records of a source become records of a destination, live and in a replay.
 
-A copy depends on the record of the source, the cursor of the router and the state of the destination only, and never on
-the moment at which it is made. So it follows from the log and is no entry in it, except on a cycle (`Copies`): see
-docs/decisions/derived-copies.md. `Mark`, `Trim` and `Resume` pin what would depend on the moment.
+A copy depends on the record of the source, the router with its cursor and the state of the destination only, and never
+on the moment at which it is made. So it follows from the log and is no entry in it, except on a cycle and out of a
+source that the log lacks (`Copies`): see docs/decisions/derived-copies.md. `Mark`, `Trim` and `Resume` pin what would
+depend on the moment.
 
 A copy that is larger than the `cap_bytes` of its destination can never be stored there. A destination that rejects
 stops its routers at this record; in any other destination the copy gets its seq and is lost with reason `cap`, and the
 records before it stay.
 
-The commit time of a copy is that of the record, but not before the last record of the destination, the creation of its
-router, or the moment at which a full destination took copies again (`Resume`).
+The commit time of a copy is that of the record, but not before the last record of the destination, the last change of
+its router, or the moment at which a full destination took copies again (`Resume`).
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ import msgspec
 
 from topics.engine import retention
 from topics.engine.routers.graph import Links, Router, Table
-from topics.engine.routers.source_records import Gathered, Piece, Stamp, Stamps, eligible
+from topics.engine.routers.source_records import Piece, Stamp, Stamps, eligible
 from topics.engine.state.topic import Topic
 from topics.model import surrogates
-from topics.model.record_bytes import SEQ_AND_TS_BYTES, encode_json, meta_of, node_part, renumbered, with_meta
+from topics.model.record_bytes import SEQ_AND_TS_BYTES, encode_json, meta_of, node_part, seq_and_ts, with_meta
 from topics.model.router import MAX_HOPS, STAMP
 from topics.storage.log.entry import Append
 from topics.storage.log.router_entry import Mark
@@ -134,10 +135,10 @@ class Copier:
         if router.config.guarantee == "exactly_once":
             self._known = table.stamps.get(edge.dest.topic_id, {}).get(stamp_space(router), 0)
 
-    def entries(self, gathered: Gathered, next_seq: int) -> Iterator[tuple[Append, Piece]]:
+    def entries(self, pieces: list[Piece], next_seq: int) -> Iterator[tuple[Append, Piece]]:
         """Yield the entry of each piece that has records to copy, and the piece."""
         last_ts = max(self._edge.dest.last_ts, self._edge.floor_ms)
-        for piece in gathered.pieces:
+        for piece in pieces:
             wanted = self._wanted(piece)
             if wanted is not None:
                 last_ts = max(last_ts, piece.ts)
@@ -150,7 +151,7 @@ class Copier:
 
     def part(self, piece: Piece, low: int, high: int, first: int) -> tuple[Append, Piece]:
         """Return the entry of some of a piece's records, with seqs from `first` on."""
-        return next(self.entries(Gathered([piece.only(list(range(low, high)))], 0), first))
+        return next(self.entries([piece.only(list(range(low, high)))], first))
 
     # --- which records
 
@@ -196,7 +197,7 @@ class Copier:
             rest = row[head:]
             if stamped:
                 rest, meta_size = self._stamp(rest, meta_size, piece.seqs[at])
-            rows.append(renumbered(first + at, ts, rest))
+            rows.append(seq_and_ts(first + at, ts) + rest)
             metas.append(meta_size)
         return rows, metas if any(metas) else None
 

@@ -1,19 +1,21 @@
 """Forwarding at run time, in steps. See `copy` for what is copied, and why copies need no entry in the log.
 
-Nothing here waits or reads a clock of its own accord: a server calls `run` when it has time, with a budget, and `run`
-returns when to call it again. A write to a source only makes its edges due.
+A server calls `run` when it has time, with a budget, and `run` returns when to call it again. A write to a source makes
+its edges due; one that evicts records which they have not forwarded is preceded by a `Trim` (`staging`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from topics.engine import retention
+from topics.engine.consumers.verbs import ConsumerBatch
 from topics.engine.delays import STARVED_NS
 from topics.engine.routers import replay
-from topics.engine.routers.copy import Copier, next_part, room, storable, too_large
-from topics.engine.routers.graph import Edge, Router, Table, out_of
-from topics.engine.routers.router_log import DueEdges, LiveRouters, gate_of
+from topics.engine.routers.copy import Copier, count_lost, mark, next_part, room, storable, too_large
+from topics.engine.routers.due_edges import DueEdges
+from topics.engine.routers.graph import Edge, Links, Router, Table, out_of, upstream
 from topics.engine.routers.source_records import Gathered, gather
 from topics.engine.state.topic import Topic
 from topics.engine.write import apply
@@ -25,17 +27,19 @@ from topics.storage.log.router_entry import Copies, Resume, Trim
 from topics.storage.segments.cold import Cold
 from topics.storage.segments.segment import Damaged
 
+# Entries about a destination that leave the routers out of it alone.
+PARTIES = (Trim, Resume, Copies, ConsumerBatch)
+
 
 class Forwarder:
-    def __init__(self, staging: Staging, table: Table, due: DueEdges, live: LiveRouters) -> None:
+    """Forwards records, and stages the log entries from which recovery restores the position of each router."""
+
+    def __init__(self, staging: Staging, table: Table, due: DueEdges) -> None:
         self._staging = staging
         self._table = table
         self._due = due
-        self._live = live
         self._gathered: tuple[Any, Gathered] | None = None
-        self._cold: Edge | None = (
-            None  # needed the disk last time, and is the first one due, while its records are in memory
-        )
+        self._cold: Edge | None = None  # needed the disk last time; the first one due while its records are in memory
         self.steps = 0  # of the last `run`
 
     def run(self, budget_ns: int) -> int | None:
@@ -85,7 +89,7 @@ class Forwarder:
         now_ms = self._due.elapsed_ms()
         if edge.held_until_ms > now_ms or not self._quiet(edge) or edge.held_until_ms > now_ms:
             if turn[0] in edge.routers:
-                self._due.wait(edge)
+                self._due.waiting[edge] = None
             return False
         turn = edge.next()
         if turn is None:
@@ -101,7 +105,7 @@ class Forwarder:
             self._pass(router, upto)
             return True
         if passed is not None:
-            self._live.trim(router, upto)
+            self._trim(router, upto)
             return True
         try:
             return self._copy(edge, router, self._gather(source, router, upto), now)
@@ -110,7 +114,10 @@ class Forwarder:
             return True
 
     def _quiet(self, edge: Edge) -> bool:
-        """Return whether no entry that waits for the log keeps the edge from going on."""
+        """Write what waits for the log, and return whether no entry keeps the edge from going on.
+
+        An edge that has waited for `STARVED_NS` waits here for a sync.
+        """
         commits = self._staging.commits
         for attempt in (None, commits.flush, commits.sync):
             if attempt is not None:
@@ -138,10 +145,14 @@ class Forwarder:
         return self._gathered[1]
 
     def _copy(self, edge: Edge, router: Router, gathered: Gathered, now: int) -> bool:
+        """Copy the gathered records as far as the destination takes them. Return whether to try this edge again now."""
         dest = edge.dest
         copier = Copier(self._table, router)
-        made = list(copier.entries(gathered, dest.next_seq))
-        logs = self._logs(edge)
+        pieces, end = gathered
+        made = list(copier.entries(pieces, dest.next_seq))
+        # On a cycle, or if the log lacks the records of the source, the copies have to be logged.
+        derived = not edge.cyclic and (replay.derives(edge) or dest.config.durability == "ephemeral")
+        logs = self._staging.logged and not derived
         passes_on = bool(out_of(dest))
         for entry, piece in made:
             if not logs:
@@ -162,11 +173,11 @@ class Forwarder:
                 upto = piece.seqs[lost - 1]
                 if logs:
                     trim = Trim(dest.topic_id, router.router_id, upto, dest.next_seq, lost, "cap")
-                    self._live.stage_trim(router, trim)
+                    self._stage_trim(router, trim)
                 else:
                     retention.lose_next(dest, lost)
                     router.cursor = max(router.cursor, upto)
-                    self._live.landed(dest)
+                    self._landed(dest)
                 return True
             fits = min(fits, storable(dest, entry.sizes))
             # No copy may evict another one of the same step before that was forwarded further.
@@ -177,17 +188,17 @@ class Forwarder:
                 entry, piece = copier.part(piece, 0, fits, entry.first)
             if passes_on and not self._make_way(edge, entry, logs=logs):
                 return False
-            upto = gathered.upto if not partly and piece is made[-1][1] else piece.seqs[-1]
+            upto = end if not partly and piece is made[-1][1] else piece.seqs[-1]
             if logs:
                 self._log_copies(router, entry, upto)
             else:
                 apply.append(self._staging.state, dest, entry)
                 copier.copied(piece)
                 router.cursor = max(router.cursor, upto)
-                self._live.landed(dest)
+                self._landed(dest)
             if partly or dest.next_seq != entry.last + 1:
                 return True  # the entries after it have to be made again
-        self._pass(router, gathered.upto)
+        self._pass(router, end)
         return True
 
     def _pass(self, router: Router, upto: int) -> None:
@@ -198,7 +209,7 @@ class Forwarder:
         elif upto > router.reached:
             entry = Copies(edge.dest.topic_id, router.router_id, upto)
             ticket = Ticket(topic=edge.dest, entry=entry, frame=entries.encode(entry))
-            self._live.stage_step(ticket, router, upto, lambda: replay.copies(self._staging.state, entry))
+            self._stage_step(ticket, router, upto, lambda: replay.copies(self._staging.state, entry))
 
     def _reach(self, dest: Topic, entry: entries.Append, fits: int) -> int:
         """Return the seq below which the first `fits` copies would evict all records."""
@@ -211,7 +222,7 @@ class Forwarder:
         Routers that are held give these records up, and so do all on a cycle, where each would wait for the other.
         """
         links = edge.dest.links
-        upto = self._live.pushes_out(links, entry)
+        upto = self._pushes_out(links, entry)
         if upto is None:
             return True
         if edge.busy:
@@ -222,7 +233,7 @@ class Forwarder:
         able = [other for other in behind if other.last_error is None]
         if not able or edge.cyclic:
             if not logs:  # a logged step has the losses in its own frames
-                self._live.losing(links, upto, entry)
+                self.losing(links, upto, entry)
                 self._staging.commits.flush_now()
             return True
         ahead = [other for other in able if other not in self._due.waiting]
@@ -232,7 +243,7 @@ class Forwarder:
             self._due.add(edge)  # behind them
         else:
             edge.held_until_ms = min(other.held_until_ms for other in able)
-            self._due.wait(edge)
+            self._due.waiting[edge] = None
         return False
 
     def _below_ceiling(self, edge: Edge, end: int) -> bool:
@@ -249,19 +260,144 @@ class Forwarder:
         staging.commits.stage(ticket)
         return False
 
-    def _logs(self, edge: Edge) -> bool:
-        """Return whether copies have to be logged: on a cycle, or if the log lacks the records of the source."""
-        if not self._staging.logged:
-            return False
-        return edge.cyclic or (not replay.derives(edge) and edge.dest.config.durability != "ephemeral")
-
     def _log_copies(self, router: Router, entry: entries.Append, upto: int) -> None:
         dest = router.edge.dest
         step, durability = Copies.of(router.router_id, upto, entry), dest.config.durability
         frame = entries.encode(step if durability != "ephemeral" else Copies(dest.topic_id, router.router_id, upto))
         ticket = Ticket(dest, frame, None, entry, entry.first, len(entry.sizes), len(entry.blob))
         ticket.gated = GATES[durability]
-        self._live.stage_step(ticket, router, upto, lambda: replay.copies(self._staging.state, step))
+        self._stage_step(ticket, router, upto, lambda: replay.copies(self._staging.state, step))
+
+    # --- entries for a replay: hooks that are called before a topic with routers changes
+
+    def staging(self, links: Links, ticket: Ticket) -> None:
+        """Put a mark before an entry whose replay must find the routers where they are now."""
+        entry = ticket.entry
+        if type(entry) is entries.Ceiling:
+            return  # no router depends on it
+        if ticket.count and links.outgoing:
+            upto = self._pushes_out(links, entry)
+            if upto is not None:
+                self.losing(links, upto, entry, begun=ticket.frame is not None)
+        leaves_sources = bool(ticket.count) or type(entry) in PARTIES
+        # The position of the routers into the topic follows from the log without a mark if their copies are in it.
+        copies_are_logged = links.incoming is None or links.incoming.cyclic
+        if ticket.frame is not None and not (leaves_sources and copies_are_logged):
+            head = (ticket.first or links.topic.next_seq) - 1
+            before = entries.encode_begun([mark(links, head=head, out=not leaves_sources, holds=True)])
+            ticket.frame = before + ticket.frame
+        if not leaves_sources:
+            self.freeze(links, ticket)
+
+    def pin(self, links: Links) -> bytes:
+        """Return a mark for an entry about another topic that takes records out of this one."""
+        return entries.encode_begun([mark(links, head=links.topic.next_seq - 1, out=True, holds=True)])
+
+    def freeze(self, links: Links, ticket: Ticket) -> None:
+        """Keep routers out of the topic from moving until the ticket is resolved."""
+        links.frozen += 1
+        act, undo = ticket.apply, ticket.undo
+        assert act is not None
+
+        def thaw() -> None:
+            links.frozen -= 1
+            if links.incoming is not None:
+                links.incoming.held_until_ms = 0  # there may be room now
+                self._due.add(links.incoming)
+            self._due.source_grew(links.topic)
+
+        def take_effect(ticket: Ticket) -> Any:
+            try:
+                return act(ticket)
+            finally:
+                thaw()
+
+        def refused() -> None:
+            thaw()
+            if undo is not None:
+                undo()
+
+        ticket.apply, ticket.undo = take_effect, refused
+
+    def losing(self, links: Links, upto: int, coming: entries.Append | None = None, *, begun: bool = False) -> None:
+        """Let routers give up the records below `upto` that they have not forwarded: these are lost now.
+
+        With `begun`, they are lost with the write `coming`: a replay without it does not find the trims either.
+        """
+        if links.low < upto - 1 and links.slowest() < upto - 1:
+            for router in list(links.routers()):
+                if router.reached < upto - 1:
+                    self._trim(router, upto - 1, coming, begun=begun)
+
+    def deleting(self, links: Links) -> None:
+        """Do nothing: a delete comes with a mark, see `staging`."""
+
+    def _pushes_out(self, links: Links, entry: entries.Append) -> int | None:
+        """Return the seq below which the entry evicts all records, if a router has not forwarded all of these."""
+        topic, config = links.topic, links.topic.config
+        if not (config.cap_records or config.cap_bytes or config.ttl_ms):
+            return None
+        upto = retention.reach(
+            topic, first=entry.first, sizes=entry.sizes, ts=entry.ts, before_bytes=topic.staged_bytes
+        )
+        return upto if links.low < upto - 1 and links.slowest() < upto - 1 else None
+
+    def _trim(self, router: Router, upto: int, coming: entries.Append | None = None, *, begun: bool = False) -> None:
+        """Stage that the router gives up all records up to `upto`.
+
+        Some may not have landed yet: the first ones of a write (`coming`) that is larger than its topic.
+        """
+        dest, source, match = router.edge.dest, router.edge.source, router.config.filter
+        lost = count_lost(router, min(upto, source.head))
+        for seq in range(max(source.head, router.reached) + 1, upto + 1):
+            if match is None or coming is None or not coming.first <= seq <= coming.last:
+                lost += 1  # records of other writes count
+            else:
+                lost += coming.tags is not None and match.covers(coming.tags[seq - coming.first])
+        self._stage_trim(router, Trim(dest.topic_id, router.router_id, upto, dest.next_seq, lost), begun=begun)
+
+    def _stage_trim(self, router: Router, entry: Trim, *, begun: bool = False) -> None:
+        dest = router.edge.dest
+        ticket = Ticket(topic=dest, entry=entry, first=entry.first, skips=entry.lost)
+        if self._staging.logged:
+            ticket.frame = entries.encode_begun([entry]) if begun else entries.encode(entry)
+            ticket.gated = gate_of(router.edge)
+            if dest.config.durability == "ephemeral":
+                self._staging.ceilings.guard(dest, ticket, entry.first + entry.lost)
+        self._stage_step(ticket, router, entry.upto, lambda: replay.trim(self._staging.state, entry))
+
+    def _stage_step(self, ticket: Ticket, router: Router, upto: int, act: Callable[[], None]) -> None:
+        """Stage a step that moves the router to `upto` once it is in the log."""
+        edge, was = router.edge, router.staged_cursor
+
+        def take_effect(_: Ticket) -> None:
+            edge.busy -= 1
+            before = edge.dest.head
+            act()
+            if router.staged_cursor <= upto:
+                router.staged_cursor = 0
+            if edge.last_error is None:
+                edge.backoff_ms = 0
+            if edge.dest.head != before:
+                self._landed(edge.dest)
+            self._due.add(edge)
+
+        def undo() -> None:
+            edge.busy -= 1
+            router.staged_cursor = was
+            if (links := edge.source.links) is not None:
+                links.low = 0  # it included this step
+            self._due.back_off(edge)  # the log refused the step
+
+        ticket.apply, ticket.undo = take_effect, undo
+        self._staging.commits.stage(ticket)
+        router.staged_cursor = upto
+        edge.busy += 1
+
+    def _landed(self, dest: Topic) -> None:
+        """Notify the readers of `dest`, and the edges out of it: copies have landed there."""
+        self._staging.grew(dest)
+        self._due.source_grew(dest)
 
     # --- a full destination
 
@@ -312,3 +448,8 @@ class Forwarder:
             ticket.frame = entries.encode(entry)
             ticket.gated = gate_of(edge)
         self._staging.commits.stage(ticket)
+
+
+def gate_of(edge: Edge) -> int:
+    """Return the gate of a step that decides the seqs or times of copies: that of the records they follow from."""
+    return max(GATES[topic.config.durability] for topic in upstream(edge.source))

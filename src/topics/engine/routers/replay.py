@@ -1,9 +1,9 @@
 """Replay of routers from the log and the snapshot. See `copy` for why this ends where the live server was.
 
 During a replay, routers move only when an entry requires it: a `Mark` or a `Trim` that says where they were, a direct
-write that begins above the head of its topic, a record that is about to be evicted. At the end all routers go as far as
-full topics let them, except those on a cycle: each of their steps is in the log, and they take the next one when the
-server runs.
+write that begins above the head of its topic, a change of a router, a record that is about to be deleted or evicted. At
+the end all routers go as far as full topics let them, except those on a cycle: each of their steps is in the log, and
+they take the next one when the server runs.
 
 An ephemeral topic has no records in a replay, so nothing is copied into it or out of it. The log has the copies of its
 records, and a `Mark` says where the routers around it were. At the end, records that its routers had not forwarded are
@@ -122,8 +122,8 @@ def _advance(state: State, router: Router, upto: int, max_head: int | None, obey
     gathered = present(source, lambda: gather(source, router.config.filter, router.cursor, upto))
     if gathered is None:
         return True  # records turned out to be lost: try again
-    copier = copy.Copier(table_of(state), router)
-    entries = present(dest, lambda: list(copier.entries(gathered, dest.head + 1)))
+    copier, (pieces, end) = copy.Copier(table_of(state), router), gathered
+    entries = present(dest, lambda: list(copier.entries(pieces, dest.head + 1)))
     if entries is None:
         return True  # records of the destination turned out to be lost: try again
     for entry, piece in entries:
@@ -140,7 +140,7 @@ def _advance(state: State, router: Router, upto: int, max_head: int | None, obey
                 return fits > 0
             continue  # no more copies were made: these had been there before
         _land(state, copier, entry, piece)
-    router.cursor = gathered.upto
+    router.cursor = end
     return True
 
 
@@ -312,18 +312,14 @@ def put_router(state: State, entry: RouterPut) -> Router | None:
     if source is None or dest is None:
         return None
     table = table_of(state)
+    was = table.by_id.get(entry.router_id)
+    if was is not None and was.cursor < entry.cursor:  # in a replay
+        bring(state, was.edge, {entry.router_id: entry.cursor})
     router = table.put(
         entry.name, router_id=entry.router_id, source=source, dest=dest, config=entry.config, cursor=entry.cursor
     )
     router.edge.floor_ms = max(router.edge.floor_ms, entry.at_ms)
     return router
-
-
-def replay_put(state: State, entry: RouterPut) -> None:
-    router = table_of(state).by_id.get(entry.router_id)
-    if router is not None and router.cursor < entry.cursor:
-        bring(state, router.edge, {entry.router_id: entry.cursor})
-    put_router(state, entry)
 
 
 def drop_router(state: State, entry: RouterDrop) -> None:
@@ -355,28 +351,21 @@ def trim(state: State, entry: Trim) -> None:
     dest = state.by_id.get(entry.topic_id)
     if dest is None:
         return
+    if entry.first > dest.head + 1 and not _is_ephemeral(dest):
+        # The mark before this entry was damaged: make the copies before the loss now, if possible.
+        fill(state, dest, entry.first - 1)
+        retention.skip_to(dest, entry.first, "corrupt")
     router = table_of(state).by_id.get(entry.router_id)
     if router is not None:
         router.cursor = max(router.cursor, entry.upto)
+        router.owed = max(router.owed - entry.lost, 0)
+        if router.cursor >= router.staged_cursor:
+            router.owed = router.staged_cursor = 0
     if dest.head + 1 == entry.first:
         if entry.reason == "cap":
             retention.lose_next(dest, entry.lost)
         else:
             retention.skip_to(dest, entry.first + entry.lost, entry.reason)
-
-
-def replay_trim(state: State, entry: Trim) -> None:
-    dest = state.by_id.get(entry.topic_id)
-    if dest is not None and entry.first > dest.head + 1 and not _is_ephemeral(dest):
-        # The mark before this entry was damaged: make the copies before the loss now, if possible.
-        fill(state, dest, entry.first - 1)
-        retention.skip_to(dest, entry.first, "corrupt")
-    trim(state, entry)
-    router = table_of(state).by_id.get(entry.router_id)
-    if router is not None and router.staged_cursor:
-        router.owed = max(router.owed - entry.lost, 0)
-        if router.cursor >= router.staged_cursor:
-            router.owed = router.staged_cursor = 0
 
 
 def copies(state: State, entry: Copies) -> None:

@@ -52,6 +52,9 @@ class Piece(Struct):
         return Piece(self.ts, seqs, rows, tags, nodes, metas, extras, None)
 
 
+Gathered = tuple[list[Piece], int]  # the records between the cursor of a router and a seq, and that seq
+
+
 class Preview(Struct, gc=False):
     """What a filter finds: how many live records it was tried on, how many match, their bytes, and their seqs."""
 
@@ -71,15 +74,8 @@ class Preview(Struct, gc=False):
             self.last = max(part.last, self.last or 0)
 
 
-class Gathered(Struct):
-    """The records between the cursor of a router and `upto`."""
-
-    pieces: list[Piece]
-    upto: int
-
-
 def gather(source: Topic, match: TagMatch | None, cursor: int, upto: int) -> Gathered:
-    """Return the live records in (cursor, upto] that match, up to a full batch. No record in the range may be lost.
+    """Return the live records in (cursor, upto] that match, and how far a full batch goes. None there may be lost.
 
     Raises `Cold` and `Damaged` like a read.
     """
@@ -89,8 +85,8 @@ def gather(source: Topic, match: TagMatch | None, cursor: int, upto: int) -> Gat
         while high - low > 1 and offsets[high] - offsets[low] > BATCH_BYTES:
             high = low + (high - low) // 2
         positions = eligible(segment.columns, segment.marks, match, low, high)
-        return Gathered(list(_cut(segment, positions)) if len(positions) else [], segment.first + high - 1)
-    return Gathered([], upto)
+        return list(_cut(segment, positions)) if len(positions) else [], segment.first + high - 1
+    return [], upto
 
 
 def eligible(

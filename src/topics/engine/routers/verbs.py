@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import islice
 
-from msgspec import Struct
-
 from topics.engine import retention
 from topics.engine.routers import replay
 from topics.engine.routers.copy import mark
+from topics.engine.routers.due_edges import DueEdges
 from topics.engine.routers.forwarder import Forwarder
 from topics.engine.routers.graph import Edge, Router, copies_of_one, into, table_of, upstream
-from topics.engine.routers.router_log import DueEdges, LiveRouters
 from topics.engine.routers.source_records import Preview, look_for
 from topics.engine.state.name_index import NameIndex
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps, once_loaded
 from topics.engine.write import apply
 from topics.engine.write.commit import Ticket
-from topics.engine.write.room import server_full
-from topics.engine.write.staging import Staging
+from topics.engine.write.staging import Staging, server_full
 from topics.engine.write.uploads import busy
 from topics.errors import topic_not_found
 from topics.model.names import check_router
@@ -36,20 +33,11 @@ from topics.model.router import (
 )
 from topics.model.topic import TopicConfig
 from topics.storage.log import entry as entries
-from topics.storage.log.router_entry import Mark, RouterDrop, RouterPut
+from topics.storage.log.entry import Create
+from topics.storage.log.router_entry import RouterDrop, RouterPut
 from topics.storage.segments.segment import Segment
 
 ROUTERS_PER_STEP = 100  # of a list; one takes about 4 µs
-
-
-class PutRouter(Struct):
-    router: Router
-    created: bool
-
-
-class DroppedRouter(Struct):
-    name: str
-    deleted: bool
 
 
 class Routers:
@@ -58,8 +46,7 @@ class Routers:
         self.table = table_of(staging.state)
         self._last = Ticket(done=True)  # of the last change
         self.due = DueEdges(staging.clock)
-        self.table.hooks = live = LiveRouters(staging, self.due)
-        self.forwarder = Forwarder(staging, self.table, self.due, live)
+        self.table.hooks = self.forwarder = Forwarder(staging, self.table, self.due)
 
     def attach(self) -> None:
         """Make all edges due, once the state of the engine is recovered."""
@@ -79,7 +66,7 @@ class Routers:
     def _follow(self, edge: Edge) -> None:
         """Make the edge due, now and whenever its source grows."""
         if self.due.source_grew not in edge.source.listeners.values():
-            self._staging.growth.listen(edge.source, self.due.source_grew)
+            self._staging.listen(edge.source, self.due.source_grew)
         self.due.add(edge)
 
     def _sync(self, *names: str) -> None:
@@ -93,7 +80,7 @@ class Routers:
     # --- verbs
 
     def put(self, name: str, request: RouterRequest) -> Ticket:
-        """Create or change a router, and create the topics it needs. Ends with `PutRouter`."""
+        """Create or change a router, and create the topics it needs. Ends with the router, and whether it is new."""
         config = check_request(name, request)
         staging, table = self._staging, self.table
         self._sync(request.source, request.dest)
@@ -106,7 +93,7 @@ class Routers:
         if dest is None and not request.create_dest:
             raise topic_not_found(request.dest)
         if router is not None and router.edge.source is source and router.edge.dest is dest and router.config == config:
-            return Ticket.of(PutRouter(router, False))
+            return Ticket.of((router, False))
         self._check_copies(router, config, source, dest)
         missing = [name_of for name_of, topic in ((request.source, source), (request.dest, dest)) if topic is None]
         creates = [staging.new_topic(name_of, TopicConfig(), more=len(missing) - 1) for name_of in missing]
@@ -127,37 +114,30 @@ class Routers:
         if source is not None:
             touched |= set(upstream(source))
 
-        def take_effect(_: Ticket) -> PutRouter:
+        def take_effect(_: Ticket) -> tuple[Router, bool]:
             for create in creates:
                 apply.create(staging.state, create)
             after = replay.put_router(staging.state, entry)
             assert after is not None
             self._follow(after.edge)
-            return PutRouter(after, router is None)
+            return after, router is None
 
-        ticket = staging.stage(None, [*creates, *self._marks(touched), entry], take_effect, also=list(touched))
-        self._last = ticket
-        staging.commits.sync()
-        return ticket
+        return self._stage(creates, touched, entry, take_effect)
 
     def drop(self, name: str) -> Ticket:
-        """Delete a router; one that does not exist is no error. Ends with `DroppedRouter`."""
+        """Delete a router; one that does not exist is no error. Ends with whether it existed."""
         check_router(name)
         self._sync()
         router = self.table.by_name.get(name)
         if router is None:
-            return Ticket.of(DroppedRouter(name, False))
+            return Ticket.of(False)
         entry = RouterDrop(router.edge.source.topic_id, router.router_id)
 
-        def take_effect(_: Ticket) -> DroppedRouter:
+        def take_effect(_: Ticket) -> bool:
             replay.drop_router(self._staging.state, entry)
-            return DroppedRouter(name, True)
+            return True
 
-        touched = {router.edge.dest, *upstream(router.edge.source)}
-        ticket = self._staging.stage(None, [*self._marks(touched), entry], take_effect, also=list(touched))
-        self._last = ticket
-        self._staging.commits.sync()
-        return ticket
+        return self._stage([], {router.edge.dest, *upstream(router.edge.source)}, entry, take_effect)
 
     def get(self, name: str) -> Router:
         router = self.table.by_name.get(name)
@@ -261,8 +241,12 @@ class Routers:
             return min(max(request.from_seq, source.earliest - 1), source.head)
         return source.head
 
-    def _marks(self, topics: set[Topic]) -> list[Mark]:
-        ordered = sorted(topics, key=lambda topic: topic.topic_id)
-        return [
-            mark(topic.links, head=topic.head, out=True, holds=False) for topic in ordered if topic.links is not None
-        ]
+    def _stage(
+        self, creates: list[Create], touched: set[Topic], entry: RouterPut | RouterDrop, act: Callable[[Ticket], object]
+    ) -> Ticket:
+        """Stage a change behind marks that say how far the routers of all topics that it touches have come."""
+        linked = [topic for topic in sorted(touched, key=lambda topic: topic.topic_id) if topic.links is not None]
+        marks = [mark(topic.links, head=topic.head, out=True, holds=False) for topic in linked]
+        self._last = ticket = self._staging.stage(None, [*creates, *marks, entry], act, also=list(touched))
+        self._staging.commits.sync()
+        return ticket

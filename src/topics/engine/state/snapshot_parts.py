@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -11,6 +11,7 @@ from topics.engine.state import idempotency
 from topics.engine.state.losses import Losses
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
+from topics.engine.steps import Steps
 from topics.errors import UnknownFormat
 from topics.storage import snapshot as snap
 from topics.storage.segments import codec
@@ -81,44 +82,19 @@ class Part(NamedTuple):
     load: Callable[[State, Topic, msgspec.Raw], None]
 
 
-Encode = Callable[[], Iterable[bytes]]
-
-
-class StatePart(NamedTuple):
-    """What a module saves that belongs to no single topic; loaded after all topics.
-
-    `save` notes what there is now, and returns a function that encodes it in parts on any thread; None saves nothing.
-    """
-
-    name: str
-    save: Callable[[State], Encode | None]
-    load: Callable[[State, msgspec.Raw], None]
-
-
 _NO_EXTRA: dict[str, msgspec.Raw] = {}
 
 TOPIC_PARTS: list[Part] = []
-STATE_PARTS: list[StatePart] = []
-
-
-def save_state(state: State) -> dict[str, Encode]:
-    """Return what encodes the state parts as they are now."""
-    return {name: encode for name, save, _ in STATE_PARTS if (encode := save(state)) is not None}
+ROUTERS = "routers"  # in `Snapshot.extra`: all routers, see `routers.graph`
 
 
 def check_known(snapshot: snap.Snapshot) -> None:
     """Raise `UnknownFormat` if the snapshot has parts that no module of this version loads."""
-    known = {part.name for part in STATE_PARTS} | {snap.RESTORED, snap.FAILOVER, snap.LEDGER, snap.WAITING}
+    known = {ROUTERS, snap.RESTORED, snap.FAILOVER, snap.LEDGER, snap.WAITING}
     of_topics = {part.name for part in TOPIC_PARTS}
     unknown = {name for topic in snapshot.topics for name in topic.extra} - of_topics | snapshot.extra.keys() - known
     if unknown:
         raise UnknownFormat(f"snapshot {snapshot.wal_number} has the part {min(unknown)!r}")
-
-
-def load_state(state: State, extra: dict[str, msgspec.Raw]) -> None:
-    for part in STATE_PARTS:
-        if part.name in extra:
-            part.load(state, extra[part.name])
 
 
 class Captured(msgspec.Struct, gc=False):
@@ -250,3 +226,82 @@ def freeze(segment: MemorySegment, *, growing: bool = False) -> Frozen:
         segment, growing, segment.count, len(segment.rendered), len(columns.tag_names), len(columns.node_names),
         None if marks is None else bytes(marks), segment.live, segment.live_bytes,
     )  # fmt: skip
+
+
+# --- all topics, a few at a time, while the server goes on
+
+
+# A garbage collection goes through every young list and dict in one go, so none of them has an entry for each topic.
+TOPICS_A_LIST = 256
+
+
+class Capture:
+    """The topics of snapshot `number`. It is complete once all steps have run.
+
+    A snapshot has the state at the beginning of a log file, and a start replays that file on top of it. So a topic must
+    be captured before the first change that this file holds takes effect. `Commits.before_change` reports each topic
+    before such a change is staged; a topic whose turn has not come is then captured at once.
+
+    Changes that are not logged, as by a TTL, may be in the snapshot or not. The exception is a router, which copies
+    without a log entry. The snapshot has the cursors of all routers from the beginning, so a router reports its source
+    and its destination, too, before it copies.
+    """
+
+    def __init__(self, state: State, number: int) -> None:
+        self.awaited: list[tuple[Topic, int]] = []  # topics that wait for this snapshot, see `Topic.needs_snapshot`
+        self._state = state
+        self._number = number
+        self._ids = tuple(state.by_id)
+        self._next_topic_id = state.next_topic_id
+        self._early: dict[int, Captured] = {}
+        self._lists: list[list[Captured]] = []
+
+    def __iter__(self) -> Iterator[Captured]:
+        """Yield the captured topics in the order of `State.by_id`."""
+        for some in self._lists:
+            yield from some
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lists))
+
+    def tails(self) -> Iterator[bytes]:
+        """Yield the parts of the tails file, and note in each topic where its part is."""
+        at = 0
+        for one in self:
+            if one.tail is None:
+                continue
+            part = b"".join(one.tail.encode(one.snapshot.topic_id, one.snapshot.epoch))
+            one.snapshot.tail = snap.TailRef(
+                self._number, at, len(part), one.tail.segment.opened_ms, one.tail.live, one.tail.live_bytes
+            )
+            at += len(part)
+            yield part
+
+    def drain(self) -> Iterator[Captured]:
+        """Yield the captured topics and forget them, one at a time: to free them all at once would take long."""
+        # Bound: the captured topics. Each round forgets one.
+        while self._lists:
+            if self._lists[-1]:
+                yield self._lists[-1].pop()
+            else:
+                self._lists.pop()
+
+    def before_change(self, topic: Topic) -> None:
+        """Capture the topic now, unless it was captured before or is younger than the snapshot."""
+        if topic.captured_in != self._number and topic.topic_id < self._next_topic_id:
+            self._early[topic.topic_id] = self._capture(topic)
+
+    def steps(self) -> Steps[None]:
+        """Capture every topic that is left, one topic per step of about 10 µs."""
+        for at, topic_id in enumerate(self._ids):
+            if not at % TOPICS_A_LIST:
+                self._lists.append([])
+            captured = self._early.pop(topic_id, None)
+            self._lists[-1].append(self._capture(self._state.by_id[topic_id]) if captured is None else captured)
+            yield None
+
+    def _capture(self, topic: Topic) -> Captured:
+        topic.captured_in = self._number
+        if topic.needs_snapshot:
+            self.awaited.append((topic, topic.needs_snapshot))
+        return capture(self._state, topic)

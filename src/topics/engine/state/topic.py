@@ -4,7 +4,7 @@ Some of it a restart must find again: records, losses, configuration, archive ma
 the module). It changes in `apply`, `retention`, `archived`, `consumer_log` and `idempotency` only, by the same
 functions for a live write and for a replayed entry; `snapshot_parts` and `offline` build it from files. The rest
 belongs to the running process: pending entries (`staging`, `append`, `commit`, `ceilings`), and which readers wait
-(`growth`, the server's push).
+(`staging`, the server's push).
 """
 
 from __future__ import annotations
@@ -95,9 +95,7 @@ class Topic:
         self.leader: Any = None  # the ticket of this turn that a plain append may follow
         self.staged_count = 0
         self.staged_bytes = 0
-        self.staged_deletes: Any = (
-            None  # `staged_deletes.StagedDeletes`, while a delete or a move out waits for the log
-        )
+        self.staged_deletes: list[Any] = []  # `StagedDelete`s and moves out that wait for the log, in its order
         self.staged_times: list[int] = []  # of deletes, moves and changes that wait: see `retention.cutoff_ms`
         self.pending = 0  # entries that wait for the log
         self.waiting = 0  # of these, the entries that take effect only once synced

@@ -176,7 +176,7 @@ class Appends:
             return Appended(topic, seq, seq, seq)
         apply.append_plain(self._state, topic, ticket.entry)
         if topic.waiters or topic.listeners:
-            self._staging.growth.add(topic)
+            self._staging.grew(topic)
         return Appended(topic, seq, seq, seq)
 
 

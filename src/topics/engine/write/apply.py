@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from topics.engine import retention
 from topics.engine.state import idempotency
-from topics.engine.state.jobs import saved_leases
+from topics.engine.state.jobs.leases import undelivered
 from topics.engine.state.topic import Remembered, Topic
 from topics.engine.state.topics import State
 from topics.engine.write.removal import Chosen, choose_by_tag
@@ -160,7 +160,7 @@ def append(state: State, topic: Topic, entry: entries.Append) -> None:
     else:
         segment.grew(blob, n, ts)
     topic.head = head = topic.head + n
-    if topic.next_seq <= head:  # in a replay: a live write has moved it already
+    if topic.next_seq <= head:  # a copy, or a replay: a direct write has moved it already
         topic.next_seq = head + 1
     topic.count += n
     topic.bytes += size_bytes
@@ -303,7 +303,7 @@ def replay_configure(state: State, topic: Topic, entry: entries.Configure) -> No
         state.note_consumers(topic)
     if topic.queue is not None and topic.config.leases_durable > entry.config.leases_durable:
         # What became of these leases from here on is not in the log.
-        topic.queue = saved_leases.undelivered(topic.queue, topic)
+        topic.queue = undelivered(topic.queue, topic)
     configure(state, topic, entry)
 
 

@@ -20,6 +20,7 @@ from topics.engine.state.topics import State
 from topics.engine.write.commit import Ticket
 from topics.engine.write.staging import Staging
 from topics.errors import Code, TopicsError, invalid
+from topics.model.wire import ArchiveStanding
 from topics.storage.log import entry as entries
 
 
@@ -42,41 +43,28 @@ class Reported(Struct):
     moved: bool
 
 
-class Standing(Struct):
-    """How far the archive of a topic is behind."""
+def report(staging: Staging, name: str, *, seq: int, epoch: int, trimmed: int = 0) -> Ticket:
+    """Note that an archive has all records up to `seq`, and is about to delete those up to `trimmed`.
 
-    unarchived: int  # live records that it does not have yet
-    overdue: int  # of these, the records whose TTL is over
-    evicted: int  # records that a cap evicted before they were archived
+    Neither ever moves back. Ends with `Reported`.
+    """
+    topic = staging.topic(name)
+    check_epoch(topic, epoch)
+    if seq > topic.head:
+        raise invalid(f"seq {seq} is beyond the head of the topic ({topic.head})", field="seq")
+    if trimmed > seq:
+        what = f"seqs up to {trimmed} cannot be trimmed: {seq} is the last one archived"
+        raise invalid(what, field="trimmed_seq")
+    if seq <= topic.archived and trimmed <= topic.trimmed:
+        return Ticket.of(Reported(topic, topic.archived, topic.head, False))
+    entry = Archived(topic.topic_id, seq, trimmed)
 
+    def take_effect(_: Ticket) -> Reported:
+        moved = seq > topic.archived or trimmed > topic.trimmed
+        archived(topic, entry)
+        return Reported(topic, topic.archived, topic.head, moved)
 
-class Archives:
-    def __init__(self, staging: Staging) -> None:
-        self._staging = staging
-
-    def report(self, name: str, *, seq: int, epoch: int, trimmed: int = 0) -> Ticket:
-        """Note that an archive has all records up to `seq`, and is about to delete those up to `trimmed`.
-
-        Neither ever moves back. Ends with `Reported`.
-        """
-        staging = self._staging
-        topic = staging.topic(name)
-        check_epoch(topic, epoch)
-        if seq > topic.head:
-            raise invalid(f"seq {seq} is beyond the head of the topic ({topic.head})", field="seq")
-        if trimmed > seq:
-            what = f"seqs up to {trimmed} cannot be trimmed: {seq} is the last one archived"
-            raise invalid(what, field="trimmed_seq")
-        if seq <= topic.archived and trimmed <= topic.trimmed:
-            return Ticket.of(Reported(topic, topic.archived, topic.head, False))
-        entry = Archived(topic.topic_id, seq, trimmed)
-
-        def take_effect(_: Ticket) -> Reported:
-            moved = seq > topic.archived or trimmed > topic.trimmed
-            archived(topic, entry)
-            return Reported(topic, topic.archived, topic.head, moved)
-
-        return staging.stage(topic, [entry], take_effect)
+    return staging.stage(topic, [entry], take_effect)
 
 
 def check_epoch(topic: Topic, epoch: int) -> None:
@@ -94,20 +82,16 @@ def archived(topic: Topic, entry: Archived) -> None:
     topic.trimmed = max(topic.trimmed, entry.trimmed)
 
 
-def standing(topic: Topic, now_ms: int, *, exact: bool = True) -> Standing | None:
+def standing(topic: Topic, now_ms: int, *, exact: bool = True) -> ArchiveStanding | None:
     """Return how far the archive is behind; None for a topic without an archive. If not `exact`, read nothing."""
     if not topic.archived and topic.config.archive is None:
         return None
     unarchived = retention.live_between(topic, topic.archived + 1, topic.head + 1, exact=exact)[0]
-    return Standing(unarchived, overdue(topic, now_ms, exact=exact), topic.evicted_unarchived)
-
-
-def overdue(topic: Topic, now_ms: int, *, exact: bool = True) -> int:
-    """Return how many live records are past their TTL and kept only for the archive."""
-    if not (topic.holds and topic.config.ttl_ms):
-        return 0
-    upto = retention.expired_before(topic, now_ms - topic.config.ttl_ms, exact=exact)
-    return retention.live_between(topic, topic.archived + 1, upto, exact=exact)[0]
+    overdue = 0
+    if topic.holds and topic.config.ttl_ms:
+        upto = retention.expired_before(topic, now_ms - topic.config.ttl_ms, exact=exact)
+        overdue = retention.live_between(topic, topic.archived + 1, upto, exact=exact)[0]
+    return ArchiveStanding(unarchived, overdue, topic.evicted_unarchived)
 
 
 def recovered(topic: Topic) -> None:

@@ -7,7 +7,8 @@ cost. A batch with a large append is written on another thread; entries that are
 With a replica there is a second gate, after the sync: see `uploads`. No call waits for it.
 
 If the log fails during a write or a sync, or an entry in the log cannot be applied, the engine halts: it answers
-nothing more, and a new start replays the log. The exception is a delete that cannot read the disk, see `_not_applied`.
+nothing more, and a new start replays the log. The exception is an entry without records, such as a delete,
+that cannot read the disk: see `_not_applied`.
 """
 
 from __future__ import annotations
@@ -16,81 +17,21 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from itertools import chain
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from topics import logs
 from topics.engine.state.topic import Topic
 from topics.engine.write.ticket import Halted as Halted
 from topics.engine.write.ticket import Ticket as Ticket
 from topics.engine.write.ticket import callback_failed
-from topics.engine.write.uploads import AT_SYNC, AT_UPLOAD, Position, Uploads
+from topics.engine.write.uploads import AT_SYNC, AT_UPLOAD, Uploads
 from topics.errors import Code, TopicsError
 from topics.model.topic import SYNCED
+from topics.storage.log.background import Log as Log
 from topics.storage.log.background import LogRefused
 from topics.storage.log.frame import Frames
 
 log = logs.Log("engine")
-
-
-class Log(Protocol):
-    """A log that takes frames. All calls and callbacks happen on the thread that owns the engine."""
-
-    failed: Callable[[Exception], NoReturn]  # set by `Commits`; the log calls it if a write or a sync fails
-    synced_to: Position  # everything before it is durable
-
-    @property
-    def sync_ms(self) -> int:
-        """How long a sync takes: the longest of the last few."""
-        return 0
-
-    def write(self, frames: list[Frames]) -> None:
-        """Write all frames in order to the operating system, or raise `LogRefused` and write none."""
-
-    def write_large(self, frames: list[Frames], done: Callable[[], None]) -> None:
-        """Do the same on another thread, then call `done`. Until then nothing else is written."""
-
-    def warm(self, size_bytes: int) -> None:
-        """Prepare for a large write of this size: nothing depends on it but the time that it takes."""
-
-    def finish_large(self) -> None:
-        """Wait for the large write under way, if there is one: its `done` is called before this returns."""
-
-    def sync(self, done: Callable[[], None]) -> None:
-        """Make everything written so far durable, then call `done`."""
-
-    def sync_now(self) -> None:
-        """Make everything written so far durable before this returns."""
-
-    def after_sync(self, done: Callable[[], None]) -> None:
-        """Call `done` once a later sync has made everything written so far durable."""
-
-
-class NoLog:
-    """The log of a server without a data directory: it keeps nothing."""
-
-    sync_ms = 0
-    synced_to: Position = (0, 0)
-    failed: Callable[[Exception], NoReturn]
-
-    def write(self, frames: list[Frames]) -> None:
-        pass
-
-    def warm(self, size_bytes: int) -> None:
-        pass
-
-    def finish_large(self) -> None:
-        pass
-
-    def sync_now(self) -> None:
-        pass
-
-    def write_large(self, frames: list[Frames], done: Callable[[], None]) -> None:
-        done()
-
-    def sync(self, done: Callable[[], None]) -> None:
-        done()
-
-    after_sync = sync
 
 
 class Commits:
@@ -109,7 +50,7 @@ class Commits:
         self.turn_ms = 0  # the time of all writes of this turn; 0 before the first
         self.turn = 0  # how often a batch was closed: a ticket that collects changes is complete once this moves on
         self.batch_writes = 0  # entries of the last batch, followers included
-        # Called with a topic before the first logged change of it is staged, while a snapshot is being taken.
+        # Called with a topic before the first change of it, while a snapshot is being taken.
         self.before_change: Callable[[Topic], None] | None = None
         # Raises the ceiling of a topic for a ticket whose seqs come near it: `Ceilings.guard`, if there is a log.
         self.guard: Callable[[Topic, Ticket, int], None] | None = None
@@ -118,7 +59,7 @@ class Commits:
         self._staged: list[Ticket] = []
         self._writing: list[Ticket] | None = None  # the batch that is written on another thread
         self._written: list[Ticket] = []  # in the log; they wait for the next sync, or behind a ticket that does
-        self._syncing: list[Ticket] = []  # waiting for the sync under way
+        self._syncing: list[Ticket] = []  # waiting for the sync that runs
         self.uploads = Uploads(self)
         self._landing: deque[Ticket] = deque()  # about to take effect
         self._sync_began_ns = 0

@@ -13,7 +13,7 @@ from typing import cast
 import numpy as np
 from msgspec import UNSET, Raw, Struct
 
-from topics.engine.state.jobs.job_terms import job_terms
+from topics.engine.state.jobs.job import job_terms
 from topics.engine.steps import Steps
 from topics.engine.write import render
 from topics.model.record_bytes import node_part, parts, seq_and_ts

@@ -73,7 +73,7 @@ def below(topic: Topic, before_seq: int) -> Removal:
     segment = topic.segments[topic.index_of(before_seq)] if topic.earliest < before_seq <= topic.head else None
     if isinstance(segment, SealedSegment) and segment.first < before_seq and segment.live:
         try:
-            segment.columns, segment.marks  # noqa: B018 - raises if they are not in memory
+            segment.check_loaded()
         except Damaged as damage:
             retention.lose_segment(topic, segment, damage)
         return Removal({}, [segment.resident])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import UNSET, Raw, UnsetType
 
-from topics.engine.state.jobs.job_terms import job_terms
+from topics.engine.state.jobs.job import job_terms
 from topics.errors import Code, TopicsError, invalid
 from topics.model import record_bytes, surrogates
 from topics.model.record_bytes import END, META, PLAIN_START, node_part, write_alike

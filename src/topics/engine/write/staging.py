@@ -7,22 +7,27 @@ and no server takes more than its caps allow (`check_room`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import count
 from typing import Any
 
+from topics import logs
 from topics.clock import Clock
+from topics.engine import retention
 from topics.engine.state.topic import FIRST_CEILING, Topic
 from topics.engine.state.topics import State
-from topics.engine.write import apply, room, uploads
+from topics.engine.write import apply, uploads
 from topics.engine.write.ceilings import Ceilings
 from topics.engine.write.commit import Commits, Log, Ticket
-from topics.engine.write.growth import Growth
 from topics.engine.write.uploads import AT_SYNC, AT_UPLOAD, GATES
-from topics.errors import topic_not_found
+from topics.errors import Code, TopicsError, topic_not_found
 from topics.model.names import check_topic
 from topics.model.records import Limits
 from topics.model.topic import TopicConfig
 from topics.storage.log import entry as entries
 from topics.storage.log.frame import Frames
+
+log = logs.Log("engine")
 
 
 class Staging:
@@ -37,7 +42,9 @@ class Staging:
         self.logged = logged  # whether there is a log: without one, entries have no frames
         self.topics: Mapping[str, Topic] = state.by_name
         self.ceilings = Ceilings(state, commits)
-        self.growth = Growth(commits)
+        self._grown: dict[Topic, None] = {}  # topics that grew in this turn, or were dropped
+        self._keys = count()  # of waiters and listeners; an id may belong to another object once its object is freed
+        self.after_growth: Callable[[], None] | None = None  # called after the listeners of all topics that grew
         self.admit_key: Callable[[int], None] = lambda size_bytes: None  # raises if there is no room for one more key
 
         if logged:
@@ -59,14 +66,14 @@ class Staging:
         return topic
 
     def find(self, name: str) -> Topic | None:
-        """Return the topic once its creation, change or end, if one is under way, is synced."""
+        """Return the topic once its creation, change or end, if one waits, is synced."""
         topic = self.topics.get(name)
         if name in self.commits.creating if topic is None else topic.changing:
             return self._synced(name)
         return topic
 
     def resolve(self, name: str) -> Topic | None:
-        """Return the topic once everything that is under way with it is synced. May wait for the disk.
+        """Return the topic once everything that waits for it is synced. May wait for the disk.
 
         Raise `replica_unavailable` while a change of the topic itself waits for an upload.
         """
@@ -86,7 +93,7 @@ class Staging:
         """Return the entry that creates a topic. Raises `throttled` if the server may not have it and `more` others."""
         state, limit = self.state, self.limits.max_topics
         if limit and len(self.topics) + len(self.commits.creating) + 1 + more > limit:
-            raise room.server_full("max_topics", limit)
+            raise server_full("max_topics", limit)
         now = self.clock.now_ms()
         state.last_epoch = max(now, state.last_epoch + 1)
         state.next_topic_id += 1
@@ -181,8 +188,27 @@ class Staging:
 
     def check_room(self, config: TopicConfig, topic: Topic | None, entry: entries.Append, now_ms: int) -> None:
         """Raise if the write can never fit, if the topic is full and rejects, or if the server is full."""
-        used_bytes = self.state.totals.bytes + self.commits.pending_bytes
-        room.check(config, topic, entry, now_ms, quota_bytes=self.limits.max_total_bytes, used_bytes=used_bytes)
+        quota_bytes = self.limits.max_total_bytes  # 0 for no quota
+        size_bytes, new = len(entry.blob), len(entry.sizes)
+        _check_possible(config, entry, quota_bytes)
+        count = topic_bytes = 0
+        if topic is not None:
+            if config.ttl_ms:
+                retention.expire(topic, now_ms)
+            count, topic_bytes = topic.count + topic.staged_count, topic.bytes + topic.staged_bytes
+        if config.discard == "reject" and (cap := _passed_cap(config, count + new, topic_bytes + size_bytes)):
+            # A topic that holds for an archive evicts archived records instead, if that makes room.
+            records, spare_bytes = (0, 0) if topic is None else retention.spare(topic)
+            if not records or _passed_cap(config, count + new - records, topic_bytes + size_bytes - spare_bytes):
+                what = f"the topic is full and rejects new records; delete records, or raise {cap}"
+                raise TopicsError(Code.TOPIC_FULL, what, detail={"limit": cap, "count": count, "bytes": topic_bytes})
+        if quota_bytes:
+            total = self.state.totals.bytes + self.commits.pending_bytes + size_bytes
+            if total > quota_bytes and topic is not None and (config.discard == "old" or retention.makes_room(topic)):
+                # The topic evicts records in return, so a topic that trims itself can grow in a full server.
+                total -= _would_free(topic, count + new, topic_bytes + size_bytes)
+            if total > quota_bytes:
+                raise server_full("max_total_bytes", quota_bytes)
 
     def land(self, topic: Topic, entry: entries.Append) -> None:
         """Apply a write that is in the log, and notify the readers that wait for it."""
@@ -191,7 +217,112 @@ class Staging:
         apply.append(self.state, topic, entry)
         self.grew(topic)
 
+    # --- readers that wait for a topic to grow
+
+    def wait(self, topic: Topic, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call `wake` once, when the topic has grown or is dropped. Return a function that cancels this."""
+        key = next(self._keys)
+        topic.waiters[key] = wake
+        return lambda: topic.waiters.pop(key, None)  # type: ignore[return-value]
+
+    def listen(self, topic: Topic, listener: Callable[[Topic], None]) -> Callable[[], None]:
+        """Call `listener` after every turn in which the topic grew, and once when it is dropped.
+
+        Return a function that ends this.
+        """
+        key = next(self._keys)
+        topic.listeners[key] = listener
+        return lambda: topic.listeners.pop(key, None)  # type: ignore[return-value]
+
     def grew(self, topic: Topic) -> None:
-        """Notify the readers that wait for the topic, if there are any."""
+        """Notify the readers that wait for the topic at the end of this turn, once, however often it grew."""
         if topic.waiters or topic.listeners:
-            self.growth.add(topic)
+            if not self._grown:
+                self.commits.schedule(self.notify)
+            self._grown[topic] = None
+
+    def notify(self) -> None:
+        """Call the waiters and listeners of all topics that grew."""
+        grown, self._grown = self._grown, {}
+        for topic in grown:
+            waiters, topic.waiters = topic.waiters, {}
+            calls: list[Callable[[], object]] = [*waiters.values()]
+            calls += [partial(listener, topic) for listener in topic.listeners.values()]
+            for call in calls:
+                try:
+                    call()
+                except Exception as error:  # a listener that fails must not cost the others their notification
+                    log.failure("listener_failed", error, topic=topic.name)
+        if self.after_growth is not None:
+            self.after_growth()
+
+
+# --- room for a write: in its topic, by the caps, and in the server, by the quota
+
+
+def _passed_cap(config: TopicConfig, count: int, used_bytes: int) -> str:
+    """Return the name of the cap that so many records pass; "" if they pass none."""
+    if config.cap_records and count > config.cap_records:
+        return "cap_records"
+    return "cap_bytes" if config.cap_bytes and used_bytes > config.cap_bytes else ""
+
+
+def server_full(name: str, limit: int) -> TopicsError:
+    """Return the error for a cap on the whole server. Room may come back, so the client may try again."""
+    return TopicsError(
+        Code.THROTTLED,
+        f"the server has reached {name} ({limit}); delete data, or raise the setting",
+        detail={"limit": name, "max": limit},
+        retry_after_ms=1000,
+    )
+
+
+def _check_possible(config: TopicConfig, entry: entries.Append, quota_bytes: int) -> None:
+    """Raise a 400 for a write that the topic or the server could not hold if it were empty.
+
+    `topic_full` and `throttled` ask a client to try again later, which cannot help here. A topic that discards old
+    records takes a batch larger than its caps: it evicts the first records of the batch.
+    """
+    largest, size_bytes, count = max(entry.sizes), len(entry.blob), len(entry.sizes)
+    if config.cap_bytes and largest > config.cap_bytes:
+        raise _record_too_large(largest, "cap_bytes", config.cap_bytes)
+    if config.discard == "reject":
+        if config.cap_records and count > config.cap_records:
+            raise _batch_too_large("records", count, "cap_records", config.cap_records)
+        if config.cap_bytes and size_bytes > config.cap_bytes:
+            raise _batch_too_large("bytes", size_bytes, "cap_bytes", config.cap_bytes)
+    if quota_bytes and largest > quota_bytes:
+        raise _record_too_large(largest, "max_total_bytes", quota_bytes)
+    if quota_bytes and size_bytes > quota_bytes:
+        raise _batch_too_large("bytes", size_bytes, "max_total_bytes", quota_bytes)
+
+
+def _record_too_large(size_bytes: int, limit: str, most: int) -> TopicsError:
+    whole = "server" if limit == "max_total_bytes" else "topic"
+    return TopicsError(
+        Code.RECORD_TOO_LARGE,
+        f"a record takes {size_bytes} bytes; the whole {whole} may hold {most}",
+        detail={"size_bytes": size_bytes, "max": most, "limit": limit},
+    )
+
+
+def _batch_too_large(unit: str, n: int, limit: str, most: int) -> TopicsError:
+    return TopicsError(
+        Code.BATCH_TOO_LARGE,
+        f"the write has {n} {unit}; {limit} allows {most} in all, so it can never fit: send smaller batches",
+        detail={"size_bytes" if unit == "bytes" else unit: n, "max": most, "limit": limit},
+    )
+
+
+def _would_free(topic: Topic, count: int, used_bytes: int) -> int:
+    """Return at most how many bytes of its present records the topic would evict if it came to hold this much."""
+    config = topic.config
+    freed = 0
+    if config.cap_bytes and used_bytes > config.cap_bytes:
+        freed = min(used_bytes - config.cap_bytes, topic.bytes)
+    if config.cap_records and count > config.cap_records:
+        upto = retention.after_oldest(topic, min(count - config.cap_records, topic.count))
+        freed = max(freed, retention.live_between(topic, topic.earliest, upto)[1])
+    if topic.consumers is not None and topic.consumers.holders:
+        freed = min(freed, retention.live_between(topic, topic.earliest, retention.released(topic, topic.head + 1))[1])
+    return freed

@@ -5,6 +5,7 @@ path to the end.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from hashlib import sha256
 from hmac import compare_digest
 from itertools import repeat
@@ -21,22 +22,21 @@ from topics.server.limits.budget import MemoryBudget, check_room, throttled
 ALL = Scope.READ | Scope.WRITE | Scope.DELETE | Scope.ADMIN
 
 
+@dataclass(slots=True, eq=False)
 class Caller:
     """The rights of one API key, or of all clients of a server without keys."""
 
-    __slots__ = ("counted", "inflight", "name", "operations", "prefixes", "scopes", "streams")
+    name: str  # for counters and logs; never the secret
+    scopes: Scope = ALL
+    prefixes: tuple[str, ...] = ()  # of topic and router names; empty means all names
+    counted: bool = False  # true for a key: its requests and streams are counted and capped
+    streams: int = 0  # open event streams and WebSockets
+    inflight: int = 0  # requests that are being answered
+    # Operations whose scopes the key has. Testing flags per request takes ten times longer than this set.
+    operations: frozenset[Operation] = field(init=False)
 
-    def __init__(
-        self, name: str, scopes: Scope = ALL, prefixes: tuple[str, ...] = (), *, counted: bool = False
-    ) -> None:
-        self.name = name  # for counters and logs; never the secret
-        self.scopes = scopes
-        self.prefixes = prefixes  # of topic and router names; empty means all names
-        self.counted = counted  # true for a key: its requests and streams are counted and capped
-        self.streams = 0  # open event streams and WebSockets
-        self.inflight = 0  # requests that are being answered
-        # Operations whose scopes the key has. Testing flags per request takes ten times longer than this set.
-        self.operations = frozenset(operation for operation in OPERATIONS if operation.scope in scopes)
+    def __post_init__(self) -> None:
+        self.operations = frozenset(operation for operation in OPERATIONS if operation.scope in self.scopes)
 
     def may_use(self, name: str) -> bool:
         return not self.prefixes or name.startswith(self.prefixes)

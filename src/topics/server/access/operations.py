@@ -88,18 +88,14 @@ def _watched(_: Engine, __: str, wanted: WatchRequest | Subscribe) -> Iterable[s
     return [name[:-1] if is_pattern(name) else name for name in wanted.watched()]
 
 
-def _router_ends(router: Router) -> tuple[str, str]:
-    return router.edge.source.name, router.edge.dest.name
-
-
 def _router_topics(engine: Engine, target: str, _: Any) -> Iterable[str]:
     """Return the topics of a router: its state shows their names, so the key must be allowed to use them."""
-    return _router_ends(engine.routers.get(target))
+    return router_names(engine.routers.get(target))[1:]
 
 
 def router_names(router: Router) -> tuple[str, ...]:
     """Return all names that a key must be allowed to use to see the router in a list."""
-    return (router.name, *_router_ends(router))
+    return router.name, router.edge.source.name, router.edge.dest.name
 
 
 def _touches(*, default: bool) -> Effects:

@@ -112,9 +112,7 @@ def _secret(request: Request, route: Route | None) -> bytes | None:
 
 def protected(routes: list[Route], pages: Pages | None) -> list[Route]:
     """Return the routes; GET routes with effects refuse pages of other origins."""
-    if pages is None:
-        return routes
-    return [_protected(route, pages) if route.method == "GET" else route for route in routes]
+    return [route if pages is None or route.method != "GET" else _protected(route, pages) for route in routes]
 
 
 def _protected(route: Route, pages: Pages) -> Route:

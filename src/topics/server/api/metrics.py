@@ -14,12 +14,14 @@ from topics.engine.state.name_index import NameIndex
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps
 from topics.engine.write import archived
+from topics.model.wire import ArchiveStanding
 from topics.server.access.operations import router_names
 from topics.server.api.services import Services, Startup
 from topics.server.http.messages import Request
 from topics.server.loop.answer import elapsed_ms
 from topics.server.loop.replication import ReplicaService
 from topics.server.loop.standby import StandbyService
+from topics.server.loop.storage import Storage
 from topics.storage.log.wal import WalStats
 from topics.storage.replica.sequence import State
 
@@ -67,8 +69,7 @@ def collect(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metric]
     parts = (
         _totals(services, leases),
         _process(services.startup, ready=not services.runtime.draining, progress=1.0),
-        _wal(services.wal_stats(), read_only=services.read_only() is not None),
-        [_checkpoints(failing=services.checkpoint_failure() is not None)],
+        _wal(services.storage),
         () if services.replica is None else _replica(services.replica),
         () if services.standby is None else _standby(services.standby),
         _topics(services, prefixes),
@@ -107,8 +108,7 @@ def _batches(rows: Iterable[Row], size: int = TOPICS_PER_STEP) -> Iterator[list[
 
 def collect_while_recovering(startup: Startup) -> list[Metric]:
     """Return the metrics of the process. Topics are left out, because only some are recovered so far."""
-    process = _process(startup, ready=False, progress=startup.progress)
-    return [*process, *_wal(WalStats(), read_only=False), _checkpoints(failing=False)]
+    return [*_process(startup, ready=False, progress=startup.progress), *_wal(None)]
 
 
 def _totals(services: Services, leases: int) -> Iterator[Metric]:
@@ -158,11 +158,9 @@ def _process(startup: Startup, *, ready: bool, progress: float) -> Iterator[Metr
         yield _one("topics_http_requests_total", "Requests answered.", http.requests_total)
 
 
-def _checkpoints(*, failing: bool) -> Metric:
-    return _one("topics_checkpoint_failing", "1 while checkpoints fail and the log grows.", int(failing))
-
-
-def _wal(wal: WalStats, *, read_only: bool) -> Iterator[Metric]:
+def _wal(storage: Storage | None) -> Iterator[Metric]:
+    wal = WalStats() if storage is None else storage.wal.stats
+    read_only, failing = storage and storage.wal.read_only, storage and storage.store.retries.reason
     for name, help in (
         ("frames_total", "Entries written to the log."),
         ("batches_total", "Writes to the log; one carries every entry of a turn."),
@@ -174,7 +172,7 @@ def _wal(wal: WalStats, *, read_only: bool) -> Iterator[Metric]:
         yield _one(f"topics_wal_{name}", help, getattr(wal, name))
     yield _one("topics_wal_queue_depth", "Entries written and not synced yet.", wal.queue_depth)
     yield _one("topics_wal_queue_depth_peak", "Most entries that ever waited for a sync.", wal.queue_depth_peak)
-    yield _one("topics_wal_read_only", "1 while the log cannot be written.", int(read_only))
+    yield _one("topics_wal_read_only", "1 while the log cannot be written.", int(read_only is not None))
     buckets: list[Sample] = []
     running = 0
     for bound, n in zip([*wal.BOUNDS_US, None], wal.fsync_buckets, strict=True):
@@ -184,6 +182,7 @@ def _wal(wal: WalStats, *, read_only: bool) -> Iterator[Metric]:
         "topics_wal_fsync_latency_us", "Microseconds a sync of the log took.",
         [*buckets, ("_sum", "", "", wal.fsync_sum_us), ("_count", "", "", running)], "histogram",
     )  # fmt: skip
+    yield _one("topics_checkpoint_failing", "1 while checkpoints fail and the log grows.", int(failing is not None))
 
 
 def _replica(service: ReplicaService) -> Iterator[Metric]:
@@ -273,7 +272,7 @@ def _archives(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric 
         some = map(topics.__getitem__, names)
         found += [topic for topic in some if topic.archived or topic.config.archive is not None]
         yield None
-    standings: dict[Topic, archived.Standing | None] = {}
+    standings: dict[Topic, ArchiveStanding | None] = {}
     for batch in _batches(found[:most]):
         left = (topic for topic in batch if not topic.gone)
         standings |= {topic: archived.standing(topic, now_ms, exact=False) for topic in left}
@@ -352,20 +351,15 @@ def as_text(rows: Iterable[Metric]) -> Steps[list[bytes | memoryview]]:
         lines = [f"# HELP {row.name} {row.help}\n# TYPE {row.name} {row.kind}\n"]
         for some in _batches(row.samples, SAMPLES_PER_STEP):
             for suffix, label, text, value in some:
-                labels = f"{{{_labels(label, text)}}}" if label else ""
-                lines.append(f"{row.name}{suffix}{labels} {value}\n")
+                pairs = zip(label.split(), text.split(), strict=True)
+                labels = ",".join([f'{name}="{one}"' for name, one in pairs])
+                lines.append(f"{row.name}{suffix}{labels and f'{{{labels}}}'} {value}\n")
             parts.append("".join(lines).encode())
             lines = []
             yield None
         if lines:
             parts.append(lines[0].encode())
     return parts
-
-
-def _labels(label: str, text: str) -> str:
-    if " " not in label:
-        return f'{label}="{text}"'
-    return ",".join(f'{name}="{value}"' for name, value in zip(label.split(" "), text.split(" "), strict=True))
 
 
 def as_json(rows: Iterable[Metric], request: Request) -> Steps[list[bytes | memoryview]]:

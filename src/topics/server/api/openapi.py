@@ -1,6 +1,7 @@
-"""The OpenAPI 3.1 document, generated from the route table, with the descriptions and examples of the operations.
+"""The OpenAPI 3.1 document, generated from the route table and two files of texts.
 
 `openapi_operations.json` has one entry per operation: what it does, a request, and the answer that a server gave to it.
+`openapi_texts.json` has the frame of the document and what several operations share.
 The entries are in an order in which a new server can answer all requests; `tests/contract/test_openapi.py` sends them.
 """
 
@@ -8,49 +9,41 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, get_type_hints
 
 import msgspec
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, structs
 
 from topics import __version__
 from topics.engine.steps import Steps, run_all
 from topics.errors import Code
-from topics.model import names
-from topics.model.error_meanings import MEANINGS
+from topics.model import consumer, inspection, names, queue, records, router, topic, watch, wire
 from topics.model.queue import ListedJob
 from topics.model.topic import DEFAULT_CONFIG, ArchiveConfig, ConfigPatch, TopicConfig
 from topics.model.wire import ErrorAnswer
 from topics.server.access.operations import CHANGES, Scope
-from topics.server.api.openapi_fields import meaning
 from topics.server.api.route import Route
 from topics.server.push import scan_formats as formats
 
 FILE = Path(__file__).with_name("openapi_operations.json")
-
-TAGS = {
-    "topics": "Streams of records: create and configure them, and list them.",
-    "records": "Append, read and delete records.",
-    "consumers": "Positions of readers, by name, with their lag.",
-    "watch": "New records as they arrive, over event streams and WebSockets.",
-    "queues": "Topics whose records are jobs: workers lease them, and ack them when they are done.",
-    "routers": "Copies of records from topic to topic.",
-    "server": "Probes, metrics, this document, the console and the JavaScript client.",
-}
-
-PATH_PARAMETERS = {
-    "topic": "the name of a topic",
-    "router": "the name of a router",
-    "consumer": "the name of a consumer",
-    "wid": "`wid` of the watch session",
-    "file": "the name of a file",
-}
+TEXTS: dict[str, dict[str, Any]] = msgspec.json.decode(FILE.with_name("openapi_texts.json").read_bytes())
+_LIMITS = {
+    "max_hops": router.MAX_HOPS, "priority": topic.PRIORITY_LIMIT, "lease_ms": topic.LEASE_MS_RANGE,
+    "claim_jitter_ms": topic.CLAIM_JITTER_MS_RANGE, "max_nodes": records.MAX_NODES,
+    "max_key_chars": records.MAX_IDEMPOTENCY_KEY_CHARS, **structs.asdict(records.Limits()),
+}  # fmt: skip
+EVERYWHERE = {name: text.format(**_LIMITS) for name, text in TEXTS["fields"].items()}
 
 
 class Described(Struct, forbid_unknown_fields=True):
-    """One operation. `answer` is the body of the answer with `status`; text for an answer that is no JSON."""
+    """One operation. `path` and `query` are examples, `answer` the body with `status`; text if it is no JSON."""
 
+    tag: str
+    summary: str
     description: str
+    errors: list[Code] = []  # besides those that any route can return
+    parameters: dict[str, str] = {}  # of the query string
     path: dict[str, str] = {}
     query: dict[str, str] = {}
     body: Any = UNSET
@@ -69,12 +62,6 @@ _WITH_BODY = (Code.PAYLOAD_TOO_LARGE, Code.UNSUPPORTED_MEDIA_TYPE)
 _WITH_SCOPE = (Code.UNAUTHORIZED, Code.FORBIDDEN, Code.THROTTLED)
 _WHILE_STARTING = (Code.NOT_READY, Code.SHUTTING_DOWN)
 _PATTERNS = {"topic": names.TOPIC_PATTERN, "router": names.ROUTER_PATTERN, "consumer": names.TOPIC_PATTERN}
-_TAGS = {
-    "/consumers": "consumers",
-    "/routers": "routers", "/watch": "watch", "/ws": "watch", "/claim": "queues", "/ack": "queues", "/nack": "queues",
-    "/extend": "queues", "/work": "queues", "/jobs": "queues", "/redrive": "queues", "/diff": "records",
-    "/scan": "records", "/delete": "records", "/archived": "records", "/topics": "topics",
-}  # fmt: skip
 _WARNINGS = {"type": "array", "items": {"type": "string"}}
 _CONFIG_DEFAULTS = msgspec.to_builtins(DEFAULT_CONFIG)
 _TYPES = {bool: "boolean", int: "integer", str: "string"}
@@ -85,14 +72,6 @@ _OTHER_TYPES = {
         formats.TEXT.decode(): _TEXT, formats.SEGMENTS.decode(): _BINARY, formats.ARROW.decode(): _BINARY,
     },
 }  # fmt: skip
-_ANSWERS = {
-    "application/x-ndjson": "A record per line, and a last line with the end.",
-    "text/event-stream": "Server-sent events, without end.",
-    "text/plain": "Prometheus text exposition.",
-    "text/javascript": "An ES module.",
-    "text/html": "A page.",
-    "application/json": "JSON messages in both directions.",
-}
 
 
 def document(routes: Sequence[Route]) -> bytes:
@@ -115,47 +94,23 @@ def document_steps(routes: Sequence[Route]) -> Steps[bytes]:
                     status: {"description": answer["description"]} for status, answer in operation["responses"].items()
                 },
             }
-    return (
-        msgspec.json.encode(
-            {
-                "openapi": "3.1.0",
-                "info": {
-                    "title": "topics",
-                    "version": __version__,
-                    "summary": "A persistent event engine for one machine.",
-                    "description": "JSON over HTTP. Every answer has a `performance` field with the time it took. An "
-                    "answer with a top-level `error` is a failure; branch on `error.code`. Times are milliseconds, and "
-                    "seqs unsigned 64-bit integers.",
-                    "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
-                },
-                "servers": [{"url": "http://127.0.0.1:4000", "description": "The default address."}],
-                "tags": [{"name": name, "description": text} for name, text in TAGS.items()],
-                "paths": paths,
-                "components": {
-                    "schemas": components,
-                    "examples": {
-                        code.wire: {
-                            "summary": code.wire,
-                            "value": {
-                                "error": {"code": code.wire, "message": MEANINGS[code].replace("`", "")},
-                                "performance": {"server_total_ms": 0.05},
-                            },
-                        }
-                        for code in Code
-                    },
-                    "securitySchemes": {
-                        "bearer": {
-                            "type": "http",
-                            "scheme": "bearer",
-                            "description": "An API key. A server without keys needs none.",
-                        }
-                    },
-                },
-                "security": [{"bearer": []}, {}],
-            }
-        )
-        + b"\n"
-    )
+    frame = TEXTS["document"]
+    examples = {
+        code: {
+            "summary": code,
+            "value": {
+                "error": {"code": code, "message": text.replace("`", "")},
+                "performance": {"server_total_ms": 0.05},
+            },
+        }
+        for code, text in TEXTS["errors"].items()
+    }
+    whole = frame | {
+        "info": frame["info"] | {"version": __version__},
+        "paths": paths,
+        "components": frame["components"] | {"schemas": components, "examples": examples},
+    }
+    return msgspec.json.encode(whole) + b"\n"
 
 
 def _schemas(routes: Sequence[Route]) -> Steps[tuple[dict[Any, Any], dict[str, Any]]]:
@@ -193,12 +148,11 @@ def _schemas(routes: Sequence[Route]) -> Steps[tuple[dict[Any, Any], dict[str, A
 
 def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
     name = operation_name(route)
-    texts = described().get(name, Described(""))
-    tag = next((tag for part, tag in _TAGS.items() if part in route.path), "server")
+    texts = described()[name]
     operation: dict[str, Any] = {
         "operationId": name + ("_at_root" if route.path in ("/healthz", "/readyz", "/metrics") else ""),
-        "tags": ["records" if name == "append" else tag],
-        "summary": route.summary,
+        "tags": [texts.tag],
+        "summary": texts.summary,
         "description": texts.description,
         "parameters": _parameters(route, texts),
         "responses": {str(status): _answer(status, kind, schema_of, texts) for status, kind in route.answers.items()},
@@ -211,7 +165,7 @@ def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
         if texts.body is not UNSET:
             content["example"] = texts.body
         operation["requestBody"] = {"required": needed, "content": {"application/json": content}}
-    codes = [*_EVERYWHERE, *route.errors]
+    codes = [*_EVERYWHERE, *texts.errors]
     if Code.READ_ONLY in codes:
         codes += [Code.REPLICA_UNAVAILABLE, Code.FENCED]
     if route.scope & CHANGES:
@@ -242,7 +196,7 @@ def _answer(status: int, kind: Any, schema_of: dict[Any, Any], texts: Described)
         content |= {other: {"schema": schema} for other, schema in _OTHER_TYPES.get(kind, {}).items()}
         if isinstance(texts.answer, str):
             content[kind] = {"schema": _TEXT, "example": texts.answer}
-        return {"description": _ANSWERS.get(kind, kind), "content": content}
+        return {"description": TEXTS["answers"].get(kind, kind), "content": content}
     described = {"schema": schema_of.get(kind, {"type": "object"})}
     if isinstance(texts.answer, dict):
         example = texts.answer
@@ -266,7 +220,7 @@ def _parameters(route: Route, texts: Described) -> list[dict[str, Any]]:
         schema: dict[str, Any] = {"type": "string"}
         if name in _PATTERNS:
             schema["pattern"] = _PATTERNS[name]
-        text = PATH_PARAMETERS.get(name, name)
+        text = TEXTS["path_parameters"].get(name, name)
         rows.append({"name": name, "in": "path", "required": True, "description": text, "schema": schema})
         if name in texts.path:
             rows[-1]["example"] = texts.path[name]
@@ -276,9 +230,45 @@ def _parameters(route: Route, texts: Described) -> list[dict[str, Any]]:
             schema["minimum"] = 0
         if row.default is not None:
             schema["default"] = row.default
-        rows.append(
-            {"name": row.name, "in": "query", "required": row.required, "description": row.help, "schema": schema}
-        )
+        text = texts.parameters.get(row.name) or TEXTS["query_parameters"][row.name]
+        rows.append({"name": row.name, "in": "query", "required": row.required, "description": text, "schema": schema})
         if (given := texts.query.get(row.name)) is not None:
             rows[-1]["example"] = given if row.type is str else msgspec.json.decode(given)
     return rows
+
+
+# --- what a field of a request, an answer or a message means
+#
+# The meaning is in the annotation of the field, or in `openapi_texts.json` if a name means the same in several types. A
+# field without either fails `tests/contract/test_openapi.py`. Limits that the settings can change show their default.
+
+
+def types_in(*modules: ModuleType) -> dict[str, type[Struct]]:
+    return {
+        name: kind
+        for module in modules
+        for name, kind in vars(module).items()
+        if isinstance(kind, type) and issubclass(kind, Struct)
+    }
+
+
+TYPES = types_in(consumer, inspection, queue, records, router, topic, watch, wire)
+
+
+def annotated(type_name: str) -> dict[str, str]:
+    """Return the meanings of the fields of a type that its annotations have, by their names in JSON."""
+    kind = TYPES.get(type_name)
+    if kind is None:
+        return {}
+    hints = get_type_hints(kind, include_extras=True)
+    texts = {field: getattr(hints[field], "__metadata__", ()) for field in kind.__struct_fields__}
+    return {
+        name: text
+        for name, field in zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True)
+        for text in texts[field]
+        if isinstance(text, str)
+    }
+
+
+def meaning(type_name: str, field: str) -> str | None:
+    return annotated(type_name).get(field) or EVERYWHERE.get(field)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from topics import logs
 from topics.engine.steps import Steps, once_loaded
 from topics.errors import Code, TopicsError
 from topics.model.wire import MAX_PLAIN_BODY_BYTES, body_too_large
@@ -14,11 +13,8 @@ from topics.server.api.services import Services, Startup
 from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
 from topics.server.http.request.write_request import LARGE_BYTES
 from topics.server.limits.budget import SMALL_BYTES, MemoryBudget
-from topics.server.loop.answer import error_answer, forward
-from topics.server.loop.runtime import unreadable
+from topics.server.loop.answer import error_answer
 from topics.storage.segments.cold import Cold
-
-log = logs.Log("app")
 
 JSON_TYPE = b"application/json"
 KNOWN_QUERIES, KNOWN_QUERY_BYTES = 4096, 128
@@ -91,8 +87,8 @@ class RequestHandler:
                 raise self._startup.not_ready()
         except TopicsError as error:
             answer = error_answer(error, request)
-        except Cold as cold:
-            answer = self._load_and_serve(cold, call)
+        except Cold:
+            answer = self._serve_later(call)
         except BaseException:
             call.caller.end_request()
             raise
@@ -120,8 +116,8 @@ class RequestHandler:
             return answer if call.warnings is None else with_warnings(call, answer)
         except TopicsError as error:
             return error_answer(error, request)
-        except Cold as cold:
-            return self._load_and_serve(cold, call)
+        except Cold:
+            return self._serve_later(call)
 
     def abandon(self, request: Request) -> None:
         call: Call | None = request.context
@@ -142,7 +138,7 @@ class RequestHandler:
         if call.request.query and (call.route, call.request.query) not in self._known_queries:
             self._check_query(call)
         if self._replaying and self._must_replay(call):
-            replay = services.engine.replay_topic_in_steps(call.params["topic"])
+            replay = services.engine.replay_in_steps(call.params["topic"])
             return services.slices.answer(call.request, self._serve_after(replay, call))
         if self.guard is not None:
             body, decode_steps = call.request.body, call.route.decode_steps
@@ -178,28 +174,10 @@ class RequestHandler:
         call.wanted = yield from steps
         return (yield from once_loaded(lambda: self._serve(call)))
 
-    def _load_and_serve(self, cold: Cold, call: Call) -> Deferred:
-        """Return the answer of the handler, which runs once what it needs was loaded from the disk."""
+    def _serve_later(self, call: Call) -> Deferred:
+        """Return the answer of the handler, which runs again once what it needs was loaded from the disk."""
         deferred = Deferred()
-
-        def serve() -> None:
-            try:
-                answer = self._serve(call)
-            except TopicsError as error:
-                answer = error_answer(error, call.request)
-            except Cold:
-                raise
-            except OSError as error:
-                answer = error_answer(unreadable(error), call.request)
-            except Exception as error:
-                log.failure("handler_failed", error, route=call.route.path)
-                answer = error_answer(TopicsError(Code.INTERNAL, "internal error"), call.request)
-            forward(answer, deferred)
-
-        def fail(failure: BaseException) -> None:
-            deferred.resolve(error_answer(unreadable(failure), call.request))
-
-        deferred.on_cancel = self._services.runtime.load(cold, serve, fail).cancel
+        self._services.slices.resolve(deferred, call.request, once_loaded(lambda: self._serve(call)))
         return deferred
 
 

@@ -40,23 +40,20 @@ TOKEN = "token"  # the query parameter with the key of a caller
 class Parameter(Struct, frozen=True):
     name: str
     type: type
-    help: str
     default: Any = None
     required: bool = False
 
 
-class Route(Struct, frozen=True, kw_only=True, eq=False):
+class Route(Struct, frozen=True, eq=False):
     method: str
     path: str  # `{topic}` matches one percent-decoded segment
     handler: Callable[[Services, Call], Answer]
-    summary: str
     operation: Operation  # also says what a key needs
     body: Any = None  # request type; None if a body is ignored
     decode: Callable[[bytes, Noted], Any] | None = None  # of `body`, which it is made from if it is not given
     # The same for a body larger than `LARGE_BYTES`.
     decode_steps: Callable[[bytes, Limits, Noted], Steps[Any]] | None = None
     answers: dict[int, Any] = {}  # status → type of the answer
-    errors: tuple[Code, ...] = ()
     query: tuple[Parameter, ...] = ()
     # Answers before the data is recovered, without an engine. None: such a request is refused with `not_ready`.
     while_recovering: Callable[[Startup, Call], Answer] | None = None
@@ -81,13 +78,14 @@ class Route(Struct, frozen=True, kw_only=True, eq=False):
         )
 
 
-def at_any_time(answer: Callable[[Startup, Call], Answer]) -> dict[str, Any]:
-    """Return the fields of a route that needs no recovered data: both handlers are `answer`."""
+def at_any_time(answer: Callable[[Startup, Call], Answer], name: str = "") -> dict[str, Any]:
+    """Return the fields of a route that needs no recovered data: both handlers are `answer`. `name` is another name."""
 
     @wraps(answer)
     def handler(services: Services, call: Call) -> Answer:
         return answer(services.startup, call)
 
+    handler.__name__ = name or handler.__name__
     return {"handler": handler, "while_recovering": answer}
 
 
@@ -197,7 +195,7 @@ def with_warnings(call: Call, answer: Answer) -> Answer:
     if isinstance(answer, Deferred):
         return answer.mapped(partial(_marked, call))
     if isinstance(answer, Stream):
-        answer.head = _with_header(answer.head, call.warnings)
+        answer.head = answer.head.with_fields((WARNINGS, json.dumps(call.warnings).encode()))
         return answer
     return _marked(call, answer)
 
@@ -209,7 +207,7 @@ def _marked(call: Call, response: Response) -> Response:
         return response
     kind = call.route.answers.get(response.status)
     if not (isinstance(kind, type) and issubclass(kind, Struct)):
-        return _with_header(response, warnings)
+        return response.with_fields((WARNINGS, json.dumps(warnings).encode()))
     body = response.body
     parts: list[bytes | memoryview] = [body] if isinstance(body, bytes) else list(body)
     last = bytes(parts.pop())
@@ -217,8 +215,3 @@ def _marked(call: Call, response: Response) -> Response:
     parts.append(b'%b,"warnings":%b}\n' % (last[: -len(_END)], json.dumps(warnings).encode()))
     whole = parts if len(parts) > 1 else bytes(parts[0])
     return Response(response.status, whole, response.content_type, response.headers, response.sent)
-
-
-def _with_header(response: Response, warnings: list[str]) -> Response:
-    headers = (*response.headers, (WARNINGS, json.dumps(warnings).encode()))
-    return Response(response.status, response.body, response.content_type, headers, response.sent)

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-from msgspec import Struct
-
 from topics.clock import Clock
 from topics.engine.engine import Engine
 from topics.engine.state.topic import Topic
@@ -11,18 +9,14 @@ from topics.engine.steps import Steps
 from topics.errors import Code, TopicsError
 from topics.server.access.caller import Quotas
 from topics.server.http.server import HttpServer
-from topics.server.limits.budget import MemoryBudget
 from topics.server.loop.replication import ReplicaService
-from topics.server.loop.runtime import Runtime
-from topics.server.loop.samples import QueueSamples, ReaderSamples, Samples, Traffic
-from topics.server.loop.sliced_work import SharedAnswers, Slices
+from topics.server.loop.samples import QueueSamples, ReaderSamples, Samples
+from topics.server.loop.sliced_work import SharedAnswers
 from topics.server.loop.standby import StandbyService
 from topics.server.loop.storage import Storage
-from topics.server.loop.throttle import Throttle
-from topics.server.push.dispatcher import Dispatcher, PushServices
+from topics.server.push.dispatcher import PushServices
 from topics.server.push.jobs import JobWaiters
 from topics.server.push.sessions import Sessions
-from topics.storage.log.wal import WalStats
 
 RETRY_AFTER_MS = 1000
 
@@ -69,13 +63,8 @@ MAX_ANSWER_BYTES = 1024
 Marks = tuple[int, int, int, int, object]
 
 
-class CachedAnswer(Struct, gc=False, frozen=True):
-    """The rendered answer to a plain `diff`, in two halves: the time taken goes between them."""
-
-    topic: Topic
-    marks: Marks
-    before: bytes
-    after: bytes
+# The rendered answer to a plain `diff`, in two halves: the time taken goes between them.
+CachedAnswer = tuple[Topic, Marks, bytes, bytes]
 
 
 def marks_of(topic: Topic) -> Marks:
@@ -100,8 +89,8 @@ class PollCache:
         cached = self._answers.get((name, body))
         if cached is None:
             return None
-        topic = cached.topic
-        if topic.changing or topic.gone or cached.marks != marks_of(topic):
+        topic, marks, _, _ = cached
+        if topic.changing or topic.gone or marks != marks_of(topic):
             del self._answers[name, body]
             return None
         return cached
@@ -112,27 +101,20 @@ class PollCache:
             return
         if len(self._answers) >= MAX_ANSWERS:
             self._answers.clear()
-        self._answers[topic.name, body] = CachedAnswer(topic, marks_of(topic), before, after)
+        self._answers[topic.name, body] = topic, marks_of(topic), before, after
 
 
-class Services(Struct, frozen=True, kw_only=True, eq=False):
-    runtime: Runtime
+class Services(PushServices, frozen=True, kw_only=True, eq=False):
     engine: Engine  # of the runtime, without the second attribute lookup: for hot paths
     startup: Startup
-    budget: MemoryBudget
     quotas: Quotas
-    throttle: Throttle
     poll_cache: PollCache
-    traffic: Traffic
     samples: Samples
     queue_samples: QueueSamples
     reader_samples: ReaderSamples
-    slices: Slices
     shared_answers: SharedAnswers
-    dispatcher: Dispatcher
     sessions: Sessions
     job_waiters: JobWaiters
-    push: PushServices
     storage: Storage | None  # None without a data directory
     replica: ReplicaService | None = None
     standby: StandbyService | None = None
@@ -145,24 +127,3 @@ class Services(Struct, frozen=True, kw_only=True, eq=False):
     def check_ready(self) -> None:
         if self.runtime.draining:
             raise TopicsError(Code.SHUTTING_DOWN, "the server is stopping", retry_after_ms=1000)
-
-    def read_only(self) -> str | None:
-        return None if self.storage is None else self.storage.wal.read_only
-
-    @property
-    def is_fenced(self) -> bool:
-        """Whether another server writes the replica of this one."""
-        return self.storage is not None and self.storage.wal.is_fenced
-
-    def replica_failure(self) -> str | None:
-        """Return why the replica does not answer; None if it does, or if there is none."""
-        if self.standby is not None and self.standby.standby is not None:
-            return self.standby.standby.following.last_failure or None
-        replication = None if self.replica is None else self.replica.replication
-        return replication.sequence.last_failure if replication is not None and replication.is_away else None
-
-    def checkpoint_failure(self) -> str | None:
-        return None if self.storage is None else self.storage.store.retries.reason
-
-    def wal_stats(self) -> WalStats:
-        return WalStats() if self.storage is None else self.storage.wal.stats

@@ -23,7 +23,7 @@ NOSNIFF = b"x-content-type-options: nosniff\r\n"
 NO_STORE = b"cache-control: no-store\r\n"
 
 # Fields that the transport sets. Those of an application are dropped, because they could contradict them.
-_TRANSPORT_FIELDS = frozenset((b"connection", b"content-length", b"transfer-encoding", b"date", b"keep-alive"))
+TRANSPORT_FIELDS = frozenset((b"connection", b"content-length", b"transfer-encoding", b"date", b"keep-alive"))
 
 
 class AnswerHeads:
@@ -85,7 +85,7 @@ def _status_line(status: int) -> bytes:
 
 
 def _fields(response: Response) -> bytes:
-    lines = [b"%b: %b\r\n" % field for field in response.headers if field[0].lower() not in _TRANSPORT_FIELDS]
+    lines = [b"%b: %b\r\n" % field for field in response.headers if field[0].lower() not in TRANSPORT_FIELDS]
     for line in lines:
         if line.find(b"\r") != len(line) - 2 or line.count(b"\n") != 1:
             raise ValueError("a header field is one line")

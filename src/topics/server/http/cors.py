@@ -56,8 +56,7 @@ class CorsApp:
         """
         if any(name == ALLOW_ORIGIN for name, _ in response.headers):
             return response
-        headers = (*response.headers, *self._fields(request))
-        return Response(response.status, response.body, response.content_type, headers, response.sent)
+        return response.with_fields(*self._fields(request))
 
     def _fields(self, request: Request) -> tuple[Header, ...]:
         """Return the CORS fields for a request. Without `*`, every answer says that it depends on the origin."""

@@ -1,21 +1,76 @@
 """What HTTP/1.1 and HTTP/2 have in common: a request and its answer, their charges, and the way between application
-and connection. `Exchanges` is without I/O, `ExchangeConnection` has the socket.
+and connection. `Exchanges` is without I/O, `ExchangeConnection` has the socket, and `Service` is what both use of the
+server, which imports them.
 """
 
 import asyncio
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from topics.errors import TopicsError
-from topics.server.http.answers import INLINE_BYTES, MIN_GZIP_BYTES, failure, gzip, log, may_compress
-from topics.server.http.messages import Answer, Deferred, Header, Response, Stream, body_bytes
-from topics.server.http.request.gunzip import Gunzip
-from topics.server.http.request.head import RequestHead
-from topics.server.http.service import Service
+from topics.server.http.answers import INLINE_BYTES, MIN_GZIP_BYTES, AnswerHeads, failure, gzip, log, may_compress
+from topics.server.http.http_limits import HttpLimits
+from topics.server.http.messages import Answer, App, Deferred, Header, Response, Stream, answer_of, body_bytes
+from topics.server.http.request.gunzip import Gunzip, WorkSlots
+from topics.server.http.request.head import HeadCache, RequestHead
+from topics.server.http.request_log import RequestLog
 from topics.server.limits.budget import ANSWERS, BODIES, EXCHANGE_BYTES, STREAMS, MemoryBudget, Receiver
+
+_GZIP_THREADS = 2
+_UNBLOCK_S = 0.05  # how often streams that wait for the memory budget are tried again
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # the first bytes of a client of HTTP/2 (RFC 9113 section 3.4)
+
+
+class Service:
+    """The server, as its connections use it. `HttpServer` overrides the hooks."""
+
+    def __init__(
+        self, app: App, limits: HttpLimits | None, budget: MemoryBudget | None, request_log: RequestLog | None
+    ) -> None:
+        # Bound once and shared: a connection needs neither the lookup nor bound methods of its own.
+        self.admit = app.admit
+        self.handle = app.handle
+        self.answer = answer_of(app)
+        self.abandon = app.abandon
+        self.limits = limits or HttpLimits()
+        self.budget = budget or MemoryBudget()
+        self.request_log = request_log or RequestLog()
+        self.heads = HeadCache()
+        self.answers = AnswerHeads(time.time)
+        self.clock_ns = time.perf_counter_ns
+        self.unpacking_slots = WorkSlots(_GZIP_THREADS)
+        self.draining = False
+        self._pool: ThreadPoolExecutor | None = None
+        self._blocked: dict[Callable[[], bool], None] = {}  # of streams that wait for the budget
+
+    def opened(self, connection: Any) -> None: ...
+    def closed(self, connection: Any) -> None: ...
+    def begin_http2(self, connection: Any) -> None: ...  # its first bytes are its `opening`
+
+    def block(self, unblock: Callable[[], bool]) -> None:
+        """Have `unblock` called until it returns True."""
+        if not self._blocked:
+            asyncio.get_running_loop().call_later(_UNBLOCK_S, self._unblock)
+        self._blocked[unblock] = None
+
+    def _unblock(self) -> None:
+        waiting, self._blocked = self._blocked, {}
+        for unblock in waiting:
+            if not unblock():
+                self.block(unblock)
+
+    @property
+    def pool(self) -> ThreadPoolExecutor:
+        """Threads for gzip, started when first needed: most servers never compress anything."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(max_workers=_GZIP_THREADS, thread_name_prefix="topics-gzip")
+        return self._pool
+
 
 VARY: Header = (b"vary", b"accept-encoding")
 GZIPPED: Header = (b"content-encoding", b"gzip")
@@ -102,7 +157,6 @@ class Exchanges(Generic[E]):
     def send(self, exchange: E, response: Response) -> None: ...  # when it is its turn
     def hold(self, exchange: E, size_bytes: int) -> None: ...  # counts an answer that cannot be sent yet
     def grant(self, exchange: E, stream: Stream) -> None: ...  # takes an answer without end
-    def unpacked(self, exchange: E, body: bytes) -> None: ...
     def unpack_failed(self, exchange: E, error: BaseException) -> None: ...
     def _hook_failed(self) -> None: ...  # ends the connection at once: a hook of the application has raised
 
@@ -125,12 +179,14 @@ class Exchanges(Generic[E]):
                     return False
                 self.answer_compressed(exchange, response, gzip(response.body))
                 return True
-            response = _with_fields(response, response.body, VARY)
+            response = response.with_fields(VARY)
         self.send(exchange, response)
         return True
 
     def answer_compressed(self, exchange: E, response: Response, packed: bytes) -> None:
-        self.send(exchange, _with_fields(response, packed, VARY, GZIPPED))
+        answer = response.with_fields(VARY, GZIPPED)
+        answer.body = packed
+        self.send(exchange, answer)
 
     def defer(self, exchange: E, deferred: Deferred) -> None:
         exchange.deferred = deferred
@@ -151,6 +207,11 @@ class Exchanges(Generic[E]):
             exchange.unpacking = True
             self.packed.append((exchange, gunzip))
 
+    def unpacked(self, exchange: E, body: bytes) -> None:
+        exchange.unpacking = False
+        exchange.head.request.body = body
+        self.charges.park(exchange, len(body))
+
     def call(self, hook: Callable[..., Any], *arguments: Any) -> None:
         """Call into the application where no client waits for an answer. End the connection if that raises."""
         try:
@@ -163,12 +224,6 @@ class Exchanges(Generic[E]):
         """Report an answer as delivered: all of it was sent, or nothing of it is held any more."""
         if response.sent is not None:
             self.call(response.sent)
-
-
-def _with_fields(response: Response, body: Any, *fields: Header) -> Response:
-    """Return a copy with more header fields. The application may keep the answer and return it again."""
-    headers = (*response.headers, *fields)
-    return Response(response.status, body, response.content_type, headers, response.sent)
 
 
 class ExchangeConnection(asyncio.Protocol, Generic[E]):
@@ -186,6 +241,12 @@ class ExchangeConnection(asyncio.Protocol, Generic[E]):
 
     def proceed(self) -> None: ...  # writes, and handles further requests: an answer or a body has come
     def note_memory(self) -> None: ...  # charges what this connection holds now. May end the connection's input
+    def sweep(self, now: float) -> None: ...  # ends the connection if its client has not done in time what it had to
+    def drain(self) -> None: ...  # finishes what has begun
+    def close(self) -> None: ...
+
+    def idle_since(self) -> float | None:
+        """Return when the connection was found idle after its last request; None while it is not idle."""
 
     @property
     def served(self) -> int:
@@ -194,6 +255,14 @@ class ExchangeConnection(asyncio.Protocol, Generic[E]):
     def unsent_bytes(self) -> int:
         """Return the bytes that were written and that the operating system has not taken."""
         return 0 if self.closed else self.transport.get_write_buffer_size()
+
+    def pace(self, *, wanted: bool) -> None:
+        """Read from the client only while there is room for what it sends."""
+        if wanted is not self.transport.is_reading() and not self.transport.is_closing():
+            if wanted:
+                self.transport.resume_reading()
+            else:
+                self.transport.pause_reading()
 
     def give_up_input(self, error: TopicsError) -> None:
         self.exchanges.give_up_input(error)

@@ -10,6 +10,7 @@ from topics.server.limits.budget import CONNECTION_BYTES, TLS_CONNECTION_BYTES, 
 
 _LONGEST_SWEEP_MS = 1000  # also how old the date in an answer may be
 _SHORTEST_SWEEP_MS = 5
+_SETTINGS = ("max_header_bytes", "max_headers", "header_timeout_ms", "body_timeout_ms", "idle_timeout_ms")
 
 
 class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,13 +45,9 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
             connection_bytes=connection_bytes,
             max_connections=min(most for most in allowed if most),
             max_refused=descriptors.refused,
-            max_header_bytes=settings.max_header_bytes,
-            max_headers=settings.max_headers,
             max_body_bytes=min(settings.max_body_bytes, budget.soft_bytes or settings.max_body_bytes),
-            header_timeout_ms=settings.header_timeout_ms,
-            body_timeout_ms=settings.body_timeout_ms,
-            idle_timeout_ms=settings.idle_timeout_ms,
             pages=Pages.of(settings),
+            **{name: getattr(settings, name) for name in _SETTINGS},
         )
 
     def body_too_large(self) -> TopicsError:
@@ -58,11 +55,5 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sweep_ms(self) -> int:
-        shortest = min(
-            self.header_timeout_ms,
-            self.body_timeout_ms,
-            self.idle_timeout_ms,
-            self.write_timeout_ms,
-            self.linger_timeout_ms,
-        )
+        shortest: int = min(getattr(self, name) for name in self.__struct_fields__ if name.endswith("_timeout_ms"))
         return max(_SHORTEST_SWEEP_MS, min(_LONGEST_SWEEP_MS, shortest // 4))

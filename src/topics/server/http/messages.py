@@ -22,6 +22,19 @@ def body_bytes(body: Body) -> int:
     return len(body) if isinstance(body, bytes) else sum(map(len, body))
 
 
+def weighted(field: bytes, *, malformed: float) -> list[tuple[bytes, float]]:
+    """Return the members of an `Accept` or `Accept-Encoding` field, each with its weight (`q`)."""
+    found = []
+    for member in field.lower().split(b","):
+        name, *parameters = (part.strip() for part in member.split(b";"))
+        pairs = [parameter.partition(b"=") for parameter in parameters]
+        try:
+            found.append((name, next((float(value) for key, _, value in pairs if key.strip() == b"q"), 1.0)))
+        except ValueError:
+            found.append((name, malformed))
+    return found
+
+
 class Request(msgspec.Struct, gc=False):
     """One request. Requests with equal heads share one `headers`: it must not be changed."""
 
@@ -44,6 +57,10 @@ class Response(msgspec.Struct, gc=False):
     content_type: bytes = JSON
     headers: tuple[Header, ...] = ()  # framing fields (content-length, connection, date) belong to the transport
     sent: Callable[[], None] | None = None  # called once: the system has taken the answer, or no client will
+
+    def with_fields(self, *fields: Header) -> "Response":
+        """Return a copy with more header fields. The application may keep the answer and return it again."""
+        return Response(self.status, self.body, self.content_type, (*self.headers, *fields), self.sent)
 
 
 class Deferred(msgspec.Struct, eq=False):

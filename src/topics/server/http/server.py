@@ -12,21 +12,19 @@ import socket
 import ssl
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from types import ModuleType
+from typing import Any
 
 from topics import logs
+from topics.server.http.exchange import ExchangeConnection, Service
 from topics.server.http.http1.connection import Connection
 from topics.server.http.http_limits import HttpLimits
 from topics.server.http.messages import App
 from topics.server.http.request_log import RequestLog
-from topics.server.http.service import OpeningConnection, ServedConnection, Service
 from topics.server.http.tls import Certificate, TlsTransport
 from topics.server.limits.budget import CONNECTIONS, MemoryBudget, throttled
 from topics.server.limits.loop_holds import Cause, LoopHolds
-
-if TYPE_CHECKING:
-    from topics.server.http.http2.connection import Http2Connection
-
 
 log = logs.Log("http")
 
@@ -37,18 +35,11 @@ _LOOK_AGAIN_S = 0.25  # pause after a search that found no idle connection
 _SWEPT_AT_ONCE = 500  # connections whose deadlines are checked in one turn; each takes about 2 µs
 CUT_OFF_S = 5  # how long a drain waits for aborted connections to be reported as lost
 
-MakeHttp2 = Callable[[Service, asyncio.Transport, str], "Http2Connection"]
-
-
-def _import_http2() -> MakeHttp2:
-    from topics.server.http.http2.connection import Http2Connection
-
-    return Http2Connection
+AnyConnection = ExchangeConnection[Any]
+HTTP2 = "topics.server.http.http2.connection"
 
 
 class HttpServer(Service):
-    """Serves one `App` on any number of sockets of one event loop."""
-
     def __init__(
         self,
         app: App,
@@ -60,17 +51,17 @@ class HttpServer(Service):
     ) -> None:
         super().__init__(app, limits, budget, request_log)
         self._holds = holds or LoopHolds()
-        self.connections: set[ServedConnection] = set()
+        self.connections: set[AnyConnection] = set()
         # Accepted connections that are not in `connections` yet, oldest first, with the time; and those of them that
         # shake hands for TLS. Without TLS, the next turn opens the connection.
-        self._opening: dict[ServedConnection, float] = {}
-        self._handshakes: dict[ServedConnection, TlsTransport] = {}
+        self._opening: dict[AnyConnection, float] = {}
+        self._handshakes: dict[AnyConnection, TlsTransport] = {}
         self.shed_total = 0  # idle connections that were closed to make room
         self.refused_total = 0  # connections that were refused because there was no room
-        self._refused: dict[ServedConnection, None] = {}  # refused connections that are still open, oldest first
+        self._refused: dict[AnyConnection, None] = {}  # refused connections that are still open, oldest first
         self._look_at = 0.0  # when the next search for idle connections may begin
         self._closed_requests = 0
-        self._http2: asyncio.Future[MakeHttp2] | None = None  # set by the first connection with HTTP/2
+        self._http2: asyncio.Future[ModuleType] | None = None  # set by the first connection with HTTP/2
         self._sweeping: asyncio.TimerHandle | None = None
         self._emptied: asyncio.Event | None = None
 
@@ -109,18 +100,18 @@ class HttpServer(Service):
         opening = loop.create_task(loop.connect_accepted_socket(lambda: protocol, sock))
         opening.add_done_callback(partial(self._accepted, connection))
 
-    def _accepted(self, connection: ServedConnection, opening: asyncio.Task[Any]) -> None:
+    def _accepted(self, connection: AnyConnection, opening: asyncio.Task[Any]) -> None:
         if not opening.cancelled() and (error := opening.exception()) is not None:
             log.failure("cannot_accept", error)
             self._forget(connection)
 
-    def _forget(self, connection: ServedConnection) -> None:
+    def _forget(self, connection: AnyConnection) -> None:
         """Uncount a connection that was not opened."""
         self._handshakes.pop(connection, None)
         if self._opening.pop(connection, None) is not None:
             self.budget.charge(CONNECTIONS, -self.limits.connection_bytes)
 
-    def opened(self, connection: OpeningConnection) -> None:
+    def opened(self, connection: Connection) -> None:
         """Count a new connection. Shed idle ones if there are too many, or refuse it if none is idle."""
         self.connections.add(connection)
         self._handshakes.pop(connection, None)
@@ -136,14 +127,14 @@ class HttpServer(Service):
             self._refused[connection] = None
             connection.refuse(throttled("max_connections", most))
 
-    def begin_http2(self, connection: OpeningConnection) -> None:
+    def begin_http2(self, connection: Connection) -> None:
         """Hand a connection over to HTTP/2, whose modules take 35 ms to import: a thread does that, the first time."""
         if self._http2 is None:
-            self._http2 = asyncio.get_running_loop().run_in_executor(self.pool, _import_http2)
+            self._http2 = asyncio.get_running_loop().run_in_executor(self.pool, import_module, HTTP2)
         connection.transport.pause_reading()
-        self._http2.add_done_callback(lambda done: self._hand_over(connection, done.result()))
+        self._http2.add_done_callback(lambda done: self._hand_over(connection, done.result().Http2Connection))
 
-    def _hand_over(self, connection: OpeningConnection, make: MakeHttp2) -> None:
+    def _hand_over(self, connection: Connection, make: Callable[[Service, asyncio.Transport, str], Any]) -> None:
         transport = connection.transport
         if connection not in self.connections or transport.is_closing():
             return
@@ -173,7 +164,7 @@ class HttpServer(Service):
             self._look_at = now + _LOOK_AGAIN_S
         return bool(idle)
 
-    def closed(self, connection: ServedConnection) -> None:
+    def closed(self, connection: AnyConnection) -> None:
         self.connections.discard(connection)
         self.budget.charge(CONNECTIONS, -self.limits.connection_bytes)
         self._refused.pop(connection, None)
@@ -189,7 +180,7 @@ class HttpServer(Service):
             return
         self._sweep_some(tuple(self.connections), 0)
 
-    def _sweep_some(self, connections: tuple[ServedConnection, ...], at: int) -> None:
+    def _sweep_some(self, connections: tuple[AnyConnection, ...], at: int) -> None:
         """Check the deadlines of some connections, then those of the others in the next turns of the loop."""
         began_ns, loop = self.clock_ns(), asyncio.get_running_loop()
         now, end = loop.time(), at + _SWEPT_AT_ONCE

@@ -85,8 +85,8 @@ def json_when_done(ticket: Ticket, request: Request, make: Callable[[Any, Perfor
     """Return `when_done` with what `make` returns for the result of the ticket, as JSON. What was created gets 201."""
 
     def encode(ticket: Ticket, request: Request) -> Response:
-        created = getattr(ticket.result, "created", False)
-        return json_answer(201 if created else 200, make(ticket.result, performance(request, ticket)))
+        answer = make(ticket.result, performance(request, ticket))
+        return json_answer(201 if getattr(answer, "created", False) else 200, answer)
 
     return when_done(ticket, request, encode)
 

@@ -12,7 +12,7 @@ from topics.engine.state import idempotency
 from topics.server.limits.budget import IDEMPOTENCY, WRITES, MemoryBudget
 from topics.server.limits.loop_holds import Cause
 from topics.server.limits.os_limits import find_trim
-from topics.server.loop.runtime import Runtime
+from topics.server.loop.runtime import Runtime, Ticker
 
 PERIOD_MS = 250
 RELIEF_MS = 20  # after the budget has room again: many answers are often delivered at the same time
@@ -25,12 +25,13 @@ TRIM_PERIOD_NS = 5_000_000_000
 COPIES_OF_A_WRITE = 2  # its rendered records, and the frame of the log
 
 
-class Upkeep:
+class Upkeep(Ticker):
+    interval_ms = PERIOD_MS
+
     def __init__(self, runtime: Runtime, budget: MemoryBudget, *, on_relief: Callable[[], None]) -> None:
-        self._runtime = runtime
+        super().__init__(runtime)
         self._budget = budget
         self._on_relief = on_relief
-        self._timer: asyncio.TimerHandle | None = None
         self._relief: asyncio.TimerHandle | None = None
         self._trim = find_trim()
         self._trimmed_ns = self._reclaimed_ns = 0
@@ -41,17 +42,14 @@ class Upkeep:
         budget.listeners.append(self._changed)
         engine.staging.admit_key = budget.check
 
-    def begin(self) -> None:
-        self._timer = self._runtime.call_later(PERIOD_MS, self._tick)
-
     def end(self) -> None:
-        for timer in (self._timer, self._relief):
-            if timer is not None:
-                timer.cancel()
-        self._timer = self._relief = None
+        super().end()
+        if self._relief is not None:
+            self._relief.cancel()
+            self._relief = None
         self._budget.listeners.remove(self._changed)
 
-    def _tick(self) -> None:
+    def take(self) -> None:
         tick_ns = self._runtime.clock.monotonic_ns
         began_ns = tick_ns()
         self._remove_expired_keys()
@@ -66,7 +64,6 @@ class Upkeep:
                 self._trimmed_ns, budget.peak_bytes = began_ns, budget.charged_bytes
                 self._runtime.in_pool(partial(self._trim, 0))
         self._runtime.holds.note(Cause.UPKEEP, tick_ns() - began_ns)
-        self.begin()
 
     def _reclaim(self) -> None:
         """Remove expired keys before a request is refused, but not once per request of a burst."""

@@ -32,8 +32,6 @@ PRUNE_MS = 3_600_000
 
 
 class ReplicaService:
-    """The replica of one server, from its start to its stop."""
-
     def __init__(
         self, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop, bucket: Bucket, opened: start.Opened
     ) -> None:
@@ -106,7 +104,6 @@ class ReplicaService:
         await self._first_checkpoint(replication)
 
     def attach(self, engine: Engine) -> None:
-        """Let writes wait for uploads."""
         assert self.replication is not None
         self.replication.attach(engine.commits)
         engine.routers.table.moved = {}
@@ -200,7 +197,6 @@ class ReplicaService:
         self._look_worker.submit(work, done)
 
     def _prune(self) -> None:
-        """Remove old objects, once an hour."""
         now_ms = self._clock.now_ms()
         if now_ms - self._pruned_ms < PRUNE_MS:
             return

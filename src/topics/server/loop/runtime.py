@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 from topics import logs
 from topics.clock import Clock
@@ -153,6 +153,8 @@ class Runtime(Loads):
         self.open_ended: set[OpenEnded] = set()
         self.draining = False
         self.slow_readers_total = 0
+        # Answers to `diff` since the process started, and the records in them. Handlers add to them directly.
+        self.reads = self.records_read = 0
 
     def note_slow_reader(self, stream: str) -> None:
         self.slow_readers_total += 1
@@ -173,3 +175,27 @@ class Runtime(Loads):
     def stop(self) -> None:
         super().stop()
         self.pool.shutdown(wait=True)
+
+
+class Ticker:
+    """Calls `take` at an interval, from the end of the first one on."""
+
+    interval_ms: ClassVar[int]
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime, self._engine = runtime, runtime.engine
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        self._timer = self._runtime.call_later(self.interval_ms, self._tick)
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def take(self) -> None: ...
+
+    def _tick(self) -> None:
+        self.take()
+        self._timer = self._runtime.call_later(self.interval_ms, self._tick)

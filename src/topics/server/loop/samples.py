@@ -5,19 +5,16 @@ routers) have samples as well: up to `MAX_READERS` of each kind, in at most 0.5 
 client asks for takes the ring of the queue whose samples were not asked for the longest.
 """
 
-import asyncio
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
-from typing import ClassVar
 
 from msgspec import Struct
 
 from topics.engine.consumers.lag import lag_of, rough_age_ms
-from topics.engine.engine import Engine
 from topics.engine.state.topic import Topic
-from topics.server.loop.runtime import Runtime
+from topics.server.loop.runtime import Runtime, Ticker
 
 INTERVAL_MS, QUEUE_INTERVAL_MS = 5_000, 15_000
 CAPACITY, QUEUE_CAPACITY = 720, 240
@@ -25,13 +22,6 @@ MAX_QUEUES, MAX_READERS = 64, 64
 CONSUMER = "consumer"
 Reader = tuple[str, str, str]  # kind, topic, name
 QUEUE_COLUMNS = ["ts", "ready", "in_flight", "delayed", "finished", "age_ms"]
-
-
-class Traffic(Struct):
-    """Reads since the process started. Handlers of hot paths add to the counters directly."""
-
-    reads: int = 0  # answers to `diff`
-    records_read: int = 0  # records in these answers
 
 
 class Column(Struct, frozen=True):
@@ -44,8 +34,6 @@ class Column(Struct, frozen=True):
 
 class Ring:
     """The last `capacity` samples. Each is a row that begins with its time."""
-
-    __slots__ = ("_capacity", "_taken", "_width", "values")
 
     def __init__(self, capacity: int, width: int) -> None:
         self._capacity = capacity
@@ -64,38 +52,13 @@ class Ring:
         return [[int(value) if value.is_integer() else value for value in row] for row in found]
 
 
-class Sampler:
-    """Takes samples at an interval, from the end of the first one on."""
-
-    interval_ms: ClassVar[int]
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._timer: asyncio.TimerHandle | None = None
-
-    def begin(self) -> None:
-        self._timer = self._runtime.call_later(self.interval_ms, self._tick)
-
-    def end(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def take(self) -> None: ...
-
-    def _tick(self) -> None:
-        self.take()
-        self._timer = self._runtime.call_later(self.interval_ms, self._tick)
-
-
-class Samples(Sampler):
-    """Figures of the server. Counters count the replay of the log until `is_replayed` returns True."""
+class Samples(Ticker):
+    """Figures of the server. Counters do not count the replay of the log."""
 
     interval_ms = INTERVAL_MS
 
-    def __init__(self, runtime: Runtime, columns: list[Column], *, is_replayed: Callable[[], bool]) -> None:
+    def __init__(self, runtime: Runtime, columns: list[Column]) -> None:
         super().__init__(runtime)
-        self._is_replayed = is_replayed
         self._columns = columns
         self.names = ["ts", *(column.name for column in columns)]
         self._ring = Ring(CAPACITY, len(self.names))
@@ -107,7 +70,7 @@ class Samples(Sampler):
 
     def take(self) -> None:
         values = self._read()
-        before = self._before if self._is_replayed() else values
+        before = values if self._engine.is_replaying else self._before
         row = [now - was if one.counter else now for one, now, was in zip(self._columns, values, before, strict=True)]
         self._ring.add((self._runtime.clock.now_ms(), *row))
         self._before = values
@@ -120,8 +83,6 @@ class Samples(Sampler):
 
 
 class QueueRing(Ring):
-    __slots__ = ("_finished", "topic")
-
     def __init__(self, topic: Topic) -> None:
         super().__init__(QUEUE_CAPACITY, len(QUEUE_COLUMNS))
         self.topic = topic
@@ -134,12 +95,11 @@ class QueueRing(Ring):
         self.add((now_ms, queue.ready, queue.in_flight, queue.delayed, grown, rough_age_ms(self.topic, now_ms)))
 
 
-class QueueSamples(Sampler):
+class QueueSamples(Ticker):
     interval_ms = QUEUE_INTERVAL_MS
 
-    def __init__(self, runtime: Runtime, engine: Engine) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
-        self._engine = engine
         self._rings: dict[int, QueueRing] = {}  # by topic id; the ring that was asked for last is the last
 
     def rows(self, topic: Topic, after_ms: int = 0) -> list[list[float]]:
@@ -166,14 +126,13 @@ class QueueSamples(Sampler):
                 self._rings = {topic_id: QueueRing(topic)} | self._rings
 
 
-class ReaderSamples(Sampler):
+class ReaderSamples(Ticker):
     """The lag and the progress of consumers and routers."""
 
     interval_ms = QUEUE_INTERVAL_MS
 
-    def __init__(self, runtime: Runtime, engine: Engine) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
-        self._engine = engine
         # Time, readers, and two values of each. Neighbours with the same readers share the tuple.
         self._taken: deque[tuple[int, tuple[Reader, ...], array[int]]] = deque(maxlen=QUEUE_CAPACITY)
 

@@ -5,7 +5,6 @@ All such work together gets `TURN_NS` per turn of the loop. One piece of work ru
 
 from __future__ import annotations
 
-from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -20,21 +19,20 @@ from topics.server.http.messages import Answer, Deferred, Request, Response, bod
 from topics.server.limits.budget import MemoryBudget
 from topics.server.limits.loop_holds import Cause, LoopHolds
 from topics.server.loop.answer import error_answer, forward
-from topics.server.loop.runtime import Loads, unreadable
+from topics.server.loop.runtime import NOT_LOADING, Loading, Loads, unreadable
 from topics.storage.segments.cold import Cold
 
 log = logs.Log("app")
 T = TypeVar("T")
+Fail = Callable[[TopicsError], None]
 
 TURN_NS = 2_000_000
 SLICE_NS = 500_000
 
 
 class Slices:
-    def __init__(
-        self, loop: AbstractEventLoop, loads: Loads, clock: Clock, budget: MemoryBudget, *, holds: LoopHolds
-    ) -> None:
-        self.loop = loop
+    def __init__(self, loads: Loads, clock: Clock, budget: MemoryBudget, holds: LoopHolds) -> None:
+        self.loop = loads.loop
         self.holds = holds
         self._loads = loads
         self.tick_ns = clock.monotonic_ns
@@ -47,7 +45,7 @@ class Slices:
 
         Raise what the first slice raises. The time that each slice takes is noted under `cause`.
         """
-        deferred = Deferred(on_cancel=steps.close)
+        deferred = Deferred()
 
         def finish(answer: Answer) -> None:
             if isinstance(answer, Response):
@@ -61,6 +59,7 @@ class Slices:
             deferred.resolve(error_answer(error, request))
 
         sliced = _Sliced(self, steps, finish, fail, cause)
+        deferred.on_cancel = sliced.cancel
         try:
             cold = sliced.run(self.tick_ns() + SLICE_NS)
         except StopIteration as end:
@@ -69,16 +68,19 @@ class Slices:
         if cold is None:
             self.enqueue(sliced)
         else:
-            self._loads.load(cold, sliced.run_slice, sliced.unreadable)
+            sliced.loading = self._loads.load(cold, sliced.run_slice, sliced.unreadable)
         return deferred
 
-    def run(
-        self,
-        steps: Steps[T],
-        finish: Callable[[T], None],
-        fail: Callable[[TopicsError], None],
-        cause: Cause = Cause.REQUEST,
-    ) -> None:
+    def resolve(self, deferred: Deferred, request: Request, steps: Steps[Answer]) -> None:
+        """Resolve `deferred` with the answer of the steps, which run from the next turn on."""
+        sliced = _Sliced(
+            self, steps, lambda answer: forward(answer, deferred),
+            lambda error: deferred.resolve(error_answer(error, request)), Cause.REQUEST,
+        )  # fmt: skip
+        deferred.on_cancel = sliced.cancel
+        self.enqueue(sliced)
+
+    def run(self, steps: Steps[T], finish: Callable[[T], None], fail: Fail, cause: Cause = Cause.REQUEST) -> None:
         """Run the steps, from the next turn on. Call `finish` with their result, or `fail` with their error.
 
         Call neither if the steps were closed meanwhile.
@@ -96,7 +98,7 @@ class Slices:
         ends_ns = self.tick_ns() + TURN_NS
         for _ in range(len(self._waiting)):
             sliced = self._waiting.popleft()
-            self._loads.attempt(sliced.run_slice, sliced.unreadable)
+            sliced.loading = self._loads.attempt(sliced.run_slice, sliced.unreadable)
             if self.tick_ns() > ends_ns:
                 break
         if self._waiting and not self._scheduled:
@@ -109,8 +111,14 @@ class _Sliced(Generic[T]):
     slices: Slices
     steps: Steps[T]
     finish: Callable[[T], None]
-    fail: Callable[[TopicsError], None]
+    fail: Fail
     cause: Cause
+    loading: Loading = NOT_LOADING
+
+    def cancel(self) -> None:
+        """Run no more steps, and fetch nothing more for them: the client has left."""
+        self.steps.close()
+        self.loading.cancel()
 
     def run(self, ends_ns: int) -> Cold | None:
         """Run steps until the slice ends or a step needs the disk. Raise `StopIteration` with the result."""

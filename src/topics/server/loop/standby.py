@@ -19,7 +19,6 @@ from topics.engine.durable.store import Done, Store
 from topics.engine.engine import Engine
 from topics.engine.state.topics import State
 from topics.engine.steps import Steps
-from topics.engine.write.commit import NoLog
 from topics.errors import Code, TopicsError
 from topics.server.limits import os_limits
 from topics.server.limits.loop_holds import Cause
@@ -27,7 +26,7 @@ from topics.server.loop.replication import about_server
 from topics.server.loop.sliced_work import Slices
 from topics.server.loop.storage import RecoveryCancelled, ThreadWorker
 from topics.storage.datadir import DataDir
-from topics.storage.log.background import LogRefused
+from topics.storage.log.background import Log, LogRefused
 from topics.storage.log.frame import Frames
 from topics.storage.log.wal import Wal
 from topics.storage.replica import objects, start
@@ -41,7 +40,7 @@ log = logs.Log("replica")
 RETRY_S = 1.0  # while there is nothing to follow
 
 
-class FollowedLog(NoLog):
+class FollowedLog(Log):
     """The log of an engine that follows another one: it takes nothing."""
 
     def write(self, frames: list[Frames]) -> None:

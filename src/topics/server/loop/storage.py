@@ -125,17 +125,11 @@ class Storage:
             writer=self._write_worker,
         )
         self.store = Store(
-            datadir,
-            state,
-            self.wal,
-            worker=self._store_worker,
-            clock=clock,
+            datadir, state, self.wal, worker=self._store_worker, clock=clock,
             cold_dir=None if settings.cold_dir is None else str(settings.cold_dir),
-            hot_segments=settings.hot_retain_segments,
-            hot_bytes=settings.hot_retain_bytes,
-            open_files=os_limits.descriptors().segment_files,
-            runner=self._run,
-        )
+            hot_segments=settings.hot_retain_segments, hot_bytes=settings.hot_retain_bytes,
+            open_files=os_limits.descriptors().segment_files, runner=self._run,
+        )  # fmt: skip
         self._timer: asyncio.TimerHandle | None = None
         self._is_idle = False  # whether the timer is set for `IDLE_TICK_MS`
         self._closing = False
@@ -211,7 +205,6 @@ class Storage:
         self._slices.run(steps, lambda _: done(None), done, Cause.CHECKPOINT)
 
     def _report_stored(self, done: Done, error: Exception | None) -> None:
-        """Report the end of work for the store, and note how long that takes."""
         assert self._slices is not None
         cause = Cause.CHECKPOINT if self.store.is_snapshotting else Cause.SEAL
         began_ns = self._clock.monotonic_ns()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from topics import logs
+from topics.engine.delays import PRESSED_COMMIT_MS
 from topics.engine.pressure import SAMPLE_MS, Pressure, PressureStep
 from topics.engine.write.commit import Ticket
 from topics.engine.write.large_render import LargeBlob
@@ -82,7 +83,7 @@ class Throttle:
     def take(self, lag_ms: float) -> None:
         was = self.pressed
         if self.pressure.sample(lag_ms):
-            step, window_ms = self.pressure.step, self.pressure.commit_window_ms
+            step, window_ms = self.pressure.step, PRESSED_COMMIT_MS[self.pressure.step]
             self.pressed = step is not PressureStep.CALM
             commits, loop = self._runtime.engine.commits, self._runtime.loop
             if window_ms:

@@ -12,13 +12,12 @@ priority, and pauses topics below zero: see `engine/pressure.py` and `engine/del
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
 
 from msgspec import Struct
 
 from topics import logs
-from topics.engine.delays import GATHER_MS, GATHER_WATCHERS
+from topics.engine.delays import GATHER_MS, GATHER_WATCHERS, PRESSED_PUSH_MS
 from topics.engine.pressure import effective_priority
 from topics.engine.state.topic import Topic
 from topics.model.topic import SYNCED
@@ -68,7 +67,6 @@ class FanOut:
     # --- subscriptions
 
     def attach(self, subscription: Subscription) -> None:
-        """Start delivery to the subscription at its position."""
         self.subscriptions[subscription] = self.behind[subscription] = None
         subscription.fresh, subscription.caught_up, subscription.group = True, False, None
 
@@ -294,7 +292,7 @@ class Dispatcher:
         self._scheduled = False
         self.delivered_total = 0  # records that were sent to subscriptions
         throttle.listeners.append(self._schedule)  # serves paused topics: the pressure has changed, or time has passed
-        runtime.engine.staging.growth.then = self.serve_ready
+        runtime.engine.staging.after_growth = self.serve_ready
 
     # --- for watchers
 
@@ -396,7 +394,7 @@ class Dispatcher:
         if not self._throttle.pressed:
             self._loop.call_soon(self._turn)
         else:
-            self._loop.call_later(self._throttle.pressure.gather_ms / 1000, self._turn)
+            self._loop.call_later(PRESSED_PUSH_MS[self._throttle.pressure.step] / 1000, self._turn)
 
     def _turn(self) -> None:
         tick_ns = self._runtime.clock.monotonic_ns
@@ -446,11 +444,15 @@ class Dispatcher:
         return served
 
 
-class PushServices(Struct, frozen=True):
+class PushServices(Struct, frozen=True, kw_only=True, eq=False):
+    """What streams and WebSockets use of a server."""
+
     runtime: Runtime
     dispatcher: Dispatcher
     pattern_waiters: PatternWaiters
     throttle: Throttle
     slices: Slices
     budget: MemoryBudget
-    check_writer: Callable[[], None] = lambda: None  # raises if the server takes no writes
+
+    def check_writer(self) -> None:
+        """Raise `not_writer` if the server is a standby."""

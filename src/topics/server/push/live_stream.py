@@ -18,7 +18,7 @@ from topics.errors import Code, TopicsError
 from topics.model.watch import DEFAULT_HEARTBEAT_MS
 from topics.server.http.browser_origin import EVENT_STREAM as NAMED
 from topics.server.http.browser_origin import PAGE_MEDIA, PART_MEDIA, names_any
-from topics.server.http.messages import Request, Response, Sink, Stream
+from topics.server.http.messages import Request, Response, Sink, Stream, weighted
 from topics.server.loop.runtime import Runtime
 
 HIGH_WATER_BYTES = 64 << 10  # of one connection; one frame may exceed it
@@ -167,16 +167,10 @@ def check_accept(request: Request) -> None:
     those requests do not want an event stream.
     """
     accept = (request.headers.get(b"accept") or b"*/*").lower()
-    takes = any(_takes_events(part) for part in accept.split(b","))
+    streams = (b"text/event-stream", b"text/*", b"*/*")
+    takes = any(media in streams and weight for media, weight in weighted(accept, malformed=1))
     if not takes or (names_any(accept, (*PAGE_MEDIA, *PART_MEDIA)) and not names_any(accept, (NAMED, b"text/*"))):
         raise TopicsError(Code.NOT_ACCEPTABLE, "this answer is an event stream: send accept: text/event-stream")
-
-
-def _takes_events(part: bytes) -> bool:
-    media, *parameters = (piece.strip() for piece in part.split(b";"))
-    if media not in (b"text/event-stream", b"text/*", b"*/*"):
-        return False
-    return not any(name in (b"q=0", b"q=0.0", b"q=0.00", b"q=0.000") for name in parameters)
 
 
 class EventStream(LiveConnection):
@@ -196,7 +190,6 @@ class EventStream(LiveConnection):
         self.send(heartbeat(self.runtime.clock.now_ms()))
 
     def fail(self, code: int, message: str, **more: Any) -> None:
-        """Send a last `error` frame, then close."""
         if self.open:
             self.send(error_frame(code, message, **more))
             self.finish()

@@ -117,9 +117,7 @@ class RenderedFrame:
             for at in range(low, high):
                 piece = part[offsets[at] - base : offsets[at + 1] - base]
                 if not projection.is_stored_form:
-                    piece = render_without(
-                        piece, columns, at, tags=projection.tags, meta=projection.meta, data=projection.data
-                    )
+                    piece = render_without(piece, columns, at, projection)
                 if ids is not None and ids[at]:
                     by_node.setdefault(names.name_of(ids[at]), []).append(len(pieces))
                 pieces.append(piece[:-1])

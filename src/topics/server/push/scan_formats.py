@@ -32,7 +32,7 @@ from topics.engine.read.read import Tombstone
 from topics.engine.read.scan import ScanStep
 from topics.errors import Code, TopicsError
 from topics.model.records import Projection
-from topics.server.http.messages import Request
+from topics.server.http.messages import Request, weighted
 from topics.storage.segments import record_run as runs
 from topics.storage.segments.record_run import Run
 
@@ -82,7 +82,9 @@ class ScanFormat:
 def format_for(request: Request, projection: Projection, topic: str) -> ScanFormat:
     """Return the format that `Accept` prefers; JSON lines if it is missing. Raise 406 if it names no known one."""
     accept = request.headers.get(b"accept", b"").lower() or b"*/*"
-    for media in _wanted(accept):
+    for media, weight in sorted(weighted(accept, malformed=1), key=lambda row: -row[1]):
+        if weight <= 0:
+            break
         if media in (NDJSON, JSON, b"*/*", b"application/*"):
             return NdjsonFormat(projection)
         if media == TEXT:
@@ -176,19 +178,6 @@ def _arrow(projection: Projection, topic: str) -> ArrowFormat:
             f"this server has no pyarrow; ask for {NDJSON.decode()}, or add pyarrow to the server's environment",
         ) from None
     return ArrowFormat(arrow, projection, topic)
-
-
-def _wanted(accept: bytes) -> list[bytes]:
-    """Return the media types by preference; of equal ones, the first is first."""
-    found: list[tuple[float, bytes]] = []
-    for part in accept.split(b","):
-        media, *parameters = (piece.strip() for piece in part.split(b";"))
-        quality = next((piece[2:] for piece in parameters if piece.startswith(b"q=")), b"1")
-        try:
-            found.append((float(quality), media))
-        except ValueError:
-            found.append((1.0, media))
-    return [media for quality, media in sorted(found, key=lambda row: -row[0]) if quality > 0]
 
 
 def _head(size_bytes: int, kind: int) -> bytes:

@@ -7,27 +7,22 @@ has really processed, never forward. A session without a stream is removed after
 import asyncio
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable
 
 from topics.engine.state.topic import Topic
 from topics.errors import Code, TopicsError, invalid
-from topics.model.watch import TopicOptions, WatchedTopic, WatchRequest, heartbeat_ms, is_pattern
-from topics.server.access.caller import Caller
+from topics.model.topic import clamp
+from topics.model.watch import HEARTBEAT_MS_RANGE, TopicOptions, WatchedTopic, WatchRequest, is_pattern
+from topics.model.wire import check_u64
+from topics.server.access.caller import Caller, Release
 from topics.server.limits.budget import MemoryBudget, check_room
 from topics.server.loop.runtime import Runtime
 from topics.server.push import cursors
+from topics.server.push import subscription_set as sets
+from topics.server.push.cursors import Position
 from topics.server.push.dispatcher import PushServices
 from topics.server.push.live_stream import EventStream, error_frame, event_frame
 from topics.server.push.rendering import Event, RenderedFrame, deleted_data
-from topics.server.push.subscription_set import (
-    SESSION_BYTES,
-    Pattern,
-    PatternWaiters,
-    Subscription,
-    SubscriptionSet,
-    resolve,
-    size_bytes,
-)
+from topics.server.push.subscription_set import Pattern, PatternWaiters, Subscription, SubscriptionSet
 
 WID_BYTES = 16
 MAX_DELETED = 64  # deletions that a session remembers
@@ -57,7 +52,7 @@ class Session(SubscriptionSet):
             del self._deleted[next(iter(self._deleted))]
         self._charge_deleted()
 
-    def deletions_after(self, at: cursors.Position) -> list[bytes]:
+    def deletions_after(self, at: Position) -> list[bytes]:
         """Return the events of deletions that this position does not know yet, and forget the others."""
         unseen = {key: one for key, one in self._deleted.items() if key in at.by_key or one[0] in at.by_number}
         self._deleted = unseen
@@ -94,17 +89,18 @@ class Sessions:
             if (position := cursors.find(request.cursor)) is None:
                 raise invalid("cursor is not an event id of this server", field="cursor")
             topics = self._resumed(topics, position)
-        resolved = resolve(self._runtime, topics, request, caller, lenient=lenient)
-        session = Session(caller, self._budget, heartbeat_ms=heartbeat_ms(request.heartbeat_ms))
+        subscriptions, patterns = sets.resolve(self._runtime, topics, request, caller, lenient=lenient)
+        heartbeat_ms = clamp(check_u64(request.heartbeat_ms, "heartbeat_ms"), *HEARTBEAT_MS_RANGE)
+        session = Session(caller, self._budget, heartbeat_ms=heartbeat_ms)
         check_room("max_watch_sessions", len(self._all), self._runtime.settings.max_watch_sessions)
-        self._budget.check(SESSION_BYTES + size_bytes(resolved))
-        session.patterns = resolved.patterns
-        for subscription in resolved.subscriptions.values():
+        self._budget.check(sets.SESSION_BYTES + sets.size_bytes(subscriptions, patterns))
+        session.patterns = patterns
+        for subscription in subscriptions.values():
             session.add(subscription)
         session.charge()
         self._all[session.wid] = session
         self.stream_closed(session)
-        return session, resolved.answer()
+        return session, sets.watched_topics(subscriptions)
 
     def find(self, wid: str, caller: Caller) -> Session:
         """Return the session. Raise `not_found` if it was removed, `unauthorized` if another key created it."""
@@ -129,7 +125,7 @@ class Sessions:
         if self._expiry is None:
             self._expiry = self._runtime.call_later(self._runtime.settings.session_ttl_ms, self._expire)
 
-    def _resumed(self, topics: dict[str, TopicOptions], at: cursors.Position) -> dict[str, TopicOptions]:
+    def _resumed(self, topics: dict[str, TopicOptions], at: Position) -> dict[str, TopicOptions]:
         """Return the topics, with the positions of the cursor for those that it names."""
         if at.by_number:
             raise invalid("this cursor is valid only in the session that it came from", field="cursor")
@@ -172,14 +168,9 @@ class WatchStream(EventStream):
     reports_too_old = True
 
     def __init__(
-        self,
-        services: PushServices,
-        sessions: Sessions,
-        session: Session,
-        *,
-        position: cursors.Position | None,
-        release: Callable[[], None],
-    ) -> None:
+        self, services: PushServices, sessions: Sessions, session: Session, *,
+        position: Position | None, release: Release,
+    ) -> None:  # fmt: skip
         super().__init__(services.runtime, release=release, heartbeat_ms=session.heartbeat_ms)
         self._dispatcher = services.dispatcher
         self._sessions = sessions

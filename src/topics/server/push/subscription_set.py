@@ -117,22 +117,20 @@ class Pattern:
         return name.startswith(self.prefix) and self.caller.may_use(name)
 
 
-@dataclass(eq=False)
-class ResolvedWatch:
-    subscriptions: dict[str, Subscription] = field(default_factory=dict)  # by topic
-    patterns: dict[str, Pattern] = field(default_factory=dict)
-
-    def answer(self) -> dict[str, WatchedTopic]:
-        return {
-            name: WatchedTopic(one.seq, one.topic.head, one.topic.earliest, one.topic.epoch)
-            for name, one in self.subscriptions.items()
-        }
+Resolved = tuple[dict[str, Subscription], dict[str, Pattern]]  # by topic, and by pattern
 
 
-def size_bytes(of: ResolvedWatch | SubscriptionSet) -> int:
+def watched_topics(subscriptions: dict[str, Subscription]) -> dict[str, WatchedTopic]:
+    return {
+        name: WatchedTopic(one.seq, one.topic.head, one.topic.earliest, one.topic.epoch)
+        for name, one in subscriptions.items()
+    }
+
+
+def size_bytes(subscriptions: dict[str, Subscription], patterns: dict[str, Pattern]) -> int:
     """Return the memory that subscriptions and patterns take. What several of them share counts once."""
-    views = [one.view for one in of.subscriptions.values()] + [one.view for one in of.patterns.values()]
-    size = len(of.subscriptions) * SUBSCRIPTION_BYTES + len(of.patterns) * PATTERN_BYTES
+    views = [one.view for one in subscriptions.values()] + [one.view for one in patterns.values()]
+    size = len(subscriptions) * SUBSCRIPTION_BYTES + len(patterns) * PATTERN_BYTES
     # By identity: two requests that name the same nodes keep two sets of them.
     node_sets = {id(view.nodes): view.nodes for view in views if view.nodes is not None}
     filters = {id(view.match): view.match for view in views if view.match is not None}
@@ -144,7 +142,7 @@ def size_bytes(of: ResolvedWatch | SubscriptionSet) -> int:
 
 def resolve(
     runtime: Runtime, topics: dict[str, TopicOptions], options: ViewOptions, caller: Caller, *, lenient: bool
-) -> ResolvedWatch:
+) -> Resolved:
     """Return the subscriptions and patterns of a request. Raise every possible error before anything is created.
 
     The caller must be authorised for `topics`. Looks at no more names than the request has, and for each pattern at no
@@ -152,16 +150,17 @@ def resolve(
     """
     engine, most = runtime.engine, runtime.settings.max_watch_topics
     watch.check_watched(topics, max_topics=most)
-    resolved = ResolvedWatch()
+    subscriptions: dict[str, Subscription] = {}
+    patterns: dict[str, Pattern] = {}
     shared = watch.make_view(options, max_limit=engine.limits.max_limit)
     for name, each in topics.items():
-        view = watch.with_match(shared, watch.match_of(name, each))
+        view = watch.with_filter(shared, name, each)
         if watch.is_pattern(name):
-            pattern = resolved.patterns[name] = Pattern(name[:-1], view, caller)
+            pattern = patterns[name] = Pattern(name[:-1], view, caller)
             matching = engine.state.names.visible(caller.prefixes, prefix=pattern.prefix)
             # More than twice the limit would not change the answer.
             some = islice(matching, 2 * most + 1)
-            found = [one for one in some if one not in topics and one not in resolved.subscriptions]
+            found = [one for one in some if one not in topics and one not in subscriptions]
         else:
             found = [name] if engine.find(name) is not None else []
             if not found and not lenient:
@@ -178,10 +177,10 @@ def resolve(
             else:
                 subscription = Subscription(topic, view, seq=each.from_seq, epoch=each.epoch)
                 subscription.consumer = each.consumer
-            resolved.subscriptions[topic_name] = subscription
-        if len(resolved.subscriptions) > most:
+            subscriptions[topic_name] = subscription
+        if len(subscriptions) > most:
             raise invalid(f"topics matches more than {most} topics, which is the limit", field="topics")
-    return resolved
+    return subscriptions, patterns
 
 
 class SubscriptionSet:
@@ -199,7 +198,7 @@ class SubscriptionSet:
 
     def charge(self) -> None:
         """Charge the budget with what the set keeps now, after subscriptions or patterns were added or removed."""
-        self._charge(SESSION_BYTES + size_bytes(self) + self.other_bytes)
+        self._charge(SESSION_BYTES + size_bytes(self.subscriptions, self.patterns) + self.other_bytes)
 
     def discharge(self) -> None:
         self._charge(0)

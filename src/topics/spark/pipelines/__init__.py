@@ -2,6 +2,6 @@
 
     from topics.spark.pipelines.compact import compact
 
-A pipeline is a module with its tasks beside it (`audit`, `audit_task`), or a folder. `run` has what all of them use,
-and `rounds` the loop of `compact` and `rollup`. A caller imports only the pipeline that it runs.
+A pipeline is a module, one of them with its tasks beside it (`mirror_task`), or a folder. `run` has what all of them
+use, and `rounds` the loop of `compact` and `rollup`. A caller imports only the pipeline that it runs.
 """

@@ -9,27 +9,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, TypeAlias, Unpack
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 from msgspec import Struct, field
 
 from topics.client import Client
 from topics.client.request import State, Summary
-from topics.lake import ArchivedEpoch, File, Lake, Snapshot
+from topics.lake import SCHEMA, ArchivedEpoch, Damaged, File, Lake, Snapshot
 from topics.lake.archived import Range, merged
+from topics.lake.rewrite import row_groups
 from topics.plurals import counted
-from topics.spark.pipelines.audit_task import Difference, Stretch, StretchFindings, check_file, look
+from topics.spark.options import ConnectionOptions, ReadOptions
 from topics.spark.pipelines.run.job import Failed, JobOptions, PipelineJob
 from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
-from topics.spark.pipelines.run.tasks import Tasks, Workload
+from topics.spark.pipelines.run.tasks import Workload
 from topics.spark.source.catalog import state_of
+from topics.spark.source.plan import Span
+from topics.spark.source.read import LostRange, read_span, without_gaps
 from topics.spark.topic_names import existing_lake, no_topic, unknown_topic
 
 ATTEMPTS = 5  # audits until one runs without a change of the lake
 STRETCH_SEQS = 100_000
 STRETCH_BYTES = 16 << 20
 INFLATION = 5  # estimated bytes in memory per byte in a file
-SHOWN = 20
+SHOWN = 20  # most ranges, and most differing seqs, that are listed
 
 FINDINGS = {
     "unexplained": ("unexplained", "unexplained"),
@@ -38,6 +45,9 @@ FINDINGS = {
     "damaged_files": ("file missing or damaged", "files missing or damaged"),
     "doubled": ("seq twice in the lake", "seqs twice in the lake"),
 }
+
+
+CLASSES = ("live", "archived", "deleted", "in_gaps", "lost")  # of a seq, as the report lists them
 
 
 class EpochAccount(Struct, kw_only=True):
@@ -80,20 +90,9 @@ class EpochAccount(Struct, kw_only=True):
         archived = sum(file.bytes for file in self.archived.files) * INFLATION
         return archived + (0 if self.state is None else self.state.bytes)
 
-    @property
-    def unexplained(self) -> list[Range]:
-        return merged(pair for one in self.found for pair in one.unexplained)
-
-    @property
-    def doubled(self) -> list[Range]:
-        return merged(pair for one in self.found for pair in one.doubled)
-
-    @property
-    def differences(self) -> list[Difference]:
-        return [row for one in self.found for row in one.differences][:SHOWN]
-
-    def total(self, name: str) -> int:
-        return sum(one.counts.get(name, 0) for one in self.found)
+    def ranges(self, name: str) -> list[Range]:
+        """Return the unexplained, lost or doubled seqs."""
+        return merged(pair for one in self.found for pair in getattr(one, name))
 
 
 def audit(*, url: str, lake: str, topics: Sequence[str] = (), **options: Unpack[JobOptions]) -> RunReport:
@@ -103,7 +102,17 @@ def audit(*, url: str, lake: str, topics: Sequence[str] = (), **options: Unpack[
     """
     with PipelineJob("audit", servers=[url], **options) as job, job.client(url) as client:
         opened = existing_lake(lake)
-        accounts = _audited(job, client, opened, url, topics)
+        for _ in range(ATTEMPTS):
+            snapshot = opened.snapshot()
+            accounts = _accounts(client, opened, snapshot, topics)
+            if job.dry_run or _attempt(job, opened, url, snapshot, accounts):
+                break
+            job.step("the lake has changed meanwhile: checking again")
+        else:
+            raise Failed(
+                f"the lake {opened.path} changed {ATTEMPTS} times during the audit",
+                next="run the audit again, or stop pipelines that merge or erase until it is done",
+            )
         if job.dry_run:
             _expect(job.report, url, accounts)
             return job.report
@@ -115,33 +124,15 @@ def audit(*, url: str, lake: str, topics: Sequence[str] = (), **options: Unpack[
                 f"table, such as {strays[0]}: from a killed run, or from a running one that is about to commit; topics "
                 "pipeline maintain removes files of killed runs"
             )
-        _warn_of_trims(job, accounts)
+        for account in accounts:  # not a finding: missing records are unexplained seqs
+            if account.trimmed_to > account.archived.trimmed_to:
+                job.warn(
+                    f"topic {account.topic}: the server has a report of a trim up to seq {account.trimmed_to}, but "
+                    f"this lake has recorded a trim up to seq {account.archived.trimmed_to}: the lake lacks its last "
+                    "versions, or another lake trims the topic. Restore the lake from a copy, or run topics pipeline "
+                    "archive --trim, which records the trim again"
+                )
     return job.report
-
-
-def _warn_of_trims(job: PipelineJob, accounts: list[EpochAccount]) -> None:
-    """Warn about trims that the lake has not recorded. This is not a finding: missing records are unexplained seqs."""
-    for account in accounts:
-        if account.trimmed_to > account.archived.trimmed_to:
-            job.warn(
-                f"topic {account.topic}: the server has a report of a trim up to seq {account.trimmed_to}, but this "
-                f"lake has recorded a trim up to seq {account.archived.trimmed_to}: the lake lacks its last versions, "
-                "or another lake trims the topic. Restore the lake from a copy, or run topics pipeline archive --trim, "
-                "which records the trim again"
-            )
-
-
-def _audited(job: PipelineJob, client: Client, lake: Lake, url: str, topics: Sequence[str]) -> list[EpochAccount]:
-    for _ in range(ATTEMPTS):
-        snapshot = lake.snapshot()
-        accounts = _accounts(client, lake, snapshot, topics)
-        if job.dry_run or _attempt(job, lake, url, snapshot, accounts):
-            return accounts
-        job.step("the lake has changed meanwhile: checking again")
-    raise Failed(
-        f"the lake {lake.path} changed {ATTEMPTS} times during the audit",
-        next="run the audit again, or stop pipelines that merge or erase until it is done",
-    )
 
 
 def _accounts(client: Client, lake: Lake, snapshot: Snapshot, topics: Sequence[str]) -> list[EpochAccount]:
@@ -175,7 +166,13 @@ def _attempt(job: PipelineJob, lake: Lake, url: str, snapshot: Snapshot, account
     """Fill the accounts. Return False if the findings may come from a change of the lake during the audit."""
     seqs = sum(account.head for account in accounts)
     tasks = job.tasks(Workload(seqs=seqs, size_bytes=sum(account.size_bytes for account in accounts)))
-    _check_files(job, tasks, lake, accounts)
+    checks = [(account, file) for account in accounts for file in account.archived.files]
+    job.step(f"reading back {counted(len(checks), 'file')} of the lake")
+    check = partial(check_file, lake=lake.path)
+    problems = tasks.run([file for _, file in checks], check, result=str, weight=lambda file: file.bytes)
+    for (account, file), problem in zip(checks, problems, strict=True):
+        if problem:
+            account.damaged.append((file, problem))
     suspicious = any(account.damaged or account.trimmed_to > account.archived.trimmed_to for account in accounts)
     work = [(account, one) for account in accounts for one in account.stretches(lake.path, job, url)]
     topics = {account.topic for account in accounts}  # a topic may have several epochs
@@ -192,23 +189,13 @@ def _attempt(job: PipelineJob, lake: Lake, url: str, snapshot: Snapshot, account
     return not suspicious or snapshot.is_newest()
 
 
-def _check_files(job: PipelineJob, tasks: Tasks, lake: Lake, accounts: list[EpochAccount]) -> None:
-    checks = [(account, file) for account in accounts for file in account.archived.files]
-    job.step(f"reading back {counted(len(checks), 'file')} of the lake")
-    check = partial(check_file, lake=lake.path)
-    done = tasks.run([file for _, file in checks], check, result=str, weight=lambda file: file.bytes)
-    for (account, file), problem in zip(checks, done, strict=True):
-        if problem:
-            account.damaged.append((file, problem))
-
-
 # --- the report
 
 
 def _expect(report: RunReport, url: str, accounts: list[EpochAccount]) -> None:
     """Report what an audit would check. There are no finding counts, so that a dry run is not taken for a proof."""
     for account in accounts:
-        row = _bare_row(account, url)
+        row = _add_row(report, account, url)
         files = account.archived.files
         row.figures = {"files": len(files)}
         row.size_bytes = sum(file.bytes for file in files)
@@ -220,29 +207,31 @@ def _expect(report: RunReport, url: str, accounts: list[EpochAccount]) -> None:
         if account.state is not None and files and account.state.earliest_seq <= files[-1].last:
             last = min(account.state.head_seq, files[-1].last)
             row.would.append(f"compare what both have of seqs {account.state.earliest_seq} to {last}")
-        report.topics.append(row)
-    report.looked_at = len(report.names)
-    report.figures = {
-        "checked": False,
-        "seqs": sum(account.head for account in accounts),
-        "files": sum(len(account.archived.files) for account in accounts),
-    }
+    _sum_up(report, accounts, checked=False)
 
 
 def _fill(report: RunReport, url: str, accounts: list[EpochAccount], strays: list[str]) -> None:
     for account in accounts:
-        report.topics.append(_row(account, url))
-    report.looked_at = len(report.names)
-    report.figures = {
-        "checked": True,
-        "seqs": sum(account.head for account in accounts),
-        "files": sum(len(account.archived.files) for account in accounts),
-        "compared": sum(one.both for account in accounts for one in account.found),
-        "unexplained": sum(_size(pair) for account in accounts for pair in account.unexplained),
-        "differing": sum(one.differing for account in accounts for one in account.found),
-        "missing": sum(one.missing for account in accounts for one in account.found),
+        row = _add_row(report, account, url)
+        row.figures = {name: sum(one.counts.get(name, 0) for one in account.found) for name in CLASSES}
+        row.figures["unexplained"] = account.ranges("unexplained")
+        row.figures["doubled"] = account.ranges("doubled")
+        row.figures["differences"] = [row for one in account.found for row in one.differences][:SHOWN]
+        row.figures["damaged"] = [{"file": file.path, "problem": problem} for file, problem in account.damaged]
+        gaps = [(gap.first, gap.last, gap.reason) for gap in account.archived.gaps]
+        gaps += [(low, high, "not in the ledger yet") for low, high in account.ranges("lost")]
+        row.gaps = [
+            ReportedGap(from_seq=low, to_seq=high, reason=reason, epoch=account.epoch) for low, high, reason in gaps
+        ]
+    _sum_up(report, accounts, checked=True)
+    found = [one for account in accounts for one in account.found]
+    report.figures |= {
+        "compared": sum(one.both for one in found),
+        "unexplained": sum(_size(pair) for account in accounts for pair in account.ranges("unexplained")),
+        "differing": sum(one.differing for one in found),
+        "missing": sum(one.missing for one in found),
         "damaged_files": sum(len(account.damaged) for account in accounts),
-        "doubled": sum(_size(pair) for account in accounts for pair in account.doubled),
+        "doubled": sum(_size(pair) for account in accounts for pair in account.ranges("doubled")),
         "stray_files": len(strays),
     }
     report.ok = not any(report.figures[name] for name in FINDINGS)
@@ -250,34 +239,19 @@ def _fill(report: RunReport, url: str, accounts: list[EpochAccount], strays: lis
         report.next = "see docs/pipelines.md, section Audit, for each kind of finding"
 
 
-def _row(account: EpochAccount, url: str) -> TopicReport:
-    figures: dict[str, Any] = {name: account.total(name) for name in ("live", "archived", "deleted", "in_gaps", "lost")}
-    figures["unexplained"] = account.unexplained
-    figures["doubled"] = account.doubled
-    figures["differences"] = account.differences
-    figures["damaged"] = [{"file": file.path, "problem": problem} for file, problem in account.damaged]
-    lost = merged(pair for one in account.found for pair in one.lost)
-    gaps = [
-        ReportedGap(from_seq=gap.first, to_seq=gap.last, reason=gap.reason, epoch=account.epoch)
-        for gap in account.archived.gaps
-    ]
-    gaps += [
-        ReportedGap(from_seq=low, to_seq=high, reason="not in the ledger yet", epoch=account.epoch)
-        for low, high in lost
-    ]
-    row = _bare_row(account, url)
-    row.gaps, row.figures = gaps, figures
+def _sum_up(report: RunReport, accounts: list[EpochAccount], *, checked: bool) -> None:
+    report.looked_at = len(report.names)
+    seqs, files = sum(one.head for one in accounts), sum(len(one.archived.files) for one in accounts)
+    report.figures = {"checked": checked, "seqs": seqs, "files": files}
+
+
+def _add_row(report: RunReport, account: EpochAccount, url: str) -> TopicReport:
+    """Add a row for an epoch: a topic may have several."""
+    server = "" if account.state is None else url.rstrip("/")
+    row = TopicReport(topic=account.topic, server=server, epoch=account.epoch)
+    row.from_seq, row.to_seq = int(account.head > 0), account.head
+    report.topics.append(row)
     return row
-
-
-def _bare_row(account: EpochAccount, url: str) -> TopicReport:
-    return TopicReport(
-        topic=account.topic,
-        server=url.rstrip("/") if account.state is not None else "",
-        epoch=account.epoch,
-        from_seq=1 if account.head else 0,
-        to_seq=account.head,
-    )
 
 
 def describe(report: RunReport) -> str:
@@ -290,15 +264,12 @@ def _lines(report: RunReport) -> Iterator[str]:
         if report.dry_run:
             yield f"{row.topic}{epoch}: would {', '.join(row.would) or 'find nothing to check'}"
             continue
-        counts = {
-            name.replace("_", " "): row.figures[name] for name in ("live", "archived", "deleted", "in_gaps", "lost")
-        }
+        counts = {name.replace("_", " "): row.figures[name] for name in CLASSES}
         listed = ", ".join(f"{count} {name}" for name, count in counts.items() if count or name == "live")
         yield f"{row.topic}{epoch}: seqs {row.from_seq} to {row.to_seq}: {listed}"
-        for low, high in row.figures["unexplained"][:SHOWN]:
-            yield f"  unexplained: seqs {low} to {high}" if low < high else f"  unexplained: seq {low}"
-        for low, high in row.figures["doubled"][:SHOWN]:
-            yield f"  twice in the lake: seqs {low} to {high}" if low < high else f"  twice in the lake: seq {low}"
+        for name, text in (("unexplained", "unexplained"), ("doubled", "twice in the lake")):
+            for low, high in row.figures[name][:SHOWN]:
+                yield f"  {text}: seqs {low} to {high}" if low < high else f"  {text}: seq {low}"
         for one in row.figures["differences"]:
             what = f"differs in {', '.join(one.fields)}" if one.fields else "is live but missing in the lake"
             yield f"  seq {one.seq} {what}"
@@ -308,23 +279,193 @@ def _lines(report: RunReport) -> Iterator[str]:
             yield f"  gap: seqs {gap.from_seq} to {gap.to_seq} ({gap.reason})"
     for text in report.warnings:
         yield f"warning: {text}"
-    yield _last_line(report)
-
-
-def _last_line(report: RunReport) -> str:
     figures = report.figures
-    looked = (
-        f"{counted(figures['seqs'], 'seq')} of {counted(len(report.names), 'topic')}, "
-        f"{counted(figures['files'], 'file')}"
-    )
+    topics, files = counted(len(report.names), "topic"), counted(figures["files"], "file")
+    looked = f"{counted(figures['seqs'], 'seq')} of {topics}, {files}"
     if report.dry_run:
-        return f"audit: a dry run, NOTHING WAS CHECKED: would look for {looked}"
+        yield f"audit: a dry run, NOTHING WAS CHECKED: would look for {looked}"
+        return
     findings = [
         counted(figures[name], *words) for name, words in FINDINGS.items() if figures[name] or name == "unexplained"
     ]
     compared = counted(figures["compared"], "record")
-    return f"audit: {looked}, {compared} compared, {report.took}: {', '.join(findings)}"
+    yield f"audit: {looked}, {compared} compared, {report.took}: {', '.join(findings)}"
 
 
 def _size(pair: Range) -> int:
     return pair[1] - pair[0] + 1
+
+
+# --- tasks, which run on executors: classify each seq of one epoch of a topic, and compare lake and server
+#
+# A seq that is not live is explained if a file of the lake holds it, if a recorded gap has it, if it was deleted, or if
+# the server reports it as lost and it is not archived yet. All other seqs are unexplained: they existed, and nothing
+# says why they are missing. Seqs that the server considers archived, but that this lake does not cover, are unexplained
+# too.
+
+Marks: TypeAlias = npt.NDArray[np.uint8]
+
+COMPARED = ("ts", "node", "tag", "meta", "data")
+# The classes of a seq, in order of precedence.
+LIVE, ARCHIVED, GAP, DELETED, LOST, UNEXPLAINED = range(1, 7)
+NAMES = {LIVE: "live", ARCHIVED: "archived", GAP: "in_gaps", DELETED: "deleted", LOST: "lost"}
+
+
+class Stretch(Struct, kw_only=True):
+    """Seqs `first` to `last` of one epoch, with their state in the lake."""
+
+    lake: str
+    connection: ConnectionOptions | None  # None: an earlier epoch, which only the lake has
+    topic: str
+    epoch: int
+    first: int
+    last: int
+    files: list[File] = []  # the files that are not damaged
+    damaged: list[Range] = []  # the seqs of damaged files
+    gaps: list[Range] = []
+    uncovered: list[Range] = []
+    trimmed_to: int = 0
+    reported_to: int = 0  # the last archived seq that the server knows
+
+
+class Difference(Struct, frozen=True, kw_only=True):
+    """A record that differs between server and lake; `fields` is empty if the lake does not have it."""
+
+    seq: int
+    fields: list[str]
+
+
+class StretchFindings(Struct, kw_only=True):
+    """The findings of one stretch."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    both: int = 0  # records that are live and archived, and were compared
+    unexplained: list[Range] = field(default_factory=list)
+    lost: list[Range] = field(default_factory=list)
+    doubled: list[Range] = field(default_factory=list)  # seqs that the lake has more than once
+    differing: int = 0
+    missing: int = 0
+    differences: list[Difference] = field(default_factory=list)  # the first few
+    problem: str | None = None  # why the stretch could not be read: a file was removed meanwhile
+
+
+def check_file(file: File, *, lake: str) -> str:
+    """Read a file back. Return what is wrong with its checksums or its rows, or an empty text."""
+    try:
+        Lake(lake).verify(file)
+    except (Damaged, OSError, pa.ArrowException) as error:
+        return str(error)
+    return ""
+
+
+def look(stretch: Stretch) -> StretchFindings:
+    """Classify every seq of a stretch, and compare every record that both have."""
+    try:
+        live, lost = _live(stretch)
+        archived = _table(_archived(stretch))
+    except Damaged as error:
+        return StretchFindings(problem=str(error))
+    archived, doubled = _once(archived)
+    marks = _mark(stretch, live, lost, archived)
+    found = StretchFindings(
+        doubled=doubled,
+        counts={name: int(np.count_nonzero(marks == mark)) for mark, name in NAMES.items()},
+        unexplained=ranges(marks == UNEXPLAINED, stretch.first),
+        lost=ranges(marks == LOST, stretch.first),
+    )
+    _compare(stretch, live, archived, found)
+    return found
+
+
+def _mark(stretch: Stretch, live: pa.Table, lost: Sequence[Range], archived: pa.Table) -> Marks:
+    """Return the class of each seq. Later lines override earlier ones."""
+    marks = np.full(stretch.last - stretch.first + 1, DELETED, np.uint8)
+    _put(marks, stretch, [pair for low, high in lost for pair in _within(stretch.uncovered, low, high)], LOST)
+    if stretch.connection is None:
+        _put(marks, stretch, stretch.uncovered, UNEXPLAINED)
+    _put(marks, stretch, _within(stretch.uncovered, 1, max(stretch.trimmed_to, stretch.reported_to)), UNEXPLAINED)
+    _put(marks, stretch, stretch.damaged, UNEXPLAINED)
+    _put(marks, stretch, stretch.gaps, GAP)
+    marks[archived.column("seq").to_numpy() - stretch.first] = ARCHIVED
+    marks[live.column("seq").to_numpy() - stretch.first] = LIVE
+    return marks
+
+
+def _live(stretch: Stretch) -> tuple[pa.Table, list[Range]]:
+    """Return the records on the server, and the ranges that it reports as lost."""
+    if stretch.connection is None:
+        return _table([]), []
+    options, lost = ReadOptions(connection=stretch.connection, fail_on_data_loss=False), list[LostRange]()
+    span = Span(
+        server=stretch.connection.servers[0], topic=stretch.topic, epoch=stretch.epoch,
+        start=stretch.first, stop=stretch.last + 1,
+    )  # fmt: skip
+    batches = [batch.select(["seq", *COMPARED]) for batch in without_gaps(read_span(span, options), lost)]
+    return _table(batches), [(one.gap_from, one.gap_to) for one in lost]
+
+
+def _archived(stretch: Stretch) -> Iterator[pa.RecordBatch]:
+    lake = Lake(stretch.lake)
+    for file in stretch.files:
+        try:
+            for batch in row_groups(lake.storage, file, ["seq", *COMPARED], first=stretch.first, last=stretch.last):
+                seqs = batch.column("seq").to_numpy()
+                within = (seqs >= stretch.first) & (seqs <= stretch.last)
+                if within.any():
+                    yield batch if within.all() else batch.filter(pa.array(within))
+        except (OSError, pa.ArrowException) as error:
+            raise Damaged(f"{file.path}: {error}") from error
+
+
+def _once(archived: pa.Table) -> tuple[pa.Table, list[Range]]:
+    """Return each seq once, sorted, and the seqs that occurred several times."""
+    seqs = archived.column("seq").to_numpy()
+    if not np.any(np.diff(seqs) <= 0):
+        return archived, []
+    each, at, count = np.unique(seqs, return_index=True, return_counts=True)
+    return archived.take(pa.array(at)), merged((seq, seq) for seq in each[count > 1].tolist())
+
+
+def _compare(stretch: Stretch, live: pa.Table, archived: pa.Table, found: StretchFindings) -> None:
+    live_seqs, archived_seqs = live.column("seq").to_numpy(), archived.column("seq").to_numpy()
+    common, at_live, at_archived = np.intersect1d(live_seqs, archived_seqs, assume_unique=True, return_indices=True)
+    found.both = len(common)
+    one, other = live.take(pa.array(at_live)), archived.take(pa.array(at_archived))
+    fields_of: dict[int, list[str]] = {}
+    differing = np.zeros(len(common), np.bool_)
+    for name in COMPARED:
+        this, that = one.column(name), other.column(name)
+        is_other = pc.fill_null(pc.not_equal(this, that), False)
+        unlike = pc.or_(is_other, pc.not_equal(pc.is_null(this), pc.is_null(that))).to_numpy()
+        differing |= unlike
+        for at in np.flatnonzero(unlike)[:SHOWN].tolist():
+            fields_of.setdefault(int(common[at]), []).append(name)
+    found.differing = int(np.count_nonzero(differing))
+    missing = np.setdiff1d(live_seqs, archived_seqs, assume_unique=True)
+    for ranges_ in (stretch.uncovered, stretch.damaged):  # the lake need not have these
+        for low, high in ranges_:
+            missing = missing[(missing < low) | (missing > high)]
+    found.missing = len(missing)
+    rows = [Difference(seq=seq, fields=names) for seq, names in sorted(fields_of.items())]
+    rows += [Difference(seq=seq, fields=[]) for seq in missing[:SHOWN].tolist()]
+    found.differences = rows[:SHOWN]
+
+
+def _table(batches: Any) -> pa.Table:
+    schema = pa.schema([SCHEMA.field(name) for name in ("seq", *COMPARED)])
+    return pa.Table.from_batches(list(batches), schema)
+
+
+def _put(marks: Marks, stretch: Stretch, given: Sequence[Range], mark: int) -> None:
+    for low, high in _within(given, stretch.first, stretch.last):
+        marks[low - stretch.first : high - stretch.first + 1] = mark
+
+
+def _within(given: Sequence[Range], first: int, last: int) -> list[Range]:
+    clipped = [(max(low, first), min(high, last)) for low, high in given]
+    return [(low, high) for low, high in clipped if low <= high]
+
+
+def ranges(hit: npt.NDArray[np.bool_], first: int) -> list[Range]:
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], hit.view(np.int8), [0]))))
+    return [(first + int(low), first + int(high) - 1) for low, high in zip(edges[::2], edges[1::2], strict=True)]

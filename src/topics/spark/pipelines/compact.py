@@ -1,14 +1,14 @@
 """Compact: the latest record of every tag, or of every value of an expression, as a Delta table or a topic.
 
-A run reads only new records. In a table, the files whose keys change are replaced; the rows and the position are one
-commit. In a topic, the latest record of a key is appended and its older ones are deleted; the position is stored in
-`positions`.
+In a table, the files whose keys change are replaced. In a topic, the latest record of a key is appended and its older
+ones are deleted.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Unpack
@@ -21,29 +21,17 @@ from msgspec import Raw, Struct, field, structs
 from topics.client import Client
 from topics.errors import Code, TopicsError
 from topics.lake.files import RowsFile, RowsWriter, read_rows
+from topics.lake.output import OutputTable
 from topics.lake.storage import Storage
 from topics.model import surrogates
 from topics.spark.failures import BadUsage
-from topics.spark.options import BadOption, ConnectionOptions
-from topics.spark.pipelines.rounds import (
-    MAX_RECORDS,
-    STEP_SEQS,
-    Rounds,
-    RoundsPosition,
-    SourceTopic,
-    TableOutput,
-    TopicOutput,
-    Written,
-    answered,
-    chunk,
-    one_task,
-)
+from topics.spark.options import BadOption, ConnectionOptions, WriteOptions
+from topics.spark.pipelines import rounds
 from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.delivery import refused_rows
 from topics.spark.pipelines.run.job import JobOptions, PipelineJob, check_may_delete
 from topics.spark.pipelines.run.report import ReportedGap, RunReport
 from topics.spark.sink.chunks import Sent, pieces, send
-from topics.spark.sink.write_options import WriteOptions
 from topics.spark.source.catalog import client_for
 from topics.spark.sql.text import lenient
 
@@ -73,7 +61,7 @@ COLUMNS = pa.schema(
 _encode = msgspec.json.Encoder().encode
 
 
-class CompactPosition(RoundsPosition, frozen=True, kw_only=True):
+class CompactPosition(rounds.RoundsPosition, frozen=True, kw_only=True):
     """The position of a compaction, with its declaration: keys of two topics or expressions must not mix."""
 
     declaration: int
@@ -83,7 +71,7 @@ class CompactPosition(RoundsPosition, frozen=True, kw_only=True):
     gaps: list[ReportedGap] = field(default_factory=list)
 
 
-class CompactResult(Written, kw_only=True):
+class CompactResult(rounds.Written, kw_only=True):
     """The result of the task that writes the latest records."""
 
     looked_at: int = 0
@@ -106,41 +94,27 @@ def _sort_out(batch: pa.RecordBatch, outcome: CompactResult) -> Iterator[dict[st
             yield row
 
 
-class Count(Struct, kw_only=True):
-    """Counts the rows that would be written."""
-
-    null_removes: bool
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        outcome = CompactResult()
-        for batch in batches:
-            self.kept(batch, outcome)
-        yield answered(outcome)
-
-    def kept(self, batch: pa.RecordBatch, outcome: CompactResult) -> list[dict[str, Any]]:
-        rows = list(_sort_out(batch, outcome))
-        kept = [row for row in rows if not (self.null_removes and is_null(row["data"]))]
-        outcome.removed += len(rows) - len(kept)
-        outcome.keys += len(kept)
-        outcome.records += sum(row["n"] > 0 for row in kept)
-        return kept
-
-
-class WriteLatestTable(Count, kw_only=True):
+class WriteLatestTable(Struct, kw_only=True):
     """Writes rows, sorted by key, to files for a commit. Gaps come first, because they have no key.
 
-    A new file begins at each of `cuts`, so that no file overlaps one that stays in the table.
+    A new file begins at each of `cuts`, so that no file overlaps one that stays in the table. Without a storage, the
+    rows are only counted.
     """
 
-    storage: Storage
-    cuts: list[str]
+    null_removes: bool
+    storage: Storage | None = None
+    cuts: list[str] = []
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         outcome, at = CompactResult(), 0
-        with RowsWriter(self.storage, COLUMNS) as writer:
+        with nullcontext() if self.storage is None else RowsWriter(self.storage, COLUMNS) as writer:
             for batch in batches:
-                kept = self.kept(batch, outcome)
-                while kept:
+                rows = list(_sort_out(batch, outcome))
+                kept = [row for row in rows if not (self.null_removes and is_null(row["data"]))]
+                outcome.removed += len(rows) - len(kept)
+                outcome.keys += len(kept)
+                outcome.records += sum(row["n"] > 0 for row in kept)
+                while kept and writer is not None:
                     passed = bisect_right(self.cuts, kept[0]["key"])
                     if passed > at:
                         writer.cut()
@@ -150,32 +124,8 @@ class WriteLatestTable(Count, kw_only=True):
                         end = bisect_left(kept, self.cuts[at], key=itemgetter("key"))
                     writer.write(pa.RecordBatch.from_pylist(kept[:end], schema=COLUMNS))
                     kept = kept[end:]
-            outcome.files = writer.finish()
-        yield answered(outcome)
-
-
-class FindFiles(Struct):
-    """Returns the numbers of the files in whose ranges the keys are. `lows` are the first keys of the files, sorted."""
-
-    lows: list[str]
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found = {
-            max(bisect_right(self.lows, key) - 1, 0) for batch in batches for key in batch.column("key").to_pylist()
-        }
-        yield pa.RecordBatch.from_pydict({"number": pa.array(sorted(found), pa.int32())})
-
-
-class ReadFiles(Struct):
-    """Returns the rows of files of the table. The input has the numbers of the files."""
-
-    storage: Storage
-    paths: list[str]
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from read_rows(self.storage, self.paths[number], COLUMNS)
+            outcome.files = [] if writer is None else writer.finish()
+        yield rounds.answered(outcome)
 
 
 class WriteLatestTopic(Struct, kw_only=True):
@@ -187,14 +137,11 @@ class WriteLatestTopic(Struct, kw_only=True):
     position: CompactPosition
     fresh: bool  # whether the topic holds no older records
     null_removes: bool
-
-    @property
-    def run(self) -> str:
-        at = self.position
-        return f"compact/{at.generation}/{at.epoch}/{at.done + 1}-{at.plan + 1}"
+    run: str = ""  # the first part of every key
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        outcome = CompactResult()
+        outcome, at = CompactResult(), self.position
+        self.run = f"compact/{at.generation}/{at.epoch}/{at.done + 1}-{at.plan + 1}"
         with client_for(self.connection, self.connection.servers[0]) as client:
             for batch in batches:
                 rows = []
@@ -203,17 +150,25 @@ class WriteLatestTopic(Struct, kw_only=True):
                         outcome.removed += 0 if self.fresh else client.delete(self.topic, match=row["key"]).deleted
                     else:
                         rows.append(row)
-                for piece in pieces([self._record(row) for row in rows], most=MAX_RECORDS):
+                for piece in pieces([self._record(row) for row in rows], most=rounds.MAX_RECORDS):
                     self._put(client, rows[piece], outcome)
                 outcome.keys += len(rows)
-        yield answered(outcome)
+        yield rounds.answered(outcome)
 
     def _put(self, client: Client, rows: list[dict[str, Any]], outcome: CompactResult) -> None:
         """Write the rows. A gap record replaces a record that the server rejects."""
 
         def put(part: list[dict[str, Any]], suffix: str) -> None:
+            """Append rows and delete the older records of their keys: a repetition also leaves one record per key."""
             self.fresh = self.fresh and not suffix  # a part of a rejected request may have been written already
-            self._append(client, part, outcome)
+            request = rounds.chunk(self.topic, self.run, part[0]["seq"], [self._record(row) for row in part])
+            written = Sent()
+            answers = send(client, WriteOptions(connection=self.connection), [request], written)
+            outcome.add(written)
+            seqs = [seq for answer in answers for seq in range(answer.first_seq, answer.last_seq + 1)]
+            if not self.fresh:
+                for row, seq in zip(part, seqs, strict=True):
+                    client.delete(self.topic, match=row["key"], before_seq=seq)
 
         for row, _, reason in refused_rows(rows, put):
             self.fresh = False
@@ -222,17 +177,6 @@ class WriteLatestTopic(Struct, kw_only=True):
             for _, _, why in refused_rows([gap_row], put):  # the gap record was rejected as well, so its key is invalid
                 raise BadOption(f"--by: the key of seq {row['seq']} cannot be a tag: {why}; --table takes any key")
             outcome.gaps.append(ReportedGap(from_seq=row["seq"], to_seq=row["seq"], reason=reason))
-
-    def _append(self, client: Client, rows: list[dict[str, Any]], outcome: CompactResult) -> None:
-        """Append rows and delete the older records of their keys. So a repetition also leaves one record per key."""
-        request = chunk(self.topic, self.run, rows[0]["seq"], [self._record(row) for row in rows])
-        written = Sent()
-        answers = send(client, WriteOptions(connection=self.connection), [request], written)
-        outcome.add(written)
-        seqs = [seq for answer in answers for seq in range(answer.first_seq, answer.last_seq + 1)]
-        if not self.fresh:
-            for row, seq in zip(rows, seqs, strict=True):
-                client.delete(self.topic, match=row["key"], before_seq=seq)
 
     def _record(self, row: dict[str, Any]) -> bytes:
         """Return the record with its key as the tag, and its origin in its meta."""
@@ -271,7 +215,7 @@ def compact(
     follow: bool = False,
     every_s: float = EVERY_S,
     lake: str | None = None,
-    step_seqs: int = STEP_SEQS,
+    step_seqs: int = rounds.STEP_SEQS,
     positions_topic: str = positions.TOPIC,
     **options: Unpack[JobOptions],
 ) -> RunReport:
@@ -285,45 +229,52 @@ def compact(
     if into == topic:
         raise BadUsage(f"{topic} cannot be compacted into itself: its readers would lose the older records")
     with PipelineJob("compact", servers=[url], **options) as job, job.client(url) as client:
-        source = SourceTopic(job, client, topic, lake=lake)
+        source = rounds.SourceTopic(job, client, topic, lake=lake)
         if not source.wait_until_exists(follow=follow):
             return job.report
-        output: CompactTable | CompactTopic
-        if into is None:
-            output = CompactTable(job, table or "", topic, null_removes=null_removes)
-        else:
-            output = CompactTopic(job, client, topic, into, positions_topic=positions_topic, null_removes=null_removes)
-            if not job.dry_run:
-                try:  # without deletes each run would add one more record per key
-                    check_may_delete(client, into)
-                except TopicsError as error:
-                    if error.code is not Code.TOPIC_NOT_FOUND:  # returned only to a key that may delete
-                        raise
-        # A dry run writes nothing that a second step could build on, so it reads everything in one step.
-        step_seqs = ALL_SEQS if job.dry_run else step_seqs
-        Compaction(job, source, output, by, step_seqs=step_seqs, full=full).run(follow=follow, every_s=every_s)
+        if into is not None and not job.dry_run:
+            try:  # without deletes each run would add one more record per key
+                check_may_delete(client, into)
+            except TopicsError as error:
+                if error.code is not Code.TOPIC_NOT_FOUND:  # returned only to a key that may delete
+                    raise
+        declaration = xxhash.xxh3_64_intdigest(msgspec.json.encode((topic, by))) >> 1
+        work = Compaction(
+            source, by, CompactPosition(declaration=declaration, epoch=0), into=into, table=table, full=full,
+            positions=positions_topic, prefix=f"compact:{into}:",
+            # A dry run writes nothing that a second step could build on, so it reads everything in one step.
+            step_seqs=ALL_SEQS if job.dry_run else step_seqs,
+        )  # fmt: skip
+        work.null_removes = null_removes
+        work.run(follow=follow, every_s=every_s)
     return job.report
 
 
-class Compaction(Rounds[CompactPosition]):
-    """One run that compacts a topic."""
+class Compaction(rounds.Rounds[CompactPosition]):
+    """One run that compacts a topic.
 
-    _output: CompactTable | CompactTopic
+    A table has one row per key; its files are sorted by key and do not overlap. A topic has one record per key, with
+    the key as its tag.
+    """
+
+    kept_hours = KEPT_HOURS
+    schema = COLUMNS
+    null_removes = False
     _declared: str  # the expression of the key
-
-    @property
-    def _declaration(self) -> int:
-        return xxhash.xxh3_64_intdigest(msgspec.json.encode((self._source.topic, self._declared))) >> 1
+    _kept: Sequence[RowsFile] = ()  # files of the table that stay
 
     def check_fits(self, known: CompactPosition) -> None:
-        if known.declaration != self._declaration:
+        if known.declaration != self._start.declaration:
             raise BadUsage(
-                f"{self._output.name} holds something else than the latest of {self._source.topic} by {self._declared}",
+                f"{self.name} holds something else than the latest of {self._source.topic} by {self._declared}",
                 next="use another output, or start again with --full",
             )
 
-    def beginning(self, epoch: int, generation: int) -> CompactPosition:
-        return CompactPosition(declaration=self._declaration, epoch=epoch, generation=generation)
+    def of_facts(self, facts: Mapping[str, int]) -> CompactPosition:
+        return msgspec.convert(dict(facts), CompactPosition)
+
+    def facts_of(self, at: CompactPosition) -> dict[str, int]:
+        return {"declaration": at.declaration, "epoch": at.epoch, "done": at.done, "generation": at.generation}
 
     def recreated(self, at: CompactPosition, epoch: int) -> CompactPosition:
         self._job.warn(f"topic {self._source.topic} was recreated; unread records of its earlier epoch are lost")
@@ -333,15 +284,77 @@ class Compaction(Rounds[CompactPosition]):
         return at.plan if at.plan > at.done else None
 
     def transform(self, at: CompactPosition, last: int) -> tuple[CompactPosition, DataFrame]:
-        rows = self._source.load(at.done + 1, last + 1)
-        return structs.replace(at, plan=last), latest_of(rows, by=self._declared, epoch=at.epoch)
+        """Return one row per key, and one per gap (`key` NULL, `gap_to` set); `n` counts the records of the key."""
+        keyed = self._source.load(at.done + 1, last + 1).selectExpr(
+            f"IF(kind = 'gap', NULL, CAST(({lenient(self._declared)}) AS STRING)) AS key",
+            "IF(kind = 'gap', seq, NULL) AS lost",
+            f"CAST({at.epoch} AS BIGINT) AS epoch", "CAST(1 AS BIGINT) AS n", *ROW[1:],
+        )  # fmt: skip
+        return structs.replace(at, plan=last), _latest(keyed)
 
-    def count(self, rows: DataFrame) -> CompactResult:
-        return self._output.count(rows)
+    def plan(self, at: CompactPosition) -> CompactPosition:
+        epoch, head = self.target()
+        stale_to = head if self.restarts else at.stale_to
+        return super().plan(structs.replace(at, target_epoch=epoch, target_seq=head, stale_to=stale_to))
+
+    def write(self, latest: DataFrame, at: CompactPosition) -> CompactResult:
+        if self._table is not None:
+            return self._write_table(self._table, latest)
+        if self._job.dry_run:
+            return rounds.one_task(latest, WriteLatestTable(null_removes=self.null_removes), CompactResult)
+        task = WriteLatestTopic(
+            connection=self._job.connection(self._client.url), source=self._source.topic, topic=self.name, position=at,
+            fresh=at.target_seq == 0, null_removes=self.null_removes,
+        )  # fmt: skip
+        outcome = rounds.one_task(latest, task, CompactResult, order=("seq",))
+        if at.stale_to:
+            self._client.delete(self.name, before_seq=at.stale_to + 1)
+        return outcome
+
+    def _write_table(self, table: OutputTable, latest: DataFrame) -> CompactResult:
+        task = WriteLatestTable(null_removes=self.null_removes)
+        if not self._job.dry_run:
+            table.create(COLUMNS, name=f"latest of {self._source.topic}")
+            task.storage = table.storage
+        latest = latest.persist()
+        try:
+            rows = self._with_changed(table, latest)
+            task.cuts = [str(file.low) for file in self._kept]
+            outcome = rounds.one_task(rows, task, CompactResult, order=("key", "seq"))
+        finally:
+            latest.unpersist()
+        self.adds = outcome.files
+        outcome.keys += sum(file.rows for file in self._kept)
+        return outcome
+
+    def _with_changed(self, table: OutputTable, latest: DataFrame) -> DataFrame:
+        """Return the latest rows of a range and of the files that they change. Choose these files."""
+        files = [] if self.restarts else table.files("key")
+        changed = set(_changed(latest, files))
+        paths = self.removes = [file.path for at, file in enumerate(files) if at in changed]
+        self._kept = [file for at, file in enumerate(files) if at not in changed]
+        if not paths:
+            return latest
+        storage = table.storage
+
+        def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    yield from read_rows(storage, paths[number], COLUMNS)
+
+        known = self._job.spark.range(0, len(paths), 1, len(paths)).mapInArrow(read, KNOWN)
+        none = ("CAST(NULL AS BIGINT) AS gap_to", "CAST(NULL AS STRING) AS reason")
+        # `n` counts only records of the new range.
+        before = known.selectExpr("key", "CAST(0 AS BIGINT) AS n", *ROW[:7], *none, "CAST(NULL AS BIGINT) AS lost")
+        return _latest(latest.selectExpr("*", "IF(gap_to IS NULL, NULL, seq) AS lost").unionByName(before))
 
     def after(self, at: CompactPosition, outcome: CompactResult) -> CompactPosition:
-        outcome.gaps = self._output.gaps = [structs.replace(gap, epoch=at.epoch) for gap in outcome.gaps]
-        return structs.replace(at, done=at.plan, stale_to=0, gaps=[*at.gaps, *outcome.gaps][-GAPS_KEPT:])
+        """Return the position after the step. The first records create a topic, so its epoch is known only now."""
+        outcome.gaps = self.gaps = [structs.replace(gap, epoch=at.epoch) for gap in outcome.gaps]
+        return structs.replace(
+            at, done=at.plan, stale_to=0, gaps=[*at.gaps, *outcome.gaps][-GAPS_KEPT:],
+            target_epoch=at.target_epoch or self.target()[0],
+        )  # fmt: skip
 
     def note(self, outcome: CompactResult) -> None:
         super().note(outcome)
@@ -351,15 +364,6 @@ class Compaction(Rounds[CompactPosition]):
             self._row.figures["keys"] = outcome.keys
 
 
-def latest_of(rows: DataFrame, *, by: str, epoch: int) -> DataFrame:
-    """Return one row per key, and one per gap (`key` NULL, `gap_to` set); `n` is the number of records of the key."""
-    keyed = rows.selectExpr(
-        f"IF(kind = 'gap', NULL, CAST(({lenient(by)}) AS STRING)) AS key", "IF(kind = 'gap', seq, NULL) AS lost",
-        f"CAST({epoch} AS BIGINT) AS epoch", "CAST(1 AS BIGINT) AS n", *ROW[1:],
-    )  # fmt: skip
-    return _latest(keyed)
-
-
 def _latest(keyed: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
@@ -367,116 +371,19 @@ def _latest(keyed: DataFrame) -> DataFrame:
     return keyed.groupBy("key", "lost").agg(last, F.sum("n").alias("n")).select("key", "n", "last.*")
 
 
-# --- outputs
+def _changed(latest: DataFrame, files: list[RowsFile]) -> Iterable[int]:
+    """Sort the files by key. Return the numbers of those that the rows change: all if files overlap or lack bounds."""
+    if len(files) < 2 or any(file.low is None or file.high is None for file in files):
+        return range(len(files))
+    files.sort(key=lambda file: str(file.low))
+    if any(one.high >= other.low for one, other in pairwise(files)):
+        return range(len(files))
+    lows = [file.low for file in files]
 
+    def find(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        keys = (key for batch in batches for key in batch.column("key").to_pylist())
+        found = {max(bisect_right(lows, key) - 1, 0) for key in keys}
+        yield pa.RecordBatch.from_pydict({"number": pa.array(sorted(found), pa.int32())})
 
-class CompactTable(TableOutput[CompactPosition]):
-    """A Delta table with one row per key. Its files are sorted by key and do not overlap."""
-
-    def __init__(self, job: PipelineJob, where: str, topic: str, *, null_removes: bool) -> None:
-        super().__init__(job, where, kept_hours=KEPT_HOURS)
-        self._job = job
-        self._topic = topic
-        self._null_removes = null_removes
-        self._files: list[RowsFile] = []
-        self._replaced: list[RowsFile] = []
-        self._kept: list[RowsFile] = []
-
-    def load(self) -> CompactPosition | None:
-        found = self.load_position()
-        return msgspec.convert(dict(found), CompactPosition) if found else None
-
-    def _rows(self, latest: DataFrame) -> DataFrame:
-        """Return the latest rows of a range and of the files that they change. Choose these files."""
-        files = [] if self.restarts else self.table.files("key")
-        changed = set(self._changed(latest, files))
-        self._replaced = [file for at, file in enumerate(files) if at in changed]
-        self._kept = [file for at, file in enumerate(files) if at not in changed]
-        if not self._replaced:
-            return latest
-        paths = [file.path for file in self._replaced]
-        numbers = self._job.spark.range(0, len(paths), 1, len(paths))
-        return with_known(latest, numbers.mapInArrow(ReadFiles(self.table.storage, paths), KNOWN))
-
-    def _changed(self, latest: DataFrame, files: list[RowsFile]) -> Iterable[int]:
-        """Return the numbers of the files that the rows change; all if the files overlap or lack statistics.
-
-        Sort the files by their first keys.
-        """
-        if len(files) < 2 or any(file.low is None or file.high is None for file in files):
-            return range(len(files))
-        files.sort(key=lambda file: str(file.low))
-        if any(one.high >= other.low for one, other in pairwise(files)):
-            return range(len(files))
-        keys = latest.where("key IS NOT NULL AND gap_to IS NULL").select("key")
-        found = keys.mapInArrow(FindFiles([file.low for file in files]), "number INT").distinct().collect()
-        return [row.number for row in found]
-
-    def count(self, latest: DataFrame) -> CompactResult:
-        """Return what `write` would return, without writing."""
-        return self._with_kept(one_task(self._rows(latest), Count(null_removes=self._null_removes), CompactResult))
-
-    def write(self, latest: DataFrame, at: CompactPosition) -> CompactResult:
-        self.table.create(COLUMNS, name=f"latest of {self._topic}")
-        latest = latest.persist()
-        try:
-            rows = self._rows(latest)
-            cuts = [str(file.low) for file in self._kept]
-            task = WriteLatestTable(storage=self.table.storage, cuts=cuts, null_removes=self._null_removes)
-            outcome = one_task(rows, task, CompactResult, order=("key", "seq"))
-        finally:
-            latest.unpersist()
-        self._files = outcome.files
-        return self._with_kept(outcome)
-
-    def _with_kept(self, outcome: CompactResult) -> CompactResult:
-        """Return the result with the keys of the files that stay."""
-        outcome.keys += sum(file.rows for file in self._kept)
-        return outcome
-
-    def save(self, at: CompactPosition) -> CompactPosition:
-        position = {"declaration": at.declaration, "epoch": at.epoch, "done": at.done, "generation": at.generation}
-        self.commit(position, COLUMNS, self._files, [file.path for file in self._replaced])
-        return at
-
-
-def with_known(latest: DataFrame, known: DataFrame) -> DataFrame:
-    """Return the latest rows of a new range and of existing files; `n` counts only records of the new range."""
-    none = ("CAST(NULL AS BIGINT) AS gap_to", "CAST(NULL AS STRING) AS reason")
-    before = known.selectExpr("key", "CAST(0 AS BIGINT) AS n", *ROW[:7], *none, "CAST(NULL AS BIGINT) AS lost")
-    return _latest(latest.selectExpr("*", "IF(gap_to IS NULL, NULL, seq) AS lost").unionByName(before))
-
-
-class CompactTopic(TopicOutput[CompactPosition]):
-    """A topic with one record per key, which has the key as its tag."""
-
-    def __init__(
-        self, job: PipelineJob, client: Client, topic: str, into: str, *, positions_topic: str, null_removes: bool
-    ) -> None:
-        super().__init__(job, client, into, CompactPosition, prefix=f"compact:{into}:", positions=positions_topic)
-        self._topic = topic
-        self._null_removes = null_removes
-
-    def plan(self, at: CompactPosition) -> CompactPosition:
-        epoch, head = self.target()
-        stale_to = head if self.restarts else at.stale_to
-        return super().plan(structs.replace(at, target_epoch=epoch, target_seq=head, stale_to=stale_to))
-
-    def count(self, latest: DataFrame) -> CompactResult:
-        """Return what `write` would return, without writing."""
-        return one_task(latest, Count(null_removes=self._null_removes), CompactResult)
-
-    def write(self, latest: DataFrame, at: CompactPosition) -> CompactResult:
-        task = WriteLatestTopic(
-            connection=self._connection, source=self._topic, topic=self.name, position=at,
-            fresh=at.target_seq == 0, null_removes=self._null_removes,
-        )  # fmt: skip
-        outcome = one_task(latest, task, CompactResult, order=("seq",))
-        if at.stale_to:
-            self._client.delete(self.name, before_seq=at.stale_to + 1)
-        return outcome
-
-    def save(self, at: CompactPosition) -> CompactPosition:
-        """Save the position. The first records create the topic, so its epoch is known only now."""
-        self.restarts = False
-        return super().save(structs.replace(at, target_epoch=at.target_epoch or self.target()[0]))
+    keys = latest.where("key IS NOT NULL AND gap_to IS NULL").select("key")
+    return [row.number for row in keys.mapInArrow(find, "number INT").distinct().collect()]

@@ -77,7 +77,6 @@ def _maintain_topic(job: PipelineJob, lake: Lake, row: TopicReport, *, merge_fil
 
 
 def describe(report: RunReport) -> str:
-    """Return the report as text."""
     lines = []
     for row in report.topics:
         left = counted(row.figures["files"], "file is left", "files are left")

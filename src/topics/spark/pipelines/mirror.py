@@ -1,8 +1,7 @@
 """Mirror: copy topics of one server to another, or in both directions, until they hold the same records.
 
-A copy keeps node, tag, meta and data, and lists the servers that it has been on (`task`), which prevents loops.
-The position of each direction is saved on its target server before and after each step (`positions`). Tasks copy
-(`task`), on Spark or in this process: several topics at the same time, and each topic in order.
+A copy lists the servers that it has been on (`mirror_task`), which prevents loops. The position of each direction is
+saved on its target server before and after each step (`positions`). Tasks copy several topics at the same time.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from topics.errors import Code, TopicsError
 from topics.lake import Lake, NoLake
 from topics.lake.storage import real_location, set_options
 from topics.model.topic import TopicConfig
+from topics.spark.options import DEFAULT_WINDOW_MS
 from topics.spark.pipelines.mirror_task import (
     MAX_ROUNDS,
     CopyTask,
@@ -38,8 +38,7 @@ from topics.spark.pipelines.run.job import RUNS, BadUsage, Failed, JobOptions, P
 from topics.spark.pipelines.run.positions import Positions
 from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
 from topics.spark.pipelines.run.tasks import Workload
-from topics.spark.pipelines.run.trimmed import Removed, removed
-from topics.spark.sink.write_options import DEFAULT_WINDOW_MS
+from topics.spark.pipelines.run.trimmed import removed
 from topics.spark.topic_names import Selection
 
 STEP_SEQS = 50_000  # most seqs of a topic in one step, so that topics take turns
@@ -105,40 +104,34 @@ def mirror(
         job.step(f"looking at {source} and {target}")
         one, other = (open_clients.enter_context(job.client(url)) for url in (source, target))
         sources = [one, other] if both_ways else [one]
-        there = {row.topic for client in sources for row in wanted.among(client) if row.topic not in excluded}
-        wanted.check(sources, there, job.warn, follow=follow)
-        job.report.looked_at = len(there)
-        one_id, other_id = _identities(job, (one, source_name), (other, target_name))
-
-        def link(here: Client, there: Client, ids: tuple[str, str], nodes: Sequence[str], lake: str | None) -> Link:
+        found = {row.topic for client in sources for row in wanted.among(client) if row.topic not in excluded}
+        wanted.check(sources, found, job.warn, follow=follow)
+        job.report.looked_at = len(found)
+        one_id = identity(one, name=source_name, dry_run=job.dry_run)
+        other_id = identity(other, name=target_name, dry_run=job.dry_run)
+        if one_id == other_id != NEW:
+            raise BadUsage(
+                f"{one.url} and {other.url} are both called {one_id!r}: one is a copy of the other",
+                next=f"delete the topic {IDENTITY} on the one that is the copy",
+            )
+        directions = [(one, other, one_id, other_id, target_nodes, lake)]
+        if both_ways:
+            directions.append((other, one, other_id, one_id, source_nodes, None))
+        links = []
+        for here, there, here_id, there_id, nodes, lake in directions:
             task = CopyTask(
-                source=job.connection(here.url), target=job.connection(there.url), source_id=ids[0], target_id=ids[1],
-                topic="", epoch=0, start=0, stop=0, nodes=tuple(nodes), only_local=only_local,
+                source=job.connection(here.url), target=job.connection(there.url), source_id=here_id,
+                target_id=there_id, topic="", epoch=0, start=0, stop=0, nodes=tuple(nodes), only_local=only_local,
                 lake=lake, heeds_trims=lake is None and not skip_trimmed,
             )  # fmt: skip
             step = ALL_SEQS if job.dry_run else step_seqs
-            return Link(
+            link = Link(
                 job=job, wanted=wanted, source=here, target=there, pattern=task, step_seqs=step,
                 positions_topic=positions_topic, excluded=excluded,
             )  # fmt: skip
-
-        links = [link(one, other, (one_id, other_id), target_nodes, lake)]
-        if both_ways:
-            links.append(link(other, one, (other_id, one_id), source_nodes, None))
+            links.append(link)
         _run(job, links, follow=follow)
     return job.report
-
-
-def _identities(job: PipelineJob, *servers: tuple[Client, str | None]) -> tuple[str, ...]:
-    """Return the identities of servers, each with the name that it may get. Raise `BadUsage` if they are the same."""
-    found = tuple(identity(client, name=name, dry_run=job.dry_run) for client, name in servers)
-    if len(set(found)) < len(found) and found[0] != NEW:
-        urls = " and ".join(client.url for client, _ in servers)
-        raise BadUsage(
-            f"{urls} are both called {found[0]!r}: one is a copy of the other",
-            next=f"delete the topic {IDENTITY} on the one that is the copy",
-        )
-    return found
 
 
 def _run(job: PipelineJob, links: Sequence[Link], *, follow: bool) -> None:
@@ -177,7 +170,7 @@ def _step(job: PipelineJob, links: Sequence[Link], *, follow: bool) -> bool:
     outcomes = job.tasks(work).run(tasks, do, result=MirrorResult, weight=lambda task: task.stop - task.start)
     at = 0
     for link, planned in plans:
-        (link.expect if job.dry_run else link.save_results)(planned, outcomes[at : at + len(planned)])
+        link.save_results(planned, outcomes[at : at + len(planned)])
         at += len(planned)
     job.progress.show(job.report.records)
     return True
@@ -195,7 +188,17 @@ def identity(client: Client, *, name: str | None = None, dry_run: bool = False) 
         raise BadUsage(f"{name!r} is not a server name: use 1 to 64 letters, digits, dots, dashes and underscores")
     known = _known(client)
     if known is None and not dry_run:
-        _store_name(client, name)
+        record = {"data": {"id": name or secrets.token_hex(8)}}
+        try:  # if two runs do this at once, both use the first record
+            client.append(IDENTITY, [record], create=True, config=IDENTITY_CONFIG)
+        except TopicsError as error:
+            if error.code is not Code.FORBIDDEN:
+                raise
+            if name is None:
+                raise Failed(
+                    f"the key may not write to {IDENTITY} of {client.url}, where a server's name for mirrors is kept",
+                    next="run once with a key that may write, or always pass the same --from-name or --to-name",
+                ) from None
         known = _known(client) or name
     if known is None:
         return name or NEW
@@ -216,21 +219,6 @@ def _known(client: Client) -> str | None:
         if error.code not in (Code.TOPIC_NOT_FOUND, Code.FORBIDDEN):
             raise
     return None
-
-
-def _store_name(client: Client, name: str | None) -> None:
-    """Store the name of this server on it. If two runs do this at once, both use the first record."""
-    record = {"data": {"id": name or secrets.token_hex(8)}}
-    try:
-        client.append(IDENTITY, [record], create=True, config=IDENTITY_CONFIG)
-    except TopicsError as error:
-        if error.code is not Code.FORBIDDEN:
-            raise
-        if name is None:
-            raise Failed(
-                f"the key may not write to {IDENTITY} of {client.url}, where a server's name for mirrors is kept",
-                next="run once with a key that may write, or always pass the same --from-name or --to-name",
-            ) from None
 
 
 # --- one direction
@@ -285,16 +273,20 @@ class Link:
     def plan(self, *, follow: bool) -> list[CopyTask]:
         """Return the next tasks. Their plan is saved on the target before."""
         there = {row.topic: row for row in self._among(self.target)}
-        rows = []
+        rows, found = [], []
         for row in self._among(self.source):
-            if row.type == "log":
-                rows.append(row)
-            else:
+            if row.type != "log":
                 self.job.warn(
                     f"topic {row.topic} in {self.source.url} is a queue and is not mirrored: jobs would run twice"
                 )
-        self._check_no_queue([there[row.topic] for row in rows if row.topic in there])
-        found = []
+            elif row.topic in there and there[row.topic].type != "log":
+                raise BadUsage(
+                    f"topic {row.topic} is a log in {self.source.url} and a queue in {self.target.url}: its records "
+                    "would become jobs there",
+                    next="leave this topic out, or delete or rename the queue",
+                )
+            else:
+                rows.append(row)
         seqs, size_bytes = 0, 0.0
         for row in rows:
             self._note_reached(row.topic)
@@ -343,7 +335,7 @@ class Link:
             present=present,
             lost_epoch=at.lost_epoch,
             pending_gap=at.pending_gap,
-            config=self._settings(row.topic) if there is None else {},
+            config={} if there is not None else self._settings(row.topic),
         )
 
     def _is_held(self, row: Summary, at: MirrorPosition) -> bool:
@@ -355,24 +347,14 @@ class Link:
         if lake is not None and (not found.is_trimmed or found.is_in(lake, row.topic, row.epoch)):
             return False
         held = found.is_trimmed and (lake is not None or self.pattern.heeds_trims)
-        if row.topic not in self._warned_removed:
-            self._warned_removed.add(row.topic)
-            self._warn_about_removed(row, found, held=held)
-        if held:
-            report = self._row(row.topic)
-            report.epoch = row.epoch
-            report.from_seq, report.to_seq = report.from_seq or found.first, report.to_seq or found.last
-            report.figures["held_at"] = found.first
-        return held
-
-    def _warn_about_removed(self, row: Summary, found: Removed, *, held: bool) -> None:
         where = f"topic {row.topic} in {self.source.url}: {found} were removed"
-        if not found.is_trimmed:
+        if row.topic in self._warned_removed:
+            pass
+        elif not found.is_trimmed:
             self.job.warn(f"{where} before they were copied; the copy does not have them")
         elif not held:
             self.job.warn(f"{where} after they were archived; they are left out")
         else:
-            lake = self.pattern.lake
             why = "and are in a lake" if lake is None else f"and are not in {lake}, but in another lake"
             self.job.warn(f"{where} before they were copied, {why}; the topic is not copied")
             self.job.report.ok = False
@@ -380,6 +362,13 @@ class Link:
                 f"run topics pipeline mirror --from {self.source.url} --to {self.target.url} with --lake DIR to copy "
                 "them as well, or with --skip-trimmed to continue without them"
             )
+        self._warned_removed.add(row.topic)
+        if held:
+            report = self._row(row.topic)
+            report.epoch = row.epoch
+            report.from_seq, report.to_seq = report.from_seq or found.first, report.to_seq or found.last
+            report.figures["held_at"] = found.first
+        return held
 
     def _row(self, topic: str) -> TopicReport:
         return self.job.report.topic(topic, server=self.source.url, into=self.target.url)
@@ -396,10 +385,18 @@ class Link:
         )  # fmt: skip
 
     def save_results(self, tasks: Sequence[CopyTask], outcomes: Sequence[MirrorResult]) -> None:
-        """Save the new positions, with the epoch of the target topic: the first step may have created it."""
+        """Save the new positions, with the epoch of the target topic: the first step may have created it.
+
+        A dry run only reports.
+        """
         there = {row.topic: row for row in self._among(self.target)}
         done = {}
         for task, outcome in zip(tasks, outcomes, strict=True):
+            if self.job.dry_run:
+                self._report(task, outcome, upto=task.stop - 1)
+                if task.config:
+                    self._row(task.topic).would.append(f"create topic {task.topic} in {self.target.url}")
+                continue
             at = self._at[task.topic]
             done_to = outcome.trimmed_at - 1 if outcome.trimmed_at else at.plan
             at = structs.replace(at, done=done_to, plan=done_to, lost_epoch=None, pending_gap=outcome.pending_gap)
@@ -410,13 +407,6 @@ class Link:
             self._note_reached(task.topic)
             self._report(task, outcome, upto=done_to)
         self._positions.save(done)
-
-    def expect(self, tasks: Sequence[CopyTask], outcomes: Sequence[MirrorResult]) -> None:
-        """Report what a run would do."""
-        for task, outcome in zip(tasks, outcomes, strict=True):
-            self._report(task, outcome, upto=task.stop - 1)
-            if task.config:
-                self._row(task.topic).would.append(f"create topic {task.topic} in {self.target.url}")
 
     def _report(self, task: CopyTask, outcome: MirrorResult, *, upto: int) -> None:
         row = self._row(task.topic)
@@ -441,16 +431,6 @@ class Link:
         """Set the position from which the job computes the lag of a topic."""
         at = self._at.get(topic)
         self.job.reached[self.source.url, topic] = (0, 0) if at is None else (at.epoch, at.done)
-
-    def _check_no_queue(self, there: Sequence[Summary]) -> None:
-        """Raise `BadUsage` if a target topic is a queue: copied records would become jobs."""
-        for row in there:
-            if row.type != "log":
-                raise BadUsage(
-                    f"topic {row.topic} is a log in {self.source.url} and a queue in {self.target.url}: its records "
-                    "would become jobs there",
-                    next="leave this topic out, or delete or rename the queue",
-                )
 
     def _present(self, topic: str, at: MirrorPosition) -> int:
         """Return the last source seq that an interrupted run has copied to the target."""

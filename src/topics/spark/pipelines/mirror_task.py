@@ -1,9 +1,7 @@
 """Copy a range of one topic from one server to another: the part of a mirror that runs in tasks.
 
-The range is cut into requests at multiples of `GRID` seqs of the source, and where a request becomes too large. The
-idempotency key of a request contains the seqs that it covers. The range is part of a plan that was saved before, so a
-repetition of the plan sends the same requests. Requests are sent one after the other, so that the copy has the order of
-its source.
+The range is part of a plan that was saved before. A request has the seqs that it covers in its idempotency key, so a
+repetition of the plan sends the same requests. They are sent one after the other, in the order of the source.
 
 The meta of a copy lists the servers and topics that the record was in, oldest first; its other members stay:
 
@@ -30,25 +28,15 @@ import pyarrow as pa
 import xxhash
 from msgspec import UNSET, Struct, UnsetType
 
-from topics.model import surrogates
-from topics.spark.options import ConnectionOptions, ReadOptions
-from topics.spark.pipelines.run.delivery import (
-    DeliveryResult,
-    OutgoingRow,
-    RangeDelivery,
-    cut,
-    fields_of,
-    record_of,
-    stamped,
-)
+from topics.spark.options import ConnectionOptions, ReadOptions, WriteOptions
+from topics.spark.pipelines.run import delivery
+from topics.spark.pipelines.run.delivery import DeliveryResult, OutgoingRow, RangeDelivery
 from topics.spark.pipelines.run.report import ReportedGap
 from topics.spark.pipelines.run.trimmed import Watch
-from topics.spark.sink.write_options import WriteOptions
 from topics.spark.source.catalog import client_for
 from topics.spark.source.plan import Span
 from topics.spark.source.read import read_span
 
-LOSS = b'{"kind":"gap"}'  # meta of a record that reports a gap
 MAX_ROUNDS = 8  # how often a record may pass a circle of mirrors and routers
 _encode = msgspec.json.Encoder().encode
 
@@ -85,10 +73,8 @@ class CopyTask(Struct, kw_only=True):
         return f"{self.run}/{first}-{last}{suffix}"
 
     def gap_row(self, gap_from: int, gap_to: int, reason: str) -> OutgoingRow:
-        """Return the record that reports a gap."""
         hop = Hop(at=self.source_id, topic=self.topic, epoch=self.epoch, seq=gap_from, to=gap_to)
-        data = _encode({"topic": self.topic, "gap_from": gap_from, "gap_to": gap_to, "reason": reason})
-        return OutgoingRow(gap_from, gap_to, record_of(data, None, None, stamped(LOSS, KEY, [hop])), reason)
+        return delivery.gap_row(self.topic, gap_from, gap_to, reason, KEY, [hop])
 
 
 class MirrorResult(DeliveryResult, kw_only=True):
@@ -103,7 +89,6 @@ class MirrorResult(DeliveryResult, kw_only=True):
 
 
 def copy(task: CopyTask) -> MirrorResult:
-    """Copy the range of one task."""
     outcome = MirrorResult(pending_gap=task.pending_gap)
     with client_for(task.target, task.target.servers[0]) as client:
         options = WriteOptions(connection=task.target, config=task.config)
@@ -115,12 +100,10 @@ def copy(task: CopyTask) -> MirrorResult:
             # A record reports the unread rest of the earlier epoch, whose length is unknown.
             hop = Hop(at=task.source_id, topic=task.topic, epoch=task.epoch, seq=0, to=0)
             data = _encode({"topic": task.topic, "epoch": task.lost_epoch, "reason": "recreated"})
-            record = record_of(data, None, None, stamped(LOSS, KEY, [hop]))
+            record = delivery.record_of(data, None, None, delivery.stamped(delivery.LOSS, KEY, [hop]))
             sending.put(f"{task.run}/after-{task.lost_epoch}", [record])
-        for first, last, rows in cut(read(task, outcome), task.start, task.stop):
-            key, missing = sending.new(task.key(first, last, rows), rows)
-            if missing:
-                sending.send(key, missing)
+        for first, last, rows in delivery.cut(read(task, outcome), task.start, task.stop):
+            sending.send(task.key(first, last, rows), rows)
     return outcome
 
 
@@ -150,7 +133,7 @@ def read(task: CopyTask, outcome: MirrorResult) -> Iterator[OutgoingRow]:
 
 def outgoing(batch: pa.RecordBatch, task: CopyTask, outcome: MirrorResult) -> Iterator[OutgoingRow]:
     """Yield the rows of a batch to send. The record right after a gap reports it as well: see the module."""
-    for one in fields_of(batch):
+    for one in delivery.fields_of(batch):
         if one.kind == "gap":
             outcome.pending_gap = LostSeqs(gap_from=one.seq, gap_to=one.to, reason=one.reason)
             yield task.gap_row(one.seq, one.to, one.reason)
@@ -167,7 +150,7 @@ def outgoing(batch: pa.RecordBatch, task: CopyTask, outcome: MirrorResult) -> It
                 at=task.source_id, topic=task.topic, epoch=task.epoch, seq=one.seq, ts=one.ts,
                 lost=outcome.pending_gap or UNSET,
             )  # fmt: skip
-            record = record_of(one.data, one.node, one.tag, stamped(one.meta, KEY, [*hops, hop]))
+            record = delivery.record_of(one.data, one.node, one.tag, delivery.stamped(one.meta, KEY, [*hops, hop]))
             outcome.pending_gap = None
             outcome.size_bytes += len(record)
             yield OutgoingRow(one.seq, one.seq, record)
@@ -176,7 +159,6 @@ def outgoing(batch: pa.RecordBatch, task: CopyTask, outcome: MirrorResult) -> It
 # --- the list of servers in the meta of a record
 
 KEY = "_topics_mirror"
-_MARK = f'"{KEY}"'.encode()
 
 
 class LostSeqs(Struct, frozen=True, kw_only=True):
@@ -206,18 +188,9 @@ class Hop(Struct, frozen=True, kw_only=True):
         return self.seq if isinstance(self.to, UnsetType) else self.to
 
 
-_decode_hops = msgspec.json.Decoder(list[Hop]).decode
-
-
 def hops_of(meta: bytes | None) -> list[Hop]:
     """Return the servers that the record was on; an empty list if it was written here, or the entry is invalid."""
-    if meta is None or _MARK not in meta:
-        return []
-    try:
-        found = surrogates.members(meta).get(KEY)
-        return [] if found is None else _decode_hops(found)
-    except msgspec.MsgspecError:
-        return []
+    return delivery.stamp_in(meta, KEY, list[Hop]) or []
 
 
 def is_copy(hops: list[Hop], topic: str) -> bool:

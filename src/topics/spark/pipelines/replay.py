@@ -1,8 +1,7 @@
 """Replay: append records of a lake, a data directory or a topic to a topic again, in order, each once.
 
-A replay is identified by its arguments: the same call is the same replay. A second call continues where the first one
-stopped; another `name` makes it another replay. The position is saved on the target server before and after each step
-(`positions`).
+A replay is identified by its arguments: a second call continues where the first one stopped. The position is saved on
+the target server before and after each step (`positions`).
 
 One task writes the rows of a plan, one request after the other, so that the replay has the order of its source.
 Requests are cut at multiples of `GRID` source seqs, and their idempotency keys contain the seqs that they cover. The
@@ -20,6 +19,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
 import msgspec
@@ -31,29 +31,17 @@ from msgspec import UNSET, Struct, UnsetType, structs
 from topics.client import Client
 from topics.errors import TopicsError
 from topics.lake.storage import real_location
-from topics.model import surrogates
 from topics.model.names import check_topic
 from topics.spark.failures import explain
-from topics.spark.options import ConnectionOptions, offset_option, read_options
+from topics.spark.options import ConnectionOptions, WriteOptions, offset_option, read_options
 from topics.spark.pipelines.rounds import answered
-from topics.spark.pipelines.run import positions
-from topics.spark.pipelines.run.delivery import (
-    DeliveryResult,
-    OutgoingRow,
-    RangeDelivery,
-    cut,
-    fields_of,
-    last_shown,
-    record_of,
-    stamped,
-    target_of,
-)
+from topics.spark.pipelines.run import delivery, positions
+from topics.spark.pipelines.run.delivery import DeliveryResult, OutgoingRow, RangeDelivery
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob
 from topics.spark.pipelines.run.positions import Positions
 from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
 from topics.spark.pipelines.run.tasks import Tasks, Workload
 from topics.spark.sink.chunks import MAX_RECORDS
-from topics.spark.sink.write_options import WriteOptions
 from topics.spark.source import plan
 from topics.spark.source.catalog import NoSuchTopic, catalog_of, client_for
 from topics.spark.source.plan import GRID, Span
@@ -137,15 +125,6 @@ class ReplayRequest(Struct, frozen=True, kw_only=True):
         if self.tag is not None:
             found["tag"] = self.tag
         return found
-
-    def bounds(self) -> dict[str, str]:
-        given: dict[str, str | None] = {
-            "startingOffsets": None if self.from_seq is None else offset_option(self.topic, self.from_seq),
-            "endingOffsets": None if self.to_seq is None else offset_option(self.topic, self.to_seq + 1),
-            "startingTimestamp": self.since,
-            "endingTimestamp": self.until,
-        }
-        return {name: value for name, value in given.items() if value is not None}
 
 
 def replay(
@@ -246,9 +225,15 @@ class _ReplayRun:
 
     def _span(self) -> Span:
         wanted = self._wanted
-        given = {**wanted.options(self._job), **wanted.bounds(), "subscribe": wanted.topic}
+        bounds = {
+            "startingOffsets": None if wanted.from_seq is None else offset_option(wanted.topic, wanted.from_seq),
+            "endingOffsets": None if wanted.to_seq is None else offset_option(wanted.topic, wanted.to_seq + 1),
+            "startingTimestamp": wanted.since,
+            "endingTimestamp": wanted.until,
+        }
+        given = {name: value for name, value in bounds.items() if value is not None}
         try:
-            options = read_options(given)
+            options = read_options({**wanted.options(self._job), **given, "subscribe": wanted.topic})
             with catalog_of(options) as catalog:
                 [extent] = catalog.extents()
                 found = plan.spans(options, [extent], catalog.seq_at)
@@ -278,7 +263,12 @@ class _ReplayRun:
             at = structs.replace(at, plan=max(end, at.done + 1), target_epoch=epoch, target_seq=head)
             self._positions.check_alone()
             self._positions.save({"at": at})
-        outcome = self._send(at, present)
+        wanted = self._wanted
+        sender = Sender(
+            target=job.connection(self._client.url), into=wanted.into, id=wanted.id, topic=wanted.topic, epoch=at.epoch,
+            start=at.done + 1, stop=at.plan + 1, present=present, rate=self._rate, node=wanted.node,
+        )  # fmt: skip
+        outcome = self._through(sender, at.done + 1, at.plan + 1, allow_gaps=self._allow_gaps)
         row.from_seq = row.from_seq or at.done + 1
         epoch, head = self._target()
         records = at.records + outcome.records
@@ -291,15 +281,6 @@ class _ReplayRun:
         row.lag = max(goal - at.done, 0)
         job.progress.show(at.done, goal, unit="seqs")
         return at
-
-    def _send(self, at: ReplayPosition, present: int) -> DeliveryResult:
-        wanted = self._wanted
-        sender = Sender(
-            target=self._job.connection(self._client.url),
-            into=wanted.into, id=wanted.id, topic=wanted.topic, epoch=at.epoch,
-            start=at.done + 1, stop=at.plan + 1, present=present, rate=self._rate, node=wanted.node,
-        )  # fmt: skip
-        return self._through(sender, at.done + 1, at.plan + 1, allow_gaps=self._allow_gaps)
 
     def _through(
         self, task: Callable[[Iterable[pa.RecordBatch]], DeliveryResult], start: int, stop: int, *, allow_gaps: bool
@@ -314,7 +295,11 @@ class _ReplayRun:
         }
         try:
             if self._tasks.spark is None:
-                return task(_batches(given))
+                options = read_options(given)
+                with catalog_of(options) as catalog:
+                    spans = plan.spans(options, catalog.extents(), catalog.seq_at)
+                    parts = [(span, catalog.excerpt(span)) for span in spans]
+                return task(batch for span, excerpt in parts for batch in read_span(span, options, excerpt=excerpt))
             rows = self._frame(self._tasks.spark, given).coalesce(1)
             found = rows.mapInArrow(lambda batches: iter([answered(task(batches))]), "outcome BINARY").collect()
         except Exception as error:
@@ -343,7 +328,7 @@ class _ReplayRun:
         if at.done >= goal:
             return
         row.from_seq, row.to_seq = at.done + 1, goal
-        found = self._through(Rehearsal(at.epoch), at.done + 1, goal + 1, allow_gaps=True)
+        found = self._through(partial(rehearse, epoch=at.epoch), at.done + 1, goal + 1, allow_gaps=True)
         row.gaps += found.gaps
         row.records += found.records + len(found.gaps) * self._allow_gaps  # a gap is written as a record
         if row.gaps and not self._allow_gaps:
@@ -353,7 +338,7 @@ class _ReplayRun:
             row.would.append(f"create topic {self._wanted.into} in {self._client.url}")
 
     def _target(self) -> tuple[int, int]:
-        return target_of(self._client, self._wanted.into)
+        return delivery.target_of(self._client, self._wanted.into)
 
     def _shown(self, at: ReplayPosition, *, from_seq: int) -> int:
         """Return the last seq of this replay in the target after `from_seq`, or 0 if there is none."""
@@ -364,25 +349,13 @@ class _ReplayRun:
                 return 0
             return origin.last
 
-        return last_shown(self._client, self._wanted.into, from_seq=from_seq, seq_of=seq_of)
-
-
-def _batches(given: dict[str, str]) -> Iterator[pa.RecordBatch]:
-    options = read_options(given)
-    with catalog_of(options) as catalog:
-        spans = plan.spans(options, catalog.extents(), catalog.seq_at)
-        parts = [(span, catalog.excerpt(span)) for span in spans]
-    for span, excerpt in parts:
-        yield from read_span(span, options, excerpt=excerpt)
+        return delivery.last_shown(self._client, self._wanted.into, from_seq=from_seq, seq_of=seq_of)
 
 
 # --- the task
 
 KEY = "_topics_replay"
-_MARK = f'"{KEY}"'.encode()
 SMOOTH_S = 0.2  # the rate holds over intervals of this length
-
-_encode = msgspec.json.Encoder().encode
 
 
 class Origin(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -436,65 +409,47 @@ class Sender(Struct, kw_only=True):
 
     def send(self, rows: Iterable[OutgoingRow]) -> DeliveryResult:
         outcome, pace = DeliveryResult(), Pace(self.rate)
+        # At a low rate a request has few records, so that they are evenly spread.
+        most = MAX_RECORDS if self.rate is None else min(max(int(self.rate * SMOOTH_S), 1), MAX_RECORDS)
         with client_for(self.target, self.target.servers[0]) as client:
             sending = RangeDelivery(
                 client=client, options=WriteOptions(connection=self.target), topic=self.into,
                 epoch=self.epoch, present=self.present, gap_row=self._gap_row, outcome=outcome,
             )  # fmt: skip
-            for _, _, held in cut(rows, self.start, self.stop, most=self.most):
-                key, missing = sending.new(self._key(held), held)
-                if missing:
-                    time.sleep(pace.pause_s(len(missing), time.monotonic()))
-                    sending.send(key, missing)
+            for _, _, held in delivery.cut(rows, self.start, self.stop, most=most):
+                seqs = xxhash.xxh3_64_hexdigest(str([(row.first, row.last) for row in held]).encode())
+                key = f"replay/{self.id}/{self.epoch}/{held[0].first}-{held[-1].last}/{seqs}"
+                sending.send(key, held, lambda count: time.sleep(pace.pause_s(count, time.monotonic())))
         return outcome
 
-    @property
-    def most(self) -> int:
-        """The most records in a request: few at a low rate, so that they are evenly spread."""
-        return MAX_RECORDS if self.rate is None else min(max(int(self.rate * SMOOTH_S), 1), MAX_RECORDS)
-
     def _gap_row(self, first: int, last: int, reason: str) -> OutgoingRow:
-        data = _encode({"topic": self.topic, "gap_from": first, "gap_to": last, "reason": reason})
         origin = Origin(id=self.id, topic=self.topic, epoch=self.epoch, seq=first, to=last)
-        return OutgoingRow(first, last, record_of(data, None, None, stamped(b'{"kind":"gap"}', KEY, origin)), reason)
-
-    def _key(self, rows: list[OutgoingRow]) -> str:
-        seqs = xxhash.xxh3_64_hexdigest(str([(row.first, row.last) for row in rows]).encode())
-        return f"replay/{self.id}/{self.epoch}/{rows[0].first}-{rows[-1].last}/{seqs}"
+        return delivery.gap_row(self.topic, first, last, reason, KEY, origin)
 
     def _rows(self, batch: pa.RecordBatch) -> Iterator[OutgoingRow]:
-        for one in fields_of(batch):
+        for one in delivery.fields_of(batch):
             if one.kind == "gap":
                 yield self._gap_row(one.seq, one.to, one.reason)
                 continue
             origin = Origin(id=self.id, topic=self.topic, epoch=self.epoch, seq=one.seq, ts=one.ts, node=one.node)
-            yield OutgoingRow(
-                one.seq, one.seq, record_of(one.data, self.node or one.node, one.tag, stamped(one.meta, KEY, origin))
-            )
+            meta = delivery.stamped(one.meta, KEY, origin)
+            record = delivery.record_of(one.data, self.node or one.node, one.tag, meta)
+            yield OutgoingRow(one.seq, one.seq, record)
 
 
-class Rehearsal(Struct):
-    """Counts the records and gaps of a plan, and sends nothing."""
-
-    epoch: int
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> DeliveryResult:
-        outcome = DeliveryResult()
-        for batch in batches:
-            gaps = batch.filter(pc.equal(batch.column("kind"), "gap"))
-            outcome.records += batch.num_rows - gaps.num_rows
-            outcome.gaps += [
-                ReportedGap(from_seq=one.seq, to_seq=one.to, reason=one.reason, epoch=self.epoch)
-                for one in fields_of(gaps)
-            ]
-        return outcome
+def rehearse(batches: Iterable[pa.RecordBatch], *, epoch: int) -> DeliveryResult:
+    """Count the records and gaps of a plan, and send nothing."""
+    outcome = DeliveryResult()
+    for batch in batches:
+        gaps = batch.filter(pc.equal(batch.column("kind"), "gap"))
+        outcome.records += batch.num_rows - gaps.num_rows
+        outcome.gaps += [
+            ReportedGap(from_seq=one.seq, to_seq=one.to, reason=one.reason, epoch=epoch)
+            for one in delivery.fields_of(gaps)
+        ]
+    return outcome
 
 
 def origin_of(meta: bytes | None) -> Origin | None:
     """Return the origin of a replayed record, or None for another record."""
-    if meta is None or _MARK not in meta:
-        return None
-    try:
-        return msgspec.json.decode(surrogates.members(meta)[KEY], type=Origin)
-    except (msgspec.MsgspecError, KeyError):
-        return None
+    return delivery.stamp_in(meta, KEY, Origin)

@@ -1,14 +1,13 @@
 """Rollup: windowed aggregates of a topic. Each window is written once, when it closes.
 
 A round reads the new range to find its windows and the new watermark. If windows close, their records are read again
-and aggregated by the declared SQL. In a Delta table, the windows and the position are one commit. A write to a topic is
-recorded in `positions` before it starts, so that the next run repeats the write of a killed run exactly.
+and aggregated by the declared SQL.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -17,34 +16,17 @@ import pyarrow as pa
 import xxhash
 from msgspec import Raw, Struct, field, structs
 
-from topics.client import Client
-from topics.lake.files import RowsFile, RowsWriter
-from topics.lake.output import KEPT_HOURS
+from topics.lake.files import RowsWriter
 from topics.lake.storage import Storage
-from topics.model import surrogates
 from topics.spark.failures import BadUsage
-from topics.spark.options import ConnectionOptions
-from topics.spark.pipelines import windows
-from topics.spark.pipelines.rounds import (
-    MAX_RECORDS,
-    STEP_SEQS,
-    Rounds,
-    RoundsPosition,
-    SourceTopic,
-    TableOutput,
-    TopicOutput,
-    Written,
-    answered,
-    chunk,
-    one_task,
-)
+from topics.spark.options import ConnectionOptions, WriteOptions
+from topics.spark.pipelines import rounds, windows
 from topics.spark.pipelines.run import positions
-from topics.spark.pipelines.run.delivery import metas
+from topics.spark.pipelines.run.delivery import metas, stamp_in
 from topics.spark.pipelines.run.job import JobOptions, PipelineJob
 from topics.spark.pipelines.run.report import ReportedGap, RunReport
-from topics.spark.pipelines.windows import Declaration, Open, Seen, digest_of, number_of, open_windows, place_windows
+from topics.spark.pipelines.windows import DIGEST_DIGITS, Declaration, Open, Seen, open_windows, place_windows
 from topics.spark.sink.chunks import Sent, pieces, send
-from topics.spark.sink.write_options import WriteOptions
 from topics.spark.source.catalog import client_for
 from topics.spark.sql.text import lenient
 
@@ -58,7 +40,7 @@ KEY = "_topics_rollup"
 _encode = msgspec.json.Encoder().encode
 
 
-class RollupPosition(RoundsPosition, frozen=True, kw_only=True):
+class RollupPosition(rounds.RoundsPosition, frozen=True, kw_only=True):
     """The position of a rollup. `due` are the windows that are being written, or None."""
 
     digest: str
@@ -86,49 +68,69 @@ def rollup(
     follow: bool = False,
     every_s: float = EVERY_S,
     lake: str | None = None,
-    step_seqs: int = STEP_SEQS,
+    step_seqs: int = rounds.STEP_SEQS,
     positions_topic: str = positions.TOPIC,
     **options: Unpack[JobOptions],
 ) -> RunReport:
     """Write the windows that are closed by now. `full` starts again with the first seq and writes all windows again."""
     with PipelineJob("rollup", servers=[url], **options) as job, job.client(url) as client:
-        source = SourceTopic(job, client, declaration.topic, lake=lake)
+        source = rounds.SourceTopic(job, client, declaration.topic, lake=lake)
         if not source.wait_until_exists(follow=follow):
             return job.report
-        output: RollupTable | RollupTopic
-        if declaration.into is None:
-            output = RollupTable(job, declaration)
-        else:
-            output = RollupTopic(job, client, declaration, declaration.into, positions_topic)
-        work = Rolling(job, source, output, declaration, step_seqs=step_seqs, full=full)
-        try:
-            work.run(follow=follow, every_s=every_s)
-        finally:
-            if work.has_view:
-                job.spark.catalog.dropTempView("records")
+        Rolling(
+            source, declaration, RollupPosition(digest=declaration.digest, fresh=True, epoch=0), full=full,
+            into=declaration.into, table=declaration.table, positions=positions_topic,
+            prefix=f"rollup:{declaration.topic}:{declaration.into}:", step_seqs=step_seqs,
+        ).run(follow=follow, every_s=every_s)  # fmt: skip
     return job.report
 
 
-class Rolling(Rounds[RollupPosition]):
-    """One run of a rollup."""
+class Rolling(rounds.Rounds[RollupPosition]):
+    """One run of a rollup. The output has one row or record per window and group."""
 
-    _output: RollupTable | RollupTopic
     _declared: Declaration
-    _checked = has_view = False
+    _checked = _has_view = False
 
     def run(self, *, follow: bool, every_s: float) -> None:
         if self._at is not None and self._at.digest != self._declared.digest:
             self._generation, self._at = self._at.generation + 1, None
         self._row.figures["late"] = 0
-        super().run(follow=follow, every_s=every_s)
+        try:
+            super().run(follow=follow, every_s=every_s)
+        finally:
+            if self._has_view:
+                self._job.spark.catalog.dropTempView("records")
 
     def check_fits(self, known: RollupPosition) -> None:
         """Raise `BadUsage` if the output holds another declaration, unless nothing was written under it yet."""
-        if known.digest != self._declared.digest and not (known.fresh and not self._output.holds(known.digest)):
-            raise BadUsage(f"{self._output.name} holds a rollup with another declaration", next=OTHER_OUTPUT)
+        if known.digest != self._declared.digest and not (known.fresh and not self._holds(known.digest)):
+            raise BadUsage(f"{self.name} holds a rollup with another declaration", next=OTHER_OUTPUT)
 
-    def beginning(self, epoch: int, generation: int) -> RollupPosition:
-        return RollupPosition(digest=self._declared.digest, fresh=True, epoch=epoch, generation=generation)
+    def _holds(self, digest: str) -> bool:
+        """Return whether windows were written to the output under that declaration."""
+        if self._table is not None:
+            return bool(self._table.files())
+        return any(stamp.name == digest for stamp in self._stamps(0))
+
+    def is_lost(self, at: RollupPosition) -> bool:
+        """Return whether the windows are lost. A topic restored from a backup has another epoch but holds them."""
+        return super().is_lost(at) and not self._holds(self._declared.digest)
+
+    def of_facts(self, facts: Mapping[str, int]) -> RollupPosition:
+        slots = open_windows(facts, window_ms=self._declared.window_ms)
+        return RollupPosition(
+            digest=f"{facts['declaration']:0{DIGEST_DIGITS}x}", fresh=not self._holds(""), epoch=facts["epoch"],
+            done=facts["done"], generation=facts["generation"], watermark_ms=facts["watermark"],
+            open=sorted(slots.values(), key=lambda one: one.start_ms),
+        )  # fmt: skip
+
+    def facts_of(self, at: RollupPosition) -> dict[str, int]:
+        known = {} if self._table is None else self._table.known
+        changed = place_windows(open_windows(known, window_ms=self._declared.window_ms), at.open)[1]
+        return {
+            "declaration": int(at.digest, 16), "epoch": at.epoch, "done": at.done, "generation": at.generation,
+            "watermark": at.watermark_ms, **changed,
+        }  # fmt: skip
 
     def recreated(self, at: RollupPosition, epoch: int) -> RollupPosition:
         """Keep the watermark, and drop the open windows: their records were deleted with the earlier epoch."""
@@ -143,13 +145,44 @@ class Rolling(Rounds[RollupPosition]):
             if not self._checked:
                 self._check_result(at, last + 1)
             at = self._find_due(at, last + 1)
-        return at, None if at.due is None else self._closed(at, at.due)
+        if (due := at.due) is None:
+            return at, None
+        self._source.warn_if_trimmed(at.epoch, due.low)
+        self._job.step(f"{self._declared.topic}: closing windows up to {_text(due.upto_ms)}")
+        records = self._windowed(self._source.load(due.low, due.stop)).where(
+            f"unix_millis(window.end) > {due.after_ms} AND unix_millis(window.end) <= {due.upto_ms}"
+        )
+        return at, self._query(records)
 
-    def count(self, rows: DataFrame) -> Sent:
-        return Sent(records=rows.count())
+    def write(self, result: DataFrame, at: RollupPosition) -> Sent:
+        """Write the windows that are due; to a topic, without the parts that an interrupted run has written."""
+        if self._job.dry_run:
+            return Sent(records=result.count())
+        if self._table is not None:
+            outcome = rounds.one_task(result, WriteWindowsTable(self._table.storage, self.schema), rounds.Written)
+            self.adds = outcome.files
+            return outcome
+        due = at.due or Due(low=0, stop=0, after_ms=0, upto_ms=0)
+        name, plan = self._declared.digest, f"{at.epoch}.{at.generation}/{due.after_ms}-{due.upto_ms}"
+        present = {one.part for one in self._stamps(due.target_seq) if (one.name, one.plan) == (name, plan)}
+        tag = "CAST(NULL AS STRING)" if self._declared.tag is None else f"CAST(({self._declared.tag}) AS STRING)"
+        text = "to_json(struct(*), map('ignoreNullFields', 'false')) AS data"
+        rows = result.selectExpr(text, f"{tag} AS tag")
+        connection = self._job.connection(self._client.url)
+        return rounds.one_task(rows, WriteWindowsTopic(connection, self.name, name, plan, present), Sent)
+
+    def _stamps(self, from_seq: int) -> Iterator[PartStamp]:
+        """Yield the stamps of the records after `from_seq`; nothing if the topic does not exist."""
+        found = (stamp_in(meta, KEY, PartStamp) for meta in metas(self._client, self.name, from_seq=from_seq))
+        return (stamp for stamp in found if stamp is not None)
 
     def after(self, at: RollupPosition, outcome: Sent) -> RollupPosition:
-        return structs.replace(at, due=None, fresh=False, target_epoch=self._output.target()[0])
+        return structs.replace(at, due=None, fresh=False, target_epoch=self.target()[0])
+
+    def note(self, outcome: Sent) -> None:
+        super().note(outcome)
+        if self._table is not None and not self._job.dry_run:
+            self._table.merge_small_files()
 
     def _check_result(self, at: RollupPosition, stop: int) -> None:
         """Raise `BadUsage` if two columns of the result have the same name: a record or row would lose one."""
@@ -158,14 +191,17 @@ class Rolling(Rounds[RollupPosition]):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise BadUsage(f"two columns of the result are called {twice[0]}", next="rename one of them with AS …")
-        if not self._job.dry_run and isinstance(self._output, RollupTable):
-            self._output.prepare(schema)
+        if self._table is not None and not self._job.dry_run:
+            self.schema = arrow_schema(schema)
+            self._table.create(self.schema, name=f"rollup of {self._declared.topic}")
+            if not self.restarts and self._table.schema() != self.schema:
+                raise BadUsage(f"{self.name} has other columns than the result", next=OTHER_OUTPUT)
         self._checked = True
 
     def _query(self, records: DataFrame) -> DataFrame:
         """Return the result of the declared statement over these records. The view must exist while it is used."""
         records.createOrReplaceTempView("records")
-        self.has_view = True
+        self._has_view = True
         return self._job.spark.sql(lenient(self._declared.statement))
 
     def _find_due(self, at: RollupPosition, stop: int) -> RollupPosition:
@@ -179,7 +215,7 @@ class Rolling(Rounds[RollupPosition]):
             low = min(one.low for one in found.closing)
             due = Due(
                 low=low, stop=stop, after_ms=at.watermark_ms, upto_ms=found.watermark_ms,
-                target_seq=self._output.target()[1],
+                target_seq=self.target()[1],
             )  # fmt: skip
         return structs.replace(at, done=stop - 1, watermark_ms=found.watermark_ms, open=found.open, due=due)
 
@@ -203,7 +239,7 @@ class Rolling(Rounds[RollupPosition]):
                 seen.append(Seen(row.begin, row.end, row.low, row.n))
                 latest = row.latest if latest is None else max(latest, row.latest)
         self._row.gaps += gaps
-        self._output.gaps = gaps
+        self.gaps = gaps
         return seen, latest
 
     def _windowed(self, rows: DataFrame, *, outer: bool = False) -> DataFrame:
@@ -227,106 +263,10 @@ class Rolling(Rounds[RollupPosition]):
         )
         return spread.selectExpr("* EXCEPT (_start)", window)
 
-    def _closed(self, at: RollupPosition, due: Due) -> DataFrame:
-        """Return the result for the windows that are due."""
-        self._source.warn_if_trimmed(at.epoch, due.low)
-        self._job.step(f"{self._declared.topic}: closing windows up to {_text(due.upto_ms)}")
-        records = self._windowed(self._source.load(due.low, due.stop)).where(
-            f"unix_millis(window.end) > {due.after_ms} AND unix_millis(window.end) <= {due.upto_ms}"
-        )
-        return self._query(records)
-
     def finish(self) -> None:
         if self._at is not None:
             self._row.figures["open_windows"] = len(self._at.open)
             self._row.figures["watermark"] = _text(self._at.watermark_ms)
-
-
-# --- outputs
-
-
-class RollupTable(TableOutput[RollupPosition]):
-    """A Delta table with one row per window and group. Windows and position are one commit."""
-
-    def __init__(self, job: PipelineJob, declared: Declaration) -> None:
-        super().__init__(job, declared.table or "", kept_hours=KEPT_HOURS)
-        self._topic, self._window_ms = declared.topic, declared.window_ms
-        self._schema = pa.schema([])
-        self._slots: dict[int, Open] = {}  # the open windows, each in its place in the position
-        self._adds: list[RowsFile] = []
-
-    def load(self) -> RollupPosition | None:
-        found = self.load_position()
-        if not found:
-            return None
-        self._slots = open_windows(found, window_ms=self._window_ms)
-        return RollupPosition(
-            digest=digest_of(found["declaration"]), fresh=not self.table.has_rows(), epoch=found["epoch"],
-            done=found["done"], generation=found["generation"], watermark_ms=found["watermark"],
-            open=sorted(self._slots.values(), key=lambda one: one.start_ms),
-        )  # fmt: skip
-
-    def holds(self, digest: str) -> bool:
-        return self.table.has_rows()
-
-    def prepare(self, schema: StructType) -> None:
-        """Create the table for results with these columns. Raise `BadUsage` if it has other columns."""
-        self._schema = arrow_schema(schema)
-        self.table.create(self._schema, name=f"rollup of {self._topic}")
-        if not self.restarts and self.table.schema() != self._schema:
-            raise BadUsage(f"{self.name} has other columns than the result", next=OTHER_OUTPUT)
-
-    def write(self, result: DataFrame, at: RollupPosition) -> Sent:
-        outcome = one_task(result, WriteWindowsTable(self.table.storage, self._schema), Written)
-        self._adds = outcome.files
-        return outcome
-
-    def save(self, at: RollupPosition) -> RollupPosition:
-        slots, changed = place_windows(self._slots, at.open)
-        position = {
-            "declaration": number_of(at.digest), "epoch": at.epoch, "done": at.done, "generation": at.generation,
-            "watermark": at.watermark_ms, **changed,
-        }  # fmt: skip
-        self.commit(position, self._schema, self._adds)
-        self._slots, self._adds = slots, []
-        self.table.merge_small_files()
-        return at
-
-
-class RollupTopic(TopicOutput[RollupPosition]):
-    """A topic with one record per window and group."""
-
-    def __init__(
-        self, job: PipelineJob, client: Client, declared: Declaration, into: str, positions_topic: str
-    ) -> None:
-        prefix = f"rollup:{declared.topic}:{into}:"
-        super().__init__(job, client, into, RollupPosition, prefix=prefix, positions=positions_topic)
-        self._declared = declared
-
-    def is_lost(self, at: RollupPosition) -> bool:
-        """Return whether the windows are lost. A topic restored from a backup has another epoch but holds them."""
-        if not super().is_lost(at):
-            return False
-        return not self.holds(self._declared.digest)
-
-    def holds(self, digest: str) -> bool:
-        """Return whether windows were written here under that declaration."""
-        return any(stamp.name == digest for stamp in self._stamps(0))
-
-    def _stamps(self, from_seq: int) -> Iterator[PartStamp]:
-        """Yield the stamps of the records after `from_seq`; nothing if the topic does not exist."""
-        found = (stamp_of(meta) for meta in metas(self._client, self.name, from_seq=from_seq))
-        return (stamp for stamp in found if stamp is not None)
-
-    def write(self, result: DataFrame, at: RollupPosition) -> Sent:
-        """Write the windows that are due, without the parts that an interrupted run has written."""
-        due = at.due or Due(low=0, stop=0, after_ms=0, upto_ms=0)
-        name, plan = self._declared.digest, f"{at.epoch}.{at.generation}/{due.after_ms}-{due.upto_ms}"
-        present = {one.part for one in self._stamps(due.target_seq) if (one.name, one.plan) == (name, plan)}
-        tag = "CAST(NULL AS STRING)" if self._declared.tag is None else f"CAST(({self._declared.tag}) AS STRING)"
-        text = "to_json(struct(*), map('ignoreNullFields', 'false')) AS data"
-        rows = result.selectExpr(text, f"{tag} AS tag")
-        return one_task(rows, WriteWindowsTopic(self._connection, self.name, name, plan, present), Sent)
 
 
 # --- tasks
@@ -338,16 +278,6 @@ class PartStamp(Struct, frozen=True, kw_only=True):
     name: str
     plan: str
     part: int
-
-
-def stamp_of(meta: bytes) -> PartStamp | None:
-    if KEY.encode() not in meta:
-        return None
-    try:
-        found = surrogates.members(meta).get(KEY)
-        return None if found is None else msgspec.json.decode(found, type=PartStamp)
-    except msgspec.MsgspecError:
-        return None
 
 
 class WriteWindowsTable(Struct):
@@ -365,7 +295,7 @@ class WriteWindowsTable(Struct):
                 for batch in (table.sort_by(keys) if keys else table).combine_chunks().to_batches():
                     writer.write(batch)
             files = writer.finish()
-        yield answered(Written(records=sum(file.rows for file in files), files=files))
+        yield rounds.answered(rounds.Written(records=sum(file.rows for file in files), files=files))
 
 
 class WriteWindowsTopic(Struct):
@@ -387,22 +317,19 @@ class WriteWindowsTopic(Struct):
         sized = [data.encode() for data, _ in rows]
         run = f"rollup/{self.name}/{xxhash.xxh3_64_hexdigest(self.plan.encode())}"
         with client_for(self.connection, self.connection.servers[0]) as client:
-            for part, piece in enumerate(pieces(sized, most=MAX_RECORDS)):
-                records = [self._record(*row, part) for row in rows[piece]]
+            for part, piece in enumerate(pieces(sized, most=rounds.MAX_RECORDS)):
+                stamp = PartStamp(name=self.name, plan=self.plan, part=part)
+                records = [
+                    _encode({"data": Raw(data.encode()), "meta": {KEY: stamp}} | ({"tag": tag} if tag else {}))
+                    for data, tag in rows[piece]
+                ]
                 if part in self.present:
                     outcome.records += len(records)
                     outcome.repeated += len(records)
                     continue
                 options = WriteOptions(connection=self.connection)
-                send(client, options, [chunk(self.topic, run, part, records)], outcome)
-        yield answered(outcome)
-
-    def _record(self, data: str, tag: str, part: int) -> bytes:
-        stamp = PartStamp(name=self.name, plan=self.plan, part=part)
-        record: dict[str, Any] = {"data": Raw(data.encode()), "meta": {KEY: stamp}}
-        if tag:
-            record["tag"] = tag
-        return _encode(record)
+                send(client, options, [rounds.chunk(self.topic, run, part, records)], outcome)
+        yield rounds.answered(outcome)
 
 
 # --- helpers
@@ -421,12 +348,10 @@ BAD_CHARACTERS = " ,;{}()\n\t="  # many programs do not accept them in the name 
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the columns of a table for these results. Raise `BadUsage` if a table cannot have a name or type.
-
-    Spark and Delta describe types by the same JSON.
-    """
+    """Return the columns of a table for these results. Raise `BadUsage` if a table cannot have a name or type."""
     from deltalake import Schema
 
+    # Spark and Delta describe types by the same JSON.
     fields = [_delta_field(field, field["name"]) for field in json.loads(schema.json())["fields"]]
     return pa.schema(Schema.from_json(json.dumps({"type": "struct", "fields": fields})).to_arrow())
 

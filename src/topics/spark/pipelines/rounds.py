@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 import pyarrow as pa
 import xxhash
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from topics.client import Client
 from topics.client.request import State
@@ -25,7 +25,7 @@ from topics.clock import SystemClock
 from topics.lake import Conflict, Gap, facts
 from topics.lake.errors import Moved, NoLake, NoTable
 from topics.lake.files import RowsFile
-from topics.lake.output import OutputTable
+from topics.lake.output import KEPT_HOURS, OutputTable
 from topics.spark.failures import BadUsage, Failed
 from topics.spark.options import offset_option
 from topics.spark.pipelines.run.delivery import target_of
@@ -70,9 +70,7 @@ class SourceTopic:
     """One topic of a server. With a lake, records that the server no longer has come from there."""
 
     def __init__(self, job: PipelineJob, client: Client, topic: str, *, lake: str | None = None) -> None:
-        self.topic, self.url = topic, client.url
-        self._job = job
-        self._client = client
+        self.topic, self.job, self.client = topic, job, client
         self._lake = None if lake is None else existing_lake(lake).path
 
     def wait_until_exists(self, *, follow: bool) -> bool:
@@ -80,17 +78,17 @@ class SourceTopic:
 
         Raise `BadUsage` if the topic does not exist and the job does not follow.
         """
-        while follow and not self._job.stopping.is_set():
-            if state_of(self._client, self.topic) is not None:
+        while follow and not self.job.stopping.is_set():
+            if state_of(self.client, self.topic) is not None:
                 return True
-            self._job.warn(f"topic {self.topic} does not exist on {self._client.url} yet: waiting for it")
-            self._job.stopping.wait(WAIT_MS / 1000)
+            self.job.warn(f"topic {self.topic} does not exist on {self.client.url} yet: waiting for it")
+            self.job.stopping.wait(WAIT_MS / 1000)
         return not follow and self.state() is not None
 
     def state(self) -> State:
-        state = state_of(self._client, self.topic)
+        state = state_of(self.client, self.topic)
         if state is None:
-            raise unknown_topic(self._client, self.topic)
+            raise unknown_topic(self.client, self.topic)
         return state
 
     def load(self, start: int, stop: int) -> DataFrame:
@@ -98,21 +96,21 @@ class SourceTopic:
 
         Besides the columns of the source there is `value`: `data` as a VARIANT, for `value:user.id::string` etc.
         """
-        options = self._job.reading(self._client.url) | {
+        options = self.job.reading(self.client.url) | {
             "subscribe": self.topic,
             "failOnDataLoss": "false",
             "startingOffsets": offset_option(self.topic, start),
             "endingOffsets": offset_option(self.topic, stop),
             **({} if self._lake is None else {"lake": self._lake}),
         }
-        rows = self._job.spark.read.format("topics").options(**options).load()
+        rows = self.job.spark.read.format("topics").options(**options).load()
         return rows.selectExpr("*", "try_parse_json(data) AS value")
 
     def warn_if_trimmed(self, epoch: int, start: int) -> None:
         """Warn if the topic begins after `start` because it was trimmed, and no lake was given."""
-        found = None if self._lake is not None else removed(self._client, self.topic, epoch=epoch, start=start)
+        found = None if self._lake is not None else removed(self.client, self.topic, epoch=epoch, start=start)
         if found is not None and found.is_trimmed:
-            self._job.warn(
+            self.job.warn(
                 f"topic {self.topic}: {found} were trimmed after they were archived, and are left out; "
                 "--lake DIR reads them from the lake"
             )
@@ -127,133 +125,52 @@ class SourceTopic:
 
     def wait(self, state: State) -> None:
         """Return when the topic has new records, at the latest after `WAIT_MS`."""
-        self._client.diff(
+        self.client.diff(
             self.topic, from_seq=state.head_seq, epoch=state.epoch, limit=1, include_meta=False, wait_ms=WAIT_MS
         )
-
-
-# --- outputs
-
-
-class Output(Generic[At]):
-    """Receives rows and stores the position. Each pipeline has one for topics and one for tables."""
-
-    name: str
-    gaps: Sequence[ReportedGap] = ()  # recorded with the next position, if the output has a place for them
-    restarts = False  # whether the next rows replace all rows of the output
-
-    def load(self) -> At | None:
-        raise NotImplementedError
-
-    def plan(self, at: At) -> At:
-        """Save the plan of a step before it is carried out, if the output needs that. Return the position with it."""
-        return at
-
-    def write(self, rows: DataFrame, at: At) -> Any:
-        """Write the rows of a step in one task, and return the result of the task."""
-        raise NotImplementedError
-
-    def save(self, at: At) -> At:
-        """Make the written rows and the position permanent. Return the position."""
-        raise NotImplementedError
-
-    def target(self) -> tuple[int, int]:
-        """Return epoch and head of the output topic, or zeros if there is none."""
-        return 0, 0
-
-    def is_lost(self, at: At) -> bool:
-        """Return whether the results up to this position were deleted as a whole."""
-        return False
-
-    def creates(self) -> str | None:
-        """Return the topic or table that would be created, or None if it exists."""
-        raise NotImplementedError
-
-
-class TopicOutput(Output[At]):
-    """An output topic. Its position is stored among the positions of its server."""
-
-    def __init__(
-        self, job: PipelineJob, client: Client, into: str, kind: type[At], *, prefix: str, positions: str
-    ) -> None:
-        self.name = into
-        self._client = client
-        self._kind = kind
-        self._connection = job.connection(client.url)
-        self._positions = Positions(client, prefix, run=job.report.run_id, topic=positions)
-
-    def load(self) -> At | None:
-        return self._positions.load(self._kind).get("")
-
-    def plan(self, at: At) -> At:
-        return self.save(at)
-
-    def save(self, at: At) -> At:
-        self._positions.check_alone()
-        self._positions.save({"": at})
-        return at
-
-    def target(self) -> tuple[int, int]:
-        return target_of(self._client, self.name)
-
-    def is_lost(self, at: At) -> bool:
-        return at.target_epoch != 0 and self.target()[0] != at.target_epoch
-
-    def creates(self) -> str | None:
-        return None if self.target()[0] else f"topic {self.name}"
-
-
-class TableOutput(Output[At]):
-    """A Delta table. One commit has the rows of a step, its gaps, and the position."""
-
-    def __init__(self, job: PipelineJob, where: str, *, kept_hours: int) -> None:
-        try:
-            self.table = OutputTable(where, job.report.pipeline, kept_hours=kept_hours)
-        except NoLake as error:
-            raise BadUsage(str(error), next=PLACE) from None
-        self.name = self.table.uri
-        self._note = {"run": job.report.run_id}
-
-    def creates(self) -> str | None:
-        return None if self.table.exists() else f"table {self.name}"
-
-    def load_position(self) -> Mapping[str, int]:
-        """Return the position in the table. Raise `BadUsage` if the place holds something else."""
-        try:
-            return self.table.load()
-        except NoTable as error:
-            raise BadUsage(str(error), next=PLACE) from None
-
-    def commit(
-        self, position: Mapping[str, int], schema: pa.Schema, adds: Sequence[RowsFile], removes: Sequence[str] = ()
-    ) -> None:
-        """Commit files, gaps and position. After a restart, the commit removes all earlier rows."""
-        now_ms = SystemClock().now_ms()
-        of_gaps = [facts.of_gap(gap.epoch, Gap(gap.from_seq, gap.to_seq, gap.reason, now_ms)) for gap in self.gaps]
-        try:
-            self.table.commit(
-                position, adds, () if self.restarts else removes,
-                facts=dict(of_gaps), schema=schema if self.restarts else None, note=self._note,
-            )  # fmt: skip
-        except Moved as error:
-            raise Failed(str(error), next="stop one of the two runs") from None
-        self.gaps, self.restarts = (), False
 
 
 # --- the loop
 
 
 class Rounds(Generic[At]):
-    """Processes one topic in rounds. A dry run writes nothing to the output."""
+    """Processes one topic in rounds, and writes the results to a topic or a Delta table. A dry run writes nothing.
+
+    A position in a table is a set of facts, which are numbers; the positions of a server hold it as it is.
+    """
+
+    kept_hours = KEPT_HOURS  # how long replaced files of a table stay
+    gaps: Sequence[ReportedGap] = ()  # recorded with the next position, if the output is a table
+    restarts = False  # whether the next rows replace all rows of the output
+    schema: pa.Schema = pa.schema([])  # of the table
+    adds: Sequence[RowsFile] = ()  # files of the table for the next commit
+    removes: Sequence[str] = ()
 
     def __init__(
-        self, job: PipelineJob, source: SourceTopic, output: Output[At], declared: Any, *, step_seqs: int, full: bool
-    ) -> None:
-        """`declared` says what the pipeline computes."""
-        self._job, self._source, self._output, self._declared = job, source, output, declared
-        self._step_seqs = step_seqs
-        self._row = job.report.topic(source.topic, into=output.name)
-        known = output.load()
+        self, source: SourceTopic, declared: Any, start: At, *,
+        into: str | None, table: str | None, positions: str, prefix: str, step_seqs: int, full: bool,
+    ) -> None:  # fmt: skip
+        """`declared` says what the pipeline computes; `start` is the position before the first seq of any epoch."""
+        self._source, self._declared, self._start, self._step_seqs = source, declared, start, step_seqs
+        self._job, self._client = source.job, source.client
+        self._table: OutputTable | None = None
+        self.name = into or ""
+        if into is None:
+            try:
+                self._table = OutputTable(table or "", self._job.report.pipeline, kept_hours=self.kept_hours)
+                self.name = self._table.uri
+            except NoLake as error:
+                raise BadUsage(str(error), next=PLACE) from None
+        self._positions = Positions(self._client, prefix, run=self._job.report.run_id, topic=positions)
+        self._row = self._job.report.topic(source.topic, into=self.name)
+        if self._table is None:
+            known = self._positions.load(type(start)).get("")
+        else:
+            try:
+                found = self._table.load()
+            except NoTable as error:
+                raise BadUsage(str(error), next=PLACE) from None
+            known = self.of_facts(found) if found else None
         self._generation = 0 if known is None else known.generation + int(full)
         if known is not None and not full:
             self.check_fits(known)
@@ -266,8 +183,10 @@ class Rounds(Generic[At]):
         """Raise `BadUsage` if the output holds the result of another declaration."""
         raise NotImplementedError
 
-    def beginning(self, epoch: int, generation: int) -> At:
-        """Return the position before the first seq."""
+    def of_facts(self, facts: Mapping[str, int]) -> At:
+        raise NotImplementedError
+
+    def facts_of(self, at: At) -> dict[str, int]:
         raise NotImplementedError
 
     def recreated(self, at: At, epoch: int) -> At:
@@ -282,8 +201,8 @@ class Rounds(Generic[At]):
         """Return the plan of the step up to `last`, and the rows to write; None if there are none."""
         raise NotImplementedError
 
-    def count(self, rows: DataFrame) -> Any:
-        """Return what a write of these rows would return, for a dry run."""
+    def write(self, rows: DataFrame, at: At) -> Any:
+        """Write the rows of a step in one task, and return its result; in a dry run, what it would be."""
         raise NotImplementedError
 
     def after(self, at: At, outcome: Any) -> At:
@@ -309,8 +228,10 @@ class Rounds(Generic[At]):
             self._job.rest()
             if follow and not self._job.stopping.wait(every_s):
                 self._source.wait(state)
-        if self._job.dry_run and (created := self._output.creates()) is not None and self._row.records:
-            self._row.would.append(f"create {created}")
+        if self._job.dry_run and self._row.records:
+            is_there = self.target()[0] if self._table is None else self._table.exists()
+            if not is_there:
+                self._row.would.append(f"create {'topic' if self._table is None else 'table'} {self.name}")
         self.finish()
 
     def step(self, head: int) -> bool:
@@ -331,31 +252,30 @@ class Rounds(Generic[At]):
 
     def _written(self, plan: At, rows: DataFrame | None) -> At:
         """Write the rows and save the position. Another program may merge files of a table meanwhile: write again."""
-        output, outcome = self._output, None
+        outcome, at = None, None
         if rows is None:
-            return plan if self._job.dry_run else output.save(plan)
+            return plan if self._job.dry_run else self.save(plan)
         if self._job.dry_run:
-            outcome = self.count(rows)
+            outcome = self.write(rows, plan)
             at = self.after(plan, outcome)
         else:
-            plan, at = output.plan(plan), None
+            plan = self.plan(plan)
         while at is None:
-            outcome = output.write(rows, plan)
+            outcome = self.write(rows, plan)
             self._source.check_same(plan.epoch)
             with suppress(Conflict):
-                at = output.save(self.after(plan, outcome))
+                at = self.save(self.after(plan, outcome))
         self.note(outcome)
         return at
 
     def _position(self) -> At:
-        """Return the position in the present epoch of the topic."""
         state, at = self._source.state(), self._at
-        if at is not None and self._output.is_lost(at):
-            self._job.warn(f"topic {self._output.name} was deleted: it is filled again from the first seq")
+        if at is not None and self.is_lost(at):
+            self._job.warn(f"topic {self.name} was deleted: it is filled again from the first seq")
             self._generation, at = at.generation + 1, None
         if at is None:
-            self._output.restarts = True
-            at = self.beginning(state.epoch, self._generation)
+            self.restarts = True
+            at = structs.replace(self._start, epoch=state.epoch, generation=self._generation)
         if at.epoch == state.epoch and state.head_seq >= at.done:
             return at
         self._row.gaps.append(ReportedGap(from_seq=at.done + 1, to_seq=at.done + 1, reason="recreated", epoch=at.epoch))
@@ -364,7 +284,41 @@ class Rounds(Generic[At]):
     def _note_reached(self) -> None:
         """Set the position from which the job computes the lag."""
         at = self._at
-        self._job.reached[self._source.url, self._source.topic] = (0, 0) if at is None else (at.epoch, at.done)
+        self._job.reached[self._client.url, self._source.topic] = (0, 0) if at is None else (at.epoch, at.done)
+
+    # --- the output
+
+    def target(self) -> tuple[int, int]:
+        """Return epoch and head of the output topic, or zeros if there is none."""
+        return target_of(self._client, self.name) if self._table is None else (0, 0)
+
+    def is_lost(self, at: At) -> bool:
+        """Return whether the results up to this position were deleted as a whole."""
+        return at.target_epoch != 0 and self.target()[0] != at.target_epoch
+
+    def plan(self, at: At) -> At:
+        """Save the plan of a step before it writes to a topic. Return the position with it."""
+        return self.save(at) if self._table is None else at
+
+    def save(self, at: At) -> At:
+        """Save the position; in a table, in one commit with files and gaps, which after a restart removes all rows."""
+        if self._table is None:
+            self._positions.check_alone()
+            self._positions.save({"": at})
+        else:
+            now_ms = SystemClock().now_ms()
+            of_gaps = [facts.of_gap(gap.epoch, Gap(gap.from_seq, gap.to_seq, gap.reason, now_ms)) for gap in self.gaps]
+            try:
+                self._table.commit(
+                    self.facts_of(at), self.adds, () if self.restarts else self.removes,
+                    facts=dict(of_gaps), schema=self.schema if self.restarts else None,
+                    note={"run": self._job.report.run_id},
+                )  # fmt: skip
+            except Moved as error:
+                raise Failed(str(error), next="stop one of the two runs") from None
+            self.gaps = self.adds = self.removes = ()
+        self.restarts = False
+        return at
 
 
 # --- tasks

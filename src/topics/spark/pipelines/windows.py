@@ -1,10 +1,7 @@
 """The declaration of a rollup, its windows of event time, and its position in a table. Pure: no Spark.
 
-A window closes when the watermark reaches its end. The watermark is the latest event time seen minus the declared
-delay. A window closes once, with all of its records up to then. To compute it, records are read again from its first
-seq, so no partial sums are stored, and any SQL aggregate can be used.
-
-`docs/pipelines.md` describes a declaration, which is given as arguments or as a small TOML file.
+A window closes once, when the watermark reaches its end: the latest event time seen minus the declared delay. To
+compute it, records are read again from its first seq, so no partial sums are stored, and any SQL aggregate can be used.
 
 The position of a rollup in a table consists of facts, which are numbers:
 
@@ -34,7 +31,7 @@ from topics.spark.sql.text import names_in
 LONGEST_MS = 365_250 * 86_400_000
 NEVER = -(1 << 62)  # the watermark before the first record
 
-_UNITS_MS = {
+_UNITS_MS = {  # months are not a unit, because their length varies
     "ms": 1, "millisecond": 1, "s": 1000, "sec": 1000, "second": 1000, "m": 60_000, "min": 60_000, "minute": 60_000,
     "h": 3_600_000, "hour": 3_600_000, "d": 86_400_000, "day": 86_400_000, "w": 604_800_000, "week": 604_800_000,
 }  # fmt: skip
@@ -68,10 +65,7 @@ class Turn(Struct, frozen=True, kw_only=True):
 
 
 def duration_ms(text: str) -> int:
-    """Return the milliseconds of `10 minutes`, `1h 30m` or `500 ms`. Raise `ValueError` for other texts.
-
-    Months are not a unit, because their length varies.
-    """
+    """Return the milliseconds of `10 minutes`, `1h 30m` or `500 ms`. Raise `ValueError` for other texts."""
     at, total = 0, 0
     lowered = text.strip().lower()
     while at < len(lowered):
@@ -181,16 +175,7 @@ class Declaration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 # --- the position in a table
 
 
-def number_of(digest: str) -> int:
-    return int(digest, 16)
-
-
-def digest_of(number: int) -> str:
-    return f"{number:0{DIGEST_DIGITS}x}"
-
-
 def open_windows(position: Mapping[str, int], *, window_ms: int) -> dict[int, Open]:
-    """Return the open windows by slot."""
     found = {}
     for name, first in position.items():
         kind, _, rest = name.partition("/")

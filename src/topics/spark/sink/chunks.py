@@ -24,7 +24,7 @@ from msgspec import Raw, Struct
 from topics.client import Client
 from topics.client.request import Written
 from topics.errors import Code, TopicsError
-from topics.spark.sink.write_options import KeyBy, WriteOptions
+from topics.spark.options import KeyBy, WriteOptions
 from topics.spark.source.plan import GRID
 
 MAX_RECORDS = 10_000  # the default limit of a server for one write
@@ -38,14 +38,6 @@ class Chunk(NamedTuple):
     topic: str
     key: str
     records: list[bytes]
-
-    def halves(self) -> list[Chunk]:
-        """Return two chunks with half of the records each, for a server with a lower limit."""
-        middle = len(self.records) // 2
-        return [
-            Chunk(self.topic, f"{self.key}.0", self.records[:middle]),
-            Chunk(self.topic, f"{self.key}.1", self.records[middle:]),
-        ]
 
 
 class Sourced(NamedTuple):
@@ -205,29 +197,30 @@ class Sent(Struct, kw_only=True):
 
 
 def send(client: Client, options: WriteOptions, chunks: Iterable[Chunk], done: Sent) -> list[Written]:
-    """Send the chunks, add their records to `done`, and return the answers of the server."""
-    return [answer for chunk in chunks for answer in _send_chunk(client, options, chunk, done)]
+    """Send the chunks, add their records to `done`, and return the answers of the server.
 
-
-def _send_chunk(client: Client, options: WriteOptions, chunk: Chunk, done: Sent) -> list[Written]:
-    """Send one chunk; if the server has a lower limit, send it in halves. While the topic is full, retry."""
-    deadline = time.monotonic() + options.connection.timeout_ms / 1000
-    while True:
-        try:
-            answer = client.append(
-                chunk.topic,
-                [Raw(record) for record in chunk.records],
-                idempotency_key=chunk.key,
-                create=options.create,
-                config=options.creation,
-            )
-        except TopicsError as error:
-            if error.code in TOO_LARGE and len(chunk.records) > 1:
-                return send(client, options, chunk.halves(), done)
-            if error.code is not Code.TOPIC_FULL or time.monotonic() > deadline:
-                raise
-            time.sleep(FULL_PAUSE_S)  # the topic rejects appends while it is full; a delete may make room
-            continue
-        done.records += answer.count
-        done.repeated += answer.count if answer.deduped else 0
-        return [answer]
+    If the server has a lower limit, a chunk is sent in halves. While the topic is full, sending is retried.
+    """
+    answers: list[Written] = []
+    for topic, key, records in chunks:
+        deadline, request = time.monotonic() + options.connection.timeout_ms / 1000, [Raw(one) for one in records]
+        while True:
+            try:
+                answer = client.append(
+                    topic, request, idempotency_key=key, create=options.create, config=options.creation
+                )
+            except TopicsError as error:
+                middle = len(records) // 2
+                if error.code in TOO_LARGE and middle:
+                    halves = [Chunk(topic, f"{key}.0", records[:middle]), Chunk(topic, f"{key}.1", records[middle:])]
+                    answers += send(client, options, halves, done)
+                    break
+                if error.code is not Code.TOPIC_FULL or time.monotonic() > deadline:
+                    raise
+                time.sleep(FULL_PAUSE_S)  # the topic rejects appends while it is full; a delete may make room
+            else:
+                done.records += answer.count
+                done.repeated += answer.count if answer.deduped else 0
+                answers.append(answer)
+                break
+    return answers

@@ -160,7 +160,6 @@ def _one_by_one(convert: Callable[[Any], Any]) -> ToText:
 
 
 def _texts(found: list[bytes], column: pa.Array) -> pa.Array:
-    """Return the texts as an array, null where the column is null."""
     return _where_valid(column, pa.array(found, pa.binary()).cast(pa.string()))
 
 

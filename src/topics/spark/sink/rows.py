@@ -14,7 +14,8 @@ not part of a record (`kind`, `ts` …) are ignored. Any other column is an erro
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, cast
 
 import msgspec
@@ -26,9 +27,9 @@ from pyspark.sql.types import BinaryType, CharType, DataType, LongType, StringTy
 from topics.errors import TopicsError
 from topics.model import surrogates
 from topics.model.names import check_topic
+from topics.spark.options import DataFormat
 from topics.spark.sink.chunks import Plain, Sourced
 from topics.spark.sink.json_columns import NoJson, encode, json_column, quoted
-from topics.spark.sink.write_options import DataFormat
 from topics.spark.source.layout import KAFKA, PLAIN, SERVER
 
 Texts = Callable[[pa.Array], pa.Array]  # JSON text as bytes, null for null
@@ -127,17 +128,11 @@ class Renderer:
         if not self._has_gaps:
             return {}
         is_gap = pc.and_kleene(pc.equal(self._column(batch, "kind"), "gap"), pc.is_null(data))
-        return {at: self._gap(batch, at) for at in pc.indices_nonzero(pc.fill_null(is_gap, False)).to_pylist()}
-
-    def _gap(self, batch: pa.RecordBatch, at: int) -> bytes:
-        return encode(
-            {
-                "topic": self._sources(batch.slice(at, 1))[0],
-                "gap_from": self._column(batch, "seq")[at].as_py(),
-                "gap_to": self._column(batch, "gap_to")[at].as_py(),
-                "reason": self._column(batch, "reason")[at].as_py(),
-            }
-        )
+        names, found = {"gap_from": "seq", "gap_to": "gap_to", "reason": "reason"}, {}
+        for at in pc.indices_nonzero(pc.fill_null(is_gap, False)).to_pylist():
+            lost = {name: self._column(batch, column)[at].as_py() for name, column in names.items()}
+            found[at] = encode({"topic": self._sources(batch.slice(at, 1))[0], **lost})
+        return found
 
     def _destinations(self, batch: pa.RecordBatch) -> list[str]:
         if self._topic is not None:
@@ -227,7 +222,10 @@ def _json_texts(name: str, column: pa.Array) -> pa.Array:
 
 
 def _is_json(text: bytes) -> bool:
-    """Check a text on the slow path: the fast decoder rejects half surrogate pairs, which are valid JSON text."""
+    """Check a text; on the slow path if need be: the fast decoder rejects half surrogate pairs, which are valid."""
+    with suppress(msgspec.MsgspecError, RecursionError):
+        _check(text)
+        return True
     try:
         json.loads(text.decode(), parse_constant=int)  # NaN is no JSON, and no int
     except (ValueError, RecursionError):
@@ -244,17 +242,12 @@ def _strings(name: str, column: pa.Array) -> pa.Array:
 
 def _headers_texts(column: pa.Array) -> pa.Array:
     """Return Kafka headers as JSON objects: values that are JSON are kept, other bytes are taken as text."""
-    objects = [None if pairs is None else surrogates.object_of(dict(_headers(pairs))) for pairs in column.to_pylist()]
+    objects: list[bytes | None] = []
+    for pairs in column.to_pylist():
+        found: dict[str, Any] = {}
+        for pair in pairs or ():
+            value = pair["value"] or b"null"
+            known = Raw(value) if _is_json(value) else value.decode(errors="replace")
+            found[surrogates.unescaped(pair["key"])] = known
+        objects.append(None if pairs is None else surrogates.object_of(found))
     return pa.array(objects, pa.binary())
-
-
-def _headers(pairs: list[dict[str, Any]]) -> Iterator[tuple[str, Any]]:
-    for pair in pairs:
-        key, value = surrogates.unescaped(pair["key"]), pair["value"] or b"null"
-        try:
-            _check(value)
-        except (msgspec.MsgspecError, RecursionError):
-            if not _is_json(value):
-                yield key, value.decode(errors="replace")
-                continue
-        yield key, Raw(value)

@@ -1,9 +1,7 @@
 """Append the rows of a batch, or of a stream's micro-batches, to topics.
 
-A task sends its rows in requests whose cuts and idempotency keys are the same when the task or the whole batch is
-repeated (`chunks`). The server recognises a repeated key within its idempotency window, so a repetition writes nothing
-twice. Records are readable as soon as a task has sent them. A log cannot remove records again, so there is no commit
-or abort.
+A repeated task or batch sends the same requests under the same idempotency keys (`chunks`), so it writes nothing twice.
+Records are readable as soon as a task has sent them. A log cannot remove records, so there is no commit or abort.
 """
 
 from __future__ import annotations
@@ -16,10 +14,10 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from topics.spark.options import WriteOptions
 from topics.spark.pyspark_api import DataSourceStreamArrowWriter
 from topics.spark.sink.chunks import GridChunks, OrderedChunks, Sent, send
 from topics.spark.sink.rows import Renderer
-from topics.spark.sink.write_options import WriteOptions
 from topics.spark.source.catalog import client_for, state_of
 
 QUERY_ID = "sql.streaming.queryId"  # of the checkpoint: survives restarts
@@ -41,52 +39,51 @@ class TaskWrites(WriterCommitMessage):
         self.records, self.repeated = sent.records, sent.repeated
 
 
-class BatchWriter(DataSourceArrowWriter):
+class _Writer:
+    not_append: str  # why rows cannot be replaced
+    write_id: str | None = None  # of a batch
+
+    def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
+        if overwrite:
+            raise NotAppend(self.not_append)
+        self._options = options
+        self._renderer = Renderer(schema, topic=options.topic, data_format=options.data_format)
+        check_window(options)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWrites:
+        """Write the rows of a task. Keys have query and batch of a stream (also in `foreachBatch`), or the write id."""
+        task, options = TaskContext.get(), self._options
+        query = None if task is None else task.getLocalProperty(QUERY_ID)
+        batch = None if task is None else task.getLocalProperty(BATCH_ID)
+        if query is not None and batch is not None:
+            run = f"spark/{query}/{batch}" + (f"/{options.write_id}" if options.write_id else "")
+        elif self.write_id is None:
+            raise RuntimeError("Spark did not name the query of a streaming task, so its rows cannot be written once")
+        else:
+            run = f"spark/{self.write_id}"
+        return write_rows(iterator, options, self._renderer, run)
+
+
+class BatchWriter(_Writer, DataSourceArrowWriter):
     """`df.write`. Created once and sent to the tasks, so its id is the same in every attempt."""
 
+    not_append = 'a topic is a log: its records cannot be replaced; write with mode("append")'
+
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
-        if overwrite:
-            raise NotAppend('a topic is a log: its records cannot be replaced; write with mode("append")')
-        self._options = options
-        self._renderer = Renderer(schema, topic=options.topic, data_format=options.data_format)
-        self._write_id = options.write_id or uuid.uuid4().hex
-        check_window(options)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWrites:
-        return write_rows(iterator, self._options, self._renderer, run_name(self._options, otherwise=self._write_id))
+        super().__init__(options, schema, overwrite=overwrite)
+        self.write_id = options.write_id or uuid.uuid4().hex
 
 
-class StreamWriter(DataSourceStreamArrowWriter):
+class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     """`df.writeStream`. Spark creates one per micro-batch."""
 
-    def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
-        if overwrite:
-            raise NotAppend(
-                "output mode complete replaces earlier rows, and the records of a topic cannot be replaced: "
-                'use outputMode("append"), or write the batches of foreachBatch'
-            )
-        self._options = options
-        self._renderer = Renderer(schema, topic=options.topic, data_format=options.data_format)
-        check_window(options)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWrites:
-        return write_rows(iterator, self._options, self._renderer, run_name(self._options, otherwise=None))
-
-
-def run_name(options: WriteOptions, *, otherwise: str | None) -> str:
-    """Return the name of this run for keys: query and batch in a stream (also in `foreachBatch`), else `otherwise`."""
-    task = TaskContext.get()
-    query = None if task is None else task.getLocalProperty(QUERY_ID)
-    batch = None if task is None else task.getLocalProperty(BATCH_ID)
-    if query is not None and batch is not None:
-        return f"spark/{query}/{batch}" + (f"/{options.write_id}" if options.write_id else "")
-    if otherwise is None:
-        raise RuntimeError("Spark did not name the query of a streaming task, so its rows cannot be written once")
-    return f"spark/{otherwise}"
+    not_append = (
+        "output mode complete replaces earlier rows, and the records of a topic cannot be replaced: "
+        'use outputMode("append"), or write the batches of foreachBatch'
+    )
 
 
 def write_rows(batches: Iterable[pa.RecordBatch], options: WriteOptions, renderer: Renderer, run: str) -> TaskWrites:
-    """Write all rows of one task."""
     task = TaskContext.get()
     grid = GridChunks(run, key_by=options.key_by)
     plain = OrderedChunks(run, 0 if task is None else task.partitionId(), sort=options.sort_rows)

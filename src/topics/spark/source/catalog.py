@@ -73,11 +73,7 @@ def client_for(connection: ConnectionOptions, server: str) -> Client:
 
 
 def catalog_of(options: ReadOptions) -> Catalog:
-    if options.path is not None:
-        return DirectoryCatalog(options, options.path)
-    return (
-        LakeCatalog(options, options.lake) if options.lake is not None and options.lake_only else ServerCatalog(options)
-    )
+    return ServerCatalog(options) if options.path is None else DirectoryCatalog(options, options.path)
 
 
 def state_of(client: Client, topic: str, *, epoch: int | None = None) -> State | None:
@@ -92,13 +88,19 @@ def state_of(client: Client, topic: str, *, epoch: int | None = None) -> State |
 
 
 class ServerCatalog(Catalog):
-    """The topics of one or several servers. With a lake, extents begin where the archive begins."""
+    """The topics of one or several servers, of a lake, or of both: then extents begin where the archive begins.
+
+    A topic that only the lake has is read in its newest archived epoch.
+    """
 
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
         self._lake = None if options.lake is None else Lake(options.lake)
-        self._clients = {server: client_for(options.connection, server) for server in options.connection.servers}
-        self._trimmed: dict[tuple[str, str], tuple[tuple[int, int], int]] = {}  # by topic; see `_trimmed_to`
+        servers = () if options.lake_only else options.connection.servers
+        self._clients = {server: client_for(options.connection, server) for server in servers}
+        self._trimmed: dict[
+            tuple[str, str], tuple[tuple[int, int], int]
+        ] = {}  # by topic: its start, and the last trimmed seq
 
     def __exit__(self, *error: object) -> None:
         for client in self._clients.values():
@@ -112,12 +114,18 @@ class ServerCatalog(Catalog):
         snapshot = self._lake.snapshot()
         epochs = [(extent, snapshot.archived(extent.topic, extent.epoch)) for extent in found]
         live = {extent.topic for extent in found}
-        names = [name for name in snapshot.topics() if self._options.wants(name) and name not in live]
-        only_archived = _archived_extents(self._lake, names, self._options.connection.servers[0])
-        return [
-            *(_with_archive(extent, archived, self._trimmed_to(extent, archived)) for extent, archived in epochs),
-            *(structs.replace(extent, only_archived=True) for extent in only_archived),
-        ]
+        extents = [self._with_archive(extent, archived) for extent, archived in epochs]
+        where = self._lake.path if self._options.lake_only else self._options.connection.servers[0]
+        for name in snapshot.topics():
+            if name not in live and self._options.wants(name) and (archived := snapshot.epochs(name)):
+                files = archived[-1].files
+                extent = TopicExtent(
+                    server=where, topic=name, epoch=archived[-1].epoch, head=archived[-1].archived_to,
+                    earliest=archived[-1].earliest, only_archived=True,
+                    count=sum(file.rows for file in files), size_bytes=sum(file.bytes for file in files),
+                )  # fmt: skip
+                extents.append(extent)
+        return extents
 
     def publish(self, server: str, topic: str, consumer: str, *, epoch: int, seq: int) -> None:
         """Store the progress of a stream as a named consumer. A refusal is logged: it must not stop the stream."""
@@ -126,16 +134,21 @@ class ServerCatalog(Catalog):
         except TopicsError as error:
             log.warning("progress_not_published", topic=topic, consumer=consumer, reason=error.message)
 
-    def _trimmed_to(self, extent: TopicExtent, archived: ArchivedEpoch | None) -> int:
-        """Return the last trimmed seq that the server knows, or 0 if the lake covers everything before the topic."""
-        if extent.earliest == 1 or (archived is not None and not archived.uncovered(1, extent.earliest - 1)):
-            return 0
-        key, start = (extent.server, extent.topic), (extent.epoch, extent.earliest)
-        known_for, trimmed_to = self._trimmed.get(key, (None, 0))
-        if known_for != start:  # a trim moves the first record, so the cached answer is stale
-            trimmed_to = self._trimmed_seq(extent)
-            self._trimmed[key] = start, trimmed_to
-        return trimmed_to
+    def _with_archive(self, extent: TopicExtent, archived: ArchivedEpoch | None) -> TopicExtent:
+        """Return the extent of lake and server together. It includes trimmed seqs that this lake lacks, as gaps."""
+        known, trimmed_to = archived or ArchivedEpoch(topic=extent.topic, epoch=extent.epoch), 0
+        if known.uncovered(1, extent.earliest - 1):
+            key, start = (extent.server, extent.topic), (extent.epoch, extent.earliest)
+            known_for, trimmed_to = self._trimmed.get(key, (None, 0))
+            if known_for != start:  # a trim moves the first record, so the cached answer is stale
+                trimmed_to = self._trimmed_seq(extent)
+                self._trimmed[key] = start, trimmed_to
+        lacking = [low for low, _ in known.uncovered(1, trimmed_to)]
+        first = min([extent.earliest, *lacking, *(file.first for file in known.files[:1])])
+        if first >= extent.earliest:
+            return extent
+        older_bytes = sum(file.bytes for file in known.files_in(first, extent.earliest - 1))
+        return structs.replace(extent, earliest=first, size_bytes=extent.size_bytes + older_bytes)
 
     def _trimmed_seq(self, extent: TopicExtent) -> int:
         """Ask the server for the last trimmed seq of this epoch; 0 if there is none or the topic was deleted."""
@@ -170,11 +183,19 @@ class ServerCatalog(Catalog):
 
     def seq_at(self, extent: TopicExtent, ts_ms: int) -> int:
         try:
-            return self._seq_at(extent, ts_ms)
+            if not self._options.lake_only:
+                return self._seq_at(extent, ts_ms)
         except TopicsError as error:
             if self._lake is None or error.code is not Code.TOPIC_NOT_FOUND:
                 raise
-            return _first_archived(self._lake, extent, ts_ms)
+        return self._first_archived(extent, ts_ms)[0]
+
+    def _first_archived(self, extent: TopicExtent, ts_ms: int) -> tuple[int, int]:
+        """Return the archived seq at which a read from `ts_ms` on begins, 1 if there is none, and the last trimmed."""
+        archived = None if self._lake is None else self._lake.snapshot().archived(extent.topic, extent.epoch)
+        if self._lake is None or archived is None:
+            return 1, 0
+        return heal.first_at(self._lake, archived, ts_ms), archived.trimmed_to
 
     def _seq_at(self, extent: TopicExtent, ts_ms: int) -> int:
         client, from_seq = self._clients[extent.server], 0
@@ -182,9 +203,9 @@ class ServerCatalog(Catalog):
             page = client.diff(extent.topic, from_seq=from_seq, from_ts=ts_ms, limit=1, epoch=extent.epoch)
             if self._lake is not None and from_seq == 0:
                 floor = 0 if page.tombstone is None else page.tombstone.gap_to
-                floor = max(floor, self._trimmed_seq(extent))
-                if (archived_seq := _archived_at(self._lake, extent, ts_ms, floor)) is not None:
-                    return archived_seq
+                begin, trimmed_to = self._first_archived(extent, ts_ms)
+                if begin <= max(floor, self._trimmed_seq(extent), trimmed_to):
+                    return begin
             elif page.tombstone is not None:
                 return 1
             if page.records:
@@ -228,58 +249,3 @@ class DirectoryCatalog(Catalog):
 
     def excerpt(self, span: Span) -> Excerpt | None:
         return self._directory.excerpt(span.topic, span.start, span.stop)
-
-
-class LakeCatalog(Catalog):
-    """The topics of a lake, without a server. Each topic is read in its newest archived epoch."""
-
-    def __init__(self, options: ReadOptions, path: str) -> None:
-        super().__init__(options)
-        self._lake = Lake(path)
-
-    def present(self) -> list[TopicExtent]:
-        names = [name for name in self._lake.snapshot().topics() if self._options.wants(name)]
-        return _archived_extents(self._lake, names, self._lake.path)
-
-    def seq_at(self, extent: TopicExtent, ts_ms: int) -> int:
-        return _first_archived(self._lake, extent, ts_ms)
-
-
-def _with_archive(extent: TopicExtent, archived: ArchivedEpoch | None, trimmed_to: int) -> TopicExtent:
-    """Return the extent of lake and server together. It includes trimmed seqs that this lake lacks, as gaps."""
-    known = archived or ArchivedEpoch(topic=extent.topic, epoch=extent.epoch)
-    lacking = known.uncovered(1, trimmed_to)
-    first = min(known.files[0].first if known.files else extent.earliest, lacking[0][0] if lacking else extent.earliest)
-    if first >= extent.earliest:
-        return extent
-    older_bytes = sum(file.bytes for file in known.files_in(first, extent.earliest - 1))
-    return structs.replace(extent, earliest=first, size_bytes=extent.size_bytes + older_bytes)
-
-
-def _archived_extents(lake: Lake, names: list[str], where: str) -> list[TopicExtent]:
-    """Return the newest archived epoch of each of these topics."""
-    snapshot, found = lake.snapshot(), []
-    for archived in (epochs[-1] for name in names if (epochs := snapshot.epochs(name))):
-        files = archived.files
-        found.append(
-            TopicExtent(
-                server=where, topic=archived.topic, epoch=archived.epoch, head=archived.archived_to,
-                earliest=archived.earliest,
-                count=sum(file.rows for file in files), size_bytes=sum(file.bytes for file in files),
-            )
-        )  # fmt: skip
-    return found
-
-
-def _first_archived(lake: Lake, extent: TopicExtent, ts_ms: int) -> int:
-    archived = lake.snapshot().archived(extent.topic, extent.epoch)
-    return 1 if archived is None else heal.first_at(lake, archived, ts_ms)
-
-
-def _archived_at(lake: Lake, extent: TopicExtent, ts_ms: int, floor: int) -> int | None:
-    """Return the archived seq at which a read from `ts_ms` on begins, or None if the read begins on the server."""
-    archived = lake.snapshot().archived(extent.topic, extent.epoch)
-    if archived is None:
-        return 1 if floor else None
-    begin = heal.first_at(lake, archived, ts_ms)
-    return begin if begin <= max(floor, archived.trimmed_to) else None

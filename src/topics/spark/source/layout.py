@@ -83,9 +83,6 @@ class Layout(Struct, frozen=True, kw_only=True):
     def columns(self) -> tuple[OutputColumn, ...]:
         return self.outputs or tuple(OutputColumn(name, "record", name, kind) for name, _, kind in self.rows)
 
-    def arrow(self) -> pa.Schema:
-        return pa.schema([pa.field(one.name, one.arrow) for one in self.columns])
-
     def kinds(self) -> dict[str, pa.DataType]:
         """Return the columns that a condition can use: those of the read, and all columns of the record."""
         prefix = "_" if self.typed else ""
@@ -115,7 +112,7 @@ class Batches:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._columns = layout.columns
-        self._schema = layout.arrow()
+        self._schema = pa.schema([pa.field(one.name, one.arrow) for one in self._columns])
         self._fields = JsonFields(layout.fields) if layout.fields else None
         self._where: Condition | None = None if layout.where is None else parse(layout.where, layout.kinds())
         used = {one.source for one in self._columns}
@@ -135,19 +132,8 @@ class Batches:
             used = {name: _record_column(names[name], found, server, topic) for name in self._where.columns}
             rows = self._where.rows(used)
             found = Cells(*(column.take(rows) for column in found))
-        columns = self._all_columns(found, server, topic)
-        if self._where is not None and not self._where.columns <= names.keys():
-            used = {one.name: column for one, column in zip(self._columns, columns, strict=True)}
-            for name in self._where.columns - used.keys():
-                used[name] = _record_column(names[name], found, server, topic)
-            rows = self._where.rows(used)
-            columns = [column.take(rows) for column in columns]
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
-
-    def _all_columns(self, found: Cells, server: str, topic: str) -> list[pa.Array]:
         parsed, malformed = ([], []) if self._fields is None else self._fields.parse(found.data)
-        fields = iter(parsed)
-        columns = []
+        fields, columns = iter(parsed), []
         for one in self._columns:
             if one.of == "field":
                 columns.append(next(fields))
@@ -157,7 +143,13 @@ class Batches:
                 columns.append(found.data.take(pa.array(np.arange(len(fits)), mask=fits)))
             else:
                 columns.append(_record_column(one.source, found, server, topic))
-        return columns
+        if self._where is not None and not self._where.columns <= names.keys():
+            used = {one.name: column for one, column in zip(self._columns, columns, strict=True)}
+            for name in self._where.columns - used.keys():
+                used[name] = _record_column(names[name], found, server, topic)
+            rows = self._where.rows(used)
+            columns = [column.take(rows) for column in columns]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def gap(self, server: str, topic: str, gap_from: int, gap_to: int, reason: str) -> pa.RecordBatch:
         """Return a batch with one row of kind gap for the seqs gap_from to gap_to, both inclusive."""

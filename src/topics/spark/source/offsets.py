@@ -75,25 +75,6 @@ class OffsetCodec(NamedTuple):
         }
 
 
-class TopicStep(NamedTuple):
-    """The seqs of one topic for the next batch: [begin, end). Those before `first` were lost."""
-
-    begin: StreamPosition
-    first: int
-    end: int
-    recreated: bool  # the topic has another epoch than the one read so far
-
-    @property
-    def room(self) -> int:
-        return self.end - self.first
-
-    def upto(self, grant: int) -> StreamPosition:
-        stop = self.first + grant
-        if 10 * GRID <= grant < self.room:
-            stop = max(stop // GRID * GRID, self.first)  # whole grid cells give fewer and larger writes
-        return StreamPosition(self.begin.epoch, stop)
-
-
 def advance(
     at: StreamPositions, extents: Iterable[TopicExtent], *, first_seq: Callable[[TopicExtent], int], budget: int | None
 ) -> tuple[StreamPositions, StreamPositions]:
@@ -102,28 +83,27 @@ def advance(
     `first_seq` gives the start for a topic without a position. `budget` is a number of seqs. A lost range does not
     count, because it is not read.
     """
-    steps = {(extent.server, extent.topic): _step(at, extent, first_seq) for extent in extents}
-    grants = share({key: step.room for key, step in steps.items()}, budget, turn=sum(seq for _, seq in at.values()))
+    starts: dict[Key, tuple[StreamPosition, int, bool]] = {}
+    rooms: dict[Key, int] = {}
+    for extent in extents:
+        key = (extent.server, extent.topic)
+        start = at.get(key)
+        recreated = start is not None and is_recreated(start, StreamPosition(extent.epoch, extent.end))
+        if start is None or recreated:
+            start = StreamPosition(extent.epoch, 1 if recreated else first_seq(extent))
+        first = min(max(start.seq, extent.earliest), extent.end)  # the seqs before were lost
+        starts[key], rooms[key] = (start, first, recreated), extent.end - first
+    grants = share(rooms, budget, turn=sum(seq for _, seq in at.values()))
     begin, end = dict(at), dict(at)
-    for key, step in steps.items():
-        stop = step.upto(grants[key])
-        if stop.seq > step.begin.seq:
-            end[key] = stop
-            if not step.recreated:
-                begin[key] = step.begin
+    for key, (start, first, recreated) in starts.items():
+        stop = first + grants[key]
+        if 10 * GRID <= grants[key] < rooms[key]:
+            stop = max(stop // GRID * GRID, first)  # whole grid cells give fewer and larger writes
+        if stop > start.seq:
+            end[key] = StreamPosition(start.epoch, stop)
+            if not recreated:
+                begin[key] = start
     return begin, end
-
-
-def _step(at: StreamPositions, extent: TopicExtent, first_seq: Callable[[TopicExtent], int]) -> TopicStep:
-    known = at.get((extent.server, extent.topic))
-    recreated = known is not None and is_recreated(known, StreamPosition(extent.epoch, extent.end))
-    if known is None:
-        begin = StreamPosition(extent.epoch, first_seq(extent))
-    elif recreated:
-        begin = StreamPosition(extent.epoch, 1)
-    else:
-        begin = known
-    return TopicStep(begin, min(max(begin.seq, extent.earliest), extent.end), extent.end, recreated)
 
 
 def with_known_server(at: StreamPositions, extent: TopicExtent) -> TopicExtent:

@@ -18,10 +18,7 @@ MAX_PARTITIONS = 10_000
 
 
 class TopicExtent(Struct, frozen=True, kw_only=True):
-    """The seqs of one topic that can be read now, earliest to head.
-
-    `latest` is the seq of the offset "latest"; 0 means head + 1.
-    """
+    """The seqs of one topic that can be read now, earliest to head."""
 
     server: str  # URL, or path of a directory
     topic: str
@@ -30,7 +27,7 @@ class TopicExtent(Struct, frozen=True, kw_only=True):
     head: int
     count: int = 0
     size_bytes: int = 0
-    latest: int = 0
+    latest: int = 0  # the seq of the offset "latest"; 0 means head + 1
     only_archived: bool = False  # no server has the topic any more; the lake has its records
 
     @property
@@ -146,21 +143,14 @@ def cut(
     partitions: list[list[Span]] = []
     room = 0.0
     for span, size in sized:
-        pieces = cut_on_grid(span, max(round(size / share), 1))
-        for piece in pieces:
-            piece_bytes = size * (piece.stop - piece.start) / (span.stop - span.start)
+        length, parts = span.stop - span.start, max(round(size / share), 1)
+        wanted = {-(-(span.start + length * part // parts) // GRID) * GRID for part in range(1, parts)}
+        edges = [span.start, *sorted(at for at in wanted if span.start < at < span.stop), span.stop]
+        for low, high in pairwise(edges):
+            piece_bytes = size * (high - low) / length
             if not partitions or piece_bytes > room + share / 100:  # tolerate 1 % above the share
                 partitions.append([])
                 room = share
-            partitions[-1].append(piece)
+            partitions[-1].append(structs.replace(span, start=low, stop=high))
             room -= piece_bytes
     return partitions
-
-
-def cut_on_grid(span: Span, parts: int) -> list[Span]:
-    """Cut the span at multiples of `GRID` into about `parts` pieces of equal length."""
-    length = span.stop - span.start
-    wanted = [span.start + length * part // parts for part in range(1, parts)]
-    inner = {-(-at // GRID) * GRID for at in wanted}
-    edges = [span.start, *sorted(at for at in inner if span.start < at < span.stop), span.stop]
-    return [structs.replace(span, start=low, stop=high) for low, high in pairwise(edges)]

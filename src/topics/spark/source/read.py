@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from topics.arrow import GAP
 from topics.client import request
+from topics.client.request import State
 from topics.engine.offline import directory
 from topics.engine.offline.directory import Excerpt
 from topics.engine.read.read import Query, Tombstone
@@ -49,7 +50,8 @@ class Incomplete(RuntimeError):
 
 
 LostRange: TypeAlias = request.Tombstone | Tombstone  # of a server, or of files
-Piece: TypeAlias = Run | pa.RecordBatch | LostRange | int  # an int is the seq after the last one examined
+# An int is the seq after the last one examined.
+Piece: TypeAlias = Run | pa.RecordBatch | LostRange | ArchivedGap | int
 
 
 def read_span(
@@ -73,7 +75,8 @@ def read_span(
             at = last + 1
             yield batches.records(piece, span.server, span.topic)
         else:  # clipped to the span: the reader of a neighbouring span reports the rest
-            first, last = max(piece.gap_from, at), min(piece.gap_to, span.stop - 1)
+            low, high = _ends(piece)
+            first, last = max(low, at), min(high, span.stop - 1)
             if first > last:
                 continue
             if options.fail_on_data_loss:
@@ -94,9 +97,11 @@ def without_gaps(batches: Iterable[pa.RecordBatch], gaps: list[LostRange]) -> It
             yield batch
 
 
-def _ends(piece: Run | pa.RecordBatch) -> tuple[int, int]:
-    if isinstance(piece, Run):
+def _ends(piece: Run | ArchivedGap | LostRange | pa.RecordBatch) -> tuple[int, int]:
+    if isinstance(piece, Run | ArchivedGap):
         return piece.first, piece.last
+    if isinstance(piece, LostRange):
+        return piece.gap_from, piece.gap_to
     seqs = piece.column("seq")
     return seqs[0].as_py(), seqs[-1].as_py()
 
@@ -114,7 +119,7 @@ def _pieces(span: Span, options: ReadOptions, excerpt: Excerpt | None) -> Iterat
         yield from _from_server(span, options)
     elif options.lake_only:
         healer = Healer(Lake(options.lake), span.topic, span.epoch, RecordFilter(tag=options.tag, nodes=options.nodes))
-        yield from _as_tombstones(healer.lost(span.start, span.stop - 1, UNARCHIVED))
+        yield from healer.lost(span.start, span.stop - 1, UNARCHIVED)
         yield span.stop
     else:
         yield from _healed(span, options, Lake(options.lake))
@@ -126,76 +131,60 @@ UNARCHIVED = "unarchived"  # reason of a gap: lakeOnly, and the lake does not co
 
 def _from_server(span: Span, options: ReadOptions) -> Iterator[Run | LostRange | int]:
     """Yield runs and gaps, and last the seq after the last one examined."""
-    at = span.start
-    for piece in _scan(span, options):
-        if isinstance(piece, request.Tombstone) and piece.reason in ("recreated", DROPPED):
-            yield request.Tombstone(at, span.stop - 1, piece.reason)  # later pieces belong to another epoch
-            yield span.stop
-            return
-        if isinstance(piece, Run):
-            at = piece.last + 1
-        yield piece
-
-
-def _scan(span: Span, options: ReadOptions) -> Iterator[Run | request.Tombstone | int]:
+    at, lost = span.start, DROPPED
     fields = {
         "upto_seq": span.stop - 1,
         "epoch": span.epoch,
         "node": list(options.nodes) or None,
         "filter": None if options.tag is None else options.tag.wire(),
     }
-    with client_for(options.connection, span.server) as client:
-        try:
+    try:
+        with client_for(options.connection, span.server) as client:
             for piece in client.scan(span.topic, from_seq=span.start - 1, **fields):
+                if isinstance(piece, request.Tombstone) and piece.reason == "recreated":
+                    lost = piece.reason  # later pieces belong to another epoch
+                    break
+                if isinstance(piece, Run):
+                    at = piece.last + 1
                 yield piece.next_from_seq + 1 if isinstance(piece, request.End) else piece
-        except TopicsError as error:
-            if error.code is not Code.TOPIC_NOT_FOUND:
-                raise
-            yield request.Tombstone(span.start, span.stop - 1, DROPPED)
+            else:
+                return
+    except TopicsError as error:
+        if error.code is not Code.TOPIC_NOT_FOUND:
+            raise
+    yield request.Tombstone(at, span.stop - 1, lost)
+    yield span.stop
 
 
 def _healed(span: Span, options: ReadOptions, lake: Lake) -> Iterator[Piece]:
     """Yield the server's records, and the lake's where the server has none; see `topics.lake.heal`."""
 
-    def trimmed_to() -> int:
-        """Return the last trimmed seq that the server knows for this epoch of the topic."""
+    def state(epoch: int | None = None) -> State | None:
         with client_for(options.connection, span.server) as client:
-            state = state_of(client, span.topic, epoch=span.epoch)
-        return 0 if state is None else state.trimmed_seq or 0
+            return state_of(client, span.topic, epoch=epoch)
 
-    wanted = RecordFilter(tag=options.tag, nodes=_filtered_nodes(span, options))
+    def trimmed_to() -> int:
+        now = state(span.epoch)
+        return 0 if now is None else now.trimmed_seq or 0
+
+    nodes = options.nodes  # the server filters records of these nodes out, unless the topic does not want that
+    if nodes and (now := state()) is not None and not now.config.dedupe_node:
+        nodes = ()
+    wanted = RecordFilter(tag=options.tag, nodes=nodes)
     healer = Healer(lake, span.topic, span.epoch, wanted, trimmed_to=trimmed_to)
     at = span.start
     for piece in _from_server(span, options):
         if isinstance(piece, int):
             # The server skips a trimmed range up to its first record, which may be after the end of the span.
-            yield from _as_tombstones(healer.skipped(at, min(piece, span.stop) - 1))
+            yield from healer.skipped(at, min(piece, span.stop) - 1)
             yield piece
             return
         if isinstance(piece, Run):
-            yield from _as_tombstones(healer.skipped(at, piece.first - 1))
+            yield from healer.skipped(at, piece.first - 1)
             yield piece
             at = piece.last + 1
         else:
             low, high = max(piece.gap_from, at), min(piece.gap_to, span.stop - 1)
-            yield from _as_tombstones(healer.skipped(at, min(low, span.stop) - 1))
-            yield from _as_tombstones(healer.lost(low, high, piece.reason))
+            yield from healer.skipped(at, min(low, span.stop) - 1)
+            yield from healer.lost(low, high, piece.reason)
             at = max(at, high + 1)
-
-
-def _as_tombstones(pieces: Iterator[pa.RecordBatch | ArchivedGap]) -> Iterator[Piece]:
-    """Yield the pieces, with each archived gap converted to a tombstone."""
-    for piece in pieces:
-        if isinstance(piece, ArchivedGap):
-            yield request.Tombstone(piece.first, piece.last, piece.reason)
-        else:
-            yield piece
-
-
-def _filtered_nodes(span: Span, options: ReadOptions) -> tuple[str, ...]:
-    """Return the nodes whose records the server would filter out of this topic."""
-    if not options.nodes:
-        return ()
-    with client_for(options.connection, span.server) as client:
-        state = state_of(client, span.topic)
-    return options.nodes if state is None or state.config.dedupe_node else ()

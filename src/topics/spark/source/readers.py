@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.types import StructType
 
 from topics.engine.offline.directory import Excerpt
-from topics.spark.options import BadOption, Offset, ReadOptions
+from topics.spark.options import BadOption, ReadOptions
 from topics.spark.pyspark_api import (
     INHERITED_PUSH_FILTERS,
     ReadAllAvailable,
@@ -29,7 +29,7 @@ from topics.spark.source.offsets import Key, OffsetCodec, StreamPosition, Stream
 from topics.spark.source.plan import Impossible, Span, TopicExtent
 from topics.spark.source.read import read_span
 from topics.spark.source.schema_layout import layout_of
-from topics.spark.source.where import Narrowing, narrowing, of_filters
+from topics.spark.source.where import narrowing, of_filters
 
 CARRIED_BYTES = 16 << 20  # most bytes that a partition carries of records that are in no segment file
 
@@ -114,14 +114,10 @@ class TopicsReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, ReadPartition)
-        layout, options = layout_of(self.options, self.schema), with_tag(self.options, self.narrowing)
+        layout = layout_of(self.options, self.schema)
+        options = structs.replace(self.options, tag=self.options.tag or self.narrowing.tag)
         for span, excerpt in partition.spans:
             yield from read_span(span, options, layout, excerpt)
-
-
-def with_tag(options: ReadOptions, narrow: Narrowing) -> ReadOptions:
-    """Return the options with the tag that the condition of a read implies, unless they have one."""
-    return structs.replace(options, tag=options.tag or narrow.tag)
 
 
 def _portable(part: list[tuple[Span, Excerpt | None]]) -> Iterator[list[tuple[Span, Excerpt | None]]]:
@@ -129,7 +125,7 @@ def _portable(part: list[tuple[Span, Excerpt | None]]) -> Iterator[list[tuple[Sp
     held: list[tuple[Span, Excerpt | None]] = []
     size_bytes = 0
     for span, excerpt in part:
-        more = 0 if excerpt is None else excerpt.carried_bytes
+        more = sum(len(piece) for piece in excerpt.pieces if isinstance(piece, bytes)) if excerpt else 0
         if held and size_bytes + more > CARRIED_BYTES:
             yield held
             held, size_bytes = [], 0
@@ -164,7 +160,18 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans and reads the micro-batches of one stream. All state is a cache: a restarted query does not need it."""
 
     def __init__(self, options: ReadOptions, schema: StructType | None = None) -> None:
-        _check(options)
+        if options.path is not None:
+            raise BadOption(
+                "path: a directory does not grow while it is read; read it as a batch, or stream from its server"
+            )
+        if options.lake_only:
+            raise BadOption("lakeOnly: only batch reads have this option; a stream with lake continues on the server")
+        if options.push_filters:
+            raise BadOption(
+                "pushFilters: only batch reads have this option; narrow a stream with the options tag and node"
+            )
+        if options.ending is not None or options.ending_ts is not None:
+            raise BadOption("endingOffsets, endingTimestamp: only batch reads have these options; a stream has no end")
         self.options = options
         self.schema = schema
         layout_of(options, schema)
@@ -216,9 +223,13 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [] if start == end else self._parts(offsets.spans(begin, stop))
 
     def _parts(self, spans: list[Span]) -> list[InputPartition]:
+        def bytes_per_seq(span: Span) -> float:
+            extent = self._seen.get((span.server, span.topic))
+            return GUESSED_BYTES_PER_SEQ if extent is None else extent.bytes_per_seq
+
         parts = plan.cut(
             spans,
-            self._bytes_per_seq,
+            bytes_per_seq,
             min_partitions=self.options.min_partitions,
             partition_bytes=self.options.partition_bytes,
         )
@@ -227,7 +238,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, ReadPartition)
         layout = layout_of(self.options, self.schema)
-        options = with_tag(self.options, layout.narrowing())
+        options = structs.replace(self.options, tag=self.options.tag or layout.narrowing().tag)
         for span, _ in partition.spans:
             yield from read_span(span, options, layout)
 
@@ -256,15 +267,23 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _advance(
         self, at: StreamPositions, extents: list[TopicExtent], budget: int | None
     ) -> tuple[StreamPositions, StreamPositions]:
-        extents = [offsets.with_known_server(at, extent) for extent in extents]
-        there = [
-            self._with_unread(extent)
-            for extent in extents
-            if not extent.only_archived or offsets.is_readable(at, extent)
-        ]
-        names = {(extent.server, extent.topic) for extent in there}
-        self._check_deleted(at, names)
-        return offsets.advance(at, [*there, *self._unread(at, names)], first_seq=self._first_seq_of_new, budget=budget)
+        there: dict[Key, TopicExtent] = {}
+        for extent in (offsets.with_known_server(at, one) for one in extents):
+            key = (extent.server, extent.topic)
+            there[key] = extent
+            if extent.only_archived:
+                end = self._ends.get(key)
+                if not offsets.is_readable(at, extent):
+                    del there[key]
+                elif end is not None and end.epoch == extent.epoch and end.seq > extent.end:
+                    there[key] = structs.replace(extent, head=end.seq - 1)  # the last known head of the deleted topic
+        self._check_deleted(at, set(there))
+        for key, end in self._ends.items():  # a deleted topic with unread seqs, so that the gap is reported
+            if key not in there and key in at and at[key].epoch == end.epoch and at[key].seq < end.seq:
+                there[key] = TopicExtent(
+                    server=key[0], topic=key[1], epoch=end.epoch, earliest=end.seq, head=end.seq - 1, only_archived=True
+                )
+        return offsets.advance(at, there.values(), first_seq=self._first_seq_of_new, budget=budget)
 
     def _check_deleted(self, at: StreamPositions, there: set[Key]) -> None:
         """Raise `TopicDeleted` if a subscribed topic with a position is gone and loss is not allowed."""
@@ -274,16 +293,6 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             is_wanted = server in options.connection.servers and options.wants(topic)
             if (server, topic) not in there and is_wanted:
                 raise TopicDeleted(server, topic, position.seq, lake=options.lake)
-
-    def _unread(self, at: StreamPositions, there: set[Key]) -> list[TopicExtent]:
-        """Return deleted topics whose known end is after the position of the stream, so that the gap is reported."""
-        return [
-            TopicExtent(
-                server=key[0], topic=key[1], epoch=end.epoch, earliest=end.seq, head=end.seq - 1, only_archived=True
-            )
-            for key, end in self._ends.items()
-            if key not in there and key in at and at[key].epoch == end.epoch and at[key].seq < end.seq
-        ]
 
     def _extents(self) -> list[TopicExtent]:
         return self._refresh() if self._target is None else self._target
@@ -298,13 +307,6 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
         return extents
 
-    def _with_unread(self, extent: TopicExtent) -> TopicExtent:
-        """Return an archived extent up to the last known head of the deleted topic, if the stream has seen it."""
-        end = self._ends.get((extent.server, extent.topic))
-        if not extent.only_archived or end is None or end.epoch != extent.epoch or end.seq <= extent.end:
-            return extent
-        return structs.replace(extent, head=end.seq - 1)
-
     def _wait(self, extents: list[TopicExtent]) -> None:
         if len(extents) == 1 and not extents[0].only_archived:
             self._catalog.wait(extents[0], WAIT_MS)
@@ -313,7 +315,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _first_position(self, extent: TopicExtent) -> offsets.StreamPosition:
         """Return where the stream starts in a topic. A stale position stays, so that it is reported as recreated."""
-        seq = self._first_seq(extent, otherwise="latest")
+        seq = plan.first_seq(self.options, extent, self._catalog.seq_at, otherwise="latest")
         if plan.is_stale(extent, starting := self.options.starting):
             assert starting is not None
             return offsets.StreamPosition(starting.epoch_of(extent.server, extent.topic) or 0, seq)
@@ -333,32 +335,12 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     found[server, topic] = offsets.StreamPosition(epoch, seq)
         return found
 
-    def _first_seq(self, extent: TopicExtent, *, otherwise: Offset) -> int:
-        return plan.first_seq(self.options, extent, self._catalog.seq_at, otherwise=otherwise)
-
     def _first_seq_of_new(self, extent: TopicExtent) -> int:
         """Return the first seq of a topic created after the start: 1, unless startingOffsets names the topic."""
         starting = self.options.starting
         if starting is not None and extent.topic in starting.names():
-            return self._first_seq(extent, otherwise=1)
+            return plan.first_seq(self.options, extent, self._catalog.seq_at, otherwise=1)
         return 1
-
-    def _bytes_per_seq(self, span: Span) -> float:
-        extent = self._seen.get((span.server, span.topic))
-        return GUESSED_BYTES_PER_SEQ if extent is None else extent.bytes_per_seq
-
-
-def _check(options: ReadOptions) -> None:
-    if options.path is not None:
-        raise BadOption(
-            "path: a directory does not grow while it is read; read it as a batch, or stream from its server"
-        )
-    if options.lake_only:
-        raise BadOption("lakeOnly: only batch reads have this option; a stream with lake continues on the server")
-    if options.push_filters:
-        raise BadOption("pushFilters: only batch reads have this option; narrow a stream with the options tag and node")
-    if options.ending is not None or options.ending_ts is not None:
-        raise BadOption("endingOffsets, endingTimestamp: only batch reads have these options; a stream has no end")
 
 
 # --- Spark 4.0 and 4.1

@@ -60,7 +60,6 @@ def layout_of(options: ReadOptions, schema: t.StructType | None = None) -> Layou
 
 
 def plain_schema(options: ReadOptions) -> t.StructType:
-    """Return the columns of a read without a schema."""
     ddl_of = {name: ddl for name, ddl, _ in record_columns(options)}
     columns = layout_of(options).columns
     return t.StructType([t.StructField(one.name, SPARK_TYPES[ddl_of[one.name]]) for one in columns])

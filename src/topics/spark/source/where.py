@@ -273,10 +273,17 @@ def narrowing(comparisons: Iterable[Comparison], *, kafka: bool = False, typed: 
         if typed and not column.startswith("_"):
             continue
         meaning = _MEANING.get(column[1:] if typed else column)
-        if meaning == "topic":
-            _narrow_topic(found, sign, value)
-        elif meaning == "seq":
-            _narrow_seq(found, sign, value)
+        if meaning == "topic" and sign == "prefix" and len(value) > len(found.topic_prefix):
+            found.topic_prefix = value
+        elif meaning == "topic" and (sign == "in" or (sign == "=" and isinstance(value, str))):
+            names = frozenset(name for name in (value if sign == "in" else [value]) if isinstance(name, str))
+            found.topics = names if found.topics is None else found.topics & names
+        elif meaning == "seq" and isinstance(value, int):
+            found.narrow("seq", *_bounds(sign, value + (sign == ">")))
+        elif meaning == "seq" and sign == "in":
+            numbers = [number for number in value if isinstance(number, int)]
+            if numbers and all(number is None or isinstance(number, int) for number in value):
+                found.narrow("seq", min(numbers), max(numbers) + 1)
         elif meaning == "ts" and isinstance(value, datetime):
             found.narrow("ms", *_bounds(sign, ms_of(value)))  # rounded up: `>` and `>=` have the same first ms
         elif meaning == "tag" and not kafka and (found.tag is None or found.tag.op != "Eq"):
@@ -285,23 +292,6 @@ def narrowing(comparisons: Iterable[Comparison], *, kafka: bool = False, typed: 
             elif sign == "prefix" and value and found.tag is None:
                 found.tag = TagMatch("Glob", value)
     return found
-
-
-def _narrow_topic(found: Narrowing, sign: str, value: Any) -> None:
-    if sign == "prefix" and len(value) > len(found.topic_prefix):
-        found.topic_prefix = value
-    elif sign == "in" or (sign == "=" and isinstance(value, str)):
-        names = frozenset(name for name in (value if sign == "in" else [value]) if isinstance(name, str))
-        found.topics = names if found.topics is None else found.topics & names
-
-
-def _narrow_seq(found: Narrowing, sign: str, value: Any) -> None:
-    if isinstance(value, int):
-        found.narrow("seq", *_bounds(sign, value + (sign == ">")))
-    elif sign == "in":
-        numbers = [number for number in value if isinstance(number, int)]
-        if numbers and all(number is None or isinstance(number, int) for number in value):
-            found.narrow("seq", min(numbers), max(numbers) + 1)
 
 
 def _bounds(sign: str, at: int) -> tuple[int | None, int | None]:

@@ -60,7 +60,8 @@ def _array(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _table(names: list[str], rows: list[list[str]]) -> Iterator[str]:
-    cut = [[_fit(cell) for cell in row] for row in [names, *rows]]
+    flat = [[cell.replace("\n", "⏎").replace("\t", " ") for cell in row] for row in [names, *rows]]
+    cut = [[cell if len(cell) <= CELL_WIDTH else cell[: CELL_WIDTH - 1] + "…" for cell in row] for row in flat]
     widths = [max(cell_len(row[at]) for row in cut) for at in range(len(names))]
     right = [bool(rows) and all(_is_number(row[at]) for row in rows) for at in range(len(names))]
     for number, row in enumerate(cut):
@@ -69,11 +70,6 @@ def _table(names: list[str], rows: list[list[str]]) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
         if number == 0:
             yield "  ".join("-" * width for width in widths)
-
-
-def _fit(text: str) -> str:
-    flat = text.replace("\n", "⏎").replace("\t", " ")
-    return flat if len(flat) <= CELL_WIDTH else flat[: CELL_WIDTH - 1] + "…"
 
 
 def _is_number(text: str) -> bool:

@@ -7,7 +7,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from pyspark.errors import AnalysisException, PySparkException
@@ -29,7 +29,7 @@ from topics.spark.source.plan import Span
 from topics.spark.source.read import read_span
 from topics.spark.source.readers import TopicsReader
 from topics.spark.source.where import Narrowing
-from topics.spark.sql.text import JSON_COLUMNS, VARIANT, BadQuery, Field, Statement, quoted, read, read_condition
+from topics.spark.sql.text import JSON_COLUMNS, VARIANT, BadQuery, Statement, quoted, read, read_condition
 from topics.spark.topic_names import nearest
 from topics.spark.typed_tables import merged_type
 from topics.storage.fs import Fs
@@ -83,11 +83,6 @@ class Tables:
         self._gaps = gaps
         self._schemas: dict[tuple[str, str], tuple[Nested | None, int]] = {}
 
-    def names(self) -> list[str]:
-        """Return every table: topics first, then the `sys:` topics, and the gap ledger last."""
-        found = names_of(self._options)
-        return sorted(found, key=lambda name: (self._is_ledger(name), name.startswith("sys:"), name))
-
     def run(self, text: str) -> QueryResult:
         """Run one statement and return its rows. Raise `BadQuery` if it cannot be run."""
         names = names_of(self._options)
@@ -126,8 +121,8 @@ class Tables:
         """Answer SHOW TABLES and DESCRIBE of a topic; return None for other statements."""
         words = text.lower().split()
         if words == ["show", "tables"]:
-            rows = [(name,) for name in self.names()]
-            return QueryResult(self._spark.createDataFrame(rows, "table STRING"), [])
+            order = sorted((self._is_ledger(name), name.startswith("sys:"), name) for name in names_of(self._options))
+            return QueryResult(self._spark.createDataFrame([(name,) for *_, name in order], "table STRING"), [])
         if len(words) == 2 and words[0] in ("describe", "desc") and statement.tables:
             return None if self._is_ledger(statement.tables[0]) else self._describe(statement.tables[0])
         return None
@@ -178,7 +173,6 @@ class Tables:
             yield F.try_parse_json("data").alias(VARIANT)
 
     def _typed_columns(self, table: str) -> TypedColumns:
-        """Return the typed columns that the table has in the lake."""
         lake = self._options.get("lake")
         if lake is None or table.endswith("*"):
             return TypedColumns(())
@@ -226,8 +220,17 @@ class Tables:
             asked = statement.aliases.get((field.of or "").lower(), statement.tables)
             tables = [table for table in dict.fromkeys(asked) if not self._is_ledger(table)]
             seen = [(table, *self._infer(table, field.column)) for table in tables]
-            if field.path and seen and not any(kind is not None and _has(kind, field.path) for _, kind, _ in seen):
-                notes.append(_missing_note(field, seen))
+            if not field.path or not seen or any(kind is not None and _has(kind, field.path) for _, kind, _ in seen):
+                continue
+            where = " and ".join(f"{counted(sampled, 'record')} of {table}" for table, _, sampled in seen)
+            kinds = [kind for _, kind, _ in seen if isinstance(kind, StructType)]
+            near = difflib.get_close_matches(field.path[0], [name for kind in kinds for name in kind.fieldNames()], n=1)
+            hint = f"; did you mean {field.column}.{near[0]}?" if near else ""
+            if kinds:
+                name = ".".join((field.column, *field.path))
+                notes.append(f"{name} is in none of {where} that were sampled{hint}")
+            else:
+                notes.append(f"none of {where} has an object in {field.column}: its fields are NULL")
         return list(dict.fromkeys(notes))
 
     def _gap_notes(self, statement: Statement) -> list[str]:
@@ -307,17 +310,6 @@ def _with(kind: DataType, path: tuple[str, ...]) -> StructType:
                 fields[at] = StructField(field.name, _with(inner, rest))
             return StructType(fields)
     return StructType([*fields, StructField(name, _with(StructType(), rest) if rest else StringType())])
-
-
-def _missing_note(field: Field, seen: Sequence[tuple[str, Nested | None, int]]) -> str:
-    where = " and ".join(f"{counted(sampled, 'record')} of {table}" for table, _, sampled in seen)
-    kinds = [kind for _, kind, _ in seen if isinstance(kind, StructType)]
-    if not kinds:
-        return f"none of {where} has an object in {field.column}: its fields are NULL"
-    names = [name for kind in kinds for name in kind.fieldNames()]
-    near = difflib.get_close_matches(field.path[0], names, n=1)
-    hint = f"; did you mean {field.column}.{near[0]}?" if near else ""
-    return f"{'.'.join((field.column, *field.path))} is in none of {where} that were sampled{hint}"
 
 
 def _no_topic(name: str, names: set[str]) -> str:

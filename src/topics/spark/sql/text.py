@@ -112,12 +112,16 @@ def read_condition(text: str, topics: set[str] | None = None) -> Statement:
         if match.start() < table_end:
             continue
         if expected and (is_chain or match.lastgroup == "number") and word not in _NO_TABLE:
-            name, end = _table_at(text, match.start())
+            whole = _TABLE.match(text, match.start()) or _PART.match(text, match.start()) or match
+            name = whole[0] if whole[0].startswith("`") else whole[0].rstrip(".:-")
+            name, end = _plain(name), match.start() + len(name)
             rest = text[end:].lstrip()
             topic = known(name, topics)
             if topic is not None and not rest.startswith("("):
                 statement.tables.append(topic)
-                statement.aliases.setdefault(_alias(text, end, topic).lower(), []).append(topic)
+                alias = _ALIAS.match(text, end)
+                called = topic if alias is None or alias[1].lower() in _NO_ALIAS else _plain(alias[1])
+                statement.aliases.setdefault(called.lower(), []).append(topic)
                 edits.append((match.start(), end, quoted(topic)))
                 table_end = end
             elif not rest.startswith("("):
@@ -167,20 +171,6 @@ def quoted(name: str) -> str:
 
 def _plain(part: str) -> str:
     return part[1:-1].replace("``", "`") if part.startswith("`") else part
-
-
-def _table_at(text: str, start: int) -> tuple[str, int]:
-    """Return the name of the table that begins there, and its end."""
-    match = _TABLE.match(text, start) or _PART.match(text, start)
-    assert match is not None
-    name = match[0] if match[0].startswith("`") else match[0].rstrip(".:-")
-    return _plain(name), start + len(name)
-
-
-def _alias(text: str, end: int, topic: str) -> str:
-    """Return the alias of the table whose name ends there, or else its name."""
-    match = _ALIAS.match(text, end)
-    return topic if match is None or match[1].lower() in _NO_ALIAS else _plain(match[1])
 
 
 def _path(match: re.Match[str], after: str, topics: set[str], statement: Statement) -> Iterator[tuple[int, int, str]]:

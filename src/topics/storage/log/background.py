@@ -1,10 +1,11 @@
-"""Large writes of the log, on other threads."""
+"""The log as the engine uses it, the reasons why it refuses frames, and large writes on other threads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
+from typing import NoReturn
 
 from topics.errors import Code
 from topics.storage.fs import File
@@ -29,6 +30,45 @@ class Fenced(LogRefused):
     """Another server writes the replica of this one."""
 
     code = Code.FENCED
+
+
+class Log:
+    """A log that takes frames. All calls and callbacks happen on the thread that owns the engine.
+
+    This one keeps nothing: it is that of a server without a data directory. `Wal` writes files.
+    """
+
+    failed: Callable[[Exception], NoReturn]  # set by `Commits`; the log calls it if a write or a sync fails
+    synced_to = (0, 0)  # file number and offset before which all is durable
+
+    @property
+    def sync_ms(self) -> int:
+        """How long a sync takes: the longest of the last few."""
+        return 0
+
+    def write(self, frames: list[Frames]) -> None:
+        """Write all frames in order to the operating system, or raise `LogRefused` and write none."""
+
+    def write_large(self, frames: list[Frames], done: Callable[[], None]) -> None:
+        """Do the same on another thread, then call `done`. Until then nothing else is written."""
+        done()
+
+    def warm(self, size_bytes: int) -> None:
+        """Prepare for a large write of this size: nothing depends on it but the time that it takes."""
+
+    def finish_large(self) -> None:
+        """Wait for the pending large write, if there is one: its `done` is called before this returns."""
+
+    def sync(self, done: Callable[[], None]) -> None:
+        """Make everything written so far durable, then call `done`."""
+        done()
+
+    def sync_now(self) -> None:
+        """Make everything written so far durable before this returns."""
+
+    def after_sync(self, done: Callable[[], None]) -> None:
+        """Call `done` once a later sync has made everything written so far durable."""
+        done()
 
 
 class LargeWrite:

@@ -1,4 +1,4 @@
-"""Read the log files that a start replays, and find where the log ends."""
+"""Read the snapshot and the log files that a start begins with, and find where the log ends."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from topics import logs
 from topics.errors import Corrupt
+from topics.storage import snapshot as snap
 from topics.storage.datadir import DataDir
 from topics.storage.fs import read_whole
 from topics.storage.log import walfile
@@ -115,3 +116,37 @@ def _until_missing_end(files: list[LogFile], unsynced_from: int, cut: list[str])
             log.warning("unsynced_end_cut", file=last.path, offset=end, later_files=later)
             return files[:at]
     return files
+
+
+log = logs.Log("recovery")
+
+
+def newest_snapshot(datadir: DataDir, damage: list[str]) -> snap.Snapshot:
+    """Return the newest readable snapshot; an empty one with number 0 in a directory that never had one.
+
+    Raise `Corrupt` if there was a snapshot and none is readable. Report damaged ones in `damage`.
+    """
+    numbers = datadir.snapshot_numbers()
+    for number in reversed(numbers):
+        path = datadir.snapshot_path(number)
+        data = read_whole(datadir.fs, path)
+        try:
+            snapshot = snap.decode(data, path=path, number=number)
+        except Corrupt as error:
+            damage.append(str(error))
+            log.error("snapshot_damaged", file=path, reason=error.what)
+            continue
+        if bad := snap.damaged_copies(data):
+            damage.append(f"{path} at byte {bad[0]}: one copy of the snapshot is damaged, the other was used")
+            log.warning("snapshot_copy_damaged", file=path, offset=bad[0])
+        return snapshot
+    log_numbers = datadir.wal_numbers()
+    began_later = log_numbers[:1] > [1] or datadir.ledger_numbers()[:1] > [1]
+    if not numbers and (began_later or (not log_numbers and (datadir.tails_numbers() or datadir.topic_ids()))):
+        # Without a snapshot the directory would count as empty, and its files as leftovers.
+        raise Corrupt(datadir.snapshots_dir, 0, "the snapshot is missing; restore the data directory from a backup")
+    if numbers:
+        raise Corrupt(
+            datadir.snapshot_path(numbers[-1]), 0, "no snapshot can be read; restore the data directory from a backup"
+        )
+    return snap.empty()

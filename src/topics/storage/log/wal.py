@@ -33,7 +33,7 @@ from topics.clock import Clock
 from topics.storage.datadir import DataDir
 from topics.storage.fs import File
 from topics.storage.log import walfile
-from topics.storage.log.background import WARM_BYTES, Fenced, LargeWrite, LogRefused, close_quietly, reason_of
+from topics.storage.log.background import WARM_BYTES, Fenced, LargeWrite, Log, LogRefused, close_quietly, reason_of
 from topics.storage.log.frame import Frames, parts_of
 from topics.storage.log.ledger import Ledger, file_note
 from topics.storage.worker import INLINE, Worker
@@ -71,7 +71,7 @@ class WalStats(Struct):
         self.fsync_buckets[bisect_left(self.BOUNDS_US, took_us)] += 1
 
 
-class Wal:
+class Wal(Log):
     """The writer of the log. All code runs on the owner's thread, except the calls given to the workers."""
 
     def __init__(
@@ -95,10 +95,9 @@ class Wal:
         self._preparing = False
         self._not_prepared = False  # the last attempt to prepare a file failed
         self.woke: Callable[[], None] = lambda: None  # called when frames wait for a sync and none did before
-        self.failed: Callable[[Exception], NoReturn] = _raise  # see `commit.Log`
+        self.failed: Callable[[Exception], NoReturn] = _raise
         self._written = self._synced = 0  # how many frames are written, and how many of them are durable
-        self.synced_to = (0, 0)  # file number and offset up to which all is durable
-        self.on_synced: Callable[[tuple[int, int]], None] = lambda position: None  # called when that has moved
+        self.on_synced: Callable[[tuple[int, int]], None] = lambda position: None  # called when `synced_to` has moved
         self.left: dict[int, int] = {}  # files before the present one, each with the offset at which it ends
         self._sync_failed = False
         self._sync_lock = Lock()  # held while `_sync_failed` may become true
@@ -187,7 +186,6 @@ class Wal:
         self._wrote(len(frames), size_bytes)
 
     def write_large(self, frames: list[Frames], done: Callable[[], None]) -> None:
-        """Write the frames on another thread. Nothing else may be written until `done` is called."""
         assert self._large is None, "a large write is pending"
         reserve_bytes = self._reserve_bytes
         size_bytes = self._make_room(frames)
@@ -227,7 +225,6 @@ class Wal:
         self._writer.submit(read, lambda error: None)
 
     def finish_large(self) -> None:
-        """Wait for the large write under way, if there is one, and call its `done`."""
         if self._large is not None:
             self._large.end()
 
@@ -290,10 +287,7 @@ class Wal:
         self._written += 1
         self.stats.rotations_total += 1
 
-    def sync(self, done: Callable[[], None]) -> None:
-        self._sync(self._worker, done)
-
-    def _sync(self, worker: Worker, done: Callable[[], None]) -> None:
+    def sync(self, done: Callable[[], None], *, worker: Worker | None = None) -> None:
         if self._file is None:  # no frame waits
             done()
             return
@@ -324,10 +318,10 @@ class Wal:
                     log.failure("callback_failed", failure)
 
         notes = self.ledger.take()
-        worker.submit(lambda: self._datasync(files, notes), finished)
+        (worker or self._worker).submit(lambda: self._datasync(files, notes), finished)
 
     def sync_now(self) -> None:
-        self._sync(INLINE, lambda: None)
+        self.sync(lambda: None, worker=INLINE)
 
     def after_sync(self, done: Callable[[], None]) -> None:
         if self._written > self._synced or self._syncing:

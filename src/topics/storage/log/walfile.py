@@ -35,7 +35,7 @@ from topics.storage.log import frame
 
 MAGIC = b"TOPICWAL"
 VERSION = 1
-FOLLOWS = 7  # the kind of a frame; see entry.py for the others
+FOLLOWS = 7  # the kind of a frame that is no entry; entry.py has the kinds of entries
 _NO_ENTRIES = (FOLLOWS, frame.NOTHING)
 _HEADER = struct.Struct("<8sIIQQQ")
 _COPY_BYTES = _HEADER.size + 8
@@ -72,11 +72,9 @@ def decode_header(data: bytes, *, path: str, number: int) -> Header:
 
 def damaged_headers(data: bytes) -> list[int]:
     """Return the offsets of the copies that do not match their checksum."""
-    return [at for at in (0, _COPY_BYTES) if not _whole_copy(data[at : at + _COPY_BYTES])]
-
-
-def _whole_copy(copy: bytes) -> bool:
-    return len(copy) == _COPY_BYTES and _sum64(copy[:-8]) == int.from_bytes(copy[-8:], "little")
+    copies = {at: data[at : at + _COPY_BYTES] for at in (0, _COPY_BYTES)}
+    sums = {at: int.from_bytes(copy[-8:], "little") for at, copy in copies.items() if len(copy) == _COPY_BYTES}
+    return [at for at, copy in copies.items() if sums.get(at) != _sum64(copy[:-8])]
 
 
 class FoundFrame(NamedTuple):

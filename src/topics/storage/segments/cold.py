@@ -66,6 +66,15 @@ class Needs:
         self.size_bytes += sum(need.size_bytes for need in cold.needs)
         self.more = self.more or cold.more
 
+    def run(self, work: Callable[[], object]) -> bool:
+        """Run `work`. If it raises `Cold`, take up what it needs, and return False."""
+        try:
+            work()
+        except Cold as cold:
+            self.add(cold)
+            return False
+        return True
+
     def check(self) -> None:
         """Raise `Cold` if anything is needed."""
         if self.found:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from topics.model import record_bytes
-from topics.model.records import TagMatch
+from topics.model.records import Projection, TagMatch
 
 # A growing run has `array`s. A sealed run has memoryviews of the same item type. Both return plain ints.
 Column: TypeAlias = "array[int] | memoryview"
@@ -305,11 +305,9 @@ def _grown(column: Column | None, at: int) -> array[int]:
     return column
 
 
-def render_without(
-    rendered: bytes | memoryview, columns: Columns, at: int, *, tags: bool, meta: bool, data: bool
-) -> bytes:
+def render_without(rendered: bytes | memoryview, columns: Columns, at: int, wanted: Projection) -> bytes:
     """Return one stored record with its tag put in, or its meta or data left out. `rendered` is that record."""
     head = record_bytes.head_bytes(columns.first + at, columns.ts[at], columns.node_at(at))
     meta_bytes = 0 if columns.metas is None else columns.metas[at]
-    tag = record_bytes.tag_part(columns.tag_at(at)) if tags else b""
-    return record_bytes.without(rendered, head, meta_bytes, tag=tag, data=data, meta=meta)
+    tag = record_bytes.tag_part(columns.tag_at(at)) if wanted.tags else b""
+    return record_bytes.without(rendered, head, meta_bytes, tag=tag, data=wanted.data, meta=wanted.meta)

@@ -113,12 +113,11 @@ def project(run: Run, projection: Projection) -> Run:
     """Return the same records in another form, rendered one by one."""
     columns, offsets, data, marks = run.columns, run.columns.offsets, run.data, run.marks
     parts = [
-        b"" if marks is not None and marks[at] else render_without(
-            data[offsets[at] : offsets[at + 1]], columns, at,
-            tags=projection.tags, meta=projection.meta, data=projection.data,
-        )
+        b""
+        if marks is not None and marks[at]
+        else render_without(data[offsets[at] : offsets[at + 1]], columns, at, projection)
         for at in range(len(columns))
-    ]  # fmt: skip
+    ]
     changed = Columns(columns.first)
     changed.offsets = _offsets(np.fromiter(map(len, parts), np.uint32, len(parts)))
     changed.ts, changed.extras = columns.ts, columns.extras

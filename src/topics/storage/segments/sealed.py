@@ -26,6 +26,7 @@ from topics.storage.segments.segment import Damaged, HeldRange, MemorySegment, R
 from topics.storage.segments.segment_caches import Loaded, SegmentCaches, SegmentFile, part_of
 from topics.storage.snapshot import SegmentRef
 
+LARGE_INDEX_BYTES = 4 << 20
 SMALL_INDEX_BYTES = 64 << 10  # the same limit for `look`, which visits many segments
 
 _FLAG_OF_MARK = bytes((codec.LIVE, codec.DELETED, codec.LOST)).ljust(256, b"\0")
@@ -130,7 +131,15 @@ class SealedSegment(SegmentFile):
             return compute(loaded.columns, self._marks)
         if self._damage is not None and self._damage.whole:
             raise self._damage
-        raise Cold([self._need(key, self.count // 8, lambda: self._fetch_look(key, compute))])
+
+        def fetch() -> object:
+            found = self._find(key)
+            if found is None:
+                loaded = self._load(wait=True)
+                found = self._keep(key, Fetched(compute(loaded.columns, self._marks)))
+            return found
+
+        raise Cold([self._need(key, self.count // 8, fetch)])
 
     @property
     def in_memory(self) -> bool:
@@ -166,18 +175,12 @@ class SealedSegment(SegmentFile):
             for at in positions:
                 unsaved[at] = 1
 
-    @property
-    def marks_if_known(self) -> bytearray | None:
-        """The marks that are in memory. Marks that are not loaded are in the file or pending."""
-        if self._marks_known or not self._pending:
-            return self._marks
-        known = bytearray(self.count)
-        put_marks(known, self._pending)
-        return known
-
     def unsaved_marks(self) -> bytes:
         """Return the marks that the file may lack, packed as `pack_marks` does."""
-        known = self.marks_if_known
+        known = self._marks
+        if not self._marks_known and self._pending:  # marks that are not loaded are in the file or pending
+            known = bytearray(self.count)
+            put_marks(known, self._pending)
         if self._unsaved is None or known is None:
             return b""
         return pack_marks(known, np.flatnonzero(np.frombuffer(self._unsaved, np.uint8)))
@@ -309,13 +312,6 @@ class SealedSegment(SegmentFile):
             found = self._keep((start, stop), Fetched(data, start, stop))
         return loaded, found
 
-    def _fetch_look(self, key: Hashable, compute: Callable[[Columns, bytearray | None], Any]) -> object:
-        found = self._find(key)
-        if found is None:
-            loaded = self._load(wait=True)
-            found = self._keep(key, Fetched(compute(loaded.columns, self._marks)))
-        return found
-
     # --- columns and marks
 
     def _load(self, *, wait: bool) -> Loaded:
@@ -326,12 +322,15 @@ class SealedSegment(SegmentFile):
             loaded = self._held()
         if loaded is not None and self._marks_known:
             return loaded
-        block = self._index_block(wait=wait)
+        # A large index is decoded on a thread even if the page cache has it.
+        whole = wait or self._index_bytes <= LARGE_INDEX_BYTES
+        block = self._read(self._index_bytes, self.footer.sums_at, wait=wait) if whole else None
         if block is None:
             raise Cold([self._need("columns", self._index_bytes, lambda: self._load(wait=True))])
         footer = self.footer
         index_end = footer.flags_at - footer.sums_at
         try:
+            block = bytes(block)
             sums, columns = codec.decode_index(block[:index_end], footer, path=self.path)
         except Corrupt as cause:
             raise Damaged(self, 0, self.count, cause, whole=True) from cause

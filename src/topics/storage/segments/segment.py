@@ -75,6 +75,10 @@ class Segment:
     def marks(self) -> bytearray | None:
         return self._marks
 
+    def check_loaded(self) -> None:
+        """Raise `Cold` if the columns or marks are not in memory, or `Damaged`."""
+        self.columns, self.marks  # noqa: B018 - their properties raise
+
     def read(self, low: int, high: int) -> Rendered:
         """Return the rendered records at positions [low, high), with a comma after each."""
         raise NotImplementedError

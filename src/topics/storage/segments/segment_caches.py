@@ -18,7 +18,6 @@ from topics.storage.segments.columns import Columns
 from topics.storage.segments.segment import Damaged, Rendered, Segment
 
 OPEN_FILES = 512  # of sealed segments, kept open
-LARGE_INDEX_BYTES = 4 << 20  # a larger index is decoded on a thread even if the page cache has it
 SMALL_PART = 4  # a part this many times smaller than its block is copied, so that the block can be freed
 
 
@@ -74,9 +73,6 @@ class SegmentFile(Segment):
         self.file_in_use = True
         return file
 
-    def moved(self, path: str) -> None:
-        self._caches.forget(self, moved_to=path)
-
     def release(self) -> None:
         """Free the memory of the segment, and let its file be removed."""
         self.gone = True
@@ -87,14 +83,6 @@ class SegmentFile(Segment):
     @property
     def _index_bytes(self) -> int:
         return self.footer.flags_at - self.footer.sums_at + self.count
-
-    def _index_block(self, *, wait: bool) -> bytes | None:
-        """Return the bytes between data and footer; None if that would wait for the disk or take long."""
-        size = self._index_bytes
-        if not wait and size > LARGE_INDEX_BYTES:
-            return None
-        found = self._read(size, self.footer.sums_at, wait=wait)
-        return None if found is None else bytes(found)
 
     def _read(self, size: int, at: int, *, wait: bool) -> Rendered | None:
         """Return bytes of the file. Raise `Damaged` if it is missing, and OSError if it cannot be read now.

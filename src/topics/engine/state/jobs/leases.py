@@ -17,24 +17,102 @@ Nothing here reads a clock or a file. Expiry is lazy: callers call `expire` with
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from array import array
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from heapq import heapify, heappop, heappush
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
-from topics.engine.state.jobs.job import PRIORITIES, Holder, Job, WaitingSeqs
-from topics.engine.state.jobs.job_terms import terms_of
-from topics.engine.state.jobs.lease_deadlines import STALE_MAX, LeaseDeadlines
+from topics.engine.state.jobs.job import PRIORITIES, Holder, Job, Term, WaitingSeqs, terms_of
+
+RECLAIM_MAX = 4096  # jobs that one call of `take_ended` looks at: one to two milliseconds
+STALE_MAX = 4096  # outdated marks that a heap may hold beyond its use before it is rebuilt
 
 
-class JobTopic(Protocol):
-    """The topic of a queue, as its leases use it."""
+class LeaseDeadlines:
+    """The terms of the leases in `leases`, which belongs to the caller. `take_ended` removes jobs from it."""
 
-    @property
-    def count(self) -> int: ...
+    __slots__ = ("_leases", "_listed", "_terms", "ended", "ending", "heap")
+
+    def __init__(self, leases: dict[int, Job]) -> None:
+        self._leases = leases
+        self._terms: dict[int, Term] = {}  # by deadline, those that have not ended
+        self.heap: list[int] = []  # their deadlines
+        self._listed = 0  # jobs in these terms, with those that have left
+        self.ending: deque[Term] = deque()  # terms that have ended and whose jobs have not all been taken out
+        self.ended = 0  # jobs in `leases` whose term has ended
+
+    def set(self, deadline_ms: int, jobs: list[Job]) -> None:
+        """Let the leases of these jobs, which have no term now, end at `deadline_ms`."""
+        if self._listed + len(self.heap) > 2 * (len(self._leases) + len(jobs)) + STALE_MAX:
+            self._rebuild()
+        term = self._terms.get(deadline_ms)
+        if term is None:
+            term = self._terms[deadline_ms] = Term(deadline_ms)
+            heappush(self.heap, deadline_ms)
+        term.jobs += jobs
+        term.held += len(jobs)
+        self._listed += len(jobs)
+        for job in jobs:
+            job.term = term
+
+    def leave(self, job: Job) -> None:
+        """Count a job that is no longer leased, or gets another term."""
+        term = job.term
+        term.held -= 1
+        if term.ended:
+            self.ended -= 1
+
+    def end(self, now_ms: int) -> None:
+        """End the terms whose deadline is before `now_ms`. Takes half a microsecond per deadline."""
+        heap = self.heap
+        while heap and heap[0] < now_ms:
+            term = self._terms.pop(heappop(heap))
+            self._listed -= len(term.jobs)
+            if term.held:
+                term.ended = True
+                self.ended += term.held
+                self.ending.append(term)
+
+    def take_ended(self) -> list[Job]:
+        """Look at `RECLAIM_MAX` jobs whose lease has ended, in this order; take out and return those still leased."""
+        ending, leases, left = self.ending, self._leases, RECLAIM_MAX
+        taken = []
+        # Bound: each round removes a term, or the last `left` jobs of one.
+        while ending and left:
+            term = ending[0]
+            jobs = term.jobs[:left]
+            del term.jobs[:left]
+            left -= len(jobs)
+            for job in jobs:
+                if job.term is term and leases.get(job.seq) is job:
+                    del leases[job.seq]
+                    term.held -= 1
+                    taken.append(job)
+            if not term.jobs:
+                ending.popleft()
+        self.ended -= len(taken)
+        return taken
+
+    def next_ms(self) -> int | None:
+        """Return the first millisecond after the next deadline of a lease; None if there is none."""
+        # Bound: each round removes one entry of the heap.
+        while self.heap and not self._terms[self.heap[0]].held:
+            self._listed -= len(self._terms.pop(heappop(self.heap)).jobs)
+        return self.heap[0] + 1 if self.heap else None
+
+    def _rebuild(self) -> None:
+        """Free the memory of jobs that have left their terms: most have."""
+        self._terms = {at: term for at, term in self._terms.items() if term.held}
+        self.heap = list(self._terms)
+        heapify(self.heap)
+        for term in self._terms.values():
+            term.jobs = [job for job in term.jobs if job.term is term and self._leases.get(job.seq) is job]
+        self._listed = sum(len(term.jobs) for term in self._terms.values())
 
 
 class Leases:
@@ -45,8 +123,8 @@ class Leases:
         "freed", "last_lease", "later", "leases", "leaving", "reclaim", "resting", "served", "turn",
     )  # fmt: skip
 
-    def __init__(self, topic: JobTopic) -> None:
-        self._topic = topic
+    def __init__(self, topic: Any) -> None:
+        self._topic = topic  # the `Topic` of the queue, for the number of its records
         self.leases: dict[int, Job] = {}
         self.leaving: dict[int, Job] = {}
         self.reclaim: OrderedDict[int, Job] = OrderedDict()
@@ -77,7 +155,8 @@ class Leases:
     @property
     def ready(self) -> int:
         """The number of claimable jobs: every live job that is neither leased nor delayed."""
-        return self._topic.count - self.in_flight - self.delayed
+        count: int = self._topic.count
+        return count - self.in_flight - self.delayed
 
     # --- time
 
@@ -265,28 +344,79 @@ class Leases:
                 return job
         return None
 
-    def next_lease(self, now_ms: int) -> int:
-        """Return a lease number that no lease of this queue ever had, not even before a restart."""
-        return max(self.last_lease + 1, now_ms << 16)
-
-    def load_later(self, later: Mapping[int, int]) -> None:
-        """Add the delayed jobs of a snapshot that were never delivered."""
-        self.later.update(later)
+    def load(self, saved: SavedLeases) -> None:
+        """Add the jobs of a snapshot to a queue that has none."""
+        self.dead_lettered, self.last_lease = saved.dead_lettered, saved.last_lease
+        for waiting, packed in zip(self.by_priority, saved.by_priority, strict=False):
+            waiting.seqs.frombytes(packed)
+        pairs = array("Q")
+        pairs.frombytes(saved.later)
+        self.later.update(zip(pairs[::2], pairs[1::2], strict=True))
         self._sort_delays()
-
-    def load_job(self, job: Job, *, deadline_ms: int, due_ms: int) -> None:
-        """Add a delivered job of a snapshot: leased until `deadline_ms` if it has a lease, or delayed to `due_ms`."""
-        self.check_upto = max(self.check_upto, job.seq)
-        if job.lease:
-            self.leases[job.seq] = job
-            self._deadlines.set(deadline_ms, [job])
-        elif due_ms:
-            self._delay(job, due_ms)
-        else:
-            self.reclaim[job.seq] = job
+        for one in saved.out:
+            job = Job(one.seq, one.priority, one.deliveries)
+            self.check_upto = max(self.check_upto, one.seq)
+            if one.lease:
+                job.lease, job.node = one.lease, one.node
+                self.leases[one.seq] = job
+                self._deadlines.set(one.deadline_ms, [job])
+            elif one.due_ms:
+                self._delay(job, one.due_ms)
+            else:
+                self.reclaim[one.seq] = job
 
     def _unhold(self, job: Job) -> None:
         holder, job.holder = job.holder, None
         if holder is not None:
             holder.held.discard(job.seq)
             holder.changed()
+
+
+# --- the part of a snapshot
+
+
+class SavedJob(Struct, array_like=True):
+    seq: int
+    priority: int | None
+    deliveries: int
+    due_ms: int
+    lease: int
+    node: str
+    deadline_ms: int
+
+
+class SavedLeases(Struct, array_like=True):
+    """The state of a queue in a snapshot. `by_priority` has packed u64 seqs, `later` packed pairs of u64."""
+
+    dead_lettered: int = 0
+    last_lease: int = 0
+    by_priority: list[bytes] = []
+    later: bytes = b""
+    out: list[SavedJob] = []
+
+
+def save(queue: Leases, *, durable: bool, kept: bool) -> SavedLeases:
+    """Return what a snapshot keeps: with leases if `durable`, nothing of the records unless `kept`."""
+    saved = SavedLeases(queue.dead_lettered, queue.last_lease)
+    if not kept:
+        return saved
+    by_priority: list[list[int]] = [waiting.seqs[waiting.at :].tolist() for waiting in queue.by_priority]
+    out = [job for place in (queue.leases, queue.leaving, queue.reclaim, queue.resting) for job in place.values()]
+    for job in out:
+        if durable:
+            lease = job.lease if job.seq in queue.leases or job.seq in queue.leaving else 0
+            due_ms = job.due_ms if job.seq in queue.resting else 0
+            fields = job.seq, job.priority, job.deliveries, due_ms, lease, job.node, job.deadline_ms
+            saved.out.append(SavedJob(*fields))
+        elif job.priority is not None:
+            by_priority[job.priority].append(job.seq)
+    saved.by_priority = [array("Q", sorted(seqs) if not durable else seqs).tobytes() for seqs in by_priority]
+    saved.later = array("Q", [part for pair in queue.later.items() for part in pair]).tobytes()
+    return saved
+
+
+def undelivered(queue: Leases, topic: Any) -> Leases:
+    """Return the queue as a restart finds it without durable leases: with all its jobs, and none delivered."""
+    found = Leases(topic)
+    found.load(save(queue, durable=False, kept=True))
+    return found

@@ -3,6 +3,7 @@
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from urllib.parse import unquote
 
 import topics
 from topics import __version__
@@ -14,7 +15,6 @@ from topics.server.http.browser_origin import PAGE_MEDIA, names_any
 from topics.server.http.messages import Answer, Header, Response
 from topics.server.loop.answer import json_answer, performance
 
-JAVASCRIPT = b"text/javascript; charset=utf-8"
 FOUND, NOT_MODIFIED = 302, 304
 
 # A wheel holds a copy of the client; a checkout has the original.
@@ -22,8 +22,8 @@ _PACKAGE = Path(topics.__file__).parent
 _PLACES = (_PACKAGE / "server" / "assets" / "client.js", _PACKAGE.parents[1] / "clients" / "js" / "topics.js")
 _CONSOLE = _PACKAGE / "server" / "console"
 _TYPES = {
-    ".html": b"text/html; charset=utf-8", ".js": JAVASCRIPT, ".css": b"text/css; charset=utf-8",
-    ".svg": b"image/svg+xml",
+    ".html": b"text/html; charset=utf-8", ".js": b"text/javascript; charset=utf-8",
+    ".css": b"text/css; charset=utf-8", ".svg": b"image/svg+xml",
 }  # fmt: skip
 
 # A page of the console runs its own scripts and calls its own server, and nothing else. Trusted types keep its scripts
@@ -52,60 +52,36 @@ def get_index(startup: Startup, call: Call) -> Answer:
 
 
 def get_console(startup: Startup, call: Call) -> Answer:
-    return _console_file("", "index.html", call)
-
-
-def get_console_file(startup: Startup, call: Call) -> Answer:
-    return _console_file("", call.params["file"], call)
-
-
-def get_console_part(startup: Startup, call: Call) -> Answer:
-    return _console_file("parts/", call.params["file"], call)
-
-
-def get_console_page(startup: Startup, call: Call) -> Answer:
-    return _console_file("pages/", call.params["file"], call)
-
-
-def _console_file(folder: str, name: str, call: Call) -> Answer:
-    """Return a file by its name, which is looked up among the files of the package and never used as a path."""
-    found = _console_files().get(folder + name)
-    if found is None:
-        raise TopicsError(Code.NOT_FOUND, "the console has no such file; it begins at /console")
-    body, etag, content_type = found
-    return _asset(call, body, etag, content_type, (*_PROTECTION, (b"cache-control", b"no-cache")))
-
-
-@cache
-def _console_files() -> dict[str, tuple[bytes, bytes, bytes]]:
-    files = {}
-    for path in sorted(_CONSOLE.rglob("*")):
-        if path.is_file() and path.suffix in _TYPES:
-            body = path.read_bytes()
-            files[path.relative_to(_CONSOLE).as_posix()] = body, _etag(body), _TYPES[path.suffix]
-    return files
+    """Return a file of the console by its path, which is looked up among the files of the package."""
+    return _asset(call, unquote(call.request.path.decode("latin-1")).lstrip("/"))
 
 
 def get_client_js(startup: Startup, call: Call) -> Answer:
-    """Return the JavaScript client. A page of any origin may import it."""
-    body, etag = _client()
-    headers = ((b"cache-control", b"public, max-age=300"), (b"access-control-allow-origin", b"*"))
-    return _asset(call, body, etag, JAVASCRIPT, headers)
+    return _asset(call, "client.js")
 
 
-@cache
-def _client() -> tuple[bytes, bytes]:
-    body = next(path for path in _PLACES if path.exists()).read_bytes()
-    return body, _etag(body)
-
-
-def _asset(call: Call, body: bytes, etag: bytes, content_type: bytes, headers: tuple[Header, ...]) -> Response:
-    """Return the file, or 304 if the client has this version."""
-    headers = ((b"etag", etag), *headers)
-    if etag in call.request.headers.get(b"if-none-match", b""):
+def _asset(call: Call, path: str) -> Response:
+    """Return a file, or 304 if the client has this version."""
+    found = _assets().get(path)
+    if found is None:
+        raise TopicsError(Code.NOT_FOUND, "the console has no such file; it begins at /console")
+    body, content_type, headers = found
+    if headers[0][1] in call.request.headers.get(b"if-none-match", b""):
         return Response(NOT_MODIFIED, b"", content_type, headers)
     return Response(200, body, content_type, headers)
 
 
-def _etag(body: bytes) -> bytes:
-    return b'"%b"' % sha256(body).hexdigest()[:16].encode()
+@cache
+def _assets() -> dict[str, tuple[bytes, bytes, tuple[Header, ...]]]:
+    """Return the files by path, each with its type and headers. A page of any origin may import the client."""
+    client = next(path for path in _PLACES if path.exists())
+    headers = {"client.js": ((b"cache-control", b"public, max-age=300"), (b"access-control-allow-origin", b"*"))}
+    paths = {f"console/{path.relative_to(_CONSOLE).as_posix()}": path for path in sorted(_CONSOLE.rglob("*.*"))}
+    files = {}
+    for name, path in ({"console": _CONSOLE / "index.html", "client.js": client} | paths).items():
+        if path.suffix in _TYPES:
+            body = path.read_bytes()
+            etag = b'"%b"' % sha256(body).hexdigest()[:16].encode()
+            more = headers.get(name, (*_PROTECTION, (b"cache-control", b"no-cache")))
+            files[name] = body, _TYPES[path.suffix], ((b"etag", etag), *more)
+    return files

@@ -7,7 +7,7 @@ from itertools import islice
 import msgspec
 
 from topics.engine.consumers.lag import lag_of, lost_of
-from topics.engine.consumers.verbs import ConsumerBatch, Removed, StoredConsumer
+from topics.engine.consumers.verbs import ConsumerBatch
 from topics.engine.state.consumers import Consumer
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps, once_loaded
@@ -15,7 +15,6 @@ from topics.engine.write.commit import Ticket
 from topics.errors import Code, TopicsError
 from topics.model import consumer as model
 from topics.model.consumer import Commit, CommitRequest, ConsumerRequest, ConsumerSummary, RefusedCommit, check_request
-from topics.model.wire import Performance
 from topics.server.access.caller import authorise
 from topics.server.access.operations import more_than_route
 from topics.server.api.route import Call, in_slices
@@ -32,12 +31,12 @@ def put_consumer(services: Services, call: Call) -> Answer:
     topic, name = call.params["topic"], call.params["consumer"]
     if (more := more_than_route(wanted)) is not None:
         authorise(services.engine, call.caller, more, topic)
-
-    def put(done: StoredConsumer, took: Performance) -> model.ConsumerPut:
-        topic = done.topic
-        return model.ConsumerPut(topic.name, done.name, done.created, topic.epoch, done.seq, topic.head, took)
-
-    return json_when_done(services.engine.consumers.put(topic, name, wanted), call.request, put)
+    return json_when_done(
+        services.engine.consumers.put(topic, name, wanted), call.request,
+        lambda done, took: model.ConsumerPut(
+            topic, done.name, done.created, done.topic.epoch, done.seq, done.topic.head, took
+        ),
+    )  # fmt: skip
 
 
 @in_slices()
@@ -97,11 +96,9 @@ def get_consumer(services: Services, call: Call) -> Answer:
 
 
 def drop_consumer(services: Services, call: Call) -> Answer:
-    def dropped(done: Removed, took: Performance) -> model.ConsumerDropped:
-        return model.ConsumerDropped(done.topic, done.name, done.deleted, took)
-
-    ticket = services.engine.consumers.drop(call.params["topic"], call.params["consumer"])
-    return json_when_done(ticket, call.request, dropped)
+    topic, name = call.params["topic"], call.params["consumer"]
+    ticket = services.engine.consumers.drop(topic, name)
+    return json_when_done(ticket, call.request, partial(model.ConsumerDropped, topic, name))
 
 
 def list_topic_consumers(services: Services, call: Call) -> Answer:

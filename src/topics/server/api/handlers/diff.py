@@ -33,10 +33,10 @@ def diff(services: Services, call: Call) -> Answer:
         services.throttle.check(name)
     cached = services.poll_cache.find(name, request.body)
     if cached is not None:
-        cached.topic.last_read_ts = services.runtime.clock.now_ms()
-        services.traffic.reads += 1
-        took = shown_ms(_now_ns() - request.started_ns).encode()
-        return Response(200, b"".join((cached.before, took, cached.after)))
+        topic, _, before, after = cached
+        topic.last_read_ts = services.runtime.clock.now_ms()
+        services.runtime.reads += 1
+        return Response(200, b"".join((before, shown_ms(_now_ns() - request.started_ns).encode(), after)))
     wanted = _decode_diff(request.body, call)
     if wanted.consumer is not None or wanted.commit is not False:
         return _diff_as_consumer(services, call, wanted)
@@ -46,13 +46,13 @@ def diff(services: Services, call: Call) -> Answer:
     topic, reading = services.engine.read(name, query)
     if wanted.wait_ms and _nothing(topic, reading) and not services.runtime.draining:
         return LongPoll(services, name, query, request).start(topic, reading, min(wanted.wait_ms, model.MAX_WAIT_MS))
-    traffic = services.traffic
-    traffic.reads += 1
-    traffic.records_read += reading.count
-    before, after = _diff_answer(topic, reading)
-    if query.plain and len(before) == 1 and call.warnings is None:
-        services.poll_cache.keep(topic, request.body, bytes(before[0]), after)
-    return _timed(before, after, request)
+    runtime = services.runtime
+    runtime.reads += 1
+    runtime.records_read += reading.count
+    parts, after = _diff_answer(topic, reading)
+    if query.plain and len(parts) == 1 and call.warnings is None:
+        services.poll_cache.keep(topic, request.body, bytes(parts[0]), after)
+    return _timed(parts, after, request)
 
 
 def _diff_as_consumer(services: Services, call: Call, wanted: DiffRequest) -> Answer:
@@ -231,8 +231,8 @@ class LongPoll:
             self._wait(topic, reading)
             return
         reading.scanned += self._scanned
-        services.traffic.reads += 1
-        services.traffic.records_read += reading.count
+        services.runtime.reads += 1
+        services.runtime.records_read += reading.count
         more = "" if reader is None else f'"consumer":"{reader}","committed_seq":{self._committed},'
         response = _timed(*_diff_answer(topic, reading, more), self._request)
         try:

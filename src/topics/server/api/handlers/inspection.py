@@ -2,11 +2,11 @@
 
 from functools import partial
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, structs
 
 import topics.server.api.metrics as metrics
 from topics import __version__
-from topics.engine.read import history, timeline
+from topics.engine.read import timeline
 from topics.engine.steps import Steps, once_loaded, run_all
 from topics.errors import Code, TopicsError, invalid
 from topics.model.inspection import MAX_RANGES, RANGES, Samples, TimelineAnswer, Whoami
@@ -36,16 +36,21 @@ def get_health(startup: Startup, call: Call) -> Answer:
 def get_ready(services: Services, call: Call) -> Answer:
     """Report whether the server can serve, and whether checkpoints fail. Raise 503 while it stops or is read-only."""
     services.check_ready()
-    if (why := services.read_only()) is not None:
-        code = Code.FENCED if services.is_fenced else Code.READ_ONLY
+    storage = services.storage
+    if storage is not None and (why := storage.wal.read_only) is not None:
+        code = Code.FENCED if storage.wal.is_fenced else Code.READ_ONLY
         raise TopicsError(code, f"the log takes no writes: {why}", detail={"reason": why}, retry_after_ms=1000)
     warnings: list[str] | UnsetType = UNSET
-    if (why := services.checkpoint_failure()) is not None:
+    if storage is not None and (why := storage.store.retries.reason) is not None:
         warnings = [f"checkpoints fail, so the log grows: {why}"]
-    if (why := services.replica_failure()) is not None:
-        warnings = [*(warnings or []), f"the replica does not answer: {why}"]
+    standby = None if services.standby is None else services.standby.standby
+    replication = None if services.replica is None else services.replica.replication
+    if standby is not None and standby.following.last_failure:
+        warnings = [*(warnings or []), f"the replica does not answer: {standby.following.last_failure}"]
+    elif standby is None and replication is not None and replication.is_away:
+        warnings = [*(warnings or []), f"the replica does not answer: {replication.sequence.last_failure}"]
     answer = Ready("ready", True, len(services.engine.topics), performance(call.request), warnings)
-    if services.standby is not None and (standby := services.standby.standby) is not None:
+    if standby is not None:
         answer.follows, answer.replica_lag_ms = standby.following.writer.address, standby.lag_ms
     return json_answer(200, answer)
 
@@ -101,17 +106,15 @@ def list_samples(services: Services, call: Call) -> Answer:
         admit(call.caller, operations.READ_SAMPLES, queue)
         rows = services.queue_samples.rows(services.engine.queues.get(queue), after)
         sampled = QUEUE_INTERVAL_MS, QUEUE_CAPACITY, QUEUE_COLUMNS
-        return json_answer(200, Samples(*sampled, rows, performance(call.request)))
-    if name := found.get("topic"):
+    elif name := found.get("topic"):
         admit(call.caller, operations.READ_SAMPLES, name)
         return _history(services, call, name, found)
-    if query_string.flag(found, "readers", default=False):
+    elif query_string.flag(found, "readers", default=False):
         columns, rows = services.reader_samples.rows(call.caller.may_use, after)
         sampled = QUEUE_INTERVAL_MS, QUEUE_CAPACITY, columns
-        return json_answer(200, Samples(*sampled, rows, performance(call.request)))
-    ring = services.samples
-    rows = ring.rows(after)
-    return json_answer(200, Samples(INTERVAL_MS, CAPACITY, ring.names, rows, performance(call.request)))
+    else:
+        rows, sampled = services.samples.rows(after), (INTERVAL_MS, CAPACITY, services.samples.names)
+    return json_answer(200, Samples(*sampled, rows, performance(call.request)))
 
 
 def _history(services: Services, call: Call, name: str, found: dict[str, str]) -> Answer:
@@ -120,7 +123,7 @@ def _history(services: Services, call: Call, name: str, found: dict[str, str]) -
     points = min(query_string.number(found, "points", default=POINTS) or POINTS, MAX_POINTS)
     if not from_ts < to_ts <= MAX_TS:
         raise invalid("to_ts is not after from_ts", field="to_ts")
-    rows = history.at_times(services.engine.topic(name), from_ts, to_ts, points)
+    rows = timeline.at_times(services.engine.topic(name), from_ts, to_ts, points)
     interval_ms = max((to_ts - from_ts) // points, 1)
     return json_answer(200, Samples(interval_ms, points + 1, HISTORY_COLUMNS, rows, performance(call.request)))
 
@@ -143,10 +146,7 @@ def get_timeline(services: Services, call: Call) -> Steps[Answer]:
         head_seq=topic.head,
         earliest_seq=topic.earliest,
         archived_seq=topic.archived,
-        from_seq=seen.from_seq,
-        to_seq=seen.to_seq,
-        resolution=seen.resolution,
-        ranges=seen.ranges,
+        **structs.asdict(seen),
         live=topic.count,
         deleted=topic.head - topic.count - lost,
         lost=lost,

@@ -7,9 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from topics.engine.queue import job_list
-from topics.engine.queue.dead_letters import Redriven
-from topics.engine.queue.verbs import Claimed, Outcome, Want
+from topics.engine.queue.verbs import Claimed, Outcome, Want, expire_and_list
 from topics.engine.state.topic import Topic, leases_of
 from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError, invalid, topic_not_found
@@ -19,7 +17,7 @@ from topics.model.queue import AckRequest, ClaimRequest, check_held, check_worke
 from topics.model.records import MAX_WAIT_MS, parse_match
 from topics.model.topic import LEASE_MS_RANGE, clamp
 from topics.model.unknown_fields import RequestDecoder
-from topics.model.wire import Performance, check_u64
+from topics.model.wire import check_u64
 from topics.server.api.route import Call
 from topics.server.api.services import Services
 from topics.server.http.messages import Answer, Deferred, Request, Response
@@ -84,7 +82,7 @@ class PendingClaim:
         self._topic = topic
         self._want = want
         self._request = request
-        self._deferred = Deferred(self._cancelled, on_hurry=self._hurried)
+        self._deferred = Deferred(self._leave, on_hurry=self._hurried)
         self._timer: Any = None
         self._patient = False
         self._waiters: QueueWaiters | None = None  # while it waits for a job
@@ -147,16 +145,13 @@ class PendingClaim:
         if self._claimed is None:
             self.end()
         else:
-            self._give_back(self._claimed)
+            self._leave()
 
-    def _cancelled(self) -> None:
+    def _leave(self) -> None:
+        """Return the jobs to the queue: the client has left, or shut its side."""
         self._end_wait()
-        if self._claimed is not None:
-            self._give_back(self._claimed)
-
-    def _give_back(self, claimed: Claimed) -> None:
-        if claimed.jobs:
-            self._services.engine.queues.undo_claim(self._topic, claimed.jobs)
+        if self._claimed is not None and self._claimed.jobs:
+            self._services.engine.queues.undo_claim(self._topic, self._claimed.jobs)
             self._claimed = self._nothing()
 
     def _nothing(self) -> Claimed:
@@ -213,11 +208,10 @@ def extend(services: Services, call: Call) -> Answer:
     lease_ms = clamp(check_u64(wanted.lease_ms, "lease_ms"), *LEASE_MS_RANGE)
     topic = services.engine.queues.get(call.params["topic"])
     ticket = services.engine.queues.extend(topic, wanted.node, wanted.seqs, wanted.lease_ids, lease_ms=lease_ms)
-
-    def extended(done: Outcome, took: Performance) -> model.ExtendAnswer:
-        return model.ExtendAnswer(topic.name, done.done, done.skipped, done.deadlines, took)
-
-    return json_when_done(ticket, call.request, extended)
+    return json_when_done(
+        ticket, call.request,
+        lambda done, took: model.ExtendAnswer(topic.name, done.done, done.skipped, done.deadlines, took),
+    )  # fmt: skip
 
 
 def open_work_stream(services: Services, call: Call) -> Answer:
@@ -235,7 +229,7 @@ def open_work_stream(services: Services, call: Call) -> Answer:
     if services.throttle.pressed:
         services.throttle.check(topic.name)
     return WorkStream(
-        services.push, services.job_waiters, topic,
+        services, services.job_waiters, topic,
         node=node, max=most, lease_ms=lease_ms, release=services.quotas.open_stream(call.caller),
     )  # fmt: skip
 
@@ -248,7 +242,7 @@ def list_jobs(services: Services, call: Call) -> Answer:
         raise invalid("cursor is not a `next_cursor` of this server", field="cursor")
     if (state := found.get("state")) is not None and state not in model.JOB_STATES:
         raise invalid(f"state must be one of {', '.join(model.JOB_STATES)}", field="state")
-    rows, more = job_list.expire_and_list(
+    rows, more = expire_and_list(
         topic,
         state=state,
         after=int(after or 0),
@@ -278,11 +272,10 @@ def redrive(services: Services, call: Call) -> Answer:
         topic, dead_letter=wanted.dead_letter, match=match, seqs=wanted.seqs, from_seq=wanted.from_seq,
         limit=clamp(wanted.limit, 1, model.MAX_REDRIVE), dry_run=wanted.dry_run,
     )  # fmt: skip
-
-    def redriven(done: Redriven, took: Performance) -> model.RedriveAnswer:
-        return model.RedriveAnswer(
+    return json_when_done(
+        ticket, call.request,
+        lambda done, took: model.RedriveAnswer(
             topic.name, done.dead_letter, len(done.seqs), done.seqs, wanted.dry_run, done.next_from_seq, done.caught_up,
             took,
-        )  # fmt: skip
-
-    return json_when_done(ticket, call.request, redriven)
+        ),
+    )  # fmt: skip

@@ -13,11 +13,10 @@ from topics.engine.write import large_render
 from topics.engine.write.append import Appended
 from topics.engine.write.archived import check_epoch
 from topics.engine.write.commit import Ticket
-from topics.engine.write.delete import Deleted
 from topics.engine.write.large_render import LargeBlob
 from topics.errors import invalid
 from topics.model.records import DeleteRequest, Projection, ScanRequest, WriteRequest, node_set, parse_match
-from topics.model.wire import Performance, RecordsDeleted, check_u64
+from topics.model.wire import RecordsDeleted, check_u64
 from topics.server.api.route import Call, in_slices, with_warnings
 from topics.server.api.services import Services
 from topics.server.http.messages import Answer, Request, Response
@@ -110,13 +109,12 @@ def delete_records(services: Services, call: Call) -> Steps[Answer]:
     if wanted.epoch is not None:
         check_epoch(services.engine.topic(call.params["topic"]), check_u64(wanted.epoch, "epoch"))
     ticket = yield from _staged_delete(services, call.params["topic"], wanted)
-
-    def deleted(gone: Deleted, took: Performance) -> RecordsDeleted:
-        return RecordsDeleted(
+    return json_when_done(
+        ticket, call.request,
+        lambda gone, took: RecordsDeleted(
             gone.topic.name, gone.deleted, gone.earliest, gone.head, gone.count, gone.bytes, took, wanted.dry_run
-        )
-
-    return json_when_done(ticket, call.request, deleted)
+        ),
+    )  # fmt: skip
 
 
 def scan(services: Services, call: Call) -> Answer:
@@ -138,4 +136,4 @@ def scan(services: Services, call: Call) -> Answer:
         services.throttle.check(name)
     services.engine.topic(name)  # raises 404, which cannot be sent once the stream has begun
     release = services.quotas.open_stream(call.caller)
-    return ScanStream(services.push, Scan(query, upto_seq=wanted.upto_seq), name, form, release=release)
+    return ScanStream(services, Scan(query, upto_seq=wanted.upto_seq), name, form, release=release)

@@ -1,15 +1,16 @@
 """Handlers of routers: create and configure, get, list, delete, and preview a filter."""
 
+from functools import partial
 from typing import Any
 
 from topics.engine.routers.graph import Router
-from topics.engine.routers.verbs import ROUTERS_PER_STEP, DroppedRouter, PutRouter
+from topics.engine.routers.verbs import ROUTERS_PER_STEP
 from topics.engine.steps import Steps
 from topics.errors import Code, TopicsError
 from topics.model import router as model
 from topics.model.names import check_router, check_topic
 from topics.model.router import PreviewRequest, RouterRequest, fan_in, parse_filter, router_cycle
-from topics.model.wire import Performance, check_u64
+from topics.model.wire import check_u64
 from topics.server.access.caller import Caller
 from topics.server.access.operations import router_names
 from topics.server.api.route import Call, in_slices
@@ -28,11 +29,10 @@ def put_router(services: Services, call: Call) -> Answer:
         ticket = services.engine.routers.put(call.params["router"], wanted)
     except TopicsError as error:
         raise _visible_to(call.caller, error) from None
-
-    def put(done: PutRouter, took: Performance) -> model.RouterPutAnswer:
-        return model.RouterPutAnswer(**_fields(done.router), created=done.created, performance=took)
-
-    return json_when_done(ticket, call.request, put)
+    return json_when_done(
+        ticket, call.request,
+        lambda done, took: model.RouterPutAnswer(**_fields(done[0]), created=done[1], performance=took),
+    )  # fmt: skip
 
 
 def _visible_to(caller: Caller, error: TopicsError) -> TopicsError:
@@ -75,12 +75,9 @@ def list_routers(services: Services, call: Call) -> Steps[Answer]:
 
 
 def drop_router(services: Services, call: Call) -> Answer:
-    ticket = services.engine.routers.drop(call.params["router"])
-
-    def dropped(done: DroppedRouter, took: Performance) -> model.RouterDropped:
-        return model.RouterDropped(done.name, done.deleted, took)
-
-    return json_when_done(ticket, call.request, dropped)
+    name = call.params["router"]
+    ticket = services.engine.routers.drop(name)
+    return json_when_done(ticket, call.request, partial(model.RouterDropped, name))
 
 
 @in_slices()

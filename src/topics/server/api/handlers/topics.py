@@ -1,6 +1,8 @@
 """Handlers of topics: create and configure, get, list, delete, and the reports of their archives."""
 
-from topics.engine.engine import Configured, Dropped
+from typing import Any
+
+from topics.engine.engine import Dropped
 from topics.engine.pressure import effective_priority
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps
@@ -18,29 +20,19 @@ TOPICS_PER_STEP = 100  # of a list; one takes about 4 µs
 
 
 def put_topic(services: Services, call: Call) -> Answer:
-    ticket = services.engine.put_topic(call.params["topic"], call.body())
-
-    def put(done: Configured, took: Performance) -> wire.TopicPut:
-        topic = done.topic
-        return wire.TopicPut(topic.name, done.created, topic.epoch, topic.config, took)
-
-    return json_when_done(ticket, call.request, put)
+    return json_when_done(
+        services.engine.put_topic(call.params["topic"], call.body()), call.request,
+        lambda done, took: wire.TopicPut(done.topic.name, done.created, done.topic.epoch, done.topic.config, took),
+    )  # fmt: skip
 
 
 def get_topic(services: Services, call: Call) -> Answer:
     touch = query_string.flag(query_string.parse(call.request.query), "touch", default=True)
     topic = services.engine.expire_and_get(call.params["topic"], touch=touch)
     answer = wire.TopicState(
-        topic=topic.name,
-        type=topic.config.type,
-        epoch=topic.epoch,
-        head_seq=topic.head,
-        earliest_seq=topic.earliest,
+        **_figures(services, topic),
         next_seq=topic.head + 1,
-        count=topic.count,
-        bytes=topic.bytes,
         config=topic.config,
-        effective_priority=effective_priority(topic, services.runtime.clock.now_ms()),
         last_write_ts=topic.last_write_ts,
         last_read_ts=topic.last_read_ts,
         performance=performance(call.request),
@@ -48,9 +40,17 @@ def get_topic(services: Services, call: Call) -> Answer:
         archived_seq=topic.archived if topic.archived or topic.config.archive is not None else None,
         trimmed_seq=topic.trimmed or None,
     )
-    if (found := archived.standing(topic, services.runtime.clock.now_ms())) is not None:
-        answer.archive = wire.ArchiveStanding(found.unarchived, found.overdue, found.evicted)
+    answer.archive = archived.standing(topic, services.runtime.clock.now_ms())
     return json_answer(200, answer)
+
+
+def _figures(services: Services, topic: Topic) -> dict[str, Any]:
+    """Return the fields that both the state of a topic and its row in a list have."""
+    return {
+        "topic": topic.name, "type": topic.config.type, "epoch": topic.epoch, "head_seq": topic.head,
+        "earliest_seq": topic.earliest, "count": topic.count, "bytes": topic.bytes,
+        "effective_priority": effective_priority(topic, services.runtime.clock.now_ms()),
+    }  # fmt: skip
 
 
 def _queue_counts(topic: Topic) -> wire.QueueCounts | None:
@@ -87,17 +87,7 @@ def list_topics(services: Services, call: Call) -> Steps[Answer]:
 
 
 def _summary(services: Services, topic: Topic, *, details: bool) -> wire.TopicSummary:
-    summary = wire.TopicSummary(
-        topic=topic.name,
-        type=topic.config.type,
-        epoch=topic.epoch,
-        head_seq=topic.head,
-        earliest_seq=topic.earliest,
-        count=topic.count,
-        bytes=topic.bytes,
-        durable=topic.config.durable,
-        effective_priority=effective_priority(topic, services.runtime.clock.now_ms()),
-    )
+    summary = wire.TopicSummary(**_figures(services, topic), durable=topic.config.durable)
     if details:
         summary.config = topic.config
         summary.last_write_ts = topic.last_write_ts
@@ -121,9 +111,10 @@ def report_archived(services: Services, call: Call) -> Answer:
     body: wire.ArchivedRequest = call.body()
     seq, epoch = check_u64(body.seq, "seq"), check_u64(body.epoch, "epoch")
     trimmed = check_u64(body.trimmed_seq, "trimmed_seq")
-    ticket = services.engine.archives.report(call.params["topic"], seq=seq, epoch=epoch, trimmed=trimmed)
-
-    def reported(done: archived.Reported, took: Performance) -> wire.ArchivedAnswer:
-        return wire.ArchivedAnswer(done.topic.name, done.topic.epoch, done.archived, done.head, done.moved, took)
-
-    return json_when_done(ticket, call.request, reported)
+    ticket = services.engine.report_archived(call.params["topic"], seq=seq, epoch=epoch, trimmed=trimmed)
+    return json_when_done(
+        ticket, call.request,
+        lambda done, took: wire.ArchivedAnswer(
+            done.topic.name, done.topic.epoch, done.archived, done.head, done.moved, took
+        ),
+    )  # fmt: skip

@@ -1,11 +1,9 @@
 """Handlers of watching: create a session, open its event stream, open a WebSocket."""
 
-from collections.abc import Callable
-
 from msgspec import structs
 
+from topics.engine.steps import once_loaded
 from topics.engine.write.commit import Ticket
-from topics.errors import TopicsError
 from topics.model.watch import WatchCreated, WatchRequest
 from topics.server.access.caller import authorise
 from topics.server.access.operations import more_than_route
@@ -13,8 +11,7 @@ from topics.server.api.route import Call
 from topics.server.api.services import Services
 from topics.server.http.messages import Answer, Deferred, Response
 from topics.server.http.request import query_string
-from topics.server.loop.answer import error_answer, json_answer, performance
-from topics.server.loop.runtime import unreadable
+from topics.server.loop.answer import json_answer, performance
 from topics.server.push import cursors
 from topics.server.push.live_stream import check_accept
 from topics.server.push.sessions import WatchStream
@@ -36,25 +33,14 @@ def create_watch(services: Services, call: Call) -> Answer:
     def made() -> Response:
         return _created(services, call, structs.replace(wanted, topics=opened.value()), lenient=lenient)
 
-    return made() if opened.done else _when_opened(services, call, opened, made)
-
-
-def _when_opened(services: Services, call: Call, opened: Ticket, made: Callable[[], Response]) -> Deferred:
-    """Return the answer of `made`, which runs once the positions of the consumers are in the log."""
+    if opened.done:
+        return made()
     deferred = Deferred()
 
-    def answer() -> None:
-        try:
-            deferred.resolve(made())
-        except TopicsError as error:
-            deferred.resolve(error_answer(error, call.request))
-
-    def fail(failure: BaseException) -> None:
-        deferred.resolve(error_answer(unreadable(failure), call.request))
-
     def begin(_: Ticket) -> None:
+        """Answer: the positions of the consumers are in the log."""
         if not deferred.cancelled:
-            deferred.on_cancel = services.runtime.attempt(answer, fail).cancel
+            services.slices.resolve(deferred, call.request, once_loaded(made))
 
     opened.on_done(begin)
     return deferred
@@ -75,9 +61,9 @@ def open_watch(services: Services, call: Call) -> Answer:
     # A malformed id is ignored: browsers return any id they once received, and the session has its own position.
     position = cursors.find(request.headers.get(b"last-event-id", b"").decode("latin-1"))
     release = services.quotas.open_stream(session.caller)
-    return WatchStream(services.push, services.sessions, session, position=position, release=release)
+    return WatchStream(services, services.sessions, session, position=position, release=release)
 
 
 def open_socket(services: Services, call: Call) -> Answer:
     services.check_ready()
-    return accept(services.push, call.request, call.caller, services.quotas.open_stream)
+    return accept(services, call.request, call.caller, services.quotas.open_stream)

@@ -12,12 +12,11 @@ from typing import Any, cast
 
 from topics.errors import TopicsError
 from topics.server.http.answers import MIN_GZIP_BYTES, VARY, compressible, failure
-from topics.server.http.exchange import Exchange, ExchangeConnection
+from topics.server.http.exchange import PREFACE, Exchange, ExchangeConnection, Service
 from topics.server.http.http1 import pipeline_state as states
 from topics.server.http.http1.pipeline import Pipeline, Wait
 from topics.server.http.http1.pipeline_state import AWAITING, CLOSED, IDLE, STREAMING
 from topics.server.http.messages import JSON, Deferred, Request, Response, Upgrade
-from topics.server.http.service import PREFACE, Service
 from topics.server.limits.budget import BODIES, SMALL_BYTES
 
 # Below it one joined write is cheaper than passing two buffers; above it the copy costs more. Measured on uvloop,
@@ -310,19 +309,11 @@ class Connection(ExchangeConnection[Exchange]):
     # --- for streams
 
     def pace_reading(self) -> None:
-        """Read from the client only while there is room for what it sends."""
-        pipeline, transport = self.pipeline, self.transport
-        wanted = pipeline.wants_input
+        pipeline, wanted = self.pipeline, self.pipeline.wants_input
         if isinstance(pipeline.stream, Upgrade) and (pipeline.paused or (self._sink is not None and self._sink.held)):
             wanted = False  # the protocol has enough input, or there is no room for what it would answer
-        if wanted is transport.is_reading():
-            return
-        if transport.is_closing() or pipeline.state is CLOSED or pipeline.ending is states.EOF:
-            return  # it cannot be read any more
-        if wanted:
-            transport.resume_reading()
-        else:
-            transport.pause_reading()
+        if pipeline.state is not CLOSED and pipeline.ending is not states.EOF:  # else it cannot be read any more
+            self.pace(wanted=wanted)
 
     def guard(self, hook: Callable[..., None], *arguments: Any) -> None:
         """Call into the application where no client waits for an answer. Abort the connection if that raises."""
@@ -355,7 +346,6 @@ class Connection(ExchangeConnection[Exchange]):
     # --- for the server
 
     def sweep(self, now: float) -> None:
-        """End the connection if its client has not done in time what it had to."""
         pipeline = self.pipeline
         unsent_bytes = self.transport.get_write_buffer_size()
         if unsent_bytes or pipeline.charges.charged[pipeline.account]:
@@ -374,7 +364,6 @@ class Connection(ExchangeConnection[Exchange]):
             self.proceed()
 
     def idle_since(self) -> float | None:
-        """Return when the connection was found idle after its last request; None while it is not idle."""
         if self.pipeline.state is not IDLE or self._seen != (Wait.BEGIN, self.served) or self.unsent_bytes():
             return None
         return self._seen_at
@@ -415,7 +404,7 @@ class StreamSink:
         # The client has not taken what it was sent, while the budget is full: `unblock` follows.
         short = self._server.budget.full and not pipeline.paused and self._connection.unsent_bytes() > 0
         if short:
-            self._server.block(self)
+            self._server.block(self.unblock)
         self._transport.write(data)
         if pipeline.paused:
             self._connection.note_written(len(data))

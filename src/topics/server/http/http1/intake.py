@@ -6,11 +6,10 @@ one turn of the event loop, and begins none after `TURN_NS`. The rest waits for 
 
 from topics.errors import TopicsError
 from topics.server.http.answers import failure
-from topics.server.http.exchange import Exchange, Exchanges
+from topics.server.http.exchange import Exchange, Exchanges, Service
 from topics.server.http.messages import Request, error_response
 from topics.server.http.request.head import RequestHead
 from topics.server.http.request.parser import BETWEEN, IN_BODY, RequestReader
-from topics.server.http.service import Service
 
 MAX_PIECES = 2048  # pieces of chunked bodies that are parsed in one turn
 TURN_NS = 2_000_000  # work on the requests of one connection in one turn

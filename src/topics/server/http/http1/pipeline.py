@@ -12,13 +12,12 @@ from enum import Enum
 
 from topics.errors import Code, TopicsError
 from topics.server.http.answers import BODILESS, CONNECTION_CLOSE, CONTINUE, KEEP_ALIVE, AnswerHeads, failure
-from topics.server.http.exchange import Exchange, Exchanges
+from topics.server.http.exchange import Exchange, Exchanges, Service
 from topics.server.http.http1 import pipeline_state as states
 from topics.server.http.http1.intake import Intake
 from topics.server.http.messages import Body, Deferred, Request, Response, Stream, Upgrade, body_bytes, error_response
 from topics.server.http.request.head import RequestHead
 from topics.server.http.request.parser import BETWEEN, IN_HEAD
-from topics.server.http.service import Service
 from topics.server.limits.budget import ANSWERS, STREAMS
 
 
@@ -151,11 +150,6 @@ class Pipeline(Exchanges[Exchange]):
         self.change(states.LAST)
         self.intake.stop()
         self.intake.discard()
-
-    def unpacked(self, exchange: Exchange, body: bytes) -> None:
-        exchange.unpacking = False
-        exchange.head.request.body = body
-        self.charges.park(exchange, len(body))
 
     def unpack_failed(self, exchange: Exchange, error: BaseException) -> None:
         request = exchange.head.request

@@ -5,11 +5,10 @@ import asyncio
 from h2.errors import ErrorCodes
 
 from topics.errors import Code, TopicsError
-from topics.server.http.exchange import ExchangeConnection
+from topics.server.http.exchange import ExchangeConnection, Service
 from topics.server.http.http2.session import Http2Session
 from topics.server.http.http2.stream import Http2Stream, Input
 from topics.server.http.messages import Stream, error_response
-from topics.server.http.service import Service
 from topics.server.limits.budget import ANSWERS, STREAMS
 
 WRITE_BYTES = 256 << 10  # of answers that are written at once; the transport may pause after them
@@ -49,7 +48,7 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
 
     def pause_writing(self) -> None:
         self.session.paused = True
-        self._pace_reading()
+        self.pace(wanted=self.session.wants_input)
 
     def resume_writing(self) -> None:
         self.session.paused = False
@@ -99,17 +98,8 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
             self.unpack_in_threads()
         if session.needs_turn or (has_output and not session.paused) or session.opened:
             self.proceed()
-        self._pace_reading()
+        self.pace(wanted=self.session.wants_input)
         self.note_memory()
-
-    def _pace_reading(self) -> None:
-        wanted, transport = self.session.wants_input, self.transport
-        if wanted is transport.is_reading() or transport.is_closing():
-            return
-        if wanted:
-            transport.resume_reading()
-        else:
-            transport.pause_reading()
 
     def note_memory(self) -> None:
         session, charges = self.session, self.session.charges
@@ -209,7 +199,7 @@ class Http2Sink:
         if stream.dropped or stream.ends or stream.full:
             return False
         if short:
-            self._server.block(self)
+            self._server.block(self.unblock)
         return not short
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.settings import SettingCodes, Settings
 
-from topics.server.http.service import PREFACE
+from topics.server.http.exchange import PREFACE
 
 MAX_STREAMS = 256  # open at a time on one connection
 MAX_FRAME_BYTES = 1 << 14  # the smallest maximum that the RFC allows, and what every client expects

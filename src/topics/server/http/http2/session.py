@@ -14,21 +14,18 @@ from h2.exceptions import ProtocolError
 from hyperframe.frame import GoAwayFrame
 
 from topics.errors import Code, TopicsError, invalid
-from topics.server.http.answers import BODILESS, failure, log
-from topics.server.http.exchange import Exchanges
+from topics.server.http.answers import BODILESS, TRANSPORT_FIELDS, failure, log
+from topics.server.http.exchange import Exchanges, Service
 from topics.server.http.http2.input import Frames, SessionInput
 from topics.server.http.http2.stream import Http2Stream, Input, SessionOutput
 from topics.server.http.http_limits import HttpLimits
 from topics.server.http.messages import JSON, Header, Request, Response, Stream, Upgrade, body_bytes, error_response
 from topics.server.http.request.head import SINGLE, RequestHead, check, check_fields
-from topics.server.http.service import Service
 
 _TARGET = re.compile(rb"[!-~]+")
 _METHOD = re.compile(rb"[A-Z]{1,16}")
 # Fields that the transport sets, or that HTTP/2 does not have.
-_TRANSPORT_FIELDS = frozenset(
-    (b"connection", b"content-length", b"transfer-encoding", b"date", b"keep-alive", b"upgrade", b"proxy-connection")
-)
+_TRANSPORT_FIELDS = TRANSPORT_FIELDS | {b"upgrade", b"proxy-connection"}
 
 
 def read_head(fields: Iterable[tuple[bytes, bytes]], limits: HttpLimits, peer: str) -> RequestHead:
@@ -215,7 +212,6 @@ class Http2Session(Exchanges[Http2Stream]):
             self._h2.send_headers(number, [(b":status", b"100")])
 
     def refuse(self, stream: Http2Stream, response: Response) -> None:
-        """Answer a request without its body."""
         self._abandon(stream)
         if stream.input is Input.COMING:
             stream.input = Input.UNWANTED
@@ -236,9 +232,7 @@ class Http2Session(Exchanges[Http2Stream]):
             self._ready.append(stream)
 
     def unpacked(self, exchange: Http2Stream, body: bytes) -> None:
-        exchange.unpacking = False
-        exchange.head.request.body = body
-        self.charges.park(exchange, len(body))
+        super().unpacked(exchange, body)
         self._ready.append(exchange)
 
     def unpack_failed(self, exchange: Http2Stream, error: BaseException) -> None:

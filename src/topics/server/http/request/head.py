@@ -15,33 +15,21 @@ import msgspec
 
 from topics.errors import Code, TopicsError, invalid
 from topics.server.http.http_limits import HttpLimits
-from topics.server.http.messages import Request
+from topics.server.http.messages import Request, weighted
 
 
 def accepts_gzip(accept_encoding: bytes | None) -> bool:
-    """Return whether an Accept-Encoding value allows gzip: by name, or by `*`, with a weight above 0."""
-    if not accept_encoding:
-        return False
-    wildcard = False
-    for member in accept_encoding.lower().split(b","):
-        coding, *parameters = (part.strip() for part in member.split(b";"))
+    """Return whether an Accept-Encoding value allows gzip: by name, or by `*`, with a weight above 0.
+
+    A malformed weight counts as 0: the client may have excluded the coding.
+    """
+    wildcard = 0.0
+    for coding, weight in weighted(accept_encoding or b"", malformed=0):
         if coding in (b"gzip", b"x-gzip"):
-            return _weight(parameters) > 0
+            return weight > 0
         if coding == b"*":
-            wildcard = _weight(parameters) > 0
-    return wildcard
-
-
-def _weight(parameters: list[bytes]) -> float:
-    """Return the q value. A malformed one counts as 0: the client may have excluded the coding."""
-    for parameter in parameters:
-        name, _, value = parameter.partition(b"=")
-        if name.strip() == b"q":
-            try:
-                return float(value)
-            except ValueError:
-                return 0.0
-    return 1.0
+            wildcard = weight
+    return wildcard > 0
 
 
 Block = tuple[dict[bytes, bytes], int, bool]  # headers, content-length, whether the answer may be gzipped

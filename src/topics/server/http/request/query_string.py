@@ -52,11 +52,7 @@ def page_size(found: dict[str, str]) -> int:
     return min(number(found, "page_size", default=PAGE_SIZE) or PAGE_SIZE, MAX_PAGE_SIZE)
 
 
-class _Cursor(msgspec.Struct):
-    after: str
-
-
-_decode = msgspec.json.Decoder(_Cursor).decode
+_decode = msgspec.json.Decoder(dict[str, str]).decode
 
 
 def cursor_after(found: dict[str, str]) -> str:
@@ -68,12 +64,12 @@ def cursor_after(found: dict[str, str]) -> str:
         raw = text.encode("ascii")
         padded = raw + b"=" * (-len(raw) % 4)
         decode = urlsafe_b64decode if b"-" in raw or b"_" in raw else lambda data: b64decode(data, validate=True)
-        return _decode(decode(padded)).after
-    except (ValueError, RecursionError, msgspec.MsgspecError):
+        return _decode(decode(padded))["after"]
+    except (ValueError, KeyError, RecursionError, msgspec.MsgspecError):
         raise invalid(
             "cursor is not one that this server returned; use next_cursor of the page before", field="cursor"
         ) from None
 
 
 def cursor(after: str) -> str:
-    return urlsafe_b64encode(msgspec.json.encode(_Cursor(after))).decode()
+    return urlsafe_b64encode(msgspec.json.encode({"after": after})).decode()

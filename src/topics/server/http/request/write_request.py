@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.json import Decoder
 
 from topics.engine.write.render import check_sizes
 from topics.errors import Code, TopicsError, invalid
@@ -31,7 +32,7 @@ class Batch(Struct, gc=False):
 
 _write_decoder: RequestDecoder[WriteRequest] = RequestDecoder(WriteRequest, surrogates.decode)
 _batch_decoder: RequestDecoder[Batch] = RequestDecoder(Batch)
-_plain_decoder = msgspec.json.Decoder(PlainWriteRequest)
+_plain_decoder = Decoder(PlainWriteRequest)
 _decode_write = _write_decoder.decode
 _WHITE = b" \t\r\n"
 _INDEX = re.compile(r"\brecords\[(\d+)\]")
@@ -56,12 +57,7 @@ def decode_write_steps(body: bytes, limits: Limits, noted: Noted) -> Generator[N
 
 
 def decode_steps(
-    decoder: RequestDecoder[Any],
-    body: bytes,
-    limits: Limits,
-    noted: Noted,
-    *,
-    plain: msgspec.json.Decoder[Any] | None = None,
+    decoder: RequestDecoder[Any], body: bytes, limits: Limits, noted: Noted, *, plain: Decoder[Any] | None = None
 ) -> Generator[None, None, Any]:
     """Return the decoded write, in steps, and note its unknown fields. Try `plain` first, which is faster."""
     yield from check_text_steps(body)
@@ -138,7 +134,7 @@ def _decode_or_rescue(decoder: RequestDecoder[Any], text: bytes, noted: Noted) -
     return found
 
 
-def _rescue(decoder: msgspec.json.Decoder[Any], text: bytes) -> Generator[None, None, Any]:
+def _rescue(decoder: Decoder[Any], text: bytes) -> Generator[None, None, Any]:
     try:
         try:
             return decoder.decode(text)

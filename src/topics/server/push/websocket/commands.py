@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from msgspec import UNSET
 from wsproto import events
@@ -16,15 +16,22 @@ from topics.engine.write.commit import Ticket
 from topics.engine.write.large_render import LARGE_BYTES
 from topics.errors import TopicsError, invalid
 from topics.model import watch
-from topics.model.records import WriteRequest
 from topics.model.watch import Command, Publish, PublishAck, PublishTimes, RequestId, Subscribe, TopicOptions
 from topics.model.wire import check_u64
 from topics.server.access.caller import Caller, authorise
 from topics.server.access.operations import CHANGES, operation_of
-from topics.server.loop.runtime import NOT_LOADING, unreadable
 from topics.server.push.dispatcher import PushServices
-from topics.server.push.subscription_set import SubscriptionSet, Watcher, open_positions, resolve, size_bytes
+from topics.server.push.subscription_set import (
+    SubscriptionSet,
+    Watcher,
+    open_positions,
+    resolve,
+    size_bytes,
+    watched_topics,
+)
 from topics.storage.segments.cold import Cold
+
+T = TypeVar("T")
 
 MAX_UNACKED = 1024  # publishes in progress, above which the client is not read from
 MAX_UNACKED_BYTES = 8 << 20  # of their messages
@@ -49,36 +56,27 @@ class SocketClient(Watcher, Protocol):
 class SocketCommands:
     """Carries out the commands of one connection. Holds its subscriptions and its unacknowledged publishes."""
 
-    __slots__ = (
-        "_caller", "_client", "_loading", "_services", "_unfinished", "subscriptions", "unacked", "unacked_bytes",
-    )  # fmt: skip
+    __slots__ = ("_caller", "_client", "_services", "_unfinished", "subscriptions", "unacked", "unacked_bytes")
 
     def __init__(self, services: PushServices, caller: Caller, client: SocketClient) -> None:
         self._services = services
         self._caller = caller
         self._client = client
-        self._loading = NOT_LOADING  # of a command that needs the disk
-        self._unfinished = 0  # commands that wait: for the position of a consumer, or to be rendered in slices
+        self._unfinished = 0  # commands that wait: for the disk, for the position of a consumer, or run in slices
         self.subscriptions = SubscriptionSet(services.budget)
         self.unacked = self.unacked_bytes = 0
 
     def is_blocked(self) -> bool:
         """Return whether a command waits for the disk or the log, or too many publishes are in progress."""
-        if self.unacked >= MAX_UNACKED or self.unacked_bytes > MAX_UNACKED_BYTES:
-            return True
-        return self._loading.waiting or self._unfinished > 0
+        return self.unacked >= MAX_UNACKED or self.unacked_bytes > MAX_UNACKED_BYTES or self._unfinished > 0
 
     def begin(self, command: Command, size_bytes: int, warnings: list[str] | None = None) -> None:
         """Carry out a command, after loading what it needs. Later commands wait for it: see `is_blocked`."""
         try:
             self._run(command, size_bytes, warnings)
-        except Cold as cold:
-            work = partial(self._run, command, size_bytes, warnings)
-            self._loading = self._services.runtime.load(cold, work, partial(self._cannot_read, command))
-
-    def end(self) -> None:
-        self._loading.cancel()
-        self.subscriptions.discharge()
+        except Cold:
+            again = once_loaded(partial(self._run, command, size_bytes, warnings))
+            self._run_in_slices(again, lambda _: None, command.request_id)
 
     def _run(self, command: Command, size_bytes: int, warnings: list[str] | None) -> None:
         """Carry out and answer a command. Raise `Cold` before anything has happened."""
@@ -104,10 +102,21 @@ class SocketCommands:
             self._client.refuse(error, request_id)
         self._client.unblock()
 
-    def _cannot_read(self, command: Command, failure: BaseException) -> None:
-        if self._client.open:
-            self._client.refuse(unreadable(failure), command.request_id)
+    def _run_in_slices(self, steps: Steps[T], then: Callable[[T], None], request_id: RequestId) -> None:
+        """Run steps, and `then` with their result. Later commands wait for them, so that the order holds."""
+
+        def finish(result: T) -> None:
+            self._unfinished -= 1
+            then(result)
             self._client.unblock()
+
+        def fail(error: TopicsError) -> None:
+            self._unfinished -= 1
+            self._client.refuse(error, request_id)
+            self._client.unblock()
+
+        self._unfinished += 1
+        self._services.slices.run(steps, finish, fail)
 
     def _subscribe(self, command: Subscribe, warnings: list[str] | None) -> None:
         topics = command.watched()
@@ -125,37 +134,31 @@ class SocketCommands:
 
     def _opened(self, command: Subscribe, warnings: list[str] | None, opened: Ticket) -> None:
         """Begin to watch: the positions of the consumers are in the log."""
-
-        def begin() -> None:
-            try:
-                self._begin_watching(command, opened.value(), warnings)
-            except TopicsError as error:
-                self._client.refuse(error, command.request_id)
-
         self._unfinished -= 1
-        if self._client.open:
-            self._loading = self._services.runtime.attempt(begin, partial(self._cannot_read, command))
-            self._client.unblock()
+        begin = once_loaded(lambda: self._begin_watching(command, opened.value(), warnings))
+        self._run_in_slices(begin, lambda _: None, command.request_id)
 
     def _begin_watching(self, command: Subscribe, topics: dict[str, TopicOptions], warnings: list[str] | None) -> None:
+        if not self._client.open:
+            return
         services, own = self._services, self.subscriptions
-        resolved = resolve(services.runtime, topics, command, self._caller, lenient=command.lenient)
+        subscriptions, patterns = resolve(services.runtime, topics, command, self._caller, lenient=command.lenient)
         most = services.runtime.settings.max_watch_topics
-        others = sum(1 for one in own.subscriptions.values() if one.topic.name not in resolved.subscriptions)
-        if others + len(resolved.subscriptions) > most:
+        others = sum(1 for one in own.subscriptions.values() if one.topic.name not in subscriptions)
+        if others + len(subscriptions) > most:
             raise invalid(f"the connection would watch more than {most} topics", field="topics")
-        if resolved.patterns and len(own.patterns.keys() | resolved.patterns.keys()) > most:
+        if patterns and len(own.patterns.keys() | patterns.keys()) > most:
             raise invalid(f"the connection would have more than {most} patterns", field="topics")
-        services.budget.check(size_bytes(resolved))
-        self._client.answer({"op": "subscribed", "topics": resolved.answer()}, command.request_id, warnings)
-        for name, subscription in resolved.subscriptions.items():
+        services.budget.check(size_bytes(subscriptions, patterns))
+        answer = {"op": "subscribed", "topics": watched_topics(subscriptions)}
+        self._client.answer(answer, command.request_id, warnings)
+        for name, subscription in subscriptions.items():
             self._remove(name)
             own.add(subscription)
             services.dispatcher.attach(subscription, self._client)
-        if resolved.patterns:
-            own.patterns |= resolved.patterns
+        own.patterns |= patterns
         own.charge()
-        if resolved.patterns:
+        if patterns:
             services.pattern_waiters.put(self._client, own.prefixes(), self._match)
 
     def _commit(self, command: watch.CommitCommand) -> None:
@@ -242,30 +245,11 @@ class SocketCommands:
             self.unacked_bytes += size_bytes
             ticket.on_done(ended)
 
-        if size_bytes > LARGE_BYTES:
-            self._publish_in_slices(name, write, staged, request_id)
-        else:
-            staged(engine.append(name, write))
-
-    def _publish_in_slices(
-        self, name: str, write: WriteRequest, staged: Callable[[Ticket], None], request_id: RequestId
-    ) -> None:
-        """Publish a large message. Later commands wait until it is staged, so that the order holds."""
-        engine = self._services.runtime.engine
-
-        def steps() -> Steps[Ticket]:
+        def large() -> Steps[Ticket]:
             blob = yield from engine.render_large(name, write)
             return (yield from once_loaded(lambda: engine.append(name, write, blob)))
 
-        def finish(ticket: Ticket) -> None:
-            self._unfinished -= 1
-            staged(ticket)
-            self._client.unblock()
-
-        def fail(error: TopicsError) -> None:
-            self._unfinished -= 1
-            self._client.refuse(error, request_id)
-            self._client.unblock()
-
-        self._unfinished += 1
-        self._services.slices.run(steps(), finish, fail)
+        if size_bytes > LARGE_BYTES:
+            self._run_in_slices(large(), staged, request_id)
+        else:
+            staged(engine.append(name, write))

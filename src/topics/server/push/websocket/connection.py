@@ -17,7 +17,7 @@ from wsproto.frame_protocol import CloseReason
 from topics.config import Settings
 from topics.errors import Code, TopicsError, invalid
 from topics.model.watch import DEFAULT_HEARTBEAT_MS, RequestId
-from topics.server.access.caller import Caller
+from topics.server.access.caller import Caller, Release
 from topics.server.http.browser_origin import may_call
 from topics.server.http.messages import Header, Request, Response, Upgrade
 from topics.server.push.dispatcher import PushServices
@@ -48,13 +48,7 @@ class WebSocket(LiveConnection, Upgrade):
     kind = "WebSocket"
 
     def __init__(
-        self,
-        services: PushServices,
-        head: Response,
-        caller: Caller,
-        *,
-        deflate: Extension | None,
-        release: Callable[[], None],
+        self, services: PushServices, head: Response, caller: Caller, *, deflate: Extension | None, release: Release
     ) -> None:
         super().__init__(services.runtime, head, release=release, heartbeat_ms=DEFAULT_HEARTBEAT_MS)
         self._services = services
@@ -84,7 +78,7 @@ class WebSocket(LiveConnection, Upgrade):
     def ended(self) -> None:
         self._detach()
         self.input.drop()
-        self.commands.end()
+        self.commands.subscriptions.discharge()
 
     def closed(self) -> None:
         super().closed()
@@ -128,7 +122,6 @@ class WebSocket(LiveConnection, Upgrade):
             sink.hold(held)
 
     def control(self, event: events.Event) -> None:
-        """Handle an event of the protocol that is no text message."""
         if isinstance(event, events.Ping):
             self.send(self._ws.send(event.response()))
         elif isinstance(event, events.CloseConnection):
@@ -187,7 +180,7 @@ ACCEPT_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455 section 1.3
 
 
 def accept(
-    services: PushServices, request: Request, caller: Caller, open_stream: Callable[[Caller], Callable[[], None]]
+    services: PushServices, request: Request, caller: Caller, open_stream: Callable[[Caller], Release]
 ) -> WebSocket:
     """Return the connection. Raise if the handshake is invalid, or if a page of this origin may not connect."""
     key = _check_handshake(request)

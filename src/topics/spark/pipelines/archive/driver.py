@@ -1,9 +1,7 @@
 """Archive: copy topics to a lake of Delta tables, each record once, and each gap with its range.
 
-The tables of the lake are the only record of progress. A round reads their state, reads the records after the archived
-ones, and commits files, gaps and progress of each topic at once: a killed run has done a round of a topic completely or
-not at all. The steps after a commit (the report to the server, the trim) are repeated by the next run if they are
-missing.
+The tables of the lake are the only record of progress. A round commits files, gaps and progress of each topic at once:
+a killed run has done a round of a topic completely or not at all. The next run repeats the steps after a commit.
 """
 
 from __future__ import annotations
@@ -13,38 +11,19 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import TypeVar, Unpack
 
 from topics.client import Client
 from topics.client.request import Tombstone
 from topics.errors import TopicsError
-from topics.lake import ArchivedEpoch, BadColumns, Change, Conflict, Damaged, Lake, Snapshot, TypedColumns
+from topics.lake import BadColumns, Change, Conflict, Damaged, Lake, Snapshot, TypedColumns
 from topics.lake.archived import outside
 from topics.lake.heal import OTHER_LAKE
 from topics.model.names import check_topic
 from topics.plurals import counted
-from topics.spark.pipelines.archive.state import (
-    GAPS_SHOWN,
-    ArchiveState,
-    Key,
-    ahead_of,
-    check_heads,
-    check_same,
-    last_files,
-    refuse_other_lake,
-    reported_as_archived,
-    verify,
-    with_gaps,
-)
-from topics.spark.pipelines.archive.task import (
-    Done,
-    archive_spans,
-    changes_of,
-    first_bytes,
-    step_text,
-    unarchived,
-    workload,
-)
+from topics.spark.pipelines.archive import state
+from topics.spark.pipelines.archive.state import ArchiveState, Key
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete
 from topics.spark.pipelines.run.report import ReportedGap, RunReport
 from topics.spark.pipelines.run.tasks import Tasks
@@ -104,8 +83,10 @@ def archive(
         raise BadUsage(f"--columns: {error}") from None
     wanted = _selection(topics, prefix, pattern)
     with PipelineJob("archive", servers=[url], **options) as job:
-        state = ArchiveState(job=job, lake=Lake(lake), url=url.rstrip("/"), trim=trim, merge_files=merge_files)
-        run = _ArchiveRun(state, wanted, round_bytes=round_bytes, new_lake=new_lake, typed=typed)
+        run = _ArchiveRun(
+            job=job, lake=Lake(lake), url=url.rstrip("/"), trim=trim, merge_files=merge_files, wanted=wanted,
+            round_bytes=round_bytes, new_lake=new_lake, wanted_columns=typed,
+        )  # fmt: skip
         if job.dry_run:
             run.dry_run()
         else:
@@ -130,141 +111,173 @@ def _selection(topics: Sequence[str], prefix: str | None, pattern: str | None) -
     return Selection(topics=tuple(dict.fromkeys(topics)), prefix=prefix, pattern=pattern)
 
 
-class _ArchiveRun:
+@dataclass(kw_only=True)
+class _ArchiveRun(ArchiveState):
     """One run of the archive."""
 
-    def __init__(
-        self, state: ArchiveState, wanted: Selection, *,
-        round_bytes: int | None, new_lake: bool, typed: Mapping[str, TypedColumns],
-    ) -> None:  # fmt: skip
-        self._state, self._wanted, self._wanted_columns = state, wanted, typed
-        self._job, self._lake, self._url, self._trim = state.job, state.lake, state.url, state.trim
-        self._round_bytes, self._new_lake = round_bytes, new_lake
-        self._typed: dict[str, TypedColumns] = {}  # the typed columns of each table that this run has prepared
-        self._servers = ServerCatalog(wanted.reading(state.job.connection(state.url)))
-        self._checked: set[Key] = set()
-        self._done = 0
-        self._tasks: Tasks | None = None  # what runs the tasks until the topics are archived up to their heads
+    wanted: Selection
+    wanted_columns: Mapping[str, TypedColumns]
+    round_bytes: int | None
+    new_lake: bool
+    _typed: dict[str, TypedColumns] = field(default_factory=dict)  # of each table that this run has prepared
+    _checked: set[Key] = field(default_factory=set)
+    _done = 0
+    _tasks: Tasks | None = None  # what runs the tasks until the topics are archived up to their heads
+
+    def __post_init__(self) -> None:
+        self._servers = ServerCatalog(self.wanted.reading(self.job.connection(self.url)))
 
     # --- runs
 
     def dry_run(self) -> None:
         """Report what a run would archive, record as gaps and trim. Uses the states of topics, not their records."""
-        with self._servers, self._job.client(self._url) as client:
-            snapshot = self._state.snapshot()
+        with self._servers, self.job.client(self.url) as client:
+            snapshot = self.snapshot()
             extents = self._extents(client, snapshot, follow=False)
-            expect(self._state, client, snapshot, extents)
+            new = {span.topic: span for span in state.unarchived(snapshot, extents)}
+            for extent in extents:
+                if (span := new.get(extent.topic)) is not None:
+                    self._expect_archived(client, snapshot, extent, span)
+                if self.trim:
+                    self._expect_trimmed(client, extent)
+
+    def _expect_archived(self, client: Client, snapshot: Snapshot, extent: TopicExtent, span: Span) -> None:
+        row = self.row(span.topic)
+        row.epoch, row.from_seq, row.to_seq = span.epoch, span.start, span.stop - 1
+        seqs = span.stop - max(span.start, extent.earliest)
+        row.records = min(extent.count, seqs)
+        # If some records were deleted and only a part is new, it is unknown which part the deleted ones were in.
+        row.at_most = span.start > extent.earliest and extent.count <= extent.head - extent.earliest
+        row.size_bytes = round(row.records * extent.bytes_per_seq)
+        row.gaps = self._expected_gaps(client, extent, span)
+        if row.gaps:
+            row.figures["lost"] = sum(gap.to_seq - gap.from_seq + 1 for gap in row.gaps)
+        self.warn_about_earlier_epochs(snapshot, span.topic, first=span.start)
+
+    def _expected_gaps(self, client: Client, extent: TopicExtent, span: Span) -> list[ReportedGap]:
+        """Return the gaps that a read would report: a scan for a tag that no record has returns only gaps."""
+        found = []
+        none = ["tag", "Eq", secrets.token_hex(16)]
+        scan = client.scan(span.topic, from_seq=span.start - 1, upto_seq=span.stop - 1, epoch=span.epoch, filter=none)
+        for piece in scan:
+            if isinstance(piece, Tombstone):
+                first = max(piece.gap_from, span.start)
+                found.append(ReportedGap(from_seq=first, to_seq=piece.gap_to, reason=piece.reason, epoch=span.epoch))
+        upto = min(self.elsewhere.get((span.topic, span.epoch), 0), extent.earliest - 1)
+        for low, high in outside([(gap.from_seq, gap.to_seq) for gap in found], span.start, upto):
+            found.append(ReportedGap(from_seq=low, to_seq=high, reason=OTHER_LAKE, epoch=span.epoch))
+        return found[: state.GAPS_SHOWN]
+
+    def _expect_trimmed(self, client: Client, extent: TopicExtent) -> None:
+        """Report what a trim would delete: all live records, because the run archives them before."""
+        if not extent.count:
+            return
+        row = self.row(extent.topic)
+        topic = state_of(client, extent.topic, epoch=extent.epoch)
+        if topic is not None and topic.type == "queue":
+            self.warn_of_queue(extent)
+            return
+        row.figures["to_trim"] = extent.count
+        seqs = f"seqs {extent.earliest} to {extent.head}"
+        row.would.append(f"delete {seqs} from the topic once the lake has them, {counted(extent.count, 'record')}")
 
     def run(self, *, follow: bool, every_s: float) -> None:
-        with self._servers, self._job.client(self._url) as client:
-            if not self._lake.exists():
+        with self._servers, self.job.client(self.url) as client:
+            if not self.lake.exists():
                 self._extents(client, Snapshot(), follow=follow)  # fails where there should be one already
-            self._lake.create()
+            self.lake.create()
             self._rounds(client, follow=follow, every_s=every_s)
-        if self._state.damaged:
+        if self.damaged:
             raise Failed(
-                "; ".join(self._state.damaged.values()),
+                "; ".join(self.damaged.values()),
                 next="topics pipeline audit names every damaged file; new records were archived, and the affected "
                 "topics were not merged or trimmed",
             )
 
     def _rounds(self, client: Client, *, follow: bool, every_s: float) -> None:
         due = 0.0
-        for _ in self._job.rounds(follow=follow):
+        for _ in self.job.rounds(follow=follow):
             if (pause_s := due - time.monotonic()) > 0:
-                self._job.stopping.wait(min(pause_s, POLL_MS / 1000))
+                self.job.stopping.wait(min(pause_s, POLL_MS / 1000))
                 continue
-            snapshot = self._lake.snapshot()
+            snapshot = self.lake.snapshot()
             extents = self._extents(client, snapshot, follow=follow)
-            self._state.note_archived(snapshot, extents)
+            self.note_archived(snapshot, extents)
             worked = self._catch_up(client, extents)
-            self._job.rest()
+            self.job.rest()
             due = time.monotonic() + (every_s if worked else 0)
             if follow and not worked and len(extents) == 1:
                 self._servers.wait(extents[0], POLL_MS)
             elif follow and not worked:
-                self._job.stopping.wait(POLL_MANY_S)
+                self.job.stopping.wait(POLL_MANY_S)
 
     def _catch_up(self, client: Client, extents: list[TopicExtent]) -> bool:
         """Archive up to the heads in `extents`. Return whether there was anything to do."""
         worked, self._tasks = False, None
-        wanted = self._wanted_columns
+        wanted = self.wanted_columns
         typed = [extent.topic for extent in extents if extent.topic in wanted or EVERY_TOPIC in wanted]
         self._prepare([topic for topic in typed if topic not in self._typed])  # also if there is nothing to archive
-        total = self._done + sum(span.stop - span.start for span in unarchived(self._lake.snapshot(), extents))
-        while spans := self._next(base := self._lake.snapshot(), extents):
+        total = self._done + sum(span.stop - span.start for span in state.unarchived(self.lake.snapshot(), extents))
+        while left := state.unarchived(base := self.lake.snapshot(), extents):
             worked = True
-            self._job.step(step_text(spans))
+            if self._tasks is None:  # Spark is not started if there is nothing to archive
+                self._tasks = self.job.tasks(state.workload(left, extents))
+            size_bytes = self.round_bytes or max(ROUND_BYTES, 2 * self._tasks.parallelism * PART_BYTES)
+            spans = state.first_bytes(left, extents, float(size_bytes))
+            names = {span.topic for span in spans}  # one topic may have two spans: lost seqs and records
+            seqs = counted(sum(span.stop - span.start for span in spans), "seq")
+            topics = spans[0].topic if len(names) == 1 else counted(len(names), "topic")
+            self.job.step(f"archiving {seqs} of {topics}")
             moved = self._commit(base, self._archive(spans, extents))
-            self._job.progress.show(self._done, total, unit="seqs")
-            self._state.after_commit(client, [extent for extent in extents if extent.topic in moved])
-        self._state.after_commit(client, extents, merge=False)  # the steps that a killed run has not reached
+            self.job.progress.show(self._done, total, unit="seqs")
+            self.after_commit(client, [extent for extent in extents if extent.topic in moved])
+        self.after_commit(client, extents, merge=False)  # the steps that a killed run has not reached
         return worked
 
     # --- planning
 
     def _extents(self, client: Client, snapshot: Snapshot, *, follow: bool) -> list[TopicExtent]:
-        """Return the present extents of the topics. Raise `Failed` if lake and server do not belong together.
-
-        The extents must be newer than the snapshot.
-        """
-        extents = [extent for extent in self._servers.present() if self._wanted.has(extent.topic)]
+        """Return the extents of the topics, newer than the snapshot. Raise `Failed` if lake and server do not match."""
+        extents = [extent for extent in self._servers.present() if self.wanted.has(extent.topic)]
         there = {extent.topic for extent in extents}
-        archived = {topic for topic in self._wanted.topics if topic not in there and snapshot.epochs(topic)}
-        for topic in self._wanted.topics:
+        archived = {topic for topic in self.wanted.topics if topic not in there and snapshot.epochs(topic)}
+        for topic in self.wanted.topics:
             if topic in there | archived:
-                self._state.row(topic)
-        self._wanted.check([client], there | archived, self._job.warn, follow=follow)
-        self._job.report.looked_at = max(self._job.report.looked_at, len(extents))
+                self.row(topic)
+        self.wanted.check([client], there | archived, self.job.warn, follow=follow)
+        self.job.report.looked_at = max(self.job.report.looked_at, len(extents))
         snapshot.load([extent.topic for extent in extents])
-        check_heads(snapshot, extents)
+        state.check_heads(snapshot, extents)
         self._check_lake(client, snapshot, extents)
         return extents
 
     def _check_lake(self, client: Client, snapshot: Snapshot, extents: list[TopicExtent]) -> None:
         """Check once per epoch that lake and server belong together. The run itself cannot break this."""
-        behind = {(span.topic, span.epoch) for span in unarchived(snapshot, extents)} - self._checked
+        behind = {(span.topic, span.epoch) for span in state.unarchived(snapshot, extents)} - self._checked
         new = [extent for extent in extents if (extent.topic, extent.epoch) in behind]
         if not new:
             return
-        reported = reported_as_archived(client, new)
-        newest = self._state.snapshot()
-        ahead = ahead_of(newest, reported)
-        if not self._new_lake:
-            refuse_other_lake(self._lake, newest, ahead)
-        self._state.elsewhere |= ahead
-        if self._trim and not self._job.dry_run:
+        ahead, newest = self.ahead(client, new, allowed=self.new_lake)
+        self.elsewhere |= ahead
+        if self.trim and not self.job.dry_run:
             for extent in new:  # not after hours of archiving
                 check_may_delete(client, extent.topic)
                 # This moves nothing, and raises if the key may not report.
                 client.archived(extent.topic, seq=0, epoch=extent.epoch)
         for extent in new:
-            if (archived := newest.archived(extent.topic, extent.epoch)) is not None:
-                self._check_records(extent, archived)
+            if (archived := newest.archived(extent.topic, extent.epoch)) is None:
+                continue
+            earliest, connection = extent.earliest, self.job.connection(self.url)
+            try:
+                if state.verify(self.lake, archived, state.last_files(archived, earliest=earliest)):
+                    state.check_same(self.lake, connection, archived, earliest=earliest, to_trim=False)
+            except Damaged as error:
+                self.note_damage(extent, error)
         self._checked |= behind
-
-    def _check_records(self, extent: TopicExtent, archived: ArchivedEpoch) -> None:
-        try:
-            if verify(self._lake, archived, last_files(archived, earliest=extent.earliest)):
-                check_same(
-                    self._lake, self._job.connection(self._url), archived, earliest=extent.earliest, to_trim=False
-                )
-        except Damaged as error:
-            self._state.note_damage(extent, error)
-
-    def _next(self, snapshot: Snapshot, extents: list[TopicExtent]) -> list[Span]:
-        """Return the spans of the next commit."""
-        left = unarchived(snapshot, extents)
-        if not left:
-            return []  # without starting Spark
-        if self._tasks is None:
-            self._tasks = self._job.tasks(workload(left, extents))
-        size_bytes = float(self._round_bytes or max(ROUND_BYTES, 2 * self._tasks.parallelism * PART_BYTES))
-        return first_bytes(left, extents, size_bytes)
 
     # --- one round
 
-    def _archive(self, spans: list[Span], extents: list[TopicExtent]) -> list[Done]:
+    def _archive(self, spans: list[Span], extents: list[TopicExtent]) -> list[state.Done]:
         assert self._tasks is not None, "chosen with the first spans"
         extent_of = {extent.topic: extent for extent in extents}
         self._prepare(sorted({span.topic for span in spans} - self._typed.keys()))
@@ -280,11 +293,11 @@ class _ArchiveRun:
             min_partitions=max(min(self._tasks.parallelism, int(total / SMALL_PART_BYTES)), 1),
             partition_bytes=PART_BYTES,
         )
-        return archive_spans(
+        return state.archive_spans(
             self._tasks,
             parts,
-            connection=self._job.connection(self._url),
-            lake=self._lake.path,
+            connection=self.job.connection(self.url),
+            lake=self.lake.path,
             typed=self._typed,
         )
 
@@ -292,9 +305,9 @@ class _ArchiveRun:
         """Create the tables and typed columns of these topics. `TopicTable.create` says why it is done first."""
 
         def prepare(topic: str) -> TypedColumns:
-            table = self._lake.table(topic)
+            table = self.lake.table(topic)
             table.create()
-            wanted = self._wanted_columns.get(topic) or self._wanted_columns.get(EVERY_TOPIC)
+            wanted = self.wanted_columns.get(topic) or self.wanted_columns.get(EVERY_TOPIC)
             if wanted is not None:
                 table.add_columns(wanted)
             return table.typed()
@@ -304,22 +317,22 @@ class _ArchiveRun:
         except BadColumns as error:
             raise BadUsage(f"--columns: {error}") from None
 
-    def _commit(self, base: Snapshot, done: list[Done]) -> set[str]:
+    def _commit(self, base: Snapshot, done: list[state.Done]) -> set[str]:
         """Commit each topic, several at a time, and return the names of the committed ones.
 
         A topic that another run has changed meanwhile is left out, for the next round.
         """
         changes = [
-            with_gaps(self._lake, change, upto=self._state.elsewhere.get((change.topic, change.epoch), 0))
-            for change in changes_of(done)
+            state.with_gaps(self.lake, change, upto=self.elsewhere.get((change.topic, change.epoch), 0))
+            for change in state.changes_of(done)
         ]
-        note = {"run": self._job.report.run_id}
+        note = {"run": self.job.report.run_id}
 
         def commit(change: Change) -> bool:
             try:
-                self._lake.commit(base.state(change.topic), [change], note=note)
+                self.lake.commit(base.state(change.topic), [change], note=note)
             except Conflict:
-                self._lake.discard(change.adds)
+                self.lake.discard(change.adds)
                 return False
             return True
 
@@ -327,24 +340,20 @@ class _ArchiveRun:
         changes = [change for change, is_committed in zip(changes, committed, strict=True) if is_committed]
         for change in changes:
             assert change.covered is not None
-            self._state.warn_about_earlier_epochs(base, change.topic, first=change.covered[0])
-            self._count(change)
+            first, last = change.covered
+            self.warn_about_earlier_epochs(base, change.topic, first=first)
+            row = self.row(change.topic)
+            row.epoch, row.from_seq, row.to_seq = change.epoch, row.from_seq or first, last
+            row.records += sum(file.rows for file in change.adds)
+            row.size_bytes += sum(file.bytes for file in change.adds)
+            row.gaps += [
+                ReportedGap(from_seq=g.first, to_seq=g.last, reason=g.reason, epoch=change.epoch) for g in change.gaps
+            ]
+            del row.gaps[: -state.GAPS_SHOWN]  # the ledger has them all; a report must not grow without limit
+            row.add(lost=sum(gap.last - gap.first + 1 for gap in change.gaps))
+            self._done += last - first + 1
+            self.job.report.add(files=len(change.adds))
         return {change.topic for change in changes}
-
-    def _count(self, change: Change) -> None:
-        assert change.covered is not None
-        first, last = change.covered
-        row = self._state.row(change.topic)
-        row.epoch, row.from_seq, row.to_seq = change.epoch, row.from_seq or first, last
-        row.records += sum(file.rows for file in change.adds)
-        row.size_bytes += sum(file.bytes for file in change.adds)
-        row.gaps += [
-            ReportedGap(from_seq=g.first, to_seq=g.last, reason=g.reason, epoch=change.epoch) for g in change.gaps
-        ]
-        del row.gaps[:-GAPS_SHOWN]  # the ledger has them all; a report must not grow without limit
-        row.add(lost=sum(gap.last - gap.first + 1 for gap in change.gaps))
-        self._done += last - first + 1
-        self._job.report.add(files=len(change.adds))
 
 
 def _in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
@@ -353,59 +362,3 @@ def _in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> list[
         return [work(item) for item in items]
     with ThreadPoolExecutor(COMMIT_THREADS) as threads:
         return list(threads.map(work, items))
-
-
-# --- a dry run, from the states of topics, without reading their records
-
-
-def expect(state: ArchiveState, client: Client, snapshot: Snapshot, extents: list[TopicExtent]) -> None:
-    """Report what a run would archive, record as gaps and trim."""
-    new = {span.topic: span for span in unarchived(snapshot, extents)}
-    for extent in extents:
-        if (span := new.get(extent.topic)) is not None:
-            _expect_archived(state, client, snapshot, extent, span)
-        if state.trim:
-            _expect_trimmed(state, client, extent)
-
-
-def _expect_archived(state: ArchiveState, client: Client, snapshot: Snapshot, extent: TopicExtent, span: Span) -> None:
-    row = state.row(span.topic)
-    row.epoch, row.from_seq, row.to_seq = span.epoch, span.start, span.stop - 1
-    seqs = span.stop - max(span.start, extent.earliest)
-    row.records = min(extent.count, seqs)
-    # If some records were deleted and only a part is new, it is unknown which part the deleted ones were in.
-    row.at_most = span.start > extent.earliest and extent.count <= extent.head - extent.earliest
-    row.size_bytes = round(row.records * extent.bytes_per_seq)
-    row.gaps = _expected_gaps(state, client, extent, span)
-    if row.gaps:
-        row.figures["lost"] = sum(gap.to_seq - gap.from_seq + 1 for gap in row.gaps)
-    state.warn_about_earlier_epochs(snapshot, span.topic, first=span.start)
-
-
-def _expected_gaps(state: ArchiveState, client: Client, extent: TopicExtent, span: Span) -> list[ReportedGap]:
-    """Return the gaps that a read would report: a scan for a tag that no record has returns only gaps."""
-    found = []
-    none = ["tag", "Eq", secrets.token_hex(16)]
-    scan = client.scan(span.topic, from_seq=span.start - 1, upto_seq=span.stop - 1, epoch=span.epoch, filter=none)
-    for piece in scan:
-        if isinstance(piece, Tombstone):
-            first = max(piece.gap_from, span.start)
-            found.append(ReportedGap(from_seq=first, to_seq=piece.gap_to, reason=piece.reason, epoch=span.epoch))
-    upto = min(state.elsewhere.get((span.topic, span.epoch), 0), extent.earliest - 1)
-    for low, high in outside([(gap.from_seq, gap.to_seq) for gap in found], span.start, upto):
-        found.append(ReportedGap(from_seq=low, to_seq=high, reason=OTHER_LAKE, epoch=span.epoch))
-    return found[:GAPS_SHOWN]
-
-
-def _expect_trimmed(state: ArchiveState, client: Client, extent: TopicExtent) -> None:
-    """Report what a trim would delete: all live records, because the run archives them before."""
-    if not extent.count:
-        return
-    row = state.row(extent.topic)
-    topic = state_of(client, extent.topic, epoch=extent.epoch)
-    if topic is not None and topic.type == "queue":
-        state.warn_of_queue(extent)
-        return
-    row.figures["to_trim"] = extent.count
-    seqs = f"seqs {extent.earliest} to {extent.head}"
-    row.would.append(f"delete {seqs} from the topic once the lake has them, {counted(extent.count, 'record')}")

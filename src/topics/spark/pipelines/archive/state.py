@@ -13,23 +13,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
-from msgspec import structs
+from msgspec import Struct, structs
 
 from topics.client import Client
 from topics.clock import SystemClock
 from topics.errors import Code, TopicsError
-from topics.lake import ArchivedEpoch, Change, Damaged, File, Gap, Lake, Snapshot, joined
-from topics.lake.archived import Range, outside
+from topics.lake import ArchivedEpoch, Change, Damaged, File, Gap, Lake, Snapshot, TypedColumns, joined, write_files
+from topics.lake.archived import outside
+from topics.lake.files import NO_COLUMNS
 from topics.lake.heal import OTHER_LAKE
+from topics.lake.rewrite import open_file
+from topics.lake.storage import Storage
 from topics.spark.failures import Failed
-from topics.spark.options import ConnectionOptions
-from topics.spark.pipelines.audit_task import Stretch, look
+from topics.spark.options import ConnectionOptions, ReadOptions
+from topics.spark.pipelines.audit import Stretch, look
 from topics.spark.pipelines.run.job import PipelineJob
 from topics.spark.pipelines.run.report import TopicReport
+from topics.spark.pipelines.run.tasks import Tasks, Workload
+from topics.spark.source import plan
 from topics.spark.source.catalog import state_of
-from topics.spark.source.plan import TopicExtent
+from topics.spark.source.plan import Span, TopicExtent
+from topics.spark.source.read import LostRange, read_span, without_gaps
 
 COMPARED_SEQS = 100
 
@@ -48,41 +55,6 @@ def check_heads(snapshot: Snapshot, extents: Iterable[TopicExtent]) -> None:
                 next="stop the writers of the topic before seqs are assigned twice; bring the directory back, or "
                 "restore a backup with topics restore, which begins a new epoch of every topic",
             )
-
-
-def reported_as_archived(client: Client, extents: Iterable[TopicExtent]) -> dict[Key, int]:
-    """Return the last archived seq that the server knows, per epoch.
-
-    Read the lake's snapshot after this call: an archive commits to the lake before it reports to the server.
-    """
-    states = [state_of(client, extent.topic, epoch=extent.epoch) for extent in extents]
-    return {
-        (state.topic, state.epoch): state.archived_seq for state in states if state is not None and state.archived_seq
-    }
-
-
-def ahead_of(snapshot: Snapshot, reported: Mapping[Key, int]) -> dict[Key, int]:
-    """Return the entries that are beyond the end of the archive in this lake."""
-    epochs = {key: snapshot.archived(*key) for key in reported}
-    return {
-        key: seq
-        for key, seq in reported.items()
-        if seq > (0 if (archived := epochs[key]) is None else archived.archived_to)
-    }
-
-
-def refuse_other_lake(lake: Lake, snapshot: Snapshot, ahead: Mapping[Key, int]) -> None:
-    """Raise `Failed` if `ahead` has an entry: the lake lacks records that the server considers archived."""
-    for (topic, epoch), seq in ahead.items():
-        archived = snapshot.archived(topic, epoch)
-        others = f" (and {len(ahead) - 1} more topics)" if len(ahead) > 1 else ""
-        raise Failed(
-            f"topic {topic}{others}: seqs up to {seq} were reported to the server as archived, but {lake.path} has "
-            f"seqs up to {0 if archived is None else archived.archived_to}: it is another lake, an older copy, or is "
-            "not mounted",
-            next="mount the right lake, or restore it from a copy; to continue with this lake, and to record the "
-            "seqs that are neither live nor archived as a gap, use --new-lake",
-        )
 
 
 def verify(lake: Lake, archived: ArchivedEpoch, files: Sequence[File]) -> bool:
@@ -143,23 +115,19 @@ def with_gaps(lake: Lake, change: Change, *, upto: int) -> Change:
     first, last = change.covered[0], min(change.covered[1], upto)
     if first > last:
         return change
-    known = [*((gap.first, gap.last) for gap in change.gaps), *_seqs(lake, change)]
+    known = [(gap.first, gap.last) for gap in change.gaps]
+    for added in change.adds:
+        for batch in open_file(lake.storage, added).iter_batches(columns=["seq"]):
+            seqs = batch.column("seq").to_numpy()
+            ends = [*np.flatnonzero(np.diff(seqs) != 1).tolist(), len(seqs) - 1]
+            starts = [0, *(end + 1 for end in ends[:-1])]
+            known += [(int(seqs[low]), int(seqs[high])) for low, high in zip(starts, ends, strict=True)]
     missing = outside(known, first, last)
     if not missing:
         return change
     now_ms = SystemClock().now_ms()
     gaps = [*change.gaps, *(Gap(low, high, OTHER_LAKE, now_ms) for low, high in missing)]
     return structs.replace(change, gaps=joined(gaps), trimmed_to=missing[-1][1])
-
-
-def _seqs(lake: Lake, change: Change) -> Iterable[Range]:
-    """Yield the ranges of seqs in the files that a change adds."""
-    for added in change.adds:
-        for batch in lake.open(added).iter_batches(columns=["seq"]):
-            seqs = batch.column("seq").to_numpy()
-            ends = [*np.flatnonzero(np.diff(seqs) != 1).tolist(), len(seqs) - 1]
-            starts = [0, *(end + 1 for end in ends[:-1])]
-            yield from ((int(seqs[low]), int(seqs[high])) for low, high in zip(starts, ends, strict=True))
 
 
 # --- the steps after a commit
@@ -187,7 +155,6 @@ class ArchiveState:
         return self.lake.snapshot() if self.lake.exists() else Snapshot()
 
     def row(self, topic: str) -> TopicReport:
-        """Return the row of a topic in the report."""
         return self.job.report.topic(topic, server=self.url)
 
     def note_archived(self, snapshot: Snapshot, extents: list[TopicExtent]) -> None:
@@ -197,13 +164,38 @@ class ArchiveState:
             reached = (extent.epoch, 0 if archived is None else archived.archived_to)
             self.job.reached[self.url, extent.topic] = reached
 
+    def ahead(
+        self, client: Client, extents: Iterable[TopicExtent], *, allowed: bool
+    ) -> tuple[dict[Key, int], Snapshot]:
+        """Return the last archived seqs that the server knows and the lake lacks, and the newest state of the lake.
+
+        Raise `Failed` if there are some and they are not allowed. The lake is read after the server: an archive commits
+        to the lake before it reports to the server.
+        """
+        states = [state_of(client, extent.topic, epoch=extent.epoch) for extent in extents]
+        snapshot, found = self.snapshot(), {}
+        for state in states:
+            archived = None if state is None else snapshot.archived(state.topic, state.epoch)
+            archived_to = 0 if archived is None else archived.archived_to
+            if state is not None and (state.archived_seq or 0) > archived_to:
+                found[state.topic, state.epoch] = state.archived_seq or 0, archived_to
+        if found and not allowed:
+            (topic, _), (seq, archived_to) = next(iter(found.items()))
+            others = f" (and {len(found) - 1} more topics)" if len(found) > 1 else ""
+            raise Failed(
+                f"topic {topic}{others}: seqs up to {seq} were reported to the server as archived, but "
+                f"{self.lake.path} has seqs up to {archived_to}: it is another lake, an older copy, or is not mounted",
+                next="mount the right lake, or restore it from a copy; to continue with this lake, and to record the "
+                "seqs that are neither live nor archived as a gap, use --new-lake",
+            )
+        return {key: seq for key, (seq, _) in found.items()}, snapshot
+
     def note_damage(self, extent: TopicExtent, error: Damaged) -> None:
         """Remember a damaged file. New records are still archived, but the epoch is not merged or trimmed."""
         self.damaged[extent.topic, extent.epoch] = str(error)
         self.job.warn(f"{error}; this run does not merge or trim topic {extent.topic} any more")
 
     def warn_of_queue(self, extent: TopicExtent) -> None:
-        """Warn that the topic is not trimmed."""
         self.job.warn(f"topic {extent.topic} is a queue and is not trimmed: its jobs are left to its workers")
 
     def warn_about_earlier_epochs(self, base: Snapshot, topic: str, *, first: int) -> None:
@@ -234,20 +226,15 @@ class ArchiveState:
                 if merge and self.merge_files and key not in self.damaged:
                     merged = self.lake.merge(extent.topic, extent.epoch, min_files=self.merge_files)
                     self.job.report.add(merged=merged)
-                    self._tidy(extent.topic)
+                    table, tidied = self.lake.table(extent.topic), self._tidied.get(extent.topic)
+                    if tidied is None:  # files of killed runs are removed once, old ones after each checkpoint
+                        table.remove_dead_files()
+                    self._tidied[extent.topic] = table.checkpoints
+                    if table.checkpoints > (tidied or 0):
+                        self.job.report.add(removed=len(table.vacuum()))
             except Damaged as error:
                 self.note_damage(extent, error)
         self.note_archived(snapshot, extents)
-
-    def _tidy(self, topic: str) -> None:
-        """Remove files of killed runs, once, and old replaced files after each checkpoint of the table."""
-        table = self.lake.table(topic)
-        if topic not in self._tidied:
-            self._tidied[topic] = 0
-            table.remove_dead_files()
-        if table.checkpoints > self._tidied[topic]:
-            self._tidied[topic] = table.checkpoints
-            self.job.report.add(removed=len(table.vacuum()))
 
     def _report(self, client: Client, extent: TopicExtent, archived_to: int, *, trimmed_to: int = 0) -> bool:
         """Return whether the server has the report. Warn if the key may not report."""
@@ -294,3 +281,111 @@ class ArchiveState:
                 raise
             return
         self.row(extent.topic).add(trimmed=trimmed.deleted)
+
+
+# --- tasks, which run on executors or in threads: they write spans of topics to Parquet files of a lake
+#
+# Records do not pass through the JVM, which would take longer than all the rest. The driver commits the files that a
+# task returns; files of failed or repeated tasks are not committed.
+
+
+class Done(Struct, frozen=True):
+    """The result for a span: every seq is in a file, in a gap, or was deleted."""
+
+    span: Span
+    files: list[File]
+    gaps: list[Gap]
+
+
+def archive_spans(
+    tasks: Tasks,
+    parts: Sequence[Sequence[Span]],
+    *,
+    connection: ConnectionOptions,
+    lake: str,
+    typed: Mapping[str, TypedColumns],
+) -> list[Done]:
+    """Run one task per part and return the results. `typed` has the typed columns of topics."""
+    work = partial(_archive_part, connection=connection, lake=lake, typed=dict(typed))
+    found = tasks.run(parts, work, result=list[Done], weight=lambda part: sum(span.stop - span.start for span in part))
+    return [done for one in found for done in one]
+
+
+def _archive_part(
+    spans: Sequence[Span], *, connection: ConnectionOptions, lake: str, typed: Mapping[str, TypedColumns]
+) -> list[Done]:
+    """Read the spans of one task to their ends and write their records to files."""
+    storage, options, done = Storage(lake), ReadOptions(connection=connection, fail_on_data_loss=False), []
+    for span in spans:
+        lost: list[LostRange] = []
+        records = without_gaps(read_span(span, options), lost)
+        columns = typed.get(span.topic, NO_COLUMNS)
+        files = write_files(storage, span.topic, span.epoch, records, typed=columns)
+        now_ms = SystemClock().now_ms()
+        done.append(Done(span, files, [Gap(one.gap_from, one.gap_to, one.reason, now_ms) for one in lost]))
+    return done
+
+
+# --- the seqs that an archive run still has to copy, and the changes of the lake after its tasks have copied them
+
+
+def unarchived(snapshot: Snapshot, extents: Iterable[TopicExtent]) -> list[Span]:
+    """Return the spans that topics have and the lake does not."""
+    found = []
+    for extent in extents:
+        archived = snapshot.archived(extent.topic, extent.epoch)
+        start = 1 if archived is None else archived.archived_to + 1
+        if start <= extent.head:
+            found.append(
+                Span(server=extent.server, topic=extent.topic, epoch=extent.epoch, start=start, stop=extent.head + 1)
+            )
+    return found
+
+
+def workload(spans: Iterable[Span], extents: Iterable[TopicExtent]) -> Workload:
+    """Return how much there is to read in the spans. Lost seqs before the first record cost nothing."""
+    extent_of = {extent.topic: extent for extent in extents}
+    seqs, size_bytes = 0, 0.0
+    for span in spans:
+        extent = extent_of[span.topic]
+        live = max(span.stop - max(span.start, extent.earliest), 0)
+        seqs += live
+        size_bytes += live * extent.bytes_per_seq
+    return Workload(seqs=seqs, size_bytes=round(size_bytes))
+
+
+def first_bytes(spans: list[Span], extents: list[TopicExtent], size_bytes: float) -> list[Span]:
+    """Return the first spans, with about `size_bytes` of records. Lost seqs before them are spans of their own."""
+    extent_of = {extent.topic: extent for extent in extents}
+    found: list[Span] = []
+    for span in spans:
+        if size_bytes <= 0:
+            break
+        extent = extent_of[span.topic]
+        each = max(extent.bytes_per_seq, 1.0)
+        begins = min(max(span.start, extent.earliest), span.stop)  # earlier seqs have no records, and cost nothing
+        stop = begins + max(int(size_bytes / each), 1)
+        stop = min(span.stop, -(-stop // plan.GRID) * plan.GRID)
+        size_bytes -= (stop - begins) * each
+        for low, high in ((span.start, begins), (begins, stop)):
+            if low < high:
+                found.append(structs.replace(span, start=low, stop=high))
+    return found
+
+
+def changes_of(done: Iterable[Done]) -> list[Change]:
+    """Return one change per epoch from the results of the tasks: a topic may have been cut between tasks."""
+    by_epoch: dict[tuple[str, int], list[Done]] = {}
+    for one in done:
+        by_epoch.setdefault((one.span.topic, one.span.epoch), []).append(one)
+    return [
+        Change(
+            op="archive",
+            topic=topic,
+            epoch=epoch,
+            adds=[file for one in parts for file in one.files],
+            gaps=joined(gap for one in parts for gap in one.gaps),
+            covered=(min(one.span.start for one in parts), max(one.span.stop for one in parts) - 1),
+        )
+        for (topic, epoch), parts in sorted(by_epoch.items())
+    ]

@@ -3,10 +3,7 @@
 Records that existed when the run began are deleted; records written meanwhile stay. The run finds all of them first,
 then deletes copies before their originals and from topics before the lake: so after a kill the next run can still find
 the rest. Where originals do not suffice (for copies without tags in the lake whose originals are only in a topic), the
-seqs are noted before the first delete, in the lake or, without one, on the server (`notes`). The files of each topic in
-the lake are rewritten in one commit, and the replaced files and the log before the commit are removed.
-
-It runs on the driver only: bulk reads use Arrow, from the server's scan and from Parquet, and filter by tag or payload.
+seqs are noted before the first delete (`notes`). It runs on the driver only.
 """
 
 from __future__ import annotations
@@ -25,7 +22,8 @@ from topics.arrow import cells
 from topics.client import Client
 from topics.client.request import Router, State
 from topics.errors import Code, TopicsError
-from topics.lake import Lake, LakeError, Snapshot
+from topics.lake import ArchivedEpoch, Lake, LakeError, Snapshot
+from topics.lake.archived import Range
 from topics.lake.heal import tagged
 from topics.model.records import TagMatch, parse_match
 from topics.plurals import counted
@@ -46,7 +44,7 @@ from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete
 from topics.spark.pipelines.run.report import RunReport
 from topics.spark.source.catalog import state_of
-from topics.spark.topic_names import Selection, begins_with, existing_lake, no_topic, unknown_topic
+from topics.spark.topic_names import Selection, existing_lake, no_topic, unknown_topic
 from topics.storage.segments.record_run import Run
 
 SEQS_A_REQUEST = 1000
@@ -72,11 +70,8 @@ class EraseScope(Struct):
         return len(seen) - 1
 
     def erasing(self) -> list[str]:
-        """Return the topics in order of deletion: copies before originals, but a queue before its dead letters.
-
-        Jobs may move from a queue to its dead letters meanwhile.
-        """
-        last = set(self.dead_letters.values())
+        """Return the topics in order of deletion: copies before originals, but a queue before its dead letters."""
+        last = set(self.dead_letters.values())  # jobs may move there meanwhile
         names = sorted({*self.states, *last}, key=lambda name: (-self.depth(name), name))
         return [name for name in names if name not in last] + sorted(last, key=lambda name: (self.depth(name), name))
 
@@ -127,11 +122,7 @@ class _Erasure:
     def __init__(
         self, job: PipelineJob, client: Client, url: str, match: TagMatch, lake: Lake | None, *, positions_topic: str
     ) -> None:
-        self.job = job
-        self.client = client
-        self.url = url
-        self.match = match
-        self.lake = lake
+        self.job, self.client, self.url, self.match, self.lake = job, client, url, match, lake
         self.snapshot: Snapshot | None = None if lake is None else lake.snapshot()
         self.found: dict[str, CopyMatches] = defaultdict(CopyMatches)  # copies without the tag
         self.matched: dict[str, set[Id]] = defaultdict(set)  # by router: originals whose copies are known
@@ -147,8 +138,15 @@ class _Erasure:
 
     def run(self, topics: Sequence[str], prefix: str | None) -> None:
         scope = self._scope(topics, prefix)
-        if not self.job.dry_run:
-            self._check_rights(scope)
+        if not self.job.dry_run:  # half an erasure is worse than none, so a missing right is found now
+            for topic in scope.states:
+                check_may_delete(self.client, topic)
+            if self.lake is not None:
+                try:
+                    self.lake.storage.check_writable()
+                except LakeError as error:
+                    step = "run the command as a user that may write there, and check how the lake is mounted"
+                    raise LakeFailed(str(error), next=step) from None
         self._wait_for_routers(scope)
         self._load_note()
         for topic in sorted({*scope.states, *scope.archived}, key=lambda name: (scope.depth(name), name)):
@@ -178,9 +176,10 @@ class _Erasure:
         names = set(topics)
         if prefix is not None or not topics:
             live = [one.topic for one in self.client.topics(prefix or "")]
-            found = set(filter(Selection(prefix=prefix or "").matches, (*live, *archived)))
+            chosen = Selection(prefix=prefix or "")
+            found = set(filter(chosen.matches, (*live, *archived)))
             if prefix and not found:
-                raise no_topic([self.client], begins_with(prefix), like=prefix, lake=self.lake)
+                raise no_topic([self.client], str(chosen), like=prefix, lake=self.lake)
             names |= found
         states: dict[str, State] = {}
         dead_letters: dict[str, str] = {}
@@ -198,18 +197,6 @@ class _Erasure:
             names |= {router.dest for router in routers if router.source in names} | set(dead_letters.values())
         used = [router for router in routers if router.source in names]
         return EraseScope(states, sorted(names & set(archived)), used, dead_letters)
-
-    def _check_rights(self, scope: EraseScope) -> None:
-        """Raise before the first delete if a right is missing: half an erasure is worse than none."""
-        for topic in scope.states:
-            check_may_delete(self.client, topic)
-        if self.lake is not None:
-            try:
-                self.lake.storage.check_writable()
-            except LakeError as error:
-                raise LakeFailed(
-                    str(error), next="run the command as a user that may write there, and check how the lake is mounted"
-                ) from None
 
     def _wait_for_routers(self, scope: EraseScope) -> None:
         """Wait until the routers have forwarded all present records. Raise `Failed` if one does not."""
@@ -243,7 +230,17 @@ class _Erasure:
             origins = self._origins(scope, topic, router)
             if origins is None:
                 continue
-            self._warn_of_untraceable(scope, router)
+            state, missing = scope.states.get(topic), list[Range]()  # that neither the topic nor the lake has
+            if state is not None:
+                archived = None if self.snapshot is None else self.snapshot.archived(topic, state.epoch)
+                known_epoch = archived or ArchivedEpoch(topic=topic, epoch=state.epoch)
+                missing = known_epoch.uncovered(1, state.earliest_seq - 1)
+            if lost := sum(last - first + 1 for first, last in missing):
+                self.job.warn(
+                    f"{topic} no longer has {counted(lost, 'record')} that no lake has: if {router.dest} holds "
+                    "copies without tags, they cannot be distinguished from other records"
+                )
+                self.job.report.add(untraceable=lost)
             for dest in scope.landing(router):
                 self.job.step(f"looking for copies in {dest}")
                 known = self.found[dest]
@@ -280,20 +277,6 @@ class _Erasure:
         for piece in self.client.scan(topic, upto_seq=state.head_seq, epoch=state.epoch, filter=match):
             if isinstance(piece, Run):
                 yield state.epoch, pa.RecordBatch.from_arrays(list(cells(piece)), names=list(NEEDED))
-
-    def _warn_of_untraceable(self, scope: EraseScope, router: Router) -> None:
-        state = scope.states.get(router.source)
-        if state is None or state.earliest_seq <= 1:
-            return
-        archived = None if self.snapshot is None else self.snapshot.archived(state.topic, state.epoch)
-        missing = [(1, state.earliest_seq - 1)] if archived is None else archived.uncovered(1, state.earliest_seq - 1)
-        if missing:
-            lost = sum(last - first + 1 for first, last in missing)
-            self.job.warn(
-                f"{router.source} no longer has {counted(lost, 'record')} that no lake has: if {router.dest} holds "
-                "copies without tags, they cannot be distinguished from other records"
-            )
-            self.job.report.add(untraceable=lost)
 
     # --- deletes
 
@@ -371,7 +354,6 @@ class _Erasure:
             self.job.report.topic(topic, into=lake.path).figures = {"files": len(mine)}
 
     def _in_lake(self, lake: Lake, topic: str, about: Going) -> int:
-        """Return the number of records of a topic to erase in the lake."""
         count, snapshot = 0, lake.snapshot()
         for archived in snapshot.epochs(topic):
             for batch in lake.read(topic, archived.epoch, columns=("tag", "seq"), snapshot=snapshot):
@@ -396,25 +378,21 @@ class _Erasure:
         if self.job.dry_run:
             return
         self.note = Note(erased=noted.erased)
-        for topic, about in noted.going.items():
-            self._count_erased(topic, about)
+        for topic, about in noted.going.items():  # add what an interrupted delete has deleted
+            try:
+                by_tag, by_seq = self._delete(topic, about, dry_run=True)
+            except TopicsError as error:
+                if error.code not in (Code.TOPIC_NOT_FOUND, Code.EPOCH_MISMATCH):
+                    raise
+                continue  # the topic was deleted meanwhile
+            tally = self.note.tally(topic)
+            tally.tagged += max(about.tagged - by_tag, 0)
+            tally.copies += max(about.copies - by_seq, 0)
         for topic, about in noted.going_from_lake.items():
             # One commit of the lake erases all of it, or nothing.
             if self.lake is not None and not self._in_lake(self.lake, topic, about):
                 self.note.tally(topic).lake += about.tagged
         self.earlier = sum(one.records for one in self.note.erased.values())
-
-    def _count_erased(self, topic: str, about: Going) -> None:
-        """Add the records that an interrupted delete has deleted to the tally."""
-        try:
-            by_tag, by_seq = self._delete(topic, about, dry_run=True)
-        except TopicsError as error:
-            if error.code not in (Code.TOPIC_NOT_FOUND, Code.EPOCH_MISMATCH):
-                raise
-            return  # the topic was deleted meanwhile
-        tally = self.note.tally(topic)
-        tally.tagged += max(about.tagged - by_tag, 0)
-        tally.copies += max(about.copies - by_seq, 0)
 
     def _save_note(self) -> None:
         """Save seqs and counts, but nothing of the content to erase."""
@@ -426,7 +404,6 @@ class _Erasure:
             self.notes.save(self.note)
 
     def _fill_in(self) -> None:
-        """Copy the tallies to the report."""
         report = self.job.report
         for topic, tally in self.note.erased.items():
             if tally.lake and self.lake is not None:

@@ -125,17 +125,14 @@ class TopicNotes:
         parts = {f"found:{at}": part for at, part in enumerate(found)}
         parts["going"] = Note(erased=note.erased, going=note.going)
         for name in sorted({*self._saved, *parts}):
-            self._save(name, parts.get(name, Note()))
-
-    def _save(self, name: str, part: Note) -> None:
-        encoded = msgspec.json.encode(part)
-        if self._refused or self._saved.get(name, EMPTY) == encoded:
-            return
-        try:
-            self._positions.save({name: part})
-            self._saved[name] = encoded
-        except TopicsError as error:
-            self._refuse(error)
+            part = parts.get(name, Note())
+            encoded = msgspec.json.encode(part)
+            if not self._refused and self._saved.get(name, EMPTY) != encoded:
+                try:
+                    self._positions.save({name: part})
+                    self._saved[name] = encoded
+                except TopicsError as error:
+                    self._refuse(error)
 
     def _refuse(self, error: TopicsError) -> None:
         if error.code is not Code.FORBIDDEN:

@@ -89,12 +89,10 @@ class Origins:
 
 
 def with_tag(rows: Rows, match: TagMatch) -> list[TracedRow]:
-    """Return the records whose tag matches."""
     return list(_rows((epoch, batch.filter(tagged(batch, match))) for epoch, batch in rows))
 
 
 def with_ids(rows: Rows, ids: set[Id]) -> list[TracedRow]:
-    """Return the records with these ids."""
     seqs = pa.array(sorted({seq for _, seq in ids}), pa.int64())
     chosen = ((epoch, batch.filter(pc.is_in(batch.column("seq"), value_set=seqs))) for epoch, batch in rows)
     return [row for row in _rows(chosen) if row.id in ids]

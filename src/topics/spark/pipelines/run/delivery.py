@@ -19,13 +19,15 @@ from topics.client.request import Record
 from topics.errors import Code, TopicsError
 from topics.model import surrogates
 from topics.spark.failures import Failed
+from topics.spark.options import WriteOptions
 from topics.spark.pipelines.run.report import ReportedGap
 from topics.spark.sink.chunks import MAX_BYTES, MAX_RECORDS, Chunk, Sent, send
-from topics.spark.sink.write_options import WriteOptions
 from topics.spark.source.catalog import state_of
 from topics.spark.source.plan import GRID
 
 Row = TypeVar("Row")
+Stamp = TypeVar("Stamp")
+LOSS = b'{"kind":"gap"}'  # meta of a record that reports a gap
 REFUSED = (Code.RECORD_TOO_LARGE, Code.INVALID_REQUEST)
 _encode = msgspec.json.Encoder().encode
 
@@ -82,22 +84,26 @@ class RangeDelivery(Struct, kw_only=True):
     gap_row: GapRow
     outcome: DeliveryResult
 
-    def new(self, key: str, rows: list[OutgoingRow]) -> tuple[str, list[OutgoingRow]]:
-        """Return a request without the rows that the target has, and its key; another key if rows were dropped."""
+    def send(self, key: str, rows: list[OutgoingRow], pause: Callable[[int], None] = lambda _: None) -> None:
+        """Send one request without the rows that the target has, under another key if there are some.
+
+        A record that the target rejects must not block later ones: a gap record replaces it. `pause` gets the number of
+        records before they are sent.
+        """
         outcome = self.outcome
         outcome.gaps += [self._gap(row, row.lost) for row in rows if row.lost is not None]
         missing = [row for row in rows if row.last > self.present]
         outcome.records += len(rows) - len(missing)
         outcome.repeated += len(rows) - len(missing)
-        return (key if len(missing) == len(rows) else f"{key}/after-{self.present}"), missing
-
-    def send(self, key: str, rows: list[OutgoingRow]) -> None:
-        """Send one request. A record that the target rejects must not block later ones: a gap record replaces it."""
+        if not missing:
+            return
+        pause(len(missing))
+        key = key if len(missing) == len(rows) else f"{key}/after-{self.present}"
 
         def put(part: list[OutgoingRow], suffix: str) -> None:
             self.put(key + suffix, [row.record for row in part])
 
-        for row, suffix, reason in refused_rows(rows, put):
+        for row, suffix, reason in refused_rows(missing, put):
             self.put(f"{key}{suffix}/refused", [self.gap_row(row.first, row.last, reason).record])
             self.outcome.gaps.append(self._gap(row, reason))
 
@@ -187,6 +193,23 @@ def stamped(meta: bytes | None, key: str, stamp: Any) -> bytes:
         return surrogates.object_of({**rest, key: stamp})
     inside = meta.strip()[1:-1].strip()
     return b"{%b,%b}" % (inside, text) if inside else b"{%b}" % text
+
+
+def gap_row(topic: str, first: int, last: int, reason: str, key: str, stamp: Any) -> OutgoingRow:
+    """Return the record that reports a gap."""
+    data = _encode({"topic": topic, "gap_from": first, "gap_to": last, "reason": reason})
+    return OutgoingRow(first, last, record_of(data, None, None, stamped(LOSS, key, stamp)), reason)
+
+
+def stamp_in(meta: bytes | None, key: str, kind: type[Stamp]) -> Stamp | None:
+    """Return the stamp under `key`, or None if there is no valid one."""
+    if meta is None or f'"{key}"'.encode() not in meta:
+        return None
+    try:
+        found = surrogates.members(meta).get(key)
+        return None if found is None else msgspec.json.decode(found, type=kind)
+    except msgspec.MsgspecError:
+        return None
 
 
 # --- the state of the target

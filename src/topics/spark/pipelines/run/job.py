@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
 
 import msgspec
 
@@ -33,7 +33,7 @@ from topics.installation import install_command
 from topics.lake.storage import SETTINGS, given_options, set_options
 from topics.spark.failures import BadUsage, Failed, NoSpark, as_failed, explain, kind_of, next_step
 from topics.spark.jvm import NoJava, find_java, quiet_start
-from topics.spark.options import BadOption, ConnectionOptions
+from topics.spark.options import PATIENT_RETRIES, BadOption, ConnectionOptions
 from topics.spark.pipelines.run.progress import Progress
 from topics.spark.pipelines.run.report import RunProblem, RunReport, TopicReport
 from topics.spark.pipelines.run.tasks import Tasks, Workload, choose
@@ -48,11 +48,9 @@ RUNS_CONFIG = {"cap_records": 10_000}
 REPORT_EVERY_S = 10.0  # how often a job that follows publishes its report
 BEAT_S = 1.0  # how often the progress line shows that a step still runs
 FIRST_RETRIES = 2
-REPORT_RETRIES = 2
-REPORT_TIMEOUT_S = 10.0
+BRIEF: Final[dict[str, Any]] = {"retries": 2, "timeout_s": 10.0}  # of a client for reports
 ASKED_SINGLY = 16  # with more topics one list request is cheaper; with fewer the key needs no right to list
 STATELESS = ("audit",)  # pipelines that keep no position for the next run
-PATIENT_RETRIES = 12  # enough to wait for a server that restarts
 
 SESSION = {
     "spark.ui.enabled": "false",
@@ -128,25 +126,21 @@ class PipelineJob:
 
     def __enter__(self) -> Self:
         try:
-            for url in self._servers:
-                self._check_answers(url)
+            for url in self._servers:  # a wrong address or key fails at once, without the retries of a running job
+                try:
+                    with self.client(url, retries=FIRST_RETRIES) as client:
+                        next(client.topics(RUNS), None)
+                except ValueError as error:
+                    raise BadUsage(str(error)) from None
+                except TopicsError as error:
+                    if error.code is not Code.FORBIDDEN:  # a key without `read` may still suit the pipeline
+                        raise
         except BaseException as error:
             self._fail(error)
             raise
         self._began = True
         self._heart.start()
         return self
-
-    def _check_answers(self, url: str) -> None:
-        """Raise at once for a wrong address or key, without the retries of a running job."""
-        try:
-            with Client(url, token=self.connection(url).read_token(), retries=FIRST_RETRIES) as client:
-                next(client.topics(RUNS), None)
-        except ValueError as error:
-            raise BadUsage(str(error)) from None
-        except TopicsError as error:
-            if error.code is not Code.FORBIDDEN:  # a key without `read` may still suit the pipeline
-                raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -192,7 +186,7 @@ class PipelineJob:
         """Show a warning now and keep it in the report."""
         if text not in self.report.warnings:
             self.progress.warn(text)
-        self.report.warn(text)
+            self.report.warnings.append(text)
 
     def rounds(self, *, follow: bool) -> Iterator[int]:
         """Yield one round; with `follow`, rounds until the job stops. A round without new records should wait."""
@@ -268,9 +262,9 @@ class PipelineJob:
                     self.step(interrupted)
         return self._spark
 
-    def client(self, url: str) -> Client:
+    def client(self, url: str, **options: Any) -> Client:
         """Return a client for `url`. The caller closes it."""
-        return Client(url, token=self.connection(url).read_token(), retries=PATIENT_RETRIES)
+        return Client(url, token=self.connection(url).read_token(), **{"retries": PATIENT_RETRIES, **options})
 
     def connection(self, url: str) -> ConnectionOptions:
         """Return what an executor needs to reach the server."""
@@ -307,7 +301,7 @@ class PipelineJob:
         lags: list[int | None] = []
         for url, rows in rows_of.items():
             try:
-                with self._brief_client(url) as client:
+                with self.client(url, **BRIEF) as client:
                     states = heads(client, [row.topic for row in rows])
             except (TopicsError, BadOption):
                 states = {}
@@ -319,15 +313,8 @@ class PipelineJob:
         if self.sums_lags:
             self.report.figures["lag"] = None if None in lags else sum(lag or 0 for lag in lags)
 
-    def _brief_client(self, url: str) -> Client:
-        token = self.connection(url).read_token()
-        return Client(url, token=token, timeout_s=REPORT_TIMEOUT_S, retries=REPORT_RETRIES)
-
     def publish(self) -> None:
-        """Append the current report to `sys:pipelines` of each server. A key without `write` causes a warning.
-
-        A dry run appends nothing.
-        """
+        """Append the report to `sys:pipelines` of each server, except in a dry run. Warn if the key may not write."""
         self._published_s = time.monotonic()
         self._published += 1
         self._note_lags()
@@ -336,7 +323,7 @@ class PipelineJob:
         record = {"data": msgspec.Raw(msgspec.json.encode(self.report)), "tag": self.report.pipeline}
         for url in self._servers:
             try:
-                with self._brief_client(url) as client:
+                with self.client(url, **BRIEF) as client:
                     key = f"{self.report.run_id}/{self._published}"
                     client.append(RUNS, [record], idempotency_key=key, create=True, config=RUNS_CONFIG)
             except (TopicsError, BadOption) as problem:

@@ -86,7 +86,12 @@ class Positions:
             for index, name in enumerate(names[start : start + 5000]):
                 self._last[name] = done.first_seq + index
         if self._count % DELETE_REPLACED_EVERY == 0:
-            self._delete_replaced()
+            try:
+                for name, seq in self._last.items():
+                    self._client.delete(self.topic, match=tag_of(name), before_seq=seq)
+            except TopicsError as error:
+                if error.code is not Code.FORBIDDEN:  # a key without `admin` leaves the replaced records: harmless
+                    raise
 
     def forget(self) -> None:
         """Delete every position of this prefix, if the key may delete."""
@@ -110,15 +115,6 @@ class Positions:
             if error.code is not Code.TOPIC_NOT_FOUND:
                 raise
         return found
-
-    def _delete_replaced(self) -> None:
-        """Delete records that later ones replaced. A key without `admin` leaves them, which is harmless."""
-        try:
-            for name, seq in self._last.items():
-                self._client.delete(self.topic, match=tag_of(name), before_seq=seq)
-        except TopicsError as error:
-            if error.code is not Code.FORBIDDEN:
-                raise
 
 
 def tag_of(name: str) -> str:

@@ -124,7 +124,3 @@ class RunReport(Struct, kw_only=True):
         where = {"process": " in this process", "spark": " on Spark"}
         seconds = (self.ended_ms - self.started_ms) / 1000
         return f"{seconds:.1f} s{'' if self.execution is None else where[self.execution.engine]}"
-
-    def warn(self, text: str) -> None:
-        if text not in self.warnings:
-            self.warnings.append(text)

@@ -56,7 +56,6 @@ class Tasks:
 
     @property
     def parallelism(self) -> int:
-        """How many tasks run at the same time."""
         if self.spark is None:
             return min(os.cpu_count() or 1, MAX_THREADS)
         return int(self.spark.sparkContext.defaultParallelism)

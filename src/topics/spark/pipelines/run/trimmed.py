@@ -32,7 +32,6 @@ class Removed(Struct, frozen=True, kw_only=True):
         return f"seqs {self.first} to {self.last}"
 
     def is_in(self, lake: str, topic: str, epoch: int) -> bool:
-        """Return whether this lake has them."""
         archived = Lake(lake).snapshot().archived(topic, epoch)
         return archived is not None and archived.archived_to >= self.last
 
@@ -69,9 +68,11 @@ class Watch:
     def over(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         at = self._span.start
         for batch in (one for one in batches if one.num_rows):
-            missing = _missing(batch, at)
+            seqs = batch.column("seq").to_numpy()  # of records, or of one gap
+            jumps = np.flatnonzero(np.diff(seqs) != 1)
+            missing = at if seqs[0] > at else int(seqs[jumps[0]]) + 1 if len(jumps) else None
             if missing is not None and self._is_trimmed(missing):
-                yield batch.slice(0, int(np.searchsorted(batch.column("seq").to_numpy(), missing)))
+                yield batch.slice(0, int(np.searchsorted(seqs, missing)))
                 return
             ends = batch.slice(batch.num_rows - 1).to_pylist()[0]
             at = (ends["seq"] if ends["gap_to"] is None else ends["gap_to"]) + 1
@@ -85,12 +86,3 @@ class Watch:
         if found is not None and found.is_trimmed:
             self.trimmed_at = seq
         return self.trimmed_at > 0
-
-
-def _missing(batch: pa.RecordBatch, at: int) -> int | None:
-    """Return the first seq from `at` on that the batch skips, or None. A batch holds records, or one gap."""
-    seqs = batch.column("seq").to_numpy()
-    if seqs[0] > at:
-        return at
-    jumps = np.flatnonzero(np.diff(seqs) != 1)
-    return int(seqs[jumps[0]]) + 1 if len(jumps) else None
