@@ -24,7 +24,7 @@ from tests.simulated.disk import SimDisk
 from tests.simulated.harness import SimServer
 from tests.simulated.replica import ReplicaServer
 from tests.simulated.standby import SimStandby
-from topics.engine.queue import job_list
+from topics.engine.queue.verbs import expire_and_list
 from topics.storage.segments.cold import waiting
 
 
@@ -122,7 +122,7 @@ class QueuePair(queues.Pair):
 
 def _jobs(server: SimServer, name: str, now_ms: int) -> tuple[Any, ...]:
     topic = server.engine.topic(name)
-    rows, _ = waiting(lambda: job_list.expire_and_list(topic, state=None, after=0, limit=100, now_ms=now_ms))
+    rows, _ = waiting(lambda: expire_and_list(topic, state=None, after=0, limit=100, now_ms=now_ms))
     queue = topic.queue
     assert queue is not None
     return [msgspec.json.decode(row) for row in rows], queue.ready, queue.in_flight, queue.delayed, queue.dead_lettered
