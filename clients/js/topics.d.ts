@@ -86,6 +86,9 @@ export class EpochMismatch extends TopicsError {
 /** The body is larger than the server allows. */
 export class PayloadTooLarge extends TopicsError {
 }
+/** The server follows another one and takes no writes: `detail.writer` is the address of that one. */
+export class NotWriter extends TopicsError {
+}
 /** The topic is full and rejects writes. */
 export class TopicFull extends TopicsError {
 }

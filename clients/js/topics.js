@@ -91,6 +91,7 @@ export class EpochMismatch extends TopicsError {}
 /** The body is larger than the server allows. */
 export class PayloadTooLarge extends TopicsError {}
 /** The topic is full and rejects writes. */
+export class NotWriter extends TopicsError {}
 export class TopicFull extends TopicsError {}
 /** The server is busy, or a limit is reached: retry after `retryAfterMs`. */
 export class Throttled extends TopicsError {}
@@ -145,6 +146,7 @@ const ERRORS = {
   not_a_queue: NotAQueue,
   epoch_mismatch: EpochMismatch,
   payload_too_large: PayloadTooLarge,
+  not_writer: NotWriter,
   topic_full: TopicFull,
   throttled: Throttled,
   internal: InternalError,

@@ -145,6 +145,14 @@ def parse_bucket_url(url: str) -> str:
     return url
 
 
+def _parse_http_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{url} is no address of a server; use http://host:port")
+    return url.rstrip("/")
+
+
+HTTP_URL = Kind(name="URL", parse=_parse_http_url)
 BUCKET_URL = Kind(name="URL", parse=parse_bucket_url)
 TEXT = Kind(name="text", parse=str)
 COUNT = Kind(name="integer", parse=_parse_integer, low=1, high=U63)
@@ -370,6 +378,15 @@ class Settings:
         7 * DAY_MS, "Time for which every moment can be restored from the replica.", low=0, high=3650 * DAY_MS
     )
 
+    standby: bool = FLAG(False, "Follow the writer of the replica: serve reads, and take over if it is silent.")
+    no_takeover: bool = FLAG(False, "As a standby, never take over by itself: a read replica.")
+    takeover_after_ms: int = MILLIS(
+        15_000, "Silence of the writer after which a standby takes over. The same for all servers.", low=100
+    )
+    advertised_url: str | None = HTTP_URL(
+        None, "Where clients reach this server, as others report it. The address that it listens on, if unset."
+    )
+
     @classmethod
     def load(cls, env: Mapping[str, str], flags: Mapping[str, str]) -> Self:
         """Return the settings; a flag (by field name) overrides its variable. Raise `BadSettings` with all problems."""
@@ -446,6 +463,10 @@ def _conflicts(settings: Settings) -> list[str]:
         found.append("TOPICS_COLD_DIR: is the same directory as TOPICS_DATA_DIR; choose another")
     if settings.replica is not None and settings.data_dir is None:
         found.append("TOPICS_REPLICA: needs TOPICS_DATA_DIR, which it is a copy of; set both")
+    if settings.standby and settings.replica is None:
+        found.append("TOPICS_STANDBY: needs TOPICS_REPLICA, which it follows; set both")
+    if settings.no_takeover and not settings.standby:
+        found.append("TOPICS_NO_TAKEOVER: needs TOPICS_STANDBY; set both")
     if settings.cold_dir is None and (settings.hot_retain_segments or settings.hot_retain_bytes):
         found.append(
             "TOPICS_HOT_RETAIN_SEGMENTS, TOPICS_HOT_RETAIN_BYTES: need TOPICS_COLD_DIR, to which segments move; set it"

@@ -31,6 +31,7 @@ class Code(StrEnum):
     SESSION_GONE = "session_gone", 410, False
     PAYLOAD_TOO_LARGE = "payload_too_large", 413, False
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type", 415, False
+    NOT_WRITER = "not_writer", 421, False
     TOPIC_FULL = "topic_full", 422, True
     THROTTLED = "throttled", 429, True
     HEADERS_TOO_LARGE = "headers_too_large", 431, False

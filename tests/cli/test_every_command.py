@@ -66,6 +66,7 @@ ROWS: dict[str, Row] = {
     "replica ls": Row("file://DIR/replica", "checkpoint"),
     "replica status": Row("file://DIR/replica", "restorable from", form=TEXT),
     "replica verify": Row("file://DIR/replica", "clean", form=TEXT),
+    "replica promote": Row("--help", form=TEXT),  # a world with a standby: tests/faults/test_standby_processes.py
     "replica prune": Row("file://DIR/replica", "removed 0 objects", form=TEXT),
     "completion": Row("bash", "complete-line", form=TEXT),
     "version": Row("", form=TEXT),

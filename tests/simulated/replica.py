@@ -42,6 +42,7 @@ class ReplicaServer(SimServer):
         self._workers = worker, file_worker
         self._settings = interval_ms, timeout_ms, max_lag_bytes
         self._timers: list[tuple[int, Callable[[], None]]] = []
+        self.opened: start.Opened | None = None
         self.replication: Replication
 
     @classmethod
@@ -54,11 +55,12 @@ class ReplicaServer(SimServer):
     def open(self) -> Recovered:
         interval_ms, timeout_ms, max_lag_bytes = self._settings
         about = start.Server(url=URL, host=self._host, interval_ms=interval_ms, max_lag_bytes=max_lag_bytes)
-        opened = start.prepare(self.bucket, self.disk, ROOT, about, now_ms=self.clock.now_ms())
+        opened = self.opened or start.prepare(self.bucket, self.disk, ROOT, about, now_ms=self.clock.now_ms())
         self._dir.open()
         self.recovered = self.store.recover(lambda share: None)
         sequence = opened.sequence
         sequence.left = self.wal.left
+        self.engine.routers.attach()
         start.claim(self._dir, sequence)
         uploader = Uploader(
             sequence, self.bucket, self._dir, worker=self._workers[0], file_worker=self._workers[1], clock=self.clock,
@@ -69,7 +71,21 @@ class ReplicaServer(SimServer):
         uploader.synced(self.wal.synced_to)
         report()
         self.replication.attach(self.engine.commits)
+        self.engine.routers.table.moved = {}
         return self.recovered
+
+    def tick(self) -> None:
+        self.engine.routers.mark_moved()
+        self.engine.flush()
+        super().tick()
+
+    def upload(self) -> None:
+        """Have everything in the bucket now, without a wait."""
+        self.tick()
+        self.engine.commits.sync()
+        self.wal.sync_now()
+        self.replication.sequence.urgent = True
+        self.replication.uploader.pump()
 
     @property
     def state(self) -> str:

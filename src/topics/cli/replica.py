@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from topics.cli.guarded import EXIT_CLEAN, EXIT_DAMAGED, Execute, Meter, aside_of, guarded
 from topics.cli.options import Row, add_group, add_parser, option
 from topics.cli.output.screen import Cell, Screen, Styled, pretty_json
@@ -19,7 +21,10 @@ from topics.storage.replica.objects import shown_time
 if TYPE_CHECKING:
     from topics.storage.datadir import DataDir
     from topics.storage.replica.history import History
+    from topics.storage.replica.objects import Announced
 
+
+PROMOTE_POLL_S = 0.2
 
 COLUMNS: dict[str, Callable[[Any], Cell]] = {
     "object": lambda row: str(row["object"]),
@@ -40,6 +45,12 @@ def register(subparsers: Subparsers) -> None:
     _add(verbs, "verify", _verify, "read all objects and files, and compare them with their checksums")
     keep = option("--keep DURATION", "how long every moment can be restored [7d]", default=7 * 86_400_000)
     _add(verbs, "prune", _prune, "remove what no restore to a later moment needs", keep)
+    _add(
+        verbs, "promote", _promote, "let a standby take over: the writer stops in order, so nothing is lost",
+        option("--to NAME", "the standby, if there are several"),
+        option("--now", "do not wait for the writer: what it has not uploaded is lost, and reported"),
+        option("--timeout DURATION", "how long to wait for the standby [60s]", default=60_000),
+    )  # fmt: skip
 
 
 def _add(verbs: Subparsers, name: str, execute: Execute, help: str, *rows: Row) -> None:
@@ -106,8 +117,43 @@ def _status(args: argparse.Namespace) -> int:
         ("restorable from", shown_time(found.oldest_ms) if found.oldest_ms else "nothing yet"),
         ("stored", f"{counted(found.objects, 'object')}, {counted(found.files, 'file')}, {size(found.bytes)}"),
         ("last hour", f"{counted(found.objects_last_hour, 'upload')} of the log"),
+        *(
+            (f"{'standby' if one.takes_over else 'read replica'}", _shown_standby(one, now_ms))
+            for one in found.standbys
+        ),
     ):
         print(f"{name.ljust(15)}  {text}")
+    return EXIT_CLEAN
+
+
+def _shown_standby(one: Announced, now_ms: int) -> str:
+    seen = f"seen {duration(max(now_ms - one.at_ms, 0))} ago"
+    return f"{one.name} ({one.address}), object {one.object}, {duration(one.lag_ms)} behind, {seen}"
+
+
+def _promote(args: argparse.Namespace) -> int:
+    from topics.storage.replica import objects, upkeep
+    from topics.storage.replica.bucket import BucketError
+
+    history = _open(args.url, whole=False)
+    end, bucket = history.end(), history.bucket
+    found = [one for one in upkeep.standbys(bucket) if args.to in (None, one.name)]
+    found = [one for one in found if one.takes_over] or found
+    if len(found) != 1:
+        names = ", ".join(one.name for one in found) or "none"
+        raise BucketError(f"{counted(len(found), 'standby', 'standbys')} could take over ({names}); name one with --to")
+    promote = objects.Promote(found[0].name, end.term, args.now)
+    bucket.put(objects.PROMOTE, [msgspec.json.encode(promote)])
+    deadline = time.monotonic() + args.timeout / 1000
+    try:
+        while (now := history.end()).base <= end.number or now.term == end.term:
+            if time.monotonic() > deadline:
+                raise BucketError(f"{promote.standby} has not taken over; see its log, or use --now")
+            time.sleep(PROMOTE_POLL_S)
+            history.refresh()
+    finally:
+        bucket.delete([objects.PROMOTE])
+    print(pretty_json(now) if args.json else f"{now.host} ({found[0].address}) is the writer, term {now.term}")
     return EXIT_CLEAN
 
 

@@ -56,7 +56,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         Row("restore", "offline", "restore a backup, or a moment of a replica"),
         Row("verify", "offline", "check every file of a data directory, without changing it"),
     ),
-    "Replicas": (Row("replica", "replica", "list, check and prune the replica of a server"),),
+    "Replicas": (Row("replica", "replica", "list, check and prune the replica of a server, and promote a standby"),),
     "Analysis": (
         Row("sql", "sql", "query topics and lakes with SQL"),
         Row("pipeline", "pipelines", "run bulk jobs over topics on Spark, or in one process"),

@@ -86,6 +86,10 @@ class EpochMismatch(TopicsError):
 class PayloadTooLarge(TopicsError): ...
 
 
+class NotWriter(TopicsError):
+    """The server follows another one and takes no writes: send the request to `detail["writer"]`."""
+
+
 class TopicFull(TopicsError): ...
 
 

@@ -244,8 +244,8 @@ def evict(topic: Topic, upto: int, reason: str, *, reads: bool = True) -> None:
     except OSError as error:
         log.error("eviction_put_off", topic=topic.name, reason=str(error))
         return
-    if topic.links is not None:
-        topic.links.table.hooks.losing(topic.links, upto)
+    if topic.links is not None and topic.links.table.hooks.losing(topic.links, upto) is False:
+        return  # the state follows that of another server, whose log says when
     start = topic.earliest
     for segment, low, high in list(topic.spans(start, upto)):
         if not segment.live:

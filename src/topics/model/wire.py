@@ -223,6 +223,8 @@ class Ready(Struct):
     topics: Annotated[U64, "the number of topics"]
     performance: Performance
     warnings: list[str] | UnsetType = UNSET
+    follows: Annotated[str | UnsetType, "of a standby: the address of the writer"] = UNSET
+    replica_lag_ms: Annotated[U64 | UnsetType, "of a standby: how far it may be behind the replica"] = UNSET
 
 
 def body_too_large(size_bytes: int) -> TopicsError:

@@ -1,9 +1,13 @@
 """The wiring of a server: builds its parts, starts them in order, and stops them in the reverse order."""
 
 import asyncio
+import gc
 import os
+from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import Any
 
+from topics import logs
 from topics.clock import Clock
 from topics.config import Settings
 from topics.engine.engine import Engine
@@ -22,17 +26,23 @@ from topics.server.limits.loop_holds import LoopHolds
 from topics.server.limits.os_limits import resident_bytes
 from topics.server.loop.budget_upkeep import Upkeep
 from topics.server.loop.forwarding import Forwarding
-from topics.server.loop.replication import ReplicaService
+from topics.server.loop.replication import ReplicaService, address_of
 from topics.server.loop.runtime import Runtime, Ticker
 from topics.server.loop.samples import Column, QueueSamples, ReaderSamples, Samples
 from topics.server.loop.sliced_work import SharedAnswers, Slices
+from topics.server.loop.standby import StandbyService
 from topics.server.loop.storage import Storage, open_directory
 from topics.server.loop.throttle import Throttle
 from topics.server.push.dispatcher import Dispatcher
 from topics.server.push.jobs import JobWaiters
 from topics.server.push.sessions import Sessions
 from topics.storage.log.wal import WalStats
+from topics.storage.replica.bucket import Bucket
+from topics.storage.replica.start import Opened
 
+log = logs.Log("server")
+
+FREE_S = 10  # until the last timers of a state that is no longer served have passed
 EXIT_HALTED = 70  # of a process whose state differs from its log: the next start replays the log
 
 
@@ -62,31 +72,82 @@ class TopicsApp:
         self.answer = self.requests.answer
         self.abandon = self.requests.abandon
         self._recovered = False
+        self._switching: asyncio.Task[None] | None = None
+        self.port = settings.port  # the one that the server listens on
+        self.stop_server: Callable[[Exception | None], None] = lambda failure: None  # ends the process
         self._datadir = open_directory(settings)  # before the server says that it listens
 
     async def start(self) -> None:
+        if self.settings.standby and await self._follow():
+            return
+        await self._write()
+
+    def _new_state(self) -> State:
         settings = self.settings
         segments = SegmentLimits(
             max_events=settings.segment_max_events,
             max_bytes=settings.segment_max_bytes,
             max_age_ms=settings.segment_max_age_ms,
         )
-        state = State(segments=segments, max_keys=settings.max_idempotency_keys)
+        return State(segments=segments, max_keys=settings.max_idempotency_keys)
+
+    async def _write(self, taken: tuple[Bucket, Opened] | None = None) -> None:
+        """Serve as the writer. A standby has `taken` the replica over, and left its directory."""
+        settings, state = self.settings, self._new_state()
         storage = replica = None
         if self._datadir is not None:
-            if settings.replica is not None:
-                replica = await ReplicaService.prepare(settings, self.clock, self.loop, self._datadir)
+            if taken is not None:
+                await asyncio.to_thread(self._datadir.open)
+                replica = ReplicaService(settings, self.clock, self.loop, *taken)
+            elif settings.replica is not None:
+                address = address_of(settings, self.port)
+                replica = await ReplicaService.prepare(settings, self.clock, self.loop, self._datadir, address=address)
             on_progress = partial(setattr, self.startup, "progress")
             storage = await Storage.open(settings, self.clock, self.loop, self._datadir, state, on_progress=on_progress)
             if replica is not None:
                 await replica.begin(storage, self._datadir)
+                replica.on_promote = lambda: self.stop_server(None)
         self.serve(state, storage, replica)
 
-    def serve(self, state: State, storage: Storage | None = None, replica: ReplicaService | None = None) -> None:
+    async def _follow(self) -> bool:
+        """Serve as a standby. Return False if the directory is that of the writer."""
+        settings, state = self.settings, self._new_state()
+        assert self._datadir is not None, "a replica needs a directory"
+        address = address_of(settings, self.port)
+        standby = StandbyService(settings, self.clock, self.loop, self._datadir, state, address=address)
+        if not await standby.load():
+            return False
+        standby.on_taken = lambda bucket, opened: self._switch(self._write((bucket, opened)))
+        standby.on_load = lambda: self._switch(self._follow())
+        self.serve(state, standby=standby)
+        return True
+
+    def _switch(self, coming: Coroutine[Any, Any, object]) -> None:
+        """Stop serving this state, and serve another one."""
+
+        async def switch() -> None:
+            try:
+                await self.stop()
+                self.budget.reclaimers.clear()  # those of the state that was served
+                await coming
+                self.loop.call_later(FREE_S, _free)
+                log.info("ready")
+            except Exception as error:
+                self.stop_server(error)
+
+        self.requests.pause()
+        self.services.runtime.begin_drain()
+        self._switching = self.loop.create_task(switch())
+
+    def serve(
+        self, state: State, storage: Storage | None = None, replica: ReplicaService | None = None,
+        standby: StandbyService | None = None,
+    ) -> None:  # fmt: skip
         """Build the engine and the services for the recovered state. Only the engine may use it from now on."""
         settings, budget = self.settings, self.budget
         limits = Limits(**{name: getattr(settings, name) for name in Limits.__struct_fields__})
-        engine = Engine(clock=self.clock, limits=limits, state=state, schedule=self.loop.call_soon)
+        clock = self.clock if standby is None else standby.clock
+        engine = Engine(clock=clock, limits=limits, state=state, schedule=self.loop.call_soon)
         # Like a kill: what was acknowledged is in the log, and a snapshot of this state would be wrong.
         engine.commits.on_halt = lambda failure: os._exit(EXIT_HALTED)
         runtime = Runtime(settings, self.clock, self.loop, engine, holds=self.holds)
@@ -104,13 +165,15 @@ class TopicsApp:
             poll_cache=PollCache(), slices=slices, shared_answers=SharedAnswers(slices, budget), dispatcher=dispatcher,
             sessions=sessions, pattern_waiters=sessions.pattern_waiters, job_waiters=job_waiters,
             samples=Samples(runtime, sampled), queue_samples=QueueSamples(runtime),
-            reader_samples=ReaderSamples(runtime), storage=storage, replica=replica,
+            reader_samples=ReaderSamples(runtime), storage=storage, replica=replica, standby=standby,
         )  # fmt: skip
         if storage is not None:
             storage.begin(engine, slices)
         if storage is not None and replica is not None:
             replica.attach(engine)
             storage.before_checkpoint, storage.after_checkpoint = replica.drain, replica.close
+        if standby is not None:
+            standby.begin(engine, slices)
         self._recovered = True
         self.requests.begin(self.services)
         throttle.begin()
@@ -128,9 +191,12 @@ class TopicsApp:
 
     async def stop(self) -> None:
         """Stop the timers, write what is left, and end the threads. Raise `OSError` if the last snapshot is missing."""
+        if self._switching is not None and self._switching is not asyncio.current_task():
+            self._switching.cancel()
+            await asyncio.gather(self._switching, return_exceptions=True)
         if not self._recovered:
             return
-        services = self.services
+        self._recovered, services = False, self.services
         services.throttle.end()
         for sampler in self._samplers():
             sampler.end()
@@ -140,8 +206,17 @@ class TopicsApp:
         try:
             if services.storage is not None:
                 await services.storage.close()
+            if services.standby is not None:
+                await services.standby.close()
         finally:
             services.runtime.stop()
+
+
+def _free() -> None:
+    """Free a state that is no longer served. Its objects are frozen, see `run.Garbage`, and refer to each other."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 def columns(

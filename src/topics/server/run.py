@@ -93,10 +93,14 @@ async def _serve(settings: Settings, build: Build) -> int:
     limits, request_log = HttpLimits.of(settings), RequestLog.of(settings)
     app.startup.http = http = HttpServer(served, limits, budget=app.budget, request_log=request_log, holds=app.holds)
     acceptors = [Acceptor(http, sock, certificate) for sock in sockets]
+    app.port = sockets[0].getsockname()[1]
+    app.stop_server = stop.ask
     _announce(settings, sockets)
     started = await _serve_until_stopped(app, stop, Garbage(clock.monotonic_ns, partial(app.holds.note, Cause.GC)))
     for acceptor in acceptors:
         acceptor.close()
+    if stop.failure is not None:
+        started = not _cannot_start(stop.failure)
     if started:
         log.info("draining", connections=len(http.connections), timeout_ms=settings.drain_timeout_ms)
     code = max(await _drain(settings, app, http), 0 if started else EXIT_FAILED)
@@ -168,6 +172,7 @@ class StopSignals:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.asked = asyncio.Event()
+        self.failure: Exception | None = None  # why the server cannot go on
         self._loop = loop
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._receive, number)
@@ -176,6 +181,11 @@ class StopSignals:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.remove_signal_handler(number)
         early_signals.ignore()
+
+    def ask(self, failure: Exception | None) -> None:
+        """Request a drain: another server takes over, or this one has failed."""
+        self.failure = failure
+        self.asked.set()
 
     def _receive(self, number: signal.Signals) -> None:
         if self.asked.is_set() and number is signal.SIGINT:

@@ -38,6 +38,8 @@ RESTORED = "restored"
 FAILOVER = "failover"
 # in `Snapshot.extra`: the number of a ledger that was written before the snapshot, or True for its own number
 LEDGER = "ledger"
+# in `Snapshot.extra`: frames of log entries that waited for the replica; they take effect behind the rest
+WAITING = "waiting"
 VERSION = 1
 TOPICS_A_PART = 64
 KEYS_A_PART = 4096

@@ -10,6 +10,8 @@ import pytest
 from tests.cli.data.data_world import World, append, client, contents, serving, started_on, topics
 from tests.cli.data.directories import check, flip, segment_files
 from topics.storage import snapshot as snap
+from topics.storage.log import entry as entries
+from topics.storage.log import frame
 
 
 def test_verify_accounts_for_every_seq_after_an_orderly_stop(world: World):
@@ -162,6 +164,21 @@ def test_verify_finds_a_flipped_bit_in_the_log(world: World, tmp_path: Path):
         reported = [finding.file for finding in report.damage] or [note.split(" at ")[0] for note in report.notes]
         assert str(path) in reported, f"byte {at} of {written}"
         path.write_bytes(whole)
+
+
+def test_entry_without_records_that_does_not_decode_is_not_called_harmless(world: World, tmp_path: Path):
+    directory = shutil.copytree(world.killed, tmp_path / "data")
+    (directory / "REPLICA").write_bytes(b"{}")
+    [path] = [path for path in directory.glob("wal/*.wal") if len(path.read_bytes().rstrip(b"\0")) > 1000]
+    whole = path.read_bytes()
+    end = len(whole.rstrip(b"\0"))
+    broken = frame.encode(entries.CONFIGURE, 1, 0, 0, b"\xc1")  # whole, with a body that no version writes
+    path.write_bytes(whole[:end] + broken + whole[end + len(broken) :])
+    [finding] = (report := check(directory)).damage
+    assert (finding.file, finding.offset) == (str(path), end)
+    assert "a change of topic" in finding.what
+    assert "nothing is lost" not in finding.next
+    assert not any("REPLICA" in note for note in report.notes)
 
 
 def test_damage_report_has_file_offset_seqs_and_next_step(late: Path):

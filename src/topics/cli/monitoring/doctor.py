@@ -123,6 +123,7 @@ def _check_limits(call: Call) -> Iterator[Finding]:
     yield from _check_queues(metrics)
     if "topics_replica_term" in metrics:  # a server that another one has taken over is not ready, and says so
         text = f"object {metrics['topics_replica_object']:,}, {duration(metrics['topics_replica_lag_ms'])} behind"
+        text = f"standby, {text}" if "topics_replica_standby" in metrics else text
         fix = "check the bucket: GET /v0/ready has the last failure"
         yield _warning_if(bool(metrics["topics_replica_away"]), "replica", text, fix)
 

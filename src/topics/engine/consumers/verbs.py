@@ -254,7 +254,7 @@ class Consumers:
 
     def _unused(self, own: TopicConsumers, consumer: Consumer) -> bool:
         """Return whether the consumer was not used for its `expire_ms`: elapsed time, whatever the wall clock does."""
-        if not consumer.expire_ms:
+        if not consumer.expire_ms or self._staging.follows:
             return False
         used_ns = own.used_ns.get(consumer.number, self._began_ns)
         return self._staging.clock.monotonic_ns() - used_ns > consumer.expire_ms * 1_000_000

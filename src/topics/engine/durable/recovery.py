@@ -78,12 +78,12 @@ def recover(
             routers = replay.Recovering(state)
             damage: list[str] = []
             snapshot = load_topics(datadir, state, caches, cold_dir=cold_dir, damage=damage)
-            return _Recovery(datadir, state, routers, snapshot, damage, progress, defer_memory=defer_memory).run()
+            return Recovery(datadir, state, routers, snapshot, damage, progress, defer_memory=defer_memory).run()
     except UnknownFormat as error:
         raise datadir.unknown(str(error)) from error
 
 
-class _Recovery:
+class Recovery:
     """One recovery, after the snapshot is loaded."""
 
     def __init__(
@@ -120,6 +120,7 @@ class _Recovery:
     def run(self) -> Recovered:
         """Read the log, replay it, and give no seq out twice that an unreadable or missing part may have assigned."""
         since = self._snapshot.wal_number
+        self.replay_waiting()
         account = ledger.read(self._dir, since)
         unsynced_from = ledger.unsynced_from(self._dir, None if self._is_whole else account)
         self._synced_to = None if self._is_whole else account.synced_to
@@ -151,6 +152,16 @@ class _Recovery:
             unsynced=_unsynced(files, account.synced_to or (0, 0)),
             heads=heads,
         )
+
+    def replay_waiting(self) -> None:
+        """Replay the entries that waited for the replica when the snapshot was taken."""
+        number = self._snapshot.wal_number
+        if (waiting := self._snapshot.extra.get(snap.WAITING)) is not None:
+            path = self._dir.snapshot_path(number)
+            file = LogFile(number, path, msgspec.msgpack.decode(waiting, type=bytes))
+            for item in walfile.scan(file.data, start=0):
+                if isinstance(item, walfile.FoundFrame):  # always: the snapshot has a checksum
+                    self._entries += self.replay(item, file)
 
     def _replay_files(self, files: list[LogFile], check: lost_log.Check) -> tuple[int, int]:
         """Replay the log. Return the file number and the offset at which its good part ends."""
@@ -185,7 +196,7 @@ class _Recovery:
                 backlog.replay_all(state)  # the missing seqs depend on the head of each topic
                 for begun in item.begun:
                     check.entry(begun.frame.head)
-                    self._entries += self._replay(begun, file)
+                    self._entries += self.replay(begun, file)
                 if self._synced_to is not None and (file.number, item.at) >= self._synced_to:
                     self._note_gap_of_power_loss(file, item)
                 else:
@@ -195,7 +206,7 @@ class _Recovery:
                 check.entry(item.frame.head)
                 whole = not damage and not self._has_gaps
                 deferred = defers and whole and backlog.defer(state, item.frame, file.data[item.at : item.end])
-                self._entries += 1 if deferred else self._replay(item, file)
+                self._entries += 1 if deferred else self.replay(item, file)
                 self._progress((done + item.end) / total)
             end = item.end
         return end
@@ -209,7 +220,8 @@ class _Recovery:
         if item.head is not None:
             _lose_head(self._state, item.head, size, "restart")
 
-    def _replay(self, item: walfile.FoundFrame, file: LogFile) -> int:
+    def replay(self, item: walfile.FoundFrame, file: LogFile) -> int:
+        """Replay the entry of a frame. Return how many entries that are: 0 if it cannot be applied."""
         state, damage = self._state, self._damage
         try:
             entry = entries.decode(item.frame, path=file.path, at=item.at)

@@ -7,27 +7,37 @@ from collections.abc import Callable
 from topics.clock import Clock
 from topics.engine.durable.store import Store
 from topics.engine.write.commit import Commits
-from topics.storage.log.background import Fenced, ReplicaRefused
-from topics.storage.replica.objects import Position
+from topics.storage.log.background import Fenced, LogRefused, ReplicaRefused
+from topics.storage.replica.objects import READER, Position
 from topics.storage.replica.sequence import State
 from topics.storage.replica.uploader import Uploader
 
-HOLD_NS = 3_000_000_000  # how long writes wait at most for the uploads before a checkpoint
+ALIVE_MS = 5_000  # how often an idle writer shows that it lives, at least
+STALE_MS = 60_000  # how long a standby counts that does not announce itself again
+SLACK_MS = 1_000  # from the time of a write to the moment at which it is in the log, at most
 
 
 class Replication:
     """Connects an uploader with the log, the store and the commits of one engine. It is their `Replica`."""
 
-    def __init__(self, uploader: Uploader, store: Store, clock: Clock, *, timeout_ms: int) -> None:
+    def __init__(
+        self, uploader: Uploader, store: Store, clock: Clock, *, timeout_ms: int, takeover_after_ms: int = 15_000
+    ) -> None:
         self.uploader = uploader
         self.sequence = uploader.sequence
         self._store = store
         self._clock = clock
         self._timeout_ms = timeout_ms
+        self._takeover_after_ms = takeover_after_ms
+        self._standbys: dict[str, tuple[int, int]] = {}  # by name: its last announcement, and when that was seen first
+        self.followers = self.successors = 0  # servers that follow, and those of them that would take over
+        self._followed_since_ms = 0  # since when there is a successor
         self._commits: Commits | None = None
         self._expected = 0  # tickets that waited when the last upload ended: their writers go on
         self.on_wait: Callable[[], None] = lambda: None  # called when a ticket waits: `check` has to be called often
         self.on_state: Callable[[], None] = lambda: None  # called when an object is in the bucket, or the state changed
+        self.sequence.as_of_ms = lambda: clock.now_ms() - store.wal.sync_ms - SLACK_MS
+        self.sequence.is_quiet = lambda: not store.wal.stats.queue_depth
         store.replica = uploader
         store.wal.on_synced = uploader.synced
         uploader.on_change = self._changed
@@ -45,7 +55,11 @@ class Replication:
         return self.sequence.covered
 
     @property
-    def refusal(self) -> ReplicaRefused | None:
+    def refusal(self) -> LogRefused | None:
+        if self._store.wal.is_fenced:
+            return Fenced(self._store.wal.read_only)
+        if self.is_cut_off:
+            return ReplicaRefused("the replica does not answer, so a standby may have taken over")
         if self.is_away:
             return ReplicaRefused(f"the replica does not answer: {self.sequence.last_failure or 'no answer yet'}")
         if not self.sequence.takes_replicated:
@@ -65,24 +79,52 @@ class Replication:
         waiting = 0 if self._commits is None else len(self._commits.uploads)
         self.sequence.urgent, self.sequence.gathers = waiting > 0, waiting < self._expected * 7 // 8
 
+    # --- standbys
+
+    def note_standbys(self, listed: dict[str, int]) -> None:
+        """Note the announcements in the bucket: their names, each with the time at which it was written."""
+        now_ms, known = self._now_ms(), self._standbys
+        self._standbys = {
+            name: known[name] if name in known and known[name][0] == at_ms else (at_ms, now_ms)
+            for name, at_ms in listed.items()
+        }
+        fresh = [name for name, (_, seen_ms) in self._standbys.items() if now_ms - seen_ms < STALE_MS]
+        before, self.followers = self.successors, len(fresh)
+        self.successors = sum(not name.endswith(READER) for name in fresh)
+        if self.successors and not before:
+            self._followed_since_ms = now_ms
+        self.sequence.alive_ms = min(ALIVE_MS, self._takeover_after_ms // 3) if fresh else 0
+        self.uploader.pump()
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether a standby may have taken over: the bucket has confirmed nothing for as long as that waits."""
+        since_ms = max(self.sequence.confirmed_ms, self._followed_since_ms)
+        return self.successors > 0 and self._now_ms() - since_ms > self._takeover_after_ms
+
+    def check_reach(self) -> None:
+        """Refuse all writes from now on if this server is cut off."""
+        if self._commits is not None and self.is_cut_off:
+            self._commits.uploads.are_staged = True
+
     # --- the bucket
 
     @property
     def is_away(self) -> bool:
         """Whether the bucket has not confirmed an object in time."""
-        return self.sequence.stalled_ms(self._clock.monotonic_ns() // 1_000_000) > self._timeout_ms
+        return self.sequence.stalled_ms(self._now_ms()) > self._timeout_ms
 
     @property
     def lag_ms(self) -> int:
         """For how long the oldest bytes of the log that are not uploaded have been synced."""
-        return self.sequence.lag_ms(self._clock.monotonic_ns() // 1_000_000)
+        return self.sequence.lag_ms(self._now_ms())
 
     def check(self) -> bool:
         """Report writes that have waited for too long. Return whether others wait."""
         uploads = self._commits.uploads if self._commits is not None else None
         if uploads is None:
             return False
-        uploads.check(timeout_ns=self._timeout_ms * 1_000_000, hold_ns=HOLD_NS)
+        uploads.check(self._timeout_ms * 1_000_000)
         return bool(uploads)
 
     def _changed(self) -> None:
@@ -91,13 +133,16 @@ class Replication:
             if self.sequence.state is State.FENCED and not self._store.wal.is_fenced:
                 self._fence()
             elif self.sequence.state is State.LOST:
-                uploads.give_up(ReplicaRefused("the replica was away for too long"))
+                uploads.report(ReplicaRefused("the replica was away for too long"))
             waited = len(uploads)
             uploads.ended()
             if len(uploads) < waited:
                 self._expected = waited
             self._note_waiting()
         self.on_state()
+
+    def _now_ms(self) -> int:
+        return self._clock.monotonic_ns() // 1_000_000
 
     def _checkpoint(self) -> None:
         self._store.checkpoint()  # if one is in progress, the next one takes its place

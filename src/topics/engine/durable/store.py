@@ -28,6 +28,7 @@ from topics.engine.steps import Steps, run_all
 from topics.engine.write import apply
 from topics.engine.write.commit import Commits
 from topics.storage import snapshot as snap
+from topics.storage.backup import COPIED_BOOT_ID
 from topics.storage.datadir import DataDir
 from topics.storage.log.background import LogRefused
 from topics.storage.log.wal import Wal
@@ -83,6 +84,7 @@ class Store:
         self._topic_dirs: set[int] = set()  # those whose names are durable
         self._backlog: Backlog | None = None
         self.replica: Uploader | None = None
+        self.follows = False  # whether the state follows that of another server
         self._kept: list[str] = []  # files that no snapshot needs and the replica does
         state.rolled = self._seal
 
@@ -135,6 +137,10 @@ class Store:
         finally:
             self._worker, self._runner = worker, runner
 
+    def save_followed(self, number: int, done: Done, *, clean: bool = False) -> None:
+        """Take a snapshot of a state that follows another server, at the beginning of log file `number`."""
+        self._snapshot(number, done, clean=clean, notes=self.wal.ledger.open(number))
+
     def checkpoint(self, done: Callable[[Exception | None], None] = lambda error: None, *, clean: bool = False) -> bool:
         """Begin a snapshot and the removal of what it replaces. Return False if one is in progress or cannot begin.
 
@@ -169,21 +175,13 @@ class Store:
         assert self.commits is not None
         self.is_snapshotting = True  # a change of class that the sync ends waits for this snapshot
         self.commits.sync()
-        if self.commits.uploads:
-
-            def ended(in_time: bool) -> None:
-                if not in_time:
-                    self._failed(LogRefused("writes wait for the replica"), [], done, rotated=False)
-                elif not self._rotate(done, clean=clean):
-                    done(LogRefused(self.retries.reason))
-
-            self.commits.uploads.when_ended(ended)
+        if clean and self.commits.uploads:
+            self._failed(LogRefused("writes wait for the replica"), [], done, rotated=False)
             return True
-        return self._rotate(done, clean=clean)
-
-    def _rotate(self, done: Done, *, clean: bool) -> bool:
         try:
             if clean:
+                if self.replica is not None:
+                    self.wal.sync_now()  # a standby needs all of the log
                 number, notes = self.wal.end(), []  # the ledger that there is stays: the stop needs few syncs
             else:
                 self.wal.rotate()
@@ -227,21 +225,28 @@ class Store:
         """
         self.is_snapshotting = True
         self._bytes_at_capture = self.wal.stats.bytes_written_total
-        if clean:
+        if clean and not self.follows:  # else the heads of ephemeral topics are unknown
             snapshot_parts.end_ephemeral(self.state)
         capture = Capture(self.state, number)
         head = snap.Snapshot(
             wal_number=number,
-            boot_id=self.fs.boot_id(),
+            boot_id=COPIED_BOOT_ID if self.follows else self.fs.boot_id(),
             clean=clean,
             next_topic_id=self.state.next_topic_id,
             last_epoch=self.state.last_epoch,
             topics=[],
         )
+        if self.follows:  # a start reports what the writer may have acknowledged besides
+            head.extra[snap.FAILOVER] = msgspec.Raw(msgspec.msgpack.encode(self._clock.now_ms()))
         routers = None if self.state.routers is None else self.state.routers.save()
         retired, self.caches.retired = self.caches.retired, []
         if self.commits is not None:
             self.commits.before_change = capture.before_change
+            for topic in self.commits.uploads.topics():  # their entries may take effect meanwhile
+                if topic is not None:
+                    capture.before_change(topic)
+            if waiting := self.commits.uploads.frames():
+                head.extra[snap.WAITING] = msgspec.Raw(msgspec.msgpack.encode(waiting))
 
         def captured(error: Exception | None) -> None:
             if self.commits is not None:

@@ -97,6 +97,8 @@ class Forwarder:
         # A snapshot that is being taken has the cursors from before this step, and needs both topics from then.
         self._staging.commits.will_change(edge.source)
         self._staging.commits.will_change(edge.dest)
+        if self._table.moved is not None:
+            self._table.moved[edge] = None
         router, source = turn[0], edge.source
         upto, passed = next_part(*turn)
         if passed == "" or (passed == "source_trim" and edge.cyclic):  # else the loss would go round without end

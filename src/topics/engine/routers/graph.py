@@ -151,6 +151,7 @@ class Table:
         self.pinned: Topic | None = None  # in a replay: a mark applies to the next entry: nothing is forwarded for it
         # At the end of a replay: topics with a line of routers into a topic that may be full, or onto a cycle.
         self.before_stops: set[Topic] = set()
+        self.moved: dict[Edge, None] | None = None  # since the last `Routers.mark_moved`; None if there is no replica
         self.stamps: dict[int, dict[str, int]] = {}  # by destination: `stamp_space` → highest seq with a stamp
 
     def put(

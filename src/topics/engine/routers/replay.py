@@ -215,7 +215,7 @@ class Recovering:
         self._table = table_of(state)
         self._live, self._table.hooks = self._table.hooks, self
 
-    def losing(self, links: Links, upto: int) -> None:
+    def losing(self, links: Links, upto: int) -> bool | None:
         """Forward records below `upto` before they are lost, as the live server did.
 
         After a mark the live server gave them up. Their seqs in the destination follow from a `Trim` behind the entry
@@ -226,12 +226,13 @@ class Recovering:
                 if router.reached < upto - 1 and not _is_ephemeral(router.edge.dest):
                     router.owed += copy.count_lost(router, upto - 1)
                     router.staged_cursor = upto - 1
-            return
+            return None
         for edge in list(links.outgoing.values()):
             if not edge.busy and derives(edge):
                 targets = {router.router_id: upto - 1 for router in edge.routers if router.cursor < upto - 1}
                 if targets:
                     bring(self._state, edge, targets)
+        return None
 
     def deleting(self, links: Links) -> None:
         """Forward records before they are deleted. Live, the delete came later, or had a mark."""
@@ -282,6 +283,25 @@ class Recovering:
                 router.cursor = source.head
         self.catch_up()
         self._table.hooks = self._live or self
+
+
+class Following(Recovering):
+    """Moves routers as the log of another server requires, between reads that may expire records."""
+
+    def __init__(self, state: State) -> None:
+        super().__init__(state)
+        self.is_replaying = True
+
+    def losing(self, links: Links, upto: int) -> bool | None:
+        """Do as a recovery does. Return False if records must not be lost: a read would make routers move too early."""
+        if not self.is_replaying:
+            return all(router.cursor >= upto - 1 for router in links.routers())
+        super().losing(links, upto)
+        return None
+
+    def resume(self) -> None:
+        """Be called about changes from now on: an engine that was made since has set its own hooks."""
+        self._table.hooks = self
 
 
 # --- entries

@@ -32,6 +32,7 @@ from topics.model.router import (
     too_many_copies,
 )
 from topics.model.topic import TopicConfig
+from topics.storage.log import entry as entries
 from topics.storage.log.entry import Create
 from topics.storage.log.router_entry import RouterDrop, RouterPut
 from topics.storage.segments.segment import Segment
@@ -51,6 +52,16 @@ class Routers:
         """Make all edges due, once the state of the engine is recovered."""
         for edge in self.table.edges():
             self._follow(edge)
+
+    def mark_moved(self) -> None:
+        """Log where routers are that have moved since the last call, so that a standby makes the same copies."""
+        moved, self.table.moved = self.table.moved or {}, {}
+        for edge in moved:
+            if edge.dest.pending and not edge.dest.gone:
+                self.table.moved[edge] = None  # the head is not where it will be
+            elif edge.routers and replay.derives(edge):
+                entry = mark(edge.dest.links, head=edge.dest.head, out=False, holds=False)
+                self._staging.commits.stage(Ticket(entry=entry, frame=entries.encode(entry)))
 
     def _follow(self, edge: Edge) -> None:
         """Make the edge due, now and whenever its source grows."""

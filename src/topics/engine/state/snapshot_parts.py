@@ -90,7 +90,7 @@ ROUTERS = "routers"  # in `Snapshot.extra`: all routers, see `routers.graph`
 
 def check_known(snapshot: snap.Snapshot) -> None:
     """Raise `UnknownFormat` if the snapshot has parts that no module of this version loads."""
-    known = {ROUTERS, snap.RESTORED, snap.FAILOVER, snap.LEDGER}
+    known = {ROUTERS, snap.RESTORED, snap.FAILOVER, snap.LEDGER, snap.WAITING}
     of_topics = {part.name for part in TOPIC_PARTS}
     unknown = {name for topic in snapshot.topics for name in topic.extra} - of_topics | snapshot.extra.keys() - known
     if unknown:

@@ -141,7 +141,7 @@ class Commits:
         if not batch:
             return
         self.turn_ms = 0
-        if self._writing is not None or self.uploads.hold:
+        if self._writing is not None:
             return
         self._staged = []
         if self.uploads.are_staged:

@@ -38,6 +38,7 @@ class Staging:
         self.commits = commits
         self.clock = clock
         self.limits = limits
+        self.follows = False  # whether another server decides: the state follows its log
         self.logged = logged  # whether there is a log: without one, entries have no frames
         self.topics: Mapping[str, Topic] = state.by_name
         self.ceilings = Ceilings(state, commits)
@@ -77,8 +78,7 @@ class Staging:
         Raise `replica_unavailable` while a change of the topic itself waits for an upload.
         """
         topic = self._synced(name)
-        waits = self.commits.uploads or self.commits.uploads.hold
-        if waits and (name in self.commits.creating or (topic is not None and topic.changing)):
+        if self.commits.uploads and (name in self.commits.creating or (topic is not None and topic.changing)):
             raise uploads.busy(f'a change of topic "{name}"')
         return topic
 

@@ -3,7 +3,8 @@
 An entry of a `replicated` topic waits until the log is uploaded as far as its sync reached, and so does one that gives
 out seqs above a ceiling that is not uploaded yet. Later entries of the same topics wait behind it. All that wait at a
 moment share one upload. If the bucket does not answer, callers get 503 with an unknown outcome after a while; the
-tickets stay, and take effect when they are uploaded. New ones are refused then, before they are written.
+tickets stay, and take effect when they are uploaded, in the log or in a checkpoint. New ones are refused then, before
+they are written.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from topics.engine.state.topic import Topic
 from topics.engine.write.ticket import Ticket, callback_failed
 from topics.errors import Code, TopicsError
 from topics.storage.log.background import LogRefused, ReplicaRefused
+from topics.storage.log.frame import parts_of
 
 AT_SYNC, AT_UPLOAD = 1, 2  # see `Ticket.gated`
 GATES = {"ephemeral": 0, "memory": 0, "disk": 0, "fsync": AT_SYNC, "replicated": AT_UPLOAD}  # by class
@@ -33,9 +35,14 @@ class Replica(Protocol):
         return 0, 0
 
     @property
-    def refusal(self) -> ReplicaRefused | None:
+    def refusal(self) -> LogRefused | None:
         """Why tickets that wait for an upload are refused now; None if they are not."""
         return None
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether another server may have taken over by now: then nothing is taken at all."""
+        return False
 
     def hurry(self) -> None:
         """Upload everything that is synced: a ticket waits for it."""
@@ -45,6 +52,7 @@ class NoReplica:
     """A server without a replica: it takes no entry that promises one."""
 
     covered: Position = (0, 0)
+    is_cut_off = False
     refusal = ReplicaRefused("this server has no replica; set TOPICS_REPLICA, or change the durability of the topic")
 
     def hurry(self) -> None:
@@ -61,8 +69,6 @@ class Commits(Protocol):
 
     def refuse(self, tickets: list[Ticket], failure: LogRefused) -> None: ...
 
-    def flush_soon(self) -> None: ...
-
 
 class Waiting(NamedTuple):
     upto: Position
@@ -76,9 +82,7 @@ class Uploads:
     def __init__(self, commits: Commits) -> None:
         self._commits = commits
         self.replica: Replica = NoReplica()
-        self.are_staged = False  # whether a ticket that waits for an upload is staged
-        self.hold = False  # whether nothing is written: see `when_ended`
-        self._then: Callable[[bool], None] | None = None
+        self.are_staged = False  # whether a ticket that waits for an upload is staged, or nothing is taken at all
         self._waiting: deque[Waiting] = deque()
         self._callbacks: deque[tuple[Position, Callable[[], None]]] = deque()
 
@@ -110,6 +114,8 @@ class Uploads:
             else:
                 free.append(ticket)
         self.replica.hurry()
+        if self._waiting and self._waiting[0].upto <= self.replica.covered:
+            self.ended()  # another sync had covered it, and its upload is over
         return free
 
     def ended(self) -> None:
@@ -122,8 +128,6 @@ class Uploads:
             released.append(self._waiting.popleft().ticket)
         if released:
             self._commits.release(released)
-        if not self._waiting:
-            self._end_hold(ended=True)
 
     def after(self, done: Callable[[], None]) -> None:
         """Call `done` once everything written so far is durable, and in the replica if there is one."""
@@ -137,39 +141,28 @@ class Uploads:
 
         self._commits.wal.after_sync(synced)
 
-    def when_ended(self, then: Callable[[bool], None]) -> None:
-        """Write nothing until no ticket waits for an upload, then call `then(True)`; `then(False)` if that takes long.
+    def frames(self) -> bytes:
+        """Return the entries that wait. A snapshot needs them: it replaces the log, and its state lacks them."""
+        return b"".join(part for one in self.tickets() if one.frame is not None for part in parts_of([one.frame]))
 
-        A snapshot needs this: it lacks entries that have not taken effect, and replaces the log that has them.
-        """
-        self.hold, self._then = True, then
-        self.replica.hurry()
-        self.ended()
-
-    def check(self, *, timeout_ns: int, hold_ns: int) -> None:
-        """Report tickets that have waited for too long to their callers, and end a hold that has."""
+    def check(self, timeout_ns: int) -> None:
+        """Report tickets that have waited for too long to their callers."""
         now_ns = self._commits.tick_ns()
-        if self._waiting and now_ns - self._waiting[0].since_ns > hold_ns:
-            self._end_hold(ended=False)
         for one in list(self._waiting):
             if now_ns - one.since_ns > timeout_ns:
                 _report(one.ticket, ReplicaRefused(f"the bucket does not answer; {UNKNOWN}"))
 
-    def give_up(self, failure: LogRefused) -> None:
-        """End all waiting: the log is uploaded no further. The callers get an unknown outcome.
+    def report(self, failure: LogRefused) -> None:
+        """Report to all callers that the outcome is unknown: the log up to here is not uploaded.
 
-        The tickets take effect now: the next snapshot must have what the log has.
+        The tickets take effect once a checkpoint that has them is.
         """
-        tickets = self._clear()
-        for ticket in tickets:
+        for ticket in list(self.tickets()):
             _report(ticket, failure)
-        self._commits.release(tickets)
-        self._end_hold(ended=True)
 
     def refuse(self, failure: LogRefused) -> None:
         """Refuse all that wait: the replica is known to lack it, and the log of this server ends here."""
         self._commits.refuse(self._clear(), failure)
-        self._end_hold(ended=False)
 
     def _clear(self) -> list[Ticket]:
         tickets = list(self.tickets())
@@ -178,9 +171,12 @@ class Uploads:
 
     def without_refused(self, batch: list[Ticket]) -> list[Ticket]:
         """Refuse tickets that the replica does not take now, and later ones of their topics. Return the others."""
-        self.are_staged = False
+        self.are_staged = cut_off = self.replica.is_cut_off
         if (failure := self.replica.refusal) is None:
             return batch
+        if cut_off:
+            self._commits.refuse(batch, failure)
+            return []
         blocked: set[Topic | None] = set()
         refused, others = [], []
         for ticket in batch:
@@ -192,15 +188,6 @@ class Uploads:
                 others.append(ticket)
         self._commits.refuse(refused, failure)
         return others
-
-    def _end_hold(self, *, ended: bool) -> None:
-        if (then := self._then) is not None:
-            self._then = None
-            try:
-                then(ended)
-            finally:
-                self.hold = False
-                self._commits.flush_soon()
 
 
 def busy(what: str) -> TopicsError:

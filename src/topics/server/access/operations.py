@@ -34,6 +34,9 @@ class Scope(Flag):
     ADMIN = auto()
 
 
+CHANGES = Scope.WRITE | Scope.DELETE | Scope.ADMIN  # rights that a read does not need
+
+
 NamesIn = Callable[["Engine", str, Any], Iterable[str | UnsetType | None]]
 Effects = Callable[[Mapping[str, str]], bool]
 

@@ -20,6 +20,7 @@ from topics.server.api.services import Services, Startup
 from topics.server.http.messages import Request
 from topics.server.loop.answer import elapsed_ms
 from topics.server.loop.replication import ReplicaService
+from topics.server.loop.standby import StandbyService
 from topics.server.loop.storage import Storage
 from topics.storage.log.wal import WalStats
 from topics.storage.replica.sequence import State
@@ -70,6 +71,7 @@ def collect(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metric]
         _process(services.startup, ready=not services.runtime.draining, progress=1.0),
         _wal(services.storage),
         () if services.replica is None else _replica(services.replica),
+        () if services.standby is None else _standby(services.standby),
         _topics(services, prefixes),
         _archives(services, prefixes),
         _consumers(services, prefixes),
@@ -199,8 +201,25 @@ def _replica(service: ReplicaService) -> Iterator[Metric]:
         ("objects_total", "Objects of the log that were uploaded.", uploader.objects_total),
         ("bytes_total", "Bytes of these objects.", uploader.bytes_total),
         ("failures_total", "Requests to the bucket that failed.", uploader.failures_total),
+        ("followers", "Servers that follow this one.", replication.followers),
+        ("cut_off", "1 while all writes are refused, because a standby may have taken over.", replication.is_cut_off),
     ):
         yield _one(f"topics_replica_{name}", help, int(value))
+
+
+def _standby(service: StandbyService) -> Iterator[Metric]:
+    standby = service.standby
+    if standby is None:
+        return
+    for name, help, value in (
+        ("standby", "1 for a server that follows another one.", 1),
+        ("lag_ms", "Milliseconds since all objects were applied.", standby.lag_ms),
+        ("away", "1 while the bucket does not answer.", bool(standby.following.last_failure)),
+        ("term", "Term of the objects that are applied.", standby.following.term),
+        ("object", "Number of the last object.", standby.following.number),
+        ("failures_total", "Requests to the bucket that failed.", standby.failures_total),
+    ):
+        yield _one(f"topics_replica_{name}", help, value)
 
 
 def _columns(

@@ -22,7 +22,7 @@ from topics.model import consumer, inspection, names, queue, records, router, to
 from topics.model.queue import ListedJob
 from topics.model.topic import DEFAULT_CONFIG, ArchiveConfig, ConfigPatch, TopicConfig
 from topics.model.wire import ErrorAnswer
-from topics.server.access.operations import Scope
+from topics.server.access.operations import CHANGES, Scope
 from topics.server.api.route import Route
 from topics.server.push import scan_formats as formats
 
@@ -168,6 +168,8 @@ def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
     codes = [*_EVERYWHERE, *texts.errors]
     if Code.READ_ONLY in codes:
         codes += [Code.REPLICA_UNAVAILABLE, Code.FENCED]
+    if route.scope & CHANGES:
+        codes.append(Code.NOT_WRITER)
     if route.body is not None:
         codes += _WITH_BODY
     if route.scope:

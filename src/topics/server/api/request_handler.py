@@ -6,7 +6,7 @@ from topics.engine.steps import Steps, once_loaded
 from topics.errors import Code, TopicsError
 from topics.model.wire import MAX_PLAIN_BODY_BYTES, body_too_large
 from topics.server.access.caller import ANYONE
-from topics.server.access.operations import Scope
+from topics.server.access.operations import CHANGES, Scope
 from topics.server.api.guard import Guard
 from topics.server.api.route import Call, Route, RouteTable, note_parameters, with_warnings
 from topics.server.api.services import Services, Startup
@@ -33,6 +33,7 @@ class RequestHandler:
         self._startup = startup
         self._recovered = False
         self._replaying = False  # records of some topics wait to be replayed
+        self._follows = False  # the server is a standby
         self._known_queries: set[tuple[Route, bytes]] = set()  # query strings without unknown parameters
         budget.listeners.append(self._choose_path)
 
@@ -40,6 +41,12 @@ class RequestHandler:
         self._services = services
         self._recovered = True
         self._replaying = services.engine.is_replaying
+        self._follows = services.standby is not None
+        self._choose_path()
+
+    def pause(self) -> None:
+        """Answer as during a start, until `begin` is called again."""
+        self._recovered = False
         self._choose_path()
 
     def admit(self, request: Request, content_length: int | None) -> Response | None:
@@ -120,11 +127,14 @@ class RequestHandler:
 
     def _choose_path(self) -> None:
         """Allow the fast path if nothing but the route of a request must be checked."""
-        self.direct = self.guard is None and self._recovered and not self._budget.full and not self._replaying
+        self.direct = self.guard is None and self._recovered and not self._budget.full
+        self.direct = self.direct and not self._replaying and not self._follows
 
     def _serve(self, call: Call) -> Answer:
         """Authorise the caller and run the handler. A retry is authorised again."""
         services = self._services
+        if self._follows and call.route.scope & CHANGES:
+            services.check_writer()
         if call.request.query and (call.route, call.request.query) not in self._known_queries:
             self._check_query(call)
         if self._replaying and self._must_replay(call):

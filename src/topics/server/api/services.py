@@ -12,6 +12,7 @@ from topics.server.http.server import HttpServer
 from topics.server.loop.replication import ReplicaService
 from topics.server.loop.samples import QueueSamples, ReaderSamples, Samples
 from topics.server.loop.sliced_work import SharedAnswers
+from topics.server.loop.standby import StandbyService
 from topics.server.loop.storage import Storage
 from topics.server.push.dispatcher import PushServices
 from topics.server.push.jobs import JobWaiters
@@ -116,6 +117,12 @@ class Services(PushServices, frozen=True, kw_only=True, eq=False):
     job_waiters: JobWaiters
     storage: Storage | None  # None without a data directory
     replica: ReplicaService | None = None
+    standby: StandbyService | None = None
+
+    def check_writer(self) -> None:
+        """Raise `not_writer` if the server is a standby."""
+        if self.standby is not None:
+            raise self.standby.not_writer()
 
     def check_ready(self) -> None:
         if self.runtime.draining:

@@ -46,6 +46,8 @@ class Upkeep(Ticker):
         super().end()
         if self._relief is not None:
             self._relief.cancel()
+            self._relief = None
+        self._budget.listeners.remove(self._changed)
 
     def take(self) -> None:
         tick_ns = self._runtime.clock.monotonic_ns
@@ -73,7 +75,7 @@ class Upkeep(Ticker):
     def _remove_expired_keys(self) -> None:
         state = self._runtime.engine.state
         if state.keyed:
-            now_ms = self._runtime.clock.now_ms()
+            now_ms = self._runtime.engine.clock.now_ms()
             idempotency.sweep(state, now_ms, topics=TOPICS_PER_SWEEP, keys=KEYS_PER_SWEEP)
 
     def _changed(self) -> None:

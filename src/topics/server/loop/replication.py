@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from topics import logs
-from topics.engine.durable.replication import Replication
+from topics.engine.durable.replication import ALIVE_MS, Replication
 from topics.server.loop.storage import RecoveryCancelled, ThreadWorker
 from topics.storage.replica import start, upkeep
 from topics.storage.replica.bucket import Bucket, BucketError, open_bucket
 from topics.storage.replica.history import History
+from topics.storage.replica.objects import PROMOTE, STANDBYS, Promote, read_promote
 from topics.storage.replica.sequence import State
 from topics.storage.replica.uploader import Uploader
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 log = logs.Log("replica")
 
 CHECK_S = 0.1  # how often writes that wait are looked at
+LOOK_MS = 15_000  # how often the writer looks for standbys, while it knows none
 PRUNE_MS = 3_600_000
 
 
@@ -40,6 +42,10 @@ class ReplicaService:
         self._opened = opened
         self._worker = ThreadWorker(loop, "topics-replica")
         self._file_worker = ThreadWorker(loop, "topics-replica-files")
+        self._look_worker = ThreadWorker(loop, "topics-replica-looks")
+        self._timer: asyncio.TimerHandle | None = None
+        self._looked_ms = 0
+        self.on_promote: Callable[[], None] = lambda: None  # called if a standby shall take over: this server must end
         self._moved = asyncio.Event()
         self._checking = False
         self._pruned_ms = 0
@@ -47,7 +53,7 @@ class ReplicaService:
 
     @classmethod
     async def prepare(
-        cls, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop, datadir: DataDir
+        cls, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop, datadir: DataDir, *, address: str
     ) -> ReplicaService:
         """Check that the directory and the replica belong together, restore an empty directory, and open it."""
         url, cancelled = settings.replica or "", False
@@ -58,12 +64,7 @@ class ReplicaService:
 
         def work() -> tuple[Bucket, start.Opened]:
             bucket = open_bucket(url, timeout_ms=settings.replica_timeout_ms)
-            name, scheme = socket.gethostname(), "http" if settings.tls_cert is None else "https"
-            host = name if settings.host in ("0.0.0.0", "::", "") else settings.host
-            about = start.Server(
-                url=url, host=name, address=f"{scheme}://{host}:{settings.port}",
-                interval_ms=settings.replica_interval_ms, max_lag_bytes=settings.replica_max_lag_bytes,
-            )  # fmt: skip
+            about = about_server(settings, address)
             opened = start.prepare(bucket, datadir.fs, datadir.root, about, now_ms=clock.now_ms(), progress=progress)
             datadir.open()
             return bucket, opened
@@ -88,8 +89,9 @@ class ReplicaService:
             cold_dir=None if settings.cold_dir is None else str(settings.cold_dir),
         )  # fmt: skip
         self.replication = replication = Replication(
-            uploader, storage.store, self._clock, timeout_ms=settings.replica_timeout_ms
-        )
+            uploader, storage.store, self._clock, timeout_ms=settings.replica_timeout_ms,
+            takeover_after_ms=settings.takeover_after_ms,
+        )  # fmt: skip
         replication.on_state = self._moved.set
         replication.on_wait = self._check_soon
         uploader.on_checkpoint = self._prune
@@ -98,11 +100,13 @@ class ReplicaService:
         report = await asyncio.to_thread(uploader.read_checkpoint, number)
         uploader.synced(storage.wal.synced_to)
         report()
+        self._tick()  # now: a standby must not take a long first checkpoint for silence
         await self._first_checkpoint(replication)
 
     def attach(self, engine: Engine) -> None:
         assert self.replication is not None
         self.replication.attach(engine.commits)
+        engine.routers.table.moved = {}
 
     async def drain(self) -> bool:
         """Wait until no write waits for an upload. Return whether that is so."""
@@ -115,7 +119,9 @@ class ReplicaService:
             waited = await self._wait(lambda: replication.sequence.state in (State.ENDED, State.FENCED))
             if not waited:
                 log.warning("end_not_uploaded", hint="a start elsewhere reports the last seqs of topics as lost")
-        for worker in (self._worker, self._file_worker):
+        if self._timer is not None:
+            self._timer.cancel()
+        for worker in (self._worker, self._file_worker, self._look_worker):
             await worker.close()
 
     async def _first_checkpoint(self, replication: Replication) -> None:
@@ -160,6 +166,36 @@ class ReplicaService:
         if self.replication is not None and self.replication.check():
             self._check_soon()
 
+    # --- standbys
+
+    def _tick(self) -> None:
+        """Refuse writes once a standby may have taken over, and look for standbys once in a while."""
+        assert self.replication is not None
+        self.replication.check_reach()
+        after_ms, now_ms = self._settings.takeover_after_ms, int(self._loop.time() * 1000)
+        if now_ms - self._looked_ms >= (ALIVE_MS if self.replication.followers else min(LOOK_MS, after_ms)):
+            self._looked_ms = now_ms
+            self._look()
+        self._timer = self._loop.call_later(min(1000, after_ms // 4) / 1000, self._tick)
+
+    def _look(self) -> None:
+        replication, found, promote = self.replication, dict[str, int](), list[Promote | None]()
+        assert replication is not None
+
+        def work() -> None:
+            found.update({one.name: one.at_ms for one in self._bucket.ls(STANDBYS)})
+            promote.append(read_promote(self._bucket.get(PROMOTE)) if found else None)
+
+        def done(error: Exception | None) -> None:
+            if error is not None:
+                return  # what is known stays: a standby may still be there
+            replication.note_standbys(found)
+            if promote[0] is not None and promote[0].term == replication.sequence.term and not promote[0].now:
+                log.info("promoting", standby=promote[0].standby)
+                self.on_promote()
+
+        self._look_worker.submit(work, done)
+
     def _prune(self) -> None:
         now_ms = self._clock.now_ms()
         if now_ms - self._pruned_ms < PRUNE_MS:
@@ -175,3 +211,19 @@ class ReplicaService:
                 log.warning("prune_failed", reason=str(error))
 
         self._file_worker.submit(work, done)
+
+
+def about_server(settings: Settings, address: str) -> start.Server:
+    """Return what objects of this server say about it."""
+    return start.Server(
+        url=settings.replica or "", host=socket.gethostname(), address=address,
+        interval_ms=settings.replica_interval_ms, max_lag_bytes=settings.replica_max_lag_bytes,
+    )  # fmt: skip
+
+
+def address_of(settings: Settings, port: int) -> str:
+    """Return where clients reach a server that listens on this port."""
+    if settings.advertised_url is not None:
+        return settings.advertised_url
+    host = socket.gethostname() if settings.host in ("0.0.0.0", "::", "") else settings.host
+    return f"{'http' if settings.tls_cert is None else 'https'}://{host}:{port}"

@@ -251,6 +251,8 @@ class Storage:
     def _tick(self) -> None:
         assert self._slices is not None
         began_ns, due = self._clock.monotonic_ns(), self._due()
+        if self._engine is not None and self._engine.routers.table.moved:
+            self._engine.routers.mark_moved()
         self.wal.tick()
         if self._engine is not None and self.wal.read_only is None:
             self._engine.queues.log_returns()

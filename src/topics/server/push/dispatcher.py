@@ -453,3 +453,6 @@ class PushServices(Struct, frozen=True, kw_only=True, eq=False):
     throttle: Throttle
     slices: Slices
     budget: MemoryBudget
+
+    def check_writer(self) -> None:
+        """Raise `not_writer` if the server is a standby."""

@@ -59,6 +59,10 @@ class History:
     def last_number(self) -> int:
         return max(self.log, default=0)
 
+    def first_after(self, number: int) -> int:
+        """Return the lowest number above `number` that was listed; 0 if there is none."""
+        return min((one for one in self.log if one > number), default=0)
+
     def end(self) -> End:
         """Return the end of the sequence."""
         if not self.log:
@@ -71,6 +75,10 @@ class History:
         data = self.bucket.get(objects.log_name(number))
         if data is None:
             raise Damaged(f"{objects.log_name(number)} is missing")
+        return self.decode(data, number)
+
+    def decode(self, data: bytes, number: int) -> Object:
+        """Return an object out of its bytes. Raise `Damaged` if they are not those of this object."""
         found = objects.decode(data, number)
         if found.head.replica != self.replica_id:
             raise Damaged(f"{objects.log_name(number)} belongs to another replica ({found.head.replica})")

@@ -4,7 +4,9 @@
     log/<20 digits>            the sequence; each object is created only if absent, and never changed
     files/<32 hex digits>      files of checkpoints; never changed
     latest                     JSON: the number of a late checkpoint. A hint where to begin a list: it may be outdated
-    standbys/<name>            JSON, overwritten: a server that follows the sequence
+    standbys/<name>            JSON (`Announced`), overwritten every few seconds: a server that follows the sequence;
+                               the name of one that never takes over ends with `.reader`
+    promote                    JSON (`Promote`): the writer ends, and a standby takes over
 
 An object of the sequence:
 
@@ -41,6 +43,7 @@ from topics.storage.datadir import DataDirError
 MAGIC = b"TOPICRPL"
 FORMAT = 1
 REPLICA, LATEST, LOG, FILES = "replica", "latest", "log/", "files/"
+STANDBYS, READER, PROMOTE = "standbys/", ".reader", "promote"
 
 Kind = Literal["term", "bytes", "checkpoint", "alive"]
 Position = tuple[int, int]  # number of a log file, and an offset in it
@@ -71,9 +74,29 @@ class Head(Struct, kw_only=True, frozen=True, omit_defaults=True):
     address: str = ""  # where clients reach the writer
     base: int = 0  # number of the last checkpoint before this object; 0 if there is none
     upto: Position = (0, 0)  # where the log in the bucket ends
+    as_of_ms: int = 0  # everything that happened before is in the log up to there
     pieces: tuple[Piece, ...] = ()
     reason: str = ""  # of a term: `start`, `gap` or `takeover`
     version: str = ""  # of a term: that of topics
+
+
+class Announced(Struct, kw_only=True, frozen=True):
+    """A server that follows the sequence."""
+
+    name: str
+    address: str  # where clients reach it
+    takes_over: bool
+    object: int  # the last one that it has applied
+    lag_ms: int
+    at_ms: int
+
+
+class Promote(Struct, frozen=True):
+    """The request that a standby takes over: once the writer of `term` has ended, or `now`."""
+
+    standby: str
+    term: int
+    now: bool = False
 
 
 class FileRef(Struct, frozen=True, array_like=True, gc=False):
@@ -177,6 +200,14 @@ def decode_identity(data: bytes) -> Identity:
     if found.format > FORMAT:
         raise Damaged(f"the replica has format {found.format}, and this version knows {FORMAT}; use a newer version")
     return found
+
+
+def read_promote(data: bytes | None) -> Promote | None:
+    """Return the request in an object; None if there is none that can be read."""
+    try:
+        return None if data is None else msgspec.json.decode(data, type=Promote)
+    except msgspec.MsgspecError:
+        return None
 
 
 def file_name(digest: str) -> str:

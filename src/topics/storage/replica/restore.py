@@ -177,6 +177,7 @@ class _Restore:
         number = self._state.checkpoint.snapshot
         snapshot = snap.decode(data, path=self._dir.snapshot_path(number), number=number)
         snapshot.boot_id = COPIED_BOOT_ID
+        snapshot.clean = self._state.checkpoint.clean
         snapshot.extra[snap.LEDGER] = msgspec.Raw(msgspec.msgpack.encode(number))
         mark, value = (snap.FAILOVER, self._state.last.at_ms) if restored_ms is None else (snap.RESTORED, restored_ms)
         snapshot.extra[mark] = msgspec.Raw(msgspec.msgpack.encode(value))

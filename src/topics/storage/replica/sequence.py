@@ -18,7 +18,7 @@ byte, until it is known what became of it. Positions are those of the log: a fil
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 
 from msgspec import Struct
@@ -118,7 +118,12 @@ class Sequence:
         self.left: Mapping[int, int] = {}  # the size of each log file that the log has left; the log changes it
         self._interval_ms = interval_ms
         self._max_lag_bytes = max_lag_bytes
-        self._marks: list[Position] = []  # where objects may end: synced positions, about `OBJECT_BYTES` apart
+        # Where objects may end: synced positions, about `OBJECT_BYTES` apart, each with the time that it covers.
+        self._marks: list[tuple[Position, int]] = []
+        self.as_of_ms: Callable[[], int] = lambda: 0  # the time that a sync which ends now covers, by the wall clock
+        self.is_quiet: Callable[[], bool] = lambda: False  # whether all of the log is synced
+        self.alive_ms = 0  # how often an object shows that the writer lives; 0 if nothing follows it
+        self.confirmed_ms = 0  # when the last object was sent that the bucket has confirmed
         self._behind_since_ms = 0  # about when the oldest bytes that are not uploaded were synced
         self._due_ms = 0  # when bytes that nobody waits for are uploaded
         self._in_flight: Upload | None = None
@@ -136,9 +141,9 @@ class Sequence:
             self._due_ms = now_ms + self._interval_ms
             self._behind_since_ms = now_ms
         if self._marks and self.size_bytes(self._mark_before(), position) <= OBJECT_BYTES:
-            self._marks[-1] = position
+            self._marks[-1] = position, self.as_of_ms()
         else:
-            self._marks.append(position)
+            self._marks.append((position, self.as_of_ms()))
         self.synced = position
         if self.is_open and self.lag_bytes > self._max_lag_bytes:
             self._give_up()
@@ -185,13 +190,19 @@ class Sequence:
         elif not self.is_open:
             return None
         elif self._is_cut_due(now_ms):
-            upto = self._marks.pop(0)
+            upto, as_of_ms = self._marks.pop(0)
             pieces = tuple(self.pieces(self.uploaded, upto))
-            upload = self._upload("bytes", wall_ms, pieces=pieces, upto=upto)
+            upload = self._upload("bytes", wall_ms, pieces=pieces, upto=upto, as_of_ms=as_of_ms)
+        elif self.urgent and self._marks:
+            return None  # a checkpoint has what waits: it must not come first, or a takeover would know more than this
         elif self._plans and self._plans[0].refs is not None and self._plans[0].after <= self.uploaded:
             upload = self._upload("checkpoint", wall_ms)
             upload.plan = self._plans[0]
             upload.body = objects.encode_checkpoint(self._checkpoint(self._plans[0], upload.head.number))
+        elif self.alive_ms and now_ms - self.confirmed_ms >= self.alive_ms:
+            upload = self._upload(
+                "alive", wall_ms, as_of_ms=self.as_of_ms() if self.is_quiet() and not self._marks else 0
+            )
         else:
             return None
         self._in_flight, self._last_wall_ms, self._sent_ms = upload, upload.head.at_ms, now_ms
@@ -210,9 +221,12 @@ class Sequence:
         """Return when `next` may have something that it has not now; None if only an event can change that."""
         if self._in_flight is not None:
             return None if self.failing_since_ms is None else max(self.retry_at_ms - now_ms, 0)
+        waits = []
         if self.is_open and self._marks:
-            return max((self._gathered_ms if self.urgent else self._due_ms) - now_ms, 0)
-        return None
+            waits.append(self._gathered_ms if self.urgent else self._due_ms)
+        if self.is_open and self.alive_ms:
+            waits.append(self.confirmed_ms + self.alive_ms)
+        return max(min(waits) - now_ms, 0) if waits else None
 
     def _is_cut_due(self, now_ms: int) -> bool:
         if not self._marks:
@@ -223,7 +237,7 @@ class Sequence:
 
     def _upload(
         self, kind: Kind, wall_ms: int, *, pieces: tuple[Piece, ...] = (), upto: Position | None = None,
-        reason: str = "", version: str = "",
+        as_of_ms: int = 0, reason: str = "", version: str = "",
     ) -> Upload:  # fmt: skip
         writer, term = self.writer, self.term + (kind == "term")
         upto = upto or (self._end_upto if kind == "term" else self.uploaded)
@@ -231,7 +245,8 @@ class Sequence:
             Head(
                 replica=writer.replica, number=self.last_number + 1, term=term, kind=kind,
                 at_ms=max(wall_ms, self._last_wall_ms), instance=writer.instance, host=writer.host,
-                address=writer.address, base=self.base, upto=upto, pieces=pieces, reason=reason, version=version,
+                address=writer.address, base=self.base, upto=upto, as_of_ms=as_of_ms, pieces=pieces,
+                reason=reason, version=version,
             ),
             upto=upto,
         )  # fmt: skip
@@ -245,7 +260,7 @@ class Sequence:
 
     def created(self, upload: Upload, now_ms: int) -> None:
         """Note that the object is in the bucket."""
-        self._in_flight = None
+        self._in_flight, self.confirmed_ms = None, self._sent_ms
         self.failing_since_ms, self.retries, self.last_failure = None, 0, ""
         head, self.last_number = upload.head, upload.head.number
         if head.kind == "term":
@@ -349,7 +364,7 @@ class Sequence:
     # --- transitions
 
     def _mark_before(self) -> Position:
-        return self._marks[-2] if len(self._marks) > 1 else self.uploaded
+        return self._marks[-2][0] if len(self._marks) > 1 else self.uploaded
 
     def _give_up(self) -> None:
         """Keep the log no longer: the next checkpoint begins a new term."""
@@ -364,7 +379,7 @@ class Sequence:
             self.reason, self._end_upto = "gap", self.uploaded
         self._began.clear()
         self.uploaded = (plan.snapshot, 0)
-        self._marks = [self.synced] if self.synced > self.uploaded else []
+        self._marks = [(self.synced, self.as_of_ms())] if self.synced > self.uploaded else []
 
     def _go(self, state: State) -> None:
         if state not in _NEXT[self.state]:

@@ -9,6 +9,9 @@
 
 The file REPLICA in the directory has the id of its replica, and the term and the instance of its last writer. It is
 written before the term: so a term of this directory is known to be its own, whatever happens in between.
+
+The directory of a standby (`follows`) is a copy: a start restores it again. It becomes that of a writer once a takeover
+has recovered it.
 """
 
 from __future__ import annotations
@@ -23,15 +26,15 @@ from msgspec import Struct
 
 from topics import logs
 from topics.storage.backup import is_vacant
-from topics.storage.datadir import DataDir
+from topics.storage.datadir import UNFINISHED, DataDir
 from topics.storage.fs import Fs, read_whole
 from topics.storage.log import walfile
 from topics.storage.replica import objects
 from topics.storage.replica.bucket import Bucket
 from topics.storage.replica.history import History
-from topics.storage.replica.objects import REPLICA, FileRef, ReplicaError
+from topics.storage.replica.objects import REPLICA, FileRef, Head, ReplicaError
 from topics.storage.replica.restore import Progress, restore
-from topics.storage.replica.sequence import NOWHERE, End, Sequence, State, Writer
+from topics.storage.replica.sequence import NOWHERE, End, Sequence, State, Upload, Writer
 
 log = logs.Log("replica")
 
@@ -46,6 +49,7 @@ class Owner(Struct, frozen=True):
     replica: str
     term: int = 0
     instance: str = ""
+    follows: bool = False  # it is a copy, which a standby keeps
 
 
 class Opened(Struct):
@@ -96,10 +100,10 @@ def _sequence(server: Server, replica_id: str, instance: str, end: End) -> Seque
     return Sequence(writer, end, interval_ms=server.interval_ms, max_lag_bytes=server.max_lag_bytes)
 
 
-def claim(datadir: DataDir, sequence: Sequence) -> None:
-    """Write down that this directory begins the next term, before that is in the bucket."""
-    if sequence.state is State.STARTING:
-        write_owner(datadir, Owner(sequence.writer.replica, sequence.term + 1, sequence.writer.instance))
+def claim(datadir: DataDir, sequence: Sequence, *, follows: bool = False) -> None:
+    """Write down that this directory begins the next term, before that is in the bucket, or has begun it."""
+    term, writer = sequence.term + (sequence.state is State.STARTING), sequence.writer
+    write_owner(datadir, Owner(writer.replica, term, writer.instance, follows))
 
 
 def read_owner(fs: Fs, path: str) -> Owner | None:
@@ -136,15 +140,102 @@ def _restore(
             sequence = begin(history.end())
             upload = sequence.next(0, now_ms)
             assert upload is not None, "a sequence starts with its term"
-            claim(datadir, sequence)
-            name, data = objects.log_name(upload.head.number), objects.encode(upload.head)
-            if history.bucket.create(name, data) or history.bucket.get(name) == data:
-                sequence.created(upload, 0)
+            if _begin_term(history, sequence, upload, partial(claim, datadir, sequence)):
                 return upload.head.number - 1
 
     done = restore(history, fs, path, seal=seal, progress=progress)
     log.info("restored", object=done.object, snapshot=done.snapshot, bytes=done.bytes, took_over_from=end.host)
     return Opened(sequence, history.state(sequence.last_number - 1).checkpoint.files, is_new=False)
+
+
+# --- standbys
+
+
+class Loaded(Struct):
+    """A directory that has the state at an object, for a standby."""
+
+    history: History
+    last: Head  # of the object
+    term: int  # of the checkpoint that the state began with
+
+
+class NothingToFollow(ReplicaError):
+    """The replica has no checkpoint yet: no writer has begun it."""
+
+
+def load(bucket: Bucket, fs: Fs, path: str, *, progress: Progress = lambda done, total: None) -> Loaded | None:
+    """Restore the directory of a standby. Return None if it is that of the last writer, which goes on. Blocks.
+
+    Raise `NothingToFollow`, `NotOurs`, `Damaged`, `BucketError`, `DataDirError` or OSError.
+    """
+    history = History.open(bucket)
+    end = End() if history is None else history.end()
+    if history is None or not end.base:
+        raise NothingToFollow("the replica has no checkpoint yet; start its writer")
+    if not is_vacant(fs, path):
+        owner = read_owner(fs, path)
+        if owner is None or owner.replica != history.replica_id:
+            raise NotOurs(f"{path} has data that is not from this replica; start a standby with an empty directory")
+        if not owner.follows and (owner.term, owner.instance) == (end.term, end.instance):
+            return None
+        if not owner.follows:
+            raise NotOurs(
+                f"{path} is that of an earlier writer (term {owner.term}), and may have writes that the replica lacks; "
+                "move it away: an empty directory is restored"
+            )
+        _clear(fs, path)
+
+    def seal(datadir: DataDir) -> int:
+        write_owner(datadir, Owner(history.replica_id, follows=True))
+        return end.number
+
+    restore(history, fs, path, number=end.number, seal=seal, progress=progress)
+    state = history.state(end.number)
+    return Loaded(history, state.last, state.head.term)
+
+
+def succeed(
+    loaded: Loaded, number: int, server: Server, datadir: DataDir, instance: str, *, now_ms: int
+) -> Opened | None:
+    """Begin a term behind object `number`, which the directory has. Return None if there is a later object. Blocks.
+
+    Raise `BucketError` if it is unknown whether the term has begun. Another one may begin then.
+    """
+    history = loaded.history
+    if history.last_number != number:
+        return None
+    sequence = _sequence(server, history.replica_id, instance, history.end())
+    sequence.reason = "takeover"
+    upload = sequence.next(0, now_ms)
+    if upload is None or not _begin_term(history, sequence, upload, lambda: claim(datadir, sequence, follows=True)):
+        return None
+    return Opened(sequence, history.state(number).checkpoint.files, is_new=False)
+
+
+def _begin_term(history: History, sequence: Sequence, upload: Upload, claim: Callable[[], None]) -> bool:
+    """Create the object that begins a term. Return False if another one has its number."""
+    claim()
+    name, data = objects.log_name(upload.head.number), objects.encode(upload.head)
+    if not history.bucket.create(name, data) and history.bucket.get(name) != data:
+        return False
+    sequence.created(upload, 0)
+    return True
+
+
+def _clear(fs: Fs, path: str) -> None:
+    """Remove a copy. What is left after a crash is an unfinished copy."""
+    datadir = DataDir(fs, path)
+    datadir.open()
+    try:
+        fs.open(posixpath.join(path, UNFINISHED), create=True).close()
+        fs.unlink(posixpath.join(path, "FORMAT"))
+        fs.sync_dir(path)
+        topics = [datadir.topic_dir(topic_id) for topic_id in datadir.topic_ids()]
+        for folder in (datadir.wal_dir, datadir.snapshots_dir, datadir.ledger_dir, *topics):
+            for name in fs.listdir(folder):
+                fs.unlink(posixpath.join(folder, name))
+    finally:
+        datadir.close()
 
 
 def _check(fs: Fs, path: str, owner: Owner | None, history: History | None, end: End, url: str) -> None:
@@ -157,6 +248,8 @@ def _check(fs: Fs, path: str, owner: Owner | None, history: History | None, end:
             )
         return
     since = f"since {objects.shown_time(end.at_ms)}"
+    if owner is not None and owner.follows:
+        raise NotOurs(f"{path} is the copy of a standby; start it with --standby, or with an empty directory")
     if owner is None or owner.replica != history.replica_id:
         raise NotOurs(
             f"{path} has data, and {url} is the replica of another directory; choose another prefix, or an empty "

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 from msgspec import Struct
 
 from topics.storage.replica import objects
+from topics.storage.replica.bucket import Bucket
 from topics.storage.replica.history import History
-from topics.storage.replica.objects import FILES, Damaged, Head
+from topics.storage.replica.objects import FILES, STANDBYS, Announced, Damaged, Head
 
 SLACK_MS = 600_000  # clocks of a bucket differ from each other by less
 HOUR_MS = 3_600_000
@@ -37,6 +39,7 @@ class Status(Struct, kw_only=True):
     bytes: int = 0
     objects_last_hour: int = 0
     oldest_ms: int = 0
+    standbys: list[Announced] = []
 
 
 class Verified(Struct, kw_only=True):
@@ -68,7 +71,8 @@ def prune(history: History, *, before_ms: int) -> Pruned:
     kept = {ref.name for ref in state.checkpoint.files}
     limit_ms = history.log[state.number].at_ms - SLACK_MS
     files = [one for one in history.bucket.ls(FILES) if one.name not in kept and one.at_ms < limit_ms]
-    history.bucket.delete([one.name for one in (*sorted(old), *files)])
+    silent = [one.name for one in history.bucket.ls(STANDBYS) if one.at_ms < limit_ms]
+    history.bucket.delete([*(one.name for one in (*sorted(old), *files)), *silent])
     for number in [number for number in history.log if number < first]:
         del history.log[number]
     size = sum(one.size_bytes for one in (*old, *files))
@@ -96,13 +100,19 @@ def status(history: History, *, now_ms: int) -> Status:
     found.objects, found.files = len(history.log), len(files)
     found.bytes = sum(one.size_bytes for one in (*history.log.values(), *files))
     found.objects_last_hour = sum(one.at_ms > now_ms - HOUR_MS for one in history.log.values())
-    found.oldest_ms = oldest_ms(history)
+    found.oldest_ms, found.standbys = oldest_ms(history), standbys(history.bucket)
     try:
         state = history.state(last.number)
     except Damaged:
         return found
     found.checkpoint, found.clean = state.number, state.checkpoint.clean and state.number == last.number
     return found
+
+
+def standbys(bucket: Bucket) -> list[Announced]:
+    """Return the servers that follow the replica, as they have announced themselves last."""
+    found = [bucket.get(one.name) for one in bucket.ls(STANDBYS)]
+    return sorted([msgspec.json.decode(data, type=Announced) for data in found if data], key=lambda one: one.name)
 
 
 def verify(history: History, *, progress: Callable[[int, int], None] = lambda done, total: None) -> Verified:

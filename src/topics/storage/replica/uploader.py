@@ -18,7 +18,7 @@ from topics.storage.replica import files, objects
 from topics.storage.replica.bucket import Bucket, BucketError
 from topics.storage.replica.files import LocalCheckpoint
 from topics.storage.replica.objects import LATEST, FileRef
-from topics.storage.replica.sequence import FIRST_RETRY_MS, MAX_RETRY_MS, Plan, Sequence, State, Upload
+from topics.storage.replica.sequence import FIRST_RETRY_MS, MAX_RETRY_MS, NOWHERE, Plan, Sequence, State, Upload
 from topics.storage.worker import Worker
 
 log = logs.Log("replica")
@@ -89,7 +89,8 @@ class Uploader:
         return any(path in paths for paths in list(self._held.values()))
 
     def _checkpointed(self, local: LocalCheckpoint) -> None:
-        plan = Plan(local.snapshot, local.clean)
+        # After an orderly stop, a start begins with the snapshot of that stop: it is no end then.
+        plan = Plan(local.snapshot, local.clean and self.sequence.uploaded != NOWHERE)
         self._local[plan] = local
         self.sequence.note_checkpoint(plan)
         self._forget_plans()

@@ -57,6 +57,7 @@ def diff(services: Services, call: Call) -> Answer:
 
 def _diff_as_consumer(services: Services, call: Call, wanted: DiffRequest) -> Answer:
     """Commit if the request says so, then return the records behind the position of the consumer."""
+    services.check_writer()
     name, reader = call.params["topic"], wanted.consumer
     if reader is None:
         raise invalid("commit needs consumer: whose position to move", field="commit")

@@ -43,10 +43,16 @@ def get_ready(services: Services, call: Call) -> Answer:
     warnings: list[str] | UnsetType = UNSET
     if storage is not None and (why := storage.store.retries.reason) is not None:
         warnings = [f"checkpoints fail, so the log grows: {why}"]
+    standby = None if services.standby is None else services.standby.standby
     replication = None if services.replica is None else services.replica.replication
-    if replication is not None and replication.is_away:
+    if standby is not None and standby.following.last_failure:
+        warnings = [*(warnings or []), f"the replica does not answer: {standby.following.last_failure}"]
+    elif standby is None and replication is not None and replication.is_away:
         warnings = [*(warnings or []), f"the replica does not answer: {replication.sequence.last_failure}"]
-    return json_answer(200, Ready("ready", True, len(services.engine.topics), performance(call.request), warnings))
+    answer = Ready("ready", True, len(services.engine.topics), performance(call.request), warnings)
+    if standby is not None:
+        answer.follows, answer.replica_lag_ms = standby.following.writer.address, standby.lag_ms
+    return json_answer(200, answer)
 
 
 def get_metrics(services: Services, call: Call) -> Answer:

@@ -26,6 +26,7 @@ def create_watch(services: Services, call: Call) -> Answer:
     if more is None:
         return _created(services, call, wanted, lenient=lenient)
     authorise(services.engine, call.caller, more, wanted=wanted)
+    services.check_writer()
     most = services.runtime.settings.max_watch_topics
     opened = open_positions(services.engine, wanted.topics, max_topics=most, lenient=lenient)
 

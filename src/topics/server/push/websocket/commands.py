@@ -19,7 +19,7 @@ from topics.model import watch
 from topics.model.watch import Command, Publish, PublishAck, PublishTimes, RequestId, Subscribe, TopicOptions
 from topics.model.wire import check_u64
 from topics.server.access.caller import Caller, authorise
-from topics.server.access.operations import operation_of
+from topics.server.access.operations import CHANGES, operation_of
 from topics.server.push.dispatcher import PushServices
 from topics.server.push.subscription_set import (
     SubscriptionSet,
@@ -85,6 +85,8 @@ class SocketCommands:
         request_id = command.request_id
         try:
             operation, targets = operation_of(command)
+            if operation.scope & CHANGES:
+                self._services.check_writer()
             authorise(self._services.runtime.engine, self._caller, operation, *targets, wanted=command)
             if isinstance(command, Publish):
                 self._publish(command, warnings, size_bytes=size_bytes)

@@ -1,0 +1,300 @@
+"""Real servers: standbys follow a writer, and take over when it is killed, stopped, cut off, or told to end."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ServerProcess
+from tests.faults.test_replica_processes import append, call, read, s3, topics
+
+FAST = {
+    "segment_max_events": 16, "checkpoint_interval_ms": 300, "replica_interval_ms": 50, "takeover_after_ms": 900,
+    "sync_interval_ms": 10,
+}  # fmt: skip
+
+
+@pytest.fixture
+def running() -> Iterator[list[ServerProcess]]:
+    servers: list[ServerProcess] = []
+    yield servers
+    for server in servers:
+        if server.process.poll() is None:
+            server.process.send_signal(signal.SIGCONT)
+            server.kill()
+
+
+def begin(running: list[ServerProcess], tmp_path: Path, name: str, **settings: object) -> ServerProcess:
+    known = {"data_dir": tmp_path / name, "replica": f"file://{tmp_path}/replica", **FAST, **settings}
+    server = ServerProcess(tmp_path / f"{name}-server", known)
+    running.append(server)
+    return server
+
+
+def wait_for(reached: Callable[[], Any], timeout_s: float = 20) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not (found := reached()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+    return found
+
+
+def head(server: ServerProcess, topic: str) -> int:
+    status, answer = call(server, "GET", f"topics/{topic}")
+    return int(answer["head_seq"]) if status == 200 else 0
+
+
+def takes_writes(server: ServerProcess) -> bool:
+    try:
+        return call(server, "POST", "topics/probe", {"records": [{"data": 1}]})[0] in (200, 201)
+    except OSError:
+        return False
+
+
+def test_standby_serves_reads_and_takes_over_from_a_killed_writer(running: list[ServerProcess], tmp_path: Path):
+    writer = begin(running, tmp_path, "a")
+    call(writer, "PUT", "topics/sure", {"durability": "replicated"})
+    append(writer, "sure", "first")
+    append(writer, "plain", 1)
+    standby = begin(running, tmp_path, "b", standby=True)
+    for number in range(50):
+        append(writer, "sure", number, idempotency_key=f"k{number}")
+    wait_for(lambda: head(standby, "sure") == 51)
+    assert read(standby, "sure") == read(writer, "sure")
+    status, answer = call(standby, "POST", "topics/sure", {"records": [{"data": 1}]})
+    assert (status, answer["error"]["code"]) == (421, "not_writer")
+    assert answer["error"]["detail"] == {"writer": writer.url}
+    writer.kill()
+    wait_for(lambda: takes_writes(standby))
+    assert append(standby, "sure", 0, idempotency_key="k0") == 2, "the key is known"
+    assert append(standby, "sure", "next") == 52
+    records, gaps = read(standby, "sure")
+    assert (len(records), gaps) == (52, [])
+    assert all(reason == "failover" for _, _, reason in read(standby, "plain")[1])
+
+
+def test_stopped_writer_acknowledges_no_replicated_write_after_a_takeover(running: list[ServerProcess], tmp_path: Path):
+    writer = begin(running, tmp_path, "a")
+    call(writer, "PUT", "topics/sure", {"durability": "replicated"})
+    standby = begin(running, tmp_path, "b", standby=True)
+    append(writer, "sure", 1)
+    wait_for(lambda: head(standby, "sure") == 1)
+    writer.process.send_signal(signal.SIGSTOP)
+    late: list[tuple[int, Any]] = []
+
+    def send() -> None:
+        late.append(call(writer, "POST", "topics/sure", {"records": [{"data": "late"}]}))
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    wait_for(lambda: takes_writes(standby))
+    assert append(standby, "sure", 2) == 2
+    writer.process.send_signal(signal.SIGCONT)
+    sender.join()
+    [(status, answer)] = late
+    assert (status, answer["error"]["code"]) == (503, "fenced")
+    assert list(read(standby, "sure")[0].values()) == [1, 2]
+    assert wait_for(lambda: call(writer, "GET", "ready")[0] == 503)
+
+
+def test_promoted_standby_goes_on_without_a_gap(running: list[ServerProcess], tmp_path: Path):
+    writer = begin(running, tmp_path, "a", replica_interval_ms=200)
+    call(writer, "PUT", "topics/jobs", {"type": "queue"})
+    append(writer, "jobs", "a")
+    standby = begin(running, tmp_path, "b", standby=True, no_takeover=True)
+    for number in range(30):
+        append(writer, "plain", number)
+    url = f"file://{tmp_path}/replica"
+    wait_for(lambda: "read replica" in topics("replica", "status", url).stdout)
+    done = topics("replica", "promote", url)
+    assert done.returncode == 0, done.stderr
+    assert standby.url in done.stdout
+    assert writer.process.wait(20) == 0, "the writer has stopped in order"
+    wait_for(lambda: takes_writes(standby))
+    assert read(standby, "plain") == ({number + 1: number for number in range(30)}, [])
+    assert append(standby, "plain", "next") == 31
+    assert call(standby, "POST", "topics/jobs/claim", {"node": "w"})[1]["claimed"][0]["data"] == "a"
+    assert json.loads(topics("replica", "status", url, "--json").stdout)["term"] == 2
+
+
+def test_promote_without_a_writer(running: list[ServerProcess], tmp_path: Path):
+    writer, url = begin(running, tmp_path, "a"), f"file://{tmp_path}/replica"
+    append(writer, "plain", 1)
+    assert topics("replica", "promote", url).returncode == 2, "there is no standby"
+    standby = begin(running, tmp_path, "b", standby=True, no_takeover=True, takeover_after_ms=60_000)
+    wait_for(lambda: "read replica" in topics("replica", "status", url).stdout)
+    writer.kill()
+    done = topics("replica", "promote", url, "--now")
+    assert done.returncode == 0, done.stderr
+    wait_for(lambda: takes_writes(standby))
+
+
+def sse(server: ServerProcess, topic: str, from_seq: int) -> Iterator[int]:
+    """Watch a topic. Yield the seqs of its records until the stream ends."""
+    status, made = call(server, "POST", "watch", {"topics": {topic: {"from_seq": from_seq}}})
+    assert status == 200, made
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection.request(
+        "GET", made["stream_url"] if "stream_url" in made else made["url"], headers={"accept": "text/event-stream"}
+    )
+    answer = connection.getresponse()
+    for line in answer:
+        if line.startswith(b"data:"):
+            frame = json.loads(line[5:])
+            for record in frame.get("records", []):
+                yield record["$seq"]
+    connection.close()
+
+
+def test_watch_goes_on_at_the_standby(running: list[ServerProcess], tmp_path: Path):
+    writer = begin(running, tmp_path, "a")
+    call(writer, "PUT", "topics/sure", {"durability": "replicated"})
+    standby = begin(running, tmp_path, "b", standby=True)
+    seen: list[int] = []
+    stop = threading.Event()
+
+    def watch() -> None:
+        servers = [writer, standby]
+        while not stop.is_set():
+            try:
+                for seq in sse(servers[0], "sure", seen[-1] if seen else 0):
+                    seen.append(seq)
+            except (OSError, http.client.HTTPException, AssertionError, ValueError):
+                servers.reverse()
+                time.sleep(0.02)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    for number in range(20):
+        append(writer, "sure", number)
+    wait_for(lambda: len(seen) >= 20)
+    writer.kill()
+    wait_for(lambda: takes_writes(standby))
+    for number in range(20):
+        append(standby, "sure", number)
+    wait_for(lambda: len(seen) >= 40)
+    stop.set()
+    assert seen == list(range(1, 41))
+
+
+def test_second_standby_follows_the_new_writer(running: list[ServerProcess], tmp_path: Path):
+    writer = begin(running, tmp_path, "a")
+    call(writer, "PUT", "topics/sure", {"durability": "replicated"})
+    append(writer, "sure", 1)
+    standby = begin(running, tmp_path, "b", standby=True)
+    reader = begin(running, tmp_path, "c", standby=True, no_takeover=True)
+    writer.kill()
+    wait_for(lambda: takes_writes(standby))
+    assert append(standby, "sure", 2) == 2
+    wait_for(lambda: head(reader, "sure") == 2)
+    status, answer = call(reader, "POST", "topics/sure", {"records": [{"data": 1}]})
+    assert (status, answer["error"]["detail"]) == (421, {"writer": standby.url})
+    standby.stop()
+    again = begin(running, tmp_path, "b", standby=True)
+    assert takes_writes(again), "the directory of the last writer goes on as that"
+
+
+def test_writer_with_a_standby_refuses_writes_without_the_bucket(running: list[ServerProcess], tmp_path: Path):
+    writer = begin(running, tmp_path, "a")
+    append(writer, "plain", 1)
+    begin(running, tmp_path, "b", standby=True, takeover_after_ms=60_000)
+    wait_for(lambda: call_metrics(writer)["topics_replica_followers"] == 1)
+    folder = tmp_path / "replica" / "log"
+    folder.rename(tmp_path / "away")
+    folder.write_text("no folder")
+    refused = wait_for(lambda: refusal(writer))
+    assert refused["code"] == "replica_unavailable"
+    assert "a standby may have taken over" in refused["message"]
+    folder.unlink()
+    (tmp_path / "away").rename(folder)
+    wait_for(lambda: takes_writes(writer))
+
+
+def refusal(server: ServerProcess) -> Any:
+    status, answer = call(server, "POST", "topics/plain", {"records": [{"data": 1}]})
+    return None if status in (200, 201) else answer["error"]
+
+
+def call_metrics(server: ServerProcess) -> Any:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    try:
+        connection.request("GET", "/v0/metrics", headers={"accept": "application/json"})
+        return json.loads(connection.getresponse().read())
+    finally:
+        connection.close()
+
+
+def written_under_load(server: ServerProcess, acked: dict[int, str], name: str, wanted: int) -> list[threading.Thread]:
+    """Write to `sure` with four clients until so many writes are acknowledged. Return the clients, which go on."""
+
+    def write(client: str) -> None:
+        number = 0
+        while True:
+            number += 1
+            try:
+                seq = append(server, "sure", f"{client}{number}", idempotency_key=f"{client}{number}")
+            except (OSError, http.client.HTTPException, AssertionError):
+                return
+            assert seq not in acked, "a seq was given out twice"
+            acked[seq] = f"{client}{number}"
+
+    clients = [threading.Thread(target=write, args=(f"{name}c{at}-",), daemon=True) for at in range(4)]
+    before = len(acked)
+    for client in clients:
+        client.start()
+    # The clients end early if a busy machine lets the writer stand still, and the standby takes over by itself.
+    wait_for(lambda: len(acked) >= before + wanted or not any(client.is_alive() for client in clients))
+    return clients
+
+
+def takeovers_under_load(running: list[ServerProcess], tmp_path: Path, rounds: int) -> int:
+    """Kill or stop the writer under load, again and again. Return how many writes were acknowledged."""
+    acked: dict[int, str] = {}
+    writer = begin(running, tmp_path, "n0")
+    call(writer, "PUT", "topics/sure", {"durability": "replicated"})
+    for round_ in range(1, rounds + 1):
+        standby = begin(running, tmp_path, f"n{round_}", standby=True, takeover_after_ms=2_000)
+        clients = written_under_load(writer, acked, f"r{round_}", 40)
+        how = signal.SIGKILL if round_ % 2 else signal.SIGSTOP
+        writer.process.send_signal(how)
+        wait_for(lambda standby=standby: takes_writes(standby))
+        writer.process.send_signal(signal.SIGCONT)
+        for client in clients:
+            client.join(20)
+        writer.kill()
+        writer = standby
+    records, gaps = read(writer, "sure")
+    assert gaps == []
+    assert {seq: records.get(seq) for seq in acked} == acked
+    return len(acked)
+
+
+def test_takeovers_under_load_lose_no_acknowledged_write(running: list[ServerProcess], tmp_path: Path):
+    assert takeovers_under_load(running, tmp_path, 2) > 0
+
+
+@pytest.mark.torture
+def test_many_takeovers_under_load_lose_no_acknowledged_write(running: list[ServerProcess], tmp_path: Path):
+    assert takeovers_under_load(running, tmp_path, 100) > 1_000
+
+
+def test_standby_follows_an_s3_bucket(s3: str, running: list[ServerProcess], tmp_path: Path):
+    writer = begin(running, tmp_path, "a", replica=s3)
+    call(writer, "PUT", "topics/sure", {"durability": "replicated"})
+    standby = begin(running, tmp_path, "b", standby=True, replica=s3)
+    append(writer, "sure", 1, 2)
+    wait_for(lambda: head(standby, "sure") == 2)
+    writer.kill()
+    wait_for(lambda: takes_writes(standby))
+    assert append(standby, "sure", 3) == 3
+
+
+__all__ = ["s3"]
