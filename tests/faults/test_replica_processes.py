@@ -246,7 +246,7 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     connection.request("PUT", "/bucket")
     assert connection.getresponse().status == 200
     connection.close()
-    yield "s3://bucket/some/prefix"
+    yield f"s3://bucket/{port}/prefix"  # moto keeps its buckets for the whole process
     server.stop()
 
 

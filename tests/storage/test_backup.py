@@ -305,3 +305,26 @@ def test_copy_that_is_killed_at_any_call_leaves_a_whole_target():
             backup.copy(twin, "/data", "/copy")
         for mode in KILLS:
             assert live_in(twin.crash(mode), "/copy") >= 4, (call, mode)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_file_that_is_missing_once_is_looked_for_again(monkeypatch: pytest.MonkeyPatch, times: int):
+    """The server removes the files of an older snapshot after it has written the newer one."""
+    disk = SimDisk(seed=1)
+    written(disk).wal.close()
+    path = DataDir(disk, "/data").wal_path(DataDir(disk, "/data").wal_numbers()[-1])
+    opened, left = disk.open, [times]
+
+    def open_later(name: str, **how: bool) -> object:
+        if name == path and left[0]:
+            left[0] -= 1
+            raise FileNotFoundError(2, "No such file or directory", name)
+        return opened(name, **how)
+
+    monkeypatch.setattr(disk, "open", open_later)
+    if times == 1:
+        assert backup.copy(disk, "/data", "/copy", pause=lambda: None).tries == 2
+        assert verify(disk, "/copy").clean
+    else:
+        with pytest.raises(CopyError, match="is missing"):
+            backup.copy(disk, "/data", "/copy", pause=lambda: None)

@@ -79,7 +79,7 @@ class Copied(Struct, kw_only=True):
 
 
 class _Overtaken(Exception):
-    """The server has written a newer snapshot since the copy began."""
+    """The server has written a newer snapshot since the copy began, or may be removing the files of an older one."""
 
 
 def copy(
@@ -184,19 +184,21 @@ class _Copier:
         self._fresh: set[str] = set()  # segments that any try of this run has copied
         self._examined: dict[tuple[int, ...], list[Problem]] = {}  # of segments that any try has read, by footer
         self._held = HeldBackup(target)
+        self._missed: str | None = None  # the file that the last try did not find
         self._costs: list[str] = []  # damage that would cost the target a record
         self._unsynced: set[str] = set()  # folders with new names, to be synced together before the snapshot names them
 
     def run(self) -> None:
-        """Make one try. Raise `_Overtaken` if the server has written a newer snapshot."""
+        """Make one try. Raise `_Overtaken` if the server has written a newer snapshot, or a file is missing once."""
         newest = newest_number(self.source)
         try:
             self._try()
         except FileNotFoundError as error:
-            if newest_number(self.source) != newest:
-                raise _Overtaken from None
             if isinstance(error, NotAFile):
                 raise CopyError(f"{error.filename}: {error.strerror}; {next_step(error)}") from error
+            missed, self._missed = self._missed, error.filename
+            if newest_number(self.source) != newest or missed != error.filename:
+                raise _Overtaken from None
             raise CopyError(f"{error.filename} is missing; run `topics verify {self.source.root}`") from error
 
     def _try(self) -> None:

@@ -65,6 +65,16 @@ def delete_steps(engine: Engine, match: TagMatch, *, before_seq: int | None = No
     return engine.delete_records("t", before_seq=before_seq, match=match, **options)
 
 
+def test_delete_takes_records_of_a_segment_that_grows_between_its_steps() -> None:
+    engine = open_engine(SimClock())
+    append(engine, "t", record(tag="b"), record(tag="c"))
+    engine.append("t", write(record(tag="b"), record(tag="b")))  # has its seqs, and is not there yet
+    steps = delete_steps(engine, TagMatch("Eq", "b"))
+    ticket = result(steps, between=engine.flush)
+    assert done(engine, ticket).deleted == 3
+    assert live(engine) == {2: "c"}
+
+
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("kind", ["log", "queue"])
 def test_delete_in_steps_takes_what_it_would_take_at_once(seed: int, kind: str) -> None:

@@ -214,7 +214,7 @@ def tagged(
     """Yield what a delete by tag takes from each segment: as it was found beforehand, or else by a look."""
     for segment, low, high in list(topic.spans(topic.earliest, min(before_seq, topic.head + 1))):
         known = chosen.get(segment.first)
-        if known is not None and known.fits(segment, high):
+        if known is not None and known.fits(segment, low, high):
             yield segment, known
         elif segment.live and retention.ready(topic, segment):
             yield segment, choose_by_tag(segment, match, low, high)
@@ -258,7 +258,7 @@ def _delete_seqs(topic: Topic, seqs: list[int], chosen: Mapping[int, Chosen]) ->
         run = [seq - segment.first for seq in seqs[at:stop] if segment.first <= seq < segment.end]
         at = stop
         known = chosen.get(segment.first)
-        if run and known is not None and known.fits(segment, run[-1] + 1, len(run)):
+        if run and known is not None and known.fits(segment, run[0], run[-1] + 1, len(run)):
             _delete_chosen(topic, segment, known)
         elif run and retention.ready(topic, segment):  # no run: all seqs lie in a gap before the segment
             topic.removed(*segment.mark(run, DELETED))

@@ -94,7 +94,11 @@ def _count_live(topic: Topic, seqs: list[int], known: Removal) -> int:
     for segment, low, high in list(topic.spans(topic.earliest, topic.head + 1)):
         mine = seqs[bisect_left(seqs, segment.first + low) : bisect_left(seqs, segment.first + high)]
         chosen = known.chosen.get(segment.first)
-        if mine and chosen is not None and chosen.fits(segment, mine[-1] + 1 - segment.first, len(mine)):
+        if (
+            mine
+            and chosen is not None
+            and chosen.fits(segment, mine[0] - segment.first, mine[-1] + 1 - segment.first, len(mine))
+        ):
             found += chosen.count
         elif mine and segment.live and retention.ready(topic, segment):
             marks = segment.marks

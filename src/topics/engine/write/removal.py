@@ -45,14 +45,15 @@ class Chosen(Struct, eq=False):
         """Return one byte for each position from `low` on: 1 if the delete takes the record there."""
         return np.unpackbits(self.bits, count=self.high - self.low)
 
-    def fits(self, segment: Segment, high: int, asked: int | None = None) -> bool:
-        """Return whether the segment has not changed, and the delete still means the records up to `high`.
+    def fits(self, segment: Segment, low: int, high: int, asked: int | None = None) -> bool:
+        """Return whether the segment has not changed, and the delete means the records at positions [low, high).
 
-        Records are never revived, so count and live together show every change. A delete by seq may take fewer of the
-        named records than were looked at (`asked`), but never others.
+        Records are never revived, so count and live together show every change. A segment that grows between two steps
+        is looked at in parts, and this may be the last one only. A delete by seq may take fewer of the named records
+        than were looked at (`asked`), but never others.
         """
-        now = segment.count, segment.live, high, asked
-        return (self.segment_count, self.segment_live, self.high, self.asked) == now
+        now = segment.count, segment.live, low, high, asked
+        return (self.segment_count, self.segment_live, self.low, self.high, self.asked) == now
 
 
 class Removal(Struct, eq=False):
