@@ -76,11 +76,11 @@ def test_commands_of_the_page_share_one_spark(user: User, server: ServerProcess,
     assert (was["running"], was["usable"], was["idle_s"], was["commands"]) == (True, True, 7200, 0)
     # Its executors have the settings of object stores from its own start.
     assert not user.status(AWS_REGION="eu-central-1")["usable"]
-    report = archived(user, server, "prices", tmp_path / "lake")
-    assert report["execution"] == {
-        "engine": "spark",
-        "reason": "3 seqs, 249 B: on Spark, started by `topics spark start`",
-    }
+    with Client(server.url) as later:
+        later.append("orders", [{"data": 1}])
+    report = archived(user, server, "orders", tmp_path / "lake")
+    assert report["execution"]["engine"] == "spark"
+    assert report["execution"]["reason"].endswith(": on Spark, started by `topics spark start`")
     assert "3" in user.run("sql", "--url", server.url, "select count(*) from prices")
     user.run(*shlex.split(last)[1:])
     assert json.loads(user.run("spark", "status", "--json", status=1)) == {"running": False}
@@ -90,28 +90,29 @@ def test_commands_of_the_page_share_one_spark(user: User, server: ServerProcess,
 def test_killed_command_frees_its_session_and_two_do_not_share_one(
     user: User, server: ServerProcess, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    client.append("prices", [{"data": {"price": price}} for price in range(3)])
+    for topic in ("one", "two", "three"):
+        client.append(topic, [{"data": n} for n in range(3)])
     user.run("spark", "start")
     monkeypatch.setenv("XDG_CACHE_HOME", user.env["XDG_CACHE_HOME"])
     following = user.begin(
-        "pipeline", "archive", "--url", server.url, "--topic", "prices", "--lake", tmp_path / "one", "--follow"
+        "pipeline", "archive", "--url", server.url, "--topic", "one", "--lake", tmp_path / "one", "--follow"
     )
     try:
         while not warm.sessions_in_use():
             assert following.poll() is None
-        report = archived(user, server, "prices", tmp_path / "two")
-        assert report["records"] == 3
+        report = archived(user, server, "two", tmp_path / "two")
+        assert report["topics"][0]["records"] == 3
         assert warm.sessions_in_use() == 1
     finally:
         following.kill()
         following.communicate()
     assert warm.sessions_in_use() == 0
-    assert archived(user, server, "prices", tmp_path / "three")["records"] == 3
+    assert archived(user, server, "three", tmp_path / "three")["topics"][0]["records"] == 3
 
 
 @pytest.mark.torture
 def test_spark_ends_when_idle_and_a_killed_one_is_forgotten(user: User):
-    user.run("spark", "start", "--idle", "2s")
+    user.run("spark", "start", "--idle", "1h")
     state = user.status()
     os.kill(state["pid"], signal.SIGKILL)
     assert json.loads(user.run("spark", "status", "--json", status=1)) == {"running": False}
