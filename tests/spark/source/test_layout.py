@@ -53,6 +53,11 @@ def test_schema_of_other_names_reads_fields_of_data(server: ServerProcess, shop:
     ]  # fmt: skip
 
 
+def test_malformed_without_a_field_is_refused(server: ServerProcess, shop: str):
+    with pytest.raises(BadOption, match="_malformed needs fields of data"):
+        read(server.url, "_malformed STRING, _seq BIGINT", subscribe=shop)
+
+
 def test_schema_of_source_columns_reads_only_these(server: ServerProcess, shop: str):
     rows = read(server.url, "data STRING, seq BIGINT", subscribe=shop)
     assert rows[1] == {"data": '{"sku":"B","qty":1}', "seq": 3}
