@@ -144,7 +144,7 @@ class Connection:
 def _is_closed(connection: HTTPConnection) -> bool:
     """Return whether the server has closed an idle connection: without a request there is nothing else to receive.
 
-    An unsafe request must not be sent on such a connection. After a failure it would be unknown whether it was received.
+    An unsafe request must not be sent on such a connection: after a failure it is unknown whether it was received.
     """
     if connection.sock is None:
         return True
