@@ -163,6 +163,8 @@ def test_value_that_an_expression_refuses_is_reported_with_a_fix() -> None:
     error = in_spark("[CAST_INVALID_INPUT] The value 'cheap' of the type STRING cannot be cast to INT.")
     assert kind_of(error).wire == "usage"
     assert "try_cast" in next_step(error)
+    outside = in_spark("[INVALID_ARRAY_INDEX] The index 0 is out of bounds. The array has 0 elements.")
+    assert "get(array, index)" in next_step(outside)
 
 
 @lines(

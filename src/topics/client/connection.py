@@ -6,6 +6,7 @@ httpx takes three times as long to import and to send a request; docs/decisions/
 from __future__ import annotations
 
 import math
+import select
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,6 +82,8 @@ class Connection:
 
     def send_once(self, request: Request) -> tuple[bytes, HTTPResponse]:
         """Send a request once. Return the body of its answer, and the head."""
+        if self._kept is not None and not request.safe and _is_closed(self._kept):
+            self.close()
         kept = self._kept is not None
         while True:
             try:
@@ -136,3 +139,15 @@ class Connection:
             error.message = errors.refusal(error, request.path, self.url, has_key=self._token is not None)
             error.args = (error.message,)
         return error
+
+
+def _is_closed(connection: HTTPConnection) -> bool:
+    """Return whether the server has closed an idle connection: without a request there is nothing else to receive.
+
+    An unsafe request must not be sent on such a connection: after a failure it is unknown whether it was received.
+    """
+    if connection.sock is None:
+        return True
+    poll = select.poll()
+    poll.register(connection.sock, select.POLLIN)
+    return bool(poll.poll(0))

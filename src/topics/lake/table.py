@@ -96,6 +96,14 @@ class TopicTable:
     def typed(self) -> TypedColumns:
         return NO_COLUMNS if self._delta.table is None else TypedColumns.of_schema(self._delta.schema())
 
+    def has_in_every_file(self, columns: Iterable[str]) -> bool:
+        """Return whether the statistics of every file have these columns: a file that is older than one lacks it."""
+        if self.delta() is None:
+            return True
+        actions = self._delta.files()
+        names = [f"null_count.{name}" for name in columns]
+        return all(name in actions.column_names and not actions.column(name).null_count for name in names)
+
     # --- files
 
     def files(self) -> list[StoredFile]:
@@ -218,6 +226,11 @@ class TopicTable:
             self._delta.commit(build)
             return self._opened_state()
 
+    def check(self, change: Change, base: TopicState | None = None) -> None:
+        """Raise `Conflict` if a change that was made from `base` does not fit to the newest state."""
+        newest = self.state()
+        _check(newest, base or newest, change)
+
     def _check_there(self, base: TopicState, changes: Sequence[Change]) -> None:
         """Raise `LakeError` or `Damaged` unless every new file is there with its full size.
 
@@ -227,7 +240,7 @@ class TopicTable:
             for file in change.adds:
                 size = self._storage.size(file.path)
                 if size is None:
-                    _check(self.state(), base, change)
+                    self.check(change, base)
                     raise LakeError(
                         f"{self._storage.uri(file.path)}: a file that a task wrote is not here; the lake must be a "
                         "directory that the driver and all executors share, or be in an object store"

@@ -199,7 +199,7 @@ def next_step(error: BaseException, *, resumes: bool = True, began: bool = True)
     if _does_not_fit(error):
         return (
             "make the expression return NULL for a value that does not fit, with try_cast(… AS …), "
-            "try_variant_get(value, '$.…', '…'), try_divide or try_add; then run the command again"
+            "try_variant_get(value, '$.…', '…'), get(array, index), try_divide or try_add; then run the command again"
         )
     kind = kind_of(error)
     if kind is FailureKind.FORBIDDEN:

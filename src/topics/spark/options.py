@@ -375,7 +375,7 @@ READ: Converters = {
 # --- the options of the sinks
 
 DataFormat = Literal["json", "text"]
-KeyBy = Literal["rows", "source"]
+KeyBy = Literal["rows", "source", "range"]
 DEFAULT_WINDOW_MS = 7 * 24 * 3_600_000
 # A sink waits for a server that restarts, because a failed query must be started again by hand. The pauses between
 # so many attempts add up to about half a minute.

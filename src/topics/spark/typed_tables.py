@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as t
 
@@ -49,10 +49,14 @@ def table(
         by_name = {field.name: field for field in fields}
         if unknown := [name for name in columns if name not in by_name]:
             raise BadOption(f"columns: there is no column {unknown[0]!r}; there are {', '.join(by_name)}")
-        fields = [by_name[name] for name in columns]
+        # Whether a record is malformed depends on every field of the schema.
+        parsed_as_well = wanted.fields if MALFORMED in columns else []
+        names = dict.fromkeys([*columns, *(field.name for field in parsed_as_well)])
+        fields = [by_name[name] for name in names]
     reader = spark.read.format("topics").options(**given)
     if all(_is_exact(field.dataType) for field in wanted.fields):
-        return reader.schema(t.StructType(fields)).option("typed", "true").load()
+        frame = reader.schema(t.StructType(fields)).option("typed", "true").load()
+        return frame if columns is None or len(fields) == len(columns) else frame.select(*map(_quoted, columns))
     if "where" in {name.lower() for name in given}:
         raise BadOption("where: a table with this schema is parsed by Spark; use .where(…) on the DataFrame")
     # Spark's `from_json` parses types whose text has many forms, such as timestamps.
@@ -61,7 +65,7 @@ def table(
     around = [F.col(f"`{name}`").alias(f"_{name}") for name in frame.columns]
     found = [F.col("value").getField(name).alias(name) for name in [*wanted.fieldNames(), MALFORMED]]
     whole = frame.select(value, *around).select(*found, *[f"_{name}" for name in frame.columns])
-    return whole.select(*[F.col(f"`{field.name}`") for field in fields])
+    return whole if columns is None else whole.select(*map(_quoted, columns))
 
 
 def infer_schema(spark: SparkSession, topic: str, *, sample: int = SAMPLE, **options: Any) -> t.StructType:
@@ -119,6 +123,10 @@ def _given(topic: str, options: dict[str, Any]) -> dict[str, str]:
         text = str(value).lower() if isinstance(value, bool) else value
         given[name] = str(text) if isinstance(text, str | int) else msgspec.json.encode(value).decode()
     return with_absolute_paths(given)
+
+
+def _quoted(name: str) -> Column:
+    return F.col("`{}`".format(name.replace("`", "``")))
 
 
 def _struct(schema: t.DataType | str) -> t.StructType:

@@ -25,6 +25,7 @@ from topics.client.request import Record, Tombstone
 from topics.lake import Gap, Lake
 from topics.lake.layout import topic_folder
 from topics.spark.options import read_options
+from topics.spark.pipelines.archive import state
 from topics.spark.pipelines.archive.driver import archive
 from topics.spark.pipelines.audit import Stretch, audit, describe, look
 from topics.spark.pipelines.run.job import Failed
@@ -382,6 +383,27 @@ def test_gap_ledger_has_the_reason_of_a_new_lake(run: Run, client: Client, lake:
     [gap] = archived_epoch_of(lake, written).gaps
     assert Gap(gap.first, gap.last, gap.reason, 0) == Gap(1, 2, "other_lake", 0)
     assert lake.ledger().to_pylist()[0]["reason"] == "other_lake"
+
+
+def test_two_runs_with_a_new_lake_archive_each_record_once(
+    run: Run, client: Client, lake: Lake, topic: str, monkeypatch: pytest.MonkeyPatch
+):
+    """The second run commits, and removes the files of the first as dead, before the first has read them again."""
+    written = Written(client, topic)
+    written.numbers(4)
+    client.archived(topic, seq=4, epoch=written.epoch)
+    archive_spans, others = state.archive_spans, [lambda: run(new_lake=True)]
+
+    def overtaken(*given: Any, **options: Any) -> list[state.Done]:
+        done = archive_spans(*given, **options)
+        if others:
+            others.pop()()
+        return done
+
+    monkeypatch.setattr(state, "archive_spans", overtaken)
+    report = run(new_lake=True)
+    assert report.ok
+    check_exact(lake, written)
 
 
 def test_record_erased_from_the_lake_stops_only_the_trim(run: Run, client: Client, lake: Lake, topic: str):

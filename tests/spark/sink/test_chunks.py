@@ -68,6 +68,21 @@ def test_by_source_other_rows_of_a_range_are_another_write():
     assert not keys(grid(rows(1, 2, 5), key_by="source")) & keys(grid(rows(1, 3, 5), key_by="source"))
 
 
+def test_by_range_deleted_records_change_no_key():
+    whole = grid(rows(*range(1, 3000)), key_by="range")
+    assert keys(grid(rows(1, *range(3, 1500), *range(1502, 3000)), key_by="range")) == keys(whole)
+    found = [grid(rows(1), key_by="range", run=run) for run in ("q/0", "q/1")]
+    assert len(set.union(*map(keys, found), keys(grid(rows(1, source="other"), key_by="range")))) == 3
+
+
+def test_by_range_rows_of_several_requests_have_keys_of_their_rows():
+    """A delete moves rows from one request to another: under a key of the range, a moved row would not be written."""
+    many = rows(*[7] * 25_000)
+    assert keys(grid(many, key_by="range")) == keys(grid(many))
+    early = grid(*[rows(7) for _ in range(50)], held_bytes=40, key_by="range")
+    assert len(keys(early)) == len(early)
+
+
 def test_same_seqs_of_another_batch_or_topic_are_another_write():
     found = [grid(rows(1)), grid(rows(1), run="q/1"), grid(rows(1, source="other"))]
     assert len(set.union(*map(keys, found))) == 3

@@ -131,6 +131,18 @@ def test_stream_repeated_after_a_crash_writes_nothing_twice(
     assert sorted(read_numbers(client, out)) == list(range(6000))
 
 
+def test_delete_before_a_repeated_batch_writes_nothing_twice(
+    spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
+):
+    numbers(client, topic, range(5000))
+    out, stream = f"{topic}.out", source(spark, server.url, subscribe=topic)
+    copy(stream, server.url, tmp_path, topic=out, keyBy="range")
+    forget_commits(tmp_path)
+    client.delete(topic, seqs=[1500])
+    copy(stream, server.url, tmp_path, topic=out, keyBy="range")
+    assert read_numbers(client, out) == list(range(5000))
+
+
 @pytest.mark.torture
 def test_aggregates_repeated_after_a_crash_are_written_once(
     spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
@@ -208,6 +220,22 @@ def test_repeated_task_finds_its_records_written(server: ServerProcess, client: 
     assert (half.records, half.repeated) == (2999, 0)
     assert (whole.records, whole.repeated) == (4999, 2999)
     assert read_numbers(client, topic) == list(range(1, 5000))
+
+
+def test_by_range_a_larger_write_of_the_same_range_is_not_lost(
+    server: ServerProcess, client: Client, topic: str, start_server: StartServer
+):
+    options = write_options({"url": server.url, "topic": topic, "keyBy": "range"})
+    renderer = Renderer(SCHEMA, topic=topic)
+    for stop in (500, 900, 500):
+        write_rows(batches(range(1, stop), 300), options, renderer, "spark/q/0")
+    assert sorted(read_numbers(client, topic)) == sorted([*range(1, 500), *range(1, 900)])
+    small = start_server(max_batch_records=100)
+    options = write_options({"url": small.url, "topic": "t", "keyBy": "range"})
+    with Client(small.url) as other:
+        for _ in range(2):
+            write_rows(batches(range(1, 900), 300), options, Renderer(SCHEMA, topic="t"), "spark/q/0")
+        assert read_numbers(other, "t") == list(range(1, 900))
 
 
 def test_server_with_a_low_limit_gets_small_requests(start_server: StartServer):

@@ -53,6 +53,27 @@ def test_schema_of_other_names_reads_fields_of_data(server: ServerProcess, shop:
     ]  # fmt: skip
 
 
+def test_epoch_tells_records_of_a_recreated_topic_apart(server: ServerProcess, client: Client, topic: str):
+    keys = set()
+    for _ in range(2):
+        client.drop_topic(topic)
+        client.put_topic(topic, cap_records=1)
+        client.append(topic, [{"data": 1}, {"data": 2}])
+        options = {"subscribe": topic, "failOnDataLoss": "false", "startingOffsets": f'{{"{topic}": 1}}'}
+        rows = read(server.url, **options)
+        assert {row["epoch"] for row in rows} == {client.topic(topic).epoch}
+        assert [row["_epoch"] for row in read(server.url, "n INT, _epoch BIGINT", **options)] == [rows[0]["epoch"]] * 2
+        keys |= {(row["topic"], row["epoch"], row["seq"]) for row in rows}
+    assert len(keys) == 4  # of each epoch a gap and a record
+    [kafka] = read(server.url, subscribe=topic, kafkaColumns="true")
+    assert kafka["epoch"] == rows[0]["epoch"]
+
+
+def test_malformed_without_a_field_is_refused(server: ServerProcess, shop: str):
+    with pytest.raises(BadOption, match="_malformed needs fields of data"):
+        read(server.url, "_malformed STRING, _seq BIGINT", subscribe=shop)
+
+
 def test_schema_of_source_columns_reads_only_these(server: ServerProcess, shop: str):
     rows = read(server.url, "data STRING, seq BIGINT", subscribe=shop)
     assert rows[1] == {"data": '{"sku":"B","qty":1}', "seq": 3}

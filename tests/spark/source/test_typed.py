@@ -47,6 +47,18 @@ def test_malformed_records_are_kept_and_marked(spark: SparkSession, server: Serv
     assert (row._seq, row.sku, row._malformed) == (4, None, '"no object"')
 
 
+@pytest.mark.parametrize("kind", ["INT", "INT, at TIMESTAMP"], ids=["parsed here", "parsed by Spark"])
+def test_malformed_field_is_reported_without_being_selected(
+    spark: SparkSession, server: ServerProcess, client: Client, topic: str, kind: str
+):
+    client.append(topic, [{"data": {"id": 1, "qty": "5"}}, {"data": {"id": 2, "qty": 5}}])
+    options: dict[str, Any] = {"schema": f"id BIGINT, qty {kind}", "url": server.url}
+    frame = table(spark, topic, columns=["_malformed", "id"], **options)
+    assert frame.columns == ["_malformed", "id"]
+    assert sorted(frame.collect(), key=lambda row: row.id) == [('{"id":1,"qty":"5"}', 1), (None, 2)]
+    assert table(spark, topic, columns=["_malformed"], **options).where("_malformed IS NOT NULL").count() == 1
+
+
 def test_schema_is_inferred_from_the_records(spark: SparkSession, server: ServerProcess, shop: str):
     found = infer_schema(spark, shop, url=server.url)
     assert {field.name: field.dataType for field in found.fields} == {

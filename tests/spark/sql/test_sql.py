@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import Raw
 from pyspark.sql import SparkSession
 
 from tests.conftest import ServerProcess, StartServer
@@ -220,9 +221,26 @@ def test_typed_columns_of_a_lake_are_columns_of_its_tables(ask: Ask, client: Cli
         assert (status, err, rows(out)) == (0, "", sold)
     described = rows(ask(f"describe {orders}", "--json", "--lake", str(tmp_path))[1])
     assert {"column": "qty", "type": "int"} in described
+    assert lake.table(orders).has_in_every_file(["sku", "qty"])  # so that Spark reads the columns of the files
     assert rows(ask(f"select count(*) as n from {orders} where sku is null", "--json", "--lake", str(tmp_path))[1]) == [
         {"n": 1}
     ]
+
+
+def test_typed_columns_have_one_rule_in_lake_and_server(ask: Ask, client: Client, topic: str, tmp_path: Path):
+    """The first record was archived before its columns were added, the third is only on the server."""
+    lake, written = Lake(str(tmp_path)), Raw('{"p":1.25,"s":{"a": 1}}')
+    client.append(topic, [{"data": written}])
+    archive(client, tmp_path, topic)
+    lake.table(topic).add_columns(TypedColumns.parse("p DECIMAL(10,1), s STRING"))
+    client.append(topic, [{"data": written}])
+    archive(client, tmp_path, topic)
+    query = f"select cast(p as string) as p, s from {topic} where seq > 0 order by seq"
+    one = {"p": "1.3", "s": '{"a": 1}'}
+    assert rows(ask(query, "--json", "--lake", str(tmp_path))[1]) == [one] * 2
+    client.append(topic, [{"data": written}])
+    assert rows(ask(query, "--json", "--lake", str(tmp_path), "--url", client.url)[1]) == [one] * 3
+    assert lake.table(topic).has_in_every_file(["p", "s"]) is False
 
 
 def test_prompt_continues_after_errors_and_ends(ask: Ask, orders: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

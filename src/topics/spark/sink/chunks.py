@@ -8,6 +8,10 @@ well. A request holds the rows of one grid cell of one source topic.
 A key consists of the run (query and batch), the source range and a digest of the records. Because of the digest, two
 branches of one query that write the same source seqs are two writes. If a key is wrong, a record must be written twice
 rather than not at all.
+
+With `keyBy=range` a key has no digest, so that a record that was deleted before the repetition does not change it. Then
+only one branch may write a cell. A cell that takes several requests has digests nevertheless: a delete moves rows from
+one request to another, and a row that moves to a written request would be lost.
 """
 
 from __future__ import annotations
@@ -38,6 +42,7 @@ class Chunk(NamedTuple):
     topic: str
     key: str
     records: list[bytes]
+    cut_key: str | None = None  # if the key does not depend on the records: another one that does
 
 
 class Sourced(NamedTuple):
@@ -109,17 +114,23 @@ class GridChunks:
             self._released[cell] = self._released.get(cell, 0) + 1
 
     def _cut(self, cell: Cell, rows: list[tuple[int, bytes]]) -> Iterator[Chunk]:
-        topic, source, _ = cell
+        topic, source, number = cell
         if any(one[0] > other[0] for one, other in pairwise(rows)):
             rows.sort(key=lambda row: row[0])  # stable: rows derived from the same record keep their order
         earlier = self._released.get(cell, 0)
-        for index, piece in enumerate(pieces([record for _, record in rows])):
+        cuts = list(pieces([record for _, record in rows]))
+        for index, piece in enumerate(cuts):
             part = rows[piece]
             seqs, records = [seq for seq, _ in part], [record for _, record in part]
             digest = xxhash.xxh3_128(f"{source}\n{earlier}\n{index}\n{seqs}\n".encode())
-            if self._key_by == "rows":
+            if self._key_by != "source":
                 digest.update(framed(records))
-            yield Chunk(topic, f"{self._run}/{seqs[0]}-{seqs[-1]}/{digest.hexdigest()}", records)
+            key = f"{self._run}/{seqs[0]}-{seqs[-1]}/{digest.hexdigest()}"
+            if self._key_by == "range" and len(cuts) == 1 and not earlier:
+                of_range = f"{self._run}/cell{number}/{xxhash.xxh3_128_hexdigest(source.encode())}"
+                yield Chunk(topic, of_range, records, cut_key=key)
+            else:
+                yield Chunk(topic, key, records)
 
 
 class OrderedChunks:
@@ -202,7 +213,7 @@ def send(client: Client, options: WriteOptions, chunks: Iterable[Chunk], done: S
     If the server has a lower limit, a chunk is sent in halves. While the topic is full, sending is retried.
     """
     answers: list[Written] = []
-    for topic, key, records in chunks:
+    for topic, key, records, cut_key in chunks:
         deadline, request = time.monotonic() + options.connection.timeout_ms / 1000, [Raw(one) for one in records]
         while True:
             try:
@@ -212,13 +223,21 @@ def send(client: Client, options: WriteOptions, chunks: Iterable[Chunk], done: S
             except TopicsError as error:
                 middle = len(records) // 2
                 if error.code in TOO_LARGE and middle:
-                    halves = [Chunk(topic, f"{key}.0", records[:middle]), Chunk(topic, f"{key}.1", records[middle:])]
+                    whole = cut_key or key
+                    halves = [
+                        Chunk(topic, f"{whole}.0", records[:middle]),
+                        Chunk(topic, f"{whole}.1", records[middle:]),
+                    ]
                     answers += send(client, options, halves, done)
                     break
                 if error.code is not Code.TOPIC_FULL or time.monotonic() > deadline:
                     raise
                 time.sleep(FULL_PAUSE_S)  # the topic rejects appends while it is full; a delete may make room
             else:
+                if cut_key is not None and answer.deduped and answer.count < len(records):
+                    # Not a repetition of this write, whose cell was complete: write twice rather than not at all.
+                    answers += send(client, options, [Chunk(topic, cut_key, records)], done)
+                    break
                 done.records += answer.count
                 done.repeated += answer.count if answer.deduped else 0
                 answers.append(answer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Self
 
 from msgspec import structs
@@ -17,6 +18,7 @@ from topics.errors import Code, TopicsError
 from topics.lake import ArchivedEpoch, Lake, heal
 from topics.spark.options import ConnectionOptions, ReadOptions
 from topics.spark.source.plan import Span, TopicExtent
+from topics.spark.source.waiting import TopicsWatch
 from topics.storage.fs import Fs
 
 log = logs.Log("spark")
@@ -154,6 +156,13 @@ class ServerCatalog(Catalog):
         """Ask the server for the last trimmed seq of this epoch; 0 if there is none or the topic was deleted."""
         state = state_of(self._clients[extent.server], extent.topic, epoch=extent.epoch)
         return 0 if state is None else state.trimmed_seq or 0
+
+    def watch(self, present: Iterable[str]) -> TopicsWatch:
+        """Return a watch of the subscription. A missing topic is watched as a prefix, to notice that it is created."""
+        options, there = self._options, set(present)
+        if options.topics:
+            return TopicsWatch(self._clients, (name if name in there else f"{name}*" for name in options.topics))
+        return TopicsWatch(self._clients, [f"{options.prefix or ''}*"])
 
     def wait(self, extent: TopicExtent, ms: int) -> None:
         """Return when the topic has new records, at the latest after `ms`."""

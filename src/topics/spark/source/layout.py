@@ -16,6 +16,7 @@ from topics.arrow import GAP, RECORD, Cells, cells
 from topics.lake.json_fields import JsonFields
 from topics.model import surrogates
 from topics.spark.options import ReadOptions
+from topics.spark.source.plan import Span
 from topics.spark.source.where import Comparison, Condition, Narrowing, narrowing, parse
 from topics.storage.segments.record_run import Run
 
@@ -35,6 +36,7 @@ PLAIN = (
     ("data", "STRING", pa.string()),  # JSON text, token for token as it was written
     ("gap_to", "BIGINT", pa.int64()),  # last seq of a gap
     ("reason", "STRING", pa.string()),  # why the range was lost
+    ("epoch", "BIGINT", pa.int64()),  # of the topic: seqs are unique within an epoch
 )
 
 # The names of Spark's Kafka source, followed by columns that it does not have: a gap must show here as well.
@@ -51,6 +53,7 @@ KAFKA = (
     ("node", "STRING", pa.string()),
     ("gap_to", "BIGINT", pa.int64()),
     ("reason", "STRING", pa.string()),
+    ("epoch", "BIGINT", pa.int64()),
 )
 
 
@@ -120,7 +123,7 @@ class Batches:
             used |= {name.removeprefix("_") if layout.typed else name for name in self._where.columns}
         self._unused = {"ts", "node", "tag", "meta"} - {CELL_NAMES.get(name, name) for name in used}
 
-    def records(self, piece: Run | pa.RecordBatch, server: str, topic: str) -> pa.RecordBatch:
+    def records(self, piece: Run | pa.RecordBatch, span: Span) -> pa.RecordBatch:
         """Return the records of a run, or archived ones, whose columns have the same names."""
         if isinstance(piece, Run):
             found = cells(piece, without=self._unused)
@@ -129,7 +132,7 @@ class Batches:
         prefix = "_" if self._layout.typed else ""
         names = {f"{prefix}{name}": name for name, _, _ in self._layout.rows}
         if self._where is not None and self._where.columns <= names.keys():  # data need not be parsed to decide
-            used = {name: _record_column(names[name], found, server, topic) for name in self._where.columns}
+            used = {name: _record_column(names[name], found, span) for name in self._where.columns}
             rows = self._where.rows(used)
             found = Cells(*(column.take(rows) for column in found))
         parsed, malformed = ([], []) if self._fields is None else self._fields.parse(found.data)
@@ -142,35 +145,37 @@ class Batches:
                 fits[malformed] = False
                 columns.append(found.data.take(pa.array(np.arange(len(fits)), mask=fits)))
             else:
-                columns.append(_record_column(one.source, found, server, topic))
+                columns.append(_record_column(one.source, found, span))
         if self._where is not None and not self._where.columns <= names.keys():
             used = {one.name: column for one, column in zip(self._columns, columns, strict=True)}
             for name in self._where.columns - used.keys():
-                used[name] = _record_column(names[name], found, server, topic)
+                used[name] = _record_column(names[name], found, span)
             rows = self._where.rows(used)
             columns = [column.take(rows) for column in columns]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
-    def gap(self, server: str, topic: str, gap_from: int, gap_to: int, reason: str) -> pa.RecordBatch:
+    def gap(self, span: Span, gap_from: int, gap_to: int, reason: str) -> pa.RecordBatch:
         """Return a batch with one row of kind gap for the seqs gap_from to gap_to, both inclusive."""
         row: dict[str, Any] = {
-            "kind": GAP, "topic": topic, "seq": gap_from, "offset": gap_from, "gap_to": gap_to, "reason": reason,
-            "partition": 0, "server": server,
+            "kind": GAP, "topic": span.topic, "seq": gap_from, "offset": gap_from, "gap_to": gap_to, "reason": reason,
+            "partition": 0, "server": span.server, "epoch": span.epoch,
         }  # fmt: skip
         shown = {one.name: row.get(one.source) for one in self._columns if one.of == "record"}
         return pa.RecordBatch.from_pylist([shown], schema=self._schema)
 
 
-def _record_column(name: str, found: Cells, server: str, topic: str) -> pa.Array:
+def _record_column(name: str, found: Cells, span: Span) -> pa.Array:
     """Return a column of the record, under our name or Kafka's."""
     n = len(found.seq)
     match KAFKA_NAMES.get(name, name):
         case "kind":
             return pa.repeat(RECORD, n)
         case "topic":
-            return pa.repeat(topic, n)
+            return pa.repeat(span.topic, n)
         case "server":
-            return pa.repeat(server, n)
+            return pa.repeat(span.server, n)
+        case "epoch":
+            return pa.repeat(pa.scalar(span.epoch, pa.int64()), n)
         case "gap_to":
             return pa.nulls(n, pa.int64())
         case "reason":

@@ -73,7 +73,7 @@ def read_span(
                     f"{where} returned seqs {first} to {last}, where seqs from {at} to {span.stop - 1} were expected"
                 )
             at = last + 1
-            yield batches.records(piece, span.server, span.topic)
+            yield batches.records(piece, span)
         else:  # clipped to the span: the reader of a neighbouring span reports the rest
             low, high = _ends(piece)
             first, last = max(low, at), min(high, span.stop - 1)
@@ -82,7 +82,7 @@ def read_span(
             if options.fail_on_data_loss:
                 raise DataLoss(span, first, last, piece.reason)
             at = last + 1
-            yield batches.gap(span.server, span.topic, first, last, piece.reason)
+            yield batches.gap(span, first, last, piece.reason)
     if at < span.stop:
         raise Incomplete(f"{where} ended at seq {at - 1}, before the last requested seq {span.stop - 1}")
 

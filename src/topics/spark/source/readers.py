@@ -29,6 +29,7 @@ from topics.spark.source.offsets import Key, OffsetCodec, StreamPosition, Stream
 from topics.spark.source.plan import Impossible, Span, TopicExtent
 from topics.spark.source.read import read_span
 from topics.spark.source.schema_layout import layout_of
+from topics.spark.source.waiting import TopicsWatch
 from topics.spark.source.where import narrowing, of_filters
 
 CARRIED_BYTES = 16 << 20  # most bytes that a partition carries of records that are in no segment file
@@ -138,7 +139,7 @@ def _portable(part: list[tuple[Span, Excerpt | None]]) -> Iterator[list[tuple[Sp
 # An idle query asks for the latest offset a hundred times a second, so the answer waits for new records. The wait is
 # short because a query that is being stopped waits for the answer.
 WAIT_MS = 500
-WAIT_AMONG_MANY_MS = 100
+PAUSE_S = 0.1  # after a change that brought nothing to read, such as a record in a topic of a similar name
 GUESSED_BYTES_PER_SEQ = 256.0
 
 
@@ -181,6 +182,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: list[TopicExtent] | None = None  # for AvailableNow: the topics when the query started
         self._seen: dict[Key, TopicExtent] = {}
         self._published: StreamPositions = {}  # see `commit`
+        self._watch: TopicsWatch | None = None  # while there is nothing to read
         self._ends: dict[Key, offsets.StreamPosition] = {}  # the last known end of each topic on a server
 
     # --- offsets
@@ -202,11 +204,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         _, at = self._names.load(start)
         budget = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        extents = self._extents()
-        begin, end = self._advance(at, extents, budget)
-        if begin == end and self._target is None:
-            self._wait(extents)
-            begin, end = self._advance(at, self._refresh(), budget)
+        begin, end = self._next(at, budget) if self._target is None else self._advance(at, self._target, budget)
         # Spark takes an equal offset for "nothing new".
         return start if begin == end else self._names.dump(begin, end)
 
@@ -252,6 +250,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._published[server, topic] = position
 
     def stop(self) -> None:
+        self._end_watch()
         if self._servers is not None:
             self._servers.__exit__(None, None, None)
             self._servers = None
@@ -307,11 +306,26 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
         return extents
 
-    def _wait(self, extents: list[TopicExtent]) -> None:
-        if len(extents) == 1 and not extents[0].only_archived:
-            self._catalog.wait(extents[0], WAIT_MS)
-        else:
-            time.sleep(WAIT_AMONG_MANY_MS / 1000)
+    def _next(self, at: StreamPositions, budget: int | None) -> tuple[StreamPositions, StreamPositions]:
+        """Return where the next batch begins and ends. If there is nothing to read, wait without asking the servers."""
+        was_idle = self._watch is not None
+        if self._watch is not None and not self._watch.wait(WAIT_MS):
+            return at, at
+        self._end_watch()
+        begin, end = self._advance(at, self._refresh(), budget)
+        if begin == end:
+            if was_idle:
+                time.sleep(PAUSE_S)
+            self._watch = self._catalog.watch(topic for _, topic in self._seen)
+            begin, end = self._advance(at, self._refresh(), budget)  # the watch reports only later changes
+        if begin != end:
+            self._end_watch()
+        return begin, end
+
+    def _end_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
 
     def _first_position(self, extent: TopicExtent) -> offsets.StreamPosition:
         """Return where the stream starts in a topic. A stale position stays, so that it is reported as recreated."""
@@ -368,12 +382,8 @@ class UnlimitedStreamReader(TopicsStreamReader):
         return {**super().initialOffset(), INITIAL: True}
 
     def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:
-        extents = self._extents()
         at = self._at if self._at is not None else self._first_positions()
-        begin, end = self._advance(at, extents, None)
-        if begin == end and self._last is not None:
-            self._wait(extents)
-            begin, end = self._advance(at, self._refresh(), None)
+        begin, end = self._advance(at, self._extents(), None) if self._last is None else self._next(at, None)
         if begin == end and self._last is not None:
             return self._last  # Spark takes an equal offset for "nothing new"
         self._at, self._last = end, self._names.dump(begin, end)

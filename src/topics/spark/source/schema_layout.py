@@ -96,6 +96,8 @@ def _typed_layout(
         else:
             fields.append(data_field(field, field.name))
             outputs.append(OutputColumn(field.name, "field", "data", fields[-1].type))
+    if not fields and any(one.of == "malformed" for one in outputs):
+        raise BadOption(f"schema: {MALFORMED} needs fields of data: a record is malformed if one of them does not fit")
     return Layout(
         rows=record_columns(options), outputs=tuple(outputs), fields=tuple(fields), typed=True, where=options.where
     )

@@ -18,6 +18,7 @@ from pyspark.sql.types import ArrayType, DataType, StringType, StructField, Stru
 from topics.clock import SystemClock
 from topics.engine.offline import directory
 from topics.lake import Lake, TypedColumns
+from topics.lake.files import NO_COLUMNS
 from topics.lake.heal import newest_epoch
 from topics.model.records import TagMatch
 from topics.plurals import counted
@@ -25,9 +26,11 @@ from topics.spark.failures import explain
 from topics.spark.options import READ as KNOWN_OPTIONS
 from topics.spark.options import connection, known, read_options, with_absolute_paths
 from topics.spark.source.catalog import catalog_of, client_for
+from topics.spark.source.layout import PLAIN
 from topics.spark.source.plan import Span
 from topics.spark.source.read import read_span
 from topics.spark.source.readers import TopicsReader
+from topics.spark.source.schema_layout import SPARK_TYPES
 from topics.spark.source.where import Narrowing
 from topics.spark.sql.text import JSON_COLUMNS, VARIANT, BadQuery, Statement, quoted, read, read_condition
 from topics.spark.topic_names import nearest
@@ -154,9 +157,7 @@ class Tables:
             typed = self._typed_columns(table)
             frame = self._from_files(table, typed)
             if frame is None:
-                frame = self._load(table, push=push)
-                for name, kind in typed.fields:
-                    frame = frame.withColumn(name, F.from_json("data", f"`{name}` {kind}")[name])
+                frame = self._load(table, push=push, typed=typed)
             columns = [F.col(quoted(name)) for name in (*self._columns(), *(name for name, _ in typed.fields))]
             frame.select(*columns, *self._parsed(statement, table)).createOrReplaceTempView(quoted(table))
 
@@ -178,7 +179,7 @@ class Tables:
     def _typed_columns(self, table: str) -> TypedColumns:
         lake = self._options.get("lake")
         if lake is None or table.endswith("*"):
-            return TypedColumns(())
+            return NO_COLUMNS
         found = Lake(lake).table(table)
         found.state()
         return found.typed()
@@ -186,13 +187,16 @@ class Tables:
     def _from_files(self, table: str, typed: TypedColumns) -> DataFrame | None:
         """Return the rows of a table with typed columns from its files, which Spark reads without parsing JSON.
 
-        Return None if the source must read it: with a server, in an object store, or if seqs of the epoch are lost.
+        Return None if the source must read it: with a server, in an object store, if seqs of the epoch are lost, or if
+        a file is older than a column.
         """
         if not typed.fields or self._gaps or self._options.get("lakeOnly") != "true":
             return None
         lake = Lake(self._options["lake"])
         archived = newest_epoch(lake, table)
         if archived is None or archived.gaps or not archived.files or not lake.storage.is_local:
+            return None
+        if not lake.table(table).has_in_every_file([name for name, _ in typed.fields]):
             return None
         paths = [lake.storage.uri(file.path) for file in archived.files]
         schema = f"seq BIGINT, ts TIMESTAMP, node STRING, tag STRING, meta STRING, data STRING, {typed.ddl}"
@@ -206,8 +210,20 @@ class Tables:
     def _columns(self) -> tuple[str, ...]:
         return (*RECORD_COLUMNS, *GAP_COLUMNS) if self._gaps else RECORD_COLUMNS
 
-    def _load(self, table: str, *, push: bool) -> DataFrame:
-        return self._spark.read.format("topics").options(**self._subscription(table), pushFilters=push).load()
+    def _load(self, table: str, *, push: bool, typed: TypedColumns = NO_COLUMNS) -> DataFrame:
+        """Return the rows from the source, which parses typed columns by the rules that the files are written by."""
+        reader = self._spark.read.format("topics").options(**self._subscription(table), pushFilters=push)
+        if not typed.fields:
+            return reader.load()
+        kinds = {name: SPARK_TYPES[ddl] for name, ddl, _ in PLAIN}
+        schema, shown = StructType(), list[Column]()
+        for name in self._columns():
+            schema.add(f"_{name}", kinds[name])
+            shown.append(F.col(f"_{name}").alias(name))
+        for at, (name, kind) in enumerate(typed.fields):
+            schema.add(StructField(f"f{at}", DataType.fromDDL(kind), metadata={"field": name}))
+            shown.append(F.col(f"f{at}").alias(name))
+        return reader.schema(schema).option("typed", "true").load().select(*shown)
 
     def _subscription(self, table: str) -> dict[str, str]:
         if table.endswith("*"):

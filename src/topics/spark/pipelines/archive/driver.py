@@ -322,22 +322,20 @@ class _ArchiveRun(ArchiveState):
 
         A topic that another run has changed meanwhile is left out, for the next round.
         """
-        changes = [
-            state.with_gaps(self.lake, change, upto=self.elsewhere.get((change.topic, change.epoch), 0))
-            for change in state.changes_of(done)
-        ]
         note = {"run": self.job.report.run_id}
 
-        def commit(change: Change) -> bool:
+        def commit(change: Change) -> Change | None:
             try:
+                upto = self.elsewhere.get((change.topic, change.epoch), 0)
+                change = state.with_gaps(self.lake, change, upto=upto)
                 self.lake.commit(base.state(change.topic), [change], note=note)
             except Conflict:
                 self.lake.discard(change.adds)
-                return False
-            return True
+                return None
+            return change
 
-        committed = _in_parallel(commit, changes)
-        changes = [change for change, is_committed in zip(changes, committed, strict=True) if is_committed]
+        committed = _in_parallel(commit, state.changes_of(done))
+        changes = [change for change in committed if change is not None]
         for change in changes:
             assert change.covered is not None
             first, last = change.covered

@@ -109,7 +109,8 @@ def check_same(
 def with_gaps(lake: Lake, change: Change, *, upto: int) -> Change:
     """Return the change with a gap for each seq up to `upto` that is only in another lake.
 
-    Seqs that were deleted on request are among them, because the server does not report deletes.
+    Seqs that were deleted on request are among them, because the server does not report deletes. Raise `Conflict` if
+    another run has archived the seqs of the change meanwhile: it may have removed the files, which are of no use then.
     """
     assert change.covered is not None
     first, last = change.covered[0], min(change.covered[1], upto)
@@ -117,7 +118,12 @@ def with_gaps(lake: Lake, change: Change, *, upto: int) -> Change:
         return change
     known = [(gap.first, gap.last) for gap in change.gaps]
     for added in change.adds:
-        for batch in open_file(lake.storage, added).iter_batches(columns=["seq"]):
+        try:
+            file = open_file(lake.storage, added)
+        except Damaged:
+            lake.table(change.topic).check(change)
+            raise
+        for batch in file.iter_batches(columns=["seq"]):
             seqs = batch.column("seq").to_numpy()
             ends = [*np.flatnonzero(np.diff(seqs) != 1).tolist(), len(seqs) - 1]
             starts = [0, *(end + 1 for end in ends[:-1])]
