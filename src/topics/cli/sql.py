@@ -257,8 +257,7 @@ def _session(master: str | None) -> Iterator[SparkSession]:
     from pyspark.sql import SparkSession
 
     from topics.spark import warm
-    from topics.spark.jvm import quiet_start
-    from topics.spark.pipelines.run.job import SESSION
+    from topics.spark.jvm import SESSION, quiet_start
     from topics.spark.spark_session import register as known_to
     from topics.spark.spark_session import session
 

@@ -47,6 +47,16 @@ exec "{java}" "$@"
 """
 
 
+# Settings of every session that this package starts.
+SESSION = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.executorEnv.ARROW_DEFAULT_MEMORY_POOL": "system",  # the default keeps freed memory, 40 MiB in each worker
+}
+
+
 class NoJava(RuntimeError):
     """No Java was found, and Spark needs one."""
 

@@ -35,7 +35,7 @@ from msgspec import Struct
 from topics import __version__
 from topics.installation import is_installed
 from topics.spark.failures import Failed
-from topics.spark.jvm import SHOWN_LINES, cache_folder, quiet_start
+from topics.spark.jvm import SESSION, SHOWN_LINES, cache_folder, quiet_start
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -185,7 +185,6 @@ def serve(master: str, idle_s: float) -> int:
     (folder() / "warm.json").unlink(missing_ok=True)
     token = secrets.token_urlsafe(24)
     port = _free_port()
-    from topics.spark.pipelines.run.job import SESSION
     from topics.spark.spark_session import session
 
     os.environ["SPARK_CONNECT_AUTHENTICATE_TOKEN"] = token  # not in the settings, which every session may read

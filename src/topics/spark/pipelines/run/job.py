@@ -32,7 +32,7 @@ from topics.installation import install_command, is_installed
 from topics.lake.storage import SETTINGS, given_options, set_options
 from topics.spark import warm
 from topics.spark.failures import BadUsage, Failed, NoSpark, as_failed, explain, kind_of, next_step
-from topics.spark.jvm import NoJava, find_java, quiet_start
+from topics.spark.jvm import SESSION, NoJava, find_java, quiet_start
 from topics.spark.options import PATIENT_RETRIES, BadOption, ConnectionOptions
 from topics.spark.pipelines.run.progress import Progress
 from topics.spark.pipelines.run.report import RunProblem, RunReport, TopicReport
@@ -53,13 +53,6 @@ ASKED_SINGLY = 16  # with more topics one list request is cheaper; with fewer th
 STATELESS = ("audit",)  # pipelines that keep no position for the next run
 
 STARTING = "starting Spark: 10 to 30 seconds; `topics spark start` saves them for the next commands"
-SESSION = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "ERROR",
-    "spark.sql.session.timeZone": "UTC",
-    "spark.executorEnv.ARROW_DEFAULT_MEMORY_POOL": "system",  # the default keeps freed memory, 40 MiB in each worker
-}
 
 
 _EXECUTOR_SETTINGS = f"spark.executorEnv.{SETTINGS}"
