@@ -2,7 +2,7 @@
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
-WORKERS ?= 2
+WORKERS ?= 3
 TEST_TIMEOUT_S ?= 240
 TORTURE_TIMEOUT_S ?= 3600
 KILLS ?= 1000

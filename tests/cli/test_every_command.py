@@ -71,6 +71,9 @@ ROWS: dict[str, Row] = {
     "completion": Row("bash", "complete-line", form=TEXT),
     "version": Row("", form=TEXT),
     # Spark takes seconds to start: tests/spark and tests/cli/test_pipeline_* run these.
+    "spark start": Row("--help", "--idle", form=TEXT),  # tests/spark/test_warm.py runs them
+    "spark stop": Row("--help", form=TEXT),
+    "spark status": Row("--help", form=TEXT),
     "sql": Row("--help", "examples:", form=TEXT),
     **{
         f"pipeline {name}": Row("--help", "options of all pipelines", form=TEXT)

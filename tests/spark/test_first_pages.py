@@ -40,8 +40,10 @@ def run(block: Block) -> None:
     for line in block.text.splitlines():
         # The shared session was started in another directory, which relative paths would refer to.
         command = line.partition(" 2> ")[0].replace("--lake lake", f"--lake {Path('lake').resolve()}")
-        here = ["--no-spark"] if " pipeline " in command else []  # as without a session
-        assert main([*shlex.split(command)[1:], *here]) == 0, command
+        if " spark " in command:  # `topics spark start`, see test_warm.py: the tests have a session already
+            print(command)
+        else:
+            assert main(shlex.split(command)[1:]) == 0, command
 
 
 def test_readme_queries_archives_and_audits(

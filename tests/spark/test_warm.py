@@ -61,6 +61,26 @@ def archived(user: User, server: ServerProcess, topic: str, lake: Path) -> Any:
     return json.loads(user.run("pipeline", "archive", "--url", server.url, "--topic", topic, "--lake", lake, "--json"))
 
 
+def test_state_of_a_spark_that_has_ended_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    warm.folder().joinpath("warm.json").write_text('{"pid":1}')
+    assert warm.running() is None
+    assert warm.folder().stat().st_mode & 0o777 == 0o700
+
+
+def test_commands_get_sessions_of_their_own_while_there_are_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(warm, "_held", held := [])
+    assert [warm._take_session() for _ in range(warm.SESSIONS + 1)] == [*range(warm.SESSIONS), None]
+    assert warm.sessions_in_use() == warm.SESSIONS
+    os.close(held[3])
+    assert warm._take_session() == 3
+    for descriptor in (*held[:3], *held[4:]):
+        os.close(descriptor)
+    assert warm.sessions_in_use() == 0
+
+
+@pytest.mark.torture
 def test_commands_of_the_page_share_one_spark(user: User, server: ServerProcess, client: Client, tmp_path: Path):
     client.append("prices", [{"data": {"price": price}} for price in range(3)])
     [block] = re.findall(r"^```shell\n(topics spark start.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)

@@ -91,6 +91,7 @@ class RequestDecoder(Generic[T]):
             return self._decode_or_rescue(self.strict, body)
         except UnknownField as unknown:
             refused = unknown.with_traceback(None)  # it would refer to this frame, and the frame to it
+            refused.__context__ = None  # the same
         found = self._decode_or_rescue(self.lenient, body)
         note(noted, warnings_about(refused, body, found))
         return found

@@ -140,6 +140,7 @@ def start(*, idle_s: float = IDLE_S, master: str = "local[*]", step: Callable[[s
     deadline_s = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline_s:
         if (state := running()) is not None:
+            process.returncode = 0  # it goes on without this process, which must not wait for it
             return state
         if process.poll() is not None:
             break

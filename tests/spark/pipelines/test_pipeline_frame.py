@@ -66,7 +66,9 @@ def test_command_prints_its_report_and_records_it(
     assert f"  {topic} → {tmp_path}/out: nothing new, lag 1, " in shown.replace("lag 1\n", "lag 1, ")
 
 
-def test_dry_run_records_nothing(server: ServerProcess, client: Client, topic: str, tmp_path: Path, capsys: Any):
+def test_dry_run_records_nothing(
+    spark: Any, server: ServerProcess, client: Client, topic: str, tmp_path: Path, capsys: Any
+):
     client.append(topic, [{"data": 1, "tag": "a"}])
     before = len(runs(client)) if [*client.topics("sys:pipelines")] else 0
     command = ["pipeline", "compact", "--url", server.url, "--topic", topic, "--table", str(tmp_path / "out")]
