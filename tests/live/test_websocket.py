@@ -266,6 +266,22 @@ def test_too_long_message_is_refused_before_it_is_complete(start_live, open_sock
     assert closed.value.rcvd.code == 1009
 
 
+def test_client_that_goes_on_sending_reads_why_the_connection_ends(start_live):
+    live = start_live(max_body_bytes=10_000, max_record_bytes=10_000, max_meta_bytes=1_000)
+    for _ in range(5):
+        with socket.create_connection(("127.0.0.1", live.server.port), WAIT_S) as raw:
+            raw.sendall(
+                b"GET /v0/ws HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
+                b"sec-websocket-version: 13\r\nsec-websocket-key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n\r\n"
+            )
+            head = raw.recv(4096)
+            assert b" 101 " in head
+            too_long = b"\x81\xff" + (4_000_000).to_bytes(8) + b"mask"
+            raw.sendall(too_long + b"x" * 4_000_000)
+            read = b"".join(iter(lambda: raw.recv(4096), b""))
+            assert (read[:1], int.from_bytes(read[2:4])) == (b"\x88", 1009)
+
+
 def test_fragmented_message_is_assembled(live, topic, open_socket):
     ws = open_socket(live.url)
     text = json.dumps({"op": "publish", "topic": topic, "records": [{"data": "häppchen"}]}, ensure_ascii=False)

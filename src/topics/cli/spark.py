@@ -11,7 +11,7 @@ from topics.cli.options import Row, add_group, add_parser, option
 from topics.cli.output.screen import Screen
 from topics.cli.output.units import duration
 from topics.cli.tree import Subparsers
-from topics.installation import install_command
+from topics.installation import install_command, is_installed
 from topics.plurals import counted
 
 if TYPE_CHECKING:
@@ -37,14 +37,12 @@ def _add(verbs: Subparsers, name: str, execute: Callable[[argparse.Namespace], i
 
 
 def _guarded(execute: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
-    try:
-        import pyspark  # noqa: F401
-
-        from topics.spark.failures import Failed
-        from topics.spark.jvm import NoJava
-    except ImportError as error:
-        Screen().fail(f"Spark is not installed: {error}", install_command("spark"))
+    if not is_installed("pyspark"):
+        Screen().fail("Spark is not installed", install_command("spark"))
         return 1
+    from topics.spark.failures import Failed
+    from topics.spark.jvm import NoJava
+
     try:
         return execute(args)
     except NoJava as error:

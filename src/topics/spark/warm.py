@@ -1,9 +1,9 @@
 """A local Spark that keeps running between commands: `topics spark start`.
 
 It is a Spark Connect server in a process of its own, bound to loopback, with a token that only the user can read. Each
-command takes one of its sessions: a session that was used before answers its first query several times as fast as a new
-one. A command holds the lock of its session, so two commands at the same time never share temporary views, and a killed
-command leaves nothing behind. The process ends when no session was held and no job ran for the idle time.
+command takes one of its sessions: one that was used before answers its first query faster than a new one. A command
+holds the lock of its session, so two commands at the same time never share temporary views, and a killed command leaves
+nothing behind. The process ends when no session was held and no job ran for the idle time.
 
     warm.lock        held by the process for as long as it runs: the rest is valid only while it is
     warm.json        `State`: where it listens, its token, and what it was started with
@@ -34,6 +34,7 @@ from msgspec import Struct
 
 from topics import __version__
 from topics.installation import is_installed
+from topics.lake.storage import SETTINGS
 from topics.spark.failures import Failed
 from topics.spark.jvm import SESSION, SHOWN_LINES, cache_folder, quiet_start
 
@@ -46,7 +47,7 @@ STOP_LIMIT_S = 30.0
 SESSIONS = 8  # most commands at the same time
 LOOK_S = 0.2
 TRIES = 10
-STORES = ("AWS_", "AZURE_", "GOOGLE_", "TOPICS_LAKE", "TOPICS_STORAGE")  # settings of object stores in the environment
+STORES = ("AWS_", "AZURE_", "GOOGLE_", SETTINGS)  # settings of object stores in the environment
 
 
 class State(Struct, kw_only=True):
@@ -181,7 +182,11 @@ def serve(master: str, idle_s: float) -> int:
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     signal.signal(signal.SIGINT, lambda *_: ended.set())
     descriptor = os.open(folder() / "warm.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    if not any(_try_lock(descriptor) or ended.wait(LOOK_S) for _ in range(TRIES)):  # `running` holds it for a moment
+    for _ in range(TRIES):
+        if held := _try_lock(descriptor):
+            break
+        ended.wait(LOOK_S)  # `running` holds it for a moment
+    if not held or ended.is_set():
         return 0  # another one was quicker
     (folder() / "warm.json").unlink(missing_ok=True)
     token = secrets.token_urlsafe(24)

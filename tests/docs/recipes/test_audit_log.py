@@ -34,13 +34,14 @@ def test_erasure_leaves_others_and_explains_itself(kitchen: Kitchen, topics: Top
 def test_bytes_go_with_the_last_record_of_their_segment(open_kitchen: OpenKitchen) -> None:
     kitchen = open_kitchen(**SMALL_PARTS)
     with Topics(kitchen.address.url) as topics:
-        topics.append("audit", {"ip": SECRET.decode()}, tag="user-42:login")
+        first = NewRecord(data={"ip": SECRET.decode()}, tag="user-42:login")
         others = [NewRecord(data={"ip": "203.0.113.9"}, tag="user-420:login") for _ in range(40)]
-        topics.append_many("audit", others)
+        topics.append_many("audit", [first, *others])  # one write, so that the first shares its segment with others
+        topics.append_many("audit", others)  # seals that segment: it is full
         topics.delete("audit", match="user-42:login")
         wait_for(lambda: _bytes_on_disk(kitchen, "*.seg") or _write_elsewhere(topics))
         assert _bytes_on_disk(kitchen), "the records beside it are live"
-        topics.delete("audit", before_seq=40)
+        topics.delete("audit", before_seq=42)
         wait_for(lambda: not _bytes_on_disk(kitchen) or _write_elsewhere(topics))
 
 

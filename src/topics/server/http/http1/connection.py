@@ -310,7 +310,8 @@ class Connection(ExchangeConnection[Exchange]):
 
     def pace_reading(self) -> None:
         pipeline, wanted = self.pipeline, self.pipeline.wants_input
-        if isinstance(pipeline.stream, Upgrade) and (pipeline.paused or (self._sink is not None and self._sink.held)):
+        owned = pipeline.state is STREAMING and isinstance(pipeline.stream, Upgrade)
+        if owned and (pipeline.paused or (self._sink is not None and self._sink.held)):
             wanted = False  # the protocol has enough input, or there is no room for what it would answer
         if pipeline.state is not CLOSED and pipeline.ending is not states.EOF:  # else it cannot be read any more
             self.pace(wanted=wanted)
@@ -384,6 +385,15 @@ class Connection(ExchangeConnection[Exchange]):
         self.pipeline.change(states.CLOSE)
         self.transport.close()
 
+    def end_stream(self) -> None:
+        pipeline = self.pipeline
+        if isinstance(pipeline.stream, Upgrade) and pipeline.ending is not states.EOF:
+            # The client may still send. A close with unread input resets the connection: its last message is lost.
+            pipeline.change(states.SHUT)
+            self._follow()
+        else:
+            self.close()
+
 
 class StreamSink:
     """The `Sink` of one connection, while a stream, or the protocol of an upgrade, owns it."""
@@ -413,7 +423,7 @@ class StreamSink:
 
     def close(self) -> None:
         if self._pipeline.state is STREAMING:
-            self._connection.close()
+            self._connection.end_stream()
 
     def give_up(self) -> None:
         self._pipeline.close_timeout_ms = self._server.limits.linger_timeout_ms

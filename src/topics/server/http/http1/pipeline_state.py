@@ -70,6 +70,7 @@ TRANSITIONS: dict[tuple[ConnectionState, ConnectionEvent], ConnectionState] = {
     (ACTIVE, SHUT): LINGERING,
     (FINISHING, SHUT): LINGERING,
     (UPGRADING, SHUT): LINGERING,
+    (STREAMING, SHUT): LINGERING,  # the upgraded protocol has ended
     **{(state, CLOSE): CLOSING for state in _OPEN_STATES},
     **{(state, ABORT): ABORTED for state in _OPEN_STATES},
     # A hook may fail in the middle of anything: whatever follows changes nothing more.
