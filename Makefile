@@ -60,7 +60,7 @@ test: $(READY_DEV) $(SYNC) ## run all tests except the long ones
 	@for b in $(CHROMIUM) chromium chromium-browser google-chrome google-chrome-stable none; do \
 		command -v $$b >/dev/null && break; \
 		test $$b != none || echo "no Chromium found: the browser tests are skipped; set CHROMIUM=/path/to/chromium to run them"; done
-	$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --timeout $(TEST_TIMEOUT_S)
+	$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --timeout $(TEST_TIMEOUT_S) --durations 15
 
 # Without a JVM and a browser: the model, the engine, its storage, and the API over a real socket.
 CORE := model engine queues routers consumers storage/log storage/segments contract live
@@ -73,7 +73,7 @@ check: $(READY_DEV) $(SYNC) site ## check format, lint, types, import contracts 
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
-	$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --timeout $(TEST_TIMEOUT_S)
+	$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --timeout $(TEST_TIMEOUT_S) --durations 15
 
 format: $(READY_DEV) $(SYNC) ## format the code and fix lint errors
 	$(VENV)/bin/ruff check --fix .

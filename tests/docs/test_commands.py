@@ -54,7 +54,11 @@ def problems_of(page: Path, reader: Reader, *, slow: bool = False) -> Iterator[s
     for block in blocks_of(page.read_text()):
         where = f"{page.relative_to(ROOT)}:{block.line}"
         if block.is_shown_answer:
-            got = None if last is None else _json_in(last.body)
+            try:
+                got = None if last is None else _json_in(last.body)
+            except ValueError:  # what failed before it is reported as well
+                yield f"{where}: the answer is not JSON: {last!r}"
+                continue
             yield from (f"{where}: {what}" for what in differences(json.loads(block.text), got))
         elif block.is_shown_output and has_run:
             shown, printed = reader.meant(block.text), reader.output()
