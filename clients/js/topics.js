@@ -90,8 +90,9 @@ export class NotAQueue extends TopicsError {}
 export class EpochMismatch extends TopicsError {}
 /** The body is larger than the server allows. */
 export class PayloadTooLarge extends TopicsError {}
-/** The topic is full and rejects writes. */
+/** The server follows another one and takes no writes: `detail.writer` is the address of that one. */
 export class NotWriter extends TopicsError {}
+/** The topic is full and rejects writes. */
 export class TopicFull extends TopicsError {}
 /** The server is busy, or a limit is reached: retry after `retryAfterMs`. */
 export class Throttled extends TopicsError {}
