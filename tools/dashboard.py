@@ -60,8 +60,8 @@ ROWS: dict[str, list[Panel]] = {
         Panel(
             "Records lost per minute",
             "short",
-            {"{{topic}}": f"60 * deriv(topics_topic_lost{TOPIC}[5m]) > 0"},
-            help="Removed by a cap, a TTL, a restart or damage. Each reader that missed them gets a tombstone.",
+            {"{{topic}}: {{reason}}": f"60 * deriv(topics_topic_lost_records{TOPIC}[5m]) > 0"},
+            help="Each reader that missed them gets a tombstone. Caps and TTLs remove records as configured.",
         ),
         Panel("Consumer lag, records", "short", {"{{topic}}/{{consumer}}": f"topics_consumer_lag_records{TOPIC}"}),
         Panel("Consumer lag, seconds", "s", {"{{topic}}/{{consumer}}": f"topics_consumer_lag_seconds{TOPIC}"}),

@@ -82,8 +82,12 @@ def _parse_bool(text: str) -> bool:
     return _BOOLEANS[text.lower()]
 
 
+def _parse_names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
 def _parse_origins(text: str) -> tuple[str, ...]:
-    origins = tuple(part.strip() for part in text.split(",") if part.strip())
+    origins = _parse_names(text)
     for origin in origins:
         if origin != "*" and not _ORIGIN.fullmatch(origin):
             raise ValueError(f"{origin!r} is not an origin; use * or scheme://host[:port], without a path")
@@ -159,6 +163,7 @@ COUNT = Kind(name="integer", parse=_parse_integer, low=1, high=U63)
 MILLIS = Kind(name="milliseconds", parse=_parse_integer, low=1, high=DAY_MS)
 SIZE = Kind(name="size", parse=_parse_size, show=_show_size, low=1, high=U63)
 FLAG = Kind(name="boolean", parse=_parse_bool, show=lambda value: "true" if value else "false")
+NAMES = Kind(name="list of names", parse=_parse_names, show=",".join)
 ORIGINS = Kind(name="list of origins", parse=_parse_origins, show=",".join)
 DIRECTORY = Kind(
     name="directory",
@@ -312,7 +317,11 @@ class Settings:
     )
     max_idempotency_keys: int = COUNT(1_000_000, "Maximum number of idempotency keys per topic.")
     metrics_max_topics: int = COUNT(
-        1000, "Maximum number of topics with their own metrics. The others are summed.", low=0
+        1000, "Maximum number of topics with their own metrics, the last written first. The others are summed.", low=0
+    )
+    metrics_topics: tuple[str, ...] = NAMES(
+        (),
+        "Topics that always have their own metrics: names, and prefixes with a star at their end, separated by commas.",
     )
     session_ttl_ms: int = MILLIS(300_000, "Time until a watch session without a stream expires.")
 

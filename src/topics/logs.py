@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import traceback
+from collections import Counter
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import TextIO
@@ -20,6 +21,7 @@ from topics.errors import Corrupt
 Field = str | int | float | bool | None | list[str]
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 
+ERRORS = Counter[str]()  # events of level error since the start, for the metrics. Their names are in the code: few.
 HIDDEN = "[hidden]"
 MAX_TEXT = 512
 MAX_FRAMES = 30
@@ -60,6 +62,8 @@ class Log:
         return self._logger.isEnabledFor(level)
 
     def _emit(self, level: int, event: str, fields: dict[str, Field], exc: ExcInfo | None = None) -> None:
+        if level == logging.ERROR:
+            ERRORS[event] += 1
         if self._logger.isEnabledFor(level):
             self._logger.log(level, "%s", event, extra={"fields": fields}, exc_info=exc)
 

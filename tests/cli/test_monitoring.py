@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cli.terminal import Cli, Terminal
+from topics.cli.monitoring import doctor
 
 Api = Callable[..., Any]
 
@@ -72,6 +73,16 @@ def test_doctor_warns_of_losses_and_idle_queues(cli: Cli, api: Api) -> None:
     assert "leaking (8)" in shown.out
     assert "unworked: 1 job ready, and no worker holds one" in shown.out
     assert "→ start a worker: `topics queue work unworked -- COMMAND`" in shown.out
+
+
+def test_doctor_says_what_damage_means_and_how_to_repair_it() -> None:
+    found = [*doctor._check_losses({"topics_topic_lost_records": {"orders/corrupt": 7, "orders/cap": 3, "a/b/cap": 1}})]
+    assert [(row.level, row.text) for row in found] == [
+        ("problem", "damaged files lost records of orders (7)"),
+        ("ok", "caps evicted records of orders (3), a/b (1)"),
+    ]
+    assert "topics verify" in found[0].fix
+    assert [row.level for row in doctor._check_losses({})] == ["ok"]
 
 
 def test_doctor_reports_problems_with_fixes(home: Cli) -> None:

@@ -1,6 +1,7 @@
 """Health and readiness probes."""
 
 import json
+import resource
 import socket
 
 import pytest
@@ -63,3 +64,25 @@ def finish(sock: socket.socket) -> tuple[int, dict[str, str], dict[str, object]]
     status_line, *lines = head.decode().split("\r\n")
     headers = dict(line.lower().split(": ", 1) for line in lines)
     return int(status_line.split()[1]), headers, json.loads(body)
+
+
+def test_read_only_server_is_ready_for_reads(start_server, connect, tmp_path):
+    server: ServerProcess = start_server(data_dir=tmp_path / "data", wal_file_bytes=65_536)
+    api = connect(server)
+    api.write("a", 1)
+    assert [api.get("/v0/ready", **{"for": purpose})["status"] for purpose in ("read", "write")] == ["ready", "ready"]
+    api.refused(400, "invalid_request", "GET", "/v0/ready?for=lunch")
+
+    # The log cannot begin another file, as on a full disk.
+    resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (65_000, resource.RLIM_INFINITY))
+    large = {"records": [{"data": "x" * 10_000}]}
+    statuses = [api.call("POST", "/v0/topics/a", large).status_code for _ in range(10)]
+    assert statuses[-1] == 503
+    for path in ("/v0/ready", "/v0/ready?for=write"):
+        api.refused(503, "read_only", "GET", path)
+    (warning,) = api.get("/v0/ready", **{"for": "read"})["warnings"]
+    assert warning.startswith("the log takes no writes: ")
+    assert api.read_all("a")[0]["data"] == 1
+    resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    eventually(lambda: api.call("GET", "/v0/ready").status_code, lambda status: status == 200)
+    server.kill()  # it has logged an error

@@ -116,15 +116,53 @@ def test_scrape_does_not_count_as_a_read(api: Api, topic: str):
     assert api.state(topic)["last_read_ts"] is None
 
 
+def named(scrape: Scrape) -> dict[str, float]:
+    return {label: value for (name, label), value in scrape.samples.items() if name == "topics_topic_records_live"}
+
+
 def test_topics_beyond_the_limit_are_summed(start_server, connect):
-    api = connect(start_server(metrics_max_topics=2))
-    for name in ("a", "b", "c"):
-        api.write(name, 1)
+    api = connect(start_server(metrics_max_topics=2, metrics_topics="pay*"))
+    for name in ("a", "b", "c", "payments"):
+        api.write(name, *range(ord(name[0])))
     scrape = Scrape(api)
-    named = [label for name, label in scrape.samples if name == "topics_topic_head_seq"]
-    assert named == ["a", "b"]
-    assert (scrape["topics_topics"], scrape["topics_records_live"]) == (3, 3)
-    assert scrape["topics_topic_metrics_truncated"] == 1
+    assert named(scrape) == {"c": 99, "payments": 112, "(others)": 97 + 98}
+    assert (scrape["topics_topics"], scrape["topics_records_live"]) == (4, 97 + 98 + 99 + 112)
+    assert (scrape["topics_topic_metrics_truncated"], scrape["topics_topic_left_out"]) == (1, 2)
+    api.write("a", 1)  # a topic that was named stays: one of less than an hour ago is no reason to break its series
+    assert named(Scrape(api)) == {"c": 99, "payments": 112, "(others)": 98 + 98}
+    api.drop("c")
+    assert named(Scrape(api)) == {"a": 98, "payments": 112, "(others)": 98}
+
+
+def test_losses_have_their_reason(start_server, connect, tmp_path):
+    api = connect(start_server(data_dir=tmp_path / "data"))
+    api.write("capped", 1, 2, 3, config={"cap_records": 1})
+    scrape = Scrape(api)
+    assert scrape.samples["topics_lost_records_total", "cap"] == 2
+    assert scrape.samples["topics_topic_lost_records", "capped/cap"] == 2
+    assert [scrape.samples["topics_lost_records_total", reason] for reason in ("corrupt", "restart", "failover")] == [
+        0, 0, 0,
+    ]  # fmt: skip
+
+
+def test_dead_letters_are_marked(api: Api, topic: str):
+    api.put(topic, type="queue", dead_letter=f"{topic}-dead")
+    api.put(f"{topic}-dead", type="queue")
+    samples = Scrape(api).samples
+    assert ("topics_topic_dead_letters", f"{topic}-dead") in samples
+    assert ("topics_topic_dead_letters", topic) not in samples
+
+
+def test_process_is_measured_under_the_usual_names(start_server, connect, tmp_path):
+    api = connect(start_server(data_dir=tmp_path / "data"))
+    scrape = Scrape(api)
+    assert 10e6 < scrape["process_resident_memory_bytes"] < 10e9
+    assert scrape["process_cpu_seconds_total"] > 0
+    assert 3 < scrape["process_open_fds"] < scrape["process_max_fds"]
+    assert scrape["topics_disk_free_bytes"] > 0
+    assert 0 <= scrape["topics_checkpoint_age_seconds"] < 3600
+    assert scrape["topics_checkpoint_failures_total"] == 0
+    assert scrape.samples["topics_log_errors_total", "loop_error"] == 0
 
 
 def test_histogram_adds_up(api: Api):

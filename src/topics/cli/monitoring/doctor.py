@@ -23,6 +23,22 @@ from topics.plurals import counted
 LOW_SHARE = 0.1  # of a limit that is left
 MAX_SKEW_S = 5.0
 FEW_DESCRIPTORS = 4096
+LIMITS = "raise the cap or TTL with `topics config`, or use --discard reject, if readers still need them"
+LOSSES = {
+    "cap": ("ok", "caps evicted records of", LIMITS),
+    "ttl": ("ok", "TTLs expired records of", LIMITS),
+    "restart": ("warning", "a restart lost records of", "use durability disk or fsync if they must survive a crash"),
+    "failover": (
+        "warning",
+        "a takeover lost records of",
+        "use durability replicated if they must survive a lost machine",
+    ),
+    "corrupt": (
+        "problem",
+        "damaged files lost records of",
+        "stop the server, and run `topics verify DIR`: it names the files. Restore them from a backup or the replica",
+    ),
+}
 MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗", "red")}
 
 
@@ -112,20 +128,28 @@ def _check_limits(call: Call) -> Iterator[Finding]:
     fix = "raise TOPICS_MAX_CONNECTIONS and `ulimit -n` of the server"
     text = f"{used:,} of {most:,} connections"
     yield _warning_if(bool(most) and used > most * (1 - LOW_SHARE), "connections", text, fix)
-    lost = metrics.get("topics_topic_lost") or {}
-    losing = sorted((name for name in lost if lost[name]), key=lambda name: -lost[name])[:3]
-    if losing:
-        names = ", ".join(f"{name} ({lost[name]:,})" for name in losing)
-        fix = "raise the cap or TTL with `topics config`, or use --discard reject; `topics read` shows the gaps"
-        yield Finding("losses", "warning", f"records were lost in {names}", fix)
-    else:
-        yield Finding("losses", "ok", "no topic has lost records")
+    yield from _check_losses(metrics)
     yield from _check_queues(metrics)
     if "topics_replica_term" in metrics:  # a server that another one has taken over is not ready, and says so
         text = f"object {metrics['topics_replica_object']:,}, {duration(metrics['topics_replica_lag_ms'])} behind"
         text = f"standby, {text}" if "topics_replica_standby" in metrics else text
         fix = "check the bucket: GET /v0/ready has the last failure"
         yield _warning_if(bool(metrics["topics_replica_away"]), "replica", text, fix)
+
+
+def _check_losses(metrics: Mapping[str, Any]) -> Iterator[Finding]:
+    """Report what damage, a restart or a takeover removed as a problem, and what caps and TTLs did as a fact."""
+    by_reason: dict[str, dict[str, int]] = {}
+    for row, seqs in (metrics.get("topics_topic_lost_records") or {}).items():
+        topic, _, reason = row.rpartition("/")
+        by_reason.setdefault(reason, {})[topic] = seqs
+    for reason, topics in by_reason.items():
+        worst = sorted(topics, key=lambda name: -topics[name])[:3]
+        names = ", ".join(f"{name} ({topics[name]:,})" for name in worst)
+        level, what, fix = LOSSES.get(reason, LOSSES["cap"])
+        yield Finding("losses", level, f"{what} {names}", fix)
+    if not by_reason:
+        yield Finding("losses", "ok", "no topic has lost records")
 
 
 def _check_queues(metrics: Mapping[str, Any]) -> Iterator[Finding]:

@@ -33,6 +33,7 @@ class Retries:
         self._clock = clock
         self._row = 0  # failures since the first one
         self._next_ns = 0
+        self.failures_total = 0
 
     @property
     def may_begin(self) -> bool:
@@ -41,6 +42,7 @@ class Retries:
     def failed(self, error: Exception, *, rotated: bool) -> None:
         """Note a failed attempt. Log the first one of a row, and every new reason."""
         reason = reason_of(error)
+        self.failures_total += 1
         if reason != self.reason:
             hint = "writes continue, and the log grows until a checkpoint succeeds; the server tries again by itself"
             log.error("checkpoint_failed", reason=reason, hint=hint)

@@ -99,6 +99,13 @@ class Losses:
         at = bisect_left(self.times, ts, key=lambda time: time[0])
         return self.times[at - 1][1] if at else 0
 
+    def by_reason(self) -> dict[str, int]:
+        """Return how many seqs of all runs were lost for each reason."""
+        sums: dict[str, int] = {}
+        for first, last, reason in self.runs:
+            sums[reason] = sums.get(reason, 0) + last - first + 1
+        return sums
+
     def within(self, low: int, high: int) -> tuple[int, str]:
         """Return how many seqs of [low, high] were lost, and the reason, or "mixed"."""
         at = bisect_left(self.runs, low, key=lambda run: run[1])

@@ -1,19 +1,25 @@
 """Metrics of the server as rows, and their two formats: Prometheus text and JSON."""
 
-from collections.abc import Callable, Iterable, Iterator
+import os
+import resource
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import suppress
+from heapq import nlargest
 from itertools import chain, islice
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
 
+from topics import __version__
 from topics.engine.consumers.lag import Lag, lag_of, rough_age_ms
 from topics.engine.routers.graph import Router
 from topics.engine.state.name_index import NameIndex
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps
 from topics.engine.write import archived
+from topics.logs import ERRORS
 from topics.model.wire import ArchiveStanding
 from topics.server.access.operations import router_names
 from topics.server.api.services import Services, Startup
@@ -36,6 +42,18 @@ CONSUMERS_PER_STEP = 200
 SAMPLES_PER_STEP = 500
 _encode = msgspec.json.encode
 
+OTHERS = "(others)"  # no topic can have this name
+KEEPS_MS = 3_600_000
+# Metrics of topics that can be added up, and the value of a topic.
+SUMMED: tuple[tuple[str, Callable[[Topic], float]], ...] = (
+    ("topics_topic_left_out", lambda topic: 1),
+    ("topics_topic_records_live", attrgetter("count")),
+    ("topics_topic_bytes_live", attrgetter("bytes")),
+    ("topics_topic_lost", attrgetter("losses.total")),
+    ("topics_topic_queue_ready", lambda topic: 0 if topic.queue is None else topic.queue.ready),
+    ("topics_topic_queue_in_flight", lambda topic: 0 if topic.queue is None else topic.queue.in_flight),
+)
+REASONS = ("cap", "ttl", "restart", "corrupt", "failover")
 CLASSES = ("ephemeral", "memory", "disk", "fsync", "replicated")
 
 
@@ -121,6 +139,10 @@ def _totals(services: Services, leases: int) -> Iterator[Metric]:
     yield _one("topics_routers", "Routers.", len(services.engine.routers.table.by_name))
     yield _one("topics_records_live", "Records that readers can still get.", state.totals.records)
     yield _one("topics_bytes_live", "Bytes of those records.", state.totals.bytes)
+    yield Metric(
+        "topics_lost_records_total", "Seqs that were lost since the start, by reason.",
+        [("", "reason", reason, state.totals.lost.get(reason, 0)) for reason in REASONS],
+    )  # fmt: skip
     yield _one("topics_queue_topics", "Topics of type queue.", len(state.queues))
     yield _one("topics_queue_leases_in_flight", "Jobs that a worker holds.", leases)
     yield _one("topics_sse_connections", "Open event streams and WebSockets.", services.quotas.streams)
@@ -149,6 +171,17 @@ def _process(startup: Startup, *, ready: bool, progress: float) -> Iterator[Metr
     yield _one("topics_ready", "1 while the server serves.", int(ready))
     yield _one("topics_recovery_progress", "How much of the log has been replayed, 0 to 1.", progress)
     yield _one("topics_uptime_ms", "Milliseconds since the process started.", startup.uptime_ms())
+    yield Metric("topics_build_info", "1, with the version of the server.", [("", "version", __version__, 1)])
+    yield Metric("topics_log_errors_total", "Lines of level error in the log of the server, by event.",
+                 [("", "event", event, count) for event, count in {"loop_error": 0, **ERRORS}.items()])  # fmt: skip
+    usage, (descriptors, _) = resource.getrusage(resource.RUSAGE_SELF), resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield _one("process_cpu_seconds_total", "Processor time of the process.", usage.ru_utime + usage.ru_stime)
+    yield _one("process_max_fds", "File descriptors that the process may open.", descriptors)
+    if os.path.exists("/proc/self/statm"):
+        with open("/proc/self/statm", "rb") as file:
+            pages = int(file.read().split()[1])
+        yield _one("process_resident_memory_bytes", "Memory of the process.", pages * resource.getpagesize())
+        yield _one("process_open_fds", "Open file descriptors of the process.", len(os.listdir("/proc/self/fd")) - 1)
     if http is not None:
         yield _one("topics_http_connections", "Open connections.", len(http.connections))
         yield _one("topics_http_connections_max", "Connections that may be open; 0 is no limit.",
@@ -183,6 +216,14 @@ def _wal(storage: Storage | None) -> Iterator[Metric]:
         [*buckets, ("_sum", "", "", wal.fsync_sum_us), ("_count", "", "", running)], "histogram",
     )  # fmt: skip
     yield _one("topics_checkpoint_failing", "1 while checkpoints fail and the log grows.", int(failing is not None))
+    if storage is not None:
+        store = storage.store
+        yield _one("topics_checkpoint_failures_total", "Checkpoints that failed.", store.retries.failures_total)
+        yield _one("topics_checkpoint_age_seconds", "Time since the last checkpoint, or the start.",
+                   storage.checkpoint_age_ms / 1000)  # fmt: skip
+        with suppress(OSError):
+            free_bytes = store.fs.free_bytes(store.dir.root)
+            yield _one("topics_disk_free_bytes", "Space that is left for the data directory.", free_bytes)
 
 
 def _replica(service: ReplicaService) -> Iterator[Metric]:
@@ -234,14 +275,42 @@ def _columns(
         yield Metric(metric, help, samples)
 
 
+def _choose(services: Services, prefixes: tuple[str, ...]) -> Generator[None, None, tuple[list[Topic], list[float]]]:
+    """Return the topics to name, in order of their names, and the sums of `SUMMED` over all others.
+
+    Those of the setting come first, then those that were written last. A topic that was named before keeps its place
+    for an hour longer, so that its series has no holes.
+    """
+    topics, limit, always = services.engine.topics, _max_named(services), services.runtime.settings.metrics_topics
+    exact, starts = set(always), tuple(name[:-1] for name in always if name.endswith("*"))
+    before = services.named_topics.get(prefixes, frozenset[str]())
+    best: list[tuple[tuple[bool, int], Topic]] = []
+    lowest, sums = (False, -1), [0.0] * len(SUMMED)
+    for names in _pages(services.engine.state.names, prefixes, len(topics)):
+        some = [topics[name] for name in names]
+        sums = [total + sum(map(value, some)) for total, (_, value) in zip(sums, SUMMED, strict=True)]
+        for topic in some:
+            name = topic.name
+            rank = name in exact or name.startswith(starts), (topic.last_write_ts or 0) + KEEPS_MS * (name in before)
+            if len(best) < limit or rank > lowest:
+                best.append((rank, topic))
+        if len(best) > limit:
+            best = nlargest(limit, best, key=itemgetter(0))
+            lowest = best[-1][0] if best else lowest
+        yield None
+    chosen = sorted((topic for _, topic in best if not topic.gone), key=attrgetter("name"))
+    services.named_topics[prefixes] = frozenset(topic.name for topic in chosen)
+    sums = [total - sum(map(value, chosen)) for total, (_, value) in zip(sums, SUMMED, strict=True)]
+    return chosen, sums
+
+
 def _topics(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | None]:
-    engine, limit, now_ms = services.engine, _max_named(services), services.runtime.clock.now_ms()
-    found: list[Topic] = []
-    for names in _pages(engine.state.names, prefixes, limit + 1):
-        some = [engine.topics[name] for name in names]
+    engine, now_ms = services.engine, services.runtime.clock.now_ms()
+    chosen, sums = yield from _choose(services, prefixes)
+    others = {metric: max(value, 0) for (metric, _), value in zip(SUMMED, sums, strict=True)}
+    for some in _batches(chosen):
         for topic in some:
             engine.expire_in_memory(topic)
-        found += some
         yield None
     columns: list[ColumnOf[Topic]] = [
         ("topics_topic_head_seq", "Highest assigned seq per topic.", lambda topic: topic.head),
@@ -257,10 +326,24 @@ def _topics(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | 
         ("topics_topic_queue_oldest_seconds", "Age of the oldest job per queue that is not done.",
          lambda topic: None if topic.queue is None else rough_age_ms(topic, now_ms) / 1000),
     ]  # fmt: skip
-    yield from _columns("topic", found[:limit], columns)
-    yield _one(
-        "topics_topic_metrics_truncated", "1 if there are more topics than are named here.", int(len(found) > limit)
-    )
+    for metric in _columns("topic", chosen, columns):
+        if metric is not None and others["topics_topic_left_out"] and metric.name in others:
+            metric.samples.append(("", "topic", OTHERS, others[metric.name]))
+        yield metric
+    lost: list[Sample] = []
+    for some in _batches(chosen):
+        for topic in some:
+            by_reason = topic.losses.by_reason()
+            lost += [("", "topic reason", f"{topic.name} {reason}", seqs) for reason, seqs in by_reason.items()]
+        yield None
+    yield Metric("topics_topic_lost_records", "Seqs that were lost per topic and reason.", lost)
+    targets = {topic.config.dead_letter for topic in engine.state.queues.values()}
+    letters: list[Sample] = [("", "topic", topic.name, 1) for topic in chosen if topic.name in targets]
+    yield Metric("topics_topic_dead_letters", "1 for a topic that a queue moves its failed jobs to.", letters)
+    left_out = others["topics_topic_left_out"]
+    yield _one("topics_topic_left_out", f'Topics that are not named here; the series "{OTHERS}" sums them.', left_out)
+    truncated = "1 if there are more topics than are named here; topics_topic_left_out counts them."
+    yield _one("topics_topic_metrics_truncated", truncated, int(left_out > 0))
 
 
 def _archives(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | None]:

@@ -142,7 +142,10 @@ ROUTES = [
         for path in ("/v0/health", "/healthz")
     ),
     *(
-        Route("GET", path, looks.get_ready, operations.PROBE, answers={200: wire.Ready}, probe=True)
+        Route(
+            "GET", path, looks.get_ready, operations.PROBE, answers={200: wire.Ready}, probe=True,
+            query=(Parameter("for", str),),
+        )
         for path in ("/v0/ready", "/readyz")
     ),
     *(

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from msgspec import field
+
 from topics.clock import Clock
 from topics.engine.engine import Engine
 from topics.engine.state.topic import Topic
@@ -118,6 +120,8 @@ class Services(PushServices, frozen=True, kw_only=True, eq=False):
     storage: Storage | None  # None without a data directory
     replica: ReplicaService | None = None
     standby: StandbyService | None = None
+    # Topics with metrics of their own, by the prefixes of a key.
+    named_topics: dict[tuple[str, ...], frozenset[str]] = field(default_factory=dict)
 
     def check_writer(self) -> None:
         """Raise `not_writer` if the server is a standby."""

@@ -286,5 +286,9 @@ class Storage:
         grown = self._grown_bytes()
         if grown >= self._settings.checkpoint_wal_bytes:
             return True
-        age_ms = self._clock.now_ms() - self.store.last_checkpoint_ms
-        return grown > 0 and age_ms >= self._settings.checkpoint_interval_ms
+        return grown > 0 and self.checkpoint_age_ms >= self._settings.checkpoint_interval_ms
+
+    @property
+    def checkpoint_age_ms(self) -> int:
+        """The time since the last checkpoint, or since the start. Without writes there is no checkpoint."""
+        return self._clock.now_ms() - self.store.last_checkpoint_ms

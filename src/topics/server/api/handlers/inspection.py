@@ -34,15 +34,25 @@ def get_health(startup: Startup, call: Call) -> Answer:
 
 
 def get_ready(services: Services, call: Call) -> Answer:
-    """Report whether the server can serve, and whether checkpoints fail. Raise 503 while it stops or is read-only."""
+    """Report whether the server can serve, and whether checkpoints fail. Raise 503 while it stops or is read-only.
+
+    `for=read` asks for reads alone: a server that is read-only is ready. `for=write` refuses a standby, too.
+    """
     services.check_ready()
-    storage = services.storage
-    if storage is not None and (why := storage.wal.read_only) is not None:
-        code = Code.FENCED if storage.wal.is_fenced else Code.READ_ONLY
-        raise TopicsError(code, f"the log takes no writes: {why}", detail={"reason": why}, retry_after_ms=1000)
+    storage, purpose = services.storage, query_string.parse(call.request.query).get("for")
+    if purpose not in (None, "read", "write"):
+        raise invalid("for must be read or write", field="for")
+    if purpose == "write":
+        services.check_writer()
     warnings: list[str] | UnsetType = UNSET
+    if storage is not None and (why := storage.wal.read_only) is not None:
+        message = f"the log takes no writes: {why}"
+        if purpose != "read":
+            code = Code.FENCED if storage.wal.is_fenced else Code.READ_ONLY
+            raise TopicsError(code, message, detail={"reason": why}, retry_after_ms=1000)
+        warnings = [message]
     if storage is not None and (why := storage.store.retries.reason) is not None:
-        warnings = [f"checkpoints fail, so the log grows: {why}"]
+        warnings = [*(warnings or []), f"checkpoints fail, so the log grows: {why}"]
     standby = None if services.standby is None else services.standby.standby
     replication = None if services.replica is None else services.replica.replication
     if standby is not None and standby.following.last_failure:
