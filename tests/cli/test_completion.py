@@ -47,7 +47,7 @@ def test_bash_completes_commands_options_and_topics(cli: Cli) -> None:
 
     assert tab("topics app") == ["append"]
     assert tab("topics read or") == ["orders", "orders.audit"]
-    assert tab("topics read orders --fo") == ["--follow"]
+    assert tab("topics read orders --fol") == ["--follow"]
     assert tab("topics read chat:g") == ["general"]  # bash takes what follows the colon as the word
 
 
@@ -76,7 +76,7 @@ def test_tab_completes_in_an_interactive_zsh(cli: Cli, tmp_path: Path) -> None:
             ("topics app", "topics append "),
             ("topics state chat:gen", "topics state chat:general "),
             ("topics state 'chat:gen", "topics state 'chat:general' "),
-            ("topics read orders --fo", "topics read orders --follow "),
+            ("topics read orders --fol", "topics read orders --follow "),
             ("echo 1 | topics queue peek ma", "echo 1 | topics queue peek mail "),
             ("topics append orders /etc/passw", "topics append orders /etc/passwd"),  # no candidate: files
         ):
@@ -102,7 +102,7 @@ def test_fish_completes_names_and_offers_files_only_without_them(cli: Cli, tmp_p
     (tmp_path / "a-file").touch()
     env = cli.env | {"PATH": f"{Path(TOPICS).parent}:{cli.env['PATH']}"}
     lines = ("topics app", "topics queue peek ", "topics read chat:g", "topics read 'chat:g", "topics context use ",
-             "echo 1 | topics read orders --fo", "topics append orders a-")  # fmt: skip
+             "echo 1 | topics read orders --fol", "topics append orders a-")  # fmt: skip
     done = subprocess.run(
         ["fish", "-c", FISH, *lines], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
@@ -118,7 +118,7 @@ def test_commands_and_their_groups_are_completed(cli: Cli) -> None:
     assert complete(cli, "topics queue c") == ["claim"]
     assert complete(cli, "topics context use p") == ["prod"]
     assert complete(cli, "topics nothing ") == []
-    assert complete(cli, "topics read orders --last 5 --f") == ["--follow", "--from"]
+    assert complete(cli, "topics read orders --last 5 --f") == ["--follow", "--format", "--from"]
 
 
 def test_arguments_are_completed_with_names_of_their_kind(cli: Cli) -> None:

@@ -35,6 +35,7 @@ ROWS: dict[str, Row] = {
     "rm": Row("old-WAY --yes", "removed old-WAY"),
     "append": Row("orders 1 --tag t 2", "appended 2 records"),
     "read": Row("capped", "lost seqs"),
+    "get": Row("orders 1", "     1  "),
     "watch": Row("orders --from-start --limit 1", "orders"),
     "delete": Row("orders --tag none --yes", "0 records"),
     "queue ls": Row("", "mail"),

@@ -72,14 +72,22 @@ def test_unknown_command_suggests_the_closest(home: Cli) -> None:
 
 
 def test_options_before_the_command_are_put_after_it(home: Cli) -> None:
-    for words, corrected in (
-        ("--token-file keys ls", "topics ls --token-file keys"),
-        ("--url=http://h:1 --json read orders", "topics read orders --url=http://h:1 --json"),
-        ("--token s3cret ls", "topics ls --token KEY"),
-    ):
-        done = home.pipe(*words.split())
-        assert (done.status, done.err) == (2, f"topics: options come after the command\nnext: {corrected}\n")
+    assert home.pipe("--url=http://h:1", "read", "orders", "--curl").out.startswith("curl -sS http://h:1/")
+    assert home.pipe("--url", "http://h:1", "--curl", "append", "orders", "--", "--json").out.count("http://h:1/") == 1
+    assert home.pipe("--url", "http://h:1", "queue", "ls", "--curl").out.startswith("curl -sS http://h:1/")
     assert "there is no option '--frm'" in home.pipe("--frm", "ls").err
+
+
+def test_misspelt_option_suggests_the_closest(home: Cli) -> None:
+    assert "\nnext: did you mean --follow? `topics read --help` explains" in home.pipe("read", "orders", "--folow").err
+    assert "did you mean --lake?" in home.pipe("pipeline", "audit", "--lake", "x", "--url", "u", "--lak=x").err
+    assert "did you mean" not in home.pipe("read", "orders", "--xyz").err
+
+
+def test_group_without_a_command_lists_its_commands(home: Cli) -> None:
+    done = home.pipe("queue")
+    assert done.status == 0
+    assert "return jobs that were not done" in done.out or "nack" in done.out
 
 
 def test_words_of_other_systems_lead_to_the_command(home: Cli) -> None:
@@ -108,7 +116,7 @@ def test_unknown_option_prints_the_usage_of_its_command(home: Cli) -> None:
     ):
         done = home.pipe(*words)
         assert (done.status, done.err.startswith(usage)) == (2, True), done
-        assert f"next: `{usage[7:].partition(' [')[0]} --help` explains the arguments\n" in done.err
+        assert f"`{usage[7:].partition(' [')[0]} --help` explains the arguments\n" in done.err
 
 
 def test_groups_and_contexts_show_examples_in_their_help(home: Cli) -> None:

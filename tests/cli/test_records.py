@@ -337,6 +337,52 @@ def test_range_has_everything_of_a_topic_that_was_created_again() -> None:
 # --- watch
 
 
+def test_get_prints_one_record_or_says_why_not(cli: Cli, capped: str) -> None:
+    kept = json.loads(cli.pipe("read", capped, "--last", "1").lines[-1])
+    seq = kept["$seq"]
+    assert json.loads(cli.pipe("get", capped, str(seq)).out) == kept
+    assert json.loads(cli.pipe("get", capped, str(seq), "--data").out) == kept["data"]
+    lost = cli.pipe("get", capped, "1")
+    assert (lost.status, lost.out) == (3, "")
+    assert f"{capped} has no record 1: it was lost with 1 to " in lost.err
+    assert f"has no record {seq + 1}: the head is {seq}" in cli.pipe("get", capped, str(seq + 1)).err
+    cli.pipe("append", "shrinking", "1", "2")
+    cli.pipe("delete", "shrinking", "--seq", "1", "--yes")
+    assert "has no record 1: it was deleted" in cli.pipe("get", "shrinking", "1").err
+
+
+def test_records_are_printed_by_a_template(cli: Cli) -> None:
+    cli.pipe("append", "shaped", '{"sku": "V60", "tags": ["a", {"b": true}], "n": null}', "text", "--tag", "t")
+    shown = cli.pipe(
+        "read", "shaped", "--format", "{seq} {tag} {data.sku} {data.tags[1].b} {data.n}{data.x.y} {{{node}}}"
+    )
+    assert shown.lines == ["1 t V60 true  {}", "2 t    {}"]
+    assert cli.tty("get", "shaped", "2", "--format", "{data}|{data.a}|{data[0]}").out.strip() == "text||"
+    assert cli.pipe("watch", "shaped", "--from-start", "-n", "1", "--format", "{topic}").lines == ["shaped"]
+    for wrong in ("{what}", "{data", "}"):
+        refused = cli.pipe("read", "shaped", "--format", wrong)
+        assert refused.status == 2
+        assert "is not a field; use seq, ts, time" in refused.err
+
+
+def test_read_starts_at_a_consumer_and_moves_it(cli: Cli) -> None:
+    cli.pipe("append", "billed", *"123456")
+    cli.pipe("consumer", "set", "billed", "billing", "--seq", "2")
+
+    def position() -> int:
+        return int(json.loads(cli.pipe("consumer", "ls", "billed").out)["seq"])
+
+    assert cli.pipe("read", "billed", "--consumer", "billing", "--data").lines == ["3", "4", "5", "6"]
+    assert position() == 2
+    assert cli.pipe("read", "billed", "--consumer", "billing", "--commit", "--limit", "2", "--data").lines == ["3", "4"]
+    assert position() == 4
+    assert cli.pipe("read", "billed", "--consumer", "billing", "--commit").lines[-1].startswith('{"$seq":6')
+    assert position() == 6
+    assert cli.pipe("read", "billed", "--consumer", "billing", "--commit").lines == []
+    assert "--commit needs --consumer" in cli.pipe("read", "billed", "--commit").err
+    assert cli.pipe("read", "billed", "--consumer", "nobody").status == 3
+
+
 def test_watch_follows_patterns_and_future_topics(cli: Cli) -> None:
     cli.pipe("append", "room-1", "old")
     with cli.start("watch", "room-*", "hall", "--from-start", "--limit", "3") as running:
@@ -366,7 +412,7 @@ def test_delete_counts_first_and_asks(cli: Cli) -> None:
     cli.pipe("append", "chat", "a", "b", "--tag", "ann:1")
     cli.pipe("append", "chat", "c", "--tag", "bob:1")
     assert only(cli.pipe("delete", "chat", "--tag", "ann:*", "--dry-run"))["deleted"] == 2
-    assert "would delete 2 records; 1 record left" in cli.tty("delete", "chat", "--tag", "ann:*", "-n").out
+    assert "would delete 2 records; 1 record left" in cli.tty("delete", "chat", "--tag", "ann:*", "--dry-run").out
     refused = cli.pipe("delete", "chat", "--tag", "ann:*")
     assert (refused.status, "delete 2 records of chat needs a confirmation" in refused.err) == (2, True)
     shown = cli.tty("delete", "chat", "--tag", "ann:*", typed="y\n")

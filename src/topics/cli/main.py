@@ -22,6 +22,7 @@ COMMON_OPTIONS = {
     "--url": True, "-c": True, "--context": True, "--token-file": True, "--token": True,
     "--json": False, "--curl": False,
 }  # fmt: skip
+HAS_COMMANDS = ("queue", "router", "consumer", "replica", "pipeline")  # and their commands take these options
 VERSION_FLAGS = ("-V", "--version", "version")
 
 
@@ -62,6 +63,7 @@ def _dispatch(words: list[str]) -> int:
         from topics.cli.completion import print_candidates
 
         return print_candidates(words[1], words[2], build_parser)
+    words = _with_options_last(words)
     if not words or words[0] in HELP_FLAGS or words[0] not in tree.ROWS:
         return _help(words)
     return _run(_settings_if_meant(words))
@@ -106,9 +108,6 @@ def _help(words: list[str]) -> int:
     if not words or known:
         print(_overview(), file=sys.stdout if known else sys.stderr)
         return 0 if known else EXIT_USAGE
-    if (corrected := _with_options_last(words)) is not None:
-        print(f"topics: options come after the command\nnext: {corrected}", file=sys.stderr)
-        return EXIT_USAGE
     from difflib import get_close_matches
 
     near = tree.SYNONYMS.get(words[0]) or next(iter(get_close_matches(words[0], tree.ROWS, n=1)), None)
@@ -118,21 +117,15 @@ def _help(words: list[str]) -> int:
     return EXIT_USAGE
 
 
-def _with_options_last(words: list[str]) -> str | None:
-    """Return the command line with the options of all commands behind the command, or None if there are none before it.
-
-    The value of `--token` is left out: it is secret.
-    """
-    import shlex
-
-    at, before = 0, []
+def _with_options_last(words: list[str]) -> list[str]:
+    """Return the command line with the options of all commands behind the command: `topics --url X ls`."""
+    at = 0
     while at < len(words) and (name := words[at].partition("=")[0]) in COMMON_OPTIONS:
-        size = 2 if COMMON_OPTIONS[name] and "=" not in words[at] else 1
-        before += ["--token", "KEY"] if name == "--token" else words[at : at + size]
-        at += size
-    if not before or at >= len(words) or words[at] not in tree.ROWS:
-        return None
-    return shlex.join(["topics", *words[at:], *before])
+        at += 2 if COMMON_OPTIONS[name] and "=" not in words[at] else 1
+    if not at or at >= len(words) or words[at] not in tree.ROWS:
+        return words
+    behind = at + (2 if words[at] in HAS_COMMANDS else 1)
+    return [*words[at:behind], *words[:at], *words[behind:]]
 
 
 def _overview() -> str:

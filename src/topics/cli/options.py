@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from topics.cli import tree
+from topics.cli.output.failures import EXIT_DONE
 from topics.cli.output.units import parse_count, parse_duration, parse_positive, parse_size
 from topics.cli.tree import Subparsers
 
@@ -88,7 +89,14 @@ def add_parser(
 
 
 def add_group(parser: argparse.ArgumentParser, title: str = "commands", metavar: str = "COMMAND") -> Subparsers:
-    return parser.add_subparsers(title=title, metavar=metavar, required=True)
+    """Let a parser have commands. Without one it prints them."""
+
+    def show(args: argparse.Namespace) -> int:
+        parser.print_help()
+        return EXIT_DONE
+
+    parser.set_defaults(execute=show)
+    return parser.add_subparsers(title=title, metavar=metavar)
 
 
 JSON_LINES = option("--json", "print JSON lines, also on a terminal")

@@ -45,11 +45,11 @@ class Parser(argparse.ArgumentParser):
         parser, words = self._command(), self.words
         parser.print_usage(sys.stderr)
         if words[:1] == ["pipeline"]:
-            print_failure_of(words, "usage", message, CORRECT)
+            print_failure_of(words, "usage", message, _near(message, parser) + CORRECT)
         else:
             from topics.cli.output.screen import Screen
 
-            Screen().fail(message, f"`{parser.prog} --help` explains the arguments")
+            Screen().fail(message, f"{_near(message, parser)}`{parser.prog} --help` explains the arguments")
         raise SystemExit(EXIT_USAGE)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -77,3 +77,13 @@ class Parser(argparse.ArgumentParser):
                 break
             parser = groups[0].choices[word]
         return parser
+
+
+def _near(message: str, parser: argparse.ArgumentParser) -> str:
+    """Return the option that an unknown one was probably meant to be, as the start of a next step."""
+    from difflib import get_close_matches
+
+    _, _, unknown = message.partition("unrecognized arguments: ")
+    names = [name for name in parser._option_string_actions if name.startswith("--")]
+    near = get_close_matches(unknown.split(" ")[0].partition("=")[0], names, n=1)
+    return f"did you mean {near[0]}? " if near else ""

@@ -37,6 +37,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         Row("rm", "data.topics", "remove topics with everything in them"),
         Row("append", "data.append", "append records, from arguments or from a pipe"),
         Row("read", "data.read", "read the records of a topic; -f follows it"),
+        Row("get", "data.read", "print one record by its seq"),
         Row("watch", "data.read", "follow many topics at once"),
         Row("delete", "data.topics", "delete records by tag or seq"),
     ),
@@ -73,7 +74,7 @@ ROWS = {row.name: row for rows in GROUPS.values() for row in rows}
 # What people who know other systems type first, and the command that does it here.
 ALSO_KNOWN_AS = {
     "append": "add pub publish produce producer push send write put",
-    "read": "cat get consume tail fetch scan diff",
+    "read": "cat consume tail fetch scan diff",
     "watch": "sub subscribe follow listen",
     "ls": "list topics topic streams",
     "state": "describe info show stat",

@@ -6,20 +6,21 @@ import json
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
 from msgspec import Raw
 
 from topics.cli.command import Args, Call, Command, Curl
-from topics.cli.connect.server import events, get, post, tag_match
+from topics.cli.connect.server import events, get, post, put, tag_match
 from topics.cli.options import TOPIC, one_of, option
-from topics.cli.output.failures import Failure, usage
-from topics.cli.output.records import elements, members, print_gap, print_record
-from topics.cli.output.units import parse_count, parse_time
+from topics.cli.output.failures import EXIT_NOT_FOUND, Failure, usage
+from topics.cli.output.records import FORMAT, elements, members, print_gap, print_record
+from topics.cli.output.units import parse_count, parse_positive, parse_time
 from topics.cli.tree import Subparsers
-from topics.client.call import NDJSON, Request, given, topic_path
+from topics.client.call import NDJSON, Request, consumer_path, given, topic_path
 from topics.client.errors import TopicsError, Unreachable
 from topics.client.items import End, Position, Tombstone
 from topics.client.streams import Event, EventParser, ScanLines
@@ -69,13 +70,15 @@ def _curl_notes(args: Args, curl: Curl) -> list[str]:
             option("--ago DURATION", "start this long ago, such as 1h"),
             option("--since TIME", "start at this time (ISO 8601, or milliseconds)", type=parse_time),
             option("-n --last N", "the last N records; 0 with -f: only new ones", type=parse_count),
+            option("--consumer NAME", "start after the position of this consumer; --commit moves it"),
         ),
+        option("--commit", "set the position of --consumer to the last record that was printed"),
         option("--to SEQ", "last seq to read [the head]; -f ends there", dest="last_seq"),
         option("--limit N", "stop after N records"),
         option("-f --follow", "keep printing new records"),
         option("--tag TAG", "only this tag; a trailing * matches the beginning"),
         option("--skip-node NODE", "leave out records of this writer", action="append"),
-        option("--data", "print only the data of each record"),
+        one_of(option("--data", "print only the data of each record"), FORMAT),
     ),
     request=_request,
     curl_notes=_curl_notes,
@@ -88,15 +91,32 @@ def _curl_notes(args: Args, curl: Curl) -> list[str]:
 """,
 )
 def read(call: Call) -> None:
-    printer, reader = Printer(call), Reader(call)
+    reader, args = Reader(call), call.args
+    printer = Printer(call, partial(_commit, call) if args.commit else lambda piece: None)
+    if args.commit and args.consumer is None:
+        raise usage("--commit needs --consumer")
+    if args.consumer is not None:
+        found = call.server.json(get(consumer_path(args.topic, args.consumer)))
+        args.first = found["seq"] + 1
     waiting = _after_head(call)
     if waiting is not None:
         reader.position = waiting
-    elif not printer.show(reader.scan() if call.args.last is None else _last(call, reader)):
+    elif not printer.show(reader.scan() if args.last is None else _last(call, reader)):
         return
-    if call.args.follow:
+    if args.follow:
         call.screen.flush()
-        printer.show(within(reader.follow(), call.args.first or 1, call.args.last_seq))
+        printer.show(within(reader.follow(), args.first or 1, args.last_seq))
+
+
+def _commit(call: Call, piece: Piece) -> None:
+    """Move the consumer behind a piece that was printed."""
+    call.screen.flush()
+    seq = int(json.loads(piece)["gap_to"]) if isinstance(piece, Raw) else _last_seq(piece)
+    call.server.send(put(consumer_path(call.args.topic, call.args.consumer), {"seq": seq}))
+
+
+def _last_seq(lines: bytes) -> int:
+    return _seq_of(lines.rstrip(b"\n").rpartition(b"\n")[2])
 
 
 def _after_head(call: Call) -> Position | None:
@@ -191,8 +211,7 @@ class Reader:
                 if not began or attempts >= MAX_ATTEMPTS:
                     raise
             if last is not None:
-                line = last.rstrip(b"\n").rpartition(b"\n")[2] if isinstance(last, bytes) else b""
-                start = Position(_seq_of(line) if line else int(json.loads(bytes(last))["gap_to"]))
+                start = Position(_last_seq(last) if isinstance(last, bytes) else int(json.loads(last)["gap_to"]))
             time.sleep(PAUSE_S)
 
     def follow(self) -> Iterator[Piece]:
@@ -233,10 +252,13 @@ def _seq_of(line: bytes) -> int:
 class Printer:
     """Prints records and gaps: coloured lines for a person, otherwise the JSON lines of the server as they are."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, done: Callable[[Piece], None] = lambda piece: None) -> None:
+        """`done` is called with each piece, or each line of it at the limit, once it is printed."""
+        self._done = done
         self._screen, self._data_only, self._left = call.screen, call.args.data, call.args.limit
+        self._fill = call.args.format
         # Whole blocks can be passed on if no option needs single lines: a pipe then gets millions a second.
-        self._takes_blocks = not call.screen.is_human and not self._data_only and self._left is None
+        self._takes_blocks = not (call.screen.is_human or self._data_only or self._fill) and self._left is None
 
     def show(self, pieces: Iterable[Piece]) -> bool:
         """Print pieces. Return False if `--limit` records were printed."""
@@ -244,29 +266,70 @@ class Printer:
         for piece in pieces:
             if isinstance(piece, Raw):
                 self._gap(bytes(piece))
-                continue
-            if self._takes_blocks:
+            elif self._takes_blocks:
                 write(piece)
-                continue
-            for line in piece.splitlines():
-                if self._data_only:
-                    write(members(line)["data"] + b"\n")
-                elif self._screen.is_human:
-                    print_record(self._screen, line)
-                else:
-                    write(line + b"\n")
-                self._left = None if self._left is None else self._left - 1
-                if self._left == 0:
-                    return False
+            elif not self._lines(piece.splitlines()):
+                return False
+            self._done(piece)
+        return True
+
+    def _lines(self, lines: list[bytes]) -> bool:
+        write = sys.stdout.buffer.write
+        for line in lines:
+            if self._data_only:
+                write(members(line)["data"] + b"\n")
+            elif self._fill is not None:
+                self._screen.line(self._fill(line))
+            elif self._screen.is_human:
+                print_record(self._screen, line)
+            else:
+                write(line + b"\n")
+            self._left = None if self._left is None else self._left - 1
+            if self._left == 0:
+                self._done(line)
+                return False
         return True
 
     def _gap(self, tombstone: bytes) -> None:
         if self._screen.is_human:
             print_gap(self._screen, tombstone)
-        elif self._data_only:
+        elif self._data_only or self._fill:
             self._screen.warn(f"records were lost: {tombstone.decode()}")
         else:
             self._screen.json(b'{"tombstone":' + tombstone + b"}")
+
+
+# --- get
+
+
+def _one(args: Args) -> Request:
+    return post(topic_path(args.topic, "diff"), {"from_seq": args.seq - 1, "limit": 1, "include_tags": True})
+
+
+@Command(
+    "get",
+    options=(
+        TOPIC,
+        option("SEQ", "its seq", type=parse_positive),
+        one_of(option("--data", "print only its data"), FORMAT),
+    ),
+    request=_one,
+    details="The exit status is 3 if there is none: the message says why.",
+    examples="  topics get orders 42\n  topics get orders 42 --data | jq .sku\n",
+)
+def get_record(call: Call) -> None:
+    call.args.limit, seq = None, call.args.seq
+    page = members(call.server.send(call.request(call.args)))
+    records = [record for record in elements(page["records"]) if _seq_of(record) == seq]
+    if not records:
+        gap = json.loads(page.get("tombstone", b"null"))
+        if gap is not None and gap["gap_from"] <= seq <= gap["gap_to"]:
+            why = f"it was lost with {gap['gap_from']} to {gap['gap_to']} ({gap['reason']})"
+        else:
+            head = int(page["head_seq"])
+            why = f"it was deleted; the head is {head:,}" if seq <= head else f"the head is {head:,}"
+        raise Failure(f"{call.args.topic} has no record {seq:,}: {why}", status=EXIT_NOT_FOUND)
+    Printer(call).show([records[0] + b"\n"])
 
 
 # --- watch
@@ -290,6 +353,7 @@ def _open(args: Args, cursor: str | None = None) -> Request:
         option("--tag TAG", "only this tag; a trailing * matches the beginning"),
         option("--skip-node NODE", "leave out records of this writer", action="append"),
         option("-n --limit N", "stop after N records"),
+        FORMAT,
     ),
     request=_open,
     curl_notes=lambda args, curl: [
@@ -355,7 +419,9 @@ def _print_records(call: Call, data: bytes, left: int | None) -> int | None:
     topic, records = json.loads(frame["topic"]), elements(frame["records"])
     start = b'{"topic":' + frame["topic"] + b","
     for record in records[:left]:
-        if call.screen.is_human:
+        if call.args.format is not None:
+            call.screen.line(call.args.format(start + record[1:]))
+        elif call.screen.is_human:
             print_record(call.screen, record, topic=topic)
         else:
             sys.stdout.buffer.write(start + record[1:] + b"\n")
@@ -364,4 +430,5 @@ def _print_records(call: Call, data: bytes, left: int | None) -> int | None:
 
 def register(subparsers: Subparsers) -> None:
     read.register(subparsers)
+    get_record.register(subparsers)
     watch.register(subparsers)

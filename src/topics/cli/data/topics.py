@@ -338,7 +338,7 @@ def _delete(args: Args, *, dry_run: bool = False) -> Request:
         option("--tag TAG", "records with this tag; a trailing * matches the beginning"),
         option("--before SEQ", "records with a seq below this one"),
         option("--seq SEQ", "one record, or a range such as 7-9", type=parse_seqs, action="append", default=[]),
-        option("-n --dry-run", "count the records, and delete none"),
+        option("--dry-run", "count the records, and delete none"),
     ),
     asks=True,
     request=_delete,

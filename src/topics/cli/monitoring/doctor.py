@@ -23,6 +23,7 @@ from topics.plurals import counted
 LOW_SHARE = 0.1  # of a limit that is left
 MAX_SKEW_S = 5.0
 FEW_DESCRIPTORS = 4096
+LOOK_AGAIN_S = 1.0
 LIMITS = "raise the cap or TTL with `topics config`, or use --discard reject, if readers still need them"
 LOSSES = {
     "cap": ("ok", "caps evicted records of", LIMITS),
@@ -129,7 +130,7 @@ def _check_limits(call: Call) -> Iterator[Finding]:
     text = f"{used:,} of {most:,} connections"
     yield _warning_if(bool(most) and used > most * (1 - LOW_SHARE), "connections", text, fix)
     yield from _check_losses(metrics)
-    yield from _check_queues(metrics)
+    yield from _check_queues(metrics, call)
     if "topics_replica_term" in metrics:  # a server that another one has taken over is not ready, and says so
         text = f"object {metrics['topics_replica_object']:,}, {duration(metrics['topics_replica_lag_ms'])} behind"
         text = f"standby, {text}" if "topics_replica_standby" in metrics else text
@@ -152,11 +153,19 @@ def _check_losses(metrics: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding("losses", "ok", "no topic has lost records")
 
 
-def _check_queues(metrics: Mapping[str, Any]) -> Iterator[Finding]:
+def _idle(metrics: Mapping[str, Any]) -> dict[str, int]:
+    """Return the queues with jobs that no worker holds. Dead letters need no worker."""
+    held, letters = (metrics.get(f"topics_topic_{name}") or {} for name in ("queue_in_flight", "dead_letters"))
+    ready = (metrics.get("topics_topic_queue_ready") or {}).items()
+    return {name: jobs for name, jobs in ready if jobs and not held.get(name) and name not in letters}
+
+
+def _check_queues(metrics: Mapping[str, Any], call: Call) -> Iterator[Finding]:
     """Check for jobs that no worker claims, and for dead letters that cannot move."""
-    held = metrics.get("topics_topic_queue_in_flight") or {}
-    for name, jobs in (metrics.get("topics_topic_queue_ready") or {}).items():
-        if jobs and not held.get(name):
+    if idle := _idle(metrics):
+        time.sleep(LOOK_AGAIN_S)  # a worker may hold nothing between two jobs
+        again = _idle(call.server.json(get("/v0/metrics")))
+        for name, jobs in ((name, jobs) for name, jobs in again.items() if name in idle):
             fix = f"start a worker: `topics queue work {name} -- COMMAND`"
             yield Finding("queues", "warning", f"{name}: {counted(jobs, 'job')} ready, and no worker holds one", fix)
     for name, waits in (metrics.get("topics_router_held") or {}).items():

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 from msgspec import Raw
 
+from topics.cli.options import option
 from topics.cli.output.screen import Screen
 from topics.cli.output.units import moment, printable
 from topics.client.items import Tombstone
@@ -32,6 +37,45 @@ def elements(text: bytes) -> list[bytes]:
         return [bytes(value) for value in _decode_elements(text)]
     except msgspec.DecodeError:
         return [json.dumps(value).encode() for value in json.loads(text)]
+
+
+_FIELD = re.compile(r"\{\{|\}\}|\{(\w+)((?:\.[^.{}\[\]]+|\[\d+\])*)\}|[{}]")
+_STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
+FIELDS = ("seq", "ts", "time", "topic", "tag", "node", "data", "meta")
+
+
+def template(text: str) -> Callable[[bytes], str]:
+    """Return a function that fills a template, such as `{seq} {data.items[0].sku}`, from the text of a record.
+
+    Text appears as it is and everything else as JSON; a field that the record lacks is empty. `{{` is a brace.
+    """
+    for found in _FIELD.finditer(text):
+        if found[0] in ("{", "}") or (found[1] and found[1] not in FIELDS):
+            raise argparse.ArgumentTypeError(f"{found[0]} in {text!r} is not a field; use {', '.join(FIELDS)}")
+
+    def fill(raw: bytes) -> str:
+        record: Any = {name.removeprefix("$"): value for name, value in json.loads(raw).items()}
+        record["time"] = datetime.fromtimestamp(record["ts"] / 1000, UTC).isoformat(timespec="milliseconds")
+
+        def value(found: re.Match[str]) -> str:
+            if found[1] is None:
+                return found[0][0]
+            value = record.get(found[1])
+            for name, at in _STEP.findall(found[2]):
+                if isinstance(value, dict):
+                    value = value.get(name)
+                elif isinstance(value, list) and at and int(at) < len(value):
+                    value = value[int(at)]
+                else:
+                    return ""
+            return "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+        return _FIELD.sub(value, text)
+
+    return fill
+
+
+FORMAT = option("--format TEXT", "print this for each record, such as '{seq} {data.sku}'", type=template)
 
 
 def print_record(screen: Screen, raw: bytes, *, topic: str = "") -> None:

@@ -259,7 +259,7 @@ def _redrive(args: Args, *, dry_run: bool | None = None, from_seq: int = 0) -> R
         QUEUE,
         option("--tag TAG", "only this tag; a trailing * matches the beginning"),
         option("--seq SEQ", "only these seqs of `queue dead`", type=parse_seqs, action="append", default=[]),
-        option("-n --dry-run", "count the letters, and move none"),
+        option("--dry-run", "count the letters, and move none"),
     ),
     asks=True,
     request=_redrive,

@@ -41,7 +41,14 @@ def register(subparsers: Subparsers) -> None:
 """
     _add(verbs, "add", _add_context, "add a context, or change it", *new, examples=examples)
     _add(verbs, "use", _use, "make a context the current one", KNOWN)
-    _add(verbs, "rm", _rm, "remove a context", KNOWN)
+    _add(
+        verbs,
+        "rm",
+        _rm,
+        "remove a context",
+        KNOWN,
+        option("-y --yes", "do not ask: it never asks, because a context holds no data"),
+    )
     _add(verbs, "ls", _ls, "list the contexts")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import random
 import signal
 import tempfile
@@ -44,9 +45,10 @@ TOUR = (
 
 
 def register(subparsers: Subparsers) -> None:
+    port = os.environ.get("TOPICS_PORT", "0")
     parser = add_parser(
         subparsers, "demo", "",
-        option("--port PORT", "port of the server [a free one]", default="0"),
+        option("--port PORT", "port of the server [TOPICS_PORT, or a free one]", default=port),
         option("--time DURATION", "stop after this time [Ctrl-C]"),
         option("--open", "open the console in a browser"),
         option("--json", "print the addresses as JSON, also on a terminal"),
