@@ -344,7 +344,6 @@ class Settings:
     slow_consumer_timeout_ms: int = MILLIS(
         30_000, "Time for which a watcher's connection may be full before it is closed."
     )
-    ws_deflate: bool = FLAG(False, "Compress WebSocket messages if the client supports it.")
     pressure_lag_ms: int = MILLIS(
         250, "Loop lag at which requests get 429; pushes are delayed earlier. 0 disables this.", low=0
     )

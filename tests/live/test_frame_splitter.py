@@ -89,7 +89,7 @@ def by_wsproto(data: bytes) -> list[list[Any]]:
 
 
 def by_splitter(data: bytes, cuts: list[int], piece_bytes: int) -> list[list[Any]]:
-    ws, splitter, found, waiting = Connection(ConnectionType.SERVER), FrameSplitter(passes_all=False), [], b""
+    ws, splitter, found, waiting = Connection(ConnectionType.SERVER), FrameSplitter(), [], b""
     for begin, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
         waiting += data[begin:end]
         at = 0
@@ -121,13 +121,13 @@ def test_splitter_and_wsproto_find_the_same_messages(sent: list[bytes], seed: in
 @pytest.mark.parametrize("size", [0, 1, 125, 126, 65_535])
 def test_short_text_does_not_need_wsproto(size: int):
     whole = frame(FIN | TEXT, b"x" * size)
-    splitter = FrameSplitter(passes_all=False)
+    splitter = FrameSplitter()
     assert splitter.next(whole[:-1] if size else whole[:5], 0, 1 << 16) == (None, 0)
     assert splitter.next(whole + b"\x81", 0, 1 << 16) == (b"x" * size, len(whole))
 
 
 def test_text_between_fragments_goes_to_wsproto():
-    splitter = FrameSplitter(passes_all=False)
+    splitter = FrameSplitter()
     data = frame(TEXT, b"a") + frame(FIN | TEXT, b"b")
     _, at = splitter.next(data, 0, 1 << 16)
     assert splitter.next(data, at, 1 << 16) == (None, len(data))

@@ -5,7 +5,6 @@ import itertools
 import json
 import os
 import socket
-import zlib
 from contextlib import ExitStack
 from typing import Any
 
@@ -289,25 +288,7 @@ def test_fragmented_message_is_assembled(live, topic, open_socket):
     assert ws.next()["last_seq"] == 1
 
 
-def test_deflate_is_used_if_both_sides_want_it(start_live, topic, open_socket):
-    live = start_live(ws_deflate="true", max_body_bytes=100_000, max_record_bytes=100_000)
-    plain, packed = open_socket(live.url), open_socket(live.url, compression="deflate")
-    assert [each.name for each in packed.ws.protocol.extensions] == ["permessage-deflate"]
-    for ws in (plain, packed):
-        ws.call("publish", topic=topic, records=[{"data": "x" * 5_000}])
-        ws.call("subscribe", topic=topic)
-        assert len(ws.until("record")["records"][0]["data"]) == 5_000
-    bomb = zlib.compressobj(wbits=-15)
-    data = bomb.compress(b"[" * 50_000_000) + bomb.flush(zlib.Z_SYNC_FLUSH)
-    mask = b"\0\0\0\0"
-    packed.ws.socket.sendall(b"\xc1\xfe" + (len(data) - 4).to_bytes(2, "big") + mask + data[:-4])
-    with pytest.raises(ConnectionClosed) as closed:
-        packed.until("nothing")
-    assert closed.value.rcvd.code == 1009
-    assert plain.call("ping")["op"] == "pong"
-
-
-def test_deflate_is_off_by_default(live, open_socket):
+def test_offered_compression_is_declined(live, open_socket):
     assert open_socket(live.url, compression="deflate").ws.protocol.extensions == []
 
 

@@ -1,11 +1,9 @@
 """WebSocket input per turn of the loop, counted in frames and bytes, without a socket."""
 
 import json
-import zlib
 from typing import Any
 
 import pytest
-from wsproto import events
 
 from tests.live.manual import TickingClock, create, manual_app
 from tests.security.fairness import CONTINUATION, PING, PONG, TEXT, frame
@@ -15,8 +13,8 @@ from topics.server.access.caller import ANYONE
 from topics.server.http.messages import Response
 from topics.server.http.request.write_request import LARGE_BYTES
 from topics.server.push.websocket.commands import MAX_UNACKED
-from topics.server.push.websocket.connection import BoundedDeflate, WebSocket
-from topics.server.push.websocket.input import BYTES_PER_TURN, FRAMES_PER_TURN, MAX_FRAGMENTS, TURN_NS, SocketInput
+from topics.server.push.websocket.connection import WebSocket
+from topics.server.push.websocket.input import BYTES_PER_TURN, FRAMES_PER_TURN, MAX_FRAGMENTS, TURN_NS
 
 CLOSE = 0x88
 
@@ -46,13 +44,10 @@ class RecordingSink:
 class Client:
     """One connection of an otherwise idle server."""
 
-    def __init__(self, *, deflate: bool = False, clock: SimClock | None = None, **settings: Any) -> None:
+    def __init__(self, *, clock: SimClock | None = None, **settings: Any) -> None:
         self.app, self.loop = manual_app(clock, **settings)
         self.sink = RecordingSink()
-        packer = BoundedDeflate(self.app.settings.max_body_bytes) if deflate else None
-        if packer is not None:
-            packer.accept("permessage-deflate")
-        self.ws = WebSocket(self.app.services, Response(101), ANYONE, deflate=packer, release=lambda: None)
+        self.ws = WebSocket(self.app.services, Response(101), ANYONE, release=lambda: None)
         self.ws.opened(self.sink)
 
     def sent(self, data: bytes) -> int:
@@ -117,27 +112,6 @@ def test_one_turn_handles_a_bounded_number_of_bytes() -> None:
         turns += 1
     assert turns >= 4
     assert len(client.sink.written) == 2
-
-
-def test_compressed_input_is_unpacked_in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    client = Client(deflate=True, max_body_bytes=8 << 20)
-    packer = zlib.compressobj(wbits=-15)
-    packed = packer.compress(b"[" * (16 << 20)) + packer.flush(zlib.Z_SYNC_FLUSH)
-    message = bytearray(frame(TEXT, packed[:-4]))
-    message[0] |= 0x40  # RSV1: compressed
-    sizes = []
-    take = SocketInput._take_text
-
-    def counting(input: SocketInput, event: events.TextMessage) -> None:
-        sizes.append(len(event.data))
-        take(input, event)
-
-    monkeypatch.setattr(SocketInput, "_take_text", counting)
-    client.ws.received(bytes(message))
-    while client.sink.held and not client.sink.closed:
-        client.turn()
-    assert max(sizes) <= 2 << 20
-    assert client.close_code() == 1009
 
 
 def test_input_of_a_client_that_does_not_read_waits() -> None:

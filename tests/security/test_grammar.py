@@ -3,7 +3,6 @@
 import json
 import os
 import socket
-import zlib
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +17,7 @@ from tests.security.grammar import Grammar, frame
 WAIT_S = 30  # an answer that takes longer counts as a hang
 KEY, FULL = "the-key-with-a-prefix", "the-full-key"
 SETTINGS = {
-    "max_topics": 300, "max_routers": 50, "max_total_bytes": 64 << 20, "max_watch_sessions": 2000, "ws_deflate": "1",
+    "max_topics": 300, "max_routers": 50, "max_total_bytes": 64 << 20, "max_watch_sessions": 2000,
 }  # fmt: skip
 HANDSHAKE = (
     "GET /v0/ws HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
@@ -79,7 +78,7 @@ class Target:
             frames, followed = grammar.frames(ON_ONE_CONNECTION)
             sent = b"".join(frames)
             if followed:
-                outcome = self._outcome(sock, rest, sent, packed=b"permessage-deflate" in head)
+                outcome = self._outcome(sock, rest, sent)
             else:
                 got = rest + _until_the_end(sock, sent)
                 assert b'"internal"' not in got, (sent, got)
@@ -87,7 +86,7 @@ class Target:
         self.seen[f"frames, {outcome}"] += len(frames)
         return len(frames)
 
-    def _outcome(self, sock: socket.socket, rest: bytes, sent: bytes, *, packed: bool) -> str:
+    def _outcome(self, sock: socket.socket, rest: bytes, sent: bytes) -> str:
         try:
             sock.sendall(sent + frame(0x1, b'{"op":"ping","request_id":"the end"}'))
         except ConnectionError:
@@ -97,7 +96,7 @@ class Target:
                 assert payload[:2] != b"\x03\xf3", (sent, payload)  # 1011: an error of the server
                 return "closed"
             if opcode == 0x1:
-                answer = json.loads(_unpacked(payload) if packed else payload)
+                answer = json.loads(payload)
                 assert answer.get("code") != "internal", (sent, answer)
                 if answer.get("request_id") == "the end":
                     return "answered"
@@ -183,10 +182,6 @@ def _frames(sock: socket.socket, data: bytes, sent: bytes) -> Iterator[tuple[int
         if not piece:
             return
         data += piece
-
-
-def _unpacked(payload: bytes) -> bytes:
-    return zlib.decompressobj(-15).decompress(payload + b"\0\0\xff\xff")
 
 
 def send_inputs(target: Any, count: int, *, seed: int) -> Counter[str]:

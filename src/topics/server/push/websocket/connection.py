@@ -1,4 +1,4 @@
-"""One WebSocket: the handshake (RFC 6455 section 4) with the negotiation of compression, and the connection."""
+"""One WebSocket: the handshake (RFC 6455 section 4) and the connection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 from wsproto import events
 from wsproto.connection import Connection, ConnectionState, ConnectionType
-from wsproto.extensions import Extension, PerMessageDeflate
 from wsproto.frame_protocol import CloseReason
 
 from topics.config import Settings
@@ -19,7 +18,7 @@ from topics.errors import Code, TopicsError, invalid
 from topics.model.watch import DEFAULT_HEARTBEAT_MS, RequestId
 from topics.server.access.caller import Caller, Release
 from topics.server.http.browser_origin import may_call
-from topics.server.http.messages import Header, Request, Response, Upgrade
+from topics.server.http.messages import Request, Response, Upgrade
 from topics.server.push.dispatcher import PushServices
 from topics.server.push.live_stream import LiveConnection
 from topics.server.push.rendering import Event, RenderedFrame, socket_payload
@@ -42,20 +41,17 @@ def text_head(size_bytes: int) -> bytes:
 
 
 class WebSocket(LiveConnection, Upgrade):
-    __slots__ = ("_deflated", "_pings", "_services", "_ws", "commands", "input")
+    __slots__ = ("_pings", "_services", "_ws", "commands", "input")
 
     reports_too_old = False
     kind = "WebSocket"
 
-    def __init__(
-        self, services: PushServices, head: Response, caller: Caller, *, deflate: Extension | None, release: Release
-    ) -> None:
+    def __init__(self, services: PushServices, head: Response, caller: Caller, *, release: Release) -> None:
         super().__init__(services.runtime, head, release=release, heartbeat_ms=DEFAULT_HEARTBEAT_MS)
         self._services = services
-        self._ws = Connection(ConnectionType.SERVER, [] if deflate is None else [deflate])
-        self._deflated = deflate is not None
+        self._ws = Connection(ConnectionType.SERVER)
         self._pings = 0  # sent since the client last sent anything
-        self.input = SocketInput(services, self._ws, self, deflated=self._deflated)
+        self.input = SocketInput(services, self._ws, self)
         self.commands = SocketCommands(services, caller, self)
 
     def received(self, data: bytes) -> None:
@@ -153,16 +149,10 @@ class WebSocket(LiveConnection, Upgrade):
         self._send_text(_encode(message))
 
     def _send_text(self, payload: bytes) -> None:
-        if not self._deflated:
-            self.send(text_head(len(payload)) + payload)
-        elif self.open and self._ws.state is ConnectionState.OPEN:
-            self.send(self._ws.send(events.TextMessage(data=payload.decode())))
+        self.send(text_head(len(payload)) + payload)
 
     def push(self, subscription: Subscription, frame: RenderedFrame) -> None:
-        if self._deflated:
-            self._send_text(socket_payload(Event.RECORD, frame.payload))
-        else:
-            self.send(frame.socket_frame or frame.socket(text_head))
+        self.send(frame.socket_frame or frame.socket(text_head))
 
     def notify(self, subscription: Subscription, event: Event, data: bytes) -> None:
         self._send_text(socket_payload(event, data))
@@ -184,13 +174,10 @@ def accept(
 ) -> WebSocket:
     """Return the connection. Raise if the handshake is invalid, or if a page of this origin may not connect."""
     key = _check_handshake(request)
-    settings = services.runtime.settings
-    _check_origin(settings, request)
+    _check_origin(services.runtime.settings, request)
     token = b64encode(sha1(key + ACCEPT_GUID, usedforsecurity=False).digest())
-    fields: list[Header] = [(b"upgrade", b"websocket"), (b"sec-websocket-accept", token)]
-    deflate = _negotiate(settings, request, fields)
-    head = Response(101, headers=tuple(fields))
-    return WebSocket(services, head, caller, deflate=deflate, release=open_stream(caller))
+    head = Response(101, headers=((b"upgrade", b"websocket"), (b"sec-websocket-accept", token)))
+    return WebSocket(services, head, caller, release=open_stream(caller))
 
 
 def _check_handshake(request: Request) -> bytes:
@@ -229,46 +216,3 @@ def _check_origin(settings: Settings, request: Request) -> None:
             "pages of this origin may not connect; add the origin to TOPICS_CORS_ORIGINS to allow it",
             detail={"origin": origin[:256]},
         )
-
-
-def _negotiate(settings: Settings, request: Request, fields: list[Header]) -> BoundedDeflate | None:
-    """Return the compression if it is configured and the client offers it. No window outlives a message."""
-    if not settings.ws_deflate:
-        return None
-    for offer in request.headers.get(b"sec-websocket-extensions", b"").decode("latin-1").split(","):
-        if offer.partition(";")[0].strip() != PerMessageDeflate.name:
-            continue
-        deflate = BoundedDeflate(settings.max_body_bytes)
-        try:
-            accepted = deflate.accept(offer.strip())
-        except ValueError:  # the window is not a number
-            continue
-        if isinstance(accepted, str):
-            fields.append((b"sec-websocket-extensions", f"{PerMessageDeflate.name}; {accepted}".encode()))
-            return deflate
-    return None
-
-
-class BoundedDeflate(PerMessageDeflate):
-    """permessage-deflate (RFC 7692) that refuses a message as soon as its unpacked size exceeds the limit."""
-
-    def __init__(self, max_message_bytes: int) -> None:
-        super().__init__(client_no_context_takeover=True, server_no_context_takeover=True)
-        self._max_bytes = max_message_bytes
-        self._left_bytes = max_message_bytes
-
-    def frame_inbound_payload_data(self, proto: Any, data: bytes) -> bytes | CloseReason:
-        if not self._inbound_compressed or not self._inbound_is_compressible:
-            return data
-        assert self._decompressor is not None
-        try:
-            unpacked = self._decompressor.decompress(bytes(data), self._left_bytes + 1)
-        except Exception:
-            return CloseReason.INVALID_FRAME_PAYLOAD_DATA
-        self._left_bytes -= len(unpacked)
-        return CloseReason.MESSAGE_TOO_BIG if self._left_bytes < 0 else unpacked
-
-    def frame_inbound_complete(self, proto: Any, fin: bool) -> bytes | CloseReason | None:
-        if fin and self._inbound_is_compressible:
-            self._left_bytes = self._max_bytes
-        return super().frame_inbound_complete(proto, fin)

@@ -18,8 +18,8 @@ class FrameSplitter:
 
     __slots__ = ("_in_message", "_left_bytes", "_passes_all")
 
-    def __init__(self, *, passes_all: bool) -> None:
-        self._passes_all = passes_all  # to `wsproto`: after an error, and where messages are compressed
+    def __init__(self) -> None:
+        self._passes_all = False  # to `wsproto`: after an error
         self._left_bytes = 0  # of the present frame of `wsproto`
         self._in_message = False  # fragments of a message have come, and its last one has not
 

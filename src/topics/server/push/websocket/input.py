@@ -55,7 +55,6 @@ log = logs.Log("websocket")
 FRAMES_PER_TURN = 64  # as many as HTTP requests of one connection: `HttpLimits.max_pipelined`
 BYTES_PER_TURN = 64 << 10
 TURN_NS = 2_000_000  # of work on one connection's input, after which the others come first
-PACKED_PIECE_BYTES = 1 << 10  # of compressed input, which can grow a thousandfold, between two looks at the clock
 MAX_FRAGMENTS = 1 << 16  # of one message: fragments of 1 KiB are enough for the largest
 
 
@@ -72,20 +71,19 @@ class SocketInput:
     """Unhandled input, the message that is being assembled, and the long message that is being decoded."""
 
     __slots__ = (
-        "_charged_bytes", "_client", "_decoding_bytes", "_deflated", "_ends_ns", "_fed", "_fragments",
+        "_charged_bytes", "_client", "_decoding_bytes", "_ends_ns", "_fed", "_fragments",
         "_frames_left", "_services", "_splitter", "_state", "_unfed", "_ws", "decoding", "message",
     )  # fmt: skip
 
-    def __init__(self, services: PushServices, ws: Connection, client: SocketClient, *, deflated: bool) -> None:
+    def __init__(self, services: PushServices, ws: Connection, client: SocketClient) -> None:
         self._services = services
         self._ws = ws
         self._client = client
-        self._deflated = deflated
         self.message = bytearray()  # the fragments of a message so far
         self._fragments = 0  # of that message
         self._state = InputState.READING
         self._unfed = b""  # input that is not handled and that `_ws` has not seen
-        self._splitter = FrameSplitter(passes_all=deflated)
+        self._splitter = FrameSplitter()
         self._fed = False  # `_ws` may have events
         self._frames_left = self._ends_ns = 0  # of this turn
         self.decoding: Generator[None, None, Command] | None = None  # of a long message
@@ -132,7 +130,7 @@ class SocketInput:
         splitter = self._splitter
         self._frames_left = FRAMES_PER_TURN
         self._ends_ns = self._services.runtime.clock.monotonic_ns() + TURN_NS
-        at, piece_bytes = 0, PACKED_PIECE_BYTES if self._deflated else BYTES_PER_TURN
+        at = 0
         # Bound: each round but the last handles a message or feeds a piece, and `BYTES_PER_TURN` of them end the turn.
         while True:
             if self._fed and not self._take_events():
@@ -140,7 +138,7 @@ class SocketInput:
             if at >= BYTES_PER_TURN and at < len(self._unfed):
                 self._read_later(InputState.NEXT_TURN)
                 break
-            text, end = splitter.next(self._unfed, at, piece_bytes)
+            text, end = splitter.next(self._unfed, at, BYTES_PER_TURN)
             if end == at:
                 self._state = InputState.READING
                 self._client.hold(held=False)
