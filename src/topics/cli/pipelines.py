@@ -149,7 +149,7 @@ def _receipt(report: RunReport) -> str:
     lines += [f"  {place:<{width}}  {row.records:>10,}{_detail(row)}" for place, row in places.items()]
     clean = len(report.topics) - len(places)
     others = counted(clean, "other place was", "other places were")
-    lines.append(f"{'' if not places else chr(10)}{others} checked and had no such records.")
+    lines.append(f"{'' if not places else chr(10)}{others} checked and had no such records; {report.took}.")
     if figures.get("earlier"):
         lines.append(f"{figures['earlier']:,} of these were erased by earlier, killed runs.")
     lines += [f"warning: {text}" for text in report.warnings]
@@ -170,6 +170,7 @@ ERASE = Pipeline(
     "delete the records of a tag from topics, router copies and a lake",
     (
         add_address,
+        SPARK,
         option("--match TAG", "a tag, or a tag prefix with *: user-42:*", required=True),
         option("--lake DIR", "also erase from this lake; its files are rewritten"),
         section(
@@ -192,6 +193,7 @@ MAINTAIN = Pipeline(
     "maintain",
     "merge small files of a lake, and remove files that no version needs",
     (
+        SPARK,
         option("--lake DIR", LAKE, required=True),
         _topics("only this topic; repeatable. Default: all topics"),
         option(

@@ -125,6 +125,7 @@ class ServerCatalog(Catalog):
                     server=where, topic=name, epoch=archived[-1].epoch, head=archived[-1].archived_to,
                     earliest=archived[-1].earliest, only_archived=True,
                     count=sum(file.rows for file in files), size_bytes=sum(file.bytes for file in files),
+                    archived=archived[-1],
                 )  # fmt: skip
                 extents.append(extent)
         return extents
@@ -147,10 +148,11 @@ class ServerCatalog(Catalog):
                 self._trimmed[key] = start, trimmed_to
         lacking = [low for low, _ in known.uncovered(1, trimmed_to)]
         first = min([extent.earliest, *lacking, *(file.first for file in known.files[:1])])
-        if first >= extent.earliest:
-            return extent
         older_bytes = sum(file.bytes for file in known.files_in(first, extent.earliest - 1))
-        return structs.replace(extent, earliest=first, size_bytes=extent.size_bytes + older_bytes)
+        return structs.replace(
+            extent, earliest=first, size_bytes=extent.size_bytes + older_bytes, archived=archived,
+            live_from=extent.earliest,
+        )  # fmt: skip
 
     def _trimmed_seq(self, extent: TopicExtent) -> int:
         """Ask the server for the last trimmed seq of this epoch; 0 if there is none or the topic was deleted."""

@@ -90,14 +90,17 @@ class TopicsReader(DataSourceReader):
         with catalog_of(self.options) as catalog:
             extents = [extent for extent in catalog.extents() if self.narrowing.wants(extent.topic)]
             spans = self._spans(catalog, extents)
-            size_of = {(extent.server, extent.topic): extent.bytes_per_seq for extent in extents}
+            of = {(extent.server, extent.topic): extent for extent in extents}
             parts = plan.cut(
                 spans,
-                lambda span: size_of[span.server, span.topic],
+                lambda span: of[span.server, span.topic].bytes_per_seq,
                 min_partitions=self.options.min_partitions,
                 partition_bytes=self.options.partition_bytes,
             )
-            carried = [[(span, catalog.excerpt(span)) for span in part] for part in parts]
+            carried = [
+                [(plan.located(span, of[span.server, span.topic]), catalog.excerpt(span)) for span in part]
+                for part in parts
+            ]
         # Spark would turn an empty list into one partition of its own, which `read` does not accept.
         return [ReadPartition(spans) for part in carried for spans in _portable(part)] or [ReadPartition([])]
 
@@ -231,7 +234,11 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             min_partitions=self.options.min_partitions,
             partition_bytes=self.options.partition_bytes,
         )
-        return [ReadPartition([(span, None) for span in part]) for part in parts]
+        return [ReadPartition([(self._located(span), None) for span in part]) for part in parts]
+
+    def _located(self, span: Span) -> Span:
+        extent = self._seen.get((span.server, span.topic))
+        return span if extent is None else plan.located(span, extent)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, ReadPartition)

@@ -264,15 +264,17 @@ class _ArchiveRun(ArchiveState):
                 check_may_delete(client, extent.topic)
                 # This moves nothing, and raises if the key may not report.
                 client.archived(extent.topic, seq=0, epoch=extent.epoch)
-        for extent in new:
-            if (archived := newest.archived(extent.topic, extent.epoch)) is None:
-                continue
-            earliest, connection = extent.earliest, self.job.connection(self.url)
+        known = {(one.topic, one.epoch): one for one in new}
+        found = {key: one for key in known if (one := newest.archived(*key)) is not None}
+        files = {key: state.last_files(one, earliest=known[key].earliest) for key, one in found.items()}
+        if not self.job.dry_run:  # the files are read in tasks, as the archive is written
+            self.job.tasks(state.workload(state.unarchived(snapshot, extents), extents))
+        for key in files if self.job.dry_run else self.sound(files):
+            earliest, connection = known[key].earliest, self.job.connection(self.url)
             try:
-                if state.verify(self.lake, archived, state.last_files(archived, earliest=earliest)):
-                    state.check_same(self.lake, connection, archived, earliest=earliest, to_trim=False)
+                state.check_same(self.lake, connection, found[key], earliest=earliest, to_trim=False)
             except Damaged as error:
-                self.note_damage(extent, error)
+                self.note_damage(key, error)
         self._checked |= behind
 
     # --- one round
@@ -286,11 +288,13 @@ class _ArchiveRun(ArchiveState):
             extent = extent_of[span.topic]
             return 0.0 if span.stop <= extent.earliest else max(extent.bytes_per_seq, 1.0)
 
-        total = sum((span.stop - span.start) * bytes_per_seq(span) for span in spans)
+        def bytes_of(span: Span) -> float:
+            return (span.stop - span.start) * bytes_per_seq(span)
+
         parts = plan.cut(
             spans,
             bytes_per_seq,
-            min_partitions=max(min(self._tasks.parallelism, int(total / SMALL_PART_BYTES)), 1),
+            min_partitions=max(min(self._tasks.parallelism, int(sum(map(bytes_of, spans)) / SMALL_PART_BYTES)), 1),
             partition_bytes=PART_BYTES,
         )
         return state.archive_spans(
@@ -299,6 +303,7 @@ class _ArchiveRun(ArchiveState):
             connection=self.job.connection(self.url),
             lake=self.lake.path,
             typed=self._typed,
+            bytes_of=bytes_of,
         )
 
     def _prepare(self, topics: Sequence[str]) -> None:

@@ -29,6 +29,8 @@ from topics.client.request import State, Summary
 from topics.clock import SystemClock
 from topics.errors import Code, TopicsError
 from topics.installation import install_command, is_installed
+from topics.lake import File
+from topics.lake.rewrite import Run
 from topics.lake.storage import SETTINGS, given_options, set_options
 from topics.spark import warm
 from topics.spark.failures import BadUsage, Failed, NoSpark, as_failed, explain, kind_of, next_step
@@ -226,6 +228,10 @@ class PipelineJob:
         if must_start:
             self._check_installed(found.reason, avoidable=spark_only is None and self._wants_spark is None)
         return Tasks(self.spark)
+
+    def run_of(self, files: Sequence[File]) -> Run:
+        """Return what runs tasks that read files of a lake, or write them again."""
+        return self.tasks(Workload(seqs=sum(one.rows for one in files), size_bytes=sum(one.bytes for one in files))).run
 
     def _check_installed(self, why: str, *, avoidable: bool) -> None:
         """Raise `NoSpark` if PySpark or Java is missing. `avoidable`: the job can run in this process instead."""
