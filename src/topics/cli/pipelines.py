@@ -85,6 +85,7 @@ ARCHIVE = Pipeline(
             action="append", default=[],
         ),
         follow(5.0),
+        option("--max-bytes-per-second N", "read at most this much from the server", type=int),
         option("--trim", "delete records from the topics once the lake has confirmed them"),
         option(
             "--merge N", "merge this many small files into one [%(default)d]; 0 disables merging",

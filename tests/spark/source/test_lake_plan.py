@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from topics.lake import Lake
 from topics.lake.delta_folder import DeltaFolder
 from topics.spark.options import read_options
 from topics.spark.pipelines import archive as archiving
-from topics.spark.source.readers import TopicsReader
+from topics.spark.source.readers import LIMITED_PARTITIONS, TopicsReader
 
 Tasks = list[Callable[[], list[tuple[int, int | None]]]]
 
@@ -115,3 +116,23 @@ def test_trim_after_the_plan_is_noticed(server: ServerProcess, client: Client, t
     client.append(topic, [{"data": n} for n in range(5)])
     archiving.archive(url=server.url, lake=lake, topics=[topic], trim=True)
     assert len(task()) == 20
+
+
+def test_reads_from_a_server_keep_to_their_limit(
+    server: ServerProcess, client: Client, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    client.append(topic, [{"data": "x" * 400} for _ in range(250)])
+    now_s, size_bytes = [0.0], client.topic(topic).bytes
+
+    def sleep(seconds: float) -> None:
+        now_s[0] += seconds
+
+    monkeypatch.setattr("topics.spark.source.read.time", SimpleNamespace(monotonic=lambda: now_s[0], sleep=sleep))
+    tasks = planned(url=server.url, subscribe=topic, maxBytesPerSecond=10_000, minPartitions=9, maxPartitionBytes=1000)
+    assert len(tasks) <= LIMITED_PARTITIONS
+    assert sum(len(task()) for task in tasks) == 250
+    assert now_s[0] * 10_000 / len(tasks) == pytest.approx(size_bytes / len(tasks), rel=0.2)
+    before_s = now_s[0]
+    lake = str(tmp_path / "lake")
+    archiving.archive(url=server.url, lake=lake, topics=[topic], max_bytes_per_second=10_000)
+    assert now_s[0] - before_s == pytest.approx(size_bytes / 10_000, rel=0.2)

@@ -5,6 +5,7 @@ Batch queries and streams both read through this module, from a server, from fil
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
@@ -133,7 +134,8 @@ UNARCHIVED = "unarchived"  # reason of a gap: lakeOnly, and the lake does not co
 
 def _from_server(span: Span, options: ReadOptions) -> Iterator[Run | LostRange | int]:
     """Yield runs and gaps, and last the seq after the last one examined."""
-    at, lost = span.start, DROPPED
+    at, lost, limit = span.start, DROPPED, options.max_bytes_per_second
+    began_s, size_bytes = time.monotonic(), 0
     fields = {
         "upto_seq": span.stop - 1,
         "epoch": span.epoch,
@@ -148,6 +150,9 @@ def _from_server(span: Span, options: ReadOptions) -> Iterator[Run | LostRange |
                     break
                 if isinstance(piece, Run):
                     at = piece.last + 1
+                    size_bytes += len(piece.data)
+                    if limit is not None and (ahead_s := size_bytes / limit - (time.monotonic() - began_s)) > 0:
+                        time.sleep(ahead_s)
                 yield piece.next_from_seq + 1 if isinstance(piece, request.End) else piece
             else:
                 return

@@ -59,6 +59,7 @@ def archive(
     every_s: float = EVERY_S,
     merge_files: int = MERGE_FILES,
     round_bytes: int | None = None,
+    max_bytes_per_second: int | None = None,
     new_lake: bool = False,
     columns: str | Mapping[str, str] | None = None,
     **options: Unpack[JobOptions],
@@ -68,7 +69,7 @@ def archive(
     `follow` continues with new records, with at least `every_s` seconds between rounds. `trim` deletes records from the
     topics after the lake has them: committed, synced, and read back with the right checksum. `merge_files` small files
     are merged into one; 0 disables merging. A commit covers about `round_bytes`, by default enough to keep all cores
-    busy.
+    busy. `max_bytes_per_second` limits what all tasks together read from the server.
 
     `columns` lists fields of `data` that get typed columns, such as `sku STRING, qty INT`: for all topics, or by topic.
     They are added to the tables, and later runs fill them without being asked.
@@ -85,7 +86,7 @@ def archive(
     with PipelineJob("archive", servers=[url], **options) as job:
         run = _ArchiveRun(
             job=job, lake=Lake(lake), url=url.rstrip("/"), trim=trim, merge_files=merge_files, wanted=wanted,
-            round_bytes=round_bytes, new_lake=new_lake, wanted_columns=typed,
+            round_bytes=round_bytes, new_lake=new_lake, wanted_columns=typed, max_bytes_per_second=max_bytes_per_second,
         )  # fmt: skip
         if job.dry_run:
             run.dry_run()
@@ -118,6 +119,7 @@ class _ArchiveRun(ArchiveState):
     wanted: Selection
     wanted_columns: Mapping[str, TypedColumns]
     round_bytes: int | None
+    max_bytes_per_second: int | None
     new_lake: bool
     _typed: dict[str, TypedColumns] = field(default_factory=dict)  # of each table that this run has prepared
     _checked: set[Key] = field(default_factory=set)
@@ -304,6 +306,7 @@ class _ArchiveRun(ArchiveState):
             lake=self.lake.path,
             typed=self._typed,
             bytes_of=bytes_of,
+            max_bytes_per_second=self.max_bytes_per_second,
         )
 
     def _prepare(self, topics: Sequence[str]) -> None:

@@ -333,18 +333,22 @@ def archive_spans(
     lake: str,
     typed: Mapping[str, TypedColumns],
     bytes_of: Callable[[Span], float],
+    max_bytes_per_second: int | None = None,
 ) -> list[Done]:
     """Run one task per part and return the results. `typed` has the typed columns of topics."""
-    work = partial(_archive_part, connection=connection, lake=lake, typed=dict(typed))
+    at_once = max(min(len(parts), tasks.parallelism), 1)
+    limit = None if max_bytes_per_second is None else max(max_bytes_per_second // at_once, 1)
+    options = ReadOptions(connection=connection, fail_on_data_loss=False, max_bytes_per_second=limit)
+    work = partial(_archive_part, options=options, lake=lake, typed=dict(typed))
     found = tasks.run(parts, work, result=list[Done], weight=lambda part: round(sum(map(bytes_of, part))))
     return [done for one in found for done in one]
 
 
 def _archive_part(
-    spans: Sequence[Span], *, connection: ConnectionOptions, lake: str, typed: Mapping[str, TypedColumns]
+    spans: Sequence[Span], *, options: ReadOptions, lake: str, typed: Mapping[str, TypedColumns]
 ) -> list[Done]:
     """Read the spans of one task to their ends and write their records to files."""
-    storage, options, done = Storage(lake), ReadOptions(connection=connection, fail_on_data_loss=False), []
+    storage, done = Storage(lake), []
     for span in spans:
         lost: list[LostRange] = []
         records = without_gaps(read_span(span, options), lost)
