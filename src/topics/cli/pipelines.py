@@ -150,7 +150,7 @@ def _receipt(report: RunReport) -> str:
     lines += [f"  {place:<{width}}  {row.records:>10,}{_detail(row)}" for place, row in places.items()]
     clean = len(report.topics) - len(places)
     others = counted(clean, "other place was", "other places were")
-    lines.append(f"{'' if not places else chr(10)}{others} checked and had no such records; {report.took}.")
+    lines.append(f"{'' if not places else chr(10)}{others} checked and had no such records.")
     if figures.get("earlier"):
         lines.append(f"{figures['earlier']:,} of these were erased by earlier, killed runs.")
     lines += [f"warning: {text}" for text in report.warnings]
