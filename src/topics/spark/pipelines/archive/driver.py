@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar, Unpack
+from typing import Unpack
 
 from topics.client import Client
 from topics.client.request import Tombstone
@@ -26,7 +25,7 @@ from topics.spark.pipelines.archive import state
 from topics.spark.pipelines.archive.state import ArchiveState, Key
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete
 from topics.spark.pipelines.run.report import ReportedGap, RunReport
-from topics.spark.pipelines.run.tasks import Tasks
+from topics.spark.pipelines.run.tasks import Tasks, in_threads
 from topics.spark.source import plan
 from topics.spark.source.catalog import ServerCatalog, state_of
 from topics.spark.source.plan import Span, TopicExtent
@@ -40,11 +39,6 @@ POLL_MANY_S = 0.5
 ROUND_BYTES = 1 << 30  # least size of a commit if there is enough to archive: a kill loses at most one commit
 PART_BYTES = 256 << 20  # most bytes of one task
 SMALL_PART_BYTES = 8 << 20  # a smaller part is not worth a task and a file
-
-COMMIT_THREADS = 8  # tables that are changed at the same time
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 def archive(
@@ -321,7 +315,7 @@ class _ArchiveRun(ArchiveState):
             return table.typed()
 
         try:
-            self._typed.update(zip(topics, _in_parallel(prepare, topics), strict=True))
+            self._typed.update(zip(topics, in_threads(topics, prepare), strict=True))
         except BadColumns as error:
             raise BadUsage(f"--columns: {error}") from None
 
@@ -342,7 +336,7 @@ class _ArchiveRun(ArchiveState):
                 return None
             return change
 
-        committed = _in_parallel(commit, state.changes_of(done))
+        committed = in_threads(state.changes_of(done), commit)
         changes = [change for change in committed if change is not None]
         for change in changes:
             assert change.covered is not None
@@ -360,11 +354,3 @@ class _ArchiveRun(ArchiveState):
             self._done += last - first + 1
             self.job.report.add(files=len(change.adds))
         return {change.topic for change in changes}
-
-
-def _in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """Call `work` for each item in several threads. The tables of several topics are independent."""
-    if len(items) < 2:
-        return [work(item) for item in items]
-    with ThreadPoolExecutor(COMMIT_THREADS) as threads:
-        return list(threads.map(work, items))

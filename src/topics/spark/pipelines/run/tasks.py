@@ -134,7 +134,9 @@ def choose(
     return Execution(engine="spark", reason=f"{what}{ON_SPARK}{'' if why is None else f', {why}'}")
 
 
-def in_threads(items: Sequence[Item], task: Callable[[Item], Result], *, weight: Callable[[Item], int]) -> list[Result]:
+def in_threads(
+    items: Sequence[Item], task: Callable[[Item], Result], *, weight: Callable[[Item], int] = lambda item: 1
+) -> list[Result]:
     """Run `task(item)` for each item, the heaviest first. Return the results in the order of the items.
 
     If a task fails or the caller is interrupted, no further task begins. A task that does not end within `STOP_WAIT_S`
