@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.lake import output_rounds
-from tests.lake.making import EPOCH, archive, archived_epoch_of, check_content, erase, known, seen_by_others
+from tests.lake.making import EPOCH, archive, archived_epoch_of, check_content, erase, known, merge, seen_by_others
 from topics.lake import Change, Lake
 from topics.lake import delta_folder as commits
 
@@ -102,7 +102,7 @@ def steps(lake: Lake) -> list[tuple[Callable[[], Any], set[tuple[str, int]]]]:
         (lambda: archive(lake, "a", 11, 30, lost=2), a30),
         (lambda: archive(lake, "b", 1, 30, lost=1), a30 | b30),
         (lambda: archive(lake, "a", 31, 40), full),
-        (lambda: lake.merge("a", EPOCH, min_files=2), full),
+        (lambda: merge(lake, "a", min_files=2), full),
         (trim, full),
         (
             lambda: erase(lake, "t1", topics=["a"]),

@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
 from topics.lake import ArchivedEpoch, Change, File, Gap, Lake, TopicState, TypedColumns, write_files
 from topics.lake.delta_folder import Actions, DeltaFolder
+from topics.lake.erasure import LakeErasure
 from topics.lake.files import NO_COLUMNS
+from topics.lake.rewrite import Erasure
+from topics.model.records import TagMatch
 
 NOON_US = 1_709_208_000_000_000  # 2024-02-29T12:00:00Z
 STEP_US = 1_000_000
@@ -53,10 +55,18 @@ def archive(
     return lake.commit(base or lake.table(topic).state(), [change])
 
 
-def erase(lake: Lake, tag: str, *, topics: Iterable[str] = ("a", "b"), dry_run: bool = False) -> int:
+def erase(lake: Lake, tag: str, *, topics: Iterable[str] = ("a", "b"), dry_run: bool = False, **more: Any) -> int:
     """Erase by tag. Return the number of removed records."""
-    done = lake.erase(topics, lambda topic, epoch, batch: pc.not_equal(batch.column("tag"), tag), dry_run=dry_run)
-    return sum(one.removed for one in done)
+    erasure = LakeErasure(lake, topics, lambda topic, epoch: Erasure(match=TagMatch("Eq", tag)), **more)
+    found = erasure.count()
+    if not dry_run:
+        assert erasure.commit() == found
+    return sum(map(sum, found.values()))
+
+
+def merge(lake: Lake, topic: str = "a", epoch: int = EPOCH, *, min_files: int = 2, **more: Any) -> int:
+    """Merge small files. Return how many."""
+    return lake.merge([(topic, epoch)], min_files=min_files, **more).total()
 
 
 def archived_epoch_of(lake: Lake, topic: str = "a", epoch: int = EPOCH) -> ArchivedEpoch:
@@ -76,7 +86,7 @@ def known(lake: Lake) -> list[tuple[str, int]]:
         (archived.topic, seq)
         for topic in snapshot.topics()
         for archived in snapshot.epochs(topic)
-        for seq in seqs_of(lake.read(topic, archived.epoch, columns=["seq"], snapshot=snapshot))
+        for seq in seqs_of(lake.read(topic, archived.epoch, columns=["seq"], archived=archived))
     )
 
 

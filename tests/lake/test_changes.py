@@ -18,6 +18,7 @@ from tests.lake.making import (
     commit_first,
     erase,
     known,
+    merge,
     records,
     seen_by_others,
     seqs_of,
@@ -25,9 +26,10 @@ from tests.lake.making import (
 )
 from tests.sampling import amount
 from topics.clock import SystemClock
-from topics.lake import Change, Conflict, Damaged, Gap, Lake, LakeError, NoLake, TopicState, merge_files, write_files
+from topics.lake import Change, Conflict, Damaged, Gap, Lake, LakeError, NoLake, TopicState, write_files
 from topics.lake.delta_folder import CHECKPOINT_EVERY
 from topics.lake.files import FilesWriter
+from topics.lake.rewrite import Rewrite, rewrite
 from topics.lake.table import KEPT_HOURS
 
 
@@ -117,7 +119,7 @@ def test_concurrent_archivers_leave_one_history(lake: Lake):
             at = base.epoch(EPOCH).archived_to
             try:
                 archive(mine, "a", at + 1, at + 5, base=base)
-                mine.merge("a", EPOCH, min_files=4)
+                merge(mine, min_files=4)
             except Conflict as clash:
                 clashes.append(clash)
             except BaseException as error:
@@ -216,7 +218,7 @@ def test_table_archived_every_minute_stays_small(lake: Lake, rounds: int, monkey
         now_s = started_s + at * MINUTE_S
         monkeypatch.setattr(SystemClock, "now_ms", lambda self, now_s=now_s: round(now_s * 1000))
         archive(lake, "a", at, at, step_us=MINUTE_S * 1_000_000)
-        lake.merge("a", EPOCH, min_files=8)
+        merge(lake, "a", min_files=8)
         version = lake.table("a").state().version
         for number in range(aged + 1, version + 1):
             os.utime(log / f"{number:020d}.json", (now_s, now_s))
@@ -258,7 +260,7 @@ def test_merged_files_replace_the_small_ones(lake: Lake):
     for at in range(10):
         archive(lake, "a", 1 + 10 * at, 10 + 10 * at, lost=1)
     before = known(lake)
-    assert lake.merge("a", EPOCH, min_files=8) == 10
+    assert merge(lake, "a", min_files=8) == 10
     found = archived_epoch_of(lake)
     assert len(found.files) == 1
     assert known(lake) == before
@@ -273,7 +275,7 @@ def test_reader_of_an_older_version_finishes_during_a_merge(lake: Lake):
     assert delta is not None
     reading = lake.read("a", 7)
     seen = seqs_of([next(reading)])
-    assert lake.merge("a", EPOCH, min_files=2) == 10
+    assert merge(lake, "a", min_files=2) == 10
     assert seen + seqs_of(reading) == list(range(1, 101))
     assert delta.to_pyarrow_table().num_rows == 100, "replaced files stay for a week"
 
@@ -282,7 +284,8 @@ def test_merge_gives_way_to_an_erase(lake: Lake):
     for at in range(4):
         base = archive(lake, "a", 1 + 10 * at, 10 + 10 * at)
     files = base.epoch(EPOCH).files
-    merged = merge_files(lake.storage, "a", EPOCH, files)
+    merged = rewrite(Rewrite(topic="a", epoch=EPOCH, files=files), lake=lake.path).new
+    assert merged is not None
     erase(lake, "t1")
     with pytest.raises((Conflict, LakeError)):
         lake.commit(base, [Change(op="merge", topic="a", epoch=EPOCH, adds=[merged], removes=list(files))])
@@ -294,7 +297,7 @@ def test_erase_removes_records_from_every_file_and_the_disk(lake: Lake):
         archive(lake, "a", 1 + 10 * at, 10 + 10 * at)
     archive(lake, "b", 1, 3)
     archive(lake, "c", 1, 3)
-    lake.merge("a", EPOCH, min_files=2)  # the merged files are still on the disk
+    merge(lake, "a", min_files=2)  # the merged files are still on the disk
     before = data_files(lake, "a")
     assert len(before) == 4
     assert erase(lake, "t1") == 11
@@ -375,7 +378,7 @@ def test_trim_never_goes_back(lake: Lake):
 def test_vacuum_keeps_replaced_files_for_a_week_by_default(lake: Lake):
     for at in range(4):
         archive(lake, "a", 1 + 10 * at, 10 + 10 * at)
-    lake.merge("a", EPOCH, min_files=2)
+    merge(lake, "a", min_files=2)
     assert lake.table("a").vacuum() == []
     assert len(data_files(lake, "a")) == 5
     assert len(lake.table("a").vacuum(retention_hours=0, dry_run=True)) == 4

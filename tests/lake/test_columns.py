@@ -13,7 +13,7 @@ import pyarrow.dataset
 import pytest
 from deltalake import DeltaTable
 
-from tests.lake.making import EPOCH, archive, records, seqs_of
+from tests.lake.making import EPOCH, archive, merge, records, seqs_of
 from topics.lake import BadColumns, Change, Lake, TypedColumns, write_files
 from topics.lake.files import FILE_SCHEMA
 
@@ -96,7 +96,7 @@ def test_columns_are_added_later_and_filled_by_merges(lake: Lake):
     assert table["qty"].to_pylist() == [None] * 10 + list(range(11, 31))
     assert table["total"].to_pylist() == [None] * 20 + [Decimal(f"{seq}.50") for seq in range(21, 31)]
     assert seqs_of(lake.read("a", EPOCH)) == list(range(1, 31))
-    assert lake.merge("a", EPOCH, min_files=2) == 3
+    assert merge(lake, "a", min_files=2) == 3
     table = DeltaTable(f"{lake.path}/a").to_pyarrow_table().sort_by("seq")
     assert table["qty"].to_pylist() == list(range(1, 31))
     assert table["sku"].to_pylist()[:2] == ["s001", "s002"]

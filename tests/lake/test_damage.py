@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.lake.making import EPOCH, archive, archived_epoch_of, erase, known, seqs_of
+from tests.lake.making import EPOCH, archive, archived_epoch_of, erase, known, merge, seqs_of
 from topics.lake import Damaged, Lake, LakeError
 from topics.lake.delta_folder import CHECKPOINT_EVERY
 
@@ -90,7 +90,7 @@ def test_damaged_file_is_not_merged_but_named(filled: Lake, spoil: Callable[[Pat
     spoil(Path(filled.path) / file.path)
     before = filled.table("a").state()
     with pytest.raises(Damaged, match=file.path.rpartition("/")[2]):
-        filled.merge("a", EPOCH, min_files=2)
+        merge(filled, "a")
     assert filled.table("a").state() == before
     with pytest.raises(Damaged):
         filled.verify(file)
@@ -119,7 +119,7 @@ def test_uncommitted_file_is_a_stray(filled: Lake):
     path = Path(filled.path) / archived_epoch_of(filled).files[0].path
     shutil.copy(path, path.with_name("copy.parquet"))
     assert filled.strays(["a"]) == ["epoch=7/date=2024-02-29/copy.parquet"]
-    filled.merge("a", EPOCH, min_files=2)
+    merge(filled, "a")
     assert len(filled.strays(["a"])) == 1, "replaced files are not strays"
 
 

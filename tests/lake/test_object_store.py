@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import polars as pl
 import pytest
 
-from tests.lake.making import EPOCH, archive, archived_epoch_of, check_content, erase, known, seen_by_others
+from tests.lake.making import EPOCH, archive, archived_epoch_of, check_content, erase, known, merge, seen_by_others
 from tests.lake.object_store import BUCKET, Store, object_store, settings
 from tests.lake.test_killing import ALL, run
 from topics.lake import Conflict, Lake, LakeError, NoLake
@@ -39,7 +39,7 @@ def lake(store: Store, request: pytest.FixtureRequest) -> Lake:
 def test_lake_in_an_object_store_is_archived_merged_and_erased(lake: Lake):
     for at in range(4):
         archive(lake, "a:b", 1 + 10 * at, 10 + 10 * at, lost=2)
-    assert lake.merge("a:b", EPOCH, min_files=2) == 4
+    assert merge(lake, "a:b", min_files=2) == 4
     assert erase(lake, "t1", topics=["a:b"]) == 11
     left = [seq for seq in range(1, 41) if seq % 10 not in (1, 2) and seq % 3 != 1]
     fresh = Lake(lake.path)

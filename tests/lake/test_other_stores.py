@@ -19,7 +19,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from tests.lake.making import EPOCH, archive, archived_epoch_of, check_content, commit_first, erase, known
+from tests.lake.making import archive, archived_epoch_of, check_content, commit_first, erase, known, merge
 from tests.lake.object_store import BUCKET, google_settings, object_store
 from topics.lake import Conflict, Lake
 
@@ -113,7 +113,7 @@ def play(location: str, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
             archive(lake, "a", 41, 60)
     with pytest.raises(Conflict):
         archive(Lake(lake.path), "a", 41, 50, base=base)
-    assert lake.merge("a", EPOCH, min_files=2) == 5
+    assert merge(lake, "a", min_files=2) == 5
     assert erase(lake, "t1", topics=["a"]) > 0
     lake.table("a").vacuum(retention_hours=0)
     left = [seq for seq in range(1, 51) if (seq > 40 or seq % 10 not in (1, 2)) and seq % 3 != 1]

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from tests.lake.making import EPOCH, archive, archived_epoch_of, check_content, erase, records, seqs_of
+from tests.lake.making import EPOCH, archive, archived_epoch_of, check_content, erase, merge, records, seqs_of
 from topics.lake import Gap, Lake, TypedColumns, write_files
 from topics.lake.files import FILE_SCHEMA
 from topics.lake.layout import parse_path, topic_folder, topic_of
@@ -38,12 +38,12 @@ def test_records_are_sorted_and_limited_to_the_range(lake: Lake):
 def test_gaps_stand_between_records(lake: Lake):
     archive(lake, "a", 1, 20, lost=5)
     archive(lake, "a", 21, 40, lost=5)
-    lake.merge("a", EPOCH, min_files=2)
+    merge(lake, "a", min_files=2)
     archive(lake, "a", 41, 45, lost=5)
 
     def reported(**given: int) -> list[tuple[int, int] | Gap]:
         found: list[tuple[int, int] | Gap] = []
-        for item in lake.history("a", EPOCH, **given):
+        for item in lake.history(archived_epoch_of(lake), **given):
             found.append(item if isinstance(item, Gap) else (seqs_of([item])[0], seqs_of([item])[-1]))
         return found
 
@@ -118,7 +118,7 @@ def changed_table(lake: Lake) -> str:
     """A table that went through archive, erase, merge and a change of its columns."""
     archive(lake, "a", 1, 20, lost=5)
     archive(lake, "a", 21, 40)
-    assert lake.merge("a", EPOCH, min_files=2) == 2
+    assert merge(lake, "a", min_files=2) == 2
     assert erase(lake, "t1") > 0
     lake.table("a").add_columns(TypedColumns.parse("n INT"))
     archive(lake, "a", 41, 60, lost=3, typed=lake.table("a").typed())

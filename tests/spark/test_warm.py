@@ -101,6 +101,15 @@ def test_commands_of_the_page_share_one_spark(user: User, server: ServerProcess,
     report = archived(user, server, "orders", tmp_path / "lake")
     assert report["execution"]["engine"] == "spark"
     assert report["execution"]["reason"].endswith(": on Spark, started by `topics spark start`")
+    with Client(server.url) as later:
+        later.append("orders", [{"data": n, "tag": f"t{n % 3}"} for n in range(50)])
+    archived(user, server, "orders", tmp_path / "lake")
+    lake = ("--lake", tmp_path / "lake", "--json")
+    erased = json.loads(user.run("pipeline", "erase", "--url", server.url, "--match", "t1", "--topic", "orders", *lake))
+    assert (erased["figures"]["lake"], erased["figures"]["topics"]) == (17, 17)
+    maintained = json.loads(user.run("pipeline", "maintain", *lake))
+    assert maintained["figures"]["merged"] == 2
+    assert erased["execution"]["engine"] == maintained["execution"]["engine"] == "spark"
     assert "3" in user.run("sql", "--url", server.url, "select count(*) from prices")
     user.run(*shlex.split(last)[1:])
     assert json.loads(user.run("spark", "status", "--json", status=1)) == {"running": False}

@@ -85,6 +85,7 @@ ARCHIVE = Pipeline(
             action="append", default=[],
         ),
         follow(5.0),
+        option("--max-bytes-per-second N", "read at most this much from the server", type=int),
         option("--trim", "delete records from the topics once the lake has confirmed them"),
         option(
             "--merge N", "merge this many small files into one [%(default)d]; 0 disables merging",
@@ -170,6 +171,7 @@ ERASE = Pipeline(
     "delete the records of a tag from topics, router copies and a lake",
     (
         add_address,
+        SPARK,
         option("--match TAG", "a tag, or a tag prefix with *: user-42:*", required=True),
         option("--lake DIR", "also erase from this lake; its files are rewritten"),
         section(
@@ -192,6 +194,7 @@ MAINTAIN = Pipeline(
     "maintain",
     "merge small files of a lake, and remove files that no version needs",
     (
+        SPARK,
         option("--lake DIR", LAKE, required=True),
         _topics("only this topic; repeatable. Default: all topics"),
         option(

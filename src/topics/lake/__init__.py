@@ -12,7 +12,7 @@ from topics.lake.errors import Conflict, Damaged, LakeError, NoLake
 from topics.lake.files import write_files
 from topics.lake.lake import Lake, Snapshot
 from topics.lake.layout import SCHEMA
-from topics.lake.rewrite import merge_files, plan_merges
+from topics.lake.rewrite import plan_merges
 
 __all__ = [
     "SCHEMA",
@@ -30,7 +30,6 @@ __all__ = [
     "TopicState",
     "TypedColumns",
     "joined",
-    "merge_files",
     "plan_merges",
     "write_files",
 ]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
+from functools import cached_property
+from itertools import accumulate
 from typing import Literal
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 Op = Literal["archive", "merge", "erase", "purge", "trim"]
 Range = tuple[int, int]  # seqs, both ends inclusive
@@ -22,6 +25,7 @@ class File(Struct, frozen=True, kw_only=True, omit_defaults=True):
     bytes: int
     min_ts: int  # ms
     max_ts: int
+    tags: tuple[str, str] | None = None  # bounds of the tags, if known; two empty texts if no record has a tag
     stats: str = ""  # Delta's statistics as JSON; only for a file that is not committed yet
 
 
@@ -47,7 +51,7 @@ class Change(Struct, kw_only=True, omit_defaults=True):
     trimmed_to: int | None = None
 
 
-class ArchivedEpoch(Struct, frozen=True, kw_only=True):
+class ArchivedEpoch(Struct, frozen=True, kw_only=True, dict=True):
     """The archived part of one epoch of a topic.
 
     Every seq up to `archived_to` is in a file, in a gap, or was deleted: before it was archived, or by an erase. Up to
@@ -66,9 +70,20 @@ class ArchivedEpoch(Struct, frozen=True, kw_only=True):
         """The first seq in a file; without files, the one after the archived seqs."""
         return self.files[0].first if self.files else self.archived_to + 1
 
+    @cached_property
+    def _reaches(self) -> list[int]:
+        """For each file, the last seq of it and of all files before it: those of another program may overlap."""
+        return list(accumulate((file.last for file in self.files), max))
+
     def files_in(self, first: int, last: int) -> list[File]:
         """Return the files that may hold records of the range, sorted by their first seq."""
-        return [file for file in self.files if file.last >= first and file.first <= last]
+        low, high = bisect_left(self._reaches, first), bisect_right(self.files, last, key=lambda file: file.first)
+        return [file for file in self.files[low:high] if file.last >= first]
+
+    def within(self, first: int, last: int) -> ArchivedEpoch:
+        """Return what a task needs to read the range."""
+        files, gaps = tuple(self.files_in(first, last)), tuple(self.gaps_in(first, last))
+        return structs.replace(self, files=files, gaps=gaps)
 
     def gaps_in(self, first: int, last: int) -> list[Gap]:
         """Return the gaps in the range, clipped to it."""

@@ -188,7 +188,7 @@ class FilesWriter(_Writer[File]):
     def _open(self, batch: pa.RecordBatch) -> None:
         first, token = batch.column("seq")[0].as_py(), os.urandom(8).hex()
         path = file_path(self._topic, date_of(self._day), self._epoch, first, token, last=self._last)
-        bounded = {"seq", "ts", *(name for name, _ in self._typed.fields)}
+        bounded = {"seq", "ts", "tag", *(name for name, _ in self._typed.fields)}
         self._begin(path, batch.schema, bounded, **WRITING)
 
     def _written(self, size_bytes: int) -> File:

@@ -4,8 +4,9 @@ The server has precedence. If it has a record, that record counts; if a record w
 counts. The lake fills only two kinds of ranges: those that the server reports as lost, and those that the server skips
 silently because `--trim` removed them. Each seq is read once, in order. A range that neither has is a gap.
 
-The table is read again for every such range, always after the server's answer. An archiver records a trim in the table
-before it trims, so a reader that sees the effect of a trim also finds it in the table. The archiver reports
+A plan may carry what it has read of the table. Where that does not have the whole range, the table is read again,
+always after the server's answer. An archiver records a trim in the table before it trims, so a reader that sees the
+effect of a trim also finds it in the table. The archiver reports
 the trim to the server as well. If the server knows of a longer trim than this lake, the lake is an older copy, another
 lake, or has lost its last versions. Then its records are still read, and the rest is a gap, because trimmed and deleted
 records can no longer be distinguished.
@@ -22,17 +23,12 @@ import pyarrow.compute as pc
 from msgspec import Struct
 
 from topics.lake import ArchivedEpoch, Gap, Lake
+from topics.lake.rewrite import tagged
 from topics.model.records import TagMatch
 
 Piece: TypeAlias = pa.RecordBatch | Gap
 
 OTHER_LAKE = "other_lake"  # reason of a gap: archived according to the server, but not in this lake
-
-
-def tagged(batch: pa.RecordBatch, match: TagMatch) -> pa.BooleanArray:
-    tags = batch.column("tag")
-    found = pc.equal(tags, match.text) if match.op == "Eq" else pc.starts_with(tags, match.text)
-    return pc.fill_null(found, False)
 
 
 class RecordFilter(Struct, frozen=True, kw_only=True):
@@ -61,12 +57,14 @@ class Healer:
         wanted: RecordFilter,
         *,
         trimmed_to: Callable[[], int] = lambda: 0,
+        planned: ArchivedEpoch | None = None,
     ) -> None:
-        """`trimmed_to` asks the server for the last trimmed seq of this epoch."""
+        """`trimmed_to` asks the server for the last trimmed seq of this epoch. `planned` is an earlier state of it."""
         self._lake = lake
         self._topic, self._epoch = topic, epoch
         self._wanted = wanted
         self._trimmed_to = trimmed_to
+        self._planned = planned
 
     def archived(self) -> ArchivedEpoch | None:
         """Return the archived part of the epoch as of now, or None if it was never archived."""
@@ -76,13 +74,15 @@ class Healer:
         """Yield the archived records of a range that the server lost, and gaps for the rest."""
         if first > last:
             return
-        archived = self.archived()
+        archived = self._planned
+        if archived is None or archived.archived_to < last:
+            archived = self.archived()
         if archived is None:
             yield Gap(first, last, reason, 0)
             return
         end = min(archived.archived_to, last)
         if first <= end:
-            for piece in self._lake.history(self._topic, self._epoch, first=first, last=end):
+            for piece in self._lake.history(archived, first=first, last=end):
                 if isinstance(piece, Gap):
                     yield piece
                 elif (kept := self._wanted.of(piece)).num_rows:
@@ -94,8 +94,9 @@ class Healer:
         """Yield the archived records of a range that the server skipped silently, up to the last trimmed seq."""
         if first > last:
             return
-        archived = self.archived()
-        trimmed_to = 0 if archived is None else archived.trimmed_to
+        trimmed_to = 0 if self._planned is None else self._planned.trimmed_to
+        if trimmed_to < last and (archived := self.archived()) is not None:
+            trimmed_to = archived.trimmed_to
         if trimmed_to < last:
             trimmed_to = max(trimmed_to, self._trimmed_to())
         yield from self.lost(first, min(last, trimmed_to), OTHER_LAKE)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -15,17 +15,19 @@ import pyarrow as pa
 from topics.lake.archived import ArchivedEpoch, Change, File, Gap, TopicState
 from topics.lake.errors import Conflict, Damaged, NoLake
 from topics.lake.layout import GAP_SCHEMA, LOG, MARKER, PARTITIONS, SCHEMA, topic_of
-from topics.lake.rewrite import Rewritten, merge_files, plan_merges, rewrite_file, row_groups, rows_of
+from topics.lake.rewrite import LAST, Rewrite, RunOf, here, plan_merges, rewrite, row_groups, rows_of, run_all
 from topics.lake.storage import Storage, with_remedies
 
 if TYPE_CHECKING:
     from topics.lake.table import TopicTable
 
-LAST = (1 << 63) - 1
 LOADED_AT_ONCE = 8  # tables
 
-KeepOf = Callable[[str, int, pa.RecordBatch], pa.BooleanArray]
-Progress = Callable[[int, int], None]
+Key = tuple[str, int]  # topic and epoch
+
+
+def _raise(key: Key, error: Damaged) -> None:
+    raise error
 
 
 class Snapshot:
@@ -166,15 +168,15 @@ class Lake:
         first: int = 1,
         last: int | None = None,
         columns: Sequence[str] | None = None,
-        snapshot: Snapshot | None = None,
+        archived: ArchivedEpoch | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the records of an epoch from `first` to `last`, sorted by seq.
+        """Yield the records of an epoch from `first` to `last`, sorted by seq; of the newest state, or of `archived`.
 
         If files are replaced and removed meanwhile, the read continues in the new files, after the last yielded record.
         """
         end = LAST if last is None else last
         names = SCHEMA.names if columns is None else list(columns)
-        archived = (snapshot or self.snapshot()).archived(topic, epoch)
+        archived = archived or self.snapshot().archived(topic, epoch)
         while archived is not None:
             try:
                 for group in _overlapping(archived.files_in(first, end)):
@@ -208,14 +210,10 @@ class Lake:
                     part = part.append_column("epoch", pa.repeat(pa.scalar(epoch, pa.int64()), len(part)))
                 yield part.select(list(names))
 
-    def history(
-        self, topic: str, epoch: int, *, first: int = 1, last: int | None = None
-    ) -> Iterator[pa.RecordBatch | Gap]:
-        end = LAST if last is None else last
-        snapshot = self.snapshot()
-        archived = snapshot.archived(topic, epoch)
-        gaps = [] if archived is None else archived.gaps_in(first, end)
-        for batch in self.read(topic, epoch, first=first, last=last, snapshot=snapshot):
+    def history(self, archived: ArchivedEpoch, *, first: int = 1, last: int = LAST) -> Iterator[pa.RecordBatch | Gap]:
+        """Yield the records and gaps of a range, sorted by seq."""
+        gaps, topic, epoch = archived.gaps_in(first, last), archived.topic, archived.epoch
+        for batch in self.read(topic, epoch, first=first, last=last, archived=archived):
             rest = batch
             while gaps and rest.num_rows and gaps[0].first <= rest.column("seq")[-1].as_py():
                 at = int(np.searchsorted(rest.column("seq").to_numpy(), gaps[0].first))
@@ -240,80 +238,40 @@ class Lake:
         for file in files:
             self.storage.remove(file.path)
 
-    def merge(self, topic: str, epoch: int, *, min_files: int) -> int:
-        """Merge the small files of an epoch, with one commit per merged file. Return the number of files merged."""
-        done = 0
-        base = self.table(topic).state()
-        for group in plan_merges(base.epoch(epoch), min_files=min_files):
-            try:
-                merged = merge_files(self.storage, topic, epoch, group, typed=self.table(topic).typed())
-            except Damaged:
-                if self.has(topic, epoch, group):
-                    raise
-                continue  # replaced meanwhile
-            try:
-                self.commit(base, [Change(op="merge", topic=topic, epoch=epoch, adds=[merged], removes=group)])
-            except Conflict:
-                self.discard([merged])
-                continue  # another process has merged or rewritten them: the next round tries again
-            done += len(group)
-        return done
-
-    def erase(
+    def merge(
         self,
-        topics: Iterable[str],
-        keep: KeepOf,
+        epochs: Iterable[Key],
         *,
-        columns: Sequence[str] = ("tag",),
-        note: Mapping[str, Any] | None = None,
-        dry_run: bool = False,
-        progress: Progress | None = None,
-    ) -> list[Rewritten]:
-        """Rewrite every file with a record for which `keep(topic, epoch, columns)` is not true: one commit per topic.
+        min_files: int,
+        run: RunOf = here,
+        on_damage: Callable[[Key, Damaged], None] = _raise,
+    ) -> Counter[Key]:
+        """Merge the small files of these epochs, with one commit per merged file. Return the number of files merged.
 
-        Every topic is marked as erased even if no record was found: an archive run that read its records before they
-        were erased from the topic, and has not committed them yet, must read again. After the commit, the replaced
-        files are removed, and so are the versions that had them.
+        `run` merges the files of all epochs in tasks. Files that another process has replaced meanwhile are left to the
+        next call.
         """
-        names = sorted(set(topics) & set(self.topics()))
-        done: list[Rewritten] = []
-        for at, topic in enumerate(names, start=1):
-            done += self._erase_topic(topic, keep, columns, note, dry_run=dry_run)
-            if progress is not None:
-                progress(at, len(names))
-        return done
-
-    def _erase_topic(
-        self, topic: str, keep: KeepOf, columns: Sequence[str], note: Mapping[str, Any] | None, *, dry_run: bool
-    ) -> list[Rewritten]:
-        table = self.table(topic)
-        while True:
-            base = table.state()
-            done: list[Rewritten] = []
+        bases, work = dict[str, TopicState](), list[Rewrite]()
+        for topic, epoch in epochs:
+            base = bases.setdefault(topic, self.table(topic).state())
+            typed = self.table(topic).typed()
+            for group in plan_merges(base.epoch(epoch), min_files=min_files):
+                work.append(Rewrite(topic=topic, epoch=epoch, files=tuple(group), typed=typed))
+        done: Counter[Key] = Counter()
+        for one, result in zip(work, run_all(run, work, rewrite, lake=self.path), strict=True):
+            key = (one.topic, one.epoch)
+            if result.new is None:
+                if self.has(*key, one.files):
+                    on_damage(key, Damaged(result.damage))
+                continue
+            change = Change(op="merge", topic=one.topic, epoch=one.epoch, adds=[result.new], removes=list(one.files))
             try:
-                for epoch, archived in base.epochs.items():
-                    for file in archived.files:
-                        one = rewrite_file(
-                            self.storage, topic, epoch, file, functools.partial(keep, topic, epoch),
-                            columns=columns, typed=table.typed(), dry_run=dry_run,
-                        )  # fmt: skip
-                        if one.removed:
-                            done.append(one)
-                if not dry_run:
-                    changes = [Change(op="erase", topic=topic, epoch=0)]
-                    for one in done:
-                        adds = [] if one.new is None else [one.new]
-                        changes.append(Change(op="erase", topic=topic, epoch=one.epoch, adds=adds, removes=[one.old]))
-                    state = self.commit(base, changes, note=note)
-                    if state.removed > state.purged:
-                        table.purge([one.old for one in done])
-                return done
+                self.commit(bases[one.topic], [change])
             except Conflict:
-                self.discard([one.new for one in done if one.new is not None])
-            except Damaged:
-                self.discard([one.new for one in done if one.new is not None])
-                if table.state().version == base.version:
-                    raise
+                self.discard([result.new])
+                continue
+            done[key] += len(one.files)
+        return done
 
     def strays(self, topics: Iterable[str]) -> list[str]:
         """Return the files, relative to the lake, in the folders of these topics that no version of a table has."""

@@ -1,18 +1,21 @@
 """Build new files from old ones: merged, or without some records. One row group at a time, so memory is bounded.
 
-Arrow checks the pages of an old file while it reads them. Its rows are counted, and the new file must have the expected
-number of rows.
+The functions that take a `Rewrite` are tasks: they get all that they need, and read no log. Arrow checks the pages of
+an old file while it reads them. Its rows are counted, and the new file must have the expected number of rows.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from topics.lake.archived import ArchivedEpoch, File
 from topics.lake.columns import TypedColumns
@@ -20,22 +23,90 @@ from topics.lake.errors import Damaged
 from topics.lake.files import NO_COLUMNS, FilesWriter
 from topics.lake.layout import parse_path
 from topics.lake.storage import Storage
+from topics.model.records import TagMatch
 from topics.plurals import counted
 
 MERGE_MIN = 8  # files
 MERGE_BYTES = 64 << 20  # largest merged file; a file of half this size is not merged any more
 
-Keep = Callable[[pa.RecordBatch], pa.BooleanArray]
+LAST = (1 << 63) - 1
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
-class Rewritten(Struct, kw_only=True):
-    """The result of a rewrite: `new` replaces the file, or no file does. The file stays if nothing was removed."""
+class Run(Protocol):
+    """Runs `task(item)` for each item, perhaps on other machines. Returns the results in the order of the items."""
+
+    def __call__(
+        self,
+        items: Sequence[Item],
+        task: Callable[[Item], Result],
+        *,
+        result: type[Result],
+        weight: Callable[[Item], int],
+    ) -> list[Result]: ...
+
+
+def _one_by_one(items: Sequence[Item], task: Callable[[Item], Result], **more: Any) -> list[Result]:
+    return [task(item) for item in items]
+
+
+def here(files: Sequence[File]) -> Run:
+    """Return what runs tasks in this thread."""
+    return _one_by_one
+
+
+class Erasure(Struct, frozen=True, kw_only=True):
+    """The records of one epoch to erase: those with a tag, and those with one of these seqs, up to a seq."""
+
+    match: TagMatch
+    seqs: Sequence[int] = ()  # sorted
+    upto: int = LAST
+
+    def has(self, batch: pa.RecordBatch) -> pa.BooleanArray:
+        seqs = batch.column("seq")
+        found = pc.or_(tagged(batch, self.match), pc.is_in(seqs, value_set=pa.array(self.seqs, pa.int64())))
+        return pc.and_(found, pc.less_equal(seqs, self.upto))
+
+    def within(self, file: File) -> Erasure | None:
+        """Return the part of the erasure that a file may have; None if its statistics show that it has no record."""
+        low, high = bisect_left(self.seqs, file.first), bisect_right(self.seqs, min(file.last, self.upto))
+        if file.first > self.upto or (low >= high and file.tags is not None and not self._is_between(*file.tags)):
+            return None
+        return structs.replace(self, seqs=tuple(self.seqs[low:high]))
+
+    def _is_between(self, low: str, high: str) -> bool:
+        text = self.match.text
+        return text <= high and (low <= text or (self.match.op == "Glob" and low.startswith(text)))
+
+
+def tagged(batch: pa.RecordBatch, match: TagMatch) -> pa.BooleanArray:
+    tags = batch.column("tag")
+    found = pc.equal(tags, match.text) if match.op == "Eq" else pc.starts_with(tags, match.text)
+    return pc.fill_null(found, False)
+
+
+class Rewrite(Struct, frozen=True, kw_only=True):
+    """Files of one epoch that one file replaces: merged, and without the records of an erasure."""
 
     topic: str
     epoch: int
-    old: File
+    files: tuple[File, ...]
+    typed: TypedColumns = NO_COLUMNS
+    erasure: Erasure | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return _bytes(self.files)
+
+
+class Rewritten(Struct, kw_only=True):
+    """The result of a rewrite: `new` replaces the files, or no file does. They stay if one of them is damaged."""
+
     new: File | None = None
     removed: int = 0
+    damage: str | None = None
 
 
 def open_file(storage: Storage, file: File) -> pq.ParquetFile:
@@ -111,59 +182,50 @@ def readable(storage: Storage, file: File) -> Iterator[None]:
         ) from error
 
 
-def rewrite_file(
-    storage: Storage,
-    topic: str,
-    epoch: int,
-    file: File,
-    keep: Keep,
-    *,
-    columns: Sequence[str],
-    typed: TypedColumns = NO_COLUMNS,
-    dry_run: bool = False,
-) -> Rewritten:
-    """Write the file without the records for which `keep` is not true. `keep` gets `columns`.
-
-    The file is read twice: the first pass only counts the records to remove, and a dry run ends there.
-    """
-    removed = 0
-    for batch in rows_of(storage, file, columns):
-        removed += batch.num_rows - (pc.sum(pc.fill_null(keep(batch), False)).as_py() or 0)
-    if not removed or dry_run:
-        return Rewritten(topic=topic, epoch=epoch, old=file, removed=removed)
-    kept = (
-        batch.filter(keep(batch.select(list(columns))), null_selection_behavior="drop")
-        for batch in rows_of(storage, file)
-    )
-    new = _written(storage, topic, epoch, kept, last=file.last, typed=typed)
-    left = 0 if new is None else new.rows
-    if left + removed != file.rows:
-        raise Damaged(f"{file.path}: {left} of {file.rows} records are left after {removed} were to be removed")
-    return Rewritten(topic=topic, epoch=epoch, old=file, new=new, removed=removed)
+def count_erased(work: Rewrite, *, lake: str) -> Rewritten:
+    """Count the records to erase. Only the columns that decide are read."""
+    storage, removed = Storage(lake), 0
+    assert work.erasure is not None
+    try:
+        for file in work.files:
+            for batch in rows_of(storage, file, ("tag", "seq")):
+                removed += pc.sum(work.erasure.has(batch)).as_py() or 0
+    except Damaged as error:
+        return Rewritten(damage=str(error))
+    return Rewritten(removed=removed)
 
 
-def merge_files(
-    storage: Storage, topic: str, epoch: int, files: Sequence[File], *, typed: TypedColumns = NO_COLUMNS
-) -> File:
-    batches = (batch for file in files for batch in rows_of(storage, file))
-    merged = _written(storage, topic, epoch, batches, last=files[-1].last, typed=typed)
-    found = None if merged is None else (merged.first, merged.last, merged.rows)
-    if merged is None or found != (files[0].first, files[-1].last, sum(file.rows for file in files)):
-        raise Damaged(f"{files[0].path} to {files[-1].path}: the merged file does not have all of their records")
-    return merged
+def rewrite(work: Rewrite, *, lake: str) -> Rewritten:
+    """Write the rows of the files to one file, without the records to erase."""
+    storage, erasure, rows = Storage(lake), work.erasure, sum(file.rows for file in work.files)
+    batches = (batch for file in work.files for batch in rows_of(storage, file))
+    if erasure is not None:
+        batches = (batch.filter(pc.invert(erasure.has(batch))) for batch in batches)
+    last = work.files[-1].last
+    try:
+        with FilesWriter(storage, work.topic, work.epoch, file_bytes=1 << 62, last=last, typed=work.typed) as writer:
+            for batch in batches:
+                writer.write(batch)
+            new = writer.finish()
+            left = sum(file.rows for file in new)
+            if len(new) > 1 or (erasure is None and left != rows):
+                raise Damaged(
+                    f"{work.files[0].path} to {work.files[-1].path}: they have records of several dates, or not all of "
+                    "their records can be read"
+                )
+    except Damaged as error:
+        return Rewritten(damage=str(error))
+    return Rewritten(new=new[0] if new else None, removed=rows - left)
 
 
-def _written(
-    storage: Storage, topic: str, epoch: int, batches: Iterable[pa.RecordBatch], *, last: int, typed: TypedColumns
-) -> File | None:
-    """Write records of one date as one file. Return None if there are none."""
-    with FilesWriter(storage, topic, epoch, file_bytes=1 << 62, last=last, typed=typed) as writer:
-        for batch in batches:
-            writer.write(batch)
-        done = writer.finish()
-    if len(done) > 1:
-        raise Damaged(f"{done[1].path}: a file of topic {topic} has records of several dates")
-    return done[0] if done else None
+RunOf = Callable[[Sequence[File]], Run]  # what runs the tasks for these files
+
+
+def run_all(run: RunOf, work: Sequence[Rewrite], task: Callable[..., Rewritten], *, lake: str) -> list[Rewritten]:
+    if not work:
+        return []
+    files = [file for one in work for file in one.files]
+    return run(files)(work, partial(task, lake=lake), result=Rewritten, weight=lambda one: one.size_bytes)
 
 
 def plan_merges(

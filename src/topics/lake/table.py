@@ -255,6 +255,10 @@ class TopicTable:
 def _check(newest: TopicState, base: TopicState, change: Change) -> None:
     """Raise `Conflict` if a change that was made from `base` does not fit to the newest state."""
     epoch = newest.epoch(change.epoch)
+    if change.op == "erase" and any(
+        one.archived_to > base.epoch(one.epoch).archived_to for one in newest.epochs.values()
+    ):
+        raise Conflict(f"topic {change.topic} was archived while its records were being erased")
     if change.covered is not None:
         if change.covered[0] != epoch.archived_to + 1:
             raise Conflict(f"topic {change.topic} was archived up to {epoch.archived_to} by another run")
@@ -277,20 +281,22 @@ def _files(folder: str, actions: pa.Table) -> dict[int, list[File]]:
     found: dict[int, list[File]] = {}
     names = (
         "path", "size_bytes", "num_records", "min.seq", "max.seq", "min.ts", "max.ts", "partition.epoch",
-        "partition.date",
+        "partition.date", "min.tag", "max.tag", "null_count.tag",
     )  # fmt: skip
     if not actions.num_rows:
         return found
-    rows = zip(*(actions.column(name).to_pylist() for name in names), strict=True)
-    for path, size, count, first, last, min_ts, max_ts, epoch, date in rows:
+    missing = [None] * actions.num_rows  # no file has a tag, or other programs wrote all of them
+    columns = (actions.column(name).to_pylist() if name in actions.column_names else missing for name in names)
+    for path, size, count, first, last, min_ts, max_ts, epoch, date, low, high, untagged in zip(*columns, strict=True):
         if None in (count, first, last, min_ts, max_ts):
             raise Damaged(
                 f"{folder}/{path} has no statistics of seq and ts: write it again with topics pipeline maintain"
             )
+        tags = ("", "") if untagged == count else None if low is None or high is None else (low, high)
         found.setdefault(int(epoch), []).append(
             File(
                 path=f"{folder}/{path}", date=str(date), first=first, last=last, rows=count, bytes=size,
-                min_ts=_ms(min_ts), max_ts=_ms(max_ts),
+                min_ts=_ms(min_ts), max_ts=_ms(max_ts), tags=tags,
             )
         )  # fmt: skip
     return found

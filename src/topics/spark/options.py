@@ -103,6 +103,7 @@ class ReadOptions(Struct, frozen=True, kw_only=True, rename="camel"):
     consumer: str | None = None
     min_partitions: int = 1
     partition_bytes: int = field(default=DEFAULT_PARTITION_BYTES, name="maxPartitionBytes")
+    max_bytes_per_second: int | None = None  # from servers; in a task, its share
     nodes: tuple[str, ...] = field(default=(), name="node")
     tag: TagMatch | None = None
     fail_on_data_loss: bool = True
@@ -366,6 +367,7 @@ READ: Converters = {
     "subscribePrefix": as_text, "subscribePattern": _pattern, "startingOffsets": _offsets, "endingOffsets": _offsets,
     "startingTimestamp": _timestamp, "endingTimestamp": _timestamp, "maxOffsetsPerTrigger": at_least(1),
     "consumer": valid(check_consumer), "minPartitions": at_least(1), "maxPartitionBytes": at_least(1),
+    "maxBytesPerSecond": at_least(1),
     "node": lambda _, text: tuple(listed(text)), "failOnDataLoss": flag, "kafkaColumns": flag,
     "tag": lambda _, text: TagMatch("Glob", text[:-1]) if text.endswith("*") else TagMatch("Eq", text),
     "columns": some, "where": as_text, "typed": flag, "pushFilters": flag,

@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
+from os.path import commonprefix
 
 from msgspec import Struct
 
@@ -104,7 +105,8 @@ class Selection(Struct, frozen=True, kw_only=True):
 
     def among(self, client: Client) -> Iterator[Summary]:
         """Yield the selected topics of a server, by name and prefix."""
-        begins = common([*self.topics, *([] if self.prefix is None else [self.prefix])])
+        names = [*self.topics, *([] if self.prefix is None else [self.prefix])]
+        begins = commonprefix(names)  # noqa: RUF071 (of characters)
         return (row for row in client.topics(begins) if self.has(row.topic))
 
     def reading(self, connection: ConnectionOptions) -> ReadOptions:
@@ -134,9 +136,3 @@ class Selection(Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         prefix = None if self.prefix is None else f"begins with {self.prefix!r}" if self.prefix else "exists yet"
         return " or ".join(filter(None, [prefix, None if self.pattern is None else f"matches {self.pattern!r}"]))
-
-
-def common(names: Sequence[str]) -> str:
-    """Return the longest common prefix of the names, for a list request by prefix."""
-    first, last = min(names), max(names)
-    return next((first[:at] for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), first[: len(last)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,28 @@ def split(path: Path, key: str) -> None:
             writer.cut()
             writer.write(batch.slice(keys.index(key)))
         table.commit(position, writer.finish(), [file.path])
+
+
+def test_large_table_is_written_in_ranges_of_keys(
+    spark: SparkSession, client: Client, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("topics.spark.pipelines.rounds.TASK_BYTES", 30_000)
+    client.put_topic(topic, cap_records=600)
+    path, latest = tmp_path / "latest", dict[str, Any]()
+    for number in range(2):
+        pairs = [(f"k{n * 7 % 331:03}", [number, n]) for n in range(400)]
+        write(client, topic, *pairs, (None, "no key"))
+        report = compact(url=client.url, topic=topic, table=str(path), null_removes=True, spark=spark)
+        latest |= dict(pairs)
+        assert in_table(path) == latest
+        assert report.topics[0].figures["keys"] == len(latest)
+        assert report.topics[0].figures["without_key"] == 1
+        table = OutputTable(str(path), "compact")
+        table.load()
+        files = table.files("key")
+        bounds = sorted((file.low, file.high) for file in files)
+        assert len(bounds) > 1
+        assert all(one[1] < other[0] for one, other in pairwise(bounds))
 
 
 @pytest.mark.torture

@@ -21,6 +21,7 @@ from topics.cli.main import main
 from topics.client import Client
 from topics.client.request import Record
 from topics.lake import Lake
+from topics.lake.erasure import LakeErasure
 from topics.spark.pipelines.erase import notes
 from topics.spark.pipelines.erase.driver import erase, parse
 from topics.spark.pipelines.run.job import BadUsage, Failed
@@ -352,7 +353,7 @@ def test_run_killed_anywhere_is_finished_and_reported_by_the_next(
 
     with monkeypatch.context() as patched:
         patched.setattr(Client, "delete", cut(Client.delete))
-        patched.setattr(Lake, "erase", cut(Lake.erase))
+        patched.setattr(LakeErasure, "commit", cut(LakeErasure.commit))
         with pytest.raises(Cut):
             world.erase()
     report = world.erase()
@@ -453,7 +454,7 @@ def test_report_includes_records_of_a_killed_run(
 ):
     left = family(world)
     with monkeypatch.context() as patched:
-        patched.setattr(Lake, "erase", _cut)
+        patched.setattr(LakeErasure, "commit", _cut)
         with pytest.raises(Cut):
             world.erase()
     assert main(["pipeline", "erase", "--url", world.url, "--lake", str(world.lake), "--match", GOES]) == 0

@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -23,7 +22,10 @@ from topics.cli.main import main
 from topics.client import Client
 from topics.client.request import Record, Tombstone
 from topics.lake import Gap, Lake
+from topics.lake.erasure import LakeErasure
 from topics.lake.layout import topic_folder
+from topics.lake.rewrite import Erasure
+from topics.model.records import TagMatch
 from topics.spark.options import read_options
 from topics.spark.pipelines.archive import state
 from topics.spark.pipelines.archive.driver import archive
@@ -410,7 +412,7 @@ def test_record_erased_from_the_lake_stops_only_the_trim(run: Run, client: Clien
     written = Written(client, topic)
     written.numbers(10)
     run()
-    lake.erase([topic], lambda topic, epoch, batch: pc.not_equal(batch.column("seq"), 9), columns=["seq"])
+    LakeErasure(lake, [topic], lambda *of: Erasure(match=TagMatch("Eq", "none"), seqs=[9])).commit()
     written.numbers(5)
     run(merge_files=2)
     assert archived_epoch_of(lake, written).archived_to == 15

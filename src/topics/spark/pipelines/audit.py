@@ -82,6 +82,7 @@ class EpochAccount(Struct, kw_only=True):
                 uncovered=self.archived.uncovered(first, last),
                 trimmed_to=self.archived.trimmed_to,
                 reported_to=self.reported_to,
+                size_bytes=self.size_bytes * (last - first + 1) // self.head,
             )
 
     @property
@@ -177,9 +178,7 @@ def _attempt(job: PipelineJob, lake: Lake, url: str, snapshot: Snapshot, account
     work = [(account, one) for account in accounts for one in account.stretches(lake.path, job, url)]
     topics = {account.topic for account in accounts}  # a topic may have several epochs
     job.step(f"looking for {counted(seqs, 'seq')} of {counted(len(topics), 'topic')}")
-    done = tasks.run(
-        [one for _, one in work], look, result=StretchFindings, weight=lambda one: one.last - one.first + 1
-    )
+    done = tasks.run([one for _, one in work], look, result=StretchFindings, weight=lambda one: one.size_bytes)
     for (account, stretch), found in zip(work, done, strict=True):
         # A stretch that could not be read is unexplained as a whole.
         unread = StretchFindings(unexplained=[(stretch.first, stretch.last)])
@@ -326,6 +325,7 @@ class Stretch(Struct, kw_only=True):
     uncovered: list[Range] = []
     trimmed_to: int = 0
     reported_to: int = 0  # the last archived seq that the server knows
+    size_bytes: int = 0  # estimated, in memory
 
 
 class Difference(Struct, frozen=True, kw_only=True):

@@ -10,11 +10,11 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 from msgspec import Raw, Struct, field, structs
 
@@ -27,6 +27,7 @@ from topics.model import surrogates
 from topics.spark.failures import BadUsage
 from topics.spark.options import BadOption, ConnectionOptions, WriteOptions
 from topics.spark.pipelines import rounds
+from topics.spark.pipelines.audit import INFLATION
 from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.delivery import refused_rows
 from topics.spark.pipelines.run.job import JobOptions, PipelineJob, check_may_delete
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 KEY = "_topics_compact"  # key in the meta of a record
 GAPS_KEPT = 1000
+JSON_SPACES = " \t\r\n"
 LOSS = '{"kind":"gap"}'  # meta of a record that replaces one that could not be written
 
 COLUMNS = pa.schema(
@@ -80,18 +82,23 @@ class CompactResult(rounds.Written, kw_only=True):
     removed: int = 0
     gaps: list[ReportedGap] = field(default_factory=list)
 
+    def join(self, other: CompactResult) -> None:
+        """Add the result of another task."""
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
-def _sort_out(batch: pa.RecordBatch, outcome: CompactResult) -> Iterator[dict[str, Any]]:
-    """Yield the rows that have a key. Add gaps and the counts of all rows to the result."""
-    for row in batch.to_pylist():
-        if row["gap_to"] is not None:
-            outcome.gaps.append(ReportedGap(from_seq=row["seq"], to_seq=row["gap_to"], reason=row["reason"]))
-            continue
-        outcome.looked_at += row["n"]
-        if row["key"] is None:
-            outcome.without_key += row["n"]
-        else:
-            yield row
+
+def _with_key(batch: pa.RecordBatch, outcome: CompactResult) -> pa.RecordBatch:
+    """Return the rows that have a key. Add gaps and the counts of all rows to the result."""
+    is_gap, has_key = pc.is_valid(batch.column("gap_to")), pc.is_valid(batch.column("key"))
+    for row in batch.filter(is_gap).select(["seq", "gap_to", "reason"]).to_pylist():
+        outcome.gaps.append(ReportedGap(from_seq=row["seq"], to_seq=row["gap_to"], reason=row["reason"]))
+    records = batch.filter(pc.invert(is_gap))
+    keyed = batch.filter(pc.and_(has_key, pc.invert(is_gap)))
+    seen, known = (pc.sum(rows.column("n")).as_py() or 0 for rows in (records, keyed))
+    outcome.looked_at += seen
+    outcome.without_key += seen - known
+    return keyed
 
 
 class WriteLatestTable(Struct, kw_only=True):
@@ -109,20 +116,23 @@ class WriteLatestTable(Struct, kw_only=True):
         outcome, at = CompactResult(), 0
         with nullcontext() if self.storage is None else RowsWriter(self.storage, COLUMNS) as writer:
             for batch in batches:
-                rows = list(_sort_out(batch, outcome))
-                kept = [row for row in rows if not (self.null_removes and is_null(row["data"]))]
+                rows = kept = _with_key(batch, outcome)
+                if self.null_removes:
+                    kept = rows.filter(pc.not_equal(pc.utf8_trim(rows.column("data"), JSON_SPACES), "null"))
                 outcome.removed += len(rows) - len(kept)
                 outcome.keys += len(kept)
-                outcome.records += sum(row["n"] > 0 for row in kept)
-                while kept and writer is not None:
-                    passed = bisect_right(self.cuts, kept[0]["key"])
+                outcome.records += pc.sum(pc.greater(kept.column("n"), 0)).as_py() or 0
+                while len(kept) and writer is not None:
+                    keys = kept.column("key")
+                    passed = bisect_right(self.cuts, keys[0].as_py())
                     if passed > at:
                         writer.cut()
                         at = passed
                     end = len(kept)
                     if at < len(self.cuts):
-                        end = bisect_left(kept, self.cuts[at], key=itemgetter("key"))
-                    writer.write(pa.RecordBatch.from_pylist(kept[:end], schema=COLUMNS))
+                        end = bisect_left(range(end), self.cuts[at], key=lambda row: keys[row].as_py())
+                    for part in pa.Table.from_batches([kept[:end]]).select(COLUMNS.names).cast(COLUMNS).to_batches():
+                        writer.write(part)
                     kept = kept[end:]
             outcome.files = [] if writer is None else writer.finish()
         yield rounds.answered(outcome)
@@ -145,7 +155,7 @@ class WriteLatestTopic(Struct, kw_only=True):
         with client_for(self.connection, self.connection.servers[0]) as client:
             for batch in batches:
                 rows = []
-                for row in _sort_out(batch, outcome):
+                for row in _with_key(batch, outcome).to_pylist():
                     if self.null_removes and is_null(row["data"]):
                         outcome.removed += 0 if self.fresh else client.delete(self.topic, match=row["key"]).deleted
                     else:
@@ -190,7 +200,7 @@ class WriteLatestTopic(Struct, kw_only=True):
 
 
 def is_null(data: str) -> bool:
-    return data.strip() == "null"
+    return data.strip(JSON_SPACES) == "null"
 
 
 # --- the pipeline
@@ -262,6 +272,7 @@ class Compaction(rounds.Rounds[CompactPosition]):
     null_removes = False
     _declared: str  # the expression of the key
     _kept: Sequence[RowsFile] = ()  # files of the table that stay
+    _new_bytes = _changed_bytes = 0  # estimated size of the records of a step, and of the rows that it writes again
 
     def check_fits(self, known: CompactPosition) -> None:
         if known.declaration != self._start.declaration:
@@ -290,6 +301,8 @@ class Compaction(rounds.Rounds[CompactPosition]):
             "IF(kind = 'gap', seq, NULL) AS lost",
             f"CAST({at.epoch} AS BIGINT) AS epoch", "CAST(1 AS BIGINT) AS n", *ROW[1:],
         )  # fmt: skip
+        state = self._source.state()
+        self._new_bytes = state.bytes * (last - at.done) // max(state.head_seq - state.earliest_seq + 1, 1)
         return structs.replace(at, plan=last), _latest(keyed)
 
     def plan(self, at: CompactPosition) -> CompactPosition:
@@ -320,7 +333,9 @@ class Compaction(rounds.Rounds[CompactPosition]):
         try:
             rows = self._with_changed(table, latest)
             task.cuts = [str(file.low) for file in self._kept]
-            outcome = rounds.one_task(rows, task, CompactResult, order=("key", "seq"))
+            outcome, size_bytes = CompactResult(), self._new_bytes + self._changed_bytes
+            for part in rounds.by_range(rows, task, CompactResult, order=("key", "seq"), size_bytes=size_bytes):
+                outcome.join(part)
         finally:
             latest.unpersist()
         self.adds = outcome.files
@@ -333,6 +348,7 @@ class Compaction(rounds.Rounds[CompactPosition]):
         changed = set(_changed(latest, files))
         paths = self.removes = [file.path for at, file in enumerate(files) if at in changed]
         self._kept = [file for at, file in enumerate(files) if at not in changed]
+        self._changed_bytes = INFLATION * sum(file.bytes for at, file in enumerate(files) if at in changed)
         if not paths:
             return latest
         storage = table.storage

@@ -1,11 +1,12 @@
 """Maintain: merge small files of a lake, and remove files that no version needs any more.
 
-It needs neither a server nor Spark. An archive does the same in small steps, so this is for lakes whose archive runs
-with `--merge 0`, and to remove old files at a chosen time. It may run while archives run.
+It needs no server. Tasks merge the files. An archive does the same in small steps, so this is for lakes whose archive
+runs with `--merge 0`, and to remove old files at a chosen time. It may run while archives run.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Unpack
 
@@ -42,25 +43,27 @@ def maintain(
         for topic in topics:
             if topic not in names:
                 raise missing_in(opened.path, topic, names)
-        for number, topic in enumerate(list(dict.fromkeys(topics)) or names, start=1):
+        chosen = list(dict.fromkeys(topics)) or names
+        epochs = [one for topic in chosen for one in opened.table(topic).state().epochs.values()]
+        if job.dry_run:
+            groups = {(one.topic, one.epoch): plan_merges(one, min_files=merge_files) for one in epochs}
+            merged = Counter({key: sum(map(len, found)) for key, found in groups.items()})
+        else:
+            job.step(f"merging files of {counted(len(chosen), 'topic')}")
+            merged = opened.merge([(one.topic, one.epoch) for one in epochs], min_files=merge_files, run=job.run_of)
+        for number, topic in enumerate(chosen, start=1):
             job.step(f"{'looking at' if job.dry_run else 'maintaining'} {topic}")
             row = job.report.topic(topic, into=opened.path)
-            _maintain_topic(job, opened, row, merge_files=merge_files, retention_hours=retention_hours)
-            job.progress.show(number, len(topics) or len(names), unit="topics")
+            count = sum(count for key, count in merged.items() if key[0] == topic)
+            _maintain_topic(job, opened, row, merged=count, retention_hours=retention_hours)
+            job.progress.show(number, len(chosen), unit="topics")
         job.report.looked_at = len(job.report.topics)
         for name in ("merged", "removed_files", "removed_bytes"):
             job.report.figures[name] = sum(row.figures[name] for row in job.report.topics)
     return job.report
 
 
-def _maintain_topic(job: PipelineJob, lake: Lake, row: TopicReport, *, merge_files: int, retention_hours: int) -> None:
-    state = lake.table(row.topic).state()
-    merged = 0
-    for epoch, archived in state.epochs.items():
-        if job.dry_run:
-            merged += sum(len(group) for group in plan_merges(archived, min_files=merge_files))
-        else:
-            merged += lake.merge(row.topic, epoch, min_files=merge_files)
+def _maintain_topic(job: PipelineJob, lake: Lake, row: TopicReport, *, merged: int, retention_hours: int) -> None:
     removed = lake.table(row.topic).vacuum(retention_hours=retention_hours, dry_run=job.dry_run)
     left = lake.table(row.topic).state().epochs.values()
     row.figures = {
@@ -84,7 +87,7 @@ def describe(report: RunReport) -> str:
     lines += [f"warning: {text}" for text in report.warnings]
     topics = counted(len(report.topics), "topic")
     nothing = ": a dry run, nothing was changed" if report.dry_run else ""
-    lines.append(f"maintain: {topics}, {_done(report.figures)}{nothing}")
+    lines.append(f"maintain: {topics}, {_done(report.figures)}, {report.took}{nothing}")
     return "\n".join(lines)
 
 

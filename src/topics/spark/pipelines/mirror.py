@@ -166,7 +166,8 @@ def _step(job: PipelineJob, links: Sequence[Link], *, follow: bool) -> bool:
     seqs = sum(link.backlog.seqs for link in links)
     size_bytes = sum(link.backlog.size_bytes for link in links)
     work = Workload(seqs=seqs, size_bytes=size_bytes)
-    outcomes = job.tasks(work).run(tasks, do, result=MirrorResult, weight=lambda task: task.stop - task.start)
+    each = size_bytes // max(seqs, 1) + 1
+    outcomes = job.tasks(work).run(tasks, do, result=MirrorResult, weight=lambda task: (task.stop - task.start) * each)
     at = 0
     for link, planned in plans:
         link.save_results(planned, outcomes[at : at + len(planned)])

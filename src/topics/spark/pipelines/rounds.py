@@ -10,7 +10,7 @@ with seq 1 of the new epoch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -32,6 +32,7 @@ from topics.spark.pipelines.run.delivery import target_of
 from topics.spark.pipelines.run.job import PipelineJob
 from topics.spark.pipelines.run.positions import Positions
 from topics.spark.pipelines.run.report import ReportedGap
+from topics.spark.pipelines.run.tasks import TASK_BYTES
 from topics.spark.pipelines.run.trimmed import removed
 from topics.spark.sink.chunks import Chunk, Sent, framed
 from topics.spark.source.catalog import state_of
@@ -326,17 +327,26 @@ class Rounds(Generic[At]):
 Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-def one_task(rows: DataFrame, task: Task, outcome: type[Result], *, order: Iterable[str] = ()) -> Result:
+def one_task(rows: DataFrame, task: Task, outcome: type[Result], *, order: Sequence[str] = ()) -> Result:
     """Send all rows, sorted by `order`, through one task, which writes them. Return the result of the task."""
+    [found] = by_range(rows, task, outcome, order=order)
+    return found
+
+
+def by_range(
+    rows: DataFrame, task: Task, outcome: type[Result], *, order: Sequence[str] = (), size_bytes: int = 0
+) -> list[Result]:
+    """Send the rows, sorted by `order`, through tasks for ranges of its first column. Return the results, in order."""
     from pyspark.sql import functions as F
 
-    together = rows.repartition(1)
+    count = -(-size_bytes // TASK_BYTES)
+    parts = rows.repartition(1) if count < 2 else rows.repartitionByRange(count, order[0])
     if columns := [F.col(name).asc_nulls_first() for name in order]:
-        together = together.sortWithinPartitions(*columns)
-    done = together.mapInArrow(task, "outcome BINARY").collect()
+        parts = parts.sortWithinPartitions(*columns)
+    done = parts.mapInArrow(task, "outcome BINARY").collect()
     # Spark does not run a task if it knows that there are no rows.
-    found: Any = bytes(done[0].outcome) if done else next(task(iter(()))).column(0)[0].as_py()
-    return msgspec.json.decode(found, type=outcome)
+    found = [bytes(row.outcome) for row in done] or [next(task(iter(()))).column(0)[0].as_py()]
+    return [msgspec.json.decode(one, type=outcome) for one in found]
 
 
 def answered(outcome: Struct) -> pa.RecordBatch:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
+from itertools import islice
+from os.path import commonprefix
 from typing import Self
 
 from msgspec import structs
@@ -89,6 +91,23 @@ def state_of(client: Client, topic: str, *, epoch: int | None = None) -> State |
     return state if epoch in (None, state.epoch) else None
 
 
+ASKED_SINGLY = 16  # with more topics a list is cheaper; with fewer the key needs no right to list
+LISTED_FOR_ONE = 1000  # rows of a list, which cost about as much as one request for a state
+
+
+def states_of(client: Client, names: Set[str]) -> dict[str, State | Summary]:
+    """Return the state of each topic that exists. Many topics are listed, by the prefix that their names share."""
+    found: dict[str, State | Summary] = {}
+    if len(names) > ASKED_SINGLY:
+        begins, most = commonprefix(list(names)), LISTED_FOR_ONE * len(names)  # noqa: RUF071 (of characters)
+        rows = list(islice(client.topics(begins), most))
+        found = {row.topic: row for row in rows if row.topic in names}
+        if len(rows) < most:
+            return found
+    missing = sorted(names - found.keys())
+    return found | {name: state for name in missing if (state := state_of(client, name)) is not None}
+
+
 class ServerCatalog(Catalog):
     """The topics of one or several servers, of a lake, or of both: then extents begin where the archive begins.
 
@@ -125,6 +144,7 @@ class ServerCatalog(Catalog):
                     server=where, topic=name, epoch=archived[-1].epoch, head=archived[-1].archived_to,
                     earliest=archived[-1].earliest, only_archived=True,
                     count=sum(file.rows for file in files), size_bytes=sum(file.bytes for file in files),
+                    archived=archived[-1],
                 )  # fmt: skip
                 extents.append(extent)
         return extents
@@ -147,10 +167,11 @@ class ServerCatalog(Catalog):
                 self._trimmed[key] = start, trimmed_to
         lacking = [low for low, _ in known.uncovered(1, trimmed_to)]
         first = min([extent.earliest, *lacking, *(file.first for file in known.files[:1])])
-        if first >= extent.earliest:
-            return extent
         older_bytes = sum(file.bytes for file in known.files_in(first, extent.earliest - 1))
-        return structs.replace(extent, earliest=first, size_bytes=extent.size_bytes + older_bytes)
+        return structs.replace(
+            extent, earliest=first, size_bytes=extent.size_bytes + older_bytes, archived=archived,
+            live_from=extent.earliest,
+        )  # fmt: skip
 
     def _trimmed_seq(self, extent: TopicExtent) -> int:
         """Ask the server for the last trimmed seq of this epoch; 0 if there is none or the topic was deleted."""
@@ -178,8 +199,7 @@ class ServerCatalog(Catalog):
         options = self._options
         rows: list[tuple[str, State | Summary]]
         if options.topics:
-            states = [(name, state_of(client, name)) for name in sorted(options.topics)]
-            rows = [(name, state) for name, state in states if state is not None]
+            rows = sorted(states_of(client, set(options.topics)).items())
         else:
             rows = [(row.topic, row) for row in client.topics(options.prefix or "") if options.wants(row.topic)]
         return [

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from msgspec import Struct, structs
 
+from topics.lake import ArchivedEpoch
 from topics.spark.options import Offset, Offsets, ReadOptions
 
 GRID = 1000
@@ -29,6 +30,8 @@ class TopicExtent(Struct, frozen=True, kw_only=True):
     size_bytes: int = 0
     latest: int = 0  # the seq of the offset "latest"; 0 means head + 1
     only_archived: bool = False  # no server has the topic any more; the lake has its records
+    archived: ArchivedEpoch | None = None  # with a lake
+    live_from: int = 0  # the first seq of the server, if `earliest` is of the lake
 
     @property
     def end(self) -> int:
@@ -41,7 +44,11 @@ class TopicExtent(Struct, frozen=True, kw_only=True):
 
 
 class Span(Struct, frozen=True, kw_only=True):
-    """Seqs [start, stop) of one epoch of a topic. `lost` is the reason if they are known to be lost."""
+    """Seqs [start, stop) of one epoch of a topic. `lost` is the reason if they are known to be lost.
+
+    With a lake, `archived` is its part of the span: files, statistics and gaps, so that no task reads the log of the
+    table. Seqs up to `only_lake_to` were trimmed, so the server is not asked for them.
+    """
 
     server: str
     topic: str
@@ -49,6 +56,8 @@ class Span(Struct, frozen=True, kw_only=True):
     start: int
     stop: int
     lost: str | None = None
+    archived: ArchivedEpoch | None = None
+    only_lake_to: int = 0
 
 
 class Impossible(ValueError):
@@ -128,6 +137,14 @@ def narrow(given: Iterable[Span], *, low: int | None, high: int | None) -> list[
         if start < stop:
             found.append(structs.replace(span, start=start, stop=stop))
     return found
+
+
+def located(span: Span, extent: TopicExtent) -> Span:
+    """Return the span with what the lake has of it."""
+    if (archived := extent.archived) is None or archived.epoch != span.epoch or span.lost is not None:
+        return span
+    only_lake_to = archived.archived_to if extent.only_archived else min(archived.trimmed_to, extent.live_from - 1)
+    return structs.replace(span, archived=archived.within(span.start, span.stop - 1), only_lake_to=only_lake_to)
 
 
 def cut(

@@ -5,10 +5,12 @@ Batch queries and streams both read through this module, from a server, from fil
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 import pyarrow as pa
+from msgspec import structs
 
 from topics.arrow import GAP
 from topics.client import request
@@ -118,7 +120,8 @@ def _pieces(span: Span, options: ReadOptions, excerpt: Excerpt | None) -> Iterat
     elif options.lake is None:
         yield from _from_server(span, options)
     elif options.lake_only:
-        healer = Healer(Lake(options.lake), span.topic, span.epoch, RecordFilter(tag=options.tag, nodes=options.nodes))
+        wanted = RecordFilter(tag=options.tag, nodes=options.nodes)
+        healer = Healer(Lake(options.lake), span.topic, span.epoch, wanted, planned=span.archived)
         yield from healer.lost(span.start, span.stop - 1, UNARCHIVED)
         yield span.stop
     else:
@@ -131,7 +134,8 @@ UNARCHIVED = "unarchived"  # reason of a gap: lakeOnly, and the lake does not co
 
 def _from_server(span: Span, options: ReadOptions) -> Iterator[Run | LostRange | int]:
     """Yield runs and gaps, and last the seq after the last one examined."""
-    at, lost = span.start, DROPPED
+    at, lost, limit = span.start, DROPPED, options.max_bytes_per_second
+    began_s, size_bytes = time.monotonic(), 0
     fields = {
         "upto_seq": span.stop - 1,
         "epoch": span.epoch,
@@ -146,6 +150,9 @@ def _from_server(span: Span, options: ReadOptions) -> Iterator[Run | LostRange |
                     break
                 if isinstance(piece, Run):
                     at = piece.last + 1
+                    size_bytes += len(piece.data)
+                    if limit is not None and (ahead_s := size_bytes / limit - (time.monotonic() - began_s)) > 0:
+                        time.sleep(ahead_s)
                 yield piece.next_from_seq + 1 if isinstance(piece, request.End) else piece
             else:
                 return
@@ -171,8 +178,16 @@ def _healed(span: Span, options: ReadOptions, lake: Lake) -> Iterator[Piece]:
     if nodes and (now := state()) is not None and not now.config.dedupe_node:
         nodes = ()
     wanted = RecordFilter(tag=options.tag, nodes=nodes)
-    healer = Healer(lake, span.topic, span.epoch, wanted, trimmed_to=trimmed_to)
+    healer = Healer(lake, span.topic, span.epoch, wanted, trimmed_to=trimmed_to, planned=span.archived)
     at = span.start
+    if at <= span.only_lake_to:
+        last = min(span.only_lake_to, span.stop - 1)
+        yield from healer.lost(at, last, OTHER_LAKE)
+        at = last + 1
+        yield at
+        if at == span.stop:
+            return
+        span = structs.replace(span, start=at)
     for piece in _from_server(span, options):
         if isinstance(piece, int):
             # The server skips a trimmed range up to its first record, which may be after the end of the span.

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -32,15 +32,29 @@ from topics.spark.source.schema_layout import layout_of
 from topics.spark.source.waiting import TopicsWatch
 from topics.spark.source.where import narrowing, of_filters
 
+LIMITED_PARTITIONS = 4  # of a read with maxBytesPerSecond
 CARRIED_BYTES = 16 << 20  # most bytes that a partition carries of records that are in no segment file
 
 
 class ReadPartition(InputPartition):
-    """The spans that one task reads, each with an excerpt if it is read from a data directory."""
+    """The spans that one task reads, each with an excerpt if it is read from a data directory.
 
-    def __init__(self, spans: list[tuple[Span, Excerpt | None]]) -> None:
+    `bytes_per_second` is the task's share of the limit, if there is one.
+    """
+
+    def __init__(self, spans: list[tuple[Span, Excerpt | None]], bytes_per_second: int | None = None) -> None:
         super().__init__(None)
-        self.spans = spans
+        self.spans, self.bytes_per_second = spans, bytes_per_second
+
+
+def _cut(
+    options: ReadOptions, spans: list[Span], bytes_per_seq: Callable[[Span], float]
+) -> tuple[list[list[Span]], int | None]:
+    """Return partitions, and the limit of each. With a limit there are few, because all may run at the same time."""
+    limit = options.max_bytes_per_second
+    least, most = (options.min_partitions, options.partition_bytes) if limit is None else (LIMITED_PARTITIONS, 1 << 62)
+    parts = plan.cut(spans, bytes_per_seq, min_partitions=least, partition_bytes=most)
+    return parts, None if limit is None else max(limit // max(len(parts), 1), 1)
 
 
 class PushFilters:
@@ -90,16 +104,14 @@ class TopicsReader(DataSourceReader):
         with catalog_of(self.options) as catalog:
             extents = [extent for extent in catalog.extents() if self.narrowing.wants(extent.topic)]
             spans = self._spans(catalog, extents)
-            size_of = {(extent.server, extent.topic): extent.bytes_per_seq for extent in extents}
-            parts = plan.cut(
-                spans,
-                lambda span: size_of[span.server, span.topic],
-                min_partitions=self.options.min_partitions,
-                partition_bytes=self.options.partition_bytes,
-            )
-            carried = [[(span, catalog.excerpt(span)) for span in part] for part in parts]
+            of = {(extent.server, extent.topic): extent for extent in extents}
+            parts, limit = _cut(self.options, spans, lambda span: of[span.server, span.topic].bytes_per_seq)
+            carried = [
+                [(plan.located(span, of[span.server, span.topic]), catalog.excerpt(span)) for span in part]
+                for part in parts
+            ]
         # Spark would turn an empty list into one partition of its own, which `read` does not accept.
-        return [ReadPartition(spans) for part in carried for spans in _portable(part)] or [ReadPartition([])]
+        return [ReadPartition(spans, limit) for part in carried for spans in _portable(part)] or [ReadPartition([])]
 
     def _spans(self, catalog: Catalog, extents: list[TopicExtent]) -> list[Span]:
         narrow, found = self.narrowing, []
@@ -116,7 +128,8 @@ class TopicsReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, ReadPartition)
         layout = layout_of(self.options, self.schema)
-        options = structs.replace(self.options, tag=self.options.tag or self.narrowing.tag)
+        limit, tag = partition.bytes_per_second, self.options.tag or self.narrowing.tag
+        options = structs.replace(self.options, tag=tag, max_bytes_per_second=limit)
         for span, excerpt in partition.spans:
             yield from read_span(span, options, layout, excerpt)
 
@@ -225,18 +238,18 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             extent = self._seen.get((span.server, span.topic))
             return GUESSED_BYTES_PER_SEQ if extent is None else extent.bytes_per_seq
 
-        parts = plan.cut(
-            spans,
-            bytes_per_seq,
-            min_partitions=self.options.min_partitions,
-            partition_bytes=self.options.partition_bytes,
-        )
-        return [ReadPartition([(span, None) for span in part]) for part in parts]
+        parts, limit = _cut(self.options, spans, bytes_per_seq)
+        return [ReadPartition([(self._located(span), None) for span in part], limit) for part in parts]
+
+    def _located(self, span: Span) -> Span:
+        extent = self._seen.get((span.server, span.topic))
+        return span if extent is None else plan.located(span, extent)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, ReadPartition)
         layout = layout_of(self.options, self.schema)
-        options = structs.replace(self.options, tag=self.options.tag or layout.narrowing().tag)
+        limit, tag = partition.bytes_per_second, self.options.tag or layout.narrowing().tag
+        options = structs.replace(self.options, tag=tag, max_bytes_per_second=limit)
         for span, _ in partition.spans:
             yield from read_span(span, options, layout)
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar, Unpack
+from typing import Unpack
 
 from topics.client import Client
 from topics.client.request import Tombstone
@@ -26,7 +25,7 @@ from topics.spark.pipelines.archive import state
 from topics.spark.pipelines.archive.state import ArchiveState, Key
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete
 from topics.spark.pipelines.run.report import ReportedGap, RunReport
-from topics.spark.pipelines.run.tasks import Tasks
+from topics.spark.pipelines.run.tasks import Tasks, in_threads
 from topics.spark.source import plan
 from topics.spark.source.catalog import ServerCatalog, state_of
 from topics.spark.source.plan import Span, TopicExtent
@@ -41,11 +40,6 @@ ROUND_BYTES = 1 << 30  # least size of a commit if there is enough to archive: a
 PART_BYTES = 256 << 20  # most bytes of one task
 SMALL_PART_BYTES = 8 << 20  # a smaller part is not worth a task and a file
 
-COMMIT_THREADS = 8  # tables that are changed at the same time
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
 
 def archive(
     *,
@@ -59,6 +53,7 @@ def archive(
     every_s: float = EVERY_S,
     merge_files: int = MERGE_FILES,
     round_bytes: int | None = None,
+    max_bytes_per_second: int | None = None,
     new_lake: bool = False,
     columns: str | Mapping[str, str] | None = None,
     **options: Unpack[JobOptions],
@@ -68,7 +63,7 @@ def archive(
     `follow` continues with new records, with at least `every_s` seconds between rounds. `trim` deletes records from the
     topics after the lake has them: committed, synced, and read back with the right checksum. `merge_files` small files
     are merged into one; 0 disables merging. A commit covers about `round_bytes`, by default enough to keep all cores
-    busy.
+    busy. `max_bytes_per_second` limits what all tasks together read from the server.
 
     `columns` lists fields of `data` that get typed columns, such as `sku STRING, qty INT`: for all topics, or by topic.
     They are added to the tables, and later runs fill them without being asked.
@@ -85,7 +80,7 @@ def archive(
     with PipelineJob("archive", servers=[url], **options) as job:
         run = _ArchiveRun(
             job=job, lake=Lake(lake), url=url.rstrip("/"), trim=trim, merge_files=merge_files, wanted=wanted,
-            round_bytes=round_bytes, new_lake=new_lake, wanted_columns=typed,
+            round_bytes=round_bytes, new_lake=new_lake, wanted_columns=typed, max_bytes_per_second=max_bytes_per_second,
         )  # fmt: skip
         if job.dry_run:
             run.dry_run()
@@ -118,6 +113,7 @@ class _ArchiveRun(ArchiveState):
     wanted: Selection
     wanted_columns: Mapping[str, TypedColumns]
     round_bytes: int | None
+    max_bytes_per_second: int | None
     new_lake: bool
     _typed: dict[str, TypedColumns] = field(default_factory=dict)  # of each table that this run has prepared
     _checked: set[Key] = field(default_factory=set)
@@ -264,15 +260,17 @@ class _ArchiveRun(ArchiveState):
                 check_may_delete(client, extent.topic)
                 # This moves nothing, and raises if the key may not report.
                 client.archived(extent.topic, seq=0, epoch=extent.epoch)
-        for extent in new:
-            if (archived := newest.archived(extent.topic, extent.epoch)) is None:
-                continue
-            earliest, connection = extent.earliest, self.job.connection(self.url)
+        known = {(one.topic, one.epoch): one for one in new}
+        found = {key: one for key in known if (one := newest.archived(*key)) is not None}
+        files = {key: state.last_files(one, earliest=known[key].earliest) for key, one in found.items()}
+        if not self.job.dry_run:  # the files are read in tasks, as the archive is written
+            self.job.tasks(state.workload(state.unarchived(snapshot, extents), extents))
+        for key in files if self.job.dry_run else self.sound(files):
+            earliest, connection = known[key].earliest, self.job.connection(self.url)
             try:
-                if state.verify(self.lake, archived, state.last_files(archived, earliest=earliest)):
-                    state.check_same(self.lake, connection, archived, earliest=earliest, to_trim=False)
+                state.check_same(self.lake, connection, found[key], earliest=earliest, to_trim=False)
             except Damaged as error:
-                self.note_damage(extent, error)
+                self.note_damage(key, error)
         self._checked |= behind
 
     # --- one round
@@ -286,11 +284,13 @@ class _ArchiveRun(ArchiveState):
             extent = extent_of[span.topic]
             return 0.0 if span.stop <= extent.earliest else max(extent.bytes_per_seq, 1.0)
 
-        total = sum((span.stop - span.start) * bytes_per_seq(span) for span in spans)
+        def bytes_of(span: Span) -> float:
+            return (span.stop - span.start) * bytes_per_seq(span)
+
         parts = plan.cut(
             spans,
             bytes_per_seq,
-            min_partitions=max(min(self._tasks.parallelism, int(total / SMALL_PART_BYTES)), 1),
+            min_partitions=max(min(self._tasks.parallelism, int(sum(map(bytes_of, spans)) / SMALL_PART_BYTES)), 1),
             partition_bytes=PART_BYTES,
         )
         return state.archive_spans(
@@ -299,6 +299,8 @@ class _ArchiveRun(ArchiveState):
             connection=self.job.connection(self.url),
             lake=self.lake.path,
             typed=self._typed,
+            bytes_of=bytes_of,
+            max_bytes_per_second=self.max_bytes_per_second,
         )
 
     def _prepare(self, topics: Sequence[str]) -> None:
@@ -313,7 +315,7 @@ class _ArchiveRun(ArchiveState):
             return table.typed()
 
         try:
-            self._typed.update(zip(topics, _in_parallel(prepare, topics), strict=True))
+            self._typed.update(zip(topics, in_threads(topics, prepare), strict=True))
         except BadColumns as error:
             raise BadUsage(f"--columns: {error}") from None
 
@@ -334,7 +336,7 @@ class _ArchiveRun(ArchiveState):
                 return None
             return change
 
-        committed = _in_parallel(commit, state.changes_of(done))
+        committed = in_threads(state.changes_of(done), commit)
         changes = [change for change in committed if change is not None]
         for change in changes:
             assert change.covered is not None
@@ -352,11 +354,3 @@ class _ArchiveRun(ArchiveState):
             self._done += last - first + 1
             self.job.report.add(files=len(change.adds))
         return {change.topic for change in changes}
-
-
-def _in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """Call `work` for each item in several threads. The tables of several topics are independent."""
-    if len(items) < 2:
-        return [work(item) for item in items]
-    with ThreadPoolExecutor(COMMIT_THREADS) as threads:
-        return list(threads.map(work, items))

@@ -11,7 +11,7 @@ before these steps has not done them: the next run repeats them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,6 +19,7 @@ import numpy as np
 from msgspec import Struct, structs
 
 from topics.client import Client
+from topics.client.request import State
 from topics.clock import SystemClock
 from topics.errors import Code, TopicsError
 from topics.lake import ArchivedEpoch, Change, Damaged, File, Gap, Lake, Snapshot, TypedColumns, joined, write_files
@@ -29,7 +30,7 @@ from topics.lake.rewrite import open_file
 from topics.lake.storage import Storage
 from topics.spark.failures import Failed
 from topics.spark.options import ConnectionOptions, ReadOptions
-from topics.spark.pipelines.audit import Stretch, look
+from topics.spark.pipelines.audit import Stretch, check_file, look
 from topics.spark.pipelines.run.job import PipelineJob
 from topics.spark.pipelines.run.report import TopicReport
 from topics.spark.pipelines.run.tasks import Tasks, Workload
@@ -55,18 +56,6 @@ def check_heads(snapshot: Snapshot, extents: Iterable[TopicExtent]) -> None:
                 next="stop the writers of the topic before seqs are assigned twice; bring the directory back, or "
                 "restore a backup with topics restore, which begins a new epoch of every topic",
             )
-
-
-def verify(lake: Lake, archived: ArchivedEpoch, files: Sequence[File]) -> bool:
-    """Read files back. Return False if another run has replaced one meanwhile; raise `Damaged` if one is damaged."""
-    try:
-        for file in files:
-            lake.verify(file)
-    except Damaged:
-        if lake.has(archived.topic, archived.epoch, files):
-            raise
-        return False
-    return True
 
 
 def last_files(archived: ArchivedEpoch, *, earliest: int) -> list[File]:
@@ -196,10 +185,10 @@ class ArchiveState:
             )
         return {key: seq for key, (seq, _) in found.items()}, snapshot
 
-    def note_damage(self, extent: TopicExtent, error: Damaged) -> None:
+    def note_damage(self, key: Key, error: Damaged) -> None:
         """Remember a damaged file. New records are still archived, but the epoch is not merged or trimmed."""
-        self.damaged[extent.topic, extent.epoch] = str(error)
-        self.job.warn(f"{error}; this run does not merge or trim topic {extent.topic} any more")
+        self.damaged[key] = str(error)
+        self.job.warn(f"{error}; this run does not merge or trim topic {key[0]} any more")
 
     def warn_of_queue(self, extent: TopicExtent) -> None:
         self.job.warn(f"topic {extent.topic} is a queue and is not trimmed: its jobs are left to its workers")
@@ -217,32 +206,55 @@ class ArchiveState:
 
     def after_commit(self, client: Client, extents: list[TopicExtent], *, merge: bool = True) -> None:
         """Do the steps that are due for these topics; without merges if `merge` is False."""
-        snapshot = self.lake.snapshot()
+        snapshot, due = self.lake.snapshot(), list[TopicExtent]()
         for extent in extents:
-            archived = snapshot.archived(extent.topic, extent.epoch)
+            archived, key = snapshot.archived(extent.topic, extent.epoch), (extent.topic, extent.epoch)
             if archived is None:
                 continue
-            key = (extent.topic, extent.epoch)
+            due.append(extent)
             # For topics that retain unarchived records.
             if self._reported.get(key, 0) < archived.archived_to and self._report(client, extent, archived.archived_to):
                 self._reported[key] = archived.archived_to
-            try:
-                if self.trim and archived.archived_to >= extent.earliest and key not in self.damaged:
-                    self._trim_topic(client, extent)
-                if merge and self.merge_files and key not in self.damaged:
-                    merged = self.lake.merge(extent.topic, extent.epoch, min_files=self.merge_files)
-                    self.job.report.add(merged=merged)
-                    table, tidied = self.lake.table(extent.topic), self._tidied.get(extent.topic)
-                    if tidied is None:  # files of killed runs are removed once, old ones after each checkpoint
-                        table.remove_dead_files()
-                    self._tidied[extent.topic] = table.checkpoints
-                    if table.checkpoints > (tidied or 0):
-                        self.job.report.add(removed=len(table.vacuum()))
-            except Damaged as error:
-                self.note_damage(extent, error)
+        if self.trim:
+            self._trim(client, due)
+        if merge and self.merge_files:
+            self._merge([extent for extent in due if (extent.topic, extent.epoch) not in self.damaged])
         self.note_archived(snapshot, extents)
 
-    def _report(self, client: Client, extent: TopicExtent, archived_to: int, *, trimmed_to: int = 0) -> bool:
+    def _merge(self, extents: list[TopicExtent]) -> None:
+        merged = self.lake.merge(
+            [(extent.topic, extent.epoch) for extent in extents],
+            min_files=self.merge_files, run=self.job.run_of, on_damage=self.note_damage,
+        )  # fmt: skip
+        self.job.report.add(merged=merged.total())
+        for topic in dict.fromkeys(extent.topic for extent in extents):
+            table, tidied = self.lake.table(topic), self._tidied.get(topic)
+            if tidied is None:  # files of killed runs are removed once, old ones after each checkpoint
+                table.remove_dead_files()
+            self._tidied[topic] = table.checkpoints
+            if table.checkpoints > (tidied or 0):
+                self.job.report.add(removed=len(table.vacuum()))
+
+    def sound(self, files_of: Mapping[Key, Sequence[File]]) -> list[Key]:
+        """Read files back, in tasks. Return the epochs whose files are as they were written.
+
+        A damaged file is noted. An epoch with a file that another run has replaced meanwhile is left out.
+        """
+        keys, files = (
+            [key for key, of in files_of.items() for _ in of],
+            [file for of in files_of.values() for file in of],
+        )
+        if not files:
+            return list(files_of)
+        run, task = self.job.run_of(files), partial(check_file, lake=self.lake.path)
+        found = run(files, task, result=str, weight=lambda file: file.bytes)
+        bad = {key: problem for key, problem in zip(keys, found, strict=True) if problem}
+        for key, problem in bad.items():
+            if self.lake.has(*key, files_of[key]):
+                self.note_damage(key, Damaged(problem))
+        return [key for key in files_of if key not in bad]
+
+    def _report(self, client: Client, extent: TopicExtent | State, archived_to: int, *, trimmed_to: int = 0) -> bool:
         """Return whether the server has the report. Warn if the key may not report."""
         try:
             client.archived(extent.topic, seq=archived_to, epoch=extent.epoch, trimmed_seq=trimmed_to)
@@ -254,39 +266,49 @@ class ArchiveState:
                 raise
             return False
 
-    def _trim_topic(self, client: Client, extent: TopicExtent) -> None:
-        """Delete the archived records from the topic, after reading them back from the lake.
+    def _trim(self, client: Client, extents: list[TopicExtent]) -> None:
+        """Delete the archived records from the topics, after reading them back from the lake."""
+        base, states, files_of = self.lake.snapshot(), dict[Key, State](), dict[Key, list[File]]()
+        for extent in extents:
+            key = (extent.topic, extent.epoch)
+            archived = base.archived(*key)
+            if archived is None or archived.archived_to < extent.earliest or key in self.damaged:
+                continue
+            if (topic := state_of(client, extent.topic, epoch=extent.epoch)) is None:
+                continue
+            if topic.type == "queue":
+                self.warn_of_queue(extent)
+                continue
+            states[key], files_of[key] = topic, archived.files_in(topic.earliest_seq, archived.archived_to)
+        for key in self.sound(files_of):  # the next round tries the others again
+            try:
+                self._trim_topic(client, base, states[key])
+            except Damaged as error:
+                self.note_damage(key, error)
+
+    def _trim_topic(self, client: Client, base: Snapshot, topic: State) -> None:
+        """Delete the archived records of one topic.
 
         The trim is committed to the lake and reported to the server first. A reader of lake and topic must know that
         these seqs are missing in the topic because they are archived, not because they were deleted on request, and
         must notice if its lake is not the one that has them.
         """
-        lake = self.lake
-        base = lake.snapshot()
-        archived = base.archived(extent.topic, extent.epoch)
-        topic = state_of(client, extent.topic, epoch=extent.epoch)
-        if archived is None or topic is None:
-            return
-        if topic.type == "queue":
-            self.warn_of_queue(extent)
-            return
-        if not verify(lake, archived, archived.files_in(topic.earliest_seq, archived.archived_to)):
-            return  # merged or rewritten meanwhile: the next round tries again
-        connection = self.job.connection(self.url)
-        check_same(lake, connection, archived, earliest=topic.earliest_seq, to_trim=True)
+        lake, archived = self.lake, base.archived(topic.topic, topic.epoch)
+        assert archived is not None
+        check_same(lake, self.job.connection(self.url), archived, earliest=topic.earliest_seq, to_trim=True)
         if archived.trimmed_to < archived.archived_to:
-            change = Change(op="trim", topic=extent.topic, epoch=extent.epoch, trimmed_to=archived.archived_to)
-            lake.commit(base.state(extent.topic), [change])
+            change = Change(op="trim", topic=topic.topic, epoch=topic.epoch, trimmed_to=archived.archived_to)
+            lake.commit(base.state(topic.topic), [change])
         to_report = (topic.trimmed_seq or 0) < archived.archived_to
-        if to_report and not self._report(client, extent, archived.archived_to, trimmed_to=archived.archived_to):
+        if to_report and not self._report(client, topic, archived.archived_to, trimmed_to=archived.archived_to):
             return
         try:
-            trimmed = client.delete(extent.topic, before_seq=archived.archived_to + 1, epoch=extent.epoch)
+            trimmed = client.delete(topic.topic, before_seq=archived.archived_to + 1, epoch=topic.epoch)
         except TopicsError as error:
             if error.code not in (Code.EPOCH_MISMATCH, Code.TOPIC_NOT_FOUND):  # deleted, and perhaps recreated
                 raise
             return
-        self.row(extent.topic).add(trimmed=trimmed.deleted)
+        self.row(topic.topic).add(trimmed=trimmed.deleted)
 
 
 # --- tasks, which run on executors or in threads: they write spans of topics to Parquet files of a lake
@@ -310,18 +332,23 @@ def archive_spans(
     connection: ConnectionOptions,
     lake: str,
     typed: Mapping[str, TypedColumns],
+    bytes_of: Callable[[Span], float],
+    max_bytes_per_second: int | None = None,
 ) -> list[Done]:
     """Run one task per part and return the results. `typed` has the typed columns of topics."""
-    work = partial(_archive_part, connection=connection, lake=lake, typed=dict(typed))
-    found = tasks.run(parts, work, result=list[Done], weight=lambda part: sum(span.stop - span.start for span in part))
+    at_once = max(min(len(parts), tasks.parallelism), 1)
+    limit = None if max_bytes_per_second is None else max(max_bytes_per_second // at_once, 1)
+    options = ReadOptions(connection=connection, fail_on_data_loss=False, max_bytes_per_second=limit)
+    work = partial(_archive_part, options=options, lake=lake, typed=dict(typed))
+    found = tasks.run(parts, work, result=list[Done], weight=lambda part: round(sum(map(bytes_of, part))))
     return [done for one in found for done in one]
 
 
 def _archive_part(
-    spans: Sequence[Span], *, connection: ConnectionOptions, lake: str, typed: Mapping[str, TypedColumns]
+    spans: Sequence[Span], *, options: ReadOptions, lake: str, typed: Mapping[str, TypedColumns]
 ) -> list[Done]:
     """Read the spans of one task to their ends and write their records to files."""
-    storage, options, done = Storage(lake), ReadOptions(connection=connection, fail_on_data_loss=False), []
+    storage, done = Storage(lake), []
     for span in spans:
         lost: list[LostRange] = []
         records = without_gaps(read_span(span, options), lost)

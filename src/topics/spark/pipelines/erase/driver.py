@@ -3,7 +3,7 @@
 Records that existed when the run began are deleted; records written meanwhile stay. The run finds all of them first,
 then deletes copies before their originals and from topics before the lake: so after a kill the next run can still find
 the rest. Where originals do not suffice (for copies without tags in the lake whose originals are only in a topic), the
-seqs are noted before the first delete (`notes`). It runs on the driver only.
+seqs are noted before the first delete (`notes`). Tasks read and rewrite the files of the lake.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Unpack
 
 import pyarrow as pa
@@ -24,7 +24,8 @@ from topics.client.request import Router, State
 from topics.errors import Code, TopicsError
 from topics.lake import ArchivedEpoch, Lake, LakeError, Snapshot
 from topics.lake.archived import Range
-from topics.lake.heal import tagged
+from topics.lake.erasure import LakeErasure
+from topics.lake.rewrite import LAST, Erasure
 from topics.model.records import TagMatch, parse_match
 from topics.plurals import counted
 from topics.spark.failures import LakeFailed
@@ -268,7 +269,7 @@ class _Erasure:
         """Yield every record of the topic and the lake, some twice. `by_tag`: at least those that match."""
         if self.lake is not None and self.snapshot is not None:
             for archived in self.snapshot.epochs(topic):
-                for batch in self.lake.read(topic, archived.epoch, columns=NEEDED, snapshot=self.snapshot):
+                for batch in self.lake.read(topic, archived.epoch, columns=NEEDED, archived=archived):
                     yield archived.epoch, batch
         state = scope.states.get(topic)
         if state is None:
@@ -333,39 +334,33 @@ class _Erasure:
     def _erase_lake(self, lake: Lake, scope: EraseScope) -> None:
         dry = self.job.dry_run
         self.job.step("counting in the lake" if dry else "rewriting files of the lake")
-        names = sorted({*scope.states, *scope.archived})
-        about = {name: Going() for name in names}
+        about = {name: Going() for name in (*scope.states, *scope.archived)}
         about |= {name: Going(epoch=one.epoch, head_seq=one.head_seq) for name, one in scope.states.items()}
+        erasure = self._in_lake(lake, about)
+        counts = erasure.count()
         if not dry:
             for topic in scope.archived:
-                about[topic].tagged = self._in_lake(lake, topic, about[topic])
+                about[topic].tagged = sum(counts.get(topic, ()))
                 if about[topic].tagged:
                     self.note.going_from_lake[topic] = about[topic]
             self._save_note()
-        done = lake.erase(
-            names, lambda topic, epoch, batch: pc.invert(self._goes(topic, epoch, batch, about[topic])),
-            columns=("tag", "seq"), note={"pipeline": "erase", "run_id": self.job.report.run_id}, dry_run=dry,
-            progress=lambda at, total: self.job.progress.show(at, total, unit="topics"),
-        )  # fmt: skip
+            counts = erasure.commit(note={"pipeline": "erase", "run_id": self.job.report.run_id})
         for topic in scope.archived:
-            mine = [one for one in done if one.topic == topic]
-            tally = self.note.tally(topic)
-            tally.lake += sum(one.removed for one in mine)
-            self.job.report.topic(topic, into=lake.path).figures = {"files": len(mine)}
+            self.note.tally(topic).lake += sum(counts.get(topic, ()))
+            self.job.report.topic(topic, into=lake.path).figures = {"files": len(counts.get(topic, ()))}
 
-    def _in_lake(self, lake: Lake, topic: str, about: Going) -> int:
-        count, snapshot = 0, lake.snapshot()
-        for archived in snapshot.epochs(topic):
-            for batch in lake.read(topic, archived.epoch, columns=("tag", "seq"), snapshot=snapshot):
-                count += pc.sum(self._goes(topic, archived.epoch, batch, about)).as_py() or 0
-        return count
+    def _in_lake(self, lake: Lake, about: Mapping[str, Going]) -> LakeErasure:
+        """Return the erasure of these topics from the lake: all records with the tag, and the copies that were found.
 
-    def _goes(self, topic: str, epoch: int, batch: pa.RecordBatch, about: Going) -> pa.BooleanArray:
-        copied = pa.array(sorted(seq for of_epoch, seq in self.found[topic].ids if of_epoch == epoch), pa.int64())
-        goes = pc.or_(tagged(batch, self.match), pc.is_in(batch.column("seq"), value_set=copied))
-        if about.epoch == epoch:
-            goes = pc.and_(goes, pc.less_equal(batch.column("seq"), about.head_seq))
-        return goes
+        In the epoch of a topic on the server, records after its head at the start of this run stay.
+        """
+
+        def erasure_of(topic: str, epoch: int) -> Erasure:
+            seqs = sorted(seq for of_epoch, seq in self.found[topic].ids if of_epoch == epoch)
+            upto = about[topic].head_seq if about[topic].epoch == epoch else LAST
+            return Erasure(match=self.match, seqs=seqs, upto=upto)
+
+        return LakeErasure(lake, about, erasure_of, run=self.job.run_of)
 
     # --- notes for the run after a kill
 
@@ -390,7 +385,7 @@ class _Erasure:
             tally.copies += max(about.copies - by_seq, 0)
         for topic, about in noted.going_from_lake.items():
             # One commit of the lake erases all of it, or nothing.
-            if self.lake is not None and not self._in_lake(self.lake, topic, about):
+            if self.lake is not None and not any(self._in_lake(self.lake, {topic: about}).count().values()):
                 self.note.tally(topic).lake += about.tagged
         self.earlier = sum(one.records for one in self.note.erased.values())
 

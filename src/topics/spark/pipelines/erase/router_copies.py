@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from msgspec import Struct, field
 
 from topics.client.request import Router
-from topics.lake.heal import tagged
+from topics.lake.rewrite import tagged
 from topics.model import surrogates
 from topics.model.records import TagMatch
 from topics.model.router import STAMP

@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
 import msgspec
 
 from topics.client import Client
-from topics.client.request import State, Summary
 from topics.clock import SystemClock
 from topics.errors import Code, TopicsError
 from topics.installation import install_command, is_installed
+from topics.lake import File
+from topics.lake.rewrite import Run
 from topics.lake.storage import SETTINGS, given_options, set_options
 from topics.spark import warm
 from topics.spark.failures import BadUsage, Failed, NoSpark, as_failed, explain, kind_of, next_step
@@ -37,8 +38,7 @@ from topics.spark.options import PATIENT_RETRIES, BadOption, ConnectionOptions
 from topics.spark.pipelines.run.progress import Progress
 from topics.spark.pipelines.run.report import RunProblem, RunReport, TopicReport
 from topics.spark.pipelines.run.tasks import Tasks, Workload, choose
-from topics.spark.source.catalog import state_of
-from topics.spark.topic_names import common
+from topics.spark.source.catalog import states_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,7 +49,6 @@ REPORT_EVERY_S = 10.0  # how often a job that follows publishes its report
 BEAT_S = 1.0  # how often the progress line shows that a step still runs
 FIRST_RETRIES = 2
 BRIEF: Final[dict[str, Any]] = {"retries": 2, "timeout_s": 10.0}  # of a client for reports
-ASKED_SINGLY = 16  # with more topics one list request is cheaper; with fewer the key needs no right to list
 STATELESS = ("audit",)  # pipelines that keep no position for the next run
 
 STARTING = "starting Spark: 10 to 30 seconds; `topics spark start` saves them for the next commands"
@@ -227,6 +226,10 @@ class PipelineJob:
             self._check_installed(found.reason, avoidable=spark_only is None and self._wants_spark is None)
         return Tasks(self.spark)
 
+    def run_of(self, files: Sequence[File]) -> Run:
+        """Return what runs tasks that read files of a lake, or write them again."""
+        return self.tasks(Workload(seqs=sum(one.rows for one in files), size_bytes=sum(one.bytes for one in files))).run
+
     def _check_installed(self, why: str, *, avoidable: bool) -> None:
         """Raise `NoSpark` if PySpark or Java is missing. `avoidable`: the job can run in this process instead."""
         instead = "; or use --no-spark" if avoidable else ""
@@ -313,7 +316,7 @@ class PipelineJob:
         for url, rows in rows_of.items():
             try:
                 with self.client(url, **BRIEF) as client:
-                    states = heads(client, [row.topic for row in rows])
+                    states = states_of(client, {row.topic for row in rows})
             except (TopicsError, BadOption):
                 states = {}
                 lags.append(None)
@@ -354,14 +357,6 @@ def report_of(error: BaseException, *, pipeline: str, dry_run: bool) -> RunRepor
 def _problem(error: BaseException, *, resumes: bool, began: bool) -> RunProblem:
     step = next_step(error, resumes=resumes, began=began)
     return RunProblem(kind=kind_of(error).wire, message=explain(error), next=step)
-
-
-def heads(client: Client, topics: Sequence[str]) -> dict[str, State | Summary]:
-    """Return the state of each topic that exists."""
-    names = set(topics)
-    if len(names) <= ASKED_SINGLY:
-        return {name: state for name in names if (state := state_of(client, name)) is not None}
-    return {row.topic: row for row in client.topics(common(topics)) if row.topic in names}
 
 
 def _active_session() -> SparkSession | None:

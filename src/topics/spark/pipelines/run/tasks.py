@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import os
+import pickle
 import queue
 import threading
 import time
@@ -28,7 +29,9 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 MAX_THREADS = 4
-MAX_TASKS = 64  # most Spark tasks for one list, unless the executors run more at the same time
+MAX_TASKS = 10_000
+TASK_BYTES = 64 << 20  # a task gets about as much, if there is enough for all executors
+ITEMS_A_JOB = 50_000  # every task receives the items of its job, in pieces that it does not decode
 STOP_WAIT_S = 10.0  # how long a failed or interrupted job waits for the tasks that still run
 HERE, ON_SPARK = "in this process", "on Spark"
 _SCHEMA = pa.schema([pa.field("at", pa.int64()), pa.field("result", pa.binary())])
@@ -70,21 +73,30 @@ class Tasks:
         result: type[Result],
         weight: Callable[[Item], int],
     ) -> list[Result]:
-        """Run `task(item)` for each item. Return the results in the order of the items.
+        """Run `task(item)` for each item. Return the results in the order of the items. A weight is a size in bytes.
 
         On Spark each task processes a list of items, without a shuffle and without an RDD, which Spark Connect lacks.
         """
         if self.spark is None:
             return in_threads(items, task, weight=weight)
-        if not items:
-            return []
-        count = min(len(items), max(MAX_TASKS, 2 * self.parallelism))
-        given = [[(at, items[at]) for at in one] for one in pack([weight(item) for item in items], count)]
+        found: list[Result] = []
+        for at in range(0, len(items), ITEMS_A_JOB):
+            found += self._on_executors(items[at : at + ITEMS_A_JOB], task, result, weight)
+        return found
+
+    def _on_executors(
+        self, items: Sequence[Item], task: Callable[[Item], Result], result: type[Result], weight: Callable[[Item], int]
+    ) -> list[Result]:
+        assert self.spark is not None
+        weights = [weight(item) for item in items]
+        count = min(len(items), MAX_TASKS, max(-(-sum(weights) // TASK_BYTES), 2 * self.parallelism))
+        given = [pickle.dumps([(at, items[at]) for at in one]) for one in pack(weights, count)]
 
         def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
                 for number in batch.column(0).to_pylist():
-                    rows = [{"at": at, "result": msgspec.json.encode(task(item))} for at, item in given[number]]
+                    mine = pickle.loads(given[number])
+                    rows = [{"at": at, "result": msgspec.json.encode(task(item))} for at, item in mine]
                     yield pa.RecordBatch.from_pylist(rows, schema=_SCHEMA)
 
         frame = self.spark.range(0, len(given), 1, len(given)).mapInArrow(work, "at BIGINT, result BINARY")
@@ -122,7 +134,9 @@ def choose(
     return Execution(engine="spark", reason=f"{what}{ON_SPARK}{'' if why is None else f', {why}'}")
 
 
-def in_threads(items: Sequence[Item], task: Callable[[Item], Result], *, weight: Callable[[Item], int]) -> list[Result]:
+def in_threads(
+    items: Sequence[Item], task: Callable[[Item], Result], *, weight: Callable[[Item], int] = lambda item: 1
+) -> list[Result]:
     """Run `task(item)` for each item, the heaviest first. Return the results in the order of the items.
 
     If a task fails or the caller is interrupted, no further task begins. A task that does not end within `STOP_WAIT_S`
