@@ -114,7 +114,7 @@ def split(path: Path, key: str) -> None:
 def test_large_table_is_written_in_ranges_of_keys(
     spark: SparkSession, client: Client, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("topics.spark.pipelines.rounds.TASK_BYTES", 30_000)
+    monkeypatch.setattr("topics.spark.pipelines.rounds.TASK_BYTES", 10_000)
     client.put_topic(topic, cap_records=600)
     path, latest = tmp_path / "latest", dict[str, Any]()
     for number in range(2):
