@@ -185,6 +185,25 @@ def test_watch_goes_on_at_the_standby(running: list[ServerProcess], tmp_path: Pa
     assert seen == list(range(1, 41))
 
 
+def test_one_of_two_standbys_begins_an_empty_replica(running: list[ServerProcess], tmp_path: Path):
+    for name in "ab":
+        known = {"data_dir": tmp_path / name, "replica": f"file://{tmp_path}/replica", **FAST, "standby": True}
+        running.append(ServerProcess(tmp_path / f"{name}-server", known, wait_ready=False))
+    for server in running:
+        server.wait_ready()
+    assert sorted(takes_writes(server) for server in running) == [False, True]
+
+
+def test_read_replica_does_not_begin_an_empty_replica(running: list[ServerProcess], tmp_path: Path):
+    known = {"data_dir": tmp_path / "c", "replica": f"file://{tmp_path}/replica", **FAST, "takeover_after_ms": 100}
+    reader = ServerProcess(tmp_path / "c-server", {**known, "standby": True, "no_takeover": True}, wait_ready=False)
+    running.append(reader)
+    wait_for(lambda: "waiting_for_writer" in reader.log())
+    time.sleep(1.5)  # longer than a standby waits
+    assert call(reader, "GET", "ready")[0] == 503
+    assert not (tmp_path / "replica" / "log").exists()
+
+
 def test_second_standby_follows_the_new_writer(running: list[ServerProcess], tmp_path: Path):
     writer = begin(running, tmp_path, "a")
     call(writer, "PUT", "topics/sure", {"durability": "replicated"})
