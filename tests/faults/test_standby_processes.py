@@ -15,6 +15,8 @@ import pytest
 
 from tests.conftest import ServerProcess
 from tests.faults.test_replica_processes import append, call, read, s3, topics
+from topics.client import Topics, Unreachable
+from topics.client.errors import NotWriter
 
 FAST = {
     "segment_max_events": 16, "checkpoint_interval_ms": 300, "replica_interval_ms": 50, "takeover_after_ms": 900,
@@ -183,6 +185,56 @@ def test_watch_goes_on_at_the_standby(running: list[ServerProcess], tmp_path: Pa
     wait_for(lambda: len(seen) >= 40)
     stop.set()
     assert seen == list(range(1, 41))
+
+
+def test_answers_of_a_standby_say_how_far_it_is_behind(running: list[ServerProcess], tmp_path: Path):
+    writer = begin(running, tmp_path, "a")
+    misleading = {"performance": {"server_total_ms": 1}}
+    for _ in range(3):
+        append(writer, "plain", misleading, "x" * 20_000)  # an answer in several parts
+    call(writer, "PUT", "topics/plain/consumers/c", {"meta": misleading})
+    standby = begin(running, tmp_path, "b", standby=True)
+    wait_for(lambda: head(standby, "plain") == 6)
+    read = {"from_seq": 0, "limit": 100}
+    reads = [("GET", "topics", None), ("GET", "topics/plain", None), ("GET", "topics/plain/consumers/c", None)]
+    reads += [("GET", "whoami", None), ("POST", "topics/plain/diff", read)]
+    reads += [("POST", "topics/plain/diff", {"from_seq": 6, "wait_ms": 50})]
+    for method, path, body in reads:
+        (_, here), (_, there) = call(standby, method, path, body), call(writer, method, path, body)
+        assert 0 <= here["performance"].pop("replica_lag_ms", -1) < 20_000, (path, here)
+        assert "replica_lag_ms" not in there["performance"]
+        assert here["performance"].keys() == there["performance"].keys()
+    assert call_metrics(standby)["performance"]["replica_lag_ms"] >= 0
+    _, page = call(standby, "POST", "topics/plain/diff", read)
+    assert [record["data"] for record in page["records"]] == [misleading, "x" * 20_000] * 3
+    assert call(standby, "GET", "topics/plain/consumers/c")[1]["meta"] == misleading
+
+
+def test_websocket_watches_a_standby_and_finds_the_writer(running: list[ServerProcess], tmp_path: Path):
+    writer = begin(running, tmp_path, "a")
+    call(writer, "PUT", "topics/sure", {"durability": "replicated"})
+    standby = begin(running, tmp_path, "b", standby=True)
+    with Topics(f"{standby.url},{writer.url}") as client:
+        with client.connect() as socket:
+            socket.subscribe("sure")
+            append(writer, "sure", 1, 2)
+            items = iter(socket)
+            assert [next(items).data for _ in range(2)] == [1, 2]  # type: ignore[union-attr]
+            with pytest.raises(NotWriter) as refused:
+                socket.publish("sure", 3)
+            assert refused.value.detail == {"writer": writer.url}
+        with client.connect() as socket:
+            assert socket.publish("sure", 3).seq == 3, "the next socket goes to the writer"
+        writer.kill()
+        with client.connect() as socket:  # to the standby: the writer refuses connections
+            socket.subscribe("sure", from_seq=2)
+            items = iter(socket)
+            assert next(items).data == 3  # type: ignore[union-attr]
+            with pytest.raises(Unreachable):  # a takeover ends streams
+                next(items)
+        wait_for(lambda: takes_writes(standby))
+        with client.connect() as socket:
+            assert socket.publish("sure", 4).seq == 4
 
 
 def test_one_of_two_standbys_begins_an_empty_replica(running: list[ServerProcess], tmp_path: Path):

@@ -65,11 +65,11 @@ class AsyncSocket:
         while True:
             self._url = url = self._addresses.url
             backoff.tried.add(url)
-            self._opening = connect(
-                f"ws{url.removeprefix('http')}/v0/ws", additional_headers=self._headers, max_size=MAX_MESSAGE_BYTES,
-                open_timeout=self._addresses.connect_timeout_s, proxy=None,
-            )  # fmt: skip
             try:
+                self._opening = connect(
+                    f"ws{url.removeprefix('http')}/v0/ws", additional_headers=self._headers,
+                    max_size=MAX_MESSAGE_BYTES, open_timeout=self._addresses.connect_timeout_s, proxy=None,
+                )  # fmt: skip
                 self._connection = await self._opening.__aenter__()
             except (OSError, InvalidHandshake) as cause:
                 error = Unreachable(f"no WebSocket at {url}: {cause}")

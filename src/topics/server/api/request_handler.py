@@ -8,7 +8,7 @@ from topics.model.wire import MAX_PLAIN_BODY_BYTES, body_too_large
 from topics.server.access.caller import ANYONE
 from topics.server.access.operations import CHANGES, Scope
 from topics.server.api.guard import Guard
-from topics.server.api.route import Call, Route, RouteTable, note_parameters, with_warnings
+from topics.server.api.route import Call, Route, RouteTable, note_parameters, with_lag, with_warnings
 from topics.server.api.services import Services, Startup
 from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
 from topics.server.http.request.write_request import LARGE_BYTES
@@ -150,6 +150,8 @@ class RequestHandler:
         # An answer that reports an effect must be sent.
         if self._budget.full and isinstance(answer, Response) and call.route.scope in (Scope.NONE, Scope.READ):
             self._budget.check_answer(body_bytes(answer.body))
+        if self._follows and services.standby is not None:
+            answer = with_lag(answer, services.standby)
         return answer if call.warnings is None else with_warnings(call, answer)
 
     def _check_query(self, call: Call) -> None:
