@@ -176,7 +176,7 @@ class StandbyService:
 
     @property
     def _object(self) -> str:
-        return objects.STANDBYS + self._name + (objects.READER if self._settings.no_takeover else "")
+        return objects.STANDBYS + self._name
 
     def _announce(self) -> None:
         """Show the writer, and `topics replica status`, that this server follows."""

@@ -9,7 +9,7 @@ from topics import __version__
 from topics.engine.read import timeline
 from topics.engine.steps import Steps, once_loaded, run_all
 from topics.errors import Code, TopicsError, invalid
-from topics.model.inspection import MAX_RANGES, RANGES, Samples, TimelineAnswer, Whoami
+from topics.model.inspection import MAX_RANGES, RANGES, FollowerInfo, Samples, TimelineAnswer, Whoami
 from topics.model.topic import U64_MAX
 from topics.model.wire import Health, Ready
 from topics.server.access import operations
@@ -35,11 +35,11 @@ def get_health(startup: Startup, call: Call) -> Answer:
 
 def get_ready(services: Services, call: Call) -> Answer:
     """Report whether the server can serve, and whether checkpoints fail. Raise 503 while it stops or is read-only."""
-    services.check_ready()
     storage = services.storage
     if storage is not None and (why := storage.wal.read_only) is not None:
         code = Code.FENCED if storage.wal.is_fenced else Code.READ_ONLY
         raise TopicsError(code, f"the log takes no writes: {why}", detail={"reason": why}, retry_after_ms=1000)
+    services.check_ready()
     warnings: list[str] | UnsetType = UNSET
     if storage is not None and (why := storage.store.retries.reason) is not None:
         warnings = [f"checkpoints fail, so the log grows: {why}"]
@@ -114,7 +114,10 @@ def list_samples(services: Services, call: Call) -> Answer:
         sampled = QUEUE_INTERVAL_MS, QUEUE_CAPACITY, columns
     else:
         rows, sampled = services.samples.rows(after), (INTERVAL_MS, CAPACITY, services.samples.names)
-    return json_answer(200, Samples(*sampled, rows, performance(call.request)))
+    replication = None if services.replica is None else services.replica.replication
+    announced = [] if replication is None else replication.followers
+    followers = [FollowerInfo(one.name, one.address, one.takes_over, one.lag_ms) for one in announced]
+    return json_answer(200, Samples(*sampled, rows, performance(call.request), followers or None))
 
 
 def _history(services: Services, call: Call, name: str, found: dict[str, str]) -> Answer:
