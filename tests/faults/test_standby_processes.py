@@ -107,6 +107,40 @@ def test_stopped_writer_acknowledges_no_replicated_write_after_a_takeover(runnin
     assert wait_for(lambda: call(writer, "GET", "ready")[0] == 503)
 
 
+def test_readers_of_a_fenced_writer_go_on_at_the_new_one(running: list[ServerProcess], tmp_path: Path):
+    writer = begin(running, tmp_path, "a")
+    call(writer, "PUT", "topics/sure", {"durability": "replicated"})
+    standby = begin(running, tmp_path, "b", standby=True)
+    append(writer, "sure", 1)
+    wait_for(lambda: head(standby, "sure") == 1)
+    followed: list[Any] = []
+    watched: list[Any] = []
+
+    def take(items: Iterator[Any], into: list[Any]) -> None:
+        for item in items:
+            into.append(item.data)
+            if len(into) == 2:
+                return
+
+    with Topics(f"{writer.url},{standby.url}") as client:
+        readers = [(client.follow("sure", wait_ms=60_000), followed), (client.watch(["sure"]), watched)]
+        threads = [threading.Thread(target=take, args=reader, daemon=True) for reader in readers]
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: followed == watched == [1])
+        writer.process.send_signal(signal.SIGSTOP)
+        wait_for(lambda: takes_writes(standby))
+        append(standby, "sure", 2)
+        writer.process.send_signal(signal.SIGCONT)
+        for thread in threads:
+            thread.join(20)
+        assert followed == watched == [1, 2]
+        for path in ("ready", "topics/sure", "topics"):
+            status, answer = call(writer, "GET", path)
+            assert (status, answer["error"]["code"]) == (503, "fenced"), path
+        assert call_metrics(writer)["topics_replica_fenced"] == 1
+
+
 def test_promoted_standby_goes_on_without_a_gap(running: list[ServerProcess], tmp_path: Path):
     writer = begin(running, tmp_path, "a", replica_interval_ms=200)
     call(writer, "PUT", "topics/jobs", {"type": "queue"})
@@ -235,6 +269,23 @@ def test_websocket_watches_a_standby_and_finds_the_writer(running: list[ServerPr
         wait_for(lambda: takes_writes(standby))
         with client.connect() as socket:
             assert socket.publish("sure", 4).seq == 4
+
+
+def test_top_shows_the_followers_of_a_writer_and_the_lag_of_a_standby(running: list[ServerProcess], tmp_path: Path):
+    writer = begin(running, tmp_path, "a")
+    readers = [begin(running, tmp_path, name, standby=True, no_takeover=True) for name in "bcd"]
+    names = {reader.url.partition("://")[2].replace(":", "-") for reader in readers}
+    (tmp_path / "replica" / "standbys" / "foreign").write_text("no announcement")
+    wait_for(lambda: call_metrics(writer)["topics_replica_followers"] == 3)
+    found = json.loads(topics("top", "--count", "1", "--every", "100ms", "--url", writer.url).stdout)
+    assert (found["followers"].keys(), found["standby"]) == (names, False)
+    assert all(0 <= lag_ms < 20_000 for lag_ms in found["followers"].values())
+    found = json.loads(topics("top", "--count", "1", "--every", "100ms", "--url", readers[0].url).stdout)
+    assert (found["followers"], found["standby"]) == ({}, True)
+    followers = call(writer, "GET", "samples")[1]["followers"]
+    assert {row["name"] for row in followers} == names
+    assert {row["address"] for row in followers} == {reader.url for reader in readers}
+    assert not any(row["takes_over"] for row in followers)
 
 
 def test_one_of_two_standbys_begins_an_empty_replica(running: list[ServerProcess], tmp_path: Path):

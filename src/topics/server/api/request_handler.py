@@ -34,6 +34,7 @@ class RequestHandler:
         self._recovered = False
         self._replaying = False  # records of some topics wait to be replayed
         self._follows = False  # the server is a standby
+        self._fenced = ""  # why, if another server has taken over
         self._known_queries: set[tuple[Route, bytes]] = set()  # query strings without unknown parameters
         budget.listeners.append(self._choose_path)
 
@@ -42,6 +43,11 @@ class RequestHandler:
         self._recovered = True
         self._replaying = services.engine.is_replaying
         self._follows = services.standby is not None
+        self._choose_path()
+
+    def fence(self, reason: str) -> None:
+        """Refuse all requests but those of monitoring: clients go to the server that has taken over."""
+        self._fenced = reason
         self._choose_path()
 
     def pause(self) -> None:
@@ -128,13 +134,15 @@ class RequestHandler:
     def _choose_path(self) -> None:
         """Allow the fast path if nothing but the route of a request must be checked."""
         self.direct = self.guard is None and self._recovered and not self._budget.full
-        self.direct = self.direct and not self._replaying and not self._follows
+        self.direct = self.direct and not self._replaying and not self._follows and not self._fenced
 
     def _serve(self, call: Call) -> Answer:
         """Authorise the caller and run the handler. A retry is authorised again."""
         services = self._services
         if self._follows and call.route.scope & CHANGES:
             services.check_writer()
+        if self._fenced and not (call.route.probe or call.route.while_recovering):
+            raise TopicsError(Code.FENCED, self._fenced, detail={"reason": self._fenced}, retry_after_ms=1000)
         if call.request.query and (call.route, call.request.query) not in self._known_queries:
             self._check_query(call)
         if self._replaying and self._must_replay(call):
