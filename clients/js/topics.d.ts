@@ -22,6 +22,8 @@ export class TopicsError extends Error {
     retryable: boolean;
     /** How long the server asks to wait, in ms. @type {number|null} */
     retryAfterMs: number | null;
+    /** Whether the client has another address: a server there may take the request, now or soon. */
+    hasOthers: boolean;
 }
 /** The request is malformed: see `detail.field`. */
 export class InvalidRequest extends TopicsError {
@@ -485,7 +487,8 @@ export class ServerCursor {
 /** A server. Methods throw a subclass of `TopicsError`. */
 export class Topics {
     /**
-     * @param {string} [url] of the server; in a page the page's own origin
+     * @param {string} [url] of the server, and those of its standbys after commas; in a page the page's own origin. The
+     *   client stays with the first one that answers. A write moves it to the writer, and after a takeover to the new one.
      * @param {object} [options]
      * @param {string|null} [options.token] the API key
      * @param {number|null} [options.retries] attempts after the first one; by default, a request that can succeed later is
@@ -1073,14 +1076,16 @@ export class Socket {
      * @param {any} socket
      * @param {((event: any) => void)|undefined} onClose
      * @param {(text: string) => any} [parse]
+     * @param {(error: TopicsError) => void} [onRefused]
      * @returns {Promise<Socket>}
      */
-    static opened(socket: any, onClose: ((event: any) => void) | undefined, parse?: (text: string) => any): Promise<Socket>;
+    static opened(socket: any, onClose: ((event: any) => void) | undefined, parse?: (text: string) => any, onRefused?: (error: TopicsError) => void): Promise<Socket>;
     /**
      * @param {any} socket
      * @param {(text: string) => any} [parse]
+     * @param {(error: TopicsError) => void} [onRefused] called with each error of the server
      */
-    constructor(socket: any, parse?: (text: string) => any);
+    constructor(socket: any, parse?: (text: string) => any, onRefused?: (error: TopicsError) => void);
     /**
      * Append records, and return once they are as safe as their topic promises.
      * @param {string} topic

@@ -19,6 +19,7 @@
 const JSON_TYPE = "application/json"
 const FIRST_WAIT_MS = 100
 const MAX_WAIT_MS = 10_000
+const TAKEOVER_WAIT_MS = 1_000 // the longest wait with several addresses: a client should notice the end of a takeover
 const WATCHDOG_SLACK_MS = 5_000
 const FIRST_RETRIES = 5 // until the first answer: a wrong address fails within about three seconds
 const BRIEFLY = -1 // retries of a worker, which ends within seconds if it is stopped while the server is away
@@ -45,6 +46,8 @@ export class TopicsError extends Error {
     this.retryable = fields.retryable ?? false
     /** How long the server asks to wait, in ms. @type {number|null} */
     this.retryAfterMs = fields.retryAfterMs ?? null
+    /** Whether the client has another address: a server there may take the request, now or soon. */
+    this.hasOthers = false
   }
 }
 
@@ -432,9 +435,92 @@ function sleep(ms, signal) {
   })
 }
 
+const LOCAL_HOSTS = ["127.0.0.1", "localhost", "[::1]"]
+const ELSEWHERE = new Set(["not_writer", "fenced", "replica_unavailable", "shutting_down", "not_ready", "http_502", "http_503", "http_504"])
+
+/**
+ * Return whether another server of the same replica may take a request that failed so.
+ * @param {TopicsError} error
+ */
+function mayHelpElsewhere(error) {
+  return error instanceof Unreachable || ELSEWHERE.has(error.code)
+}
+
+/**
+ * Return whether a request that failed so may have taken effect, or may do so later.
+ * @param {TopicsError} error
+ */
+function mayHaveHappened(error) {
+  if (error instanceof Unreachable) {
+    const cause = /** @type {any} */ (error.cause)?.cause?.code // of Node; browsers do not say why
+    return cause !== "ECONNREFUSED" && cause !== "ENOTFOUND"
+  }
+  return !["refused", undefined].includes(error.detail?.outcome)
+}
+
+/**
+ * The addresses of a server and of its standbys, and the one that the next request goes to.
+ *
+ * A client stays with an address until a request fails that another server may answer. Only a standby sends it away for a
+ * write, so it stays with the writer after its first write, and later reads see what it wrote.
+ */
+class Addresses {
+  #at = 0 // of the last address that was chosen from the list
+
+  /** @param {string} text addresses separated by commas */
+  constructor(text) {
+    this.all = text.split(",").map((url) => url.trim().replace(/\/+$/, ""))
+    for (const url of this.all) {
+      try {
+        const parsed = new URL(url)
+        if (!/^https?:$/.test(parsed.protocol)) throw new TypeError("not http")
+        if (parsed.username || parsed.password) throw new TypeError("fetch takes no credentials in a URL")
+      } catch (cause) {
+        throw new BadUrl(`"${url}" is not the URL of a server: use http://HOST:PORT`, { code: "bad_url", cause })
+      }
+    }
+    this.url = this.all[0]
+  }
+
+  /**
+   * Choose the address of the next request, after one to `url` failed.
+   * @param {string} url
+   * @param {TopicsError} error
+   */
+  leave(url, error) {
+    if (!mayHelpElsewhere(error)) return
+    const writer = error instanceof NotWriter ? error.detail?.writer?.replace(/\/+$/, "") : null
+    const named = writer && isFollowed(url, writer) ? writer : url
+    error.hasOthers = [named, ...this.all].some((other) => other !== url)
+    if (error instanceof NotWriter) error.retryable = error.hasOthers
+    if (url !== this.url) return // another request has chosen already
+    if (named !== url) {
+      this.url = named
+      return
+    }
+    // Go on in the list after the last address of it, so that no other is left out if writers are away.
+    const order = [...this.all.slice(this.#at + 1), ...this.all.slice(0, this.#at + 1)]
+    this.url = order.find((other) => other !== url) ?? url
+    this.#at = this.all.indexOf(this.url)
+  }
+}
+
+/**
+ * Return whether a client may go where a standby sends it: the key is sent there, too. A loopback address means another
+ * machine than this one, unless the standby is here.
+ * @param {string} standby
+ * @param {string} writer
+ */
+function isFollowed(standby, writer) {
+  const [here, there] = [new URL(standby), new URL(writer)]
+  return here.protocol === there.protocol && (LOCAL_HOSTS.includes(here.hostname) || !LOCAL_HOSTS.includes(there.hostname))
+}
+
 /** How long to wait before the next attempt: longer each time, with jitter, and no less than the server asks. */
 class Backoff {
   attempts = 0
+  /** Addresses that were tried since the last wait. @type {Set<string>} */
+  tried = new Set()
   #began = performance.now()
 
   /** Begin again: the last attempt succeeded. */
@@ -450,7 +536,8 @@ class Backoff {
 
   /** @param {TopicsError|null} [error] */
   nextMs(error = null) {
-    const most = Math.min(FIRST_WAIT_MS * 2 ** this.attempts++, MAX_WAIT_MS)
+    const most = Math.min(FIRST_WAIT_MS * 2 ** this.attempts++, error?.hasOthers ? TAKEOVER_WAIT_MS : MAX_WAIT_MS)
+    this.tried.clear()
     return Math.max(error?.retryAfterMs ?? 0, most / 2) + Math.random() * (most / 2)
   }
 }
@@ -904,8 +991,8 @@ function finite(key, value) {
 
 /** A server. Methods throw a subclass of `TopicsError`. */
 export class Topics {
-  /** @type {string} */
-  #base
+  /** @type {Addresses} */
+  #addresses
   /** @type {string|null} */
   #token
   /** @type {typeof fetch} */
@@ -924,7 +1011,8 @@ export class Topics {
   #parse
 
   /**
-   * @param {string} [url] of the server; in a page the page's own origin
+   * @param {string} [url] of the server, and those of its standbys after commas; in a page the page's own origin. The
+   *   client stays with the first one that answers. A write moves it to the writer, and after a takeover to the new one.
    * @param {object} [options]
    * @param {string|null} [options.token] the API key
    * @param {number|null} [options.retries] attempts after the first one; by default, a request that can succeed later is
@@ -937,14 +1025,7 @@ export class Topics {
    */
   constructor(url = globalThis.location?.origin ?? "http://127.0.0.1:4000", options = {}) {
     checked("new Topics", options)
-    try {
-      const parsed = new URL(url)
-      if (!/^https?:$/.test(parsed.protocol)) throw new TypeError("not http")
-      if (parsed.username || parsed.password) throw new TypeError("fetch takes no credentials in a URL")
-    } catch (cause) {
-      throw new BadUrl(`"${url}" is not the URL of a server: use http://HOST:PORT`, { code: "bad_url", cause })
-    }
-    this.#base = url.replace(/\/+$/, "")
+    this.#addresses = new Addresses(url)
     this.#token = options.token ?? null
     if (this.#token) new Headers({ authorization: this.#token }) // Throws a TypeError for a key that no header can hold.
     this.#fetch = options.fetch ?? ((...args) => globalThis.fetch(...args))
@@ -974,8 +1055,9 @@ export class Topics {
     const sent = { accept }
     if (text !== undefined) sent["content-type"] = JSON_TYPE
     if (this.#token) sent.authorization = `Bearer ${this.#token}`
+    const url = this.#addresses.url
     try {
-      const response = await this.#fetch(this.#base + path, {
+      const response = await this.#fetch(url + path, {
         method,
         headers: sent,
         body: text,
@@ -986,12 +1068,14 @@ export class Topics {
       this.#answered = true
       return await take(response)
     } catch (cause) {
-      if (cause instanceof TopicsError) throw cause
-      if (signal?.aborted) throw signal.reason
-      if (limit.signal.aborted) {
-        throw new TimedOut(`no answer from ${this.#base} within ${timeoutMs} ms`, { code: "timed_out", retryable: true, cause })
+      if (signal?.aborted && !(cause instanceof TopicsError)) throw signal.reason
+      let error = cause instanceof TopicsError ? cause : null
+      if (!error && limit.signal.aborted) {
+        error = new TimedOut(`no answer from ${url} within ${timeoutMs} ms`, { code: "timed_out", retryable: true, cause })
       }
-      throw new Unreachable(`no answer from ${this.#base}: is the server running?`, { code: "unreachable", retryable: true, cause })
+      error ??= new Unreachable(`no answer from ${url}: is the server running?`, { code: "unreachable", retryable: true, cause })
+      this.#addresses.leave(url, error)
+      throw error
     } finally {
       clearTimeout(timer)
     }
@@ -1036,13 +1120,16 @@ export class Topics {
     const text = body === undefined ? undefined : jsonText(body)
     let answerLost = false
     for (;;) {
+      backoff.tried.add(this.#addresses.url)
       try {
         return await this.#send(method, path, { text, signal, timeoutMs }, (response) => this.#json(response))
       } catch (error) {
-        if (!(error instanceof TopicsError) || !error.retryable || backoff.attempts >= this.#mostRetries(retries)) throw error
-        const lost = error instanceof Unreachable
+        if (!(error instanceof TopicsError)) throw error
+        const lost = mayHaveHappened(error)
         if (lost && !safe) throw error
         answerLost ||= lost
+        if (mayHelpElsewhere(error) && !backoff.tried.has(this.#addresses.url)) continue // another server, at once
+        if (!error.retryable || backoff.attempts >= this.#mostRetries(retries)) throw error
         const waitMs = backoff.nextMs(error)
         const limited = keyed || (this.#retries === null && retries === undefined)
         if (limited && backoff.passedMs + waitMs > this.#retryForMs) {
@@ -1843,11 +1930,22 @@ export class Topics {
     if (!this.#WebSocket) {
       throw new TopicsError("this platform has no WebSocket: pass a class as new Topics(url, { WebSocket })", { code: "no_websocket" })
     }
-    const url = `${this.#base.replace(/^http/, "ws")}/v0/ws`
-    const socket = this.#token
-      ? new this.#WebSocket(url, { headers: { authorization: `Bearer ${this.#token}` } })
-      : new this.#WebSocket(url)
-    return Socket.opened(socket, options.onClose, this.#parse)
+    const backoff = new Backoff()
+    for (;;) {
+      const url = this.#addresses.url
+      backoff.tried.add(url)
+      const target = `${url.replace(/^http/, "ws")}/v0/ws`
+      const socket = this.#token
+        ? new this.#WebSocket(target, { headers: { authorization: `Bearer ${this.#token}` } })
+        : new this.#WebSocket(target)
+      const failed = (/** @type {TopicsError} */ error) => this.#addresses.leave(url, error)
+      try {
+        return await Socket.opened(socket, options.onClose, this.#parse, failed)
+      } catch (error) {
+        failed(/** @type {TopicsError} */ (error))
+        if (backoff.tried.has(this.#addresses.url)) throw error
+      }
+    }
   }
 }
 
@@ -1857,6 +1955,8 @@ export class Topics {
 export class Socket {
   /** @type {any} */
   #socket
+  /** @type {(error: TopicsError) => void} */
+  #onRefused
   #number = 0
   /** @type {Map<number, {resolve: (answer: any) => void, reject: (error: TopicsError) => void}>} */
   #waiting = new Map()
@@ -1869,9 +1969,11 @@ export class Socket {
   /**
    * @param {any} socket
    * @param {(text: string) => any} [parse]
+   * @param {(error: TopicsError) => void} [onRefused] called with each error of the server
    */
-  constructor(socket, parse = JSON.parse) {
+  constructor(socket, parse = JSON.parse, onRefused = () => {}) {
     this.#socket = socket
+    this.#onRefused = onRefused
     socket.addEventListener("message", (/** @type {any} */ event) => this.#receive(parse(event.data)))
     socket.addEventListener("close", () => this.#end())
   }
@@ -1880,11 +1982,12 @@ export class Socket {
    * @param {any} socket
    * @param {((event: any) => void)|undefined} onClose
    * @param {(text: string) => any} [parse]
+   * @param {(error: TopicsError) => void} [onRefused]
    * @returns {Promise<Socket>}
    */
-  static opened(socket, onClose, parse) {
+  static opened(socket, onClose, parse, onRefused) {
     return new Promise((resolve, reject) => {
-      const made = new Socket(socket, parse)
+      const made = new Socket(socket, parse, onRefused)
       socket.addEventListener("open", () => resolve(made))
       socket.addEventListener("error", () => reject(new Unreachable("the WebSocket did not open", { code: "unreachable", retryable: true })))
       if (onClose) socket.addEventListener("close", onClose)
@@ -1978,7 +2081,9 @@ export class Socket {
     if (waiting) {
       this.#waiting.delete(message.request_id)
       if (message.op === "error") {
-        waiting.reject(errorOf(message.code, 0, message.message, message.detail, message.retry_after_ms ?? null))
+        const error = errorOf(message.code, 0, message.message, message.detail, message.retry_after_ms ?? null)
+        this.#onRefused(error)
+        waiting.reject(error)
       } else waiting.resolve(message)
       return
     }

@@ -76,6 +76,8 @@ BY_WIRE = {code.wire: code for code in Code}
 class TopicsError(Exception):
     """An expected failure under a stable code. The server reports it, and a client raises it."""
 
+    has_others = False  # set by a client that has another address: a server there may take the request, now or soon
+
     def __init__(
         self,
         code: Code | OtherCode,

@@ -191,6 +191,20 @@ def test_contexts_choose_the_server(cli: Cli, server: ServerProcess, tmp_path: P
     assert user.pipe("ls", "-c", "here").status == 3
 
 
+def test_commands_take_several_addresses(server: ServerProcess, tmp_path: Path) -> None:
+    user = Cli(tmp_path / "home")
+    both = f"127.0.0.1:1,{server.url}/"
+    user.pipe("context", "add", "pair", "--url", both)
+    assert user.pipe("append", "pair.orders", "1").status == 0
+    assert user.pipe("append", "pair.orders", "-", stdin="2\n3\n", TOPICS_URL=both).status == 0
+    assert len(user.pipe("read", "pair.orders", "--url", both).lines) == 3
+    assert user.pipe("state", "x", "--curl").out.startswith("curl -sS 'http://127.0.0.1:1/v0/topics/x?")
+    done = user.pipe("ls", "--url", "http://127.0.0.1:1,http://127.0.0.1:2")
+    assert (done.status, done.err.splitlines()[-1]) == (
+        4, "next: check that a server runs at http://127.0.0.1:1 or http://127.0.0.1:2, or correct --url",
+    )  # fmt: skip
+
+
 @pytest.fixture
 def guarded(start_server: StartServer) -> ServerProcess:
     return start_server(api_keys=KEY)

@@ -26,6 +26,13 @@ def test_every_verb_works_in_node(server: ServerProcess, tmp_path: Path) -> None
 
 
 @needs_node
+def test_several_addresses_in_node() -> None:
+    assert NODE is not None
+    done = subprocess.run([NODE, "--test", str(HERE / "addresses.mjs")], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_node
 def test_package_holds_the_module_and_its_types(tmp_path: Path) -> None:
     npm = shutil.which("npm")
     if npm is None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Iterator
+
+import pytest
 from playwright.sync_api import expect
 
 from tests.browser import needs_browser
-from tests.conftest import StartServer
+from tests.conftest import ServerProcess, StartServer
 from tests.console.conftest import OpenPage
 from tests.console.seeding import Shop
 
@@ -27,6 +32,51 @@ def test_new_server_shows_the_command_that_writes_a_record(start_server: StartSe
     page = open_page(start_server().url, "topics")
     expect(page.get_by_text("Nothing here yet")).to_be_visible()
     expect(page.locator(".code pre")).to_contain_text("curl http://127.0.0.1:")
+
+
+@pytest.fixture(scope="module")
+def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ServerProcess]]:
+    """A writer, a standby and two read replicas."""
+    folder = tmp_path_factory.mktemp("replicas")
+    known = {"replica": f"file://{folder}/bucket", "replica_interval_ms": 50, "takeover_after_ms": 5_000}
+    follows = [{}, {"standby": True}, *[{"standby": True, "no_takeover": True}] * 2]
+    servers = [
+        ServerProcess(folder / f"{at}-server", {"data_dir": folder / str(at), **known, **more})
+        for at, more in enumerate(follows)
+    ]
+    yield servers
+    for server in servers:
+        server.kill()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "width"),
+    [
+        ("light", 1280),
+        ("dark", 390),
+        *[pytest.param(*one, marks=pytest.mark.torture) for one in (("dark", 1280), ("light", 390))],
+    ],
+)
+def test_overview_shows_who_follows_and_how_far_it_is_behind(
+    open_page: OpenPage, replicas: list[ServerProcess], scheme: str, width: int
+) -> None:
+    page = open_page(replicas[0].url, color_scheme=scheme)
+    page.set_viewport_size({"width": width, "height": 900})
+    rows = page.get_by_role("region", name="Replicas").locator("tbody tr")
+    expect(rows).to_have_count(3, timeout=30_000)
+    for server, role in zip(replicas[1:], ("standby", "read replica", "read replica"), strict=True):
+        row = rows.filter(has_text=server.url.removeprefix("http://").replace(":", "-"))
+        expect(row).to_contain_text(role)
+        expect(row).to_contain_text(re.compile(r"\d ?m?s"))
+        expect(row.get_by_role("link")).to_have_attribute("href", f"{server.url}/console")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing is cut off"
+    if folder := os.environ.get("SCREENSHOTS"):
+        page.screenshot(path=f"{folder}/replicas-{scheme}-{width}.png")
+    other = open_page(replicas[1].url, color_scheme=scheme)
+    other.set_viewport_size({"width": width, "height": 900})
+    expect(other.get_by_text("This server is a standby")).to_contain_text("behind")
+    if folder := os.environ.get("SCREENSHOTS"):
+        other.screenshot(path=f"{folder}/standby-{scheme}-{width}.png")
 
 
 def test_browser_that_asks_for_the_root_gets_the_console(open_page: OpenPage, url: str) -> None:

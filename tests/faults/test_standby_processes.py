@@ -15,6 +15,8 @@ import pytest
 
 from tests.conftest import ServerProcess
 from tests.faults.test_replica_processes import append, call, read, s3, topics
+from topics.client import Topics, Unreachable
+from topics.client.errors import NotWriter
 
 FAST = {
     "segment_max_events": 16, "checkpoint_interval_ms": 300, "replica_interval_ms": 50, "takeover_after_ms": 900,
@@ -105,6 +107,40 @@ def test_stopped_writer_acknowledges_no_replicated_write_after_a_takeover(runnin
     assert wait_for(lambda: call(writer, "GET", "ready")[0] == 503)
 
 
+def test_readers_of_a_fenced_writer_go_on_at_the_new_one(running: list[ServerProcess], tmp_path: Path):
+    writer = begin(running, tmp_path, "a")
+    call(writer, "PUT", "topics/sure", {"durability": "replicated"})
+    standby = begin(running, tmp_path, "b", standby=True)
+    append(writer, "sure", 1)
+    wait_for(lambda: head(standby, "sure") == 1)
+    followed: list[Any] = []
+    watched: list[Any] = []
+
+    def take(items: Iterator[Any], into: list[Any]) -> None:
+        for item in items:
+            into.append(item.data)
+            if len(into) == 2:
+                return
+
+    with Topics(f"{writer.url},{standby.url}") as client:
+        readers = [(client.follow("sure", wait_ms=60_000), followed), (client.watch(["sure"]), watched)]
+        threads = [threading.Thread(target=take, args=reader, daemon=True) for reader in readers]
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: followed == watched == [1])
+        writer.process.send_signal(signal.SIGSTOP)
+        wait_for(lambda: takes_writes(standby))
+        append(standby, "sure", 2)
+        writer.process.send_signal(signal.SIGCONT)
+        for thread in threads:
+            thread.join(20)
+        assert followed == watched == [1, 2]
+        for path in ("ready", "topics/sure", "topics"):
+            status, answer = call(writer, "GET", path)
+            assert (status, answer["error"]["code"]) == (503, "fenced"), path
+        assert call_metrics(writer)["topics_replica_fenced"] == 1
+
+
 def test_promoted_standby_goes_on_without_a_gap(running: list[ServerProcess], tmp_path: Path):
     writer = begin(running, tmp_path, "a", replica_interval_ms=200)
     call(writer, "PUT", "topics/jobs", {"type": "queue"})
@@ -183,6 +219,92 @@ def test_watch_goes_on_at_the_standby(running: list[ServerProcess], tmp_path: Pa
     wait_for(lambda: len(seen) >= 40)
     stop.set()
     assert seen == list(range(1, 41))
+
+
+def test_answers_of_a_standby_say_how_far_it_is_behind(running: list[ServerProcess], tmp_path: Path):
+    writer = begin(running, tmp_path, "a")
+    misleading = {"performance": {"server_total_ms": 1}}
+    for _ in range(3):
+        append(writer, "plain", misleading, "x" * 20_000)  # an answer in several parts
+    call(writer, "PUT", "topics/plain/consumers/c", {"meta": misleading})
+    standby = begin(running, tmp_path, "b", standby=True)
+    wait_for(lambda: head(standby, "plain") == 6)
+    read = {"from_seq": 0, "limit": 100}
+    reads = [("GET", "topics", None), ("GET", "topics/plain", None), ("GET", "topics/plain/consumers/c", None)]
+    reads += [("GET", "whoami", None), ("POST", "topics/plain/diff", read)]
+    reads += [("POST", "topics/plain/diff", {"from_seq": 6, "wait_ms": 50})]
+    for method, path, body in reads:
+        (_, here), (_, there) = call(standby, method, path, body), call(writer, method, path, body)
+        assert 0 <= here["performance"].pop("replica_lag_ms", -1) < 20_000, (path, here)
+        assert "replica_lag_ms" not in there["performance"]
+        assert here["performance"].keys() == there["performance"].keys()
+    assert call_metrics(standby)["performance"]["replica_lag_ms"] >= 0
+    _, page = call(standby, "POST", "topics/plain/diff", read)
+    assert [record["data"] for record in page["records"]] == [misleading, "x" * 20_000] * 3
+    assert call(standby, "GET", "topics/plain/consumers/c")[1]["meta"] == misleading
+
+
+def test_websocket_watches_a_standby_and_finds_the_writer(running: list[ServerProcess], tmp_path: Path):
+    writer = begin(running, tmp_path, "a")
+    call(writer, "PUT", "topics/sure", {"durability": "replicated"})
+    standby = begin(running, tmp_path, "b", standby=True)
+    with Topics(f"{standby.url},{writer.url}") as client:
+        with client.connect() as socket:
+            socket.subscribe("sure")
+            append(writer, "sure", 1, 2)
+            items = iter(socket)
+            assert [next(items).data for _ in range(2)] == [1, 2]  # type: ignore[union-attr]
+            with pytest.raises(NotWriter) as refused:
+                socket.publish("sure", 3)
+            assert refused.value.detail == {"writer": writer.url}
+        with client.connect() as socket:
+            assert socket.publish("sure", 3).seq == 3, "the next socket goes to the writer"
+        writer.kill()
+        with client.connect() as socket:  # to the standby: the writer refuses connections
+            socket.subscribe("sure", from_seq=2)
+            items = iter(socket)
+            assert next(items).data == 3  # type: ignore[union-attr]
+            with pytest.raises(Unreachable):  # a takeover ends streams
+                next(items)
+        wait_for(lambda: takes_writes(standby))
+        with client.connect() as socket:
+            assert socket.publish("sure", 4).seq == 4
+
+
+def test_top_shows_the_followers_of_a_writer_and_the_lag_of_a_standby(running: list[ServerProcess], tmp_path: Path):
+    writer = begin(running, tmp_path, "a")
+    readers = [begin(running, tmp_path, name, standby=True, no_takeover=True) for name in "bcd"]
+    names = {reader.url.partition("://")[2].replace(":", "-") for reader in readers}
+    (tmp_path / "replica" / "standbys" / "foreign").write_text("no announcement")
+    wait_for(lambda: call_metrics(writer)["topics_replica_followers"] == 3)
+    found = json.loads(topics("top", "--count", "1", "--every", "100ms", "--url", writer.url).stdout)
+    assert (found["followers"].keys(), found["standby"]) == (names, False)
+    assert all(0 <= lag_ms < 20_000 for lag_ms in found["followers"].values())
+    found = json.loads(topics("top", "--count", "1", "--every", "100ms", "--url", readers[0].url).stdout)
+    assert (found["followers"], found["standby"]) == ({}, True)
+    followers = call(writer, "GET", "samples")[1]["followers"]
+    assert {row["name"] for row in followers} == names
+    assert {row["address"] for row in followers} == {reader.url for reader in readers}
+    assert not any(row["takes_over"] for row in followers)
+
+
+def test_one_of_two_standbys_begins_an_empty_replica(running: list[ServerProcess], tmp_path: Path):
+    for name in "ab":
+        known = {"data_dir": tmp_path / name, "replica": f"file://{tmp_path}/replica", **FAST, "standby": True}
+        running.append(ServerProcess(tmp_path / f"{name}-server", known, wait_ready=False))
+    for server in running:
+        server.wait_ready()
+    assert sorted(takes_writes(server) for server in running) == [False, True]
+
+
+def test_read_replica_does_not_begin_an_empty_replica(running: list[ServerProcess], tmp_path: Path):
+    known = {"data_dir": tmp_path / "c", "replica": f"file://{tmp_path}/replica", **FAST, "takeover_after_ms": 100}
+    reader = ServerProcess(tmp_path / "c-server", {**known, "standby": True, "no_takeover": True}, wait_ready=False)
+    running.append(reader)
+    wait_for(lambda: "waiting_for_writer" in reader.log())
+    time.sleep(1.5)  # longer than a standby waits
+    assert call(reader, "GET", "ready")[0] == 503
+    assert not (tmp_path / "replica" / "log").exists()
 
 
 def test_second_standby_follows_the_new_writer(running: list[ServerProcess], tmp_path: Path):

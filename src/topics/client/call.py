@@ -1,4 +1,4 @@
-"""Requests of `/v0` as values, their paths, and the waits between attempts. No I/O.
+"""Requests of `/v0` as values, their paths, the addresses they go to, and the waits between attempts. No I/O.
 
 Both transports send these: httpx (`_async/transport.py`) for programs, and `http.client` (`connection.py`) for the
 command line and Spark. `errors.from_answer` has the exception of an answer that is not 2xx.
@@ -7,11 +7,13 @@ command line and Spark. `errors.from_answer` has the exception of an answer that
 from __future__ import annotations
 
 import random
+import re
 import time
 from typing import Any, NamedTuple, Protocol
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
-from topics.errors import TopicsError
+from topics.client.errors import BadUrl, NotWriter, TopicsError, Unreachable
+from topics.errors import Code
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
@@ -20,6 +22,12 @@ EVENT_STREAM = "text/event-stream"
 PAGE_ROWS = 1000  # of a list
 FIRST_S = 0.1
 LONGEST_S = 10.0
+TAKEOVER_LONGEST_S = 1.0  # with several addresses: a takeover takes seconds, and a client should notice its end
+CONNECT_TIMEOUT_S = 10.0
+TAKEOVER_CONNECT_TIMEOUT_S = 3.0  # with several addresses: a machine that is lost does not refuse connections
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+ELSEWHERE = (Code.NOT_WRITER, Code.FENCED, Code.REPLICA_UNAVAILABLE, Code.SHUTTING_DOWN, Code.NOT_READY)
+GATEWAY_STATUSES = (502, 503, 504)  # of a proxy whose server does not answer
 
 
 class Request(NamedTuple):
@@ -67,8 +75,79 @@ def given(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
+def with_schemes(text: str) -> str:
+    """Return a list of addresses with `http://` before those that have no scheme."""
+    return ",".join(url if "//" in url else f"http://{url}" for url in _split(text))
+
+
+def _split(text: str) -> list[str]:
+    """Return addresses that are separated by commas, or by `|` where a comma separates servers."""
+    return [part.strip() for part in re.split("[,|]", text) if part.strip()]
+
+
+class Addresses:
+    """The addresses of a server and of its standbys, and the one that the next request goes to.
+
+    A client stays with an address until a request fails that another server may answer. Only a standby sends it away
+    for a write, so it stays with the writer after its first write, and later reads see what it wrote.
+    """
+
+    def __init__(self, text: str) -> None:
+        """Read addresses. Raise `BadUrl` if one is not the URL of a server."""
+        self.all = tuple(dict.fromkeys(url.rstrip("/") for url in _split(text)))
+        for url in self.all or (text,):
+            try:
+                parts = urlsplit(url)
+                valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+            except ValueError:
+                valid = False
+            if not valid:
+                raise BadUrl(url)
+        self.url = self.all[0]
+        self._at = 0  # of the last address that was chosen from the list
+
+    @property
+    def connect_timeout_s(self) -> float:
+        return CONNECT_TIMEOUT_S if len(self.all) == 1 else TAKEOVER_CONNECT_TIMEOUT_S
+
+    def leave(self, url: str, error: TopicsError) -> None:
+        """Choose the address of the next request, after one to `url` failed."""
+        if not may_help_elsewhere(error):
+            return
+        writer = (error.detail or {}).get("writer") if isinstance(error, NotWriter) else None
+        named = writer.rstrip("/") if isinstance(writer, str) and _is_followed(url, writer) else url
+        error.has_others = any(other != url for other in (named, *self.all))
+        if url != self.url:
+            return  # another request has chosen already
+        if named != url:
+            self.url = named
+            return
+        # Go on in the list after the last address of it, so that no other is left out if writers are away.
+        order = self.all[self._at + 1 :] + self.all[: self._at + 1]
+        self.url = next((other for other in order if other != url), url)
+        self._at = self.all.index(self.url)
+
+
+def may_help_elsewhere(error: TopicsError) -> bool:
+    """Return whether another server of the same replica may take a request that failed so."""
+    is_of_proxy = not isinstance(error.code, Code) and error.status in GATEWAY_STATUSES
+    return isinstance(error, Unreachable) or error.code in ELSEWHERE or is_of_proxy
+
+
+def _is_followed(standby: str, writer: str) -> bool:
+    """Return whether a client may go where a standby sends it: the key is sent there, too.
+
+    The address of a writer that does not know under which one others reach it means another machine than this one.
+    """
+    here, there = urlsplit(standby), urlsplit(writer)
+    return here.scheme == there.scheme and (here.hostname in LOCAL_HOSTS or there.hostname not in LOCAL_HOSTS)
+
+
 class Backoff:
-    """Waits that double up to ten seconds, with jitter, and are never shorter than the server asks."""
+    """Waits that double up to ten seconds, with jitter, and are never shorter than the server asks.
+
+    With several addresses they double up to one second only.
+    """
 
     def __init__(self) -> None:
         self.reset()
@@ -77,6 +156,11 @@ class Backoff:
         """Begin again: the last attempt succeeded."""
         self.attempts = 0
         self._began_s = time.monotonic()
+        self.tried: set[str] = set()  # addresses, since the last wait
+
+    def goes_on(self, addresses: Addresses, error: TopicsError) -> bool:
+        """Return whether to send the request to the next address at once: it was not tried since the last wait."""
+        return may_help_elsewhere(error) and addresses.url not in self.tried
 
     @property
     def passed_s(self) -> float:
@@ -84,7 +168,9 @@ class Backoff:
         return time.monotonic() - self._began_s
 
     def next_s(self, error: TopicsError | None = None) -> float:
-        most = min(FIRST_S * 2.0 ** min(self.attempts, 16), LONGEST_S)
+        longest = min(TAKEOVER_LONGEST_S, LONGEST_S) if error is not None and error.has_others else LONGEST_S
+        most = min(FIRST_S * 2.0 ** min(self.attempts, 16), longest)
         self.attempts += 1
+        self.tried.clear()
         asked = error.retry_after if error is not None and error.retry_after is not None else 0.0
         return max(asked, most / 2) + random.random() * most / 2

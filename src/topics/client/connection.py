@@ -15,11 +15,11 @@ from typing import NamedTuple, Self
 from urllib.parse import urlsplit
 
 from topics.client import errors
-from topics.client.call import Backoff, Request
+from topics.client.call import Addresses, Backoff, Request, with_schemes
 from topics.client.errors import TopicsError, Unreachable
 from topics.errors import Code
 
-CONNECT_TIMEOUT_S = 10.0
+TAKEOVER_S = 60.0  # how long a request to several addresses is repeated at least: a takeover takes about 20
 NO_ANSWER = (OSError, HTTPException)
 
 
@@ -32,22 +32,22 @@ class Retries(NamedTuple):
 
 
 class Connection:
-    """One server and one connection that is kept open. Not thread-safe: each thread needs its own."""
+    """One server, or one of several that share a replica, and one connection that is kept open.
+
+    Not thread-safe: each thread needs its own.
+    """
 
     def __init__(
         self, url: str, *, token: str | None = None, timeout_s: float = 60.0, retries: Retries | None = None
     ) -> None:
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{url!r} is not the http(s) URL of a server")
         self.url = url
-        self._new = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        self._host, self._port = parts.hostname, parts.port
-        self._prefix = parts.path.rstrip("/")  # before every path, for a server behind a proxy
+        self.addresses = Addresses(with_schemes(url))
+        self._answered = False  # whether any server has answered yet
         self._token = token
         self._timeout_s = timeout_s
         self._retries = retries or Retries()
         self._kept: HTTPConnection | None = None
+        self._kept_to = ""
 
     def __enter__(self) -> Self:
         return self
@@ -64,79 +64,114 @@ class Connection:
         """Send a request and return the body of its answer. Repeat it if that can help and is safe."""
         backoff = Backoff()
         while True:
+            backoff.tried.add(self.addresses.url)
             try:
                 return self.send_once(request)[0]
             except TopicsError as error:
-                self.wait_after(error, backoff, retries or self._retries, safe=request.safe)
+                if errors.may_have_happened(error) and not request.safe:
+                    raise
+                if not backoff.goes_on(self.addresses, error):
+                    self.wait_after(error, backoff, retries or self._retries)
 
-    def wait_after(self, error: TopicsError, backoff: Backoff, retries: Retries, *, safe: bool = True) -> None:
-        """Sleep before the next attempt. Raise the error if another attempt cannot help or could do harm."""
+    def wait_after(self, error: TopicsError, backoff: Backoff, retries: Retries) -> None:
+        """Sleep before the next attempt. Raise the error if another attempt cannot help."""
         wait_s = backoff.next_s(error)
+        is_taken_over = error.has_others and self._answered  # perhaps: a standby may take over, or has done so
+        may_repeat = error.retryable and error.code is not Code.TOPIC_FULL
         if isinstance(error, Unreachable):
-            may_repeat = retries.reconnect and safe
-        else:
-            may_repeat = error.retryable and error.code is not Code.TOPIC_FULL
-        if not may_repeat or backoff.attempts > retries.most or backoff.passed_s + wait_s > retries.for_s:
+            may_repeat = retries.reconnect or is_taken_over
+        patient = is_taken_over and backoff.passed_s + wait_s <= TAKEOVER_S
+        is_over = backoff.attempts > retries.most or backoff.passed_s + wait_s > retries.for_s
+        if not may_repeat or (is_over and not patient):
             raise error
         time.sleep(wait_s)
 
     def send_once(self, request: Request) -> tuple[bytes, HTTPResponse]:
         """Send a request once. Return the body of its answer, and the head."""
-        if self._kept is not None and not request.safe and _is_closed(self._kept):
+        url = self.addresses.url
+        if self._kept is not None and (self._kept_to != url or (not request.safe and _is_closed(self._kept))):
             self.close()
         kept = self._kept is not None
         while True:
             try:
                 if self._kept is None:
-                    self._kept = self._connect()
-                response = self._exchange(self._kept, request, self._timeout_s)
+                    self._kept, self._kept_to = self._connect(url), url
+                response = self._exchange(self._kept, url, request, self._timeout_s)
                 body = response.read()
             except NO_ANSWER as error:
+                was_open = self._kept is not None
                 self.close()
                 if not kept or not request.safe:
-                    raise self.unreachable(error) from error
+                    raise self.unreachable(error, url, sent=was_open) from error
                 kept = False  # the server closed a connection that was idle: try once on a new one
                 continue
             if not 200 <= response.status < 300:
-                raise self._refusal(request, response, body)
+                raise self._refusal(url, request, response, body)
+            self._answered = True
             return body, response
 
     @contextmanager
     def opened(self, request: Request, *, timeout_s: float | None = None) -> Iterator[HTTPResponse]:
         """Open a long answer on a connection of its own: other requests may be sent before it ends."""
-        connection = None
+        connection, response, url = self._open(request, timeout_s or self._timeout_s)
         try:
-            connection = self._connect()
-            response = self._exchange(connection, request, timeout_s or self._timeout_s)
-            if response.status != 200:
-                raise self._refusal(request, response, response.read())
             yield response
         except NO_ANSWER as error:
-            raise self.unreachable(error) from error
+            raise self.unreachable(error, url) from error
         finally:
-            if connection is not None:
-                connection.close()
+            connection.close()
 
-    def unreachable(self, cause: Exception | str) -> Unreachable:
+    def _open(self, request: Request, timeout_s: float) -> tuple[HTTPConnection, HTTPResponse, str]:
+        """Return a new connection with an answer whose head has arrived, from the first address that gives one."""
+        backoff = Backoff()
+        while True:
+            connection, url = None, self.addresses.url
+            backoff.tried.add(url)
+            try:
+                try:
+                    connection = self._connect(url)
+                    response = self._exchange(connection, url, request, timeout_s)
+                    if response.status == 200:
+                        self._answered = True
+                        return connection, response, url
+                    raise self._refusal(url, request, response, response.read())
+                except NO_ANSWER as cause:
+                    raise self.unreachable(cause, url, sent=connection is not None) from cause
+            except TopicsError as error:
+                if connection is not None:
+                    connection.close()
+                if not backoff.goes_on(self.addresses, error):
+                    raise
+
+    def unreachable(self, cause: Exception | str, url: str | None = None, *, sent: bool = True) -> Unreachable:
         """Return the error of a request without a complete answer."""
+        url = url or self.addresses.url
         why = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
-        return Unreachable(f"no answer from {self.url}: {why}")
+        error = Unreachable(f"no answer from {url}: {why}", sent=sent)
+        self.addresses.leave(url, error)
+        return error
 
-    def _connect(self) -> HTTPConnection:
-        connection = self._new(self._host, self._port, timeout=min(CONNECT_TIMEOUT_S, self._timeout_s))
+    def _connect(self, url: str) -> HTTPConnection:
+        parts = urlsplit(url)
+        new = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        timeout_s = min(self.addresses.connect_timeout_s, self._timeout_s)
+        connection = new(parts.hostname or "", parts.port, timeout=timeout_s)
         connection.connect()
         return connection
 
-    def _exchange(self, connection: HTTPConnection, request: Request, timeout_s: float) -> HTTPResponse:
+    def _exchange(self, connection: HTTPConnection, url: str, request: Request, timeout_s: float) -> HTTPResponse:
         if connection.sock is not None:
             connection.sock.settimeout(timeout_s + request.wait_ms / 1000)
-        connection.request(request.method, self._prefix + request.path, request.body, request.headers(self._token))
+        path = urlsplit(url).path + request.path  # a server behind a proxy may have a path of its own
+        connection.request(request.method, path, request.body, request.headers(self._token))
         return connection.getresponse()
 
-    def _refusal(self, request: Request, response: HTTPResponse, body: bytes) -> TopicsError:
+    def _refusal(self, url: str, request: Request, response: HTTPResponse, body: bytes) -> TopicsError:
         error = errors.from_answer(response.status, response.getheader("retry-after"), body)
+        self._answered = self._answered or isinstance(error.code, Code)
+        self.addresses.leave(url, error)
         if error.code in (Code.UNAUTHORIZED, Code.FORBIDDEN):
-            error.message = errors.refusal(error, request.path, self.url, has_key=self._token is not None)
+            error.message = errors.refusal(error, request.path, url, has_key=self._token is not None)
             error.args = (error.message,)
         return error
 

@@ -89,6 +89,11 @@ class PayloadTooLarge(TopicsError): ...
 class NotWriter(TopicsError):
     """The server follows another one and takes no writes: send the request to `detail["writer"]`."""
 
+    @property
+    def retryable(self) -> bool:
+        """Whether another server may take the write. Without a takeover, this one never does."""
+        return self.has_others
+
 
 class TopicFull(TopicsError): ...
 
@@ -134,18 +139,19 @@ class InternalError(TopicsError):
 class Unreachable(TopicsError):
     """No answer came: the address is wrong, the server is stopped, or the connection broke."""
 
-    def __init__(self, message: str, *, code: str = "unreachable") -> None:
+    def __init__(self, message: str, *, code: str = "unreachable", sent: bool = True) -> None:
         super().__init__(OtherCode(code, retryable=True), message)
+        self.sent = sent  # False if there was no connection: the server did not get the request
 
 
 class TimedOut(Unreachable):
     """No answer came in time."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, code="timed_out")
+    def __init__(self, message: str, *, sent: bool = True) -> None:
+        super().__init__(message, code="timed_out", sent=sent)
 
 
-class BadUrl(TopicsError):
+class BadUrl(TopicsError, ValueError):
     """The address is not the URL of a server."""
 
     def __init__(self, url: str) -> None:
@@ -157,6 +163,13 @@ class OutcomeUnknown(TopicsError):
 
     def __init__(self, message: str) -> None:
         super().__init__(OtherCode("outcome_unknown"), message)
+
+
+def may_have_happened(error: TopicsError) -> bool:
+    """Return whether a request that failed so may have taken effect, or may do so later."""
+    if isinstance(error, Unreachable):
+        return error.sent
+    return (error.detail or {}).get("outcome") not in (None, "refused")
 
 
 # The name of a class is that of its code: `topic_full` is `TopicFull`.

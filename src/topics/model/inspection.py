@@ -33,7 +33,16 @@ class Whoami(Struct):
     performance: Performance
 
 
-class Samples(Struct):
+class FollowerInfo(Struct):
+    """A standby or read replica of this server, as it has announced itself last."""
+
+    name: str
+    address: Annotated[str, "where clients reach it"]
+    takes_over: Annotated[bool, "false for a read replica"]
+    lag_ms: Annotated[U64, "how far it is behind"]
+
+
+class Samples(Struct, omit_defaults=True):
     """Figures of the last hour, a row per interval, oldest first. Each row has one value per column."""
 
     interval_ms: Annotated[U64, "time between two rows"]
@@ -41,6 +50,7 @@ class Samples(Struct):
     columns: Annotated[list[str], "the names of the values of a row"]
     rows: Annotated[list[list[float]], "the values, oldest first"]
     performance: Performance
+    followers: Annotated[list[FollowerInfo] | None, "the standbys and read replicas, if there are any"] = None
 
 
 class TimelineRange(Struct, frozen=True, omit_defaults=True):

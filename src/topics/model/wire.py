@@ -31,6 +31,7 @@ class Performance(Struct, omit_defaults=True):
     fsync_ms: Annotated[float | None, "time that the write waited for the disk"] = None
     records_scanned: Annotated[int | None, "the number of records that a read examined"] = None
     throttle_wait_ms: Annotated[float | None, "time that a write was held back under pressure"] = None
+    replica_lag_ms: Annotated[int | None, "how far a standby is behind; only in its answers"] = None
 
 
 class ErrorBody(Struct):

@@ -108,6 +108,13 @@ class TopicsApp:
                 await replica.begin(storage, self._datadir)
                 replica.on_promote = lambda: self.stop_server(None)
         self.serve(state, storage, replica)
+        if replica is not None and replica.replication is not None:
+            replica.replication.on_fence = self._fence
+
+    def _fence(self, reason: str) -> None:
+        """End streams and refuse reads, too: another server has taken over, and this state grows no more."""
+        self.requests.fence(reason)
+        self.services.runtime.begin_drain()
 
     async def _follow(self) -> bool:
         """Serve as a standby. Return False if the directory is that of the writer."""

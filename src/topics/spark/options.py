@@ -168,10 +168,11 @@ def connection(found: Mapping[str, str]) -> ConnectionOptions:
 
 
 def _servers(name: str, text: str) -> tuple[str, ...]:
+    """Return the servers, which are separated by commas. `|` separates the addresses of one server and its standbys."""
     servers = tuple(dict.fromkeys(url.rstrip("/") for url in listed(text)))
     if not servers:
         raise BadOption("url: at least one server is needed")
-    for url in servers:
+    for url in "|".join(servers).split("|"):
         if not re.match(r"https?://[^/]", url):
             raise BadOption(f"url: {url!r} is not the URL of a server, such as {DEFAULT_URL}")
     return servers

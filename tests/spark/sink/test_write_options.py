@@ -20,6 +20,10 @@ def test_spark_stream_options_are_left_to_spark():
     assert write_options({"checkpointLocation": "/tmp/x", "queryname": "q", "topic": "t"}).topic == "t"
 
 
+def test_sink_takes_several_addresses_of_one_server():
+    assert write_options({"url": "http://a|http://b", "topic": "t"}).connection.servers == ("http://a|http://b",)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [

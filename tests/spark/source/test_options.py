@@ -83,6 +83,12 @@ def test_several_servers_are_a_list(tmp_path: Any):
     assert found.connection.servers == ("http://a:1", "http://b:2")
 
 
+def test_bar_separates_the_addresses_of_one_server():
+    assert options(url="http://a:1|http://b:2/,http://c").connection.servers == ("http://a:1|http://b:2", "http://c")
+    with pytest.raises(BadOption, match="'b:2' is not the URL"):
+        options(url="http://a:1|b:2")
+
+
 def test_directory_is_a_path_or_a_file_url():
     assert options(path="file:///var/data").path == options(path="file:/var/data/").path == "/var/data"
     assert options(path="/a/x:y").path == "/a/x:y"

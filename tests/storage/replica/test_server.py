@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import msgspec
 import pytest
 
@@ -194,6 +196,44 @@ def test_no_seq_is_given_out_twice_however_fast_a_topic_grows():
         last = server.append("plain", *["1"] * 500).last
         server.pass_ms(10)
     assert server.elsewhere().append("plain", "y").first > last
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_writes_keep_their_order_however_syncs_and_uploads_end(seed: int):
+    """A write waits for a ceiling in the bucket, others behind it; uploads end while these are being synced."""
+    chosen = random.Random(seed)
+    syncs, uploads = DeferredWorker(), DeferredWorker()
+    server = ReplicaServer.begin(SimBucket(), interval_ms=100, worker=uploads, sync_worker=syncs)
+    acknowledged: list[int] = []
+
+    def drain_all() -> None:
+        while len(syncs) or len(uploads):
+            syncs.run_all()
+            uploads.run_all()
+            server.pass_ms(20)
+
+    server.engine.append("plain", request("1"))
+    server.engine.append("sure", request("1", durability="fsync"))
+    server.engine.flush()
+    drain_all()
+    for _ in range(250):
+        act = chosen.randrange(6)
+        if act < 3:
+            name = "plain" if act else chosen.choice(["plain", "sure"])
+            ticket = server.engine.append(name, request(*["1"] * chosen.choice([1, 300, 2000])))
+            ticket.on_done(
+                lambda done, name=name: done.error or name == "sure" or acknowledged.append(done.result.first)
+            )
+            server.engine.flush()
+        elif act == 3:
+            syncs.run()
+        elif act == 4:
+            uploads.run()
+        else:
+            server.pass_ms(20)
+    drain_all()
+    assert acknowledged == sorted(set(acknowledged))
+    assert len(acknowledged) > 50
 
 
 def test_stalled_bucket_leaves_the_outcome_unknown_and_the_key_tells_it_later():

@@ -16,6 +16,7 @@ from topics.model.consumer import ConsumerRequest
 from topics.model.records import TagMatch
 from topics.model.router import RouterRequest
 from topics.storage.replica import start
+from topics.storage.replica.objects import Announced
 
 
 def test_standby_has_what_the_writer_has():
@@ -154,6 +155,10 @@ def test_router_copies_queues_and_consumers_are_the_same():
     assert standby.engine.topic("jobs").queue.in_flight == 2
 
 
+def announced(at_ms: int) -> Announced:
+    return Announced(name="b", address="http://b", takes_over=True, object=1, lag_ms=0, at_ms=at_ms)
+
+
 def test_records_expire_by_the_time_of_the_log():
     bucket = SimBucket()
     writer = ReplicaServer.begin(bucket)
@@ -161,7 +166,7 @@ def test_records_expire_by_the_time_of_the_log():
     writer.upload()
     standby = SimStandby.begin(bucket, clock=SimClock(writer.clock.now_ms() + 3_600_000))
     assert standby.data("short") == ["1"], "the clock of the standby does not count"
-    writer.replication.note_standbys({"standbys/b": 1})
+    writer.replication.note_standbys([announced(1)])
     writer.pass_ms(10_000)
     standby.follow()
     assert standby.data("short") == []
@@ -177,7 +182,7 @@ def test_idle_writer_shows_that_it_lives_and_is_not_succeeded():
     writer.pass_ms(20_000)
     assert len(bucket.objects) == before + 1, "nothing follows it: only the write is uploaded"
     for number in range(60):
-        writer.replication.note_standbys({"standbys/b": number})
+        writer.replication.note_standbys([announced(number)])
         writer.pass_ms(1_000)
         standby.pass_ms(1)
         standby.follow()

@@ -113,7 +113,7 @@ def as_curl(request: Request, target: Target) -> str:
         words.append("-N")
     if request.method != ("GET" if request.body is None else "POST"):
         words += ["-X", request.method]
-    words.append(shlex.quote(target.url + request.path))
+    words.append(shlex.quote(target.url.partition(",")[0] + request.path))
     if request.accept != JSON:
         words += ["-H", shlex.quote(f"accept: {request.accept}")]
     if target.token is not None:

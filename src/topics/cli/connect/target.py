@@ -21,10 +21,11 @@ from urllib.parse import urlsplit
 
 from topics.cli.options import one_of, option
 from topics.cli.output.failures import EXIT_NOT_FOUND, Failure, usage
+from topics.client.call import LOCAL_HOSTS, Addresses, with_schemes
+from topics.client.errors import BadUrl
 
 DEFAULT_PORT = 4000
 DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
-LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )(group)
 
 
-def add_address(group: argparse._ActionsContainer, meaning: str = "address of the server") -> None:
+def add_address(
+    group: argparse._ActionsContainer, meaning: str = "address of the server, and of its standbys after commas"
+) -> None:
     order = f"the first of --context, TOPICS_URL, TOPICS_CONTEXT, the current context, {DEFAULT_URL}"
     option("--url URL", f"{meaning} [{order}]")(group)
     option("-c --context NAME", "use this context [TOPICS_CONTEXT]", completes="contexts")(group)
@@ -100,26 +103,21 @@ def choose(args: argparse.Namespace, env: Mapping[str, str]) -> Choice:
 
 
 def normal(url: str) -> str:
-    """Return an address as `http://host:port`. Raise `Failure` if it is not one."""
-    whole = url if "//" in url else f"http://{url}"
+    """Return addresses as `http://host:port`, separated by commas. Raise `Failure` if one is not an address."""
     try:
-        parts = urlsplit(whole)
-        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        valid = False
-    if not valid:
-        raise usage(f"{url!r} is not the URL of a server", f"use {DEFAULT_URL}, say")
-    return whole.rstrip("/")
+        return ",".join(Addresses(with_schemes(url)).all)
+    except BadUrl as error:
+        raise usage(str(error)) from None
 
 
 def next_step_of(target: Target) -> str:
     """Return what to do about a server that does not answer: start it, or correct what gave its address."""
     parts = urlsplit(target.url)
-    if parts.hostname in LOCAL_HOSTS and parts.scheme == "http":
+    if parts.hostname in LOCAL_HOSTS and parts.scheme == "http" and "," not in target.url:
         port = parts.port or 80
         start = f"start a server with `topics serve{'' if port == DEFAULT_PORT else f' --port {port}'}`"
     else:
-        start = f"check that a server runs at {target.url}"
+        start = f"check that a server runs at {target.url.replace(',', ' or ')}"
     by = target.source.partition("=")[0].partition(" ")[0]
     if by.startswith("--"):
         return f"{start}, or correct {by}"

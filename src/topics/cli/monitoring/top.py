@@ -128,7 +128,7 @@ class View:
                 f" of {size(total['budget_bytes'])}" if total["budget_bytes"] else "",
                 ("   lost ", "dim"), (count(total["lost"]), "red" if total["lost"] else ""),
             ),
-            Text.assemble(("log sync ", "dim"), _syncs(total), (read_only, "bold red")),
+            Text.assemble(("log sync ", "dim"), _syncs(total), (read_only, "bold red"), _behind(total)),
             Text(self._problem, style="red"),
         ]  # fmt: skip
         shown = sort_rows(self._rows, self._order, self._filter)
@@ -196,6 +196,12 @@ def _syncs(total: Overview) -> str:
     return ", ".join(f"{share} ≤ {'more' if us == inf else duration(us / 1000)}" for share, us in bounds.items())
 
 
+def _behind(total: Overview) -> str:
+    """Return how far a standby is behind, or the servers that follow this one."""
+    lags = {"standby": total["replica_lag_ms"]} if total["standby"] else total["followers"]
+    return "".join(f"   {name} {duration(lag_ms)} behind" for name, lag_ms in lags.items())
+
+
 COLUMNS: Columns = {
     "topic": lambda row: Styled(row["topic"], "bold"),
     "rate>": lambda row: Styled(rate(row["rate"]), "green" if row["rate"] else "dim"),
@@ -254,6 +260,9 @@ def overview(before: Sample, now: Sample, found: Iterable[TopicRow]) -> Overview
         "memory_bytes": int(sum((metrics.get("topics_memory_charged_bytes") or {}).values())),
         "fsync_p50_us": _of_buckets(old_fsync, fsync, 0.5),
         "fsync_p99_us": _of_buckets(old_fsync, fsync, 0.99),
+        "standby": bool(metrics.get("topics_replica_standby", 0)),
+        "replica_lag_ms": int(metrics.get("topics_replica_lag_ms", 0)),
+        "followers": metrics.get("topics_replica_follower_lag_ms") or {},
         "read_only": bool(metrics.get("topics_wal_read_only", 0)),
         "lost": sum(row["lost"] for row in topics),
         "truncated": bool(metrics.get("topics_topic_metrics_truncated", 0)),

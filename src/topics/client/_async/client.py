@@ -26,7 +26,9 @@ class AsyncTopics(AsyncManagementCalls, AsyncFollowCalls, AsyncQueueCalls):
         async for item in topics.follow("orders"):
             print(item)
 
-    `token` is the API key, and `timeout_s` the limit for one answer.
+    `url` has the address of the server, and those of its standbys after commas. The client stays with the first one
+    that answers. A write moves it to the writer, and after a takeover to the new one. `token` is the API key, and
+    `timeout_s` the limit for one answer.
 
     A request that can succeed later is repeated for `retry_for_s`, long enough for a restart of the server. A client
     that never got an answer gives up after five repetitions, in about three seconds: its address may be wrong.
@@ -78,7 +80,7 @@ class AsyncTopics(AsyncManagementCalls, AsyncFollowCalls, AsyncQueueCalls):
             await socket.publish("room", {"text": "hello"})
             async for item in socket: print(item)
         """
-        return AsyncSocket(self._http.url, self._http.token)
+        return AsyncSocket(self._http.addresses, self._http.token)
 
     # --- writing
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
-import msgspec
-
 from topics.client.call import PAGE_ROWS, ListPage, Request, consumer_path, given, router_path, topic_path, with_query
 from topics.client.cursors import ConsumerInfo, ConsumerPage
 from topics.client.errors import Unavailable, Unreachable
@@ -308,7 +306,7 @@ class AsyncManagementCalls(AsyncCalls):
         """
         if format == "prometheus":
             return (await self._http.send(Request("GET", "/v0/metrics", accept="text/plain"))).decode()
-        return msgspec.json.decode(await self._http.send(Request("GET", "/v0/metrics")), type=Metrics)
+        return await self._http.call("GET", "/v0/metrics", Metrics)
 
     async def samples(self, *, after: int = 0, queue: str | None = None) -> inspection.Samples:
         """Return figures of the last hour, a row every few seconds, from after a time in ms since 1970.
@@ -332,4 +330,4 @@ class AsyncManagementCalls(AsyncCalls):
 
         print(sorted((await topics.openapi())["paths"]))
         """
-        return msgspec.json.decode(await self._http.send(Request("GET", "/v0/openapi.json")), type=dict[str, Any])
+        return await self._http.call("GET", "/v0/openapi.json", dict[str, Any])

@@ -13,7 +13,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from topics.client import errors
 from topics.client._async import tools
-from topics.client.call import given
+from topics.client.call import Addresses, Backoff, given
 from topics.client.errors import Unreachable
 from topics.client.items import Appended, Config, Gap, Match, NewRecord, Record, RecordFields, encode
 from topics.client.streams import gap_of, records_of
@@ -46,13 +46,12 @@ class AsyncSocket:
     """One WebSocket of a server. Iterate over it for what its subscriptions deliver.
 
     It does not reconnect: when it breaks, iteration and calls raise `Unreachable`. Use `follow` or `watch` for a reader
-    that resumes by itself.
+    that resumes by itself. A refusal of a standby moves the client: its next socket goes to the writer.
     """
 
-    def __init__(self, url: str, token: str | None) -> None:
-        self._url = "ws" + url.removeprefix("http") + "/v0/ws"
-        headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        self._opening = connect(self._url, additional_headers=headers, max_size=MAX_MESSAGE_BYTES, proxy=None)
+    def __init__(self, addresses: Addresses, token: str | None) -> None:
+        self._addresses = addresses
+        self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
         self._connection: ClientConnection | None = None
         self._number = 0
         self._waiting: dict[int, tools.Future[bytes]] = {}
@@ -62,12 +61,24 @@ class AsyncSocket:
         self._group = tools.Group()
 
     async def __aenter__(self) -> Self:
-        try:
-            self._connection = await self._opening.__aenter__()
-        except (OSError, InvalidHandshake) as error:
-            raise Unreachable(f"no WebSocket at {self._url}: {error}") from error
-        self._group.spawn(self._receive)
-        return self
+        backoff = Backoff()
+        while True:
+            self._url = url = self._addresses.url
+            backoff.tried.add(url)
+            try:
+                self._opening = connect(
+                    f"ws{url.removeprefix('http')}/v0/ws", additional_headers=self._headers,
+                    max_size=MAX_MESSAGE_BYTES, open_timeout=self._addresses.connect_timeout_s, proxy=None,
+                )  # fmt: skip
+                self._connection = await self._opening.__aenter__()
+            except (OSError, InvalidHandshake) as cause:
+                error = Unreachable(f"no WebSocket at {url}: {cause}")
+                self._addresses.leave(url, error)
+                if not backoff.goes_on(self._addresses, error):
+                    raise error from cause
+            else:
+                self._group.spawn(self._receive)
+                return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -219,6 +230,7 @@ class AsyncSocket:
         if future is not None:
             if head.op == "error":
                 error = errors.from_code(head.code, head.message, 0, head.detail, head.retry_after_ms)
+                self._addresses.leave(self._url, error)
                 future.set_exception(error)
             else:
                 future.set_result(message)

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import httpx
 import msgspec
 
 from topics.client import errors
 from topics.client._async import tools
-from topics.client.call import JSON, Backoff, Request
-from topics.client.errors import BadUrl, OutcomeUnknown, TimedOut, TopicsError, Unreachable
+from topics.client.call import JSON, Addresses, Backoff, Request
+from topics.client.errors import OutcomeUnknown, TimedOut, TopicsError, Unreachable
 from topics.client.items import decode_records, encode
 from topics.errors import Code
 
@@ -22,13 +21,12 @@ Answer = TypeVar("Answer")
 UNLIMITED = 1 << 30  # retries
 BRIEFLY = -1  # retries: the number of the client, or `FIRST_RETRIES` if it has none
 FIRST_RETRIES = 5  # until the first answer: a wrong address fails within about three seconds
-CONNECT_TIMEOUT_S = 10.0
 
 _decoders: dict[type[Any], msgspec.json.Decoder[Any]] = {}
 
 
 class AsyncTransport:
-    """One server and its connections."""
+    """One server, or one of several that share a replica, and its connections."""
 
     def __init__(
         self,
@@ -41,10 +39,7 @@ class AsyncTransport:
         gzip: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise BadUrl(url)
-        self.url = url.rstrip("/")
+        self.addresses = Addresses(url)
         self.token = token
         self.timeout_s = timeout_s
         self.retries = retries
@@ -53,13 +48,11 @@ class AsyncTransport:
         if token is not None and not (token.isascii() and token.isprintable()):
             raise ValueError("token: a key consists of printable ASCII characters; is there a line break at its end?")
         self._http = httpx.AsyncClient(
-            base_url=self.url,
             headers={"accept-encoding": "gzip" if gzip else "identity"},
             transport=transport,
-            timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
             trust_env=False,
-            verify=parts.scheme == "https",  # loading the certificates takes a tenth of a second
+            verify="https:" in url,  # loading the certificates takes a tenth of a second
         )
 
     async def aclose(self) -> None:
@@ -89,15 +82,17 @@ class AsyncTransport:
         content = body if body is None or isinstance(body, bytes) else encode(body)
         request = Request(method, path, content, JSON, safe, wait_ms)
         while True:
+            backoff.tried.add(self.addresses.url)
             try:
                 found: Answer = decode_records(decoder, await self.send(request))
                 return found
             except TopicsError as error:
-                lost = isinstance(error, Unreachable)
+                lost = errors.may_have_happened(error)
                 if lost and not safe:
                     raise
                 answer_lost = answer_lost or lost
-                await self.wait_after(error, backoff, retries, answer_lost if keyed else None)
+                if not backoff.goes_on(self.addresses, error):
+                    await self.wait_after(error, backoff, retries, answer_lost if keyed else None)
 
     async def wait_after(
         self, error: TopicsError, backoff: Backoff, retries: int | None = None, answer_lost: bool | None = None
@@ -124,48 +119,58 @@ class AsyncTransport:
 
     async def send(self, request: Request) -> bytes:
         """Send a request once, and return the body of its answer."""
-        timeout = httpx.Timeout(self.timeout_s + request.wait_ms / 1000, connect=CONNECT_TIMEOUT_S)
-        method, path, headers = request.method, request.path, request.headers(self.token)
+        timeout = self._timeout(self.timeout_s + request.wait_ms / 1000)
+        url, headers = self.addresses.url, request.headers(self.token)
         try:
-            response = await self._http.request(method, path, content=request.body, headers=headers, timeout=timeout)
+            response = await self._http.request(
+                request.method, url + request.path, content=request.body, headers=headers, timeout=timeout
+            )
         except httpx.HTTPError as error:
-            raise self._no_answer(error) from error
+            raise self._no_answer(url, error) from error
         if response.is_success:
             self._answered = True
             return response.content
-        raise self._refusal(response, response.content)
+        raise self._refusal(url, response, response.content)
 
     @asynccontextmanager
     async def stream(self, request: Request, *, silence_s: float) -> AsyncIterator[AsyncIterator[bytes]]:
         """Open a long answer, such as an event stream. Reading raises `TimedOut` after a silence of `silence_s`."""
-        timeout = httpx.Timeout(silence_s, connect=CONNECT_TIMEOUT_S)
-        headers = {**request.headers(self.token), "accept-encoding": "identity"}
+        timeout = self._timeout(silence_s)
+        url, headers = self.addresses.url, {**request.headers(self.token), "accept-encoding": "identity"}
         try:
             async with self._http.stream(
-                request.method, request.path, content=request.body, headers=headers, timeout=timeout
+                request.method, url + request.path, content=request.body, headers=headers, timeout=timeout
             ) as response:
                 if not response.is_success:
-                    raise self._refusal(response, await response.aread())
+                    raise self._refusal(url, response, await response.aread())
                 self._answered = True
-                yield self._chunks(response)
+                yield self._chunks(url, response)
         except httpx.HTTPError as error:
-            raise self._no_answer(error) from error
+            raise self._no_answer(url, error) from error
 
-    async def _chunks(self, response: httpx.Response) -> AsyncIterator[bytes]:
+    async def _chunks(self, url: str, response: httpx.Response) -> AsyncIterator[bytes]:
         try:
             async for chunk in response.aiter_raw():
                 yield chunk
         except httpx.HTTPError as error:
-            raise self._no_answer(error) from error
+            raise self._no_answer(url, error) from error
 
-    def _refusal(self, response: httpx.Response, body: bytes) -> TopicsError:
+    def _timeout(self, answer_s: float) -> httpx.Timeout:
+        return httpx.Timeout(answer_s, connect=self.addresses.connect_timeout_s)
+
+    def _refusal(self, url: str, response: httpx.Response, body: bytes) -> TopicsError:
         error = errors.from_answer(response.status_code, response.headers.get("retry-after"), body)
         if isinstance(error.code, Code):  # a proxy in front of a wrong address answers with other codes
             self._answered = True
+        self.addresses.leave(url, error)
         return error
 
-    def _no_answer(self, error: httpx.HTTPError) -> Unreachable:
-        why = str(error) or type(error).__name__
-        if isinstance(error, httpx.TimeoutException):
-            return TimedOut(f"no answer from {self.url} in time: {why}")
-        return Unreachable(f"no answer from {self.url}: {why}")
+    def _no_answer(self, url: str, cause: httpx.HTTPError) -> Unreachable:
+        why = str(cause) or type(cause).__name__
+        sent = not isinstance(cause, httpx.ConnectError | httpx.ConnectTimeout)
+        if isinstance(cause, httpx.TimeoutException):
+            error: Unreachable = TimedOut(f"no answer from {url} in time: {why}", sent=sent)
+        else:
+            error = Unreachable(f"no answer from {url}: {why}", sent=sent)
+        self.addresses.leave(url, error)
+        return error

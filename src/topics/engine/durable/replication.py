@@ -8,7 +8,7 @@ from topics.clock import Clock
 from topics.engine.durable.store import Store
 from topics.engine.write.commit import Commits
 from topics.storage.log.background import Fenced, LogRefused, ReplicaRefused
-from topics.storage.replica.objects import READER, Position
+from topics.storage.replica.objects import Announced, Position
 from topics.storage.replica.sequence import State
 from topics.storage.replica.uploader import Uploader
 
@@ -29,12 +29,14 @@ class Replication:
         self._clock = clock
         self._timeout_ms = timeout_ms
         self._takeover_after_ms = takeover_after_ms
-        self._standbys: dict[str, tuple[int, int]] = {}  # by name: its last announcement, and when that was seen first
-        self.followers = self.successors = 0  # servers that follow, and those of them that would take over
+        self._standbys: dict[str, tuple[Announced, int]] = {}  # by name, and when this one was seen first
+        self.followers: list[Announced] = []
+        self.successors = 0  # followers that would take over
         self._followed_since_ms = 0  # since when there is a successor
         self._commits: Commits | None = None
         self._expected = 0  # tickets that waited when the last upload ended: their writers go on
         self.on_wait: Callable[[], None] = lambda: None  # called when a ticket waits: `check` has to be called often
+        self.on_fence: Callable[[str], None] = lambda reason: None
         self.on_state: Callable[[], None] = lambda: None  # called when an object is in the bucket, or the state changed
         self.sequence.as_of_ms = lambda: clock.now_ms() - store.wal.sync_ms - SLACK_MS
         self.sequence.is_quiet = lambda: not store.wal.stats.queue_depth
@@ -81,19 +83,18 @@ class Replication:
 
     # --- standbys
 
-    def note_standbys(self, listed: dict[str, int]) -> None:
-        """Note the announcements in the bucket: their names, each with the time at which it was written."""
+    def note_standbys(self, announced: list[Announced]) -> None:
+        """Note the announcements in the bucket. One that does not change any more is not that of a follower."""
         now_ms, known = self._now_ms(), self._standbys
         self._standbys = {
-            name: known[name] if name in known and known[name][0] == at_ms else (at_ms, now_ms)
-            for name, at_ms in listed.items()
+            one.name: known[one.name] if one.name in known and known[one.name][0] == one else (one, now_ms)
+            for one in announced
         }
-        fresh = [name for name, (_, seen_ms) in self._standbys.items() if now_ms - seen_ms < STALE_MS]
-        before, self.followers = self.successors, len(fresh)
-        self.successors = sum(not name.endswith(READER) for name in fresh)
+        self.followers = [one for one, seen_ms in self._standbys.values() if now_ms - seen_ms < STALE_MS]
+        before, self.successors = self.successors, sum(one.takes_over for one in self.followers)
         if self.successors and not before:
             self._followed_since_ms = now_ms
-        self.sequence.alive_ms = min(ALIVE_MS, self._takeover_after_ms // 3) if fresh else 0
+        self.sequence.alive_ms = min(ALIVE_MS, self._takeover_after_ms // 3) if self.followers else 0
         self.uploader.pump()
 
     @property
@@ -154,3 +155,4 @@ class Replication:
         self._store.wal.fence(reason)
         if self._commits is not None:
             self._commits.uploads.refuse(Fenced(reason))
+        self.on_fence(reason)

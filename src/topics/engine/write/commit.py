@@ -268,11 +268,13 @@ class Commits:
         if self.uploads or any(ticket.gated == AT_UPLOAD for ticket in waiting):
             waiting = self.uploads.take(waiting)
         self.release(waiting)
+        if self.uploads:
+            self.uploads.ended()  # another sync may have covered them, and its upload may be over
 
     def release(self, tickets: list[Ticket]) -> None:
         """Apply tickets that need not wait any longer, and those behind them."""
         self._landing.extend(tickets)
-        if self._written:
+        if self._written or self._syncing:
             self._release()
         self._land()
 
@@ -282,18 +284,22 @@ class Commits:
             self.schedule(self.flush)
 
     def _release(self) -> None:
-        """Release tickets that only waited behind a gated ticket of the same topic."""
-        held: list[Ticket] = []
+        """Release tickets that only waited behind a gated ticket of the same topic.
+
+        An upload can end while a sync is in flight: tickets behind it may be among those that are being synced.
+        """
         blocked = self.uploads.topics()
-        for ticket in self._written:
-            if ticket.gated:
-                blocked.add(ticket.topic)
-                blocked.update(ticket.also or ())
-            if ticket.topic in blocked:
-                held.append(ticket)
-            else:
-                self._landing.append(ticket)
-        self._written = held
+        for queue in (self._syncing, self._written):
+            held: list[Ticket] = []
+            for ticket in queue:
+                if ticket.gated:
+                    blocked.add(ticket.topic)
+                    blocked.update(ticket.also or ())
+                if ticket.topic in blocked:
+                    held.append(ticket)
+                else:
+                    self._landing.append(ticket)
+            queue[:] = held
 
     def _land(self) -> None:
         """Apply and resolve tickets in order, even if a callback of a ticket stages or syncs more.

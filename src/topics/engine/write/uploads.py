@@ -114,8 +114,6 @@ class Uploads:
             else:
                 free.append(ticket)
         self.replica.hurry()
-        if self._waiting and self._waiting[0].upto <= self.replica.covered:
-            self.ended()  # another sync had covered it, and its upload is over
         return free
 
     def ended(self) -> None:
@@ -123,11 +121,19 @@ class Uploads:
         covered = self.replica.covered
         while self._callbacks and self._callbacks[0][0] <= covered:
             self._callbacks.popleft()[1]()
-        released = []
-        while self._waiting and self._waiting[0].upto <= covered:
-            released.append(self._waiting.popleft().ticket)
-        if released:
-            self._commits.release(released)
+        if not self._waiting or self._waiting[0].upto > covered:
+            return
+        released, held, blocked = [], deque[Waiting](), set[Topic | None]()
+        for one in self._waiting:
+            topics = _topics_of(one.ticket)
+            # A ticket that only waited behind others goes with them: later ones of its topic no longer wait.
+            if one.upto > covered and (one.ticket.gated == AT_UPLOAD or not blocked.isdisjoint(topics)):
+                held.append(one)
+                blocked.update(topics)
+            else:
+                released.append(one.ticket)
+        self._waiting = held
+        self._commits.release(released)
 
     def after(self, done: Callable[[], None]) -> None:
         """Call `done` once everything written so far is durable, and in the replica if there is one."""

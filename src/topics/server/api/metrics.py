@@ -242,10 +242,14 @@ def _replica(service: ReplicaService) -> Iterator[Metric]:
         ("objects_total", "Objects of the log that were uploaded.", uploader.objects_total),
         ("bytes_total", "Bytes of these objects.", uploader.bytes_total),
         ("failures_total", "Requests to the bucket that failed.", uploader.failures_total),
-        ("followers", "Servers that follow this one.", replication.followers),
+        ("followers", "Servers that follow this one.", len(replication.followers)),
         ("cut_off", "1 while all writes are refused, because a standby may have taken over.", replication.is_cut_off),
     ):
         yield _one(f"topics_replica_{name}", help, int(value))
+    lags: list[Sample] = [("", "follower", one.name, one.lag_ms) for one in replication.followers]
+    yield Metric(
+        "topics_replica_follower_lag_ms", "Milliseconds that a follower was behind when it said so last.", lags
+    )
 
 
 def _standby(service: StandbyService) -> Iterator[Metric]:

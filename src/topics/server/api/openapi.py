@@ -60,7 +60,7 @@ def described() -> dict[str, Described]:
 _EVERYWHERE = (Code.INVALID_REQUEST, Code.REQUEST_TIMEOUT, Code.HEADERS_TOO_LARGE)
 _WITH_BODY = (Code.PAYLOAD_TOO_LARGE, Code.UNSUPPORTED_MEDIA_TYPE)
 _WITH_SCOPE = (Code.UNAUTHORIZED, Code.FORBIDDEN, Code.THROTTLED)
-_WHILE_STARTING = (Code.NOT_READY, Code.SHUTTING_DOWN)
+_UNLESS_SERVING = (Code.NOT_READY, Code.SHUTTING_DOWN, Code.FENCED)
 _PATTERNS = {"topic": names.TOPIC_PATTERN, "router": names.ROUTER_PATTERN, "consumer": names.TOPIC_PATTERN}
 _WARNINGS = {"type": "array", "items": {"type": "string"}}
 _CONFIG_DEFAULTS = msgspec.to_builtins(DEFAULT_CONFIG)
@@ -167,7 +167,7 @@ def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
         operation["requestBody"] = {"required": needed, "content": {"application/json": content}}
     codes = [*_EVERYWHERE, *texts.errors]
     if Code.READ_ONLY in codes:
-        codes += [Code.REPLICA_UNAVAILABLE, Code.FENCED]
+        codes.append(Code.REPLICA_UNAVAILABLE)
     if route.scope & CHANGES:
         codes.append(Code.NOT_WRITER)
     if route.body is not None:
@@ -177,7 +177,7 @@ def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
     elif route.probe:
         codes += (Code.UNAUTHORIZED,)
     if route.while_recovering is None:
-        codes += _WHILE_STARTING
+        codes += _UNLESS_SERVING
     by_status: dict[int, list[Code]] = {}
     for code in dict.fromkeys(codes):
         by_status.setdefault(code.status, []).append(code)

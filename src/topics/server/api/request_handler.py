@@ -8,7 +8,7 @@ from topics.model.wire import MAX_PLAIN_BODY_BYTES, body_too_large
 from topics.server.access.caller import ANYONE
 from topics.server.access.operations import CHANGES, Scope
 from topics.server.api.guard import Guard
-from topics.server.api.route import Call, Route, RouteTable, note_parameters, with_warnings
+from topics.server.api.route import Call, Route, RouteTable, note_parameters, with_lag, with_warnings
 from topics.server.api.services import Services, Startup
 from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
 from topics.server.http.request.write_request import LARGE_BYTES
@@ -34,6 +34,7 @@ class RequestHandler:
         self._recovered = False
         self._replaying = False  # records of some topics wait to be replayed
         self._follows = False  # the server is a standby
+        self._fenced = ""  # why, if another server has taken over
         self._known_queries: set[tuple[Route, bytes]] = set()  # query strings without unknown parameters
         budget.listeners.append(self._choose_path)
 
@@ -42,6 +43,11 @@ class RequestHandler:
         self._recovered = True
         self._replaying = services.engine.is_replaying
         self._follows = services.standby is not None
+        self._choose_path()
+
+    def fence(self, reason: str) -> None:
+        """Refuse all requests but those of monitoring: clients go to the server that has taken over."""
+        self._fenced = reason
         self._choose_path()
 
     def pause(self) -> None:
@@ -128,13 +134,15 @@ class RequestHandler:
     def _choose_path(self) -> None:
         """Allow the fast path if nothing but the route of a request must be checked."""
         self.direct = self.guard is None and self._recovered and not self._budget.full
-        self.direct = self.direct and not self._replaying and not self._follows
+        self.direct = self.direct and not self._replaying and not self._follows and not self._fenced
 
     def _serve(self, call: Call) -> Answer:
         """Authorise the caller and run the handler. A retry is authorised again."""
         services = self._services
         if self._follows and call.route.scope & CHANGES:
             services.check_writer()
+        if self._fenced and not (call.route.probe or call.route.while_recovering):
+            raise TopicsError(Code.FENCED, self._fenced, detail={"reason": self._fenced}, retry_after_ms=1000)
         if call.request.query and (call.route, call.request.query) not in self._known_queries:
             self._check_query(call)
         if self._replaying and self._must_replay(call):
@@ -150,6 +158,8 @@ class RequestHandler:
         # An answer that reports an effect must be sent.
         if self._budget.full and isinstance(answer, Response) and call.route.scope in (Scope.NONE, Scope.READ):
             self._budget.check_answer(body_bytes(answer.body))
+        if self._follows and services.standby is not None:
+            answer = with_lag(answer, services.standby)
         return answer if call.warnings is None else with_warnings(call, answer)
 
     def _check_query(self, call: Call) -> None:

@@ -27,9 +27,10 @@ from topics.model.wire import UnknownField
 from topics.server.access.operations import Operation, Scope
 from topics.server.api.services import Services, Startup
 from topics.server.http.cors import WARNINGS
-from topics.server.http.messages import Answer, Deferred, Request, Response, Stream
+from topics.server.http.messages import JSON, Answer, Deferred, Request, Response, Stream
 from topics.server.http.request import query_string
 from topics.server.limits.loop_holds import Cause
+from topics.server.loop.standby import StandbyService
 
 # Cached paths. The longest name of a topic has 255 characters, three bytes each if percent-encoded.
 KNOWN_PATHS, KNOWN_PATH_BYTES = 32_768, 1024
@@ -168,6 +169,7 @@ def _decode(part: bytes) -> str:
 
 
 _END = b"}\n"
+_PERFORMANCE = b'"performance":{'
 
 
 def note_parameters(call: Call) -> bool:
@@ -198,6 +200,25 @@ def with_warnings(call: Call, answer: Answer) -> Answer:
         answer.head = answer.head.with_fields((WARNINGS, json.dumps(call.warnings).encode()))
         return answer
     return _marked(call, answer)
+
+
+def with_lag(answer: Answer, standby: StandbyService) -> Answer:
+    """Return the answer of a standby with its lag in the field `performance`, if it has that."""
+    if isinstance(answer, Deferred):
+        return answer.mapped(partial(_lagging, standby))
+    return answer if isinstance(answer, Stream) else _lagging(standby, answer)
+
+
+def _lagging(service: StandbyService, response: Response) -> Response:
+    parts: list[bytes | memoryview] = [response.body] if isinstance(response.body, bytes) else list(response.body)
+    if service.standby is not None and response.content_type == JSON:
+        for at in range(len(parts) - 1, max(len(parts) - 3, -1), -1):  # no data of a client comes after the field
+            before, found, after = bytes(parts[at]).rpartition(_PERFORMANCE)
+            if found:
+                parts[at] = b'%b%b"replica_lag_ms":%d,%b' % (before, found, service.standby.lag_ms, after)
+                whole = parts if len(parts) > 1 else bytes(parts[0])
+                return Response(response.status, whole, response.content_type, response.headers, response.sent)
+    return response
 
 
 def _marked(call: Call, response: Response) -> Response:

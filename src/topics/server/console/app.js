@@ -5,7 +5,7 @@
  * is left: every poll, stream and listener of a page ends with it.
  */
 
-import { h, hidden, put } from "./parts/dom.js"
+import { h, hidden, put, span } from "./parts/dom.js"
 import { icon } from "./parts/icons.js"
 import { listenToKeys, openPalette, showKeys } from "./parts/palette.js"
 import { session } from "./parts/session.js"
@@ -147,7 +147,7 @@ function showWho() {
   const { key, scopes, prefixes } = session.who
   const rights = key === null ? "no keys: everything is allowed" : `${scopes.join(", ") || "no scopes"}${prefixes.length ? ` on ${prefixes.join(", ")}` : ""}`
   put(who,
-    h("span", { class: "version" }, hidden("Server version "), session.version),
+    span("version", hidden("Server version "), session.version),
     h("span", { class: "rights", title: rights }, key === null ? "open server" : rights),
     key !== null && button("Sign out", () => {
       session.signIn(null)

@@ -13,7 +13,7 @@ from topics.server.loop.storage import RecoveryCancelled, ThreadWorker
 from topics.storage.replica import start, upkeep
 from topics.storage.replica.bucket import Bucket, BucketError, open_bucket
 from topics.storage.replica.history import History
-from topics.storage.replica.objects import PROMOTE, STANDBYS, Promote, read_promote
+from topics.storage.replica.objects import PROMOTE, Announced, Promote, read_promote
 from topics.storage.replica.sequence import State
 from topics.storage.replica.uploader import Uploader
 
@@ -179,11 +179,11 @@ class ReplicaService:
         self._timer = self._loop.call_later(min(1000, after_ms // 4) / 1000, self._tick)
 
     def _look(self) -> None:
-        replication, found, promote = self.replication, dict[str, int](), list[Promote | None]()
+        replication, found, promote = self.replication, list[Announced](), list[Promote | None]()
         assert replication is not None
 
         def work() -> None:
-            found.update({one.name: one.at_ms for one in self._bucket.ls(STANDBYS)})
+            found.extend(upkeep.standbys(self._bucket))
             promote.append(read_promote(self._bucket.get(PROMOTE)) if found else None)
 
         def done(error: Exception | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 import secrets
 import socket
@@ -84,8 +85,14 @@ class StandbyService:
         )  # fmt: skip
 
     async def load(self) -> bool:
-        """Restore the directory, and load the state. Return False if the directory is that of the last writer."""
+        """Restore the directory, and load the state. Return False if this server is the writer.
+
+        It is, if its directory is that of the last writer, or if nobody has begun the replica for so long that a
+        standby would take over.
+        """
         cancelled = waits = False
+        # Two standbys that start together must not both begin: the second one would take over from the first.
+        begins_ns = self._clock.monotonic_ns() + int(self._settings.takeover_after_ms * random.uniform(2e6, 3e6))
 
         def progress(done: int, total: int) -> None:
             if cancelled:
@@ -104,6 +111,10 @@ class StandbyService:
                 found = await asyncio.to_thread(work)
                 break
             except start.NothingToFollow as error:
+                may_begin = error.is_empty and not self._settings.no_takeover
+                if may_begin and self._clock.monotonic_ns() > begins_ns:
+                    found = None
+                    break
                 if not waits:
                     log.info("waiting_for_writer", reason=str(error))
                 waits = True
@@ -165,7 +176,7 @@ class StandbyService:
 
     @property
     def _object(self) -> str:
-        return objects.STANDBYS + self._name + (objects.READER if self._settings.no_takeover else "")
+        return objects.STANDBYS + self._name
 
     def _announce(self) -> None:
         """Show the writer, and `topics replica status`, that this server follows."""

@@ -4,8 +4,7 @@
     log/<20 digits>            the sequence; each object is created only if absent, and never changed
     files/<32 hex digits>      files of checkpoints; never changed
     latest                     JSON: the number of a late checkpoint. A hint where to begin a list: it may be outdated
-    standbys/<name>            JSON (`Announced`), overwritten every few seconds: a server that follows the sequence;
-                               the name of one that never takes over ends with `.reader`
+    standbys/<name>            JSON (`Announced`), overwritten every few seconds: a server that follows the sequence
     promote                    JSON (`Promote`): the writer ends, and a standby takes over
 
 An object of the sequence:
@@ -43,7 +42,7 @@ from topics.storage.datadir import DataDirError
 MAGIC = b"TOPICRPL"
 FORMAT = 1
 REPLICA, LATEST, LOG, FILES = "replica", "latest", "log/", "files/"
-STANDBYS, READER, PROMOTE = "standbys/", ".reader", "promote"
+STANDBYS, PROMOTE = "standbys/", "promote"
 
 Kind = Literal["term", "bytes", "checkpoint", "alive"]
 Position = tuple[int, int]  # number of a log file, and an offset in it

@@ -160,7 +160,9 @@ class Loaded(Struct):
 
 
 class NothingToFollow(ReplicaError):
-    """The replica has no checkpoint yet: no writer has begun it."""
+    """The replica has no checkpoint yet. If it `is_empty`, no writer has begun it."""
+
+    is_empty = False
 
 
 def load(bucket: Bucket, fs: Fs, path: str, *, progress: Progress = lambda done, total: None) -> Loaded | None:
@@ -171,7 +173,9 @@ def load(bucket: Bucket, fs: Fs, path: str, *, progress: Progress = lambda done,
     history = History.open(bucket)
     end = End() if history is None else history.end()
     if history is None or not end.base:
-        raise NothingToFollow("the replica has no checkpoint yet; start its writer")
+        nothing = NothingToFollow("the replica has no checkpoint yet; start its writer")
+        nothing.is_empty = history is None
+        raise nothing
     if not is_vacant(fs, path):
         owner = read_owner(fs, path)
         if owner is None or owner.replica != history.replica_id:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 from msgspec import Struct
@@ -111,8 +112,11 @@ def status(history: History, *, now_ms: int) -> Status:
 
 def standbys(bucket: Bucket) -> list[Announced]:
     """Return the servers that follow the replica, as they have announced themselves last."""
-    found = [bucket.get(one.name) for one in bucket.ls(STANDBYS)]
-    return sorted([msgspec.json.decode(data, type=Announced) for data in found if data], key=lambda one: one.name)
+    found: list[Announced] = []
+    for one in bucket.ls(STANDBYS):
+        with suppress(msgspec.DecodeError):  # of another program
+            found.append(msgspec.json.decode(bucket.get(one.name) or b"", type=Announced))
+    return sorted(found, key=lambda one: one.name)
 
 
 def verify(history: History, *, progress: Callable[[int, int], None] = lambda done, total: None) -> Verified:

@@ -9,7 +9,7 @@ from topics import __version__
 from topics.engine.read import timeline
 from topics.engine.steps import Steps, once_loaded, run_all
 from topics.errors import Code, TopicsError, invalid
-from topics.model.inspection import MAX_RANGES, RANGES, Samples, TimelineAnswer, Whoami
+from topics.model.inspection import MAX_RANGES, RANGES, FollowerInfo, Samples, TimelineAnswer, Whoami
 from topics.model.topic import U64_MAX
 from topics.model.wire import Health, Ready
 from topics.server.access import operations
@@ -38,19 +38,19 @@ def get_ready(services: Services, call: Call) -> Answer:
 
     `for=read` asks for reads alone: a server that is read-only is ready. `for=write` refuses a standby, too.
     """
-    services.check_ready()
     storage, purpose = services.storage, query_string.parse(call.request.query).get("for")
     if purpose not in (None, "read", "write"):
         raise invalid("for must be read or write", field="for")
-    if purpose == "write":
-        services.check_writer()
     warnings: list[str] | UnsetType = UNSET
     if storage is not None and (why := storage.wal.read_only) is not None:
         message = f"the log takes no writes: {why}"
-        if purpose != "read":
+        if purpose != "read" or storage.wal.is_fenced:
             code = Code.FENCED if storage.wal.is_fenced else Code.READ_ONLY
             raise TopicsError(code, message, detail={"reason": why}, retry_after_ms=1000)
         warnings = [message]
+    services.check_ready()
+    if purpose == "write":
+        services.check_writer()
     if storage is not None and (why := storage.store.retries.reason) is not None:
         warnings = [*(warnings or []), f"checkpoints fail, so the log grows: {why}"]
     standby = None if services.standby is None else services.standby.standby
@@ -124,7 +124,10 @@ def list_samples(services: Services, call: Call) -> Answer:
         sampled = QUEUE_INTERVAL_MS, QUEUE_CAPACITY, columns
     else:
         rows, sampled = services.samples.rows(after), (INTERVAL_MS, CAPACITY, services.samples.names)
-    return json_answer(200, Samples(*sampled, rows, performance(call.request)))
+    replication = None if services.replica is None else services.replica.replication
+    announced = [] if replication is None else replication.followers
+    followers = [FollowerInfo(one.name, one.address, one.takes_over, one.lag_ms) for one in announced]
+    return json_answer(200, Samples(*sampled, rows, performance(call.request), followers or None))
 
 
 def _history(services: Services, call: Call, name: str, found: dict[str, str]) -> Answer:

@@ -1,6 +1,6 @@
 /** Consumers: their lag in records and time, the time to catch up, and what they missed. */
 
-import { h, put, svg } from "../parts/dom.js"
+import { h, put, span, svg, swatch } from "../parts/dom.js"
 import { ago, count, duration, range, short, whole } from "../parts/format.js"
 import { plot } from "../parts/plot.js"
 import { parseTime } from "../parts/records.js"
@@ -97,7 +97,7 @@ function catchUp({ lag_records: lag, lag_ms: ms, trend }) {
 const roughly = (text) => text.split(" ").slice(0, 2).join(" ")
 
 function columns(again) {
-  const warned = (value, text) => [value ? h("span", { class: "warn" }, text) : h("span", { class: "faint" }, text), text]
+  const warned = (value, text) => [value ? span("warn", text) : span("faint", text), text]
   const open = (row) => () => dialog(row.consumer, (close) => details(row, close, again))
   return [
     { key: "consumer", label: "Consumer", class: "name", sort: (row) => row.consumer, cell: (row) => [() => [button(row.consumer, open(row), { kind: "link plain", title: "Show everything about it, move or delete it" }), row.hold ? badge("holds records") : null], `${row.key} ${row.hold} ${row.seq} ${row.head_seq}`] },
@@ -115,7 +115,7 @@ function columns(again) {
     },
     {
       key: "lost", label: "Missed", class: "number medium", sort: (row) => row.lost?.records ?? 0,
-      cell: (row) => [row.lost ? button(short(row.lost.records), open(row), { kind: "link warn", "aria-label": `Show the ${whole(row.lost.records)} records that ${row.consumer} missed` }) : h("span", { class: "faint" }, "0"), String(row.lost?.records ?? 0)],
+      cell: (row) => [row.lost ? button(short(row.lost.records), open(row), { kind: "link warn", "aria-label": `Show the ${whole(row.lost.records)} records that ${row.consumer} missed` }) : span("faint", "0"), String(row.lost?.records ?? 0)],
     },
     { key: "updated", label: "Committed", class: "number wide", sort: (row) => row.updated_ms, cell: (row) => ago(row.updated_ms, session.now()).replace(/^(\S+ \S+) .* ago$/, "$1 ago") },
   ]
@@ -135,7 +135,7 @@ function details(row, close, again) {
       fact("Missed", row.lost ? count(row.lost.records, "record") : "nothing"), fact("Last commit", ago(row.updated_ms, session.now())),
       row.meta && fact("Stored with it", h("code", {}, JSON.stringify(row.meta))), row.hold && fact("Holds records", "caps evict no record that it has not read")),
     row.lost && plainTable("Missed ranges", ["First missed#", "Last missed#", "Records#", "Why"], row.lost.gaps.map(({ gap_from: from, gap_to: to, reason }) => h("tr", {},
-      num(from), num(to), num(to - from + 1), h("td", {}, h("i", { class: `swatch ${reason}` }), STATES[reason] ?? reason)))),
+      num(from), num(to), num(to - from + 1), h("td", {}, swatch(reason), STATES[reason] ?? reason)))),
     h("p", { class: "toolbar dialog-actions" },
       h("a", { class: "button small", href: `${topicLink(row.topic)}?at=${row.seq + 1}`, on: { click: close } }, "Show its next record"),
       row.lost && h("a", { class: "button small", href: `${topicLink(row.topic)}?view=seq`, on: { click: close } }, "Show the timeline"),

@@ -1,6 +1,6 @@
 /** The dead letters of a queue: filter, groups, and redrive, deletion or repair of what is selected. */
 
-import { h, isBusy, put, redraw } from "../parts/dom.js"
+import { h, isBusy, put, redraw, span } from "../parts/dom.js"
 import { Json, indent } from "../parts/exact.js"
 import { ago, count, date, whole } from "../parts/format.js"
 import { icon } from "../parts/icons.js"
@@ -89,7 +89,7 @@ export function deadLetters({ signal, state, again }) {
       value = value === one ? null : one
       setQuery({ value, group: grouping.value })
       draw()
-    }, { kind: "small chip", "aria-pressed": String(value === one) })), ranked.length > MOST_GROUPS && h("span", { class: "faint" }, `and ${whole(ranked.length - MOST_GROUPS)} more`))
+    }, { kind: "small chip", "aria-pressed": String(value === one) })), ranked.length > MOST_GROUPS && span("faint", `and ${whole(ranked.length - MOST_GROUPS)} more`))
     const rows = value !== null && sizes.has(value) ? found.filter((letter) => groupOf(letter) === value) : found
     put(summary, rows.length === letters.length ? count(letters.length, "dead letter") : `${whole(rows.length)} of ${count(letters.length, "dead letter")}`)
     drawActions(rows)

@@ -1,20 +1,20 @@
 /** Overview: health, rates, memory, connections, the log, pressure and losses, with plots of the last hour. */
 
-import { h, put } from "../parts/dom.js"
+import { h, put, span } from "../parts/dom.js"
 import { bytes, count, duration, rate, short, whole } from "../parts/format.js"
 import { heat } from "../parts/heat.js"
 import { plot } from "../parts/plot.js"
 import { Ring } from "../parts/ring.js"
 import { session } from "../parts/session.js"
 import { actions } from "../parts/snippets.js"
-import { badge, card, copyAs, curl, empty, missingNote, pageHead, stat, stats, watch } from "../parts/ui.js"
+import { badge, card, copyAs, missingNote, noTopics, note, num, pageHead, plainTable, stat, stats, watch } from "../parts/ui.js"
 
 export const title = "Overview"
 
 const STEPS = ["calm", "gathering pushes", "gathering commits", "pausing topics", "refusing requests"]
 
 export function show({ signal }) {
-  const health = h("span", { class: "health" })
+  const health = span("health")
   const problem = h("div")
   const figures = {
     uptime: stat("Uptime"),
@@ -38,6 +38,7 @@ export function show({ signal }) {
     lag: plot("Loop lag", { format: duration, floor: 1 }),
   }
   const welcome = h("div")
+  const replicas = h("div")
   const ring = new Ring()
 
   async function refresh() {
@@ -49,19 +50,27 @@ export function show({ signal }) {
     draw(ring, figures, plots)
     const now = ring.newest()
     put(health, now ? badge(now.pressure > 0 ? "under pressure" : "healthy", now.pressure > 0 ? "warn" : "good") : badge("starting", ""))
-    put(welcome, now && now.topics === 0 && empty(
-      "No topics yet", "The first write creates a topic:",
-      curl("/v0/topics/orders", { records: [{ data: { sku: "V60", qty: 1 } }] })))
+    put(welcome, now && now.topics === 0 && noTopics())
+    put(replicas, replicaCard(answer))
   }
 
   const refused = missingNote("read")
   if (!refused) watch(problem, refresh, { everyMs: 5000, signal })
   return [
     pageHead("Overview", { badges: [health], actions: [copyAs(actions.metrics, "Copy metrics as")] }),
-    refused, problem, welcome,
+    refused, problem, welcome, replicas,
     card("Now", stats(...Object.values(figures))),
     card("Last hour", h("div", { class: "plots" }, Object.values(plots).map((one) => one.element))),
   ]
+}
+
+/** The servers that follow this one with their lag, or the lag of this one if it is a standby. */
+function replicaCard({ followers = [], performance: { replica_lag_ms: lag } }) {
+  if (lag !== undefined) return note(`This server is a standby, ${duration(lag)} behind: it serves reads and takes no writes.`)
+  return followers.length > 0 && card("Replicas", plainTable("Replicas", ["Server", "Role", "Behind#"], followers.map((one) => h("tr", {},
+    h("td", {}, h("a", { href: `${one.address}/console` }, one.name)),
+    h("td", {}, one.takes_over ? "standby" : "read replica"),
+    num(duration(one.lag_ms))))))
 }
 
 function draw(ring, figures, plots) {

@@ -1,10 +1,10 @@
 /** Pipelines: the last runs that reported to `sys:pipelines`, with their progress, gaps and errors. */
 
-import { h, isBusy, put, redraw } from "../parts/dom.js"
+import { h, isBusy, put, redraw, span, swatch } from "../parts/dom.js"
 import { ago, bytes, count, date, duration, range, short } from "../parts/format.js"
 import { entry, session } from "../parts/session.js"
 import { actions } from "../parts/snippets.js"
-import { badge, card, copyAs, empty, failure, loading, missingNote, num, pageHead, plainTable, watch } from "../parts/ui.js"
+import { badge, card, copyAs, empty, failure, loading, missingNote, note, num, pageHead, plainTable, watch } from "../parts/ui.js"
 import { topicLink } from "./topics.js"
 
 export const title = "Pipelines"
@@ -57,21 +57,21 @@ function pipeline(name, runs) {
   return card(name, [
     h("p", { class: "lead" }, badge(state(last), KINDS[last.state] || (last.ok ? "" : "bad")),
       ` Last run ${ago(last.started_ms)}: ${count(sum(last, "records"), "record")} of ${count(last.topics.length, "topic")}`,
-      lag ? h("span", { class: "warn" }, `, ${short(lag)} behind`) : last.state === "done" ? ", up to date" : "",
-      gaps ? h("span", { class: "warn" }, `, ${count(gaps, "gap")}`) : ""),
+      lag ? span("warn", `, ${short(lag)} behind`) : last.state === "done" ? ", up to date" : "",
+      gaps ? span("warn", `, ${count(gaps, "gap")}`) : ""),
     last.error && h("div", { class: "failure" }, h("p", {}, h("strong", {}, last.error.message)), last.next && h("p", {}, last.next)),
-    !last.error && last.next && h("p", { class: "note" }, last.next),
+    !last.error && last.next && note(last.next),
     (last.warnings ?? []).map((text) => h("p", { class: "warn" }, text)),
     plainTable(`Runs of ${name}`, ["Started", "State", "Took#", "Topics#", "Records#", "Size#", "Behind#", "Gaps#"],
       runs.slice(0, SHOWN).map((run) => [
         h("tr", {},
           h("td", { title: date(run.started_ms) }, ago(run.started_ms)),
           h("td", {}, badge(state(run), KINDS[run.state] || (run.ok ? "" : "bad"))),
-          h("td", { class: "number" }, run.ended_ms ? duration(run.ended_ms - run.started_ms) : "–"),
+          num(run.ended_ms ? duration(run.ended_ms - run.started_ms) : "–"),
           num(run.topics.length),
           num(sum(run, "records")),
-          h("td", { class: "number" }, bytes(sum(run, "size_bytes"))),
-          h("td", { class: "number" }, short(sum(run, "lag"))),
+          num(bytes(sum(run, "size_bytes"))),
+          num(short(sum(run, "lag"))),
           num(run.topics.reduce((total, row) => total + (row.gaps?.length ?? 0), 0))),
         run.topics.length > 0 && h("tr", { class: "sub" }, h("td", { colSpan: 8 }, h("details", {}, h("summary", {}, "Topics of this run"), topics(run)))),
       ])),
@@ -82,10 +82,10 @@ function topics(run) {
   return plainTable(`Topics of run ${run.run_id}`, ["Topic", "Seqs#", "Records#", "Behind#", "Gaps"],
     run.topics.map((row) => h("tr", {},
       h("td", {}, h("a", { href: topicLink(row.topic) }, row.topic), row.into ? ` into ${row.into}` : ""),
-      h("td", { class: "number" }, row.to_seq ? range(row.from_seq ?? 0, row.to_seq) : "nothing new"),
+      num(row.to_seq ? range(row.from_seq ?? 0, row.to_seq) : "nothing new"),
       num(row.records ?? 0),
-      h("td", { class: "number" }, row.lag === undefined || row.lag === null ? "–" : short(row.lag)),
-      h("td", {}, (row.gaps ?? []).map((gap) => h("div", {}, h("i", { class: `swatch ${gap.reason}` }), `${range(gap.from_seq, gap.to_seq)} ${gap.reason}`))))))
+      num(row.lag === undefined || row.lag === null ? "–" : short(row.lag)),
+      h("td", {}, (row.gaps ?? []).map((gap) => h("div", {}, swatch(gap.reason), `${range(gap.from_seq, gap.to_seq)} ${gap.reason}`))))))
 }
 
 function state(run) {

@@ -1,6 +1,6 @@
 /** One queue: its jobs by state with their holders and deadlines, its dead letters, and plots of the last hour. */
 
-import { h, isBusy, put, redraw, setText } from "../parts/dom.js"
+import { h, isBusy, put, redraw, setText, span } from "../parts/dom.js"
 import { ago, count, date, duration, rate, short, whole } from "../parts/format.js"
 import { icon } from "../parts/icons.js"
 import { jsonFold } from "../parts/json.js"
@@ -183,7 +183,7 @@ async function listed(state, kind, { signal, again }) {
     const lease = { node: job.node, seqs: [job.$seq], lease_ids: [job.lease_id] }
     return [
       num(job.$seq),
-      h("td", { class: "number" }, whole(job.deliveries), state.config.max_deliveries ? h("span", { class: "faint" }, ` of ${whole(state.config.max_deliveries)}`) : ""),
+      num(job.deliveries, state.config.max_deliveries ? span("faint", ` of ${whole(state.config.max_deliveries)}`) : ""),
       num(job.priority),
       h("td", { title: date(job.$ts) }, ago(job.$ts, session.now())),
       held && h("td", {}, job.node),

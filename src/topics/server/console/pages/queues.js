@@ -1,6 +1,6 @@
 /** Queues: all queues with their jobs by state. */
 
-import { h, put } from "../parts/dom.js"
+import { h, put, span } from "../parts/dom.js"
 import { count, rate, whole } from "../parts/format.js"
 import { icon } from "../parts/icons.js"
 import { listAll, session } from "../parts/session.js"
@@ -12,7 +12,7 @@ export const title = "Queues"
 
 const IDLE_MS = 15_000
 
-const warned = (number) => [number ? h("span", { class: "warn" }, whole(number)) : h("span", { class: "faint" }, "0"), String(number)]
+const warned = (number) => [number ? span("warn", whole(number)) : span("faint", "0"), String(number)]
 const trouble = (row) => row.queue.dead_letter_error ?? (row.idle ? "no worker takes its jobs" : "")
 const COLUMNS = [
   { key: "name", label: "Queue", class: "name", sort: (row) => row.topic, cell: (row) => [() => h("a", { href: topicLink(row.topic, "queues") }, row.topic), row.topic] },
@@ -22,7 +22,7 @@ const COLUMNS = [
   { key: "dead", label: "Dead", class: "number", sort: (row) => row.queue.dead_lettered, cell: (row) => warned(row.queue.dead_lettered) },
   { key: "done", label: "Finished", class: "number medium", sort: (row) => row.done ?? 0, cell: (row) => (row.done === null ? "–" : rate(row.done)) },
   { key: "letters", label: "Dead letters in", class: "wide", cell: (row) => row.config.dead_letter ?? (row.config.max_deliveries ? "nowhere" : "–") },
-  { key: "error", label: "Problem", class: "wide", sort: trouble, cell: (row) => [() => trouble(row) && h("span", { class: "bad" }, trouble(row)), trouble(row)] },
+  { key: "error", label: "Problem", class: "wide", sort: trouble, cell: (row) => [() => trouble(row) && span("bad", trouble(row)), trouble(row)] },
 ]
 
 export function show({ query, signal }) {

@@ -1,6 +1,6 @@
 /** Routers: the graph with lag and rate on its edges, and a form that creates one after a preview of its filter. */
 
-import { h, isBusy, put, redraw } from "../parts/dom.js"
+import { h, isBusy, put, redraw, span } from "../parts/dom.js"
 import { bytes, count, range, rate, short, whole } from "../parts/format.js"
 import { graph, outline } from "../parts/graph.js"
 import { jsonLine } from "../parts/json.js"
@@ -84,9 +84,9 @@ function rows(routers, again) {
       h("td", {}, h("a", { href: topicLink(router.source) }, router.source)),
       h("td", {}, h("a", { href: topicLink(router.dest) }, router.dest)),
       num(router.forwarded_total),
-      h("td", { class: "number" }, router.rate === null ? "–" : rate(router.rate)),
-      h("td", { class: "number" }, router.lag ? h("span", { class: "warn" }, short(router.lag)) : "0"),
-      h("td", { class: "state" }, router.last_error ? h("span", { class: "bad" }, `held up: ${router.last_error}`) : router.lag ? "catching up" : "up to date"),
+      num(router.rate === null ? "–" : rate(router.rate)),
+      num(router.lag ? span("warn", short(router.lag)) : "0"),
+      h("td", { class: "state" }, router.last_error ? span("bad", `held up: ${router.last_error}`) : router.lag ? "catching up" : "up to date"),
       h("td", { class: "row-actions" },
         button("Preview", () => dialog(`Preview of ${router.router}`, () => previewOf(router)), { kind: "small" }),
         allowed("delete", router.router, () => button("Delete", () => formDialog("Delete the router", (done) => dropRouter(router, done), again), { kind: "small danger" })),
@@ -126,7 +126,7 @@ async function preview(name, { source, filter }) {
   return h("div", { class: "preview", role: "status" },
     h("p", {}, h("strong", {}, `${whole(found.matched)} of ${count(found.scanned, "record")}`), ` in ${source} match, ${bytes(found.bytes)}`, found.matched > 0 && `, seqs ${range(found.first_seq, found.last_seq)}`, "."),
     sample.records.length > 0 && h("ul", { class: "sample" }, sample.records.map((record) => h("li", {},
-      h("span", { class: "seq" }, whole(record.seq)), record.tag !== undefined && h("span", { class: "tag" }, record.tag), jsonLine(record.data)))))
+      span("seq", whole(record.seq)), record.tag !== undefined && span("tag", record.tag), jsonLine(record.data)))))
 }
 
 function createRouter(done) {

@@ -131,7 +131,7 @@ export function createTopic(done, { type = "log" } = {}) {
     label: "Create topic",
     action: () => actions.putTopic(name.value || "NAME", config()),
     submit: async () => {
-      const answer = await session.request("PUT", `/v0/topics/${encodeURIComponent(name.value.trim())}`, config())
+      const answer = await session.request("PUT", topicPath(name.value.trim()), config())
       toast(answer.created ? `Created ${answer.topic}.` : `${answer.topic} existed already; its configuration was updated.`)
       done(answer.topic, kind.value)
     },
@@ -147,7 +147,7 @@ export function configureTopic(state, done) {
     label: "Save changes",
     action: () => actions.putTopic(state.topic, config()),
     submit: async () => {
-      await session.request("PUT", `/v0/topics/${encodeURIComponent(state.topic)}`, config())
+      await session.request("PUT", topicPath(state.topic), config())
       toast(`Changed ${state.topic}.`)
       done()
     },

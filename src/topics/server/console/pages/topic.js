@@ -1,7 +1,7 @@
 /** One topic: its figures, its activity over time and by seq, its records, and its configuration. */
 
 import { activity } from "../parts/activity.js"
-import { h, put } from "../parts/dom.js"
+import { h, put, span } from "../parts/dom.js"
 import { ago, bytes, count, duration, rate, short, whole } from "../parts/format.js"
 import { icon } from "../parts/icons.js"
 import { records } from "../parts/records.js"
@@ -25,7 +25,7 @@ export function show({ params: [name], query, signal: left }) {
   const end = new AbortController()
   const signal = AbortSignal.any([left, end.signal])
   const problem = h("div")
-  const badges = h("span", { class: "badges" })
+  const badges = span("badges")
   const figures = {
     head: stat("Head", "–", { title: "The seq of the last record" }),
     count: stat("Live records"),

@@ -1,13 +1,13 @@
 /** Topics: a live table of all topics with search, and a form that creates one. */
 
-import { h, put } from "../parts/dom.js"
+import { h, put, span } from "../parts/dom.js"
 import { ago, bytes, count, duration, rate, short, whole } from "../parts/format.js"
 import { icon } from "../parts/icons.js"
 import { setQuery } from "../parts/route.js"
 import { listAll, session } from "../parts/session.js"
 import { actions } from "../parts/snippets.js"
 import { table } from "../parts/table.js"
-import { allowed, badge, button, copyAs, curl, empty, formDialog, liveText, loading, missingNote, pageHead, searchField, watch } from "../parts/ui.js"
+import { allowed, badge, button, copyAs, empty, formDialog, liveText, loading, missingNote, noTopics, pageHead, searchField, watch } from "../parts/ui.js"
 import { createTopic } from "./topic-forms.js"
 
 export const title = "Topics"
@@ -39,8 +39,8 @@ const COLUMNS = [
   { key: "count", label: "Records", class: "number", sort: (row) => row.count, cell: (row) => whole(row.count) },
   { key: "bytes", label: "Size", class: "number medium", sort: (row) => row.bytes, cell: (row) => bytes(row.bytes) },
   { key: "rate", label: "Rate", class: "number", sort: (row) => row.rate ?? 0, cell: (row) => (row.rate === null ? "–" : rate(row.rate)) },
-  { key: "lost", label: "Lost", class: "number medium", sort: (row) => row.lost, cell: (row) => [row.lost ? h("span", { class: "warn" }, short(row.lost)) : h("span", { class: "faint" }, "0"), String(row.lost)] },
-  { key: "lag", label: "Worst lag", class: "number wide", sort: (row) => row.lag ?? -1, cell: (row) => [row.lag ? h("span", { class: "warn" }, short(row.lag)) : h("span", { class: "faint" }, row.lag === 0 ? "0" : "–"), String(row.lag)] },
+  { key: "lost", label: "Lost", class: "number medium", sort: (row) => row.lost, cell: (row) => [row.lost ? span("warn", short(row.lost)) : span("faint", "0"), String(row.lost)] },
+  { key: "lag", label: "Worst lag", class: "number wide", sort: (row) => row.lag ?? -1, cell: (row) => [row.lag ? span("warn", short(row.lag)) : span("faint", row.lag === 0 ? "0" : "–"), String(row.lag)] },
   { key: "durability", label: "Durability", class: "wide", sort: (row) => row.config.durability, cell: (row) => row.config.durability },
   { key: "retention", label: "Keeps", class: "wide", cell: (row) => retention(row.config) },
   { key: "write", label: "Last write", class: "number wide", sort: (row) => row.last_write_ts ?? 0, cell: (row) => ago(row.last_write_ts) },
@@ -92,8 +92,7 @@ export function show({ query, signal }) {
     put(summary, wanted ? `${whole(rows.length)} of ${count(all.length, "topic")}` : count(all.length, "topic"))
     if (all.length === 0) {
       if (!place.querySelector(".empty")) {
-        put(place, empty("Nothing here yet", "This command writes a first record, and creates its topic:",
-          curl("/v0/topics/orders", { records: [{ data: { sku: "V60", qty: 1 } }] })))
+        put(place, noTopics())
       }
     } else if (rows.length === 0) put(place, empty("No topic matches", `No name contains "${search.value.trim()}".`))
     else {

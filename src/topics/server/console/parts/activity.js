@@ -5,13 +5,13 @@
  * Times come from `/v0/samples?topic=` (the head at each time), states from the timeline of the same seqs.
  */
 
-import { h, put, svg } from "./dom.js"
+import { h, put, svg, swatch } from "./dom.js"
 import { bytes, clock, count, date, duration, range, rate, short, shortClock, shortDate, whole } from "./format.js"
 import { setQuery } from "./route.js"
 import { session, topicPath } from "./session.js"
 import { LOST, STATES, drawMarks, placeMarks, unread } from "./timeline.js"
 import { button, liveText, segmented } from "./ui.js"
-import { zoomable } from "./zoom.js"
+import { chartFrame, zoomable } from "./zoom.js"
 
 const HEIGHT = 132
 const BAR_PX = 9
@@ -28,8 +28,7 @@ export function activity(topic, { signal, state, query, onPick }) {
   let asked = 0
 
   const canvas = svg("svg", { class: "chart activity", tabindex: 0, role: "application" })
-  const tip = h("div", { class: "tip", hidden: true })
-  const frame = h("div", { class: "timeline-frame" }, canvas, tip)
+  const { frame, tip, width } = chartFrame(canvas, () => draw(), signal)
   const legend = h("ul", { class: "states" })
   const shownWindow = liveText()
   const spans = segmented("Time range", SPANS.map(([name]) => [name, name]), null, (name) => {
@@ -44,11 +43,6 @@ export function activity(topic, { signal, state, query, onPick }) {
   const out = button("Zoom out", () => look(null), { kind: "small", hidden: true })
   const element = h("div", { class: "timeline-box" }, h("div", { class: "toolbar" }, spans.element, units.element, out, shownWindow), frame, legend)
 
-  const observer = new ResizeObserver(() => draw())
-  observer.observe(frame)
-  signal.addEventListener("abort", () => observer.disconnect())
-
-  const width = () => Math.max(frame.clientWidth, 1)
   const x = (ts) => ((ts - data.from) / (data.to - data.from)) * width()
   const barAt = (ts) => data.bars[Math.min(Math.floor(((ts - data.from) / (data.to - data.from)) * data.bars.length), data.bars.length - 1)]
   zoomable(canvas, {
@@ -155,7 +149,7 @@ export function activity(topic, { signal, state, query, onPick }) {
     for (const bar of data.bars) for (const [one, amount] of Object.entries(bar.states)) sums[one] = (sums[one] ?? 0) + amount
     const current = marks.filter((mark) => !mark.lag).map((mark) => mark.name)
     const written = data.bars.reduce((sum, bar) => sum + bar.last - bar.first + 1, 0)
-    put(legend, Object.entries(STATES).filter(([one]) => sums[one] >= 0.5).map(([one, text]) => h("li", {}, h("i", { class: `swatch ${one}` }), text, " ", h("b", {}, whole(sums[one])))),
+    put(legend, Object.entries(STATES).filter(([one]) => sums[one] >= 0.5).map(([one, text]) => h("li", {}, swatch(one), text, " ", h("b", {}, whole(sums[one])))),
     current.length > 0 && h("li", {}, `Up to date: ${current.join(", ")}`))
     const sameDay = data.to - data.from < 864e5
     const text = `${sameDay ? clock(data.from) : date(data.from)} to ${sameDay ? clock(data.to) : date(data.to)}: ${count(written, "record")}, a bar is ${duration(Math.round(seconds) * 1000 || 1000)}`
@@ -172,7 +166,7 @@ export function activity(topic, { signal, state, query, onPick }) {
     put(tip, h("div", { class: "time" }, `${bar.to - bar.from < 6e5 ? clock(bar.from) : date(bar.from)} to ${clock(bar.to)}`),
       size <= 0 ? h("div", {}, "no records") : [
         h("b", {}, `${count(size, "record")}, ${rate(size / seconds)}, ${bytes(bar.bytes / seconds)}/s`), h("div", {}, `Seqs ${range(bar.first, bar.last)}${unread(marks, bar.last)}`),
-        Object.entries(STATES).filter(([one]) => one !== "live" && bar.states[one] >= 0.5).map(([one, text]) => h("div", {}, h("i", { class: `swatch ${one}` }), `${short(bar.states[one])} ${LOST.has(one) ? "lost: " : ""}${text.toLowerCase()}`)),
+        Object.entries(STATES).filter(([one]) => one !== "live" && bar.states[one] >= 0.5).map(([one, text]) => h("div", {}, swatch(one), `${short(bar.states[one])} ${LOST.has(one) ? "lost: " : ""}${text.toLowerCase()}`)),
       ])
     tip.hidden = false
     tip.style.left = `${Math.min(Math.max(at, 110), Math.max(box.width - 110, 110))}px`

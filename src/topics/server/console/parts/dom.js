@@ -88,3 +88,12 @@ export function moveRow(element, step) {
   next.scrollIntoView({ block: "nearest" })
   return true
 }
+
+export function span(kind, ...content) {
+  return h("span", { class: kind }, content)
+}
+
+/** The colour of a series or a state. */
+export function swatch(kind) {
+  return h("i", { class: `swatch ${kind}` })
+}

@@ -5,7 +5,7 @@
  * Nodes are `{id, label, detail, href, kind}`. Edges are `{from, to, label, kind, title}`.
  */
 
-import { h, svg } from "./dom.js"
+import { h, span, svg } from "./dom.js"
 
 const BOX = { width: 176, height: 40 }
 const GAP = { x: 140, y: 14 }
@@ -64,7 +64,7 @@ export function outline(nodes, edges, label) {
     const first = !shown.has(node.id)
     shown.add(node.id)
     const next = first ? edges.filter(({ from }) => from === node.id) : []
-    return h("li", {}, h("div", {}, h(node.href ? "a" : "span", { href: node.href }, node.label), edge?.label && h("span", { class: `count ${{ behind: "warn", held: "bad" }[edge.kind] ?? ""}` }, edge.label), node.detail && h("span", { class: "faint" }, node.detail)),
+    return h("li", {}, h("div", {}, h(node.href ? "a" : "span", { href: node.href }, node.label), edge?.label && h("span", { class: `count ${{ behind: "warn", held: "bad" }[edge.kind] ?? ""}` }, edge.label), node.detail && span("faint", node.detail)),
       next.length > 0 && h("ul", {}, next.map((one) => item(byId.get(one.to), one))))
   }
   const targets = new Set(edges.map(({ to }) => to))

@@ -1,6 +1,6 @@
 /** A heat map: how often a figure was in which range, minute by minute. It shows a spread that a line would hide. */
 
-import { h, put, svg } from "./dom.js"
+import { h, put, span, svg } from "./dom.js"
 import { shortClock } from "./format.js"
 
 const COLUMNS = 60
@@ -9,11 +9,11 @@ const ROW = 10
 
 /** `set(times, values)` draws; 0 means no value. Ranges end at 1, 2.5 and 5 times powers of ten. */
 export function heat(title, { format, spanMs = 3_600_000 }) {
-  const current = h("span", { class: "current" })
+  const current = span("current")
   const canvas = svg("svg", { preserveAspectRatio: "none", role: "img" })
-  const [top, bottom] = [h("span", { class: "axis top" }), h("span", { class: "axis bottom" })]
-  const from = h("span", { class: "axis" })
-  const element = h("figure", { class: "plot heat" }, h("figcaption", {}, h("span", { class: "name" }, title), current), h("div", { class: "plot-frame" }, canvas, top, bottom),
+  const [top, bottom] = [span("axis top"), span("axis bottom")]
+  const from = span("axis")
+  const element = h("figure", { class: "plot heat" }, h("figcaption", {}, span("name", title), current), h("div", { class: "plot-frame" }, canvas, top, bottom),
     h("div", { class: "axis-row", "aria-hidden": "true" }, from, h("span", {}, "stronger: more often"), h("span", {}, "now")))
   return {
     element,

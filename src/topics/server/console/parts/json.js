@@ -1,6 +1,6 @@
 /** JSON values as text with colours, and as a tree that folds. Values are text nodes: markup in them is shown as it is. */
 
-import { h, put } from "./dom.js"
+import { h, put, span } from "./dom.js"
 import { compact } from "./exact.js"
 import { count } from "./format.js"
 
@@ -42,7 +42,7 @@ export function jsonTree(json) {
 
 function branch(name, node, depth, last) {
   const comma = last ? "" : ","
-  const label = name === null ? [] : [h("span", { class: "key" }, name), ": "]
+  const label = name === null ? [] : [span("key", name), ": "]
   if (node.source !== undefined) return h("div", { class: "leaf" }, label, scalar(node.source), comma)
   const { entries, open, close } = node
   if (entries.length === 0) return h("div", { class: "leaf" }, label, open + close, comma)
@@ -58,7 +58,7 @@ function branch(name, node, depth, last) {
     }
   }
   const details = h("details", { on: { toggle: () => details.open && filled === 0 && more() } },
-    h("summary", {}, label, open, h("span", { class: "folded" }, `… ${count(entries.length, open === "[" ? "item" : "field")} ${close}${comma}`)),
+    h("summary", {}, label, open, span("folded", `… ${count(entries.length, open === "[" ? "item" : "field")} ${close}${comma}`)),
     inner, h("div", { class: "close" }, close, comma))
   if (depth < 2) {
     details.open = true

@@ -1,6 +1,6 @@
 /** The keyboard: a palette over pages, topics and actions, a list of the keys, and movement between rows. */
 
-import { h, moveRow, put } from "./dom.js"
+import { h, moveRow, put, span } from "./dom.js"
 import { icon } from "./icons.js"
 import { listAll, session } from "./session.js"
 import { dialog } from "./ui.js"
@@ -95,7 +95,7 @@ export function openPalette(pages, actions) {
     put(list, found.map((entry, at) => h("div", {
       role: "option", id: `palette-${at}`, class: "palette-entry", "aria-selected": String(at === chosen),
       on: { click: () => choose(entry), pointermove: () => chosen !== at && ((chosen = at), draw()) },
-    }, icon(entry.sign), h("span", { class: "label" }, entry.label), h("span", { class: "faint" }, entry.kind))),
+    }, icon(entry.sign), span("label", entry.label), span("faint", entry.kind))),
     found.length === 0 && h("p", { class: "note" }, "Nothing matches."))
     search.setAttribute("aria-activedescendant", found.length ? `palette-${chosen}` : "")
   }

@@ -1,6 +1,6 @@
 /** Time plots as SVG, drawn by hand: lines over a common time axis, with the values under the pointer. */
 
-import { h, put, svg } from "./dom.js"
+import { h, put, span, svg, swatch } from "./dom.js"
 import { clock, duration, shortClock } from "./format.js"
 
 const WIDTH = 1000
@@ -13,17 +13,17 @@ const TOP = 16 // room for the label of the scale, so that no line runs through 
  * what there is so far.
  */
 export function plot(title, { format, spanMs = 3_600_000, leastMs = 300_000, gapMs = 15_000, floor = 1, binary = false } = {}) {
-  const current = h("span", { class: "current" })
+  const current = span("current")
   const canvas = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": title })
-  const top = h("span", { class: "axis top" })
-  const from = h("span", { class: "axis from" })
-  const to = h("span", { class: "axis to" }, "now")
+  const top = span("axis top")
+  const from = span("axis from")
+  const to = span("axis to", "now")
   const tip = h("div", { class: "tip", hidden: true })
   const line = h("div", { class: "cross", hidden: true })
   const legend = h("div", { class: "legend" })
   const frame = h("div", { class: "plot-frame" }, canvas, top, line, tip)
   const element = h("figure", { class: "plot" },
-    h("figcaption", {}, h("span", { class: "name" }, title), current), frame,
+    h("figcaption", {}, span("name", title), current), frame,
     h("div", { class: "axis-row", "aria-hidden": "true" }, from, legend, to))
   let drawn = null
   const shown = (value) => (value === null ? "–" : format(value))
@@ -40,7 +40,7 @@ export function plot(title, { format, spanMs = 3_600_000, leastMs = 300_000, gap
     tip.classList.toggle("left", left > 60)
     tip.style.left = `${left}%`
     put(tip, h("div", { class: "time" }, clock(drawn.times[at])), drawn.series.map((one) => h("div", {},
-      h("i", { class: `swatch ${one.color}` }), one.name, h("b", {}, shown(one.values[at])))))
+      swatch(one.color), one.name, h("b", {}, shown(one.values[at])))))
   })
   frame.addEventListener("pointerleave", () => (line.hidden = tip.hidden = true))
 
@@ -56,9 +56,9 @@ export function plot(title, { format, spanMs = 3_600_000, leastMs = 300_000, gap
         series.map((one) => strokes(times, one, { start, end, scale, gapMs })))
       put(top, format(scale))
       put(from, shortClock(start))
-      put(legend, series.length > 1 ? series.map((one) => h("span", {}, h("i", { class: `swatch ${one.color}` }), one.name)) : "")
+      put(legend, series.length > 1 ? series.map((one) => h("span", {}, swatch(one.color), one.name)) : "")
       const last = series.map((one) => one.values.at(-1) ?? null)
-      put(current, times.length ? series.map((one, at) => h("span", { title: one.name }, series.length > 1 && h("i", { class: `swatch ${one.color}` }), shown(last[at]))) : "no samples yet")
+      put(current, times.length ? series.map((one, at) => h("span", { title: one.name }, series.length > 1 && swatch(one.color), shown(last[at]))) : "no samples yet")
       canvas.setAttribute("aria-label", times.length
         ? `${title}: ${series.map((one, at) => `${one.name} now ${shown(last[at])}, highest ${format(Math.max(0, ...one.values))}`).join("; ")}`
         : `${title}: no samples yet`)

@@ -1,7 +1,7 @@
 /** The records of a topic: a live tail that can be paused, history in both directions, jumps and filters. */
 
 import { Gap } from "/client.js"
-import { h, put } from "./dom.js"
+import { h, put, span } from "./dom.js"
 import { indent } from "./exact.js"
 import { clock, count, date, duration, range, whole } from "./format.js"
 import { jsonLine, jsonTree } from "./json.js"
@@ -296,9 +296,9 @@ function drawn(item, { onToggle, onTag }) {
       },
     },
   }, h("summary", {},
-    h("span", { class: "seq" }, whole(item.seq)),
+    span("seq", whole(item.seq)),
     h("time", { title: date(item.ts), dateTime: new Date(item.ts).toISOString() }, clock(item.ts)),
-    h("span", { class: "labels" }, item.tag !== undefined && h("span", { class: "tag", title: `Show only ${item.tag}`, on: { click: (event) => (event.preventDefault(), onTag(item.tag)) } }, item.tag), item.node !== undefined && h("span", { class: "node" }, item.node)),
+    span("labels", item.tag !== undefined && h("span", { class: "tag", title: `Show only ${item.tag}`, on: { click: (event) => (event.preventDefault(), onTag(item.tag)) } }, item.tag), item.node !== undefined && span("node", item.node)),
     jsonLine(item.data)))
   return details
 }

@@ -7,6 +7,7 @@
  */
 
 import { Json, encode } from "./exact.js"
+import { topicPath as at } from "./session.js"
 
 export function asCurl({ method, path, body }, { key, origin = location.origin } = {}) {
   const parts = ["curl"]
@@ -75,7 +76,6 @@ function pythonNode({ source, open, close, entries: inner }) {
 
 // --- actions
 
-const at = (topic, rest = "") => `/v0/topics/${encodeURIComponent(topic)}${rest}`
 const router = (name, rest = "") => `/v0/routers/${encodeURIComponent(name)}${rest}`
 const clean = (fields) => Object.fromEntries(entries(fields))
 

@@ -2,11 +2,11 @@
  * The loss timeline: all seqs of a topic from 1 to its head, drawn to scale, with what has become of them.
  */
 
-import { h, put, svg } from "./dom.js"
+import { h, put, svg, swatch } from "./dom.js"
 import { count, range, short, whole } from "./format.js"
 import { session, topicPath } from "./session.js"
 import { button, liveText, num, plainTable } from "./ui.js"
-import { zoomable } from "./zoom.js"
+import { chartFrame, zoomable } from "./zoom.js"
 
 const BAR = 40
 const LANE = 18
@@ -32,8 +32,7 @@ export function timeline(topic, { signal, onPick }) {
     class: "chart timeline", tabindex: 0, role: "application",
     "aria-label": `Timeline of ${topic}. Plus and minus zoom, arrow keys move, zero shows everything.`,
   })
-  const tip = h("div", { class: "tip", hidden: true })
-  const frame = h("div", { class: "timeline-frame" }, canvas, tip)
+  const { frame, tip, width } = chartFrame(canvas, () => draw(), signal)
   const legend = h("ul", { class: "states" })
   const shownWindow = liveText()
   const listed = h("div")
@@ -42,11 +41,6 @@ export function timeline(topic, { signal, onPick }) {
   const element = h("div", { class: "timeline-box" }, frame, legend,
     h("div", { class: "toolbar" }, zoom, shownWindow), all)
 
-  const observer = new ResizeObserver(() => draw())
-  observer.observe(frame)
-  signal.addEventListener("abort", () => observer.disconnect())
-
-  const width = () => Math.max(frame.clientWidth, 1)
   const bounds = () => [data?.from_seq ?? 1, Math.max(data?.to_seq ?? 1, data?.from_seq ?? 1)]
   const x = (seq) => {
     const [from, to] = bounds()
@@ -112,7 +106,7 @@ export function timeline(topic, { signal, onPick }) {
       sums.set(one.state, (sums.get(one.state) ?? 0) + size)
     }
     put(legend, Object.entries(STATES).filter(([state]) => sums.has(state)).map(([state, text]) => h("li", {},
-      h("i", { class: `swatch ${state}` }), text, " ", h("b", {}, whole(sums.get(state))))),
+      swatch(state), text, " ", h("b", {}, whole(sums.get(state))))),
     data.archived_seq > 0 && h("li", {}, h("i", { class: "swatch archive-line" }), "In the archive up to ", h("b", {}, whole(data.archived_seq))))
     const [from, to] = bounds()
     put(shownWindow, data.head_seq === 0 ? "" : `Seqs ${range(from, to)}${view ? ` of ${whole(data.head_seq)}` : ""}${data.resolution > 1 ? `, in cells of ${count(data.resolution, "seq")}: zoom in for exact ranges` : ", exact"}`)
@@ -125,7 +119,7 @@ export function timeline(topic, { signal, onPick }) {
     put(listed, plainTable("Ranges", ["First seq#", "Last seq#", "Seqs#", "State"], rows.map((one) => h("tr", {},
       num(one.from_seq), num(one.to_seq),
       num(one.to_seq - one.from_seq + 1),
-      h("td", {}, h("i", { class: `swatch ${one.state}` }), words(one))))),
+      h("td", {}, swatch(one.state), words(one))))),
     data.ranges.length > rows.length && h("p", { class: "note" }, `${whole(data.ranges.length - rows.length)} more: zoom in to list them.`))
   }
 

@@ -1,6 +1,6 @@
 /** The pieces that pages are made of: buttons, cards, badges, dialogs, forms, messages, and the "Copy as" menu. */
 
-import { h, hidden, put } from "./dom.js"
+import { h, hidden, put, span } from "./dom.js"
 import { short, whole } from "./format.js"
 import { setQuery } from "./route.js"
 import { entry, poll, session } from "./session.js"
@@ -83,6 +83,11 @@ export function curl(path, body, method = "") {
   return `curl ${method && `-X ${method} `}${location.origin}${path} -H 'content-type: application/json' -d '${JSON.stringify(body)}'`
 }
 
+/** What a page shows while there are no topics. */
+export function noTopics() {
+  return empty("Nothing here yet", "This command writes a first record, and creates its topic:", curl("/v0/topics/orders", { records: [{ data: { sku: "V60", qty: 1 } }] }))
+}
+
 /** The field that searches what a page shows. Its text is in the URL as `search`. */
 export function searchField(what, value, onInput) {
   const search = h("input", {
@@ -155,7 +160,7 @@ export function failure(error) {
   const code = error?.code ?? "error"
   const lines = [h("p", {}, h("strong", {}, error?.message ?? String(error)), " ", h("code", {}, code))]
   if (code === "router_cycle" && error.detail?.cycle) {
-    lines.push(h("p", {}, "Records would go around: ", h("span", { class: "path" }, error.detail.cycle.join(" → "))))
+    lines.push(h("p", {}, "Records would go around: ", span("path", error.detail.cycle.join(" → "))))
     lines.push(h("p", {}, "Choose another destination, or allow the cycle: a record then stops after 16 topics."))
   } else if (error?.detail?.field) lines.push(h("p", {}, "Check the field ", h("code", {}, error.detail.field), "."))
   if (NEXT[code]) lines.push(h("p", {}, NEXT[code]))
@@ -276,10 +281,11 @@ export function tabs(label, choices, panel, onPick) {
 }
 
 export function checkbox(label, checked, help = null) {
-  const control = h("input", { type: "checkbox", checked, id: `check-${Math.random().toString(36).slice(2)}` })
-  const text = help && h("small", { id: `${control.id}-help` }, help)
-  if (text) control.setAttribute("aria-describedby", text.id)
-  return { control, element: h("div", { class: "field check" }, control, h("label", { for: control.id }, label), text) }
+  const control = h("input", { type: "checkbox", checked })
+  const element = field(label, control, help)
+  element.classList.add("check")
+  element.prepend(control)
+  return { control, element }
 }
 
 /**
@@ -363,8 +369,9 @@ function place(summary, choices) {
 }
 
 /** A cell with a number. */
-export function num(number) {
-  return h("td", { class: "number" }, whole(number))
+/** A cell of a column of numbers: a whole number, or what is given. */
+export function num(...content) {
+  return h("td", { class: "number" }, content.map((one) => (typeof one === "number" ? whole(one) : one)))
 }
 
 /**

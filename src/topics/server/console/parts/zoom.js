@@ -3,7 +3,19 @@
  * the arrows.
  */
 
+import { h } from "./dom.js"
+
 const DRAG_PX = 4
+
+/** A frame around a canvas, with a tip. `draw` is called when its size changes. */
+export function chartFrame(canvas, draw, signal) {
+  const tip = h("div", { class: "tip", hidden: true })
+  const frame = h("div", { class: "timeline-frame" }, canvas, tip)
+  const observer = new ResizeObserver(draw)
+  observer.observe(frame)
+  signal.addEventListener("abort", () => observer.disconnect())
+  return { frame, tip, width: () => Math.max(frame.clientWidth, 1) }
+}
 
 /**
  * `domain()` returns the ends of the axis, null while there is none; `look(range)` shows a part, null everything;

@@ -293,7 +293,7 @@ class PipelineJob:
     def reading(self, url: str) -> dict[str, str]:
         """Return the options with which `format("topics")` reads from the server, the key of the job included."""
         known = self.connection(url)
-        options = {"url": known.servers[0], "retries": str(known.retries)}
+        options = {"url": known.servers[0].replace(",", "|"), "retries": str(known.retries)}
         if known.token is not None:
             options["token"] = known.token
         if known.token_file is not None:
