@@ -102,7 +102,8 @@ def test_stopped_writer_acknowledges_no_replicated_write_after_a_takeover(runnin
     writer.process.send_signal(signal.SIGCONT)
     sender.join()
     [(status, answer)] = late
-    assert (status, answer["error"]["code"]) == (503, "fenced")
+    assert status == 503
+    assert answer["error"]["code"] in ("fenced", "replica_unavailable"), "it may not know its successor yet"
     assert list(read(standby, "sure")[0].values()) == [1, 2]
     assert wait_for(lambda: call(writer, "GET", "ready")[0] == 503)
 
