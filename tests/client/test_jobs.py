@@ -13,6 +13,7 @@ import pytest
 from tests.client.conftest import until_extended
 from tests.conftest import ServerProcess
 from topics.client import AsyncJob, AsyncTopics, NewRecord
+from topics.model.queue import Reason
 
 pytestmark = pytest.mark.anyio
 LIMIT_S = 20
@@ -112,6 +113,7 @@ async def test_hooks_see_starts_results_and_errors(
     topics: AsyncTopics, queue: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[tuple[str, int]] = []
+    failures: list[Reason] = []
 
     def done(job: AsyncJob, seconds: float) -> None:
         assert 0 <= seconds < LIMIT_S
@@ -127,6 +129,7 @@ async def test_hooks_see_starts_results_and_errors(
     async def work(job: AsyncJob) -> None:
         if job.data == 1 and job.deliveries == 1:
             raise ValueError("bad")
+        failures.extend(job.reasons)
 
     with caplog.at_level(logging.CRITICAL, "topics.client.worker"):
         await asyncio.wait_for(topics.run(), LIMIT_S)
@@ -134,6 +137,19 @@ async def test_hooks_see_starts_results_and_errors(
         [("start", 0), ("start", 1), ("start", 2), ("start", 1), ("done", 0), ("done", 1), ("done", 2), ("bad", 1)]
     )
     assert (await topics.topic(queue)).count == 0
+    [failure] = failures
+    assert (failure.reason, failure.delivery) == ("ValueError: bad", 1)
+    assert failure.error is not None
+    assert (failure.error.type, failure.error.message) == ("ValueError", "bad")
+    assert 'raise ValueError("bad")' in (failure.error.stack or "")
+
+
+@pytest.mark.parametrize("message", ["ä" * 10_000, "\ud800", ""])
+async def test_reason_of_any_exception_is_taken(topics: AsyncTopics, queue: str, message: str) -> None:
+    [job] = await topics.claim(queue, node="w")
+    assert await job.nack(retry=True, error=ValueError(message))
+    [listed] = [job async for job in topics.list_jobs(queue, state="delayed")]
+    assert listed.reasons[0].reason.startswith("ValueError")
 
 
 @pytest.mark.parametrize(

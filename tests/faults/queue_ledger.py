@@ -156,7 +156,7 @@ class _Judge:
         found, topic = self.found, self.topic
         assert topic.pending == topic.staged_count == 0
         assert not found.leaving
-        out = [*found.leases, *found.reclaim, *found.resting, *found.later]
+        out = [*found.leases, *found.reclaim, *found.resting, *found.exhausted, *found.later]
         assert len(set(out)) == len(out), "a job is in two states"
         assert set(out) <= set(self.rows), "a job that is gone has a state"
         assert found.ready + found.in_flight + found.delayed == topic.count == len(self.rows)

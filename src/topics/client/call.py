@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import time
+import traceback
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote, urlencode
 
@@ -20,6 +21,20 @@ EVENT_STREAM = "text/event-stream"
 PAGE_ROWS = 1000  # of a list
 FIRST_S = 0.1
 LONGEST_S = 10.0
+
+
+def failure_of(error: BaseException) -> dict[str, Any]:
+    """Return `reason` and `error` of a nack from an exception, shortened to what the server takes."""
+    kind, message = type(error).__qualname__, _first_bytes(str(error), 2048)
+    stack = "".join(traceback.format_exception(error)).encode("utf-8", "replace")[-4096:].decode(errors="ignore")
+    return {
+        "reason": f"{kind}: {message}" if message else kind,
+        "error": {"type": kind, "message": message, "stack": stack},
+    }
+
+
+def _first_bytes(text: str, most: int) -> str:
+    return text.encode("utf-8", "replace")[:most].decode(errors="ignore")
 
 
 class Request(NamedTuple):

@@ -31,6 +31,25 @@ class ArchivePatch(ArchiveConfig, frozen=True, kw_only=True):
     """An archive configuration as a request has it."""
 
 
+class RetryPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The delay of a job that was nacked without one: `min_ms`, then `factor` times as long with each delivery."""
+
+    min_ms: Annotated[U64, "the delay after the first delivery"] = 1_000
+    max_ms: Annotated[U64, "the longest delay, at most 86400000"] = 300_000
+    factor: Annotated[float, "1 to 100"] = 2.0
+    jitter: Annotated[float, "0 to 1: by up to this share a delay is shorter, so that jobs do not return together"] = (
+        0.1
+    )
+
+    def delay_ms(self, deliveries: int, lease: int) -> int:
+        """Return the delay after so many deliveries. The number of the lease decides how much shorter it is."""
+        longest = min(self.min_ms * self.factor ** min(deliveries - 1, 64), self.max_ms)
+        return int(longest * (1 - self.jitter * (lease * 2_654_435_761 % 2**32 / 2**32)))
+
+
+DEFAULT_RETRY = RetryPolicy()
+
+
 class TopicConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The complete configuration of a topic, with all defaults."""
 
@@ -51,6 +70,7 @@ class TopicConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     max_deliveries: U64 = 0
     dead_letter: str | None = None
     leases_durable: bool = False
+    retry: RetryPolicy | None = None
     archive: ArchiveConfig | None = None
 
 
@@ -74,6 +94,7 @@ class ConfigPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     max_deliveries: U64 | UnsetType = UNSET
     dead_letter: str | UnsetType | None = UNSET
     leases_durable: bool | UnsetType = UNSET
+    retry: Annotated[RetryPolicy | UnsetType | None, "the delay of a nack without `delay_ms`; null for none"] = UNSET
     archive: ArchivePatch | UnsetType | None = UNSET
 
 
@@ -86,6 +107,8 @@ def configure(name: str, patch: ConfigPatch, current: TopicConfig | None = None)
     `durability` wins over `durable`, and `durable` of the result follows `durability`.
     """
     given = {field: value for field, value in structs.asdict(patch).items() if value is not UNSET}
+    if given.get("retry") is not None:
+        check_retry(given["retry"])
     for field, value in given.items():
         if type(value) is int and value > U64_MAX:
             raise invalid(f"{field} does not fit in 64 bits", field=field)
@@ -112,6 +135,15 @@ def configure(name: str, patch: ConfigPatch, current: TopicConfig | None = None)
         lease_ms=clamp(merged.lease_ms, *LEASE_MS_RANGE),
         claim_jitter_ms=clamp(merged.claim_jitter_ms, *CLAIM_JITTER_MS_RANGE),
     )
+
+
+def check_retry(policy: RetryPolicy) -> None:
+    if not policy.min_ms <= policy.max_ms <= LEASE_MS_RANGE[1]:
+        raise invalid(f"retry.max_ms must be between min_ms and {LEASE_MS_RANGE[1]}", field="retry.max_ms")
+    if not 1 <= policy.factor <= 100:
+        raise invalid("retry.factor must be between 1 and 100", field="retry.factor")
+    if not 0 <= policy.jitter <= 1:
+        raise invalid("retry.jitter must be between 0 and 1", field="retry.jitter")
 
 
 def clamp(value: int, low: int, high: int) -> int:

@@ -277,7 +277,8 @@ test("a body that acks or nacks itself is not corrected", async () => {
   await topics.append(queue, "a", { priority: 9 })
   for await (const job of topics.jobs(queue)) {
     assert.ok(await job.extend(5000))
-    if (job.deliveries === 1) { assert.ok(await job.nack()); continue }
+    if (job.deliveries === 1) { assert.ok(await job.nack(0, { reason: "once", error: new RangeError("far") })); continue }
+    assert.deepEqual([job.reasons[0].reason, job.reasons[0].error?.type], ["once", "RangeError"])
     assert.ok(await job.ack())
     assert.equal(await job.ack(), false)
     break

@@ -27,6 +27,13 @@ def _boolean(text: str) -> bool:
     return text == "true"
 
 
+def _retry(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON") from None
+
+
 class Field(NamedTuple):
     """One field: its option, how its value is read and printed, and what it means."""
 
@@ -75,6 +82,9 @@ FIELDS = (
           "queues: after this many deliveries, move the job to the dead letters", show=count),
     Field("dead_letter", "--dead-letter", "TOPIC", str, "queues: topic for the dead letters"),
     Field("leases_durable", "--leases-durable", "BOOL", _boolean, "queues: leases survive a restart [false]"),
+    Field("retry", "--retry", "JSON", _retry,
+          "queues: delay of failed jobs: null, or '{\"min_ms\": 1000, \"max_ms\": 300000, \"factor\": 2}'",
+          show=json.dumps),
 )  # fmt: skip
 BY_NAME = {field.name: field for field in FIELDS}
 
