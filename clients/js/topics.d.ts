@@ -195,6 +195,8 @@ export class Job extends TopicRecord {
     reasons: Reason[];
     /** True until `ack` or `nack` was answered. */
     isOpen: boolean;
+    /** Whether the job was deleted: a worker notices when it extends the lease. */
+    isCancelled: boolean;
     /**
      * Complete the job. Return false if the lease had ended: another worker may have got the job.
      * @param {{retries?: number}} [options]
@@ -314,6 +316,9 @@ export class ServerCursor {
  * @property {string|null} [deadLetter]
  * @property {boolean} [leasesDurable]
  * @property {{minMs?: number, maxMs?: number, factor?: number, jitter?: number}|null} [retry] the delay of a nack without `delayMs`
+ * @property {number} [maxInFlight] the most jobs of the queue that workers hold at a time
+ * @property {boolean} [paused] the queue gives out no jobs
+ * @property {"contract"|"safe"} [defaults] of a new queue: `safe` by default, which is `discard: "reject"` and `leasesDurable`
  * @property {{hold?: boolean}|null} [archive] with `hold`, records do not expire before they are archived
  */
 /**
@@ -518,19 +523,21 @@ export class Topics {
         parse?: ((text: string) => any) | undefined;
     });
     /**
-     * Create a topic, or change its configuration.
+     * Create a topic, or change its configuration. A new queue has safe defaults: see `TopicConfig.defaults`. The answer has
+     * `warnings` about what the configuration does not do.
      *
      *     await topics.putTopic("orders", { durability: "fsync", capRecords: 1_000_000 })
      *
      * @param {string} topic
      * @param {TopicConfig} [config]
-     * @returns {Promise<{topic: string, created: boolean, epoch: number, config: Record<string, any>}>}
+     * @returns {Promise<{topic: string, created: boolean, epoch: number, config: Record<string, any>, warnings?: string[]}>}
      */
     putTopic(topic: string, config?: TopicConfig): Promise<{
         topic: string;
         created: boolean;
         epoch: number;
         config: Record<string, any>;
+        warnings?: string[];
     }>;
     /**
      * Return the state of a topic. With `touch`, the request counts as a read of the topic, which raises its automatic
@@ -1202,6 +1209,18 @@ export type TopicConfig = {
         factor?: number;
         jitter?: number;
     } | null | undefined;
+    /**
+     * the most jobs of the queue that workers hold at a time
+     */
+    maxInFlight?: number | undefined;
+    /**
+     * the queue gives out no jobs
+     */
+    paused?: boolean | undefined;
+    /**
+     * of a new queue: `safe` by default, which is `discard: "reject"` and `leasesDurable`
+     */
+    defaults?: "contract" | "safe" | undefined;
     /**
      * with `hold`, records do not expire before they are archived
      */

@@ -251,6 +251,8 @@ export class Job extends TopicRecord {
     this.reasons = wire.reasons ?? []
     /** True until `ack` or `nack` was answered. */
     this.isOpen = true
+    /** Whether the job was deleted: a worker notices when it extends the lease. */
+    this.isCancelled = false
   }
 
   #held() {
@@ -289,6 +291,7 @@ export class Job extends TopicRecord {
     const { retries } = checked("job.extend", options)
     const answer = await this.#topics.extend(this.topic, { ...this.#held(), leaseMs, retries })
     if (answer.extended === 1) this.deadline = answer.deadlines[this.seq]
+    this.isCancelled ||= answer.cancelled?.includes(this.seq) ?? false
     return answer.extended === 1
   }
 }
@@ -525,7 +528,8 @@ async function* parseEvents(body) {
 const CALL = ["retries", "signal"]
 const CONFIG = [
   "type", "ttlMs", "capRecords", "capBytes", "discard", "durable", "durability", "priority", "autoPriority", "autoCreate",
-  "idempotencyWindowMs", "dedupeNode", "leaseMs", "claimJitterMs", "maxDeliveries", "deadLetter", "leasesDurable", "retry", "archive",
+  "idempotencyWindowMs", "dedupeNode", "leaseMs", "claimJitterMs", "maxDeliveries", "deadLetter", "leasesDurable", "retry", "maxInFlight",
+  "paused", "defaults", "archive",
 ]
 const RECORD = ["tag", "node", "meta", "priority", "delayMs", "deliverAt"]
 const WRITE = ["node", "idempotencyKey", "create", "config", "disableBackpressure", "signal"]
@@ -714,6 +718,9 @@ function finite(key, value) {
  * @property {string|null} [deadLetter]
  * @property {boolean} [leasesDurable]
  * @property {{minMs?: number, maxMs?: number, factor?: number, jitter?: number}|null} [retry] the delay of a nack without `delayMs`
+ * @property {number} [maxInFlight] the most jobs of the queue that workers hold at a time
+ * @property {boolean} [paused] the queue gives out no jobs
+ * @property {"contract"|"safe"} [defaults] of a new queue: `safe` by default, which is `discard: "reject"` and `leasesDurable`
  * @property {{hold?: boolean}|null} [archive] with `hold`, records do not expire before they are archived
  */
 
@@ -1076,16 +1083,17 @@ export class Topics {
   // --- topics
 
   /**
-   * Create a topic, or change its configuration.
+   * Create a topic, or change its configuration. A new queue has safe defaults: see `TopicConfig.defaults`. The answer has
+   * `warnings` about what the configuration does not do.
    *
    *     await topics.putTopic("orders", { durability: "fsync", capRecords: 1_000_000 })
    *
    * @param {string} topic
    * @param {TopicConfig} [config]
-   * @returns {Promise<{topic: string, created: boolean, epoch: number, config: Record<string, any>}>}
+   * @returns {Promise<{topic: string, created: boolean, epoch: number, config: Record<string, any>, warnings?: string[]}>}
    */
   async putTopic(topic, config = {}) {
-    return this.#call("PUT", `/v0/topics/${encodeURIComponent(topic)}`, { body: wire(checked("putTopic", config)) })
+    return this.#call("PUT", `/v0/topics/${encodeURIComponent(topic)}`, { body: { defaults: "safe", ...wire(checked("putTopic", config)) } })
   }
 
   /**
@@ -2139,7 +2147,10 @@ async function* jobLoop({ leaseMs = 30_000, retryDelayMs, signal, onRetry }, ope
  */
 async function runJob(job, handler, { leaseMs, timeoutMs, retryDelayMs, onStart, onDone, onError }) {
   const limit = new AbortController()
-  const endLease = keepLease(job, leaseMs, () => limit.abort(new TopicsError("the lease has ended", { code: "lease_ended" })))
+  const endLease = keepLease(job, leaseMs, () => {
+    const [what, code] = job.isCancelled ? ["the job was cancelled", "cancelled"] : ["the lease has ended", "lease_ended"]
+    limit.abort(new TopicsError(what, { code }))
+  })
   const timer = timeoutMs && setTimeout(() => limit.abort(new TimedOut(`the job took more than ${timeoutMs} ms`, { code: "timed_out" })), timeoutMs)
   const aborted = new Promise((_, reject) => limit.signal.addEventListener("abort", () => reject(limit.signal.reason)))
   const began = performance.now()

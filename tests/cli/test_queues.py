@@ -124,6 +124,14 @@ def test_work_extends_the_lease_while_a_program_runs(cli: Cli, api: Api, tmp_pat
         assert json.loads(running.line())["finished"] == 1
 
 
+def test_work_ends_the_program_of_a_cancelled_job(cli: Cli, api: Api) -> None:
+    queue(api, "cancelled", 1)
+    with cli.start("queue", "work", "cancelled", "--lease", "1s", "--until-empty", "--", "sleep", "60") as running:
+        wait_for(lambda: [job for job in jobs_of(api, "cancelled") if job["state"] == "in_flight"])
+        api("POST", "/v0/topics/cancelled/delete", {"seqs": [1]})
+        assert json.loads(running.line())["returned"] == 1
+
+
 def test_work_times_out_a_program(cli: Cli, api: Api) -> None:
     queue(api, "stuck", 1)
     done = cli.pipe("queue", "work", "stuck", "--until-empty", "--timeout", "100ms", "--", "sleep", "60")
@@ -177,6 +185,8 @@ def test_work_reports_jobs_that_move_to_the_dead_letters(cli: Cli, api: Api) -> 
     assert (reason[0].startswith("exit status 3 after "), reason[1:]) == (True, ["no route"])
     assert "exit status 3" in cli.tty("queue", "dead", "dying").out
     assert "dead ever" in cli.tty("queue", "ls", "dying").lines[0]
+    cli.pipe("config", "dying", "--paused", "true", "--retry", '{"min_ms": 5}')
+    assert "dying (paused)" in cli.tty("queue", "ls", "dying").out
 
 
 def jobs_of(api: Api, name: str) -> list[Any]:

@@ -144,6 +144,34 @@ async def test_hooks_see_starts_results_and_errors(
     assert 'raise ValueError("bad")' in (failure.error.stack or "")
 
 
+async def test_worker_learns_that_its_job_was_cancelled(topics: AsyncTopics, queue: str) -> None:
+    cancelled = []
+
+    @topics.worker(queue, concurrency=3, lease_ms=300)
+    async def work(job: AsyncJob) -> None:
+        await topics.delete(queue, seqs=[job.seq])
+        while not job.is_cancelled:
+            await asyncio.sleep(0.01)
+        cancelled.append(job.data)
+        if len(cancelled) == 3:
+            topics.stop()
+
+    await asyncio.wait_for(topics.run(), LIMIT_S)
+    assert sorted(cancelled) == [0, 1, 2]
+
+
+async def test_new_queue_has_safe_defaults_and_the_answer_warns(topics: AsyncTopics, name: str) -> None:
+    made = await topics.put_topic(name, type="queue", max_deliveries=2)
+    assert (made.config.discard, made.config.leases_durable) == ("reject", True)
+    assert made.warnings == [
+        "max_deliveries has no effect without dead_letter: failed jobs are delivered again without end"
+    ]
+    plain = await topics.put_topic(f"{name}.plain", type="queue", defaults="contract", retry={"min_ms": 5}, paused=True)
+    assert (plain.config.discard, plain.config.leases_durable, plain.config.paused) == ("old", False, True)
+    assert plain.config.retry is not None
+    assert (plain.config.retry.min_ms, plain.config.retry.factor) == (5, 2.0)
+
+
 @pytest.mark.parametrize("message", ["ä" * 10_000, "\ud800", ""])
 async def test_reason_of_any_exception_is_taken(topics: AsyncTopics, queue: str, message: str) -> None:
     [job] = await topics.claim(queue, node="w")

@@ -113,6 +113,7 @@ class Race:
             (2, lambda: self.server.begin_checkpoint(topics=rng.choice([0, 1]))),
             (3, self.server.steps.release),
             (1, lambda: self.put(QUEUE, leases_durable=rng.random() < 0.5)),
+            (1, lambda: self.put(QUEUE, paused=rng.random() < 0.3, max_in_flight=rng.choice([0, 4]))),
             (3, self.break_something if self.faults else self.kill),
         ]
         chosen = rng.choices([step for _, step in steps], [weight for weight, _ in steps])[0]
@@ -328,6 +329,7 @@ class Race:
             self.settle()
             self.server.steps.release()
             self.server.tick()
+        self.put(QUEUE, paused=False, max_in_flight=0)
         self.settle()  # a tick may have logged jobs that returned
         left = len(self.server.by_seq(QUEUE)) + len(self.server.by_seq(DEAD))
         if not self.faults:

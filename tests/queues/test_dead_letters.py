@@ -99,6 +99,16 @@ def test_blocked_dead_letters_stay_and_the_queue_reports_why(prepare: Any, code:
     assert shop.counts == (0, 0, 0)
 
 
+def test_dead_letter_that_never_fits_does_not_block_the_others():
+    shop = Workshop(max_deliveries=1, dead_letter=DEAD)
+    shop.server.put(DEAD, cap_bytes=2000)
+    shop.write(json.dumps("x" * 2000), "2", "3", "4")
+    shop.claim("w", 4)
+    assert shop.nack("w", 1, 2, 3, 4).dead_lettered == 3
+    assert shop.server.data(DEAD) == ["2", "3", "4"]
+    assert (shop.queue.dead_letter_error, shop.counts) == ("record_too_large", (0, 0, 1))
+
+
 @pytest.mark.parametrize("how", ["stop", "keep", "lose", "tear"])
 def test_a_move_survives_a_crash_whole(how: str):
     shop = Workshop(max_deliveries=1, dead_letter=DEAD, durability="fsync")

@@ -52,8 +52,9 @@ extend = step("extend", node=nodes, picks=picks, fenced=st.booleans(), lease_ms=
 time = step("time", ms=st.sampled_from([0, 1, 50, 99, 100, 101, 301, 1001]))
 trim = step("trim", before=st.integers(0, 40)) | step("untag", tag=st.sampled_from(["x", "y"]))
 restart = step("restart", how=st.sampled_from(["stop", "keep", "lose", "tear", "reorder"])) | step("checkpoint")
+end = step("move") | step("pause", paused=st.booleans())
 steps = st.lists(
-    st.one_of(write, write, claim, claim, claim, ack, ack, ack, nack, extend, time, time, trim, restart, step("move")),
+    st.one_of(write, write, claim, claim, claim, ack, ack, ack, nack, extend, time, time, trim, restart, end),
     min_size=1,
     max_size=35,
 )
@@ -64,6 +65,7 @@ configs = st.fixed_dictionaries(
         "dead_letter": st.sampled_from([None, DEAD]),
         "cap_records": st.sampled_from([0, 0, 0, 12]),
         "ttl_ms": st.sampled_from([0, 0, 0, 700]),
+        "max_in_flight": st.sampled_from([0, 0, 3]),
     }
 )
 
@@ -80,7 +82,8 @@ class Pair:
 
     def new_model(self) -> QueueOracle:
         dead_letter = self.config["dead_letter"] is not None
-        return QueueOracle(self.shop.clock, max_deliveries=self.config["max_deliveries"], dead_letter=dead_letter)
+        limits = {name: self.config[name] for name in ("max_deliveries", "max_in_flight")}
+        return QueueOracle(self.shop.clock, dead_letter=dead_letter, **limits)
 
     def play(self, one: Step) -> None:
         getattr(self, one.verb)(**one.args)
@@ -116,6 +119,10 @@ class Pair:
                 self.shop.move_exhausted()
             self.sync()
             self.model.moved(self.buried() - self.model.dead)
+
+    def pause(self, paused: bool) -> None:
+        self.shop.server.put(QUEUE, paused=paused)
+        self.model.paused = paused
 
     def move(self) -> None:
         """Move exhausted jobs, as a server does several times a second."""
@@ -188,7 +195,8 @@ class Pair:
 
     def finish(self) -> None:
         """Let all leases expire, then check that a last worker gets exactly the remaining jobs."""
-        for _ in range(100):
+        self.pause(False)
+        for _ in range(200):
             self.shop.clock.advance(ms=1001)
             self.compare()
             if not self.model.jobs:

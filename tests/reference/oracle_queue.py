@@ -56,9 +56,13 @@ class Delivery:
 class QueueOracle:
     """One queue. Its methods take results of the engine and raise `AssertionError` if the contract forbids them."""
 
-    def __init__(self, clock: Clock, *, max_deliveries: int = 0, dead_letter: bool = False) -> None:
+    def __init__(
+        self, clock: Clock, *, max_deliveries: int = 0, dead_letter: bool = False, max_in_flight: int = 0
+    ) -> None:
         self.clock = clock
         self.bury_after = max_deliveries if dead_letter else 0
+        self.max_in_flight = max_in_flight
+        self.paused = False
         self.jobs: dict[int, Work] = {}
         self.acked: set[int] = set()
         self.dead: set[int] = set()
@@ -83,6 +87,9 @@ class QueueOracle:
         now = self.clock.now_ms()
         self.moved(buried)
         good = {seq for seq, work in self.jobs.items() if work.claimable(now)}
+        if self.max_in_flight:
+            want = max(min(want, self.max_in_flight - self.in_flight), 0)
+        want = 0 if self.paused else want
         seqs = [one.seq for one in got]
         assert seqs == sorted(set(seqs)), "jobs must be ascending and distinct"
         assert set(seqs) <= good, "a job is not ready, or was delivered too often"

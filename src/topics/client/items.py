@@ -216,6 +216,9 @@ class Config(TypedDict, total=False):
     dead_letter: str | None
     leases_durable: bool
     retry: RetryPolicy | dict[str, float] | None
+    max_in_flight: int
+    paused: bool
+    defaults: Literal["contract", "safe"]
     archive: ArchiveConfig | None
 
 

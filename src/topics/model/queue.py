@@ -124,6 +124,7 @@ class AckAnswer(Struct):
     ready: U64
     in_flight: U64
     performance: Performance
+    cancelled: Annotated[list[U64] | UnsetType, "skipped jobs that were deleted while the worker held them"] = UNSET
 
 
 class NackAnswer(Struct):
@@ -133,6 +134,7 @@ class NackAnswer(Struct):
     ready: U64
     in_flight: U64
     performance: Performance
+    cancelled: Annotated[list[U64] | UnsetType, "skipped jobs that were deleted while the worker held them"] = UNSET
     dead_lettered: Annotated[U64, "of these, jobs that moved to the dead-letter topic; absent if none did"] = 0
 
 
@@ -142,6 +144,7 @@ class ExtendAnswer(Struct):
     skipped: list[U64]
     deadlines: Annotated[dict[str, U64], "the new deadline by seq, in milliseconds since 1970"]
     performance: Performance
+    cancelled: Annotated[list[U64] | UnsetType, "skipped jobs that were deleted while the worker held them"] = UNSET
 
 
 class RedriveAnswer(Struct):

@@ -71,6 +71,8 @@ class TopicConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     dead_letter: str | None = None
     leases_durable: bool = False
     retry: RetryPolicy | None = None
+    max_in_flight: U64 = 0
+    paused: bool = False
     archive: ArchiveConfig | None = None
 
 
@@ -95,10 +97,19 @@ class ConfigPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     dead_letter: str | UnsetType | None = UNSET
     leases_durable: bool | UnsetType = UNSET
     retry: Annotated[RetryPolicy | UnsetType | None, "the delay of a nack without `delay_ms`; null for none"] = UNSET
+    max_in_flight: Annotated[U64 | UnsetType, "queues: the most jobs that workers hold at a time; 0 for no limit"] = (
+        UNSET
+    )
+    paused: Annotated[bool | UnsetType, "queues: claims get no job, and wait if they may"] = UNSET
+    defaults: Annotated[
+        Literal["contract", "safe"],
+        "safe: a new queue has `discard: reject` and `leases_durable`, unless the request says otherwise",
+    ] = "contract"
     archive: ArchivePatch | UnsetType | None = UNSET
 
 
 DEFAULT_CONFIG = TopicConfig()
+SAFE_QUEUE = TopicConfig(type="queue", discard="reject", leases_durable=True)
 
 
 def configure(name: str, patch: ConfigPatch, current: TopicConfig | None = None) -> TopicConfig:
@@ -123,7 +134,8 @@ def configure(name: str, patch: ConfigPatch, current: TopicConfig | None = None)
         given["durability"] = kept if kept in SYNCED else "fsync" if given["durable"] else "disk"
     if (archive := given.get("archive")) is not None:
         given["archive"] = ArchiveConfig(hold=archive.hold)
-    merged = structs.replace(current or DEFAULT_CONFIG, **given)
+    is_safe = given.pop("defaults") == "safe" and given.get("type") == "queue"
+    merged = structs.replace(current or (SAFE_QUEUE if is_safe else DEFAULT_CONFIG), **given)
     if merged.dead_letter is not None:
         check_topic(merged.dead_letter, field="dead_letter")
         if merged.dead_letter == name:
@@ -135,6 +147,24 @@ def configure(name: str, patch: ConfigPatch, current: TopicConfig | None = None)
         lease_ms=clamp(merged.lease_ms, *LEASE_MS_RANGE),
         claim_jitter_ms=clamp(merged.claim_jitter_ms, *CLAIM_JITTER_MS_RANGE),
     )
+
+
+def warnings_of(config: TopicConfig) -> list[str]:
+    """Return what a configuration does not do, although its author may expect it."""
+    if config.type != "queue":
+        return []
+    buries = bool(config.max_deliveries) and config.dead_letter is not None
+    found = {
+        "max_deliveries has no effect without dead_letter: failed jobs are delivered again without end":
+            config.max_deliveries and config.dead_letter is None,
+        "dead_letter has no effect without max_deliveries: no job moves there":
+            config.dead_letter is not None and not config.max_deliveries,
+        'a full queue evicts its oldest jobs, also leased ones: set discard to "reject"':
+            (config.cap_records or config.cap_bytes) and config.discard == "old",
+        "a restart forgets delays of nacks and delivery counts: set leases_durable":
+            (config.retry is not None or buries) and not config.leases_durable,
+    }  # fmt: skip
+    return [text for text, holds in found.items() if holds]
 
 
 def check_retry(policy: RetryPolicy) -> None:

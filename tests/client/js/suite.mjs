@@ -350,6 +350,21 @@ test("a job that takes too long goes back", async () => {
   assert.ok(failed[0] instanceof client.TimedOut)
 })
 
+test("a handler learns that its job was cancelled", async () => {
+  const queue = name()
+  const made = await topics.putTopic(queue, { type: "queue", maxDeliveries: 2, retry: { minMs: 5 } })
+  assert.deepEqual([made.config.discard, made.config.leases_durable, made.config.retry.min_ms], ["reject", true, 5])
+  assert.equal(made.warnings?.length, 1)
+  const seq = await topics.append(queue, 1)
+  const stop = new AbortController()
+  const failed = []
+  await topics.work(queue, async (_, signal) => {
+    await topics.delete(queue, { seqs: [seq] })
+    await new Promise((resolve) => signal.addEventListener("abort", resolve))
+  }, { leaseMs: 300, signal: stop.signal, onError: (job, error) => { failed.push(error.code, job.isCancelled); stop.abort() } })
+  assert.deepEqual(failed, ["cancelled", true])
+})
+
 test("a scan reads a range with its gap", async () => {
   const topic = name()
   await topics.putTopic(topic, { capRecords: 2000 })

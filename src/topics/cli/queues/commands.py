@@ -25,13 +25,13 @@ from topics.errors import Code, TopicsError
 from topics.plurals import counted
 
 PAGE_ROWS = 1000
-SHOWN_CONFIG = ("lease_ms", "max_deliveries", "dead_letter")
+SHOWN_CONFIG = ("lease_ms", "max_deliveries", "dead_letter", "paused")
 ORIGIN, DELIVERIES, SOURCE_SEQ = "$dead_letter_from", "$dead_letter_deliveries", "$dead_letter_src_seq"
 REASON = "$dead_letter_reason"
 
 
 QUEUE_COLUMNS: Columns = {
-    "queue": lambda row: Styled(row["topic"], "bold"),
+    "queue": lambda row: Styled(row["topic"] + " (paused)" * row["paused"], "bold"),
     "ready>": lambda row: highlighted(row["ready"], "green"),
     "in flight>": lambda row: count(row["in_flight"]),
     "delayed>": lambda row: count(row["delayed"]),

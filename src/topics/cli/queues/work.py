@@ -235,14 +235,19 @@ class Pool:
                 return "interrupted" if self.ending.is_set() else f"timed out after {duration((now - began) * 1000)}"
             if now - extended > lease_s / 3:
                 extended = now
-                self._extend(server, job)
+                if not self._extend(server, job):
+                    _end(process)
+                    return "cancelled"
 
-    def _extend(self, server: Server, job: Job) -> None:
-        body: dict[str, Any] = {"node": self.node, "seqs": [job.seq], "lease_ids": [job.lease_id]}
+    def _extend(self, server: Server, job: Job) -> bool:
+        """Extend the lease. Return False if the job was cancelled."""
+        held = {"node": self.node, "seqs": [job.seq], "lease_ids": [job.lease_id]}
+        body = {**held, "lease_ms": self.call.args.lease}
         try:
-            server.json(post(topic_path(self.call.args.queue, "extend"), {**body, "lease_ms": self.call.args.lease}))
+            return not server.json(post(topic_path(self.call.args.queue, "extend"), body)).get("cancelled")
         except TopicsError as error:
             self.call.screen.warn(f"job {job.seq}: the lease could not be extended: {error}")
+            return True
 
 
 def _feed(process: subprocess.Popen[bytes], data: bytes) -> None:

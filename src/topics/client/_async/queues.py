@@ -41,6 +41,7 @@ class AsyncJob:
         self.lease_id, self.deadline = job.lease_id, job.deadline
         self.deliveries, self.reasons = job.deliveries, job.reasons  # this delivery counts
         self.is_open = True  # until `ack` or `nack` was answered
+        self.is_cancelled = False  # whether it was deleted: a worker notices when it extends the lease
 
     @property
     def data(self) -> Any:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from topics.client import tracing
 from topics.client._async import tools
@@ -102,7 +103,9 @@ class AsyncLeases:
             for job in held:
                 if job.seq in answer.skipped and job.is_open:
                     self.remove(job)
-                    log.warning("job %d of %s: its lease has ended, another worker may get it", job.seq, job.topic)
+                    job.is_cancelled = answer.cancelled is not UNSET and job.seq in answer.cancelled
+                    ended = "it was cancelled" if job.is_cancelled else "its lease has ended, another worker may get it"
+                    log.warning("job %d of %s: %s", job.seq, job.topic, ended)
 
     async def complete(self, job: AsyncJob) -> None:
         """Ack a job. A failure is logged: the job comes again when its lease ends."""

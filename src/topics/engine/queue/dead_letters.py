@@ -339,7 +339,8 @@ class DeadLetters:
         if not seqs:
             return None
         letters, leaving = retention.read_past(topic, lambda: self._read(topic, seqs))
-        return self._move(topic, letters, leaving, now_ms)  # none if their records turned out to be damaged
+        queue.dead_letter_error = None
+        return self._move(topic, letters, leaving, now_ms)  # no letters if their records turned out to be damaged
 
     def _read(self, topic: Topic, seqs: list[int]) -> tuple[list[Letter], Removal]:
         """Return the dead letters of as many of the jobs as one move may have, and what a delete of them finds."""
@@ -353,38 +354,27 @@ class DeadLetters:
         return letters, removal.by_seq(topic, [letter.seq for letter in letters])
 
     def _move(self, topic: Topic, letters: list[Letter], leaving: Removal, now_ms: int) -> Ticket | None:
-        """Move all jobs together; if that is refused, the first half, and so on. A later call moves the others."""
-        queue, name = leases_of(topic), topic.config.dead_letter
-        assert name is not None
-        all_of = len(letters)
-        # Bound: every round but the last halves the number of letters.
-        while letters:
-            seqs = [letter.seq for letter in letters]
-            queue.leaving.update((seq, queue.exhausted.pop(seq)) for seq in seqs)
+        """Move all jobs together; if that is refused, one half after the other."""
+        queue, name, seqs = leases_of(topic), topic.config.dead_letter, [letter.seq for letter in letters]
+        if name is None or not letters or name in self._staging.commits.creating:
+            return None  # the move of the other half creates the topic: a later call moves this one
+        queue.leaving.update((seq, queue.exhausted.pop(seq)) for seq in seqs)
 
-            def put_back(seqs: list[int] = seqs) -> None:
-                queue.exhausted.update((seq, job) for seq in seqs if (job := queue.leaving.pop(seq, None)) is not None)
+        def put_back() -> None:
+            queue.move_after_ms = now_ms + RETRY_MS
+            queue.exhausted.update((seq, job) for seq in seqs if (job := queue.leaving.pop(seq, None)) is not None)
 
-            def refused() -> None:
-                queue.move_after_ms = now_ms + RETRY_MS
-                put_back()
-
-            try:
-                move = Moved(topic.topic_id, seqs, now_ms, True)
-                ticket = stage_move(self._staging, topic, name, move, letters, leaving, undo=refused)
-            except TopicsError as error:
-                put_back()
-                queue.dead_letter_error = error.code.wire
-                letters = letters[: len(letters) // 2]
-                if not letters:
-                    queue.move_after_ms = now_ms + RETRY_MS
-                    code = error.code.wire
-                    logger.warning("dead_letter_blocked", topic=topic.name, dead_letter=name, seq=seqs[0], reason=code)
-            else:
-                if len(seqs) == all_of:
-                    queue.dead_letter_error = None
-                return ticket
-        return None
+        try:
+            move = Moved(topic.topic_id, seqs, now_ms, True)
+            return stage_move(self._staging, topic, name, move, letters, leaving, undo=put_back)
+        except TopicsError as error:
+            put_back()
+            if (half := len(letters) // 2) > 0:
+                first = self._move(topic, letters[:half], leaving, now_ms)
+                return self._move(topic, letters[half:], leaving, now_ms) or first
+            queue.dead_letter_error = code = error.code.wire
+            logger.warning("dead_letter_blocked", topic=topic.name, dead_letter=name, seq=seqs[0], reason=code)
+            return None
 
     def redrive(
         self,

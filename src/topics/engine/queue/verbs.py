@@ -59,12 +59,19 @@ class Outcome(Struct):
     """The result of an ack, a nack or an extend: how many jobs, and which seqs the worker did not hold."""
 
     topic: Topic
+    node: str
     done: int
     skipped: list[int]
     ready: int
     in_flight: int
     deadlines: dict[str, int] = {}
     dead_lettered: int = 0  # of the jobs that were nacked
+
+    @property
+    def cancelled(self) -> list[int]:
+        """The skipped jobs that were deleted while this worker held them."""
+        known = {} if self.topic.queue is None else self.topic.queue.cancelled
+        return [seq for seq in self.skipped if known.get(seq) == self.node]
 
 
 Taken = tuple[pick.Pass, dict[int, pick.StoredRecord]]  # and the records by seq
@@ -99,6 +106,10 @@ class Queues:
         queue = expire(topic, now)
         config = topic.config
         most = min(sum(want.max for want in wants), PASS_MAX_JOBS)
+        if config.max_in_flight:
+            most = max(min(most, config.max_in_flight - queue.in_flight), 0)
+        if config.paused:
+            most = 0
         queue.refill(most)
         moved = self.dead_letters.move(topic, now) if queue.exhausted else None
         expiring_before = retention.expiring_before(topic, now)
@@ -154,7 +165,7 @@ class Queues:
         """Delete jobs that are done, as durably as the topic keeps anything. Ends with `Outcome`."""
         now, queue, jobs, skipped = self._held(topic, node, seqs, lease_ids)
         if not jobs:
-            return Ticket.of(_outcome(topic, 0, skipped))
+            return Ticket.of(_outcome(topic, node, 0, skipped))
         done = sorted([job.seq for job in jobs])
         found = removal.by_seq(topic, done)
         queue.take_out(jobs)
@@ -166,7 +177,7 @@ class Queues:
             evicted = [seq for seq in done if seq not in queue.leaving]  # or expired before the ack was staged
             apply.delete(topic, entry, found.chosen)
             self.acked_total += len(done) - len(evicted)
-            return _outcome(topic, len(done) - len(evicted), skipped + evicted)
+            return _outcome(topic, node, len(done) - len(evicted), skipped + evicted)
 
         return self._staging.stage(topic, [entry], take_effect, undo=lambda: queue.put_back(jobs), at_ms=now)
 
@@ -187,14 +198,12 @@ class Queues:
         A job that is exhausted moves to the dead letters before the ticket is resolved, if it can.
         """
         now, _, jobs, skipped = self._held(topic, node, seqs, lease_ids)
-        policy = topic.config.retry or retry
+        policy = topic.config.retry or retry if delay_ms is None else None
         by_due: dict[int, list[Job]] = {}
         for job in jobs:
-            after_ms = delay_ms
-            if after_ms is None:
-                after_ms = 0 if policy is None else policy.delay_ms(job.deliveries, job.lease)
+            after_ms = delay_ms or 0 if policy is None else policy.delay_ms(job.deliveries, job.lease)
             by_due.setdefault(now + after_ms, []).append(job)
-        return self._release(topic, by_due, skipped, now, why)
+        return self._release(topic, node, by_due, skipped, now, why)
 
     def extend(self, topic: Topic, node: str, seqs: list[int], lease_ids: list[str] | None, *, lease_ms: int) -> Ticket:
         """Let the leases run for `lease_ms` from now. Ends with `Outcome`.
@@ -205,7 +214,7 @@ class Queues:
         deadline = now + lease_ms
         before = [job.deadline_ms for job in jobs]
         queue.extend(jobs, deadline)
-        result = _outcome(topic, len(jobs), skipped)
+        result = _outcome(topic, node, len(jobs), skipped)
         result.deadlines = {str(job.seq): deadline for job in jobs}
         if not jobs or not self._writes_leases(topic):
             return Ticket.of(result)
@@ -224,7 +233,7 @@ class Queues:
         if queue is None:
             return Ticket.of(None)
         jobs = [job for seq in sorted(holder.held) if (job := queue.held(seq)) is not None]
-        return self._release(topic, {0: jobs}, [], self._staging.clock.now_ms(), STREAM_CLOSED)
+        return self._release(topic, "", {0: jobs}, [], self._staging.clock.now_ms(), STREAM_CLOSED)
 
     def undo_claim(self, topic: Topic, jobs: list[Job]) -> Ticket:
         """Return claimed jobs to the queue as if they had not been delivered: their client left before the answer.
@@ -273,7 +282,7 @@ class Queues:
         return None if topic.gone else waiting(lambda: expire(topic, self._staging.clock.now_ms()))
 
     def _release(
-        self, topic: Topic, by_due: dict[int, list[Job]], skipped: list[int], now_ms: int, why: Why | None
+        self, topic: Topic, node: str, by_due: dict[int, list[Job]], skipped: list[int], now_ms: int, why: Why | None
     ) -> Ticket:
         """Return jobs to the queue at the times in `by_due`, then move those that are exhausted."""
         queue, most = leases_of(topic), leases_of(topic).max_deliveries()
@@ -284,7 +293,7 @@ class Queues:
             for due_ms, group in by_due.items():
                 queue.release(group, due_ms=due_ms, now_ms=now_ms, why=why)
             queue.freed()
-            return _outcome(topic, len(jobs), skipped)
+            return _outcome(topic, node, len(jobs), skipped)
 
         if not jobs or not self._writes_leases(topic):
             ticket = Ticket.of(take_effect(Ticket()))
@@ -437,9 +446,9 @@ def _resolve(ended: Ticket, last: Ticket, result: Any = None, error: TopicsError
     ended.resolve(result, error)
 
 
-def _outcome(topic: Topic, done: int, skipped: list[int]) -> Outcome:
+def _outcome(topic: Topic, node: str, done: int, skipped: list[int]) -> Outcome:
     queue = leases_of(topic)
-    return Outcome(topic, done, skipped, queue.ready, queue.in_flight)
+    return Outcome(topic, node, done, skipped, queue.ready, queue.in_flight)
 
 
 # --- list

@@ -34,6 +34,7 @@ from topics.model.queue import Reason, Why
 from topics.model.topic import TopicConfig
 
 RECLAIM_MAX = 4096  # jobs that one call of `take_ended` looks at: one to two milliseconds
+CANCELLED_MAX = 1024
 STALE_MAX = 4096  # outdated marks that a heap may hold beyond its use before it is rebuilt
 
 
@@ -123,9 +124,9 @@ class Leases:
     """The state of one queue beside its log."""
 
     __slots__ = (
-        "_deadlines", "_delays", "_topic", "by_priority", "check_upto", "cursor", "dead_letter_error", "dead_lettered",
-        "exhausted", "freed", "has_reasons", "last_lease", "later", "leases", "leaving", "move_after_ms", "reclaim",
-        "resting", "served", "turn",
+        "_deadlines", "_delays", "_topic", "by_priority", "cancelled", "check_upto", "cursor", "dead_letter_error",
+        "dead_lettered", "exhausted", "freed", "has_reasons", "last_lease", "later", "leases", "leaving",
+        "move_after_ms", "reclaim", "resting", "served", "turn",
     )  # fmt: skip
 
     def __init__(self, topic: Any) -> None:
@@ -147,6 +148,7 @@ class Leases:
         self.dead_letter_error: str | None = None  # why the last move to the dead-letter topic failed
         self.freed: Callable[[], None] = lambda: None  # called when jobs become claimable other than by an append
         self.move_after_ms = 0  # no move is tried before this time: the last one failed
+        self.cancelled: dict[int, str] = {}  # leased jobs that were deleted last, and their workers
         self.has_reasons = False  # whether a job may have failed with a reason
         self._deadlines = LeaseDeadlines(self.leases)
 
@@ -218,6 +220,7 @@ class Leases:
             for job in [job for job in place.values() if job.deliveries >= most]:
                 self.exhausted[job.seq] = place.pop(job.seq)
         self.move_after_ms = 0
+        self.freed()
 
     def refill(self, jobs: int) -> None:
         """Move jobs whose lease has ended until `reclaim` has so many, or there are no more."""
@@ -259,6 +262,9 @@ class Leases:
             if (job := self.leases.pop(seq, None)) is not None:
                 self._deadlines.leave(job)
                 self._unhold(job)
+                self.cancelled[seq] = job.node
+                if len(self.cancelled) > CANCELLED_MAX:
+                    del self.cancelled[next(iter(self.cancelled))]
             elif (job := self.leaving.pop(seq, None)) is not None:
                 self._unhold(job)
             else:
@@ -266,6 +272,8 @@ class Leases:
                 self.resting.pop(seq, None)
                 self.exhausted.pop(seq, None)
                 self.later.pop(seq, None)
+        if self._topic.config.max_in_flight:
+            self.freed()
 
     def left_range(self, low: int, high: int) -> None:
         """Forget all jobs with seqs [low, high). Takes time for the records or for the jobs, whichever are fewer."""

@@ -181,9 +181,7 @@ def ack(services: Services, call: Call) -> Answer:
 def nack(services: Services, call: Call) -> Answer:
     wanted: model.NackRequest = call.body()
     check_held(wanted.node, wanted.seqs, wanted.lease_ids, services.engine.limits)
-    delay_ms = wanted.delay_ms
-    if delay_ms is not None:
-        delay_ms = clamp(check_u64(delay_ms, "delay_ms"), 0, model.MAX_DELAY_MS)
+    delay_ms = None if wanted.delay_ms is None else min(check_u64(wanted.delay_ms, "delay_ms"), model.MAX_DELAY_MS)
     topic = services.engine.queues.get(call.params["topic"])
     ticket = services.engine.queues.nack(
         topic, wanted.node, wanted.seqs, wanted.lease_ids,
@@ -196,6 +194,8 @@ def _acknowledged(what: bytes, ticket: Ticket, request: Request) -> Response:
     done: Outcome = ticket.result
     if done.dead_lettered:
         what = b'dead_lettered":%d,"%b' % (done.dead_lettered, what)
+    if done.skipped and (cancelled := done.cancelled):
+        what = b'cancelled":%b,"%b' % (_encode(cancelled), what)
     body = (
         b'{"topic":"%b","%b":%d,"skipped":%b,"ready":%d,"in_flight":%d,"performance":{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f}}\n'
         % (
@@ -217,7 +217,9 @@ def extend(services: Services, call: Call) -> Answer:
     ticket = services.engine.queues.extend(topic, wanted.node, wanted.seqs, wanted.lease_ids, lease_ms=lease_ms)
     return json_when_done(
         ticket, call.request,
-        lambda done, took: model.ExtendAnswer(topic.name, done.done, done.skipped, done.deadlines, took),
+        lambda done, took: model.ExtendAnswer(
+            topic.name, done.done, done.skipped, done.deadlines, took, done.cancelled or UNSET
+        ),
     )  # fmt: skip
 
 
