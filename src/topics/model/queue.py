@@ -25,9 +25,9 @@ JOB_STATES: tuple[JobState, ...] = ("ready", "in_flight", "delayed")
 class JobError(Struct, frozen=True, omit_defaults=True, gc=False):
     """An exception as a worker reports it."""
 
-    type: str | None = None
-    message: str | None = None
-    stack: str | None = None
+    type: Annotated[str | None, "its class"] = None
+    message: Annotated[str | None, "its text"] = None
+    stack: Annotated[str | None, "where it was raised"] = None
 
 
 Why = tuple[str, JobError | None]  # the reason of a nack in words, and the exception

@@ -96,11 +96,9 @@ class ConfigPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     max_deliveries: U64 | UnsetType = UNSET
     dead_letter: str | UnsetType | None = UNSET
     leases_durable: bool | UnsetType = UNSET
-    retry: Annotated[RetryPolicy | UnsetType | None, "the delay of a nack without `delay_ms`; null for none"] = UNSET
-    max_in_flight: Annotated[U64 | UnsetType, "queues: the most jobs that workers hold at a time; 0 for no limit"] = (
-        UNSET
-    )
-    paused: Annotated[bool | UnsetType, "queues: claims get no job, and wait if they may"] = UNSET
+    retry: RetryPolicy | UnsetType | None = UNSET
+    max_in_flight: U64 | UnsetType = UNSET
+    paused: bool | UnsetType = UNSET
     defaults: Annotated[
         Literal["contract", "safe"],
         "safe: a new queue has `discard: reject` and `leases_durable`, unless the request says otherwise",
