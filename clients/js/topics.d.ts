@@ -174,6 +174,10 @@ export class Gap {
     /** About how many records were lost. @type {number|undefined} */
     missed: number | undefined;
 }
+/**
+ * Why one delivery of a job failed. Only the last reason of a job has an `error`.
+ * @typedef {{at: number, node: string, delivery: number, reason: string, error?: {type?: string, message?: string, stack?: string}}} Reason
+ */
 /** One job of a queue, leased to this worker. */
 export class Job extends TopicRecord {
     /**
@@ -189,8 +193,12 @@ export class Job extends TopicRecord {
     deadline: number;
     /** How often the job was delivered, this time included. @type {number} */
     deliveries: number;
+    /** Why earlier deliveries failed, the last one last. @type {Reason[]} */
+    reasons: Reason[];
     /** True until `ack` or `nack` was answered. */
     isOpen: boolean;
+    /** Whether the job was deleted: a worker notices when it extends the lease. */
+    isCancelled: boolean;
     /**
      * Complete the job. Return false if the lease had ended: another worker may have got the job.
      * @param {{retries?: number}} [options]
@@ -199,11 +207,15 @@ export class Job extends TopicRecord {
         retries?: number;
     }): Promise<boolean>;
     /**
-     * Give the job back, to be delivered again after `delayMs`.
+     * Give the job back, to be delivered again after `delayMs`: by default as the retry policy of the queue says, or at
+     * once if it has none, or with `retry` after a delay that grows with the deliveries. `error` is what the job failed with.
      * @param {number} [delayMs]
-     * @param {{retries?: number}} [options]
+     * @param {{retry?: boolean, reason?: string, error?: unknown, retries?: number}} [options]
      */
     nack(delayMs?: number, options?: {
+        retry?: boolean;
+        reason?: string;
+        error?: unknown;
         retries?: number;
     }): Promise<boolean>;
     /**
@@ -305,6 +317,10 @@ export class ServerCursor {
  * @property {number} [maxDeliveries]
  * @property {string|null} [deadLetter]
  * @property {boolean} [leasesDurable]
+ * @property {{minMs?: number, maxMs?: number, factor?: number, jitter?: number}|null} [retry] the delay of a nack without `delayMs`
+ * @property {number} [maxInFlight] the most jobs of the queue that workers hold at a time
+ * @property {boolean} [paused] the queue gives out no jobs
+ * @property {"contract"|"safe"} [defaults] of a new queue: `safe` by default, which is `discard: "reject"` and `leasesDurable`
  * @property {{hold?: boolean}|null} [archive] with `hold`, records do not expire before they are archived
  */
 /**
@@ -320,7 +336,7 @@ export class ServerCursor {
  * @typedef {object} JobLoopOptions
  * @property {string} [node] the name of the worker; made up if left out
  * @property {number} [leaseMs]
- * @property {(deliveries: number) => number} [retryDelayMs] how long a job that failed waits
+ * @property {(deliveries: number) => number} [retryDelayMs] how long a job that failed waits, instead of the policy of the queue
  * @property {AbortSignal} [signal] ends the loop when its body has finished its job
  * @property {(error: TopicsError, waitMs: number) => void} [onRetry] called before each new attempt
  */
@@ -450,6 +466,7 @@ export class ServerCursor {
  * @property {string} [node] the worker that holds it
  * @property {string} [lease_id]
  * @property {number} [deadline]
+ * @property {Reason[]} [reasons] why earlier deliveries failed
  * @property {string} [$tag]
  * @property {string} [$node] the node that wrote it
  * @property {Record<string, any>} [meta]
@@ -509,19 +526,21 @@ export class Topics {
         parse?: ((text: string) => any) | undefined;
     });
     /**
-     * Create a topic, or change its configuration.
+     * Create a topic, or change its configuration. A new queue has safe defaults: see `TopicConfig.defaults`. The answer has
+     * `warnings` about what the configuration does not do.
      *
      *     await topics.putTopic("orders", { durability: "fsync", capRecords: 1_000_000 })
      *
      * @param {string} topic
      * @param {TopicConfig} [config]
-     * @returns {Promise<{topic: string, created: boolean, epoch: number, config: Record<string, any>}>}
+     * @returns {Promise<{topic: string, created: boolean, epoch: number, config: Record<string, any>, warnings?: string[]}>}
      */
     putTopic(topic: string, config?: TopicConfig): Promise<{
         topic: string;
         created: boolean;
         epoch: number;
         config: Record<string, any>;
+        warnings?: string[];
     }>;
     /**
      * Return the state of a topic. With `touch`, the request counts as a read of the topic, which raises its automatic
@@ -821,19 +840,23 @@ export class Topics {
     /**
      * Give jobs back.
      * @param {string} queue
-     * @param {{node: string, seqs: number[], leaseIds?: string[], delayMs?: number} & CallOptions} held
-     * @returns {Promise<{nacked: number, skipped: number[], ready: number, in_flight: number}>}
+     * @param {{node: string, seqs: number[], leaseIds?: string[], delayMs?: number, retry?: boolean, reason?: string, error?: unknown} & CallOptions} held
+     * @returns {Promise<{nacked: number, skipped: number[], ready: number, in_flight: number, dead_lettered?: number}>}
      */
     nack(queue: string, held: {
         node: string;
         seqs: number[];
         leaseIds?: string[];
         delayMs?: number;
+        retry?: boolean;
+        reason?: string;
+        error?: unknown;
     } & CallOptions): Promise<{
         nacked: number;
         skipped: number[];
         ready: number;
         in_flight: number;
+        dead_lettered?: number;
     }>;
     /**
      * Hold jobs for `leaseMs` from now.
@@ -886,7 +909,7 @@ export class Topics {
      *     for await (const job of topics.jobs("emails")) await send(job.data)
      *
      * The lease is extended while the loop's body runs. A job is acked when the loop asks for the next one. It is given
-     * back, with a delay that grows with its deliveries, when the body throws or leaves the loop. A body can also call
+     * back, as the retry policy of the queue says, when the body throws or leaves the loop. A body can also call
      * `job.ack()` or `job.nack()` itself.
      *
      * @param {string} queue
@@ -909,7 +932,7 @@ export class Topics {
      * Work through a queue: call `handler` for each job, `concurrency` at a time, until `signal` aborts.
      *
      * The lease is extended while the handler runs. A job whose handler returns is acked; one whose handler throws goes
-     * back, and waits longer each time. When `signal` aborts, jobs that are under way are finished first.
+     * back with the reason, and waits longer each time: as the retry policy of the queue says, or `retryDelayMs`. When `signal` aborts, jobs that are under way are finished first.
      *
      * @param {string} queue
      * @param {(job: Job, signal: AbortSignal) => unknown} handler
@@ -1137,6 +1160,20 @@ export class Socket {
     #private;
 }
 /**
+ * Why one delivery of a job failed. Only the last reason of a job has an `error`.
+ */
+export type Reason = {
+    at: number;
+    node: string;
+    delivery: number;
+    reason: string;
+    error?: {
+        type?: string;
+        message?: string;
+        stack?: string;
+    };
+};
+/**
  * A position in one topic: the last seq that was processed, and the epoch of the topic it belongs to.
  */
 export type Position = {
@@ -1169,6 +1206,27 @@ export type TopicConfig = {
     deadLetter?: string | null | undefined;
     leasesDurable?: boolean | undefined;
     /**
+     * the delay of a nack without `delayMs`
+     */
+    retry?: {
+        minMs?: number;
+        maxMs?: number;
+        factor?: number;
+        jitter?: number;
+    } | null | undefined;
+    /**
+     * the most jobs of the queue that workers hold at a time
+     */
+    maxInFlight?: number | undefined;
+    /**
+     * the queue gives out no jobs
+     */
+    paused?: boolean | undefined;
+    /**
+     * of a new queue: `safe` by default, which is `discard: "reject"` and `leasesDurable`
+     */
+    defaults?: "contract" | "safe" | undefined;
+    /**
      * with `hold`, records do not expire before they are archived
      */
     archive?: {
@@ -1196,7 +1254,7 @@ export type JobLoopOptions = {
     node?: string | undefined;
     leaseMs?: number | undefined;
     /**
-     * how long a job that failed waits
+     * how long a job that failed waits, instead of the policy of the queue
      */
     retryDelayMs?: ((deliveries: number) => number) | undefined;
     /**
@@ -1411,6 +1469,10 @@ export type ListedJob = {
     node?: string | undefined;
     lease_id?: string | undefined;
     deadline?: number | undefined;
+    /**
+     * why earlier deliveries failed
+     */
+    reasons?: Reason[] | undefined;
     $tag?: string | undefined;
     /**
      * the node that wrote it

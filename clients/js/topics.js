@@ -223,6 +223,11 @@ export class Gap {
   }
 }
 
+/**
+ * Why one delivery of a job failed. Only the last reason of a job has an `error`.
+ * @typedef {{at: number, node: string, delivery: number, reason: string, error?: {type?: string, message?: string, stack?: string}}} Reason
+ */
+
 /** One job of a queue, leased to this worker. */
 export class Job extends TopicRecord {
   /** @type {Topics} */
@@ -246,8 +251,12 @@ export class Job extends TopicRecord {
     this.deadline = wire.deadline
     /** How often the job was delivered, this time included. @type {number} */
     this.deliveries = wire.deliveries
+    /** Why earlier deliveries failed, the last one last. @type {Reason[]} */
+    this.reasons = wire.reasons ?? []
     /** True until `ack` or `nack` was answered. */
     this.isOpen = true
+    /** Whether the job was deleted: a worker notices when it extends the lease. */
+    this.isCancelled = false
   }
 
   #held() {
@@ -266,13 +275,13 @@ export class Job extends TopicRecord {
   }
 
   /**
-   * Give the job back, to be delivered again after `delayMs`.
+   * Give the job back, to be delivered again after `delayMs`: by default as the retry policy of the queue says, or at
+   * once if it has none, or with `retry` after a delay that grows with the deliveries. `error` is what the job failed with.
    * @param {number} [delayMs]
-   * @param {{retries?: number}} [options]
+   * @param {{retry?: boolean, reason?: string, error?: unknown, retries?: number}} [options]
    */
-  async nack(delayMs = 0, options = {}) {
-    const { retries } = checked("job.nack", options)
-    const answer = await this.#topics.nack(this.topic, { ...this.#held(), delayMs, retries })
+  async nack(delayMs, options = {}) {
+    const answer = await this.#topics.nack(this.topic, { ...this.#held(), delayMs, ...checked("job.nack", options) })
     this.isOpen = false
     return answer.nacked === 1
   }
@@ -286,6 +295,7 @@ export class Job extends TopicRecord {
     const { retries } = checked("job.extend", options)
     const answer = await this.#topics.extend(this.topic, { ...this.#held(), leaseMs, retries })
     if (answer.extended === 1) this.deadline = answer.deadlines[this.seq]
+    this.isCancelled ||= answer.cancelled?.includes(this.seq) ?? false
     return answer.extended === 1
   }
 }
@@ -606,7 +616,8 @@ async function* parseEvents(body) {
 const CALL = ["retries", "signal"]
 const CONFIG = [
   "type", "ttlMs", "capRecords", "capBytes", "discard", "durable", "durability", "priority", "autoPriority", "autoCreate",
-  "idempotencyWindowMs", "dedupeNode", "leaseMs", "claimJitterMs", "maxDeliveries", "deadLetter", "leasesDurable", "archive",
+  "idempotencyWindowMs", "dedupeNode", "leaseMs", "claimJitterMs", "maxDeliveries", "deadLetter", "leasesDurable", "retry", "maxInFlight",
+  "paused", "defaults", "archive",
 ]
 const RECORD = ["tag", "node", "meta", "priority", "delayMs", "deliverAt"]
 const WRITE = ["node", "idempotencyKey", "create", "config", "disableBackpressure", "signal"]
@@ -621,7 +632,7 @@ const OPTIONS = {
   "new Topics": ["token", "retries", "timeoutMs", "retryForMs", "fetch", "WebSocket", "parse"],
   "new ServerCursor": ["hold", "maxHoldBytes", "expireMs"],
   "job.ack": ["retries"],
-  "job.nack": ["retries"],
+  "job.nack": ["retry", "reason", "error", "retries"],
   "job.extend": ["retries"],
   "socket.publish": WRITE,
   "socket.subscribe": [...START, "node", "includeTags", "includeMeta", "includeData"],
@@ -649,7 +660,7 @@ const OPTIONS = {
   "a topic of watch": START,
   claim: ["node", "max", "leaseMs", "waitMs", ...CALL],
   ack: HELD,
-  nack: ["delayMs", ...HELD],
+  nack: ["delayMs", "retry", "reason", "error", ...HELD],
   extend: ["leaseMs", ...HELD],
   listJobs: ["state"],
   redrive: ["match", "seqs", "fromSeq", "limit", "dryRun", "deadLetter"],
@@ -746,7 +757,8 @@ function wire(fields) {
   /** @type {Record<string, any>} */
   const out = {}
   for (const [key, value] of Object.entries(fields)) {
-    if (value !== undefined) out[key.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`)] = value
+    const inner = key === "retry" && value !== null && typeof value === "object" ? wire(value) : value
+    if (value !== undefined) out[key.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`)] = inner
   }
   return out
 }
@@ -793,6 +805,10 @@ function finite(key, value) {
  * @property {number} [maxDeliveries]
  * @property {string|null} [deadLetter]
  * @property {boolean} [leasesDurable]
+ * @property {{minMs?: number, maxMs?: number, factor?: number, jitter?: number}|null} [retry] the delay of a nack without `delayMs`
+ * @property {number} [maxInFlight] the most jobs of the queue that workers hold at a time
+ * @property {boolean} [paused] the queue gives out no jobs
+ * @property {"contract"|"safe"} [defaults] of a new queue: `safe` by default, which is `discard: "reject"` and `leasesDurable`
  * @property {{hold?: boolean}|null} [archive] with `hold`, records do not expire before they are archived
  */
 
@@ -811,7 +827,7 @@ function finite(key, value) {
  * @typedef {object} JobLoopOptions
  * @property {string} [node] the name of the worker; made up if left out
  * @property {number} [leaseMs]
- * @property {(deliveries: number) => number} [retryDelayMs] how long a job that failed waits
+ * @property {(deliveries: number) => number} [retryDelayMs] how long a job that failed waits, instead of the policy of the queue
  * @property {AbortSignal} [signal] ends the loop when its body has finished its job
  * @property {(error: TopicsError, waitMs: number) => void} [onRetry] called before each new attempt
  */
@@ -952,6 +968,7 @@ function finite(key, value) {
  * @property {string} [node] the worker that holds it
  * @property {string} [lease_id]
  * @property {number} [deadline]
+ * @property {Reason[]} [reasons] why earlier deliveries failed
  * @property {string} [$tag]
  * @property {string} [$node] the node that wrote it
  * @property {Record<string, any>} [meta]
@@ -1154,16 +1171,17 @@ export class Topics {
   // --- topics
 
   /**
-   * Create a topic, or change its configuration.
+   * Create a topic, or change its configuration. A new queue has safe defaults: see `TopicConfig.defaults`. The answer has
+   * `warnings` about what the configuration does not do.
    *
    *     await topics.putTopic("orders", { durability: "fsync", capRecords: 1_000_000 })
    *
    * @param {string} topic
    * @param {TopicConfig} [config]
-   * @returns {Promise<{topic: string, created: boolean, epoch: number, config: Record<string, any>}>}
+   * @returns {Promise<{topic: string, created: boolean, epoch: number, config: Record<string, any>, warnings?: string[]}>}
    */
   async putTopic(topic, config = {}) {
-    return this.#call("PUT", `/v0/topics/${encodeURIComponent(topic)}`, { body: wire(checked("putTopic", config)) })
+    return this.#call("PUT", `/v0/topics/${encodeURIComponent(topic)}`, { body: { defaults: "safe", ...wire(checked("putTopic", config)) } })
   }
 
   /**
@@ -1660,11 +1678,12 @@ export class Topics {
   /**
    * Give jobs back.
    * @param {string} queue
-   * @param {{node: string, seqs: number[], leaseIds?: string[], delayMs?: number} & CallOptions} held
-   * @returns {Promise<{nacked: number, skipped: number[], ready: number, in_flight: number}>}
+   * @param {{node: string, seqs: number[], leaseIds?: string[], delayMs?: number, retry?: boolean, reason?: string, error?: unknown} & CallOptions} held
+   * @returns {Promise<{nacked: number, skipped: number[], ready: number, in_flight: number, dead_lettered?: number}>}
    */
   async nack(queue, held) {
-    const { retries, signal, ...body } = checked("nack", held)
+    const { retries, signal, error, ...rest } = checked("nack", held)
+    const body = { ...failureOf(error), ...rest, reason: rest.reason ?? failureOf(error).reason }
     return this.#call("POST", `/v0/topics/${encodeURIComponent(queue)}/nack`, { body: wire(body), retries, signal })
   }
 
@@ -1707,7 +1726,7 @@ export class Topics {
    *     for await (const job of topics.jobs("emails")) await send(job.data)
    *
    * The lease is extended while the loop's body runs. A job is acked when the loop asks for the next one. It is given
-   * back, with a delay that grows with its deliveries, when the body throws or leaves the loop. A body can also call
+   * back, as the retry policy of the queue says, when the body throws or leaves the loop. A body can also call
    * `job.ack()` or `job.nack()` itself.
    *
    * @param {string} queue
@@ -1747,7 +1766,7 @@ export class Topics {
    * Work through a queue: call `handler` for each job, `concurrency` at a time, until `signal` aborts.
    *
    * The lease is extended while the handler runs. A job whose handler returns is acked; one whose handler throws goes
-   * back, and waits longer each time. When `signal` aborts, jobs that are under way are finished first.
+   * back with the reason, and waits longer each time: as the retry policy of the queue says, or `retryDelayMs`. When `signal` aborts, jobs that are under way are finished first.
    *
    * @param {string} queue
    * @param {(job: Job, signal: AbortSignal) => unknown} handler
@@ -1767,7 +1786,7 @@ export class Topics {
   async work(queue, handler, options = {}) {
     const {
       concurrency = 1, node = workerName(), leaseMs = 30_000, timeoutMs, signal, onStart, onDone, onError, onRetry,
-      retryDelayMs = defaultDelayMs,
+      retryDelayMs,
     } = checked("work", options)
     /** @type {Set<Promise<void>>} */
     const running = new Set()
@@ -2161,11 +2180,15 @@ function workerName() {
 }
 
 /**
- * Return how long a job that failed waits: one second, then twice as long each time, up to five minutes.
- * @param {number} deliveries
+ * Return `reason` and `error` of a nack from what a job failed with, shortened to what the server takes.
+ * @param {unknown} thrown
+ * @returns {{reason?: string, error?: {type: string, message: string, stack: string}}}
  */
-function defaultDelayMs(deliveries) {
-  return Math.min(1000 * 2 ** (deliveries - 1), 300_000)
+function failureOf(thrown) {
+  if (thrown === undefined) return {}
+  const { name: type, message, stack = "" } = thrown instanceof Error ? thrown : new Error(String(thrown))
+  const error = { type: type.slice(0, 100), message: message.slice(0, 500), stack: stack.slice(0, 1200) } // at most four bytes each
+  return { reason: message ? `${error.type}: ${error.message}` : error.type, error }
 }
 
 /**
@@ -2187,7 +2210,7 @@ function keepLease(job, leaseMs, onLost) {
  * @param {(stop: AbortSignal) => AsyncGenerator<Job, void>} open
  * @returns {AsyncGenerator<Job, void>}
  */
-async function* jobLoop({ leaseMs = 30_000, retryDelayMs = defaultDelayMs, signal, onRetry }, open) {
+async function* jobLoop({ leaseMs = 30_000, retryDelayMs, signal, onRetry }, open) {
   const backoff = new Backoff()
   const stop = new AbortController()
   let busy = false
@@ -2207,7 +2230,7 @@ async function* jobLoop({ leaseMs = 30_000, retryDelayMs = defaultDelayMs, signa
           } finally {
             endLease()
             // A failure is left alone: the job comes again when its lease ends.
-            if (job.isOpen) await (finished ? job.ack({ retries: BRIEFLY }) : job.nack(retryDelayMs(job.deliveries), { retries: BRIEFLY })).catch(() => {})
+            if (job.isOpen) await (finished ? job.ack({ retries: BRIEFLY }) : job.nack(retryDelayMs?.(job.deliveries), { retry: true, reason: "the loop over the jobs was left", retries: BRIEFLY })).catch(() => {})
             busy = false
           }
           if (signal?.aborted) return
@@ -2226,11 +2249,14 @@ async function* jobLoop({ leaseMs = 30_000, retryDelayMs = defaultDelayMs, signa
 /**
  * @param {Job} job
  * @param {(job: Job, signal: AbortSignal) => unknown} handler
- * @param {{leaseMs: number, timeoutMs: number|undefined, retryDelayMs: (deliveries: number) => number, onStart: ((job: Job) => void)|undefined, onDone: ((job: Job, ms: number) => void)|undefined, onError: ((job: Job, error: unknown) => void)|undefined}} options
+ * @param {{leaseMs: number, timeoutMs: number|undefined, retryDelayMs: ((deliveries: number) => number)|undefined, onStart: ((job: Job) => void)|undefined, onDone: ((job: Job, ms: number) => void)|undefined, onError: ((job: Job, error: unknown) => void)|undefined}} options
  */
 async function runJob(job, handler, { leaseMs, timeoutMs, retryDelayMs, onStart, onDone, onError }) {
   const limit = new AbortController()
-  const endLease = keepLease(job, leaseMs, () => limit.abort(new TopicsError("the lease has ended", { code: "lease_ended" })))
+  const endLease = keepLease(job, leaseMs, () => {
+    const [what, code] = job.isCancelled ? ["the job was cancelled", "cancelled"] : ["the lease has ended", "lease_ended"]
+    limit.abort(new TopicsError(what, { code }))
+  })
   const timer = timeoutMs && setTimeout(() => limit.abort(new TimedOut(`the job took more than ${timeoutMs} ms`, { code: "timed_out" })), timeoutMs)
   const aborted = new Promise((_, reject) => limit.signal.addEventListener("abort", () => reject(limit.signal.reason)))
   const began = performance.now()
@@ -2241,7 +2267,7 @@ async function runJob(job, handler, { leaseMs, timeoutMs, retryDelayMs, onStart,
   } catch (error) {
     if (onError) notify(onError, job, error)
     else console.error(`job ${job.seq} of ${job.topic} failed (delivery ${job.deliveries}):`, error)
-    if (job.isOpen) await job.nack(retryDelayMs(job.deliveries), { retries: BRIEFLY }).catch(() => {})
+    if (job.isOpen) await job.nack(retryDelayMs?.(job.deliveries), { retry: true, error, retries: BRIEFLY }).catch(() => {})
     return
   } finally {
     endLease()

@@ -42,6 +42,15 @@ def test_claimed_jobs_are_finished_returned_and_extended(cli: Cli, api: Api) -> 
     assert cli.tty("queue", "ls", "mail").lines[1].split()[:4] == ["mail", "1", "1", "1"]
 
 
+def test_nack_takes_a_reason_and_peek_shows_it(cli: Cli, api: Api) -> None:
+    queue(api, "failing", 1)
+    cli.pipe("queue", "claim", "failing")
+    cli.pipe("queue", "nack", "failing", "1", "--reason", "server is busy")
+    [job] = rows(cli.pipe("queue", "peek", "failing"))
+    assert [reason["reason"] for reason in job["reasons"]] == ["server is busy"]
+    assert "server is busy" in cli.tty("queue", "peek", "failing").out
+
+
 def test_claim_without_a_job_has_its_own_exit_status(cli: Cli, api: Api) -> None:
     queue(api, "idle")
     done = cli.pipe("queue", "claim", "idle", "--wait", "10ms")
@@ -115,6 +124,14 @@ def test_work_extends_the_lease_while_a_program_runs(cli: Cli, api: Api, tmp_pat
         assert json.loads(running.line())["finished"] == 1
 
 
+def test_work_ends_the_program_of_a_cancelled_job(cli: Cli, api: Api) -> None:
+    queue(api, "cancelled", 1)
+    with cli.start("queue", "work", "cancelled", "--lease", "1s", "--until-empty", "--", "sleep", "60") as running:
+        wait_for(lambda: [job for job in jobs_of(api, "cancelled") if job["state"] == "in_flight"])
+        api("POST", "/v0/topics/cancelled/delete", {"seqs": [1]})
+        assert json.loads(running.line())["returned"] == 1
+
+
 def test_work_times_out_a_program(cli: Cli, api: Api) -> None:
     queue(api, "stuck", 1)
     done = cli.pipe("queue", "work", "stuck", "--until-empty", "--timeout", "100ms", "--", "sleep", "60")
@@ -159,11 +176,17 @@ def test_work_with_a_missing_program_spends_no_delivery(cli: Cli, api: Api, tmp_
 
 def test_work_reports_jobs_that_move_to_the_dead_letters(cli: Cli, api: Api) -> None:
     queue(api, "dying", 1, max_deliveries=1, dead_letter="dying.dead")
-    done = cli.pipe("queue", "work", "dying", "--until-empty", "--", "false")
+    done = cli.pipe("queue", "work", "dying", "--until-empty", "--", "sh", "-c", "echo no route >&2; exit 3")
     assert (done.status, rows(done)) == (1, [{"topic": "dying", "finished": 0, "returned": 0, "dead": 1}])
-    assert "; moved to dying.dead (delivery 1 of 1)" in done.err
-    assert len(rows(cli.pipe("queue", "dead", "dying"))) == 1
+    assert "; moved to the dead letters (delivery 1)" in done.err
+    assert "\nno route\n" in f"\n{done.err}"
+    [letter] = rows(cli.pipe("queue", "dead", "dying"))
+    reason = letter["meta"]["$dead_letter_reason"].splitlines()
+    assert (reason[0].startswith("exit status 3 after "), reason[1:]) == (True, ["no route"])
+    assert "exit status 3" in cli.tty("queue", "dead", "dying").out
     assert "dead ever" in cli.tty("queue", "ls", "dying").lines[0]
+    cli.pipe("config", "dying", "--paused", "true", "--retry", '{"min_ms": 5}')
+    assert "dying (paused)" in cli.tty("queue", "ls", "dying").out
 
 
 def jobs_of(api: Api, name: str) -> list[Any]:

@@ -47,7 +47,7 @@ def test_queue_options_without_an_effect_are_warned_about(cli: Cli) -> None:
     log = cli.pipe("create", "no-queue", "--max-deliveries", "2")
     assert (log.status, "warning: no-queue is a log, so --max-deliveries has no effect" in log.err) == (0, True)
     endless = cli.pipe("create", "endless", "--type", "queue", "--max-deliveries", "2")
-    assert "warning: without a dead-letter topic, failed jobs come back without end" in endless.err
+    assert "warning: max_deliveries has no effect without dead_letter" in endless.err
     assert cli.pipe("config", "endless", "--dead-letter", "endless.dead").err == ""
     unlimited = cli.pipe("create", "unlimited", "--type", "queue", "--dead-letter", "unlimited.dead")
     assert "no job is moved to unlimited.dead" in unlimited.err

@@ -13,6 +13,7 @@ import pytest
 from tests.client.conftest import until_extended
 from tests.conftest import ServerProcess
 from topics.client import AsyncJob, AsyncTopics, NewRecord
+from topics.model.queue import Reason
 
 pytestmark = pytest.mark.anyio
 LIMIT_S = 20
@@ -112,6 +113,7 @@ async def test_hooks_see_starts_results_and_errors(
     topics: AsyncTopics, queue: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[tuple[str, int]] = []
+    failures: list[Reason] = []
 
     def done(job: AsyncJob, seconds: float) -> None:
         assert 0 <= seconds < LIMIT_S
@@ -127,6 +129,7 @@ async def test_hooks_see_starts_results_and_errors(
     async def work(job: AsyncJob) -> None:
         if job.data == 1 and job.deliveries == 1:
             raise ValueError("bad")
+        failures.extend(job.reasons)
 
     with caplog.at_level(logging.CRITICAL, "topics.client.worker"):
         await asyncio.wait_for(topics.run(), LIMIT_S)
@@ -134,6 +137,47 @@ async def test_hooks_see_starts_results_and_errors(
         [("start", 0), ("start", 1), ("start", 2), ("start", 1), ("done", 0), ("done", 1), ("done", 2), ("bad", 1)]
     )
     assert (await topics.topic(queue)).count == 0
+    [failure] = failures
+    assert (failure.reason, failure.delivery) == ("ValueError: bad", 1)
+    assert failure.error is not None
+    assert (failure.error.type, failure.error.message) == ("ValueError", "bad")
+    assert 'raise ValueError("bad")' in (failure.error.stack or "")
+
+
+async def test_worker_learns_that_its_job_was_cancelled(topics: AsyncTopics, queue: str) -> None:
+    cancelled = []
+
+    @topics.worker(queue, concurrency=3, lease_ms=300)
+    async def work(job: AsyncJob) -> None:
+        await topics.delete(queue, seqs=[job.seq])
+        while not job.is_cancelled:
+            await asyncio.sleep(0.01)
+        cancelled.append(job.data)
+        if len(cancelled) == 3:
+            topics.stop()
+
+    await asyncio.wait_for(topics.run(), LIMIT_S)
+    assert sorted(cancelled) == [0, 1, 2]
+
+
+async def test_new_queue_has_safe_defaults_and_the_answer_warns(topics: AsyncTopics, name: str) -> None:
+    made = await topics.put_topic(name, type="queue", max_deliveries=2)
+    assert (made.config.discard, made.config.leases_durable) == ("reject", True)
+    assert made.warnings == [
+        "max_deliveries has no effect without dead_letter: failed jobs are delivered again without end"
+    ]
+    plain = await topics.put_topic(f"{name}.plain", type="queue", defaults="contract", retry={"min_ms": 5}, paused=True)
+    assert (plain.config.discard, plain.config.leases_durable, plain.config.paused) == ("old", False, True)
+    assert plain.config.retry is not None
+    assert (plain.config.retry.min_ms, plain.config.retry.factor) == (5, 2.0)
+
+
+@pytest.mark.parametrize("message", ["ä" * 10_000, "\ud800", ""])
+async def test_reason_of_any_exception_is_taken(topics: AsyncTopics, queue: str, message: str) -> None:
+    [job] = await topics.claim(queue, node="w")
+    assert await job.nack(retry=True, error=ValueError(message))
+    [listed] = [job async for job in topics.list_jobs(queue, state="delayed")]
+    assert listed.reasons[0].reason.startswith("ValueError")
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,9 @@ DEFAULTS = {
     "max_deliveries": 0,
     "dead_letter": None,
     "leases_durable": False,
+    "retry": None,
+    "max_in_flight": 0,
+    "paused": False,
     "archive": None,
 }
 
@@ -81,6 +84,9 @@ def test_put_changes_only_the_given_fields(api: Api, topic: str):
         ("max_deliveries", 3),
         ("dead_letter", "somewhere:else"),
         ("leases_durable", True),
+        ("retry", {"min_ms": 5, "max_ms": 50, "factor": 1.5, "jitter": 0.0}),
+        ("max_in_flight", 7),
+        ("paused", True),
         ("archive", {"hold": True}),
     ],
 )

@@ -29,6 +29,7 @@ from topics.model.records import NewRecord, WriteRequest
 
 MAX_DELIVERIES = 2
 NO_NODE = ""
+NACKED = "nacked"
 
 
 @dataclass
@@ -50,6 +51,7 @@ class Job:
     lease_id: str = ""
     deadline_ms: int = 0
     deliveries: int = 0
+    nacks: int = 0  # each with a reason
     acks: list[Ack] = field(default_factory=list)
     in_doubt: int = 0  # requests under way that may change who holds it
     doubts: list[Attempt] = field(default_factory=list)  # requests that were refused and may have changed it
@@ -156,7 +158,7 @@ class _Judge:
         found, topic = self.found, self.topic
         assert topic.pending == topic.staged_count == 0
         assert not found.leaving
-        out = [*found.leases, *found.reclaim, *found.resting, *found.later]
+        out = [*found.leases, *found.reclaim, *found.resting, *found.exhausted, *found.later]
         assert len(set(out)) == len(out), "a job is in two states"
         assert set(out) <= set(self.rows), "a job that is gone has a state"
         assert found.ready + found.in_flight + found.delayed == topic.count == len(self.rows)
@@ -191,6 +193,8 @@ class _Judge:
             return
         known = self.found.find(seq)
         assert (0 if known is None else known.deliveries) == job.deliveries
+        reasons = () if known is None else self.found.reasons_of(known)
+        assert [one.reason for one in reasons].count(NACKED) == job.nacks, reasons
         assert (held is not None) == job.held(self.now_ms), f"{self.queue.name}: {job.payload}"
         if held is not None:
             assert (held.lease_id, held.node, held.deadline_ms) == (job.lease_id, job.node, job.deadline_ms)
@@ -278,6 +282,7 @@ class Shop:
         self.server = server
         for queue in self.ledger.queues.values():
             for job in queue.jobs.values() if not queue.leases_durable else ():
+                job.nacks = 0
                 if job.node != NO_NODE:
                     job.release(self.now_ms)
 
@@ -380,11 +385,12 @@ class Shop:
             for job, lease_id in zip(jobs, leases, strict=True):
                 if job.seq not in result.skipped and job.lease_id == lease_id:
                     job.release(due_ms)
+                    job.nacks += 1
 
-        verb = self.server.engine.queues.nack
-        self._finish(
-            Attempt(), name, jobs, lambda topic, seqs: verb(topic, node, seqs, None, delay_ms=delay_ms), answered
-        )
+        def verb(topic: Any, seqs: list[int]) -> Ticket:
+            return self.server.engine.queues.nack(topic, node, seqs, None, delay_ms=delay_ms, why=(NACKED, None))
+
+        self._finish(Attempt(), name, jobs, verb, answered)
 
     def extend(self, name: str, node: str, n: int = 1, *, lease_ms: int = 5_000) -> None:
         jobs = self.ledger.queues[name].held_by(node, self.now_ms)[:n]

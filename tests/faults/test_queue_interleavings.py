@@ -15,6 +15,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -46,6 +47,7 @@ class Lease:
     node: str
     deadline_ms: int
     acked: bool = False
+    moving: bool = False  # nacked together with an exhausted job: the answer comes after the move of that job
 
 
 class Race:
@@ -99,6 +101,7 @@ class Race:
             (12, self.ack),
             (7, self.nack),
             (4, self.extend),
+            (4, lambda: waiting(lambda: self.engine.queues.move_exhausted(topics=9))),
             (12, self.delete),
             (5, self.redrive),
             (6, lambda: self.server.clock.advance(ms=rng.choice([1, 50, 1001]))),
@@ -110,6 +113,7 @@ class Race:
             (2, lambda: self.server.begin_checkpoint(topics=rng.choice([0, 1]))),
             (3, self.server.steps.release),
             (1, lambda: self.put(QUEUE, leases_durable=rng.random() < 0.5)),
+            (1, lambda: self.put(QUEUE, paused=rng.random() < 0.3, max_in_flight=rng.choice([0, 4]))),
             (3, self.break_something if self.faults else self.kill),
         ]
         chosen = rng.choices([step for _, step in steps], [weight for weight, _ in steps])[0]
@@ -158,7 +162,7 @@ class Race:
         before = self.leases.get(key)
         if before is not None:
             assert not before.acked, f"{key} was acked"
-            assert before.deadline_ms < self.server.clock.now_ms(), f"{key} is held by {before}"
+            assert before.moving or before.deadline_ms < self.server.clock.now_ms(), f"{key} is held by {before}"
 
     def release(self, leases: dict[tuple[str, int], Lease]) -> None:
         for key, lease in leases.items():
@@ -174,11 +178,18 @@ class Race:
         self.held(lambda topic, node, seqs: self.engine.queues.ack(topic, node, seqs, None), acked)
 
     def nack(self) -> None:
-        delay_ms = self.rng.choice([0, 30])
-        self.held(
-            lambda topic, node, seqs: self.engine.queues.nack(topic, node, seqs, None, delay_ms=delay_ms),
-            lambda leases, outcome: self.release(leases),
-        )
+        delay_ms, reason = self.rng.choice([0, 30]), self.rng.choice(["", "a", "b"])
+
+        def nack(topic: Topic, node: str, seqs: list[int]) -> Ticket:
+            queue = leases_of(topic)
+            most = queue.max_deliveries()
+            moves = most and any(queue.leases[seq].deliveries >= most for seq in seqs)
+            for seq in seqs if moves else ():
+                self.leases[topic.name, seq].moving = True
+            why = (reason, None) if reason else None
+            return self.engine.queues.nack(topic, node, seqs, None, delay_ms=delay_ms, why=why)
+
+        self.held(nack, lambda leases, outcome: self.release(leases))
 
     def extend(self) -> None:
         def extended(leases: dict[tuple[str, int], Lease], outcome: Any) -> None:
@@ -202,7 +213,7 @@ class Race:
             done = {key: lease for key, lease in leases.items() if key[1] not in outcome.skipped}
             for key, lease in done.items():
                 assert lease is not None, f"{key} is held by no worker"
-                assert self.leases.get(key) is lease, f"{key} was claimed again before the answer"
+                assert lease.moving or self.leases.get(key) is lease, f"{key} was claimed again before the answer"
                 assert lease.node == node, key
             answered({key: lease for key, lease in done.items() if lease is not None}, outcome)
 
@@ -266,7 +277,8 @@ class Race:
         self.engine.flush()
         self.engine.commits.flush_now()
         after = self.server.next(self.server.disk.clone().crash("keep"))
-        self.settle()
+        with patch.object(self.engine.queues.dead_letters, "move", lambda *_: None):  # it would stage one after a nack
+            self.settle()
         self.server.clock.advance(ms=after.clock.now_ms() - self.server.clock.now_ms())
         self.kills += 1
         for name in (QUEUE, DEAD):
@@ -276,7 +288,9 @@ class Race:
             assert self.view(after, name) == self.view(self.server, name)
             queue = leases_of(after.engine.topic(name))
             if not after.engine.topic(name).config.leases_durable:
-                assert [*queue.leases, *queue.reclaim, *queue.resting] == [], "a lease that was not written down"
+                assert [*queue.leases, *queue.reclaim, *queue.resting, *queue.exhausted] == [], (
+                    "a lease that was not written down"
+                )
 
     def view(self, server: SimServer, name: str) -> Any:
         """Return what a restart must find of a queue."""
@@ -286,8 +300,13 @@ class Race:
         if not topic.config.leases_durable:
             return topic.count, queue.dead_lettered
         delivered = {
-            job.seq: (job.deliveries, job.lease_id if queue.held(job.seq) else "", job.seq in queue.resting)
-            for place in (queue.leases, queue.reclaim, queue.resting)
+            job.seq: (
+                job.deliveries,
+                job.lease_id if queue.held(job.seq) else "",
+                job.seq in queue.resting,
+                queue.reasons_of(job),
+            )
+            for place in (queue.leases, queue.reclaim, queue.resting, queue.exhausted)
             for job in place.values()
             if job.deliveries
         }
@@ -296,7 +315,9 @@ class Race:
 
     def check_figures(self, topic: Topic) -> None:
         queue: Leases = leases_of(topic)
-        places = [*queue.leases, *queue.leaving, *queue.reclaim, *queue.resting, *queue.later]
+        places = [
+            *queue.leases, *queue.leaving, *queue.reclaim, *queue.resting, *queue.exhausted, *queue.later
+        ]  # fmt: skip
         assert len(set(places)) == len(places), "a job is in two states"
         assert queue.ready >= 0
         assert queue.ready + queue.in_flight + queue.delayed == topic.count
@@ -308,6 +329,7 @@ class Race:
             self.settle()
             self.server.steps.release()
             self.server.tick()
+        self.put(QUEUE, paused=False, max_in_flight=0)
         self.settle()  # a tick may have logged jobs that returned
         left = len(self.server.by_seq(QUEUE)) + len(self.server.by_seq(DEAD))
         if not self.faults:

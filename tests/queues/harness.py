@@ -81,9 +81,19 @@ class Workshop:
         )
         return done
 
-    def nack(self, node: str, *seqs: int, delay_ms: int = 0, lease_ids: list[str] | None = None) -> Outcome:
+    def nack(
+        self,
+        node: str,
+        *seqs: int,
+        delay_ms: int = 0,
+        lease_ids: list[str] | None = None,
+        reason: str = "",
+        error: Any = None,
+    ) -> Outcome:
         done: Outcome = self.done(
-            self.server.engine.queues.nack(self._queue(), node, list(seqs), lease_ids, delay_ms=delay_ms)
+            self.server.engine.queues.nack(
+                self._queue(), node, list(seqs), lease_ids, delay_ms=delay_ms, why=(reason, error) if reason else None
+            )
         )
         return done
 
@@ -92,6 +102,12 @@ class Workshop:
             self.server.engine.queues.extend(self._queue(), node, list(seqs), lease_ids, lease_ms=lease_ms)
         )
         return done
+
+    def move_exhausted(self) -> None:
+        """Move exhausted jobs, as a server does several times a second."""
+        for _ in range(2):  # the first call may only end a round over all queues
+            waiting(lambda: self.server.engine.queues.move_exhausted(topics=1000))
+        self.server.engine.flush()
 
     def redrive(self, **wanted: Any) -> Redriven:
         asked = {
@@ -145,4 +161,10 @@ def seqs(jobs: list[Any]) -> list[int]:
 
 
 def deliveries(jobs: list[Any]) -> list[Delivery]:
-    return [Delivery(one["$seq"], one["lease_id"], one["deadline"], one["deliveries"]) for one in jobs]
+    return [
+        Delivery(
+            one["$seq"], one["lease_id"], one["deadline"], one["deliveries"],
+            [(why["node"], why["delivery"], why["reason"]) for why in one.get("reasons", [])],
+        )
+        for one in jobs
+    ]  # fmt: skip

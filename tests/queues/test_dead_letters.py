@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.queues.harness import QUEUE, Workshop, job, seqs
+from tests.queues.test_staged import SlowShop
 from topics.engine.queue.verbs import Want
 from topics.errors import TopicsError
 from topics.model.records import TagMatch
@@ -99,6 +100,16 @@ def test_blocked_dead_letters_stay_and_the_queue_reports_why(prepare: Any, code:
     assert shop.counts == (0, 0, 0)
 
 
+def test_dead_letter_that_never_fits_does_not_block_the_others():
+    shop = Workshop(max_deliveries=1, dead_letter=DEAD)
+    shop.server.put(DEAD, cap_bytes=2000)
+    shop.write(json.dumps("x" * 2000), "2", "3", "4")
+    shop.claim("w", 4)
+    assert shop.nack("w", 1, 2, 3, 4).dead_lettered == 3
+    assert shop.server.data(DEAD) == ["2", "3", "4"]
+    assert (shop.queue.dead_letter_error, shop.counts) == ("record_too_large", (0, 0, 1))
+
+
 @pytest.mark.parametrize("how", ["stop", "keep", "lose", "tear"])
 def test_a_move_survives_a_crash_whole(how: str):
     shop = Workshop(max_deliveries=1, dead_letter=DEAD, durability="fsync")
@@ -109,6 +120,22 @@ def test_a_move_survives_a_crash_whole(how: str):
     assert after.queue.dead_lettered == 2
     assert after.server.data(DEAD) == ["1", "2"]
     assert after.server.data(QUEUE) == ["3"]
+
+
+def test_move_after_a_nack_that_a_checkpoint_ends_counts_once():
+    """The nack takes effect when the checkpoint begins, and stages the move: the old log has both."""
+    shop = SlowShop(durability="fsync", leases_durable=True, max_deliveries=1, dead_letter=DEAD, written=True)
+    shop.write("1")
+    shop.start_claim()
+    shop.settle()
+    nacked = shop.stage(shop.server.engine.queues.nack(shop.topic, "w", [1], None))
+    assert not nacked.done
+    assert shop.server.begin_checkpoint(topics=0)
+    shop.settle()
+    shop.server.steps.release()
+    assert nacked.value().dead_lettered == 1
+    after = shop.restart("keep")
+    assert (after.queue.dead_lettered, after.server.data(DEAD)) == (1, ["1"])
 
 
 def test_redrive_brings_dead_letters_back_as_if_never_delivered():

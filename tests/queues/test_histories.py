@@ -5,6 +5,7 @@ No job is lost, acked twice or leased twice at once; all counts are exact after 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,13 +46,15 @@ terms = st.fixed_dictionaries(
 write = step("write", jobs=st.lists(terms, min_size=1, max_size=6))
 claim = step("claim", node=nodes, max=st.sampled_from([1, 2, 5, 50]), lease_ms=st.sampled_from([100, 300, 1000]))
 ack = step("ack", node=nodes, picks=picks, fenced=st.booleans())
-nack = step("nack", node=nodes, picks=picks, fenced=st.booleans(), delay_ms=st.sampled_from([0, 0, 60, 500]))
+delays, reasons = st.sampled_from([0, 0, 60, 500]), st.sampled_from(["", "a", "b"])
+nack = step("nack", node=nodes, picks=picks, fenced=st.booleans(), delay_ms=delays, reason=reasons)
 extend = step("extend", node=nodes, picks=picks, fenced=st.booleans(), lease_ms=st.sampled_from([100, 700]))
 time = step("time", ms=st.sampled_from([0, 1, 50, 99, 100, 101, 301, 1001]))
 trim = step("trim", before=st.integers(0, 40)) | step("untag", tag=st.sampled_from(["x", "y"]))
 restart = step("restart", how=st.sampled_from(["stop", "keep", "lose", "tear", "reorder"])) | step("checkpoint")
+end = step("move") | step("pause", paused=st.booleans())
 steps = st.lists(
-    st.one_of(write, write, claim, claim, claim, ack, ack, ack, nack, extend, time, time, trim, restart),
+    st.one_of(write, write, claim, claim, claim, ack, ack, ack, nack, extend, time, time, trim, restart, end),
     min_size=1,
     max_size=35,
 )
@@ -62,6 +65,7 @@ configs = st.fixed_dictionaries(
         "dead_letter": st.sampled_from([None, DEAD]),
         "cap_records": st.sampled_from([0, 0, 0, 12]),
         "ttl_ms": st.sampled_from([0, 0, 0, 700]),
+        "max_in_flight": st.sampled_from([0, 0, 3]),
     }
 )
 
@@ -71,13 +75,15 @@ class Pair:
 
     def __init__(self, config: dict[str, Any], *, cold: bool) -> None:
         self.config = config
+        self.cold = cold
         self.shop = Workshop(SimServer.start(SimDisk(cold=cold)), durability="fsync", **config)
         self.model = self.new_model()
         self.got: list[tuple[int, str]] = []  # all deliveries: seq and lease id
 
     def new_model(self) -> QueueOracle:
         dead_letter = self.config["dead_letter"] is not None
-        return QueueOracle(self.shop.clock, max_deliveries=self.config["max_deliveries"], dead_letter=dead_letter)
+        limits = {name: self.config[name] for name in ("max_deliveries", "max_in_flight")}
+        return QueueOracle(self.shop.clock, dead_letter=dead_letter, **limits)
 
     def play(self, one: Step) -> None:
         getattr(self, one.verb)(**one.args)
@@ -92,11 +98,10 @@ class Pair:
 
     def claim(self, node: str, max: int, lease_ms: int) -> None:
         self.sync()
-        buried_before = self.buried()
         got = deliveries(self.shop.claim(node, max, lease_ms))
         now = self.shop.clock.now_ms()
         assert all(one.deadline_ms == now + lease_ms for one in got)
-        self.model.claimed(node, max, got, self.buried() - buried_before)
+        self.model.claimed(node, max, got, self.buried() - self.model.dead)
         self.got += [(one.seq, one.lease_id) for one in got]
 
     def ack(self, node: str, picks: list[int], fenced: bool) -> None:
@@ -104,10 +109,26 @@ class Pair:
         answer = self.shop.ack(node, *named, lease_ids=lease_ids)
         self.agree(answer.done, answer.skipped, named, self.model.ack(node, named, lease_ids))
 
-    def nack(self, node: str, picks: list[int], fenced: bool, delay_ms: int) -> None:
+    def nack(self, node: str, picks: list[int], fenced: bool, delay_ms: int, reason: str) -> None:
         named, lease_ids = self.named(picks, fenced)
-        answer = self.shop.nack(node, *named, delay_ms=delay_ms, lease_ids=lease_ids)
-        self.agree(answer.done, answer.skipped, named, self.model.nack(node, named, lease_ids, delay_ms))
+        answer = self.shop.nack(node, *named, delay_ms=delay_ms, lease_ids=lease_ids, reason=reason)
+        nacked = self.model.nack(node, named, lease_ids, delay_ms, reason)
+        self.agree(answer.done, answer.skipped, named, nacked)
+        if any(self.model.worn_out(seq) for seq in nacked):
+            if self.cold:  # the nack does not wait for records that are only on the disk
+                self.shop.move_exhausted()
+            self.sync()
+            self.model.moved(self.buried() - self.model.dead)
+
+    def pause(self, paused: bool) -> None:
+        self.shop.server.put(QUEUE, paused=paused)
+        self.model.paused = paused
+
+    def move(self) -> None:
+        """Move exhausted jobs, as a server does several times a second."""
+        self.sync()
+        self.shop.move_exhausted()
+        self.model.moved(self.buried() - self.model.dead)
 
     def extend(self, node: str, picks: list[int], fenced: bool, lease_ms: int) -> None:
         named, lease_ids = self.named(picks, fenced)
@@ -153,7 +174,7 @@ class Pair:
         if DEAD not in self.shop.server.engine.topics:
             return set()
         rows = self.shop.server.walk(DEAD)[0]
-        return {int(row.partition(b'"$dead_letter_src_seq":')[2].rstrip(b"},")) for row in rows}
+        return {json.loads(row)["meta"]["$dead_letter_src_seq"] for row in rows}
 
     def sync(self) -> None:
         """Remove from the model the jobs that caps, TTL and deletes removed, and check the rest."""
@@ -174,7 +195,8 @@ class Pair:
 
     def finish(self) -> None:
         """Let all leases expire, then check that a last worker gets exactly the remaining jobs."""
-        for _ in range(100):
+        self.pause(False)
+        for _ in range(200):
             self.shop.clock.advance(ms=1001)
             self.compare()
             if not self.model.jobs:

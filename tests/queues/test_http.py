@@ -273,3 +273,114 @@ def test_redrive_from_past_the_head_answers_and_the_server_goes_on(api: Api, top
     assert (answer["redriven"], answer["next_from_seq"], answer["caught_up"]) == (0, 2, True)
     api.write(topic, 1)
     assert claim(api, topic)["count"] == 1
+
+
+def test_retry_policy_delays_a_nack_without_a_delay(api: Api, topic: str):
+    answer = api.put(topic, type="queue", retry={"min_ms": 60_000, "jitter": 0, "max_ms": 90_000})
+    assert answer["config"]["retry"] == {"min_ms": 60_000, "max_ms": 90_000, "factor": 2.0, "jitter": 0.0}
+    api.write(topic, 1, 2, 3)
+    claim(api, topic, max=3)
+    for body in ({"seqs": [1]}, {"seqs": [2], "delay_ms": 0}):
+        verb(api, topic, "nack", node="w", **body)
+    [again] = claim(api, topic)["claimed"]
+    assert (again["$seq"], again["deliveries"]) == (2, 2)
+    verb(api, topic, "nack", node="w", seqs=[2, 3])
+    due = [job["deliver_at"] for job in api.get(f"/v0/topics/{topic}/jobs", state="delayed")["jobs"]]
+    assert 29_000 <= due[1] - due[2] <= 30_000
+    assert api.put(topic, retry=None)["config"]["retry"] is None
+
+
+@pytest.mark.parametrize(("asks", "delayed"), [({}, 0), ({"retry": True}, 1)])
+def test_worker_may_ask_for_the_default_policy(api: Api, jobs: str, asks: dict[str, Any], delayed: int):
+    api.write(jobs, 1)
+    claim(api, jobs)
+    verb(api, jobs, "nack", node="w", seqs=[1], **asks)
+    assert api.state(jobs)["queue"]["delayed"] == delayed
+
+
+@pytest.mark.parametrize(
+    ("retry", "field"),
+    [
+        ({"factor": 0.5}, "retry.factor"),
+        ({"jitter": 2}, "retry.jitter"),
+        ({"min_ms": 5_000, "max_ms": 1_000}, "retry.max_ms"),
+        ({"max_ms": 86_400_001}, "retry.max_ms"),
+    ],
+)
+def test_invalid_retry_policy_names_the_field(api: Api, topic: str, retry: dict[str, Any], field: str):
+    refused = api.call("PUT", f"/v0/topics/{topic}", {"type": "queue", "retry": retry})
+    assert failed(refused, 400, "invalid_request")["detail"]["field"] == field
+
+
+def test_reason_of_a_nack_may_come_from_its_error(api: Api, jobs: str):
+    api.write(jobs, 1)
+    claim(api, jobs)
+    verb(api, jobs, "nack", node="w", seqs=[1], error={"type": "KeyError", "message": "'to'"})
+    [again] = claim(api, jobs)["claimed"]
+    [reason] = again["reasons"]
+    assert (reason["reason"], reason["delivery"], reason["node"]) == ("KeyError: 'to'", 1, "w")
+
+
+@pytest.mark.parametrize(
+    ("more", "field"), [({"reason": "ä" * 2049}, "reason"), ({"error": {"message": "x", "stack": "y" * 8192}}, "error")]
+)
+def test_reason_that_is_too_long_is_refused(api: Api, jobs: str, more: dict[str, Any], field: str):
+    api.write(jobs, 1)
+    claim(api, jobs)
+    refused = api.call("POST", f"/v0/topics/{jobs}/nack", {"node": "w", "seqs": [1], **more})
+    assert failed(refused, 400, "invalid_request")["detail"]["field"] == field
+    assert api.state(jobs)["queue"]["in_flight"] == 1
+
+
+def test_new_queue_with_safe_defaults_rejects_and_keeps_its_leases(api: Api, topic: str):
+    assert (answer := api.put(topic, type="queue", defaults="safe", cap_records=5))["created"]
+    assert (answer["config"]["discard"], answer["config"]["leases_durable"]) == ("reject", True)
+    assert "warnings" not in answer
+    assert api.put(topic, defaults="safe", discard="old")["config"]["discard"] == "old"
+    assert api.put(topic, defaults="safe")["config"]["discard"] == "old"
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"max_deliveries": 3}, "max_deliveries has no effect"),
+        ({"dead_letter": "dead"}, "dead_letter has no effect"),
+        ({"cap_bytes": 1000}, "also leased ones"),
+        ({"retry": {}}, "a restart forgets"),
+        ({"max_deliveries": 3, "dead_letter": "dead"}, "a restart forgets"),
+    ],
+)
+def test_answer_warns_of_what_a_configuration_does_not_do(api: Api, topic: str, config: dict[str, Any], words: str):
+    [warning] = api.put(topic, type="queue", **config)["warnings"]
+    assert words in warning
+
+
+def test_logs_and_plain_queues_get_no_warnings_and_no_safe_defaults(api: Api, topic: str):
+    plain = api.put(f"{topic}.queue", type="queue")
+    log = api.put(topic, defaults="safe", cap_records=5)
+    assert ("warnings" in plain, plain["config"]["discard"], plain["config"]["leases_durable"]) == (False, "old", False)
+    assert ("warnings" in log, log["config"]["discard"]) == (False, "old")
+
+
+def test_claim_that_waits_at_a_paused_queue_is_served_when_it_resumes(api: Api, jobs: str):
+    api.put(jobs, paused=True)
+    waiting = Background(lambda: claim(api, jobs, wait_ms=20_000))
+    api.write(jobs, 1)
+    assert claim(api, jobs)["count"] == 0
+    assert api.state(jobs)["config"]["paused"] is True
+    api.put(jobs, paused=False)
+    assert waiting.result()["count"] == 1
+
+
+def test_claim_that_waits_gets_the_place_of_a_job_that_ends(api: Api, jobs: str):
+    api.put(jobs, max_in_flight=1)
+    api.write(jobs, 1, 2, 3)
+    claim(api, jobs, max=3)
+    waiting = Background(lambda: claim(api, jobs, node="v", wait_ms=20_000))
+    assert claim(api, jobs)["count"] == 0
+    verb(api, jobs, "ack", node="w", seqs=[1])
+    assert [job["$seq"] for job in waiting.result()["claimed"]] == [2]
+    api.call("POST", f"/v0/topics/{jobs}/delete", {"seqs": [2]})
+    extended = verb(api, jobs, "extend", node="v", seqs=[2], lease_ms=1000)
+    assert (extended["extended"], extended["cancelled"]) == (0, [2])
+    assert verb(api, jobs, "ack", node="v", seqs=[2])["cancelled"] == [2]

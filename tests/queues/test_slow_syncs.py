@@ -179,26 +179,47 @@ def test_stream_that_ends_before_its_push_returns_the_job_undelivered(slow: Slow
     assert job["deliveries"] == 1
 
 
-@pytest.mark.parametrize("wait_ms", [0, 100])
 @pytest.mark.parametrize("leases_durable", [False, True])
-def test_claim_is_answered_after_its_move_to_the_dead_letters(slow: SlowServer, wait_ms: int, leases_durable: bool):
+def test_last_nack_is_answered_after_the_move_to_the_dead_letters(slow: SlowServer, leases_durable: bool):
     queue = slow.queue(max_deliveries=1, leases_durable=leases_durable)
     dead = f"{queue}.dead"
     slow.api.put(dead)
     slow.api.put(queue, dead_letter=dead)
     slow.api.write(queue, 1)
     claim(slow.api, queue)
-    verb(slow.api, queue, "nack", node="w", seqs=[1])
     slow.hold()
-    began = time.monotonic()
-    empty = Background(lambda: claim(slow.api, queue, wait_ms=wait_ms))
+    nacked = Background(lambda: verb(slow.api, queue, "nack", node="w", seqs=[1], reason="broken", delay_ms=60_000))
     slow.await_in_flight(1)
-    eventually(time.monotonic, lambda now: now > began + wait_ms / 1000 + 0.1)
-    assert not empty.done
+    assert not nacked.done
     slow.release()
-    assert empty.result()["count"] == 0
+    answer = nacked.result()
+    assert (answer["nacked"], answer["dead_lettered"]) == (1, 1)
     assert slow.figures() == (0, 0, 1)
-    assert [record["data"] for record in slow.api.diff(dead)["records"]] == [1]
+    [letter] = slow.api.diff(dead)["records"]
+    assert letter["meta"]["$dead_letter_reason"] == "broken"
+
+
+def test_exhausted_job_whose_lease_expires_moves_without_a_claim(slow: SlowServer):
+    queue = slow.queue(max_deliveries=1)
+    slow.api.put(queue, dead_letter=f"{queue}.dead")
+    slow.api.write(queue, 1)
+    claim(slow.api, queue, lease_ms=100)
+    eventually(slow.figures, lambda figures: figures == (0, 0, 1))
+
+
+def test_kill_between_the_last_nack_and_the_move_loses_neither_the_job_nor_its_reason(slow: SlowServer):
+    queue = slow.queue(max_deliveries=1)
+    dead = f"{queue}.dead"
+    slow.api.put(queue, dead_letter=dead)
+    slow.api.write(queue, 1)
+    claim(slow.api, queue)
+    slow.hold()
+    with send(slow, (f"{queue}/nack", {"node": "w", "seqs": [1], "reason": "broken"})):
+        slow.await_in_flight(1)
+        slow.kill_and_start()
+    eventually(slow.figures, lambda figures: figures == (0, 0, 1))
+    [letter] = slow.api.diff(dead)["records"]
+    assert (letter["data"], letter["meta"]["$dead_letter_reason"]) == (1, "broken")
 
 
 def answers(slow: SlowServer, *wanted: tuple[str, dict[str, Any]]) -> list[Any]:
@@ -226,10 +247,9 @@ def test_delete_wins_against_an_ack_a_move_and_a_redrive_that_follow_it(slow: Sl
     deleted, acked = answers(slow, delete, (f"{queue}/ack", {"node": "w", "seqs": [1]}))
     assert (deleted["deleted"], acked["acked"], acked["skipped"]) == (1, 0, [1])
 
-    verb(slow.api, queue, "nack", node="w", seqs=[2, 3])
     delete = f"{queue}/delete", {"seqs": [2]}
-    deleted, claimed = answers(slow, delete, (f"{queue}/claim", {"node": "w", "max": 9}))
-    assert (deleted["deleted"], claimed["count"]) == (1, 0)
+    deleted, nacked = answers(slow, delete, (f"{queue}/nack", {"node": "w", "seqs": [2, 3]}))
+    assert (deleted["deleted"], nacked["dead_lettered"], nacked["skipped"]) == (1, 1, [2])
     assert [record["data"] for record in slow.api.read_all(dead)] == [3]
 
     deleted, moved = answers(slow, (f"{dead}/delete", {"before_seq": 2}), (f"{queue}/redrive", {}))

@@ -92,10 +92,11 @@ class SlowShop(Workshop):
         return got
 
     def bury(self, *tags: str) -> None:
-        """Make jobs that were delivered as often as they may be: the next claim moves them."""
+        """Make jobs that were delivered as often as they may be, whose lease has ended. A claim moves them."""
         self.write(*(job("1", tag=tag) for tag in tags))
-        got, _ = self.start_claim(max=len(tags))
-        self.done(self.server.engine.queues.nack(self.topic, "w", got, None, delay_ms=0))
+        self.start_claim(max=len(tags))
+        self.settle()
+        self.clock.advance(ms=1001)
 
 
 @pytest.fixture(
@@ -395,7 +396,7 @@ def test_snapshot_that_begins_during_a_claim_has_every_job(leases_durable: bool)
     )
     shop.write(job("1"))
     shop.claim("w")
-    shop.nack("w", 1)
+    shop.clock.advance(ms=1001)
     shop.write(job("2", priority=5), job("3"))
     shop.server.begin_checkpoint(topics=0)
     assert [one["$seq"] for one in shop.claim("w", 2)] == [2, 3]

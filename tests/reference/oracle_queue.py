@@ -6,7 +6,7 @@ record is live; `oracle.Oracle` models the records.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from topics.clock import Clock
 
@@ -18,6 +18,7 @@ class ModelLease:
     node: str
     lease_id: str
     deadline_ms: int
+    since_ms: int = 0
 
 
 @dataclass
@@ -29,6 +30,10 @@ class Work:
     not_before_ms: int = 0
     deliveries: int = 0
     hold: ModelLease | None = None
+    reasons: list[tuple[str, int, str]] = field(default_factory=list)  # node, delivery, text: the last five
+
+    def failed(self, node: str, text: str) -> None:
+        self.reasons = [*self.reasons[-4:], (node, self.deliveries, text)]
 
     def held(self, now_ms: int) -> bool:
         return self.hold is not None and now_ms <= self.hold.deadline_ms
@@ -45,14 +50,19 @@ class Delivery:
     lease_id: str
     deadline_ms: int
     deliveries: int
+    reasons: list[tuple[str, int, str]]
 
 
 class QueueOracle:
     """One queue. Its methods take results of the engine and raise `AssertionError` if the contract forbids them."""
 
-    def __init__(self, clock: Clock, *, max_deliveries: int = 0, dead_letter: bool = False) -> None:
+    def __init__(
+        self, clock: Clock, *, max_deliveries: int = 0, dead_letter: bool = False, max_in_flight: int = 0
+    ) -> None:
         self.clock = clock
         self.bury_after = max_deliveries if dead_letter else 0
+        self.max_in_flight = max_in_flight
+        self.paused = False
         self.jobs: dict[int, Work] = {}
         self.acked: set[int] = set()
         self.dead: set[int] = set()
@@ -75,29 +85,38 @@ class QueueOracle:
     def claimed(self, node: str, want: int, got: list[Delivery], buried: Collection[int]) -> None:
         """Check a claim. `buried` are the jobs that it moved to the dead-letter topic."""
         now = self.clock.now_ms()
-        for seq in buried:
-            work = self.jobs.pop(seq)
-            assert work.claimable(now), work
-            assert 0 < self.bury_after <= work.deliveries, work
-            self.dead.add(seq)
-        claimable = {seq for seq, work in self.jobs.items() if work.claimable(now)}
-        good = {seq for seq in claimable if not self._worn_out(seq)}
+        self.moved(buried)
+        good = {seq for seq, work in self.jobs.items() if work.claimable(now)}
+        if self.max_in_flight:
+            want = max(min(want, self.max_in_flight - self.in_flight), 0)
+        want = 0 if self.paused else want
         seqs = [one.seq for one in got]
         assert seqs == sorted(set(seqs)), "jobs must be ascending and distinct"
         assert set(seqs) <= good, "a job is not ready, or was delivered too often"
         assert len(seqs) == min(want, len(good)), "a claim returns as many jobs as wanted, unless fewer are ready"
-        if len(seqs) < want:
-            assert not claimable - good, "exhausted jobs must move before the queue counts as empty"
         again = {seq for seq in good if self.jobs[seq].deliveries}
         fresh = set(seqs) - again
         assert not fresh or again <= set(seqs), "returned jobs are delivered before new ones"
         for one in got:
             work = self.jobs[one.seq]
+            if work.hold is not None:
+                held_s = (work.hold.deadline_ms - work.hold.since_ms) / 1000
+                work.failed(work.hold.node, f"lease expired, held by {work.hold.node} for {held_s:g} s")
+            assert one.reasons == work.reasons, (one, work)
             work.deliveries += 1
             assert one.deliveries == work.deliveries, (one, work)
             assert one.lease_id not in self.tokens, "a lease id is used once"
             self.tokens.add(one.lease_id)
-            work.hold = ModelLease(node, one.lease_id, one.deadline_ms)
+            work.hold = ModelLease(node, one.lease_id, one.deadline_ms, now)
+
+    def moved(self, seqs: Collection[int]) -> None:
+        """Check which jobs moved to the dead-letter topic: all that are exhausted."""
+        now = self.clock.now_ms()
+        worn_out = {seq for seq, work in self.jobs.items() if self.worn_out(seq) and not work.held(now)}
+        assert worn_out == set(seqs), "exhausted jobs move, and no others"
+        for seq in seqs:
+            self.dead.add(seq)
+            del self.jobs[seq]
 
     def ack(self, node: str, seqs: list[int], lease_ids: list[str] | None) -> list[int]:
         """Ack jobs. Return the seqs that were held; the others are skipped."""
@@ -108,10 +127,14 @@ class QueueOracle:
             del self.jobs[seq]
         return done
 
-    def nack(self, node: str, seqs: list[int], lease_ids: list[str] | None, delay_ms: int) -> list[int]:
+    def nack(
+        self, node: str, seqs: list[int], lease_ids: list[str] | None, delay_ms: int, reason: str = ""
+    ) -> list[int]:
         done = self._held(node, seqs, lease_ids)
         for seq in done:
             self.jobs[seq].hold = None
+            if reason:
+                self.jobs[seq].failed(node, reason)
             self.jobs[seq].not_before_ms = self.clock.now_ms() + delay_ms
         return done
 
@@ -128,7 +151,7 @@ class QueueOracle:
         if not leases_durable:
             for work in self.jobs.values():
                 if work.deliveries:
-                    work.hold, work.deliveries, work.not_before_ms = None, 0, 0
+                    work.hold, work.deliveries, work.not_before_ms, work.reasons = None, 0, 0, []
 
     # --- counting
 
@@ -140,13 +163,13 @@ class QueueOracle:
     @property
     def ready(self) -> int:
         now = self.clock.now_ms()
-        return sum(work.claimable(now) for work in self.jobs.values())
+        return sum(work.claimable(now) and not self.worn_out(seq) for seq, work in self.jobs.items())
 
     @property
     def delayed(self) -> int:
         return len(self.jobs) - self.ready - self.in_flight
 
-    def _worn_out(self, seq: int) -> bool:
+    def worn_out(self, seq: int) -> bool:
         return bool(self.bury_after) and self.jobs[seq].deliveries >= self.bury_after
 
     def _held(self, node: str, seqs: list[int], lease_ids: list[str] | None) -> list[int]:

@@ -218,6 +218,7 @@ class SimServer:
         """End the loop turn and return the result of a verb. Raise its error. Hold no checkpoint that it waits for."""
         self.engine.flush()
         if not ticket.done:
+            self.engine.flush()  # a nack moves exhausted jobs in a second step
             self.steps.release()
         return ticket.value()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import re
 import time
+import traceback
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -28,6 +29,20 @@ TAKEOVER_CONNECT_TIMEOUT_S = 3.0  # with several addresses: a machine that is lo
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 ELSEWHERE = (Code.NOT_WRITER, Code.FENCED, Code.REPLICA_UNAVAILABLE, Code.SHUTTING_DOWN, Code.NOT_READY)
 GATEWAY_STATUSES = (502, 503, 504)  # of a proxy whose server does not answer
+
+
+def failure_of(error: BaseException) -> dict[str, Any]:
+    """Return `reason` and `error` of a nack from an exception, shortened to what the server takes."""
+    kind, message = type(error).__qualname__, _first_bytes(str(error), 2048)
+    stack = "".join(traceback.format_exception(error)).encode("utf-8", "replace")[-4096:].decode(errors="ignore")
+    return {
+        "reason": f"{kind}: {message}" if message else kind,
+        "error": {"type": kind, "message": message, "stack": stack},
+    }
+
+
+def _first_bytes(text: str, most: int) -> str:
+    return text.encode("utf-8", "replace")[:most].decode(errors="ignore")
 
 
 class Request(NamedTuple):

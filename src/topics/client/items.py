@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from topics.model import wire
-from topics.model.topic import ArchiveConfig, Discard, Durability, TopicConfig, TopicType
+from topics.model.topic import ArchiveConfig, Discard, Durability, RetryPolicy, TopicConfig, TopicType
 
 _decode = msgspec.json.decode
 _encode = msgspec.json.Encoder().encode
@@ -133,9 +133,14 @@ class KnownArchive(ArchiveConfig, frozen=True, kw_only=True, forbid_unknown_fiel
     """The archive settings of a topic that this client knows. A newer server may have others."""
 
 
+class KnownRetry(RetryPolicy, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """The same of the retry policy of a queue."""
+
+
 class KnownConfig(TopicConfig, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """The settings of a topic that this client knows. A newer server may have others."""
 
+    retry: KnownRetry | None = None
     archive: KnownArchive | None = None
 
 
@@ -210,6 +215,10 @@ class Config(TypedDict, total=False):
     max_deliveries: int
     dead_letter: str | None
     leases_durable: bool
+    retry: RetryPolicy | dict[str, float] | None
+    max_in_flight: int
+    paused: bool
+    defaults: Literal["contract", "safe"]
     archive: ArchiveConfig | None
 
 

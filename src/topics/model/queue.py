@@ -13,11 +13,34 @@ from topics.model.wire import Json, Performance
 
 MAX_DELAY_MS = 86_400_000
 MAX_DELIVER_AT = 2**53  # the largest integer that every JSON reader represents exactly
+MAX_REASON_BYTES = 4096
+MAX_ERROR_BYTES = 8192
 REDRIVE_LIMIT = 1000
 MAX_REDRIVE = 10_000
 
 JobState = Literal["ready", "in_flight", "delayed"]
 JOB_STATES: tuple[JobState, ...] = ("ready", "in_flight", "delayed")
+
+
+class JobError(Struct, frozen=True, omit_defaults=True, gc=False):
+    """An exception as a worker reports it."""
+
+    type: Annotated[str | None, "its class"] = None
+    message: Annotated[str | None, "its text"] = None
+    stack: Annotated[str | None, "where it was raised"] = None
+
+
+Why = tuple[str, JobError | None]  # the reason of a nack in words, and the exception
+
+
+class Reason(Struct, frozen=True, omit_defaults=True, gc=False):
+    """Why one delivery of a job failed: a nack with a reason, a lease that expired, a stream that was closed."""
+
+    at: Annotated[U64, "when it failed, in milliseconds since 1970"]
+    node: Annotated[str, "the worker that had the job"]
+    delivery: Annotated[U64, "the number of the delivery"]
+    reason: str
+    error: Annotated[JobError | None, "the exception; the last reason of a job alone has it"] = None
 
 
 class ClaimRequest(Struct, gc=False):
@@ -42,7 +65,13 @@ class AckRequest(Struct, gc=False, kw_only=True):
 class NackRequest(AckRequest, gc=False, kw_only=True):
     """Body of `POST /v0/topics/:topic/nack`."""
 
-    delay_ms: Annotated[U64, "the jobs are ready after this time; clamped to 86400000"] = 0
+    delay_ms: Annotated[
+        U64 | None,
+        "the jobs are ready after this time; the queue's `retry` by default, or at once; clamped to 86400000",
+    ] = None
+    retry: Annotated[bool, "without `delay_ms`, follow the default policy if the queue has none"] = False
+    reason: Annotated[str | None, "why the jobs failed, at most 4096 bytes"] = None
+    error: Annotated[JobError | None, "the exception, at most 8192 bytes in all"] = None
 
 
 class ExtendRequest(AckRequest, gc=False, kw_only=True):
@@ -74,6 +103,7 @@ class ClaimedJob(Struct, rename={"seq": "$seq", "ts": "$ts", "tag": "$tag", "sen
     deliveries: U64
     ts: U64
     data: Json
+    reasons: Annotated[list[Reason], "why earlier deliveries failed, the last one last; absent if none is known"] = []
     tag: str | None = None
     sender: str | None = None
     meta: dict[str, Json] | None = None
@@ -94,15 +124,18 @@ class AckAnswer(Struct):
     ready: U64
     in_flight: U64
     performance: Performance
+    cancelled: Annotated[list[U64] | UnsetType, "skipped jobs that were deleted while the worker held them"] = UNSET
 
 
 class NackAnswer(Struct):
     topic: str
-    nacked: Annotated[U64, "the number of jobs that returned to the queue"]
+    nacked: Annotated[U64, "the number of jobs that the worker gave back"]
     skipped: list[U64]
     ready: U64
     in_flight: U64
     performance: Performance
+    cancelled: Annotated[list[U64] | UnsetType, "skipped jobs that were deleted while the worker held them"] = UNSET
+    dead_lettered: Annotated[U64, "of these, jobs that moved to the dead-letter topic; absent if none did"] = 0
 
 
 class ExtendAnswer(Struct):
@@ -111,6 +144,7 @@ class ExtendAnswer(Struct):
     skipped: list[U64]
     deadlines: Annotated[dict[str, U64], "the new deadline by seq, in milliseconds since 1970"]
     performance: Performance
+    cancelled: Annotated[list[U64] | UnsetType, "skipped jobs that were deleted while the worker held them"] = UNSET
 
 
 class RedriveAnswer(Struct):
@@ -139,6 +173,7 @@ class ListedJob(Struct, rename={"seq": "$seq", "ts": "$ts", "tag": "$tag", "send
     node: Annotated[str | None, "the worker that holds the job"] = None
     lease_id: str | None = None
     deadline: U64 | None = None
+    reasons: Annotated[list[Reason], "why earlier deliveries failed, the last one last; absent if none is known"] = []
     tag: str | None = None
     sender: str | None = None
     meta: dict[str, Json] | None = None
@@ -181,6 +216,17 @@ def check_held(node: str, seqs: list[int], lease_ids: list[str] | None, limits: 
         raise invalid("seqs: a seq does not fit in 64 bits", field="seqs")
     if lease_ids is not None and len(lease_ids) != len(seqs):
         raise invalid("lease_ids must have one entry per seq", field="lease_ids")
+
+
+def why_of(wanted: NackRequest) -> Why | None:
+    """Return the reason of a nack, or else its error in one line, and the error. Raise if one is too long."""
+    error = wanted.error or JobError()
+    if len((wanted.reason or "").encode()) > MAX_REASON_BYTES:
+        raise invalid(f"reason may have at most {MAX_REASON_BYTES} bytes", field="reason")
+    if sum(len((text or "").encode()) for text in (error.type, error.message, error.stack)) > MAX_ERROR_BYTES:
+        raise invalid(f"error may have at most {MAX_ERROR_BYTES} bytes in all", field="error")
+    reason = wanted.reason or ": ".join(text for text in (error.type, error.message) if text)[:MAX_REASON_BYTES]
+    return (reason, wanted.error) if reason or wanted.error else None
 
 
 def lease_ms_or(default_ms: int, given_ms: int | None) -> int:

@@ -31,6 +31,25 @@ class ArchivePatch(ArchiveConfig, frozen=True, kw_only=True):
     """An archive configuration as a request has it."""
 
 
+class RetryPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The delay of a job that was nacked without one: `min_ms`, then `factor` times as long with each delivery."""
+
+    min_ms: Annotated[U64, "the delay after the first delivery"] = 1_000
+    max_ms: Annotated[U64, "the longest delay, at most 86400000"] = 300_000
+    factor: Annotated[float, "1 to 100"] = 2.0
+    jitter: Annotated[float, "0 to 1: by up to this share a delay is shorter, so that jobs do not return together"] = (
+        0.1
+    )
+
+    def delay_ms(self, deliveries: int, lease: int) -> int:
+        """Return the delay after so many deliveries. The number of the lease decides how much shorter it is."""
+        longest = min(self.min_ms * self.factor ** min(deliveries - 1, 64), self.max_ms)
+        return int(longest * (1 - self.jitter * (lease * 2_654_435_761 % 2**32 / 2**32)))
+
+
+DEFAULT_RETRY = RetryPolicy()
+
+
 class TopicConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The complete configuration of a topic, with all defaults."""
 
@@ -51,6 +70,9 @@ class TopicConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     max_deliveries: U64 = 0
     dead_letter: str | None = None
     leases_durable: bool = False
+    retry: RetryPolicy | None = None
+    max_in_flight: U64 = 0
+    paused: bool = False
     archive: ArchiveConfig | None = None
 
 
@@ -74,10 +96,18 @@ class ConfigPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     max_deliveries: U64 | UnsetType = UNSET
     dead_letter: str | UnsetType | None = UNSET
     leases_durable: bool | UnsetType = UNSET
+    retry: RetryPolicy | UnsetType | None = UNSET
+    max_in_flight: U64 | UnsetType = UNSET
+    paused: bool | UnsetType = UNSET
+    defaults: Annotated[
+        Literal["contract", "safe"],
+        "safe: a new queue has `discard: reject` and `leases_durable`, unless the request says otherwise",
+    ] = "contract"
     archive: ArchivePatch | UnsetType | None = UNSET
 
 
 DEFAULT_CONFIG = TopicConfig()
+SAFE_QUEUE = TopicConfig(type="queue", discard="reject", leases_durable=True)
 
 
 def configure(name: str, patch: ConfigPatch, current: TopicConfig | None = None) -> TopicConfig:
@@ -86,6 +116,8 @@ def configure(name: str, patch: ConfigPatch, current: TopicConfig | None = None)
     `durability` wins over `durable`, and `durable` of the result follows `durability`.
     """
     given = {field: value for field, value in structs.asdict(patch).items() if value is not UNSET}
+    if given.get("retry") is not None:
+        check_retry(given["retry"])
     for field, value in given.items():
         if type(value) is int and value > U64_MAX:
             raise invalid(f"{field} does not fit in 64 bits", field=field)
@@ -100,7 +132,8 @@ def configure(name: str, patch: ConfigPatch, current: TopicConfig | None = None)
         given["durability"] = kept if kept in SYNCED else "fsync" if given["durable"] else "disk"
     if (archive := given.get("archive")) is not None:
         given["archive"] = ArchiveConfig(hold=archive.hold)
-    merged = structs.replace(current or DEFAULT_CONFIG, **given)
+    is_safe = given.pop("defaults") == "safe" and given.get("type") == "queue"
+    merged = structs.replace(current or (SAFE_QUEUE if is_safe else DEFAULT_CONFIG), **given)
     if merged.dead_letter is not None:
         check_topic(merged.dead_letter, field="dead_letter")
         if merged.dead_letter == name:
@@ -112,6 +145,33 @@ def configure(name: str, patch: ConfigPatch, current: TopicConfig | None = None)
         lease_ms=clamp(merged.lease_ms, *LEASE_MS_RANGE),
         claim_jitter_ms=clamp(merged.claim_jitter_ms, *CLAIM_JITTER_MS_RANGE),
     )
+
+
+def warnings_of(config: TopicConfig) -> list[str]:
+    """Return what a configuration does not do, although its author may expect it."""
+    if config.type != "queue":
+        return []
+    buries = bool(config.max_deliveries) and config.dead_letter is not None
+    found = {
+        "max_deliveries has no effect without dead_letter: failed jobs are delivered again without end":
+            config.max_deliveries and config.dead_letter is None,
+        "dead_letter has no effect without max_deliveries: no job moves there":
+            config.dead_letter is not None and not config.max_deliveries,
+        'a full queue evicts its oldest jobs, also leased ones: set discard to "reject"':
+            (config.cap_records or config.cap_bytes) and config.discard == "old",
+        "a restart forgets delays of nacks and delivery counts: set leases_durable":
+            (config.retry is not None or buries) and not config.leases_durable,
+    }  # fmt: skip
+    return [text for text, holds in found.items() if holds]
+
+
+def check_retry(policy: RetryPolicy) -> None:
+    if not policy.min_ms <= policy.max_ms <= LEASE_MS_RANGE[1]:
+        raise invalid(f"retry.max_ms must be between min_ms and {LEASE_MS_RANGE[1]}", field="retry.max_ms")
+    if not 1 <= policy.factor <= 100:
+        raise invalid("retry.factor must be between 1 and 100", field="retry.factor")
+    if not 0 <= policy.jitter <= 1:
+        raise invalid("retry.jitter must be between 0 and 1", field="retry.jitter")
 
 
 def clamp(value: int, low: int, high: int) -> int:

@@ -75,6 +75,7 @@ class TopicPut(Struct):
     epoch: U64
     config: Annotated[TopicConfig, "the complete configuration after the request"]
     performance: Performance
+    warnings: Annotated[list[str] | UnsetType, "what the configuration does not do, although it may seem so"] = UNSET
 
 
 class QueueCounts(Struct, omit_defaults=True):

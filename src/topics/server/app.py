@@ -166,7 +166,7 @@ class TopicsApp:
         job_waiters = JobWaiters(runtime, throttle)
         wal = WalStats() if storage is None else storage.wal.stats
         sampled = columns(runtime, dispatcher, throttle, self, wal)
-        self.upkeep = Upkeep(runtime, budget, on_relief=job_waiters.wake)
+        self.upkeep = Upkeep(runtime, budget, writes=standby is None, on_relief=job_waiters.wake)
         self.services = Services(
             runtime=runtime, engine=engine, startup=self.startup, budget=budget, quotas=self.quotas, throttle=throttle,
             poll_cache=PollCache(), slices=slices, shared_answers=SharedAnswers(slices, budget), dispatcher=dispatcher,

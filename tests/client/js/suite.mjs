@@ -277,7 +277,8 @@ test("a body that acks or nacks itself is not corrected", async () => {
   await topics.append(queue, "a", { priority: 9 })
   for await (const job of topics.jobs(queue)) {
     assert.ok(await job.extend(5000))
-    if (job.deliveries === 1) { assert.ok(await job.nack()); continue }
+    if (job.deliveries === 1) { assert.ok(await job.nack(0, { reason: "once", error: new RangeError("far") })); continue }
+    assert.deepEqual([job.reasons[0].reason, job.reasons[0].error?.type], ["once", "RangeError"])
     assert.ok(await job.ack())
     assert.equal(await job.ack(), false)
     break
@@ -347,6 +348,21 @@ test("a job that takes too long goes back", async () => {
     await new Promise((resolve) => signal.addEventListener("abort", resolve))
   }, { timeoutMs: 100, signal: stop.signal, retryDelayMs: () => 0, onError: (_, error) => failed.push(error) })
   assert.ok(failed[0] instanceof client.TimedOut)
+})
+
+test("a handler learns that its job was cancelled", async () => {
+  const queue = name()
+  const made = await topics.putTopic(queue, { type: "queue", maxDeliveries: 2, retry: { minMs: 5 } })
+  assert.deepEqual([made.config.discard, made.config.leases_durable, made.config.retry.min_ms], ["reject", true, 5])
+  assert.equal(made.warnings?.length, 1)
+  const seq = await topics.append(queue, 1)
+  const stop = new AbortController()
+  const failed = []
+  await topics.work(queue, async (_, signal) => {
+    await topics.delete(queue, { seqs: [seq] })
+    await new Promise((resolve) => signal.addEventListener("abort", resolve))
+  }, { leaseMs: 300, signal: stop.signal, onError: (job, error) => { failed.push(error.code, job.isCancelled); stop.abort() } })
+  assert.deepEqual(failed, ["cancelled", true])
 })
 
 test("a scan reads a range with its gap", async () => {

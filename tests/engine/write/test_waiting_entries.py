@@ -113,9 +113,7 @@ def test_job_does_not_expire_on_its_way_to_the_dead_letters(look: str):
     queues, topic = server.engine.queues, server.engine.topics["t"]
     want = Want(node="w", max=1, lease_ms=60_000)
     waiting(lambda: queues.claim(topic, [want]))
-    server.now(queues.nack(topic, "w", [1], None, delay_ms=0))
-    _, moved = waiting(lambda: queues.claim(topic, [want]))
-    server.write_out(moved)
+    server.write_out(queues.nack(topic, "w", [1], None, delay_ms=0))
     server.clock.advance(ms=TTL_MS + 1)
     LOOKS[look](server)
     server.land()
@@ -204,9 +202,8 @@ def test_job_that_expires_before_its_ack_is_skipped_and_reported_once():
 def test_job_that_expires_behind_a_delete_does_not_become_a_dead_letter():
     server = Waiting.with_topic(type="queue", ttl_ms=TTL_MS, max_deliveries=1, dead_letter="dead")
     queues, topic = server.engine.queues, server.engine.topics["t"]
-    want = Want(node="w", max=1, lease_ms=60_000)
+    want = Want(node="w", max=1, lease_ms=100)
     waiting(lambda: queues.claim(topic, [want]))
-    server.now(queues.nack(topic, "w", [1], None, delay_ms=0))
     server.write_out(server.engine.delete_seqs("t", [4]))
     server.clock.advance(ms=TTL_MS + 1)
     _, moved = waiting(lambda: queues.claim(topic, [want]))

@@ -27,6 +27,13 @@ def _boolean(text: str) -> bool:
     return text == "true"
 
 
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
 class Field(NamedTuple):
     """One field: its option, how its value is read and printed, and what it means."""
 
@@ -75,6 +82,11 @@ FIELDS = (
           "queues: after this many deliveries, move the job to the dead letters", show=count),
     Field("dead_letter", "--dead-letter", "TOPIC", str, "queues: topic for the dead letters"),
     Field("leases_durable", "--leases-durable", "BOOL", _boolean, "queues: leases survive a restart [false]"),
+    Field("retry", "--retry", "JSON", _json_or_text,
+          "queues: delay of failed jobs: null, or '{\"min_ms\": 1000, \"max_ms\": 300000, \"factor\": 2}'",
+          show=json.dumps),
+    Field("max_in_flight", "--max-in-flight", "N", parse_count, "queues: most jobs held at a time", show=count),
+    Field("paused", "--paused", "BOOL", _boolean, "queues: give out no jobs [false]"),
 )  # fmt: skip
 BY_NAME = {field.name: field for field in FIELDS}
 
@@ -100,7 +112,4 @@ def _assignment(text: str) -> tuple[str, Any]:
     name, sign, value = text.partition("=")
     if not sign:
         raise argparse.ArgumentTypeError(f"{text!r} is not FIELD=JSON")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
+    return name, _json_or_text(value)

@@ -107,7 +107,7 @@ def _add_rates(call: Call, found: Topics, window_ms: int) -> None:
 
 
 def _put(args: Args) -> Request:
-    return put(topic_path(args.topic), config_options.chosen(args))
+    return put(topic_path(args.topic), {"defaults": "safe", **config_options.chosen(args)})
 
 
 def _state(args: Args) -> Request:
@@ -139,7 +139,7 @@ def create(call: Call) -> None:
             call.screen.fields(answer, _config_rows(answer["config"]))
     else:
         call.screen.json(answer)
-    _warn_of_options(call, answer["config"])
+    _warn_of_options(call, answer)
 
 
 def _config_before(call: Call) -> dict[str, Any] | None:
@@ -153,26 +153,17 @@ def _config_before(call: Call) -> dict[str, Any] | None:
         raise
 
 
-def _warn_of_options(call: Call, config: Mapping[str, Any]) -> None:
-    """Warn of options that were given and have no effect with this configuration."""
+def _warn_of_options(call: Call, answer: Mapping[str, Any]) -> None:
+    """Warn of options that were given and have no effect, and of what the server warns of."""
+    config = answer["config"]
+    for warning in answer.get("warnings", ()):
+        call.screen.warn(warning)
     topic, patch = call.args.topic, config_options.chosen(call.args)
     given = [field.flag for field in config_options.FIELDS if field.name in patch and field.is_for_queues]
     if config["type"] != "queue":
         if given:
             flags = f"{', '.join(given)} {'has' if len(given) == 1 else 'have'} no effect"
             call.screen.warn(f"{topic} is a log, so {flags}; `topics create NAME --type queue` creates a queue")
-        return
-    most, dead_letter = config["max_deliveries"], config["dead_letter"]
-    if "max_deliveries" in patch and most and dead_letter is None:
-        call.screen.warn(
-            f"without a dead-letter topic, failed jobs come back without end: `topics config {topic} --dead-letter "
-            f"{topic}.dead` moves them there after {counted(most, 'attempt')}"
-        )
-    if "dead_letter" in patch and dead_letter is not None and not most:
-        call.screen.warn(
-            f"without a limit of deliveries, no job is moved to {dead_letter}: `topics config {topic} "
-            "--max-deliveries 3` sets one"
-        )
 
 
 @Command(
@@ -188,7 +179,7 @@ def config(call: Call) -> None:
         call.server.json(_state(call.args))  # a PUT would create a topic with this name
     answer = call.ask()
     call.screen.fields(answer["config"], _config_rows(answer["config"]))
-    _warn_of_options(call, answer["config"])
+    _warn_of_options(call, answer)
 
 
 def _config_rows(config: Mapping[str, Any]) -> Iterator[tuple[str, Cell]]:

@@ -25,12 +25,13 @@ from topics.errors import Code, TopicsError
 from topics.plurals import counted
 
 PAGE_ROWS = 1000
-SHOWN_CONFIG = ("lease_ms", "max_deliveries", "dead_letter")
+SHOWN_CONFIG = ("lease_ms", "max_deliveries", "dead_letter", "paused")
 ORIGIN, DELIVERIES, SOURCE_SEQ = "$dead_letter_from", "$dead_letter_deliveries", "$dead_letter_src_seq"
+REASON = "$dead_letter_reason"
 
 
 QUEUE_COLUMNS: Columns = {
-    "queue": lambda row: Styled(row["topic"], "bold"),
+    "queue": lambda row: Styled(row["topic"] + " (paused)" * row["paused"], "bold"),
     "ready>": lambda row: highlighted(row["ready"], "green"),
     "in flight>": lambda row: count(row["in_flight"]),
     "delayed>": lambda row: count(row["delayed"]),
@@ -47,6 +48,7 @@ JOB_COLUMNS: Columns = {
     "held by": lambda job: job.get("node") or "",
     "until": lambda job: _until(job.get("deadline") or job.get("deliver_at") or 0),
     "tag": lambda job: job.get("$tag") or "",
+    "last reason": lambda job: _first_line(job["reasons"][-1]["reason"] if job.get("reasons") else ""),
     "data": lambda job: job["data"],
 }
 LETTER_COLUMNS: Columns = {
@@ -55,6 +57,7 @@ LETTER_COLUMNS: Columns = {
     "was job>": lambda letter: str(letter.get("meta", {}).get(SOURCE_SEQ, "")),
     "deliveries>": lambda letter: str(letter.get("meta", {}).get(DELIVERIES, "")),
     "tag": lambda letter: letter.get("$tag") or "",
+    "reason": lambda letter: _first_line(letter.get("meta", {}).get(REASON, "")),
     "data": lambda letter: letter["data"],
 }
 
@@ -62,6 +65,10 @@ LETTER_COLUMNS: Columns = {
 def _decoded(raw: bytes) -> dict[str, Any]:
     """Decode a job or record, except its data, which stays as it was written."""
     return {**json.loads(raw), "data": members(raw).get("data", b"null").decode()}
+
+
+def _first_line(text: object) -> str:
+    return str(text).partition("\n")[0]
 
 
 def _until(ms: int) -> str:
@@ -140,7 +147,7 @@ def _about_held(name: str, help: str, member: str, verb: str, *options: Row, exa
 
     def request(args: Args) -> Request:
         seqs = [seq for part in args.seqs for seq in part]
-        more = {field: getattr(args, dest) for field, dest in fields.items()}
+        more = given(**{field: getattr(args, dest) for field, dest in fields.items()})
         return post(topic_path(args.queue, name), {"node": args.node, "seqs": seqs, **more})
 
     def run(call: Call) -> None:
@@ -159,8 +166,9 @@ ack = _about_held(
 )  # fmt: skip
 nack = _about_held(
     "nack", "return jobs to the queue", "nacked", "returned",
-    option("--delay DURATION", "not before this time has passed [at once]", default=0),
-    delay_ms="delay", examples="  topics queue nack mail 7 --delay 1m\n",
+    option("--delay DURATION", "not before this time has passed [the retry policy of the queue, or at once]"),
+    option("--reason TEXT", "why the jobs failed"),
+    delay_ms="delay", reason="reason", examples="  topics queue nack mail 7 --delay 1m --reason 'server is busy'\n",
 )  # fmt: skip
 extend = _about_held(
     "extend", "hold jobs longer", "extended", "extended",

@@ -28,8 +28,7 @@ from topics.plurals import counted
 
 WAIT_MS = 1000  # of a claim; also how long a stop waits for one
 PAUSE_S = 0.5
-FIRST_DELAY_MS = 1000
-LONGEST_DELAY_MS = 60_000
+LAST_BYTES = 2048  # of standard error, for the reason of a nack
 
 
 class Job(Struct, rename={"seq": "$seq", "tag": "$tag"}):
@@ -65,8 +64,8 @@ def queue_state(call: Call) -> dict[str, Any]:
         option("--timeout DURATION", "end a program after this time"),
         option(
             "--until-empty",
-            "end when no job is ready; exit status 1 if a job failed. A failed job comes back after a delay (1s, "
-            "doubling with each delivery), and the command does not wait for delayed jobs",
+            "end when no job is ready; exit status 1 if a job failed. A failed job comes back as the retry policy of "
+            "the queue says, and the command does not wait for delayed jobs",
         ),
         option("--node NODE", "name of the worker [a new one for each run]"),
     ),
@@ -87,7 +86,8 @@ def work(call: Call) -> int:
     if call.args.lease < 1000:
         raise usage("--lease must be 1s or more", "the lease is renewed while the program runs")
     _check_program(call.args.command[0])
-    return Pool(call, queue_state(call)).run()
+    queue_state(call)
+    return Pool(call).run()
 
 
 def _check_program(program: str) -> None:
@@ -106,9 +106,8 @@ class Pool:
     The first signal lets running programs finish; the second ends them, and their jobs go back to the queue.
     """
 
-    def __init__(self, call: Call, state: dict[str, Any]) -> None:
+    def __init__(self, call: Call) -> None:
         self.call = call
-        self._config = state["config"]
         self.node = call.args.node or f"work-{os.urandom(4).hex()}"
         self.stopping = threading.Event()
         self.ending = threading.Event()
@@ -128,7 +127,7 @@ class Pool:
             raise self.problem
         queue, dead = self.call.args.queue, self.dead
         summary = {"topic": queue, "finished": self.done, "returned": self.returned, "dead": dead}
-        moved = f", moved {dead:,} to {self._config['dead_letter']}" if dead else ""
+        moved = f", moved {dead:,} to the dead letters" if dead else ""
         self.call.screen.result(summary, f"finished {counted(self.done, 'job')}, returned {self.returned:,}{moved}")
         return EXIT_FAILED if (self.returned or self.dead) and self.call.args.until_empty else EXIT_DONE
 
@@ -159,7 +158,7 @@ class Pool:
             return False
         job = msgspec.json.decode(claimed[0], type=Job)
         began = time.monotonic()
-        problem = self._execute(server, job)
+        problem, last = self._execute(server, job)
         held = {"node": self.node, "seqs": [job.seq], "lease_ids": [job.lease_id]}
         took = duration((time.monotonic() - began) * 1000)
         if problem is None:
@@ -170,47 +169,50 @@ class Pool:
                 self.done += 1
                 self.call.screen.note(f"job {job.seq}: finished in {took}")
         else:
-            self._return(server, job, held, f"{problem} after {took}")
+            self._return(server, job, held, f"{problem} after {took}", last)
         return True
 
-    def _return(self, server: Server, job: Job, held: dict[str, Any], problem: str) -> None:
-        """Return a failed job to the queue. After its last delivery, the next claim moves it to the dead letters."""
-        with suppress(TopicsError):  # without an answer, the last configuration counts
-            self._config = server.json(get(topic_path(self.call.args.queue, touch=False)))["config"]
-        most, dead_letter = self._config["max_deliveries"], self._config["dead_letter"]
-        is_dead = bool(most) and dead_letter is not None and job.deliveries >= most
-        delay_ms = min(FIRST_DELAY_MS * 2 ** min(job.deliveries - 1, 10), LONGEST_DELAY_MS)
-        if is_dead or self.ending.is_set():
-            delay_ms = 0
-        answer = server.json(post(topic_path(self.call.args.queue, "nack"), {**held, "delay_ms": delay_ms}))
-        fate = "returned"
+    def _return(self, server: Server, job: Job, held: dict[str, Any], problem: str, last: bytes) -> None:
+        """Return a failed job to the queue, with the end of what its program wrote to standard error."""
+        reason = problem + ("\n" + last.decode(errors="replace").strip() if last.strip() else "")
+        when = {"delay_ms": 0} if self.ending.is_set() else {"retry": True}
+        answer = server.json(post(topic_path(self.call.args.queue, "nack"), {**held, **when, "reason": reason}))
+        is_dead = answer.get("dead_lettered", 0) > 0
+        fate = "moved to the dead letters" if is_dead else "returned"
         if answer["skipped"]:  # the lease expired while the program ran, so the server returned the job by itself
-            fate, is_dead = "its lease had expired", False
-        elif is_dead:
-            fate = f"the next claim moves it to {dead_letter}" if self.stopping.is_set() else f"moved to {dead_letter}"
+            fate = "its lease had expired"
         with self._lock:
             if is_dead:
                 self.dead += 1
             else:
                 self.returned += 1
-            count = f"{job.deliveries} of {most}" if most and dead_letter is not None else f"{job.deliveries}"
-            self.call.screen.note(f"job {job.seq}: {problem}; {fate} (delivery {count})", "yellow")
+            self.call.screen.note(f"job {job.seq}: {problem}; {fate} (delivery {job.deliveries})", "yellow")
 
-    def _execute(self, server: Server, job: Job) -> str | None:
-        """Run the program with the data on standard input. Return None if it succeeded, else what went wrong."""
+    def _execute(self, server: Server, job: Job) -> tuple[str | None, bytes]:
+        """Run the program with the data on standard input.
+
+        Return None if it succeeded, else what went wrong, and the end of what it wrote to standard error.
+        """
         env = {
             **os.environ, "TOPICS_QUEUE": self.call.args.queue, "TOPICS_SEQ": str(job.seq),
             "TOPICS_DELIVERIES": str(job.deliveries), "TOPICS_TAG": job.tag or "",
         }  # fmt: skip
         try:
             # A group of its own: Ctrl-C reaches this process, which lets the program finish.
-            process = subprocess.Popen(self.call.args.command, stdin=subprocess.PIPE, env=env, process_group=0)
+            process = subprocess.Popen(
+                self.call.args.command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=env, process_group=0
+            )
         except OSError as error:
             self.problem = usage(f"{self.call.args.command[0]} cannot be run: {error.strerror}")
             self.stopping.set()
-            return f"not started: {error.strerror}"
+            return f"not started: {error.strerror}", b""
         threading.Thread(target=_feed, args=(process, bytes(job.data)), daemon=True).start()
-        return self._wait(server, job, process)
+        last = bytearray()
+        copying = threading.Thread(target=_copy_stderr, args=(process, last), daemon=True)
+        copying.start()
+        problem = self._wait(server, job, process)
+        copying.join(PAUSE_S)  # a program that it started may keep the pipe open
+        return problem, bytes(last)
 
     def _wait(self, server: Server, job: Job, process: subprocess.Popen[bytes]) -> str | None:
         """Wait for the program and extend the lease meanwhile."""
@@ -233,14 +235,19 @@ class Pool:
                 return "interrupted" if self.ending.is_set() else f"timed out after {duration((now - began) * 1000)}"
             if now - extended > lease_s / 3:
                 extended = now
-                self._extend(server, job)
+                if not self._extend(server, job):
+                    _end(process)
+                    return "cancelled"
 
-    def _extend(self, server: Server, job: Job) -> None:
-        body: dict[str, Any] = {"node": self.node, "seqs": [job.seq], "lease_ids": [job.lease_id]}
+    def _extend(self, server: Server, job: Job) -> bool:
+        """Extend the lease. Return False if the job was cancelled."""
+        held = {"node": self.node, "seqs": [job.seq], "lease_ids": [job.lease_id]}
+        body = {**held, "lease_ms": self.call.args.lease}
         try:
-            server.json(post(topic_path(self.call.args.queue, "extend"), {**body, "lease_ms": self.call.args.lease}))
+            return not server.json(post(topic_path(self.call.args.queue, "extend"), body)).get("cancelled")
         except TopicsError as error:
             self.call.screen.warn(f"job {job.seq}: the lease could not be extended: {error}")
+            return True
 
 
 def _feed(process: subprocess.Popen[bytes], data: bytes) -> None:
@@ -248,6 +255,16 @@ def _feed(process: subprocess.Popen[bytes], data: bytes) -> None:
     with suppress(OSError):  # the program does not read its input
         process.stdin.write(data + b"\n")
         process.stdin.close()
+
+
+def _copy_stderr(process: subprocess.Popen[bytes], last: bytearray) -> None:
+    """Copy what the program writes to standard error to that of this process, and keep its last bytes."""
+    assert process.stderr is not None
+    with suppress(OSError, ValueError):
+        while chunk := os.read(process.stderr.fileno(), 65536):
+            last += chunk
+            del last[:-LAST_BYTES]
+            os.write(2, chunk)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

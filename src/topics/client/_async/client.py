@@ -14,7 +14,7 @@ from topics.client._async.management import AsyncManagementCalls
 from topics.client._async.queues import AsyncJob, AsyncQueueCalls
 from topics.client._async.socket import AsyncSocket
 from topics.client._async.transport import AsyncTransport
-from topics.client._async.work import AsyncLeases, AsyncPushes, AsyncWorker, Handler, default_delay_ms
+from topics.client._async.work import AsyncLeases, AsyncPushes, AsyncWorker, Handler
 from topics.client._async.writer import AsyncWriter
 
 
@@ -122,8 +122,8 @@ class AsyncTopics(AsyncManagementCalls, AsyncFollowCalls, AsyncQueueCalls):
             await send(job.data)
 
         The lease is extended while the body of the loop runs. A job is acked when the loop asks for the next one. It is
-        given back, with a delay that grows with its deliveries, when the body raises or leaves the loop. A body can
-        also call `job.ack()` or `job.nack()` itself. The loop resumes after broken connections.
+        given back, as the retry policy of the queue says, when the body raises or leaves the loop. A body can also call
+        `job.ack()` or `job.nack()` itself. The loop resumes after broken connections.
         """
         return self._leases(topic, node, lease_ms, retry_delay_ms).jobs(handle_signals)
 
@@ -151,7 +151,7 @@ class AsyncTopics(AsyncManagementCalls, AsyncFollowCalls, AsyncQueueCalls):
         self, topic: str, node: str | None, lease_ms: int, retry_delay_ms: Callable[[int], int] | None
     ) -> AsyncLeases:
         worker = node or f"py-{uuid4().hex[:12]}"
-        self._held.append(AsyncLeases(self, topic, worker, lease_ms, retry_delay_ms or default_delay_ms))
+        self._held.append(AsyncLeases(self, topic, worker, lease_ms, retry_delay_ms))
         return self._held[-1]
 
     def worker(
@@ -175,8 +175,10 @@ class AsyncTopics(AsyncManagementCalls, AsyncFollowCalls, AsyncQueueCalls):
 
             await topics.run()
 
-        The lease is extended while the function runs. A job is acked when the function returns, and given back with a
-        growing delay when it raises or takes longer than `timeout_s`.
+        The lease is extended while the function runs. A job is acked when the function returns, and given back with
+        the reason when it raises or takes longer than `timeout_s`. The retry policy of the queue says when it comes
+        again: by default after a second, then twice as long with each delivery, up to five minutes. `retry_delay_ms`
+        returns another delay for a number of deliveries.
         `on_start(job)`, `on_done(job, seconds)` and `on_error(job, error)` are for logs and metrics.
         """
 

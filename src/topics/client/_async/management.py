@@ -44,9 +44,12 @@ class AsyncManagementCalls(AsyncCalls):
     async def put_topic(self, topic: str, **config: Unpack[Config]) -> TopicPut:
         """Create a topic, or change its configuration. Raises `TopicExistsIncompatible` if its type would change.
 
+        A new queue has safe defaults: `discard="reject"` and `leases_durable=True`. `defaults="contract"` is for those
+        of the API. The answer has `warnings` about what the configuration does not do.
+
         await topics.put_topic("orders", durability="fsync", cap_records=1_000_000)
         """
-        return await self._http.call("PUT", topic_path(topic), TopicPut, body=config)
+        return await self._http.call("PUT", topic_path(topic), TopicPut, body={"defaults": "safe", **config})
 
     async def topic(self, topic: str, *, touch: bool = False) -> TopicState:
         """Return the state of a topic: head, count, bytes, configuration. Raises `TopicNotFound`.

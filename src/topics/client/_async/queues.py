@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from topics.client._async.management import AsyncCalls
-from topics.client.call import given, topic_path
+from topics.client.call import failure_of, given, topic_path
 from topics.client.items import Match, Record
 from topics.model import queue
 
@@ -19,6 +19,7 @@ class ClaimedJob(Record):
     lease_id: str = ""
     deadline: int = 0
     deliveries: int = 1
+    reasons: list[queue.Reason] = field(default_factory=list)
 
 
 class AsyncJob:
@@ -26,6 +27,7 @@ class AsyncJob:
 
     job.data            what was written
     job.deliveries      how often it was delivered, this time included
+    job.reasons         why earlier deliveries failed, the last one last
     await job.ack()     complete it; `worker` and `jobs` do so when the function or the body of the loop ends
     """
 
@@ -37,8 +39,9 @@ class AsyncJob:
         self.sender = job.node  # the node that wrote the job
         self.seq, self.ts, self.tag = job.seq, job.ts, job.tag
         self.lease_id, self.deadline = job.lease_id, job.deadline
-        self.deliveries = job.deliveries  # including this one
+        self.deliveries, self.reasons = job.deliveries, job.reasons  # this delivery counts
         self.is_open = True  # until `ack` or `nack` was answered
+        self.is_cancelled = False  # whether it was deleted: a worker notices when it extends the lease
 
     @property
     def data(self) -> Any:
@@ -70,14 +73,25 @@ class AsyncJob:
         self.is_open = False
         return answer.acked == 1
 
-    async def nack(self, delay_ms: int = 0, *, retries: int | None = None) -> bool:
+    async def nack(
+        self,
+        delay_ms: int | None = None,
+        *,
+        retry: bool = False,
+        reason: str | None = None,
+        error: BaseException | None = None,
+        retries: int | None = None,
+    ) -> bool:
         """Give the job back, to be delivered again after `delay_ms`. Return False if the lease had ended.
 
-        await job.nack(delay_ms=60_000)
+        `AsyncTopics.nack` describes the arguments.
+
+        await job.nack(delay_ms=60_000, reason="the mail server is busy")
         """
         answer = await self._client.nack(
-            self.topic, [self.seq], node=self.node, delay_ms=delay_ms, lease_ids=[self.lease_id], retries=retries
-        )
+            self.topic, [self.seq], node=self.node, delay_ms=delay_ms, retry=retry, reason=reason,
+            error=error, lease_ids=[self.lease_id], retries=retries,
+        )  # fmt: skip
         self.is_open = False
         return answer.nacked == 1
 
@@ -185,15 +199,25 @@ class AsyncQueueCalls(AsyncCalls):
         seqs: Sequence[int],
         *,
         node: str,
-        delay_ms: int = 0,
+        delay_ms: int | None = None,
+        retry: bool = False,
+        reason: str | None = None,
+        error: BaseException | None = None,
         lease_ids: Sequence[str] | None = None,
         retries: int | None = None,
     ) -> queue.NackAnswer:
         """Give jobs back, to be delivered again after `delay_ms`.
 
-        await topics.nack("emails", [7], node="worker-1", delay_ms=60_000)
+        Without `delay_ms`, the retry policy of the queue decides. If it has none, the jobs are ready at once, or with
+        `retry` after a delay that grows with their deliveries. `error` is the exception that made the jobs fail.
+
+        await topics.nack("emails", [7], node="worker-1", delay_ms=60_000, reason="the mail server is busy")
         """
-        body = {"node": node, "seqs": seqs, "delay_ms": delay_ms, **given(lease_ids=lease_ids)}
+        why = {} if error is None else failure_of(error)
+        body = {
+            "node": node, "seqs": seqs, **why,
+            **given(delay_ms=delay_ms, retry=retry or None, reason=reason, lease_ids=lease_ids),
+        }  # fmt: skip
         return await self._http.call("POST", topic_path(topic, "nack"), queue.NackAnswer, body=body, retries=retries)
 
     async def extend(

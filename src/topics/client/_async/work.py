@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from topics.client import tracing
 from topics.client._async import tools
@@ -25,17 +26,11 @@ from topics.client.streams import EventParser, raise_if_final
 
 Handler = Callable[[AsyncJob], Any]
 
-FIRST_DELAY_MS, LONGEST_DELAY_MS = 1_000, 300_000
 CLAIM_WAIT_MS = 2_000  # a claim waits no longer than this, so that a worker that was stopped ends soon
 SILENCE_S = 35.0  # more than two heartbeats of a stream
 
 log = logging.getLogger("topics.client.worker")
 _decode_job = msgspec.json.Decoder(ClaimedJob)
-
-
-def default_delay_ms(deliveries: int) -> int:
-    """Return how long a job that failed waits: one second, then twice as long each time, up to five minutes."""
-    return min(FIRST_DELAY_MS << min(deliveries - 1, 20), LONGEST_DELAY_MS)
 
 
 @dataclass(eq=False)
@@ -49,7 +44,7 @@ class AsyncLeases:
     topic: str
     node: str
     lease_ms: int
-    delay_ms: Callable[[int], int]
+    delay_ms: Callable[[int], int] | None
     pushes: AsyncPushes | None = None
     stopping: tools.Event = field(default_factory=tools.Event)
     _held: dict[str, AsyncJob] = field(default_factory=dict)  # by lease
@@ -108,7 +103,9 @@ class AsyncLeases:
             for job in held:
                 if job.seq in answer.skipped and job.is_open:
                     self.remove(job)
-                    log.warning("job %d of %s: its lease has ended, another worker may get it", job.seq, job.topic)
+                    job.is_cancelled = answer.cancelled is not UNSET and job.seq in answer.cancelled
+                    ended = "it was cancelled" if job.is_cancelled else "its lease has ended, another worker may get it"
+                    log.warning("job %d of %s: %s", job.seq, job.topic, ended)
 
     async def complete(self, job: AsyncJob) -> None:
         """Ack a job. A failure is logged: the job comes again when its lease ends."""
@@ -118,10 +115,12 @@ class AsyncLeases:
         except TopicsError as error:
             log.warning("job %d of %s is done, but its ack failed: %s", job.seq, job.topic, error)
 
-    async def give_back(self, job: AsyncJob) -> None:
-        """Nack a job with a delay that grows with its deliveries. A failure is logged."""
+    async def give_back(self, job: AsyncJob, error: BaseException | None = None) -> None:
+        """Nack a job that `error` made fail, or whose loop was left. A failure is logged."""
+        delay_ms = None if self.delay_ms is None else self.delay_ms(job.deliveries)
+        reason = None if error is not None else "the loop over the jobs was left"
         try:
-            await job.nack(self.delay_ms(job.deliveries), retries=BRIEFLY)
+            await job.nack(delay_ms, retry=True, reason=reason, error=error, retries=BRIEFLY)
         except TopicsError as failure:
             log.warning("job %d of %s goes back when its lease ends: %s", job.seq, job.topic, failure)
 
@@ -228,7 +227,7 @@ class AsyncWorker:
                 log.error("job %d of %s failed (delivery %d)", job.seq, job.topic, job.deliveries, exc_info=error)
             self._notify(self.on_error, job, error)
             if job.is_open:
-                await self.leases.give_back(job)
+                await self.leases.give_back(job, error)
         else:
             if job.is_open:
                 await self.leases.complete(job)

@@ -8,6 +8,7 @@ and no job is lost.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, ClassVar
 
 import msgspec
@@ -29,6 +30,7 @@ from topics.engine.write.uploads import GATES
 from topics.errors import TopicsError, invalid, topic_not_found
 from topics.model import record_bytes, surrogates
 from topics.model.nesting import decode_again
+from topics.model.queue import Reason
 from topics.model.record_bytes import META, encode_json, node_part
 from topics.model.records import MAX_BATCH_BYTES, MAX_EXAMINED, Projection, TagMatch
 from topics.model.topic import ConfigPatch, configure
@@ -38,6 +40,7 @@ from topics.storage.segments.cold import Cold
 logger = logs.Log("queue")
 
 RETRY_MS = 1000
+MOVES_MAX = 256  # jobs that one move may have
 
 
 # --- dead letters as records: how they are stamped with their origin, and found by it
@@ -45,7 +48,8 @@ RETRY_MS = 1000
 
 MAX_FIND_EXAMINED = 5 * MAX_EXAMINED  # seqs of the dead-letter topic that one redrive examines
 STAMP_FROM, STAMP_DELIVERIES, STAMP_SEQ = "$dead_letter_from", "$dead_letter_deliveries", "$dead_letter_src_seq"
-_STAMPS = (STAMP_FROM, STAMP_DELIVERIES, STAMP_SEQ)
+STAMP_REASON, STAMP_HISTORY = "$dead_letter_reason", "$dead_letter_history"
+_STAMPS = (STAMP_FROM, STAMP_DELIVERIES, STAMP_SEQ, STAMP_REASON, STAMP_HISTORY)
 
 
 class Letter(Struct, rename={"seq": "$seq", "node": "$node", "tag": "$tag", "priority": "$priority"}):
@@ -70,12 +74,15 @@ class FoundLetters(Struct):
 _decode_rows = msgspec.json.Decoder(list[Letter]).decode
 
 
-def stamp(meta: Raw | UnsetType, source: str, job: Job) -> Raw:
-    """Return the meta of a dead letter: the meta of the job, and where the job came from."""
+def stamp(meta: Raw | UnsetType, source: str, job: Job, reasons: tuple[Reason, ...]) -> Raw:
+    """Return the meta of a dead letter: the meta of the job, where the job came from, and why it failed."""
     stamps = b'"%b":%b,"%b":%d,"%b":%d' % (
         STAMP_FROM.encode(), encode_json(source), STAMP_DELIVERIES.encode(), job.deliveries,
         STAMP_SEQ.encode(), job.seq,
     )  # fmt: skip
+    if reasons:
+        last, history = encode_json(reasons[-1].reason), encode_json(reasons)
+        stamps += b',"%b":%b,"%b":%b' % (STAMP_REASON.encode(), last, STAMP_HISTORY.encode(), history)
     meta = unstamp(meta)
     text = b"{}" if isinstance(meta, UnsetType) else bytes(meta).rstrip()
     return Raw(b"%b%b%b}" % (text[:-1], b"," if text[1:-1].strip() else b"", stamps))
@@ -310,60 +317,64 @@ class DeadLetters:
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
 
-    def prepare(self, topic: Topic) -> None:
-        """Wait for pending changes of the dead-letter topic, before a pass picks jobs."""
-        name = topic.config.dead_letter
-        if name is not None and topic.config.max_deliveries:
-            dest = self._staging.topics.get(name)
-            if name in self._staging.commits.creating or (dest is not None and dest.changing):
-                self._staging.resolve(name)
+    def move(self, topic: Topic, now_ms: int) -> Ticket | None:
+        """Move exhausted jobs of the queue, up to `MOVES_MAX`. Return the ticket of the last move, if there is one.
 
-    def bury(
-        self, topic: Topic, jobs: list[Job], rendered: dict[int, pick.StoredRecord], leaving: Removal, now_ms: int
-    ) -> Ticket | None:
-        """Move jobs that the caller has taken out of the queue. Jobs that cannot be moved rest in it for a while.
-
-        Return the ticket of the last move, if there is one.
+        Jobs that cannot be moved stay exhausted; the next attempt is after `RETRY_MS`. Raises `Cold` like a read.
         """
-        letters = []
-        for job in jobs:
-            [letter] = decode_letters(record_bytes.as_object(*rendered[job.seq]))
-            letter.meta = stamp(letter.meta, topic.name, job)
+        queue, name = leases_of(topic), topic.config.dead_letter
+        if name is None or now_ms < queue.move_after_ms:
+            return None
+        dest = self._staging.topics.get(name)
+        if name in self._staging.commits.creating or (dest is not None and dest.changing):
+            self._staging.resolve(name)
+        if topic.config.ttl_ms:
+            retention.expire_loaded(topic, now_ms)
+        expiring_before = retention.expiring_before(topic, now_ms)
+        seqs = [
+            seq
+            for seq in sorted(islice(queue.exhausted, MOVES_MAX))
+            if seq >= expiring_before and (not topic.staged_deletes or taking(topic, seq) is None)
+        ]
+        if not seqs:
+            return None
+        letters, leaving = retention.read_past(topic, lambda: self._read(topic, seqs))
+        queue.dead_letter_error = None
+        return self._move(topic, letters, leaving, now_ms)  # no letters if their records turned out to be damaged
+
+    def _read(self, topic: Topic, seqs: list[int]) -> tuple[list[Letter], Removal]:
+        """Return the dead letters of as many of the jobs as one move may have, and what a delete of them finds."""
+        queue, letters = leases_of(topic), []
+        for seq, row in pick.fitting(topic, [seq for seq in seqs if seq in queue.exhausted]):
+            [letter] = decode_letters(record_bytes.as_object(*row))
+            job = queue.exhausted[seq]
+            letter.meta = stamp(letter.meta, topic.name, job, queue.reasons_of(job))
             letter.priority = job.priority or 0
             letters.append(letter)
-        leases_of(topic).leaving.update((job.seq, job) for job in jobs)
-        return self._bury(topic, jobs, letters, leaving, now_ms)
+        return letters, removal.by_seq(topic, [letter.seq for letter in letters])
 
-    def _bury(
-        self, topic: Topic, jobs: list[Job], letters: list[Letter], leaving: Removal, now_ms: int
-    ) -> Ticket | None:
+    def _move(self, topic: Topic, letters: list[Letter], leaving: Removal, now_ms: int) -> Ticket | None:
         """Move all jobs together; if that is refused, one half after the other."""
-        queue = leases_of(topic)
+        queue, name, seqs = leases_of(topic), topic.config.dead_letter, [letter.seq for letter in letters]
+        if name is None or not letters or name in self._staging.commits.creating:
+            return None  # the move of the other half creates the topic: a later call moves this one
+        queue.leaving.update((seq, queue.exhausted.pop(seq)) for seq in seqs)
 
-        def rest() -> None:
-            queue.release(jobs, due_ms=now_ms + RETRY_MS, now_ms=now_ms)
+        def put_back() -> None:
+            queue.move_after_ms = now_ms + RETRY_MS
+            queue.exhausted.update((seq, job) for seq in seqs if (job := queue.leaving.pop(seq, None)) is not None)
 
-        name = topic.config.dead_letter
-        assert name is not None
-        if name in self._staging.commits.creating:  # by the move of the other half: a later pass moves this one
-            rest()
-            return None
         try:
-            move = Moved(topic.topic_id, [job.seq for job in jobs], now_ms, True)
-            ticket = stage_move(self._staging, topic, name, move, letters, leaving, undo=rest)
+            move = Moved(topic.topic_id, seqs, now_ms, True)
+            return stage_move(self._staging, topic, name, move, letters, leaving, undo=put_back)
         except TopicsError as error:
-            if len(jobs) > 1:
-                half = len(jobs) // 2
-                first = self._bury(topic, jobs[:half], letters[:half], leaving, now_ms)
-                return self._bury(topic, jobs[half:], letters[half:], leaving, now_ms) or first
-            queue.dead_letter_error = error.code.wire
-            logger.warning(
-                "dead_letter_blocked", topic=topic.name, dead_letter=name, seq=jobs[0].seq, reason=error.code.wire
-            )
-            rest()
+            put_back()
+            if (half := len(letters) // 2) > 0:
+                first = self._move(topic, letters[:half], leaving, now_ms)
+                return self._move(topic, letters[half:], leaving, now_ms) or first
+            queue.dead_letter_error = code = error.code.wire
+            logger.warning("dead_letter_blocked", topic=topic.name, dead_letter=name, seq=seqs[0], reason=code)
             return None
-        queue.dead_letter_error = None
-        return ticket
 
     def redrive(
         self,

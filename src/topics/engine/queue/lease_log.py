@@ -13,6 +13,7 @@ from topics.engine.state.jobs.job import Job
 from topics.engine.state.jobs.leases import Leases, SavedLeases, save
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
+from topics.model.queue import Why
 from topics.storage.log import entry as entries
 from topics.storage.segments.cold import waiting
 from topics.storage.segments.segment import Damaged
@@ -41,7 +42,8 @@ class Released(Struct, array_like=True):
     seqs: list[int]
     due_ms: int
     at_ms: int
-    undelivered: bool = False  # not in frames of earlier versions
+    undelivered: bool = False  # not in frames of earlier versions, and neither are these
+    why: Why | None = None
 
 
 @entries.known
@@ -74,6 +76,13 @@ def replay_leased(state: State, topic: Topic, entry: Leased) -> None:
     queue = topic.queue
     if queue is None:
         return
+    known = {
+        seq: queue.reasons_of(
+            job, expired=job.deliveries == deliveries and (seq in queue.leases or job.term.ended)
+        )  # a lease that was not given back has expired, unless its worker never got the job
+        for seq, deliveries in zip(entry.seqs, entry.deliveries, strict=True)
+        if (job := queue.find(seq)) is not None
+    }
     queue.left(entry.seqs)  # wherever they were: now they are held
     jobs = [
         Job(seq, priority, deliveries)
@@ -81,13 +90,16 @@ def replay_leased(state: State, topic: Topic, entry: Leased) -> None:
     ]
     queue.check_upto = max(queue.check_upto, *entry.seqs)
     queue.grant(jobs, entry.node, entry.first_lease, entry.deadline_ms)
+    for seq, reasons in known.items():
+        if reasons:
+            queue.keep_reasons(seq, reasons)
     queue.left([seq for seq in entry.seqs if not _is_there(topic, seq)])
 
 
 def replay_released(state: State, topic: Topic, entry: Released) -> None:
     if (queue := topic.queue) is not None:
         jobs = _leased_of(queue, entry)
-        queue.release(jobs, due_ms=entry.due_ms, now_ms=entry.at_ms, undelivered=entry.undelivered)
+        queue.release(jobs, due_ms=entry.due_ms, now_ms=entry.at_ms, undelivered=entry.undelivered, why=entry.why)
 
 
 def replay_extended(state: State, topic: Topic, entry: Extended) -> None:

@@ -14,20 +14,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from itertools import repeat
+from heapq import nsmallest
+from itertools import chain, islice, repeat
 from operator import attrgetter
 from typing import NamedTuple
 
 from topics.engine.state.jobs.job import PRIORITIES, Job, Terms, terms_of
+from topics.engine.state.jobs.leases import Leases
 from topics.engine.state.staged_deletes import taking
 from topics.engine.state.topic import Topic, leases_of
 from topics.model import record_bytes
+from topics.model.queue import JobState
+from topics.model.record_bytes import encode_json, with_fields
+from topics.model.records import MAX_BATCH_BYTES
 from topics.storage.segments.cold import Cold, Needs
 from topics.storage.segments.columns import Columns
 from topics.storage.segments.segment import Segment
 
 TURNS = 8
-MOVES_MAX = 256  # jobs that one pass may move to the dead-letter topic
 EXAMINE_MAX = 20_000  # seqs that the cursor passes in one step; more would delay other requests
 AHEAD = 256  # seqs of one priority whose segments are fetched together
 LOAD_AHEAD = 8  # segments that are fetched together if the next one is not in memory
@@ -36,17 +40,14 @@ _seqs_of = attrgetter("seqs")
 
 
 class Pass:
-    """One search for up to `want` jobs, and for up to `moves` others that were delivered too often."""
+    """One search for up to `want` jobs."""
 
-    def __init__(
-        self, topic: Topic, want: int, *, bury_after: int, moves: int = MOVES_MAX, expiring_before: int = 0
-    ) -> None:
+    def __init__(self, topic: Topic, want: int, *, expiring_before: int = 0) -> None:
         """Pass over returned jobs below `expiring_before`: they are about to expire."""
         self.topic = topic
         self._expiring_before = expiring_before
         self.queue = queue = leases_of(topic)
         self.jobs: list[Job] = []
-        self.dead: list[Job] = []  # delivered `bury_after` times already, if that is not 0
         self._reclaimed: list[Job] = []
         self._taken: set[int] = set()
         self._next_plain: int | None = None  # found in the log, not picked yet
@@ -57,7 +58,7 @@ class Pass:
         self._turns_before = queue.turn, list(queue.served)
         try:
             if queue.reclaim:
-                self._take_reclaimed(want, bury_after, moves)
+                self._take_reclaimed(want)
             if any(map(_seqs_of, queue.by_priority)):  # `trim` empties them
                 self._ats = [waiting.at for waiting in queue.by_priority]
                 self._take_by_priority(want)
@@ -85,19 +86,16 @@ class Pass:
         """Return whether a place has the job, or had it until this pass took it."""
         return seq in self._taken or self.queue.touched(seq)
 
-    def _take_reclaimed(self, want: int, bury_after: int, moves: int) -> None:
+    def _take_reclaimed(self, want: int) -> None:
         reclaim, topic = self.queue.reclaim, self.topic
         for job in reclaim.values():
-            if len(self.jobs) >= want or len(self.dead) >= moves:
+            if len(self.jobs) >= want:
                 break
             if job.seq < self._expiring_before or (topic.staged_deletes and taking(topic, job.seq) is not None):
                 continue
             self._reclaimed.append(job)
             self._taken.add(job.seq)
-            if bury_after and job.deliveries >= bury_after:
-                self.dead.append(job)
-            else:
-                self.jobs.append(job)
+            self.jobs.append(job)
         for job in self._reclaimed:
             del reclaim[job.seq]
 
@@ -333,3 +331,65 @@ def within_bytes(topic: Topic, seqs: list[int], max_bytes: int) -> int:
             return max(n, 1)
     needs.check()
     return len(seqs)
+
+
+def fitting(topic: Topic, seqs: list[int]) -> list[tuple[int, StoredRecord]]:
+    """Return the first of these records, as many as one answer holds and one load fetches. Raises `Cold`."""
+    # Bound: every round but the last halves the number of seqs.
+    while True:
+        try:
+            seqs = seqs[: within_bytes(topic, seqs, MAX_BATCH_BYTES)]
+            return list(zip(seqs, rows(topic, seqs), strict=True))
+        except Cold as cold:
+            if not cold.more or len(seqs) == 1:
+                raise
+            seqs = seqs[: len(seqs) // 2]
+
+
+# --- the list of jobs
+
+
+def page(topic: Topic, queue: Leases, state: JobState | None, after: int, limit: int) -> tuple[list[bytes], int | None]:
+    """Return rendered jobs behind `after`, and the cursor of the next page, if any. Raises `Cold` like a read."""
+    seqs = _seqs(topic, queue, state, after, limit + 1)
+    found = fitting(topic, seqs[:limit])
+    rows = [_row(topic, queue, seq, stored) for seq, stored in found]
+    return rows, found[-1][0] if len(found) < len(seqs) else None
+
+
+def _seqs(topic: Topic, queue: Leases, state: JobState | None, after: int, limit: int) -> list[int]:
+    if state in ("in_flight", "delayed"):
+        held = (seq for seq, job in queue.leases.items() if not job.term.ended)
+        places = (held, queue.leaving) if state == "in_flight" else (queue.resting, queue.later, queue.exhausted)
+        return nsmallest(limit, (seq for seq in chain(*places) if seq > after))
+    found = (
+        segment.first + at
+        for segment, low, high in topic.spans(max(after + 1, topic.earliest), topic.head + 1)
+        if segment.live
+        for at in segment.live_positions(low, high).tolist()
+        if state is None or state_of(queue, segment.first + at) == state
+    )
+    return list(islice(found, limit))
+
+
+def state_of(queue: Leases, seq: int) -> JobState:
+    if queue.is_out(seq):
+        return "in_flight"
+    return "delayed" if seq in queue.resting or seq in queue.later or seq in queue.exhausted else "ready"
+
+
+def _row(topic: Topic, queue: Leases, seq: int, stored: StoredRecord) -> bytes:
+    terms, state = terms_at(topic, seq), state_of(queue, seq)
+    job = queue.find(seq) or Job(seq)
+    shown = b'"state":"%b","deliveries":%d,"priority":%d,' % (state.encode(), job.deliveries, terms.priority)
+    if state == "delayed" and seq not in queue.exhausted:
+        shown += b'"deliver_at":%d,' % (job.due_ms or terms.due_ms)
+    elif state == "in_flight":
+        lease = encode_json(job.node), job.lease_id.encode(), job.deadline_ms
+        shown += b'"node":%b,"lease_id":"%b","deadline":%d,' % lease
+    return with_fields(stored.row, seq, shown + reasons_field(queue, job) + stored.tag)
+
+
+def reasons_field(queue: Leases, job: Job) -> bytes:
+    reasons = queue.reasons_of(job)
+    return b'"reasons":%b,' % encode_json(reasons) if reasons else b""

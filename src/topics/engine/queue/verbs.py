@@ -8,8 +8,9 @@ removes: an ack has it in `leaving`, a delete or a move in `staged_deletes`. Lea
 
 from __future__ import annotations
 
-from heapq import nsmallest
-from itertools import chain, islice
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
 
 from msgspec import Struct
 
@@ -23,16 +24,18 @@ from topics.engine.state.staged_deletes import taking
 from topics.engine.state.topic import Topic, leases_of
 from topics.engine.write import apply, removal
 from topics.engine.write.commit import Ticket
-from topics.engine.write.removal import Removal
 from topics.engine.write.staging import Staging
-from topics.model.queue import JobState, not_a_queue
-from topics.model.record_bytes import encode_json, with_fields
+from topics.errors import TopicsError
+from topics.model.queue import JobState, Why, not_a_queue
+from topics.model.record_bytes import with_fields
 from topics.model.records import MAX_BATCH_BYTES
+from topics.model.topic import RetryPolicy
 from topics.storage.log import entry as entries
 from topics.storage.segments.cold import Cold, waiting
 from topics.storage.segments.segment import Damaged
 
 PASS_MAX_JOBS = 10_000
+STREAM_CLOSED: Why = ("the work stream was closed", None)
 LEASE = b'"lease_id":"lease_%x","deadline":%d,"deliveries":%d,'
 
 
@@ -56,14 +59,22 @@ class Outcome(Struct):
     """The result of an ack, a nack or an extend: how many jobs, and which seqs the worker did not hold."""
 
     topic: Topic
+    node: str
     done: int
     skipped: list[int]
     ready: int
     in_flight: int
     deadlines: dict[str, int] = {}
+    dead_lettered: int = 0  # of the jobs that were nacked
+
+    @property
+    def cancelled(self) -> list[int]:
+        """The skipped jobs that were deleted while this worker held them."""
+        known = {} if self.topic.queue is None else self.topic.queue.cancelled
+        return [seq for seq in self.skipped if known.get(seq) == self.node]
 
 
-Taken = tuple[pick.Pass, dict[int, pick.StoredRecord], Removal]  # records by seq, and the removal of the dead jobs
+Taken = tuple[pick.Pass, dict[int, pick.StoredRecord]]  # and the records by seq
 
 
 class Queues:
@@ -74,6 +85,7 @@ class Queues:
         self.acked_total = 0  # jobs completed
         # Jobs that returned undelivered, and the lease that the log may still have of each.
         self._unlogged: list[tuple[Topic, Job, int]] = []
+        self._queues: Iterator[int] = iter(())  # ids of the queues that `move_exhausted` has not looked at
 
     def get(self, name: str) -> Topic:
         """Return the topic, once no change of it is pending. Raises `topic_not_found` and `not_a_queue`."""
@@ -90,17 +102,21 @@ class Queues:
         Jobs that were delivered too often are in the dead-letter topic once the ticket is resolved. Its error, if it
         has one, means that no job was leased.
         """
-        self.dead_letters.prepare(topic)
         topic.last_read_ts = now = self._staging.clock.now_ms()
         queue = expire(topic, now)
         config = topic.config
         most = min(sum(want.max for want in wants), PASS_MAX_JOBS)
-        queue.refill(most + pick.MOVES_MAX)
+        if config.max_in_flight:
+            most = max(min(most, config.max_in_flight - queue.in_flight), 0)
+        if config.paused:
+            most = 0
+        queue.refill(most)
+        moved = self.dead_letters.move(topic, now) if queue.exhausted else None
         expiring_before = retention.expiring_before(topic, now)
         try:
-            taken, rendered, leaving = _take(topic, most, expiring_before)
+            taken, rendered = _take(topic, most, expiring_before)
         except Damaged:
-            taken, rendered, leaving = retention.read_past(topic, lambda: _take(topic, most, expiring_before))
+            taken, rendered = retention.read_past(topic, lambda: _take(topic, most, expiring_before))
         self.claimed_total += len(taken.jobs)
         shares = divide(taken.jobs, [want.max for want in wants])
         claims, grants = [], []
@@ -118,23 +134,19 @@ class Queues:
             rows = []
             for job in jobs:
                 row, tag = rendered[job.seq]
-                rows.append(with_fields(row, job.seq, LEASE % (job.lease, deadline, job.deliveries) + tag))
+                shown = LEASE % (job.lease, deadline, job.deliveries)
+                if queue.has_reasons:
+                    shown += pick.reasons_field(queue, job)
+                rows.append(with_fields(row, job.seq, shown + tag))
             claims.append(Claimed(topic, rows, jobs, 0))
-        # After the grant: a snapshot may be taken of the queue when the move is staged, and needs a place for each job.
-        moved = self.dead_letters.bury(topic, taken.dead, rendered, leaving, now) if taken.dead else None
         ready = queue.ready
         for done in claims:
             done.ready = ready
         if not grants or not self._writes_leases(topic):
             if moved is None:
                 return claims, None
-            ended = Ticket()  # with `moved`, but without its error: jobs that could not move are not the claim's
-
-            def end(done: Ticket) -> None:
-                ended.wal_ns, ended.sync_ns = done.wal_ns, done.sync_ns
-                ended.resolve(None)
-
-            moved.on_done(end)
+            ended = Ticket()
+            moved.on_done(lambda last: _resolve(ended, last))
             return claims, ended
         granted = [job for done in claims for job in done.jobs]
 
@@ -153,7 +165,7 @@ class Queues:
         """Delete jobs that are done, as durably as the topic keeps anything. Ends with `Outcome`."""
         now, queue, jobs, skipped = self._held(topic, node, seqs, lease_ids)
         if not jobs:
-            return Ticket.of(_outcome(topic, 0, skipped))
+            return Ticket.of(_outcome(topic, node, 0, skipped))
         done = sorted([job.seq for job in jobs])
         found = removal.by_seq(topic, done)
         queue.take_out(jobs)
@@ -165,14 +177,33 @@ class Queues:
             evicted = [seq for seq in done if seq not in queue.leaving]  # or expired before the ack was staged
             apply.delete(topic, entry, found.chosen)
             self.acked_total += len(done) - len(evicted)
-            return _outcome(topic, len(done) - len(evicted), skipped + evicted)
+            return _outcome(topic, node, len(done) - len(evicted), skipped + evicted)
 
         return self._staging.stage(topic, [entry], take_effect, undo=lambda: queue.put_back(jobs), at_ms=now)
 
-    def nack(self, topic: Topic, node: str, seqs: list[int], lease_ids: list[str] | None, *, delay_ms: int) -> Ticket:
-        """Return jobs to the queue after `delay_ms`. Ends with `Outcome`."""
+    def nack(
+        self,
+        topic: Topic,
+        node: str,
+        seqs: list[int],
+        lease_ids: list[str] | None,
+        *,
+        delay_ms: int | None = None,
+        retry: RetryPolicy | None = None,
+        why: Why | None = None,
+    ) -> Ticket:
+        """Return jobs to the queue, with the reason why they failed. Ends with `Outcome`.
+
+        They are claimable after `delay_ms`, or else as the queue's policy says, or else after `retry`, or else at once.
+        A job that is exhausted moves to the dead letters before the ticket is resolved, if it can.
+        """
         now, _, jobs, skipped = self._held(topic, node, seqs, lease_ids)
-        return self._release(topic, jobs, skipped, due_ms=now + delay_ms, now_ms=now)
+        policy = topic.config.retry or retry if delay_ms is None else None
+        by_due: dict[int, list[Job]] = {}
+        for job in jobs:
+            after_ms = delay_ms or 0 if policy is None else policy.delay_ms(job.deliveries, job.lease)
+            by_due.setdefault(now + after_ms, []).append(job)
+        return self._release(topic, node, by_due, skipped, now, why)
 
     def extend(self, topic: Topic, node: str, seqs: list[int], lease_ids: list[str] | None, *, lease_ms: int) -> Ticket:
         """Let the leases run for `lease_ms` from now. Ends with `Outcome`.
@@ -183,7 +214,7 @@ class Queues:
         deadline = now + lease_ms
         before = [job.deadline_ms for job in jobs]
         queue.extend(jobs, deadline)
-        result = _outcome(topic, len(jobs), skipped)
+        result = _outcome(topic, node, len(jobs), skipped)
         result.deadlines = {str(job.seq): deadline for job in jobs}
         if not jobs or not self._writes_leases(topic):
             return Ticket.of(result)
@@ -202,7 +233,7 @@ class Queues:
         if queue is None:
             return Ticket.of(None)
         jobs = [job for seq in sorted(holder.held) if (job := queue.held(seq)) is not None]
-        return self._release(topic, jobs, [], due_ms=0, now_ms=self._staging.clock.now_ms())
+        return self._release(topic, "", {0: jobs}, [], self._staging.clock.now_ms(), STREAM_CLOSED)
 
     def undo_claim(self, topic: Topic, jobs: list[Job]) -> Ticket:
         """Return claimed jobs to the queue as if they had not been delivered: their client left before the answer.
@@ -250,19 +281,63 @@ class Queues:
             self._staging.commits.sync()
         return None if topic.gone else waiting(lambda: expire(topic, self._staging.clock.now_ms()))
 
-    def _release(self, topic: Topic, jobs: list[Job], skipped: list[int], *, due_ms: int, now_ms: int) -> Ticket:
-        queue = leases_of(topic)
+    def _release(
+        self, topic: Topic, node: str, by_due: dict[int, list[Job]], skipped: list[int], now_ms: int, why: Why | None
+    ) -> Ticket:
+        """Return jobs to the queue at the times in `by_due`, then move those that are exhausted."""
+        queue, most = leases_of(topic), leases_of(topic).max_deliveries()
+        jobs = [job for group in by_due.values() for job in group]
+        worn_out = [job for job in jobs if most and job.deliveries >= most]
 
         def take_effect(_: Ticket) -> Outcome:
-            queue.release(jobs, due_ms=due_ms, now_ms=now_ms)
+            for due_ms, group in by_due.items():
+                queue.release(group, due_ms=due_ms, now_ms=now_ms, why=why)
             queue.freed()
-            return _outcome(topic, len(jobs), skipped)
+            return _outcome(topic, node, len(jobs), skipped)
 
         if not jobs or not self._writes_leases(topic):
-            return Ticket.of(take_effect(Ticket()))
-        queue.take_out(jobs)
-        entry = Released(topic.topic_id, [job.seq for job in jobs], due_ms, now_ms)
-        return self._staging.stage(topic, [entry], take_effect, undo=lambda: queue.put_back(jobs))
+            ticket = Ticket.of(take_effect(Ticket()))
+        else:
+            queue.take_out(jobs)
+            releases = [
+                Released(topic.topic_id, [job.seq for job in group], due_ms, now_ms, why=why)
+                for due_ms, group in by_due.items()
+            ]
+            ticket = self._staging.stage(topic, releases, take_effect, undo=lambda: queue.put_back(jobs))
+        if not worn_out:
+            return ticket
+        ended = Ticket()
+
+        def move(released: Ticket) -> None:
+            moved: Ticket | None = None
+            if released.error is None and not topic.gone and not topic.changing:
+                with suppress(Cold, TopicsError):  # `move_exhausted` tries again
+                    moved = self.dead_letters.move(topic, self._staging.clock.now_ms())
+            (moved or released).on_done(lambda last: end(last, released))
+
+        def end(last: Ticket, released: Ticket) -> None:
+            if released.error is None:
+                released.result.dead_lettered = sum(queue.find(job.seq) is not job for job in worn_out)
+            _resolve(ended, last, released.result, released.error)
+
+        ticket.on_done(move)
+        return ended
+
+    def move_exhausted(self, topics: int) -> None:
+        """Move exhausted jobs of so many queues; the next call continues with the others. Raises `Cold` like a read."""
+        now = self._staging.clock.now_ms()
+        for _ in range(topics):
+            topic_id = next(self._queues, None)
+            if topic_id is None:
+                self._queues = iter(list(self._staging.state.queues))
+                return
+            topic = self._staging.state.queues.get(topic_id)
+            if topic is None or topic.queue is None or topic.changing or not topic.queue.max_deliveries():
+                continue
+            topic.queue.expire(now)
+            if topic.queue.exhausted:
+                with suppress(TopicsError):  # the dead-letter topic is about to change
+                    self.dead_letters.move(topic, now)
 
     def _held(
         self, topic: Topic, node: str, seqs: list[int], lease_ids: list[str] | None
@@ -307,43 +382,32 @@ def expire(topic: Topic, now_ms: int) -> Leases:
 
 
 def _take(topic: Topic, want: int, expiring_before: int) -> Taken:
-    """Take as many jobs as fit into one answer, and as many dead jobs as fit into one move; at least one of each.
+    """Take as many jobs as fit into one answer, at least one.
 
     Take fewer if their records are not in memory and one load cannot fetch them all. If this raises, no job was taken.
     """
-    config = topic.config
-    bury_after = config.max_deliveries if config.dead_letter is not None else 0
-    moves = pick.MOVES_MAX
-    # Bound: every round but the last lowers `want` or `moves`, and neither below 1.
+    # Bound: every round but the last lowers `want`, and not below 1.
     while True:
-        taken = pick.Pass(topic, want, bury_after=bury_after, moves=moves, expiring_before=expiring_before)
+        taken = pick.Pass(topic, want, expiring_before=expiring_before)
         try:
-            rendered = _rendered(topic, taken.jobs)
-            if taken.dead:
-                rendered |= _rendered(topic, taken.dead)
-            leaving = removal.by_seq(topic, sorted(job.seq for job in taken.dead))
+            seqs = sorted([job.seq for job in taken.jobs])
+            rendered = dict(zip(seqs, pick.rows(topic, seqs, max_bytes=MAX_BATCH_BYTES), strict=True))
         except pick.TooMuch:
             try:
                 want = min(want, pick.within_bytes(topic, [job.seq for job in taken.jobs], MAX_BATCH_BYTES) or want)
-                moves = min(moves, pick.within_bytes(topic, [job.seq for job in taken.dead], MAX_BATCH_BYTES) or moves)
             finally:
                 taken.undo()
         except Cold as cold:
             taken.undo()
-            if not cold.more or want == moves == 1:
+            if not cold.more or want == 1:
                 raise
-            want, moves = max(want // 2, 1), max(moves // 2, 1)
+            want //= 2
         except BaseException:
             taken.undo()
             raise
         else:
             taken.keep()
-            return taken, rendered, leaving
-
-
-def _rendered(topic: Topic, jobs: list[Job]) -> dict[int, pick.StoredRecord]:
-    seqs = sorted([job.seq for job in jobs])
-    return dict(zip(seqs, pick.rows(topic, seqs, max_bytes=MAX_BATCH_BYTES), strict=True))
+            return taken, rendered
 
 
 def divide(jobs: list[Job], wants: list[int]) -> list[list[Job]]:
@@ -376,9 +440,15 @@ def _free(queue: Leases, jobs: list[Job]) -> None:
     queue.freed()
 
 
-def _outcome(topic: Topic, done: int, skipped: list[int]) -> Outcome:
+def _resolve(ended: Ticket, last: Ticket, result: Any = None, error: TopicsError | None = None) -> None:
+    """Resolve `ended` after the move `last`, without its error: jobs that could not move do not fail the request."""
+    ended.wal_ns, ended.sync_ns = last.wal_ns, last.sync_ns
+    ended.resolve(result, error)
+
+
+def _outcome(topic: Topic, node: str, done: int, skipped: list[int]) -> Outcome:
     queue = leases_of(topic)
-    return Outcome(topic, done, skipped, queue.ready, queue.in_flight)
+    return Outcome(topic, node, done, skipped, queue.ready, queue.in_flight)
 
 
 # --- list
@@ -392,54 +462,4 @@ def expire_and_list(
     Raises `Cold` like any read.
     """
     queue = expire(topic, now_ms)
-    return retention.read_past(topic, lambda: _page(topic, queue, state, after, limit))
-
-
-def _page(
-    topic: Topic, queue: Leases, state: JobState | None, after: int, limit: int
-) -> tuple[list[bytes], int | None]:
-    # Bound: every round but the last halves `limit`.
-    while True:
-        seqs = _seqs(topic, queue, state, after, limit + 1)
-        try:
-            page = seqs[: pick.within_bytes(topic, seqs[:limit], MAX_BATCH_BYTES)]
-            rows = [_row(topic, queue, seq, row) for seq, row in zip(page, pick.rows(topic, page), strict=True)]
-        except Cold as cold:
-            if not cold.more or limit == 1:
-                raise
-            limit //= 2  # a shorter page; the next one continues behind it
-        else:
-            return rows, page[-1] if len(page) < len(seqs) else None
-
-
-def _seqs(topic: Topic, queue: Leases, state: JobState | None, after: int, limit: int) -> list[int]:
-    if state in ("in_flight", "delayed"):
-        held = (seq for seq, job in queue.leases.items() if not job.term.ended)
-        places = (held, queue.leaving) if state == "in_flight" else (queue.resting, queue.later)
-        return nsmallest(limit, (seq for seq in chain(*places) if seq > after))
-    found = (
-        segment.first + at
-        for segment, low, high in topic.spans(max(after + 1, topic.earliest), topic.head + 1)
-        if segment.live
-        for at in segment.live_positions(low, high).tolist()
-        if state is None or state_of(queue, segment.first + at) == state
-    )
-    return list(islice(found, limit))
-
-
-def state_of(queue: Leases, seq: int) -> JobState:
-    if queue.is_out(seq):
-        return "in_flight"
-    return "delayed" if seq in queue.resting or seq in queue.later else "ready"
-
-
-def _row(topic: Topic, queue: Leases, seq: int, stored: pick.StoredRecord) -> bytes:
-    terms, state = pick.terms_at(topic, seq), state_of(queue, seq)
-    job = queue.find(seq) or Job(seq)
-    shown = b'"state":"%b","deliveries":%d,"priority":%d,' % (state.encode(), job.deliveries, terms.priority)
-    if state == "delayed":
-        shown += b'"deliver_at":%d,' % (job.due_ms or terms.due_ms)
-    elif state == "in_flight":
-        lease = encode_json(job.node), job.lease_id.encode(), job.deadline_ms
-        shown += b'"node":%b,"lease_id":"%b","deadline":%d,' % lease
-    return with_fields(stored.row, seq, shown + stored.tag)
+    return retention.read_past(topic, lambda: pick.page(topic, queue, state, after, limit))

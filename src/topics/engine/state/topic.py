@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from topics.engine.state.consumers import TopicConsumers
 from topics.engine.state.jobs.leases import Leases
+from topics.engine.state.jobs.reasons import Reasons
 from topics.engine.state.losses import Losses
 from topics.model.topic import TopicConfig
 from topics.storage.segments.segment import MemorySegment, Segment
@@ -40,7 +41,7 @@ class Remembered(Struct, frozen=True, array_like=True, gc=False):
 class Totals:
     """Sums over all topics. They are updated with every change, so that a quota check is one comparison."""
 
-    __slots__ = ("bytes", "key_bytes", "lost", "records", "removed")
+    __slots__ = ("bytes", "key_bytes", "lost", "reasons", "records", "removed")
 
     def __init__(self) -> None:
         self.records = 0
@@ -48,6 +49,7 @@ class Totals:
         self.lost: dict[str, int] = {}  # seqs that were lost, by reason
         self.bytes = 0
         self.key_bytes = 0  # memory of remembered idempotency keys
+        self.reasons = Reasons()
 
 
 class Topic:

@@ -67,6 +67,8 @@ def configure(state: State, topic: Topic, entry: entries.Configure) -> None:
         idempotency.forget_all(state, topic)
     topic.config = config
     topic.front_ts = 0
+    if topic.queue is not None:
+        topic.queue.sort_exhausted()
     retention.expire(topic, at_ms)
     retention.enforce_caps(topic)
     note(state, topic)

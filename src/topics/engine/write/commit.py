@@ -217,6 +217,8 @@ class Commits:
             began = self.tick_ns()
             self.wal.sync_now()
             self._synced(waiting, self.tick_ns() - began)
+        if self._staged:  # by the callback of a ticket: a nack moves exhausted jobs
+            self.sync()
 
     def refuse(self, tickets: list[Ticket], failure: LogRefused) -> None:
         """Undo these tickets and resolve them with an error. A topic's next seq goes back to the first unused seq."""

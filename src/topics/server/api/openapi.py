@@ -137,7 +137,7 @@ def _schemas(routes: Sequence[Route]) -> Steps[tuple[dict[Any, Any], dict[str, A
                 schema["description"] = f"{schema['description']}; {shown}" if "description" in schema else shown
             if "enum" in schema and all(isinstance(value, str) for value in schema["enum"]):
                 schema["type"] = "string"
-            if name == ConfigPatch.__name__ and (default := _CONFIG_DEFAULTS[field]) is not None:
+            if name == ConfigPatch.__name__ and (default := _CONFIG_DEFAULTS.get(field)) is not None:
                 schema["description"] += f"; default: {msgspec.json.encode(default).decode()}"
     if (job := components.get(ListedJob.__name__)) is not None:
         # A job has `node`, its worker, and `$node`, its sender. Generators drop the sign, and would name both alike.

@@ -11,6 +11,7 @@ Records are not counted: `max_total_bytes` and the caps of topics bound those.
     writes       records on their way into the log
     sessions     watch sessions and subscriptions of WebSockets: node names, filters
     idempotency  keys within their windows
+    reasons      why deliveries of jobs failed
 
 New requests may use seven eighths of the limit: `check` refuses a request that needs more. `charge` never refuses, so
 that requests that have begun can finish. While more than seven eighths are held, `full` is set: only small requests
@@ -39,7 +40,7 @@ TLS_CONNECTION_BYTES = 64 << 10
 EXCHANGE_BYTES = 2048  # a request without its body; measured 1.4 to 1.9 KiB with a small head
 
 CONNECTIONS, BODIES, ANSWERS, STREAMS = "connections", "bodies", "answers", "streams"
-MESSAGES, WRITES, SESSIONS, IDEMPOTENCY = "messages", "writes", "sessions", "idempotency"
+MESSAGES, WRITES, SESSIONS, IDEMPOTENCY, REASONS = "messages", "writes", "sessions", "idempotency", "reasons"
 _CHARGED = (CONNECTIONS, BODIES, ANSWERS, STREAMS, MESSAGES, SESSIONS)
 
 

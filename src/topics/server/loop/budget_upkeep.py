@@ -8,11 +8,14 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
+from topics import logs
 from topics.engine.state import idempotency
-from topics.server.limits.budget import IDEMPOTENCY, WRITES, MemoryBudget
+from topics.server.limits.budget import IDEMPOTENCY, REASONS, WRITES, MemoryBudget
 from topics.server.limits.loop_holds import Cause
 from topics.server.limits.os_limits import find_trim
-from topics.server.loop.runtime import Runtime, Ticker
+from topics.server.loop.runtime import NOT_LOADING, Runtime, Ticker
+
+log = logs.Log("upkeep")
 
 PERIOD_MS = 250
 RELIEF_MS = 20  # after the budget has room again: many answers are often delivered at the same time
@@ -28,8 +31,11 @@ COPIES_OF_A_WRITE = 2  # its rendered records, and the frame of the log
 class Upkeep(Ticker):
     interval_ms = PERIOD_MS
 
-    def __init__(self, runtime: Runtime, budget: MemoryBudget, *, on_relief: Callable[[], None]) -> None:
+    def __init__(self, runtime: Runtime, budget: MemoryBudget, *, writes: bool, on_relief: Callable[[], None]) -> None:
+        """`writes` is False on a standby, whose state changes only as the log of the writer says."""
         super().__init__(runtime)
+        self._writes = writes
+        self._moving = NOT_LOADING
         self._budget = budget
         self._on_relief = on_relief
         self._relief: asyncio.TimerHandle | None = None
@@ -38,6 +44,7 @@ class Upkeep(Ticker):
         engine = runtime.engine
         budget.count(WRITES, lambda: COPIES_OF_A_WRITE * engine.commits.pending_bytes)
         budget.count(IDEMPOTENCY, lambda: engine.state.totals.key_bytes)
+        budget.count(REASONS, lambda: engine.state.totals.reasons.bytes)
         budget.reclaimers.append(self._reclaim)
         budget.listeners.append(self._changed)
         engine.staging.admit_key = budget.check
@@ -53,8 +60,11 @@ class Upkeep(Ticker):
         tick_ns = self._runtime.clock.monotonic_ns
         began_ns = tick_ns()
         self._remove_expired_keys()
-        if self._runtime.engine.state.expiring:
+        if self._writes and self._runtime.engine.state.expiring:
             self._runtime.engine.consumers.sweep(topics=TOPICS_PER_SWEEP // 4)
+        if self._writes and not self._moving.waiting:
+            move = partial(self._runtime.engine.queues.move_exhausted, TOPICS_PER_SWEEP)
+            self._moving = self._runtime.attempt(move, partial(log.failure, "cannot_read"))
         self._budget.refresh()
         # Return freed memory to the system if clients have released at least half of what they held.
         budget = self._budget

@@ -8,6 +8,7 @@ The place that has a live job is its state:
     leaving    taken out by an ack or a nack whose entry is on its way to the log
     reclaim    was delivered, may be delivered again: served first, the longest waiting job before the others
     resting    was delivered and may be delivered again, but not before its time
+    exhausted  was delivered as often as the queue allows: it waits for its move to the dead-letter topic
     later      was never delivered, and may not be before its time
     by_priority      was never delivered; has a priority, or had a delay (a seq may stay that is elsewhere or deleted)
     the log    all others, from `cursor` on
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -27,9 +28,13 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from topics.engine.state.jobs.job import PRIORITIES, Holder, Job, Term, WaitingSeqs, terms_of
+from topics.engine.state.jobs.job import NO_TERM, PRIORITIES, Holder, Job, Term, WaitingSeqs, terms_of
+from topics.engine.state.jobs.reasons import with_reason
+from topics.model.queue import Reason, Why
+from topics.model.topic import TopicConfig
 
 RECLAIM_MAX = 4096  # jobs that one call of `take_ended` looks at: one to two milliseconds
+CANCELLED_MAX = 1024
 STALE_MAX = 4096  # outdated marks that a heap may hold beyond its use before it is rebuilt
 
 
@@ -119,8 +124,9 @@ class Leases:
     """The state of one queue beside its log."""
 
     __slots__ = (
-        "_deadlines", "_delays", "_topic", "by_priority", "check_upto", "cursor", "dead_letter_error", "dead_lettered",
-        "freed", "last_lease", "later", "leases", "leaving", "reclaim", "resting", "served", "turn",
+        "_deadlines", "_delays", "_topic", "by_priority", "cancelled", "check_upto", "cursor", "dead_letter_error",
+        "dead_lettered", "exhausted", "freed", "has_reasons", "last_lease", "later", "leases", "leaving",
+        "move_after_ms", "reclaim", "resting", "served", "turn",
     )  # fmt: skip
 
     def __init__(self, topic: Any) -> None:
@@ -129,6 +135,7 @@ class Leases:
         self.leaving: dict[int, Job] = {}
         self.reclaim: OrderedDict[int, Job] = OrderedDict()
         self.resting: dict[int, Job] = {}
+        self.exhausted: dict[int, Job] = {}
         self.later: dict[int, int] = {}  # seq → due_ms * 16 + priority
         self._delays: list[tuple[int, int]] = []  # a heap of due_ms and seq; a job that has left may still be in it
         self.by_priority = [WaitingSeqs() for _ in range(PRIORITIES)]
@@ -140,6 +147,9 @@ class Leases:
         self.dead_lettered = 0
         self.dead_letter_error: str | None = None  # why the last move to the dead-letter topic failed
         self.freed: Callable[[], None] = lambda: None  # called when jobs become claimable other than by an append
+        self.move_after_ms = 0  # no move is tried before this time: the last one failed
+        self.cancelled: dict[int, str] = {}  # leased jobs that were deleted last, and their workers
+        self.has_reasons = False  # whether a job may have failed with a reason
         self._deadlines = LeaseDeadlines(self.leases)
 
     # --- counting
@@ -150,7 +160,7 @@ class Leases:
 
     @property
     def delayed(self) -> int:
-        return len(self.resting) + len(self.later)
+        return len(self.resting) + len(self.later) + len(self.exhausted)
 
     @property
     def ready(self) -> int:
@@ -187,9 +197,30 @@ class Leases:
 
     def _reclaim_ended(self) -> None:
         jobs = self._deadlines.take_ended()
-        self.reclaim.update((job.seq, job) for job in jobs)
+        most = self.max_deliveries()
+        if most:
+            self.exhausted.update((job.seq, job) for job in jobs if job.deliveries >= most)
+            self.reclaim.update((job.seq, job) for job in jobs if job.deliveries < most)
+        else:
+            self.reclaim.update((job.seq, job) for job in jobs)
         for job in jobs:
             self._unhold(job)
+
+    def max_deliveries(self) -> int:
+        """Return after how many deliveries a job is exhausted; 0 for never."""
+        config: TopicConfig = self._topic.config
+        return 0 if config.dead_letter is None else config.max_deliveries
+
+    def sort_exhausted(self) -> None:
+        """Put each job that was returned into its place again: the configuration has changed."""
+        most = self.max_deliveries()
+        for job in [job for job in self.exhausted.values() if not most or job.deliveries < most]:
+            self.reclaim[job.seq] = self.exhausted.pop(job.seq)
+        for place in (self.reclaim, self.resting) if most else ():
+            for job in [job for job in place.values() if job.deliveries >= most]:
+                self.exhausted[job.seq] = place.pop(job.seq)
+        self.move_after_ms = 0
+        self.freed()
 
     def refill(self, jobs: int) -> None:
         """Move jobs whose lease has ended until `reclaim` has so many, or there are no more."""
@@ -223,16 +254,26 @@ class Leases:
 
     def left(self, seqs: Iterable[int]) -> None:
         """Forget jobs whose records were deleted, evicted or lost."""
+        if self.has_reasons:
+            seqs = list(seqs)
+            for seq in seqs:
+                self._topic.totals.reasons.forget(self._topic.topic_id, seq)
         for seq in seqs:
             if (job := self.leases.pop(seq, None)) is not None:
                 self._deadlines.leave(job)
                 self._unhold(job)
+                self.cancelled[seq] = job.node
+                if len(self.cancelled) > CANCELLED_MAX:
+                    del self.cancelled[next(iter(self.cancelled))]
             elif (job := self.leaving.pop(seq, None)) is not None:
                 self._unhold(job)
             else:
                 self.reclaim.pop(seq, None)
                 self.resting.pop(seq, None)
+                self.exhausted.pop(seq, None)
                 self.later.pop(seq, None)
+        if self._topic.config.max_in_flight:
+            self.freed()
 
     def left_range(self, low: int, high: int) -> None:
         """Forget all jobs with seqs [low, high). Takes time for the records or for the jobs, whichever are fewer."""
@@ -253,10 +294,10 @@ class Leases:
             self.left(mine[taken[mine - first] > 0].tolist())
 
     def _places(self) -> list[Mapping[int, object]]:
-        return [self.leases, self.leaving, self.reclaim, self.resting, self.later]
+        return [self.leases, self.leaving, self.reclaim, self.resting, self.exhausted, self.later]
 
     def _touched(self) -> int:
-        return len(self.leases) + len(self.leaving) + len(self.reclaim) + len(self.resting) + len(self.later)
+        return sum(map(len, self._places()))
 
     # --- leases
 
@@ -264,12 +305,14 @@ class Leases:
         self, jobs: list[Job], node: str, first_lease: int, deadline_ms: int, holder: Holder | None = None
     ) -> None:
         """Lease the jobs to a worker, and count one more delivery of each."""
-        self._deadlines.set(deadline_ms, jobs)
         leases = self.leases
         for lease, job in enumerate(jobs, first_lease):
+            if job.term.ended:
+                self.keep_reasons(job.seq, self.reasons_of(job))
             job.node, job.lease, job.holder = node, lease, holder
             job.deliveries += 1
             leases[job.seq] = job
+        self._deadlines.set(deadline_ms, jobs)
         self.last_lease = max(self.last_lease, first_lease + len(jobs) - 1)
         if holder is not None:
             holder.held.update(job.seq for job in jobs)
@@ -296,16 +339,25 @@ class Leases:
         for deadline_ms, group in again.items():
             self._deadlines.set(deadline_ms, group)
 
-    def release(self, jobs: Iterable[Job], *, due_ms: int, now_ms: int, undelivered: bool = False) -> None:
+    def release(
+        self, jobs: Iterable[Job], *, due_ms: int, now_ms: int, undelivered: bool = False, why: Why | None = None
+    ) -> None:
         """Return jobs to the queue, at once or at `due_ms`. The last delivery of `undelivered` jobs does not count."""
+        most = self.max_deliveries()
         for job in jobs:
             if self.leases.pop(job.seq, None) is not None:
                 self._deadlines.leave(job)
             elif self.leaving.pop(job.seq, None) is None:
                 continue  # deleted in between
             self._unhold(job)
+            job.term = NO_TERM
             job.deliveries -= undelivered
-            if due_ms > now_ms:
+            if why is not None:
+                failed = Reason(now_ms, job.node, job.deliveries, *why)
+                self.keep_reasons(job.seq, with_reason(self.reasons_of(job), failed))
+            if most and job.deliveries >= most:
+                self.exhausted[job.seq] = job
+            elif due_ms > now_ms:
                 self._delay(job, due_ms)
             else:
                 self.reclaim[job.seq] = job
@@ -323,11 +375,25 @@ class Leases:
         self._delays += [(packed >> 4, seq) for seq, packed in self.later.items()]
         heapify(self._delays)
 
+    def reasons_of(self, job: Job, *, expired: bool | None = None) -> tuple[Reason, ...]:
+        """Return why deliveries of the job failed. Pass `expired` if its term does not say whether its lease has."""
+        reasons = self._topic.totals.reasons.get(self._topic.topic_id, job.seq) if self.has_reasons else ()
+        if not (job.term.ended and job.seq not in self.leaving if expired is None else expired):
+            return reasons
+        held_s = max(job.deadline_ms - (job.lease >> 16), 0) / 1000  # see `Queues.claim` for the numbers of leases
+        text = f"lease expired, held by {job.node} for {held_s:g} s"
+        return with_reason(reasons, Reason(job.deadline_ms, job.node, job.deliveries, text))
+
+    def keep_reasons(self, seq: int, reasons: tuple[Reason, ...]) -> None:
+        self.has_reasons = True
+        self._topic.totals.reasons.keep(self._topic.topic_id, seq, reasons)
+
     def touched(self, seq: int) -> bool:
         """Return whether a place has the job, so that the cursor and `by_priority` must not deliver it."""
         return (
             seq in self.leases or seq in self.reclaim or seq in self.resting or seq in self.later or seq in self.leaving
-        )
+            or seq in self.exhausted
+        )  # fmt: skip
 
     def held(self, seq: int) -> Job | None:
         """Return the job if a worker holds a lease of it that has not ended."""
@@ -339,7 +405,7 @@ class Leases:
 
     def find(self, seq: int) -> Job | None:
         """Return the job if it was ever delivered."""
-        for place in (self.leases, self.leaving, self.reclaim, self.resting):
+        for place in (self.leases, self.leaving, self.reclaim, self.resting, self.exhausted):
             if (job := place.get(seq)) is not None:
                 return job
         return None
@@ -353,6 +419,7 @@ class Leases:
         pairs.frombytes(saved.later)
         self.later.update(zip(pairs[::2], pairs[1::2], strict=True))
         self._sort_delays()
+        most = self.max_deliveries()
         for one in saved.out:
             job = Job(one.seq, one.priority, one.deliveries)
             self.check_upto = max(self.check_upto, one.seq)
@@ -360,10 +427,14 @@ class Leases:
                 job.lease, job.node = one.lease, one.node
                 self.leases[one.seq] = job
                 self._deadlines.set(one.deadline_ms, [job])
+            elif most and one.deliveries >= most:
+                self.exhausted[one.seq] = job
             elif one.due_ms:
                 self._delay(job, one.due_ms)
             else:
                 self.reclaim[one.seq] = job
+            if one.reasons:
+                self.keep_reasons(one.seq, tuple(one.reasons))
 
     def _unhold(self, job: Job) -> None:
         holder, job.holder = job.holder, None
@@ -383,6 +454,7 @@ class SavedJob(Struct, array_like=True):
     lease: int
     node: str
     deadline_ms: int
+    reasons: Sequence[Reason] = ()  # not in snapshots of earlier versions
 
 
 class SavedLeases(Struct, array_like=True):
@@ -401,13 +473,15 @@ def save(queue: Leases, *, durable: bool, kept: bool) -> SavedLeases:
     if not kept:
         return saved
     by_priority: list[list[int]] = [waiting.seqs[waiting.at :].tolist() for waiting in queue.by_priority]
-    out = [job for place in (queue.leases, queue.leaving, queue.reclaim, queue.resting) for job in place.values()]
+    places = queue.leases, queue.leaving, queue.reclaim, queue.resting, queue.exhausted
+    out = [job for place in places for job in place.values()]
     for job in out:
         if durable:
-            lease = job.lease if job.seq in queue.leases or job.seq in queue.leaving else 0
+            held = job.seq in queue.leases or (job.seq in queue.leaving and job.term is not NO_TERM)
+            lease = job.lease if held else 0
             due_ms = job.due_ms if job.seq in queue.resting else 0
             fields = job.seq, job.priority, job.deliveries, due_ms, lease, job.node, job.deadline_ms
-            saved.out.append(SavedJob(*fields))
+            saved.out.append(SavedJob(*fields, queue.reasons_of(job, expired=False if lease else None)))
         elif job.priority is not None:
             by_priority[job.priority].append(job.seq)
     saved.by_priority = [array("Q", sorted(seqs) if not durable else seqs).tobytes() for seqs in by_priority]
@@ -419,4 +493,5 @@ def undelivered(queue: Leases, topic: Any) -> Leases:
     """Return the queue as a restart finds it without durable leases: with all its jobs, and none delivered."""
     found = Leases(topic)
     found.load(save(queue, durable=False, kept=True))
+    queue.left([seq for place in queue._places() for seq in place])
     return found

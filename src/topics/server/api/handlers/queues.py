@@ -15,7 +15,7 @@ from topics.model import queue as model
 from topics.model.names import check_topic
 from topics.model.queue import AckRequest, ClaimRequest, check_held, check_worker, lease_ms_or
 from topics.model.records import MAX_WAIT_MS, parse_match
-from topics.model.topic import LEASE_MS_RANGE, clamp
+from topics.model.topic import DEFAULT_RETRY, LEASE_MS_RANGE, clamp
 from topics.model.unknown_fields import RequestDecoder
 from topics.model.wire import check_u64
 from topics.server.api.route import Call
@@ -181,14 +181,21 @@ def ack(services: Services, call: Call) -> Answer:
 def nack(services: Services, call: Call) -> Answer:
     wanted: model.NackRequest = call.body()
     check_held(wanted.node, wanted.seqs, wanted.lease_ids, services.engine.limits)
-    delay_ms = clamp(check_u64(wanted.delay_ms, "delay_ms"), 0, model.MAX_DELAY_MS)
+    delay_ms = None if wanted.delay_ms is None else min(check_u64(wanted.delay_ms, "delay_ms"), model.MAX_DELAY_MS)
     topic = services.engine.queues.get(call.params["topic"])
-    ticket = services.engine.queues.nack(topic, wanted.node, wanted.seqs, wanted.lease_ids, delay_ms=delay_ms)
+    ticket = services.engine.queues.nack(
+        topic, wanted.node, wanted.seqs, wanted.lease_ids,
+        delay_ms=delay_ms, retry=DEFAULT_RETRY if wanted.retry else None, why=model.why_of(wanted),
+    )  # fmt: skip
     return when_done(ticket, call.request, _NACKED)
 
 
 def _acknowledged(what: bytes, ticket: Ticket, request: Request) -> Response:
     done: Outcome = ticket.result
+    if done.dead_lettered:
+        what = b'dead_lettered":%d,"%b' % (done.dead_lettered, what)
+    if done.skipped and (cancelled := done.cancelled):
+        what = b'cancelled":%b,"%b' % (_encode(cancelled), what)
     body = (
         b'{"topic":"%b","%b":%d,"skipped":%b,"ready":%d,"in_flight":%d,"performance":{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f}}\n'
         % (
@@ -210,7 +217,9 @@ def extend(services: Services, call: Call) -> Answer:
     ticket = services.engine.queues.extend(topic, wanted.node, wanted.seqs, wanted.lease_ids, lease_ms=lease_ms)
     return json_when_done(
         ticket, call.request,
-        lambda done, took: model.ExtendAnswer(topic.name, done.done, done.skipped, done.deadlines, took),
+        lambda done, took: model.ExtendAnswer(
+            topic.name, done.done, done.skipped, done.deadlines, took, done.cancelled or UNSET
+        ),
     )  # fmt: skip
 
 

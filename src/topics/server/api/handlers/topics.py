@@ -2,12 +2,15 @@
 
 from typing import Any
 
+from msgspec import UNSET
+
 from topics.engine.engine import Dropped
 from topics.engine.pressure import effective_priority
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps
 from topics.engine.write import archived
 from topics.model import wire
+from topics.model.topic import warnings_of
 from topics.model.wire import Performance, check_u64
 from topics.server.api.route import Call, in_slices
 from topics.server.api.services import Services
@@ -22,7 +25,10 @@ TOPICS_PER_STEP = 100  # of a list; one takes about 4 µs
 def put_topic(services: Services, call: Call) -> Answer:
     return json_when_done(
         services.engine.put_topic(call.params["topic"], call.body()), call.request,
-        lambda done, took: wire.TopicPut(done.topic.name, done.created, done.topic.epoch, done.topic.config, took),
+        lambda done, took: wire.TopicPut(
+            done.topic.name, done.created, done.topic.epoch, done.topic.config, took,
+            warnings_of(done.topic.config) or UNSET,
+        ),
     )  # fmt: skip
 
 
