@@ -17,7 +17,7 @@ from topics.cli.command import Args, Call, Command, Curl
 from topics.cli.connect.server import events, get, post, put, tag_match
 from topics.cli.options import TOPIC, one_of, option
 from topics.cli.output.failures import EXIT_NOT_FOUND, Failure, usage
-from topics.cli.output.records import FORMAT, elements, members, print_gap, print_record
+from topics.cli.output.records import elements, members, print_gap, print_record, template
 from topics.cli.output.units import parse_count, parse_positive, parse_time
 from topics.cli.tree import Subparsers
 from topics.client.call import NDJSON, Request, consumer_path, given, topic_path
@@ -27,6 +27,7 @@ from topics.client.streams import Event, EventParser, ScanLines
 from topics.clock import SystemClock
 from topics.errors import Code
 
+FORMAT = option("--format TEXT", "print this for each record, such as '{seq} {data.sku}'", type=template)
 WAIT_MS = 20_000
 PAUSE_S = 0.5
 MAX_ATTEMPTS = 5

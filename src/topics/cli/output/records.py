@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from topics.cli.options import option
 from topics.cli.output.screen import Screen
 from topics.cli.output.units import moment, printable
 from topics.client.items import Tombstone
@@ -73,9 +72,6 @@ def template(text: str) -> Callable[[bytes], str]:
         return _FIELD.sub(value, text)
 
     return fill
-
-
-FORMAT = option("--format TEXT", "print this for each record, such as '{seq} {data.sku}'", type=template)
 
 
 def print_record(screen: Screen, raw: bytes, *, topic: str = "") -> None:
