@@ -33,7 +33,7 @@ Id = tuple[int, int]  # epoch, seq
 Content = tuple[str, tuple[tuple[str, bytes], ...], str | None]  # data, meta without a stamp, node
 Rows = Iterable[tuple[int, pa.RecordBatch]]  # epoch, records with the columns of a lake
 
-DEAD_LETTER = ("$dead_letter_from", "$dead_letter_deliveries", "$dead_letter_src_seq")  # added when a job dies
+DEAD_LETTER = "$dead_letter_"  # begins the names that are added when a job dies
 NEEDED = ("seq", "ts", "node", "tag", "meta", "data")
 
 
@@ -170,7 +170,7 @@ def _meta(text: str | None) -> tuple[tuple[tuple[str, bytes], ...], CopyStamp | 
     """Return the sorted members of meta, and the stamp. A member that is not a valid stamp stays among the members."""
     if text is None:
         return (), None
-    members = {name: raw for name, raw in surrogates.members(text).items() if name not in DEAD_LETTER}
+    members = {name: raw for name, raw in surrogates.members(text).items() if not name.startswith(DEAD_LETTER)}
     raw = members.pop(STAMP, None)
     stamp = None
     if raw is not None:
