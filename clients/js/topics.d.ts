@@ -862,7 +862,7 @@ export class Topics {
      * Hold jobs for `leaseMs` from now.
      * @param {string} queue
      * @param {{node: string, seqs: number[], leaseIds?: string[], leaseMs: number} & CallOptions} held
-     * @returns {Promise<{extended: number, skipped: number[], deadlines: Record<string, number>}>}
+     * @returns {Promise<{extended: number, skipped: number[], deadlines: Record<string, number>, cancelled?: number[]}>}
      */
     extend(queue: string, held: {
         node: string;
@@ -873,6 +873,7 @@ export class Topics {
         extended: number;
         skipped: number[];
         deadlines: Record<string, number>;
+        cancelled?: number[];
     }>;
     /**
      * List jobs with their state, in the order of the log.

@@ -1691,7 +1691,7 @@ export class Topics {
    * Hold jobs for `leaseMs` from now.
    * @param {string} queue
    * @param {{node: string, seqs: number[], leaseIds?: string[], leaseMs: number} & CallOptions} held
-   * @returns {Promise<{extended: number, skipped: number[], deadlines: Record<string, number>}>}
+   * @returns {Promise<{extended: number, skipped: number[], deadlines: Record<string, number>, cancelled?: number[]}>}
    */
   async extend(queue, held) {
     const { retries, signal, ...body } = checked("extend", held)

@@ -85,5 +85,5 @@ def _near(message: str, parser: argparse.ArgumentParser) -> str:
 
     _, _, unknown = message.partition("unrecognized arguments: ")
     names = [name for name in parser._option_string_actions if name.startswith("--")]
-    near = get_close_matches(unknown.split(" ")[0].partition("=")[0], names, n=1)
+    near = get_close_matches(unknown.split(" ")[0].partition("=")[0], names, n=1, cutoff=0.75)
     return f"did you mean {near[0]}? " if near else ""
