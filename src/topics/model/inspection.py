@@ -36,7 +36,7 @@ class Whoami(Struct):
 class FollowerInfo(Struct):
     """A standby or read replica of this server, as it has announced itself last."""
 
-    name: str
+    name: Annotated[str, "the name that it has announced"]
     address: Annotated[str, "where clients reach it"]
     takes_over: Annotated[bool, "false for a read replica"]
     lag_ms: Annotated[U64, "how far it is behind"]
