@@ -213,6 +213,7 @@ def test_watch_goes_on_at_the_standby(running: list[ServerProcess], tmp_path: Pa
     for number in range(20):
         append(writer, "sure", number)
     wait_for(lambda: len(seen) >= 20)
+    wait_for(lambda: head(standby, "sure") == 20)  # a cursor that it does not have yet would look like another epoch
     writer.kill()
     wait_for(lambda: takes_writes(standby))
     for number in range(20):
