@@ -198,7 +198,8 @@ def _gate(topic: Topic, query: Query) -> tuple[int, Tombstone | None]:
     """Return where reading starts, and the tombstone that comes before it."""
     from_seq, earliest, head = query.from_seq, topic.earliest, topic.head
     start = from_seq + 1
-    if from_seq > head or (query.epoch is not None and query.epoch != topic.epoch):
+    # A standby may not have come to the cursor yet: then the reader waits.
+    if (from_seq > head and not topic.totals.follows) or (query.epoch is not None and query.epoch != topic.epoch):
         if query.from_ts is not None:
             start = max(earliest, _first_at(topic, query.from_ts))
         else:

@@ -41,7 +41,7 @@ class Remembered(Struct, frozen=True, array_like=True, gc=False):
 class Totals:
     """Sums over all topics. They are updated with every change, so that a quota check is one comparison."""
 
-    __slots__ = ("bytes", "key_bytes", "lost", "reasons", "records", "removed")
+    __slots__ = ("bytes", "follows", "key_bytes", "lost", "reasons", "records", "removed")
 
     def __init__(self) -> None:
         self.records = 0
@@ -50,6 +50,7 @@ class Totals:
         self.bytes = 0
         self.key_bytes = 0  # memory of remembered idempotency keys
         self.reasons = Reasons()
+        self.follows = False  # whether the topics are those of a standby, which may be behind its readers
 
 
 class Topic:

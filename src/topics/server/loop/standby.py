@@ -133,7 +133,7 @@ class StandbyService:
         """Follow the sequence with this engine."""
         settings, self._slices = self._settings, slices
         engine.staging.attach(FollowedLog())
-        engine.staging.follows = True
+        engine.staging.follows = engine.state.totals.follows = True
         self._store.commits = engine.commits
         self._follower.routers.resume()
         self._follower.grew = engine.staging.grew

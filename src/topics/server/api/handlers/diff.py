@@ -127,8 +127,8 @@ def _diff_answer(topic: Topic, reading: Reading, more: str = "") -> tuple[list[b
         )
     end = (
         f'],"next_from_seq":{next_from},"head_seq":{head},"earliest_seq":{topic.earliest},'
-        f'"caught_up":{"true" if next_from == head else "false"},"tombstone":{tombstone},"lag":{head - next_from},'
-        f'{more}"performance":{{"server_total_ms":'
+        f'"caught_up":{"true" if next_from >= head else "false"},"tombstone":{tombstone},'
+        f'"lag":{head - next_from if head > next_from else 0},{more}"performance":{{"server_total_ms":'
     ).encode()
     after = f',"records_scanned":{reading.scanned}}}}}\n'.encode()
     start, parts = topic.diff_start, reading.parts
