@@ -358,6 +358,8 @@ def test_records_are_printed_by_a_template(cli: Cli) -> None:
     )
     assert shown.lines == ["1 t V60 true  {}", "2 t    {}"]
     assert cli.tty("get", "shaped", "2", "--format", "{data}|{data.a}|{data[0]}").out.strip() == "text||"
+    cli.pipe("append", "escaped", '"\\u001b[31mred"')
+    assert "\x1b[31m" not in cli.tty("get", "escaped", "1", "--format", "{data}").out
     assert cli.pipe("watch", "shaped", "--from-start", "-n", "1", "--format", "{topic}").lines == ["shaped"]
     for wrong in ("{what}", "{data", "}"):
         refused = cli.pipe("read", "shaped", "--format", wrong)

@@ -280,7 +280,7 @@ class Printer:
             if self._data_only:
                 write(members(line)["data"] + b"\n")
             elif self._fill is not None:
-                self._screen.line(self._fill(line))
+                self._fill(self._screen, line)
             elif self._screen.is_human:
                 print_record(self._screen, line)
             else:
@@ -421,7 +421,7 @@ def _print_records(call: Call, data: bytes, left: int | None) -> int | None:
     start = b'{"topic":' + frame["topic"] + b","
     for record in records[:left]:
         if call.args.format is not None:
-            call.screen.line(call.args.format(start + record[1:]))
+            call.args.format(call.screen, start + record[1:])
         elif call.screen.is_human:
             print_record(call.screen, record, topic=topic)
         else:

@@ -34,6 +34,7 @@ LOSSES = {
         "a takeover lost records of",
         "use durability replicated if they must survive a lost machine",
     ),
+    "mixed": ("warning", "several causes took records of", "`topics state TOPIC --ranges` shows what is known of each"),
     "corrupt": (
         "problem",
         "damaged files lost records of",
@@ -139,7 +140,7 @@ def _check_limits(call: Call) -> Iterator[Finding]:
 
 
 def _check_losses(metrics: Mapping[str, Any]) -> Iterator[Finding]:
-    """Report what damage, a restart or a takeover removed as a problem, and what caps and TTLs did as a fact."""
+    """Report what was lost for each reason. Damage is a problem; caps and TTLs do what they were configured to."""
     by_reason: dict[str, dict[str, int]] = {}
     for row, seqs in (metrics.get("topics_topic_lost_records") or {}).items():
         topic, _, reason = row.rpartition("/")
@@ -147,7 +148,7 @@ def _check_losses(metrics: Mapping[str, Any]) -> Iterator[Finding]:
     for reason, topics in by_reason.items():
         worst = sorted(topics, key=lambda name: -topics[name])[:3]
         names = ", ".join(f"{name} ({topics[name]:,})" for name in worst)
-        level, what, fix = LOSSES.get(reason, LOSSES["cap"])
+        level, what, fix = LOSSES.get(reason, LOSSES["mixed"])
         yield Finding("losses", level, f"{what} {names}", fix)
     if not by_reason:
         yield Finding("losses", "ok", "no topic has lost records")

@@ -43,16 +43,17 @@ _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
 FIELDS = ("seq", "ts", "time", "topic", "tag", "node", "data", "meta")
 
 
-def template(text: str) -> Callable[[bytes], str]:
-    """Return a function that fills a template, such as `{seq} {data.items[0].sku}`, from the text of a record.
+def template(text: str) -> Callable[[Screen, bytes], None]:
+    """Return a function that prints a record by a template, such as `{seq} {data.items[0].sku}`.
 
-    Text appears as it is and everything else as JSON; a field that the record lacks is empty. `{{` is a brace.
+    Text appears as it is, without control characters on a terminal, and everything else as JSON. A field that the
+    record lacks is empty. `{{` is a brace.
     """
     for found in _FIELD.finditer(text):
         if found[0] in ("{", "}") or (found[1] and found[1] not in FIELDS):
             raise argparse.ArgumentTypeError(f"{found[0]} in {text!r} is not a field; use {', '.join(FIELDS)}")
 
-    def fill(raw: bytes) -> str:
+    def fill(screen: Screen, raw: bytes) -> None:
         record: Any = {name.removeprefix("$"): value for name, value in json.loads(raw).items()}
         record["time"] = datetime.fromtimestamp(record["ts"] / 1000, UTC).isoformat(timespec="milliseconds")
 
@@ -67,9 +68,11 @@ def template(text: str) -> Callable[[bytes], str]:
                     value = value[int(at)]
                 else:
                     return ""
-            return "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            if not isinstance(value, str):
+                value = "" if value is None else json.dumps(value, ensure_ascii=False)
+            return printable(value) if screen.is_human else value
 
-        return _FIELD.sub(value, text)
+        screen.line(_FIELD.sub(value, text))
 
     return fill
 

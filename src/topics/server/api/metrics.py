@@ -314,7 +314,8 @@ def _topics(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | 
     others = {metric: max(value, 0) for (metric, _), value in zip(SUMMED, sums, strict=True)}
     for some in _batches(chosen):
         for topic in some:
-            engine.expire_in_memory(topic)
+            if not topic.gone:
+                engine.expire_in_memory(topic)
         yield None
     columns: list[ColumnOf[Topic]] = [
         ("topics_topic_head_seq", "Highest assigned seq per topic.", lambda topic: topic.head),
