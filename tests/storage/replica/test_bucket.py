@@ -1,4 +1,4 @@
-"""Buckets: a directory and an S3 API behave the same, and failures name the next step."""
+"""Buckets: a directory and the APIs of S3, Google and Azure behave the same, and failures name the next step."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.lake.azure import CONTAINER, azure_store
+from tests.lake.object_store import BUCKET, google_settings, object_store
+from tests.lake.object_store import settings as s3_settings
 from topics.config import parse_bucket_url
 from topics.storage.replica.bucket import Bucket, BucketError, open_bucket
 
@@ -28,18 +31,36 @@ def s3() -> Iterator[str]:
     server.stop()
 
 
-@pytest.fixture(params=["file", "s3"])
+@pytest.fixture(scope="module")
+def gs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with object_store(tmp_path_factory.mktemp("google")) as store:
+        yield google_settings(store.url)
+
+
+@pytest.fixture(scope="module")
+def az(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with azure_store(tmp_path_factory.mktemp("azure")) as settings:
+        yield settings
+
+
+@pytest.fixture(params=["file", "s3", "gs", pytest.param("az", marks=pytest.mark.torture)])
 def bucket(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bucket:
-    if request.param == "file":
-        return open_bucket(f"file://{tmp_path}/replica")
-    use_s3(request.getfixturevalue("s3"), monkeypatch)
-    return open_bucket(f"s3://bucket/{tmp_path.name}")
+    urls = {
+        "file": f"file://{tmp_path}/replica",
+        "s3": "s3://bucket",
+        "gs": f"gs://{BUCKET}",
+        "az": f"az://{CONTAINER}",
+    }
+    if request.param == "s3":
+        use_s3(request.getfixturevalue("s3"), monkeypatch)
+    elif request.param != "file":
+        for name, value in request.getfixturevalue(request.param).items():
+            monkeypatch.setenv(name, value)
+    return open_bucket(f"{urls[request.param]}/{tmp_path.name}")
 
 
 def use_s3(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y", "AWS_REGION": "us-east-1", "AWS_ENDPOINT_URL": endpoint,
-    }.items():  # fmt: skip
+    for name, value in s3_settings(endpoint).items():
         monkeypatch.setenv(name, value)
 
 
