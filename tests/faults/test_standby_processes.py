@@ -11,12 +11,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.conftest import ServerProcess
 from tests.faults.test_replica_processes import append, call, read, s3, topics
 from topics.client import Topics, Unreachable
 from topics.client.errors import NotWriter
+from topics.storage.replica import objects
+from topics.storage.replica.bucket import open_bucket
+from topics.storage.replica.history import History
 
 FAST = {
     "segment_max_events": 16, "checkpoint_interval_ms": 300, "replica_interval_ms": 50, "takeover_after_ms": 900,
@@ -432,6 +436,36 @@ def test_takeovers_under_load_lose_no_acknowledged_write(running: list[ServerPro
 @pytest.mark.torture
 def test_many_takeovers_under_load_lose_no_acknowledged_write(running: list[ServerProcess], tmp_path: Path):
     assert takeovers_under_load(running, tmp_path, 100) > 1_000
+
+
+@pytest.mark.torture
+def test_replica_with_a_hundred_thousand_objects_starts_a_writer_and_a_standby(
+    running: list[ServerProcess], tmp_path: Path
+):
+    first = begin(running, tmp_path, "a")
+    append(first, "plain", 1, 2, 3)
+    first.stop()
+    history = History.open(open_bucket(f"file://{tmp_path}/replica"))
+    assert history is not None
+    found = history.read(history.last_number)
+    files, base = found.checkpoint, found.head.number
+    for number in range(base + 1, base + 100_001):  # what six days without a write leave
+        alive = msgspec.structs.replace(found.head, kind="alive", number=number, base=base)
+        body = b""
+        if number % 1_000 == 0:
+            alive, base = msgspec.structs.replace(alive, kind="checkpoint"), number
+            body = objects.encode_checkpoint(msgspec.structs.replace(files, since=number, clean=False))
+            (tmp_path / "replica" / objects.LATEST).write_text(str(number))
+        (tmp_path / "replica" / objects.log_name(number)).write_bytes(objects.encode(alive, body))
+    writer = begin(running, tmp_path, "b")
+    assert append(writer, "plain", 4) >= 4
+    for name in ("c", "d"):  # the first may begin before the hint of the writer's checkpoint
+        standby = begin(running, tmp_path, name, standby=True)
+        assert wait_for(lambda standby=standby: head(standby, "plain") == head(writer, "plain"))
+    assert list(read(standby, "plain")[0].values()) == [1, 2, 3, 4]
+    recent = History.open(open_bucket(f"file://{tmp_path}/replica"))
+    assert recent is not None
+    assert len(recent.log) < 1_000, "a start lists the end of the sequence only"
 
 
 def test_standby_follows_an_s3_bucket(s3: str, running: list[ServerProcess], tmp_path: Path):

@@ -10,7 +10,7 @@ from tests.simulated.bucket import SimBucket
 from topics.storage.replica import objects
 from topics.storage.replica.bucket import BucketError
 from topics.storage.replica.history import History
-from topics.storage.replica.objects import FileRef, log_name
+from topics.storage.replica.objects import Checkpoint, FileRef, log_name
 from topics.storage.replica.sequence import EVERYWHERE, NOWHERE, OBJECT_BYTES, End, Plan, Sequence, State, Writer
 
 REFS = [FileRef("snapshots/1.snap", "files/1", 1, 1)]
@@ -213,6 +213,22 @@ def test_checkpoint_names_the_first_object_with_its_log():
     found = objects.decode(bucket.objects[log_name(5)], 5)
     assert found.head.kind == "checkpoint"
     assert found.checkpoint.since == 3
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_idle_writer_repeats_its_checkpoint(written: bool):
+    bucket, sequence = SimBucket(), begun()
+    open_replica(sequence, bucket)
+    if written:  # after the snapshot: a restore needs these bytes still
+        sequence.note_synced((1, 100), 0)
+        assert send(sequence, bucket, 1_000) == "bytes"
+    sequence.alive_ms = 5_000
+    sent = [send(sequence, bucket, 10_000 + at * 5_000) for at in range(2_500)]
+
+    assert (sent.count("checkpoint"), sent.count("alive")) == (2, 2_498)
+    last = objects.decode(bucket.objects[log_name(sequence.base)], sequence.base)
+    assert last.checkpoint == Checkpoint(snapshot=1, since=3 if written else sequence.base, clean=False, files=REFS)
+    assert (sequence.state, sequence.held) == (State.FOLLOWING, [])
 
 
 def test_checkpoint_that_completes_during_an_upload_waits_and_replaces_an_older_one():

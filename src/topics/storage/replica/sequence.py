@@ -30,6 +30,7 @@ from topics.storage.replica.objects import Checkpoint, FileRef, Head, Kind, Piec
 OBJECT_BYTES = 4 << 20
 FIRST_RETRY_MS, MAX_RETRY_MS = 100, 5_000
 MAX_GATHER_MS = 50
+REPEATED_AFTER = 1_000  # objects: an idle writer repeats its checkpoint, so that a restore has few to read
 NOWHERE: Position = (0, 0)
 EVERYWHERE: Position = (1 << 63, 0)
 
@@ -129,6 +130,7 @@ class Sequence:
         self._in_flight: Upload | None = None
         self._sent_ms = 0  # when it was sent first
         self._plans: list[Plan] = []  # the first one is being uploaded
+        self._installed: Plan | None = None  # the last one that this term has
         self._began: list[tuple[int, int]] = []  # log files, each with the first object that has bytes of it
 
     # --- what the log and the store report
@@ -198,13 +200,15 @@ class Sequence:
         elif self._plans and self._plans[0].refs is not None and self._plans[0].after <= self.uploaded:
             upload = self._upload("checkpoint", wall_ms)
             upload.plan = self._plans[0]
-            upload.body = objects.encode_checkpoint(self._checkpoint(self._plans[0], upload.head.number))
         elif self.alive_ms and now_ms - self.confirmed_ms >= self.alive_ms:
-            upload = self._upload(
-                "alive", wall_ms, as_of_ms=self.as_of_ms() if self.is_quiet() and not self._marks else 0
-            )
+            repeated = self._installed if self.last_number - self.base >= REPEATED_AFTER else None
+            as_of_ms = self.as_of_ms() if self.is_quiet() and not self._marks else 0
+            upload = self._upload("checkpoint" if repeated else "alive", wall_ms, as_of_ms=as_of_ms)
+            upload.plan = repeated
         else:
             return None
+        if upload.plan is not None:
+            upload.body = objects.encode_checkpoint(self._checkpoint(upload.plan, upload.head.number))
         self._in_flight, self._last_wall_ms, self._sent_ms = upload, upload.head.at_ms, now_ms
         return upload
 
@@ -281,8 +285,9 @@ class Sequence:
     def _checkpoint_created(self, upload: Upload) -> None:
         plan, self.base = upload.plan, upload.head.number
         if plan is None or plan not in self._plans:
-            return  # the rest of its term was given up
+            return  # it is repeated, or the rest of its term was given up
         self._plans.remove(plan)
+        self._installed = plan
         self._began = [one for one in self._began if one[0] >= plan.snapshot]
         if self.state is State.OPENING:
             self._go(State.FOLLOWING)
@@ -369,6 +374,7 @@ class Sequence:
     def _give_up(self) -> None:
         """Keep the log no longer: the next checkpoint begins a new term."""
         self._go(State.LOST)
+        self._installed = None
         self._plans.clear()
         self._marks.clear()
 
