@@ -22,6 +22,7 @@ from topics.server.http.request_log import RequestLog
 from topics.server.limits.budget import ANSWERS, BODIES, EXCHANGE_BYTES, STREAMS, UNPACKING, MemoryBudget, Receiver
 
 _GZIP_THREADS = 2
+NOTHING = Gunzip(b"", 0)
 _UNBLOCK_S = 0.05  # how often streams that wait for the memory budget are tried again
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # the first bytes of a client of HTTP/2 (RFC 9113 section 3.4)
 
@@ -46,8 +47,8 @@ class Service:
         # Threads start when there is something to do. One unpacks: several bodies would all be half unpacked at a time.
         self.pool = ThreadPoolExecutor(max_workers=_GZIP_THREADS, thread_name_prefix="topics-gzip")
         self.unpacker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="topics-gunzip")
-        self.unpacking: set[Gunzip] = set()  # bodies that it has, or gets
-        self.budget.count(UNPACKING, lambda: sum(gunzip.size_bytes for gunzip in self.unpacking))
+        self.unpacking = NOTHING  # what it unpacks now
+        self.budget.count(UNPACKING, lambda: self.unpacking.size_bytes)
         self.draining = False
         self._blocked: dict[Callable[[], bool], None] = {}  # of streams that wait for the budget
 
@@ -310,9 +311,8 @@ class ExchangeConnection(asyncio.Protocol, Generic[E]):
         # Bound: each round takes one body out of the list.
         while packed:
             exchange, gunzip = packed.pop(0)
-            server.unpacking.add(gunzip)
             unpacking = asyncio.get_running_loop().run_in_executor(server.unpacker, self._unpack, exchange, gunzip)
-            unpacking.add_done_callback(partial(self._unpacked, exchange, gunzip))
+            unpacking.add_done_callback(partial(self._unpacked, exchange))
 
     def _unpack(self, exchange: E, gunzip: Gunzip) -> bytes | None:
         """Return the body, on a thread; None if no client waits any more. Raise `throttled` without memory for it.
@@ -322,14 +322,17 @@ class ExchangeConnection(asyncio.Protocol, Generic[E]):
         budget, body = self._server.budget, None
         if budget.full:
             raise budget.error()
-        while body is None and not exchange.dropped:
-            body = gunzip.step()
-            if budget.limit_bytes and budget.charged_bytes + gunzip.size_bytes > budget.limit_bytes:
-                raise budget.error()
-        return body
+        self._server.unpacking = gunzip
+        try:
+            while body is None and exchange.unpacking and not exchange.dropped:
+                body = gunzip.step()
+                if budget.limit_bytes and budget.charged_bytes + gunzip.size_bytes > budget.limit_bytes:
+                    raise budget.error()
+            return body
+        finally:
+            self._server.unpacking = NOTHING
 
-    def _unpacked(self, exchange: E, gunzip: Gunzip, done: asyncio.Future[bytes | None]) -> None:
-        self._server.unpacking.discard(gunzip)
+    def _unpacked(self, exchange: E, done: asyncio.Future[bytes | None]) -> None:
         if exchange.unpacking and not exchange.dropped and not done.cancelled():
             if (error := done.exception()) is not None:
                 self.exchanges.unpack_failed(exchange, error)
