@@ -1,7 +1,7 @@
 """Decoding of write bodies: small ones at once, large ones in steps. Pure.
 
-The decoder cannot be interrupted, and takes 30 to 60 ms for 64 MiB. A body that would take longer is decoded a part of
-its records at a time (`model/write_outline.py`).
+The decoder cannot be interrupted, and takes 30 to 60 ms for 64 MiB. A body that would take longer, or that the decoder
+rejects, is decoded a part of its records at a time (`model/write_outline.py`).
 """
 
 import contextlib
@@ -60,12 +60,17 @@ def decode_steps(
 ) -> Generator[None, None, Any]:
     """Return the decoded write, in steps, and note its unknown fields. Try `plain` first, which is faster."""
     yield from check_text_steps(body)
-    if is_slow(body):
-        return (yield from _decode_parts(decoder, body, limits, noted))
-    if plain is not None:
-        with contextlib.suppress(msgspec.MsgspecError, RecursionError):
+    in_parts = is_slow(body)
+    if plain is not None and not in_parts:
+        try:
             return _checked(plain.decode(body), limits)
+        except (msgspec.ValidationError, RecursionError):
+            pass
+        except msgspec.DecodeError:
+            in_parts = b"\\ud" in body or b"\\uD" in body  # if it is a lone surrogate, its part is decoded again
         yield
+    if in_parts:
+        return (yield from _decode_parts(decoder, body, limits, noted))
     return _checked((yield from decoder.decode_steps(body, noted)), limits)
 
 
