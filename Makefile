@@ -101,6 +101,7 @@ docs: $(READY) $(SYNC) ## regenerate the generated pages
 	$(PYTHON) -m tools.docs.formats > docs/formats.md
 	$(PYTHON) -m tools.docs.errors > docs/guide/errors.md
 	$(PYTHON) -m tools.docs.reference docs/reference
+	$(PYTHON) -m tools.docs.openapi > src/topics/server/api/openapi.json
 
 site: $(READY_DOCS) $(SYNC) ## build the documentation as a static site in build/site; broken links fail
 	$(PYTHON) tools/site/build.py

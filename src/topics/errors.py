@@ -118,6 +118,27 @@ class Corrupt(Exception):
         self.what = what
 
 
+class DamageReport(str):
+    """A report of damage that a start has found: a text, and the parts of it. `harmless` damage costs no record."""
+
+    path: str
+    offset: int
+    what: str
+    seqs: tuple[int, int] | None
+    topic: str | None
+    harmless: bool
+
+    def __new__(
+        cls, path: str, offset: int, what: str, *, topic: str | None = None, seqs: tuple[int, int] | None = None,
+        harmless: bool = False,
+    ) -> Self:  # fmt: skip
+        where = "" if seqs is None else f"; topic {topic}, seqs {seqs[0]} to {seqs[1]}"
+        report = str.__new__(cls, f"{path} at byte {offset}: {what}{where}")
+        report.path, report.offset, report.what = path, offset, what
+        report.topic, report.seqs, report.harmless = topic, seqs, harmless
+        return report
+
+
 class UnknownFormat(Exception):
     """Whole bytes that another version of topics wrote. A server that went on without them would lose what they say."""
 

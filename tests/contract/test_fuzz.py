@@ -1,6 +1,5 @@
 """Requests generated from the OpenAPI document: no 5xx, and only documented answers."""
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +17,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tests.conftest import ServerProcess
-from topics.server.api import openapi
+from tools.docs import openapi
 from topics.server.api.route_table import ROUTES
 
 EXAMPLES, MANY = 5, 100
@@ -53,7 +52,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 def operations() -> Iterator[Any]:
     """Return all operations except HEAD, which answers like GET, and streams, which have no end."""
     streams = {(route.method, route.path) for route in ROUTES if route.stream}
-    for found in schemathesis.openapi.from_dict(json.loads(openapi.document(ROUTES))).get_all_operations():
+    for found in schemathesis.openapi.from_dict(openapi.document(ROUTES)).get_all_operations():
         operation = found.ok()
         method = operation.method.upper()
         if method != "HEAD" and (method, operation.path) not in streams:

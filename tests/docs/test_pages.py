@@ -9,9 +9,9 @@ import pytest
 
 from tests.docs.blocks import blocks_of
 from tools.docs import errors as errors_doc
+from tools.docs.openapi import TEXTS
 from topics.errors import Code
 from topics.model.topic import TopicConfig
-from topics.server.api.openapi import TEXTS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from tools.docs import reference
+from tools.docs import openapi, reference
 from topics.model.watch import Command
-from topics.server.api import openapi
 from topics.server.api.route_table import ROUTES
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +35,7 @@ def test_index_links_every_route_to_its_section(pages: dict[str, str]) -> None:
 
 
 def test_section_has_every_parameter_field_and_error_of_its_route(pages: dict[str, str]) -> None:
-    document = json.loads(openapi.document(ROUTES))
+    document = openapi.document(ROUTES)
     for route in ROUTES:
         operation = document["paths"][route.path][route.method.lower()]
         text = _section(pages[f"{operation['tags'][0]}.md"], f"{route.method} {route.path}")

@@ -15,7 +15,7 @@ from schemathesis.checks import not_a_server_error
 
 from tests.conftest import ServerProcess
 from tests.security.conftest import STREAMS_END_S, Caller, request
-from topics.server.api import openapi
+from tools.docs import openapi
 from topics.server.api.route import Route
 from topics.server.api.route_table import ROUTES
 
@@ -53,7 +53,7 @@ def reveals(text: str, sent: str) -> bool:
 
 def operations() -> Iterator[Any]:
     streams = {(route.method, route.path) for route in ROUTES if route.stream}
-    for found in schemathesis.openapi.from_dict(json.loads(openapi.document(ROUTES))).get_all_operations():
+    for found in schemathesis.openapi.from_dict(openapi.document(ROUTES)).get_all_operations():
         operation = found.ok()
         method = operation.method.upper()
         if method != "HEAD" and (method, operation.path) not in streams:

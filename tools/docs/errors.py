@@ -5,8 +5,8 @@
 
 import sys
 
+from tools.docs.openapi import TEXTS
 from topics.errors import Code
-from topics.server.api.openapi import TEXTS
 
 INTRODUCTION = """\
 # Errors

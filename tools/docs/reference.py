@@ -14,8 +14,8 @@ from typing import Any, get_args
 import msgspec
 
 from tools.docs import pushed
+from tools.docs.openapi import TYPES, document, meaning, types_in
 from topics.model.watch import Command, PublishTimes
-from topics.server.api.openapi import TYPES, document, meaning, types_in
 from topics.server.api.route_table import ROUTES
 
 TYPES.update(types_in(pushed))  # the events that the server sends are not in the OpenAPI document
@@ -63,7 +63,7 @@ same fields and their name as `op`. [Watching](../watch.md#websocket) explains t
 
 def pages() -> dict[str, str]:
     """Return the pages by file name."""
-    api = msgspec.json.decode(document(ROUTES))
+    api = document(ROUTES)
     groups: dict[str, list[_Operation]] = {tag["name"]: [] for tag in api["tags"]}
     for operation in _operations(api):
         groups[operation.tag].append(operation)

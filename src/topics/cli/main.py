@@ -66,7 +66,7 @@ def _dispatch(words: list[str]) -> int:
     words = _with_options_last(words)
     if not words or words[0] in HELP_FLAGS or words[0] not in tree.ROWS:
         return _help(words)
-    return _run(_settings_if_meant(words))
+    return _run(words)
 
 
 def _run(words: list[str]) -> int:
@@ -88,16 +88,6 @@ def _run(words: list[str]) -> int:
             pipeline_start.print_failure_of(words, "interrupted", "interrupted", pipeline_start.AGAIN)
         return EXIT_INTERRUPTED
     return code
-
-
-def _settings_if_meant(words: list[str]) -> list[str]:
-    """Return `settings …` for `config …` without a topic: `config` printed the settings of the server first."""
-    if words[0] == "config":
-        from topics.config import SETTINGS
-
-        if len(words) == 1 or words[1].partition("=")[0] in {row.flag for row in SETTINGS}:
-            return ["settings", *words[1:]]
-    return words
 
 
 def _help(words: list[str]) -> int:

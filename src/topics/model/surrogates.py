@@ -74,7 +74,7 @@ def _address(buffer: Raw | bytes) -> int:
 
 def mask(text: bytes) -> Masked | None:
     """Return the text with placeholders, or None if it has no lone surrogates."""
-    return _finish(mask_steps(text))
+    return finish(mask_steps(text))
 
 
 def mask_steps(text: bytes) -> Generator[None, None, Masked | None]:
@@ -126,7 +126,8 @@ def _without_backslashes(text: bytes) -> Generator[None, None, bytes]:
     return b"".join(parts)
 
 
-def _finish(steps: Generator[None, None, T]) -> T:
+def finish(steps: Generator[None, None, T]) -> T:
+    """Run all steps, and return their result."""
     while True:
         try:
             next(steps)
@@ -135,16 +136,12 @@ def _finish(steps: Generator[None, None, T]) -> T:
             return result
 
 
-def decode(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+def decode_steps(decoder: msgspec.json.Decoder[Any], body: bytes) -> Generator[None, None, Any]:
     """Return the write in a body with such escapes, as a `WriteRequest` or the `publish` of a WebSocket.
 
-    Return None if the body has no such escape or is not a write. Raise like the decoder.
+    Return None if the body has no such escape or is not a write. Raise like the decoder. The decoding itself is one
+    step.
     """
-    return _finish(decode_steps(decoder, body))
-
-
-def decode_steps(decoder: msgspec.json.Decoder[Any], body: bytes) -> Generator[None, None, Any]:
-    """Do the work of `decode` in steps. The decoding itself is one step."""
     masked = yield from mask_steps(body)
     if masked is None:
         return None

@@ -8,7 +8,7 @@ the lenient type, and compared with the JSON value to find the names of its unkn
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
 from functools import reduce
 from itertools import islice
@@ -19,6 +19,7 @@ from typing import Any, Generic, Protocol, TypeVar, Union, get_args, get_origin
 import msgspec
 from msgspec import NODEFAULT, Struct, defstruct, structs
 
+from topics.model import surrogates
 from topics.model.wire import MAX_PLAIN_BODY_BYTES, UnknownField, body_too_large, check_text, decode_error, did_you_mean
 
 MAX_WARNINGS = 16
@@ -62,15 +63,15 @@ def warning_of(name: str, known: list[str], *, kind: str = "field", path: str = 
 
 
 class RequestDecoder(Generic[T]):
-    """Decodes the requests of one type. If a decoder fails, `rescue` may return a result, or None."""
+    """Decodes the requests of one type. Those that write may have escapes of lone surrogates."""
 
-    __slots__ = ("_decode_strict", "_rescue", "lenient", "strict")
+    __slots__ = ("_decode_strict", "_lenient", "_strict", "_writes")
 
-    def __init__(self, kind: Any, rescue: Callable[[msgspec.json.Decoder[Any], bytes], Any] | None = None) -> None:
-        self.strict = msgspec.json.Decoder(strict(kind))
-        self.lenient = msgspec.json.Decoder(kind)
-        self._decode_strict = self.strict.decode
-        self._rescue = rescue
+    def __init__(self, kind: Any, *, writes: bool = False) -> None:
+        self._strict = msgspec.json.Decoder(strict(kind))
+        self._lenient = msgspec.json.Decoder(kind)
+        self._decode_strict = self._strict.decode
+        self._writes = writes
 
     def decode(self, body: bytes, noted: Noted) -> T:
         """Return the decoded body, and note its unknown fields. Raise `invalid_request` with the invalid field.
@@ -86,26 +87,32 @@ class RequestDecoder(Generic[T]):
             found: T = self._decode_strict(body or b"{}")
             return found
         except (msgspec.DecodeError, RecursionError):
-            pass  # decoded again below: only a request that is refused pays for that
+            pass  # decoded again: only a request that is refused pays for that
+        return surrogates.finish(self.decode_steps(body or b"{}", noted))
+
+    def decode_steps(self, text: bytes, noted: Noted) -> Generator[None, None, T]:
+        """Return the decoded text, in steps, and note its unknown fields. Raise `invalid_request`."""
         try:
-            return self._decode_or_rescue(self.strict, body)
+            return (yield from self._decode(self._strict, text))
         except UnknownField as unknown:
             refused = unknown.with_traceback(None)  # it would refer to this frame, and the frame to it
             refused.__context__ = None  # the same
-        found = self._decode_or_rescue(self.lenient, body)
-        note(noted, warnings_about(refused, body, found))
+        yield
+        found = yield from self._decode(self._lenient, text)
+        note(noted, warnings_about(refused, text, found))
         return found
 
-    def _decode_or_rescue(self, decoder: msgspec.json.Decoder[Any], body: bytes) -> T:
+    def _decode(self, decoder: msgspec.json.Decoder[Any], text: bytes) -> Generator[None, None, T]:
         try:
             try:
-                found: T = decoder.decode(body or b"{}")
-                return found
-            except msgspec.DecodeError:
-                if self._rescue is None or (rescued := self._rescue(decoder, body)) is None:
+                found: T = decoder.decode(text)
+            except msgspec.DecodeError as error:
+                if isinstance(error, msgspec.ValidationError) or not self._writes:
                     raise
-                found = rescued
-                return found
+                found = yield from surrogates.decode_steps(decoder, text)
+                if found is None:
+                    raise
+            return found
         except (msgspec.MsgspecError, RecursionError) as error:
             raise decode_error(error, decoder.type) from None
 
@@ -115,7 +122,7 @@ def warnings_about(refused: UnknownField, text: bytes, found: Any) -> Iterator[s
     search: Iterator[str] = iter(())
     if len(text) <= SEARCHED_BYTES:
         with suppress(msgspec.MsgspecError, RecursionError):  # fails for escapes of lone surrogates
-            search = _unknown(found, msgspec.json.decode(text or b"{}"), "")
+            search = _unknown(found, msgspec.json.decode(text), "")
     # If the search finds nothing, the strict decoder has named the first unknown field.
     yield next(search, warning_of(refused.name, refused.known, path=refused.path))
     yield from search

@@ -14,7 +14,6 @@ from topics.engine.engine import Engine
 from topics.engine.state.topics import SegmentLimits, State
 from topics.model.records import Limits
 from topics.server.access.caller import KeyRing, Quotas
-from topics.server.api import openapi
 from topics.server.api.guard import Guard, protected
 from topics.server.api.request_handler import RequestHandler
 from topics.server.api.route import RouteTable
@@ -61,7 +60,7 @@ class TopicsApp:
         self.holds = LoopHolds()
         self.quotas = Quotas(settings, self.budget)
         served = [route for route in ROUTES if settings.console or not route.console]
-        self.startup = Startup(clock, partial(openapi.document_steps, served), console=settings.console)
+        self.startup = Startup(clock, {route.path for route in served}, console=settings.console)
         routes = RouteTable(protected(served, Pages.of(settings)))
         keys = KeyRing(settings.key_rules())
         self.use_keys = keys.replace

@@ -17,8 +17,8 @@ DEST = "setting_"
 def register(subparsers: Subparsers) -> None:
     parser = add_parser(
         subparsers, "settings", "", option("--json", "print one JSON object; secrets are hidden"), add_flags,
-        description="Print the settings of `topics serve` that are in force. (`topics config` without a topic does the "
-        "same.) The configuration of a topic is `topics config TOPIC`.",
+        description="Print the settings of `topics serve` that are in force. The configuration of a topic is `topics "
+        "config TOPIC`.",
         usage="%(prog)s [-h] [--json] [--SETTING VALUE ...]",
     )  # fmt: skip
     parser.set_defaults(execute=execute)

@@ -7,12 +7,11 @@ that only the missing part knew comes back empty under its name.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from topics import logs
 from topics.engine import retention
 from topics.engine.state.topics import State
 from topics.engine.write import apply
+from topics.errors import DamageReport
 from topics.storage.datadir import DataDir
 from topics.storage.log import entry as entries
 from topics.storage.log import ledger, walfile
@@ -23,17 +22,6 @@ from topics.storage.log.walfile import HEADER_BYTES
 log = logs.Log("recovery")
 
 LOST_PART = "may have been in the part of the log that is not there"
-
-
-class Lost(NamedTuple):
-    """Seqs of a topic that may have been in a missing part of the log."""
-
-    path: str
-    offset: int
-    what: str
-    topic: str
-    first: int
-    last: int
 
 
 class Check:
@@ -74,7 +62,7 @@ class Check:
         self._known = set(state.by_id)  # topics in the snapshot or in the log so far
         self._appended: set[int] = set()  # topics whose next seq is known from an entry after the last missing part
         self._changed: set[int] = set()  # topics with entries other than records
-        self.lost: list[Lost] = []
+        self.lost: list[DamageReport] = []  # seqs that may have been in a missing part of the log
         self._missing_at: tuple[str, int] | None = None  # where the last missing part begins
 
     def before_file(self, number: int | None) -> None:
@@ -144,7 +132,7 @@ class Check:
             first = topic.head + 1
             retention.skip_to(topic, topic.ceiling + 1, "corrupt")
             if topic.head >= first:
-                self.lost.append(Lost(*self._missing_at, what, topic.name, first, topic.head))
+                self.lost.append(DamageReport(*self._missing_at, what, topic=topic.name, seqs=(first, topic.head)))
                 log.error("seqs_lost", topic=topic.name, first_seq=first, last_seq=topic.head, file=self._missing_at[0])
 
     def unnoted(self) -> set[int]:
@@ -166,7 +154,7 @@ class Check:
         """Report that a log file lacks everything from `offset` on."""
         path = self._dir.wal_path(number)
         self._missing_at = path, offset
-        self._damage.append(f"{path} at byte {offset}: {what}")
+        self._damage.append(DamageReport(path, offset, what))
         log.error("log_incomplete", file=path, offset=offset, what=what)
         self._appended.clear()
         self._restore_topics(number + 1, 0)

@@ -24,7 +24,7 @@ from topics.engine.durable.snapshot_load import load_topics
 from topics.engine.routers import replay
 from topics.engine.state.topics import State
 from topics.engine.write import apply, archived
-from topics.errors import Corrupt, UnknownFormat
+from topics.errors import Corrupt, DamageReport, UnknownFormat
 from topics.model.nesting import limit_restored
 from topics.model.topic import SYNCED
 from topics.storage import snapshot as snap
@@ -52,7 +52,7 @@ class Recovered(NamedTuple):
     cut: list[str]  # unfinished writes at the end of the log
     unchanged: bool  # the snapshot holds the whole state: the start needs no new one
     backlog: Backlog  # records of `memory` topics, replayed after the server is ready
-    lost: list[lost_log.Lost]  # seqs that may have been in a missing part of the log
+    lost: list[DamageReport]  # seqs that may have been in a missing part of the log
     unnoted: set[int]  # topics whose changes the ledger has not noted
     unsynced: list[tuple[str, int, bytes]]  # path, offset and bytes of the log that no sync is known to have covered
     heads: dict[int, int]  # highest seq of each topic in the files, by topic id: the start may skip some after it
@@ -66,17 +66,19 @@ def recover(
     cold_dir: str | None,
     progress: Progress,
     defer_memory: bool = False,
+    damage: list[str] | None = None,
 ) -> Recovered:
     """Recover `state`. Blocks: call it on a thread of its own. Raise `Corrupt` if no snapshot can be read.
 
-    Raise `DataDirError` if another version of topics wrote what this one does not know.
+    Raise `DataDirError` if another version of topics wrote what this one does not know. Add what is damaged to
+    `damage`, also if this raises.
 
     With `defer_memory`, leave the records of `memory` topics in the backlog, so that the server is ready sooner.
     """
     try:
         with limit_restored():
             routers = replay.Recovering(state)
-            damage: list[str] = []
+            damage = [] if damage is None else damage
             snapshot = load_topics(datadir, state, caches, cold_dir=cold_dir, damage=damage)
             return Recovery(datadir, state, routers, snapshot, damage, progress, defer_memory=defer_memory).run()
     except UnknownFormat as error:
@@ -228,7 +230,7 @@ class Recovery:
         except Corrupt as error:
             if self._dir.written_by not in ("", __version__):
                 raise UnknownFormat(str(error)) from error
-            damage.append(str(error))
+            damage.append(_report(state, file.path, item.at, error.what, item.frame.head))
             log.error("entry_unreadable", file=file.path, offset=item.at, reason=error.what)
             _lose_head(state, item.frame.head, item.end - item.at, "corrupt")
             return 0
@@ -285,14 +287,23 @@ class Recovery:
 
 def _note_damage(state: State, file: LogFile, item: walfile.Damage, damage: list[str]) -> None:
     size = item.end - item.at
-    seqs = ""
+    report = _report(state, file.path, item.at, f"{size} damaged bytes in the log", item.head)
     if item.head is not None:
-        topic = state.by_id.get(item.head.topic_id)
-        if topic is not None and item.head.kind == entries.APPEND:
-            seqs = f"; topic {topic.name}, seqs {item.head.first} to {item.head.first + item.head.count - 1}"
         _lose_head(state, item.head, size, "corrupt")
-    damage.append(f"{file.path} at byte {item.at}: {size} damaged bytes{seqs}")
-    log.error("log_damaged", file=file.path, offset=item.at, bytes=size, lost=seqs.removeprefix("; "))
+    damage.append(report)
+    log.error("log_damaged", file=file.path, offset=item.at, bytes=size, lost=report.partition("; ")[2])
+
+
+def _report(state: State, path: str, at: int, what: str, head: Head | None) -> DamageReport:
+    """Return the report about an entry with this head: the seqs of its records, or the topic that it changes."""
+    topic = None if head is None else state.by_id.get(head.topic_id)
+    if head is None or topic is None:
+        return DamageReport(path, at, what)
+    if head.kind == entries.APPEND:
+        return DamageReport(path, at, what, topic=topic.name, seqs=(head.first, head.first + head.count - 1))
+    change = "changes of consumers" if head.kind == entries.CONSUMERS_CHANGED else "a change"
+    others = " and perhaps of others" if head.kind == entries.CONSUMERS_CHANGED else ""
+    return DamageReport(path, at, f"{what}; {change} of topic {topic.name}{others}", topic=topic.name)
 
 
 def _lose_head(state: State, head: Head, size: int, reason: str) -> None:

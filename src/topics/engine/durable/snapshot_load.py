@@ -11,11 +11,11 @@ from topics.engine.routers.graph import table_of
 from topics.engine.state import snapshot_parts
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
-from topics.errors import Corrupt
+from topics.errors import Corrupt, DamageReport
 from topics.storage import snapshot as snap
 from topics.storage.data_layout import holds_topics
 from topics.storage.datadir import DataDir, DataDirError
-from topics.storage.fs import File
+from topics.storage.fs import File, absence
 from topics.storage.log.log_files import newest_snapshot
 from topics.storage.segments import codec
 from topics.storage.segments.sealed import SealedSegment
@@ -88,11 +88,14 @@ def restore_topic(
                 raise Corrupt(path, 0, "these are not the records that the snapshot names")
             tail = MemorySegment.from_bytes(data, path=path, opened_ms=found.tail.opened_ms, harmless=harmless)
             for what in harmless:
-                damage.append(f"{path} at byte {found.tail.offset}: topic {found.name}: {what}; nothing is lost")
+                reported = f"topic {found.name}: {what}; nothing is lost"
+                damage.append(DamageReport(path, found.tail.offset, reported, topic=found.name, harmless=True))
                 log.warning("tail_flawed", file=path, offset=found.tail.offset, topic=found.name, what=what)
         except (Corrupt, FileNotFoundError) as error:  # other disk errors may be temporary: nothing is lost
             failed = error
-            damage.append(f"{path}: the last records of topic {found.name} cannot be read: {error}")
+            what, at = (error.what, error.offset) if isinstance(error, Corrupt) else (absence(error), 0)
+            seqs = _first_of_tail(found), found.head
+            damage.append(DamageReport(path, found.tail.offset + at, what, topic=found.name, seqs=seqs))
     topic = snapshot_parts.restore(state, found, sealed=sealed, tail=tail)
     if failed is not None and found.tail is not None:
         _lose_tail(topic, found, found.tail)
@@ -119,10 +122,13 @@ def segment_path(datadir: DataDir, topic_id: int, first: int, cold_dir: str | No
     return hot if cold_dir is None else cold_dir + hot[len(datadir.segments_dir) :]
 
 
+def _first_of_tail(found: snap.TopicSnapshot) -> int:
+    return max([ref.first + ref.count for ref in found.segments] + [found.earliest])
+
+
 def _lose_tail(topic: Topic, found: snap.TopicSnapshot, tail: snap.TailRef) -> None:
     """Count all records after the sealed segments as lost."""
-    sealed_end = max([ref.first + ref.count for ref in found.segments], default=1)
-    first = max(sealed_end, topic.earliest)
+    first = _first_of_tail(found)
     topic.removed(tail.live, tail.live_bytes)
     if topic.queue is not None:
         topic.queue.left_range(first, topic.head + 1)

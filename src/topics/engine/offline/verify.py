@@ -21,15 +21,13 @@ from topics.engine.durable import recovery, snapshot_load
 from topics.engine.offline.seq_account import SeqAccount, account, wrong_marks
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
-from topics.errors import Corrupt, UnknownFormat
+from topics.errors import Corrupt, DamageReport, UnknownFormat
 from topics.storage import snapshot as snap
 from topics.storage.backup import COPIED_BOOT_ID
 from topics.storage.check import Examined, Problem, examine
 from topics.storage.datadir import DataDir, DataDirError, UnknownVersion
-from topics.storage.fs import Fs, ReadOnlyFs, absence, next_step, read_whole
-from topics.storage.log import entry as entries
-from topics.storage.log import ledger, walfile
-from topics.storage.log.log_files import LogFile, read_log
+from topics.storage.fs import Fs, ReadOnlyFs, absence, next_step
+from topics.storage.log.log_files import newest_snapshot
 from topics.storage.segments import codec
 from topics.storage.segments.marks import put_marks
 from topics.storage.segments.sealed import SealedSegment
@@ -42,9 +40,6 @@ RESTORE = (
 )
 RESTORE_ALL = "restore the directory from a backup"
 HARMLESS = "nothing is lost as long as the rest is whole: see to the disk, and take a backup to another one"
-NEXT_SNAPSHOT = "nothing is lost: the other copy is whole, and the next checkpoint of a running server leaves it behind"
-OLDER_SNAPSHOT = "restore from a backup: a server started as it is falls back to an older snapshot, if there is one"
-UNKNOWN_END = "restore from a backup if records are missing: where the log before this file ends is unknown"
 REPORT = "the files contradict each other: keep a copy of the directory, report this, and restore from a backup"
 
 Progress = Callable[[int, int], None]  # bytes read, bytes in all
@@ -99,7 +94,7 @@ class _Verifier:
         self._done = self._total = 0
         self._is_copy = False
         self._lacks_cold = False  # segments are in a cold folder that was not named
-        self._names: dict[int, str] = {}
+        self._damage: list[str] = []  # what a start would report
         self._named: set[str] = set()  # files that the snapshot or the log needs
         self._problems: dict[tuple[int, int], list[Problem]] = {}  # of sealed segments, by topic and first seq
 
@@ -133,12 +128,11 @@ class _Verifier:
         snapshot = self._newest_snapshot()
         if snapshot is not None:
             report.snapshot = snapshot.wal_number or None
-            with snapshot_load.open_tails(self.dir) as read_tail:
-                for topic in snapshot.topics:
-                    self._topic(topic, read_tail)
+            for topic in snapshot.topics:
+                self._topic(topic)
             self._is_copy = snapshot.boot_id == COPIED_BOOT_ID
-            self._log(snapshot)
-            self._replay()
+            self._replay(snapshot)
+        self._report_damage()
         self._left_over()
 
     # --- files
@@ -177,31 +171,22 @@ class _Verifier:
 
     def _newest_snapshot(self) -> snap.Snapshot | None:
         """Return the newest readable snapshot; None if there are snapshots and none is readable."""
-        numbers = self.dir.snapshot_numbers()
-        for number in reversed(numbers):
-            path = self.dir.snapshot_path(number)
-            self._named.add(path)
-            try:
-                data = read_whole(self.fs, path)
-                self._step(len(data))
-                snapshot = snap.decode(data, path=path, number=number)
-            except OSError as error:
-                self._unreadable(error)
-                continue
-            except Corrupt as error:
-                self._found(path, error.offset, error.what, OLDER_SNAPSHOT)
-                continue
-            for at in snap.damaged_copies(data):
-                self._found(path, at, "one copy of the snapshot is damaged", NEXT_SNAPSHOT)
-            return snapshot
-        return None if numbers else snap.empty()
+        snapshot = None
+        try:
+            snapshot = newest_snapshot(self.dir, self._damage)
+        except OSError as error:
+            self._unreadable(error)
+        except Corrupt as error:
+            self._found(error.path, error.offset, error.what, RESTORE_ALL)
+        since = 0 if snapshot is None else snapshot.wal_number
+        self._named.update(self.dir.snapshot_path(n) for n in self.dir.snapshot_numbers() if n >= since)
+        return snapshot
 
-    def _topic(self, found: snap.TopicSnapshot, read_tail: Callable[[snap.TailRef], bytes]) -> None:
-        self._names[found.topic_id] = found.name
+    def _topic(self, found: snap.TopicSnapshot) -> None:
         for ref in found.segments:
             self._sealed(found, ref)
         if found.tail is not None:
-            self._tail(found, found.tail, read_tail)
+            self._named.add(self.dir.tails_path(found.tail.tails))
         parts = [*found.segments, *(() if found.tail is None else (found.tail,))]
         live, live_bytes = sum(part.live for part in parts), sum(part.live_bytes for part in parts)
         wrong = []
@@ -241,28 +226,6 @@ class _Verifier:
                 what = f"{said}, the file has {live} of {live_bytes}"
                 self._found(path, footer.flags_at, what, REPORT, topic=found.name)
 
-    def _tail(self, found: snap.TopicSnapshot, ref: snap.TailRef, read_tail: Callable[[snap.TailRef], bytes]) -> None:
-        path = self.dir.tails_path(ref.tails)
-        self._named.add(path)
-        first = max([one.first + one.count for one in found.segments] + [found.earliest])
-        try:
-            data = read_tail(ref)
-        except OSError as error:
-            self._damaged_seqs(path, 0, _why(error), found.name, first, found.head)
-            return
-        self._step(len(data))
-        examined = examine(lambda size, at: data[at : at + size], ref.size, path=path, taken=lambda at, data: None)
-        footer = examined.footer
-        for problem in examined.problems:
-            low, high = first, found.head
-            if footer is not None and problem.offset >= footer.flags_at:
-                low, high = footer.first + problem.low, footer.first + problem.high - 1
-            elif not problem.whole and problem.low >= problem.high:
-                low, high = 1, 0  # costs no record
-            self._damaged_seqs(path, ref.offset + problem.offset, problem.what, found.name, low, high)
-        if not examined.problems and footer is not None and footer.first + footer.count != found.head + 1:
-            self._found(path, ref.offset, "the last records do not end at the topic's head", REPORT, topic=found.name)
-
     def _examine_file(self, path: str, known: codec.Footer | None) -> Examined:
         """Return the content of the file, or the problem that it cannot be read."""
         try:
@@ -277,90 +240,26 @@ class _Verifier:
             count = 0 if known is None else known.count
             return Examined(known, None, b"", [Problem(0, _why(error), 0, count, whole=True)])
 
-    # --- the log
-
-    def _log(self, snapshot: snap.Snapshot) -> None:
-        since = snapshot.wal_number
-        oldest = min(since, snap.ledger_number(snapshot) or since)
-        account, unreadable = None, list[OSError]()
-        try:
-            account = None if snapshot.boot_id == self.fs.boot_id() != "" else ledger.read(self.dir, since)
-        except OSError as error:
-            unreadable.append(error)
-        synced_to = None if account is None else account.synced_to
-        unsynced_from = ledger.unsynced_from(self.dir, account)
-        files = read_log(
-            self.dir, since, [], self.report.notes, unsynced_from=unsynced_from, unreadable=unreadable.append
-        )
-        for found in unreadable:
-            self._unreadable(found)
-        self._named.update(self.dir.wal_path(number) for number in self.dir.wal_numbers() if number >= since)
-        self._named.update(self.dir.ledger_path(number) for number in self.dir.ledger_numbers() if number >= oldest)
-        self.report.log_files = len(files)
-        for file in files:
-            damaged = walfile.damaged_headers(file.data)
-            if file.unreadable:
-                self._found(file.path, 0, file.unreadable, RESTORE)
-            elif len(damaged) == 2:
-                self._found(file.path, 0, "the header of a log file is damaged or cut short", UNKNOWN_END)
-            elif damaged:
-                self._found(file.path, damaged[0], "one copy of the header is damaged", NEXT_SNAPSHOT)
-            for item in walfile.scan(file.data):
-                if isinstance(item, walfile.Damage):
-                    unsynced = synced_to is not None and (file.number, item.at) >= synced_to
-                    for begun in () if item.torn and file.last else item.begun:
-                        self._log_entry(file, begun)
-                    self._log_damage(file, item, torn=unsynced or (item.torn and file.last))
-                else:
-                    self._log_entry(file, item)
-            self._step(self.fs.size(file.path))
-
-    def _log_damage(self, file: LogFile, item: walfile.Damage, *, torn: bool) -> None:
-        if torn:
-            at, size = item.write_at, item.end - item.write_at
-            self.report.notes.append(
-                f"{file.path} at byte {at}: {size} bytes of a write that did not end; a start leaves them out"
-            )
-            return
-        size = item.end - item.at
-        head = item.head
-        name = None if head is None else self._names.get(head.topic_id)
-        if head is not None and name is not None and head.kind == entries.APPEND:
-            what = f"{size} damaged bytes in the log"
-            self._damaged_seqs(file.path, item.at, what, name, head.first, head.first + head.count - 1)
-        else:
-            known = "" if name is None else f"; a change of topic {name}"
-            if name is not None and head is not None and head.kind == entries.CONSUMERS_CHANGED:
-                known = f"; changes of consumers of topic {name} and perhaps of others"
-            next_step = f"{RESTORE}, if the damage can be located"
-            self._found(file.path, item.at, f"{size} damaged bytes in the log{known}", next_step, topic=name)
-
-    def _log_entry(self, file: LogFile, item: walfile.FoundFrame) -> None:
-        try:
-            entry = entries.decode(item.frame, path=file.path, at=item.at)
-        except Corrupt as error:
-            head = item.frame.head
-            name = self._names.get(head.topic_id, str(head.topic_id))
-            if head.count:
-                self._damaged_seqs(file.path, item.at, error.what, name, head.first, head.first + head.count - 1)
-            else:
-                self._found(file.path, item.at, f"{error.what}; a change of topic {name}", RESTORE, topic=name)
-            return
-        self.report.log_entries += 1
-        if isinstance(entry, entries.Create):
-            self._names[entry.topic_id] = entry.name
-
     # --- the state that a start would recover
 
-    def _replay(self) -> None:
+    def _replay(self, snapshot: snap.Snapshot) -> None:
+        since = snapshot.wal_number
+        oldest = min(since, snap.ledger_number(snapshot) or since)
+        log_files = [self.dir.wal_path(number) for number in self.dir.wal_numbers() if number >= since]
+        self._named.update(log_files)
+        self._named.update(self.dir.ledger_path(number) for number in self.dir.ledger_numbers() if number >= oldest)
+        self.report.log_files = len(log_files)
         if self._lacks_cold:
             self.report.notes.append(
-                "the log is not replayed, because that needs the cold folder; name it with --cold-dir"
+                "the log is not checked, because that needs the cold folder; name it with --cold-dir"
             )
             return
         state, caches = State(), SegmentCaches(self.fs, columns_bytes=64 << 20)
+        self._damage.clear()  # the start reads the snapshot again
         try:
-            found = recovery.recover(self.dir, state, caches, cold_dir=self.cold_dir, progress=lambda share: None)
+            found = recovery.recover(
+                self.dir, state, caches, cold_dir=self.cold_dir, progress=lambda share: None, damage=self._damage
+            )
         except DataDirError:  # a start would fail, and nothing is damaged
             raise
         except OSError as error:
@@ -370,17 +269,27 @@ class _Verifier:
             what = f"a start would fail: {error or type(error).__name__}"
             self._found(self.dir.root, 0, what, RESTORE_ALL)
             return
-        for lost in found.lost:
-            self._damaged_seqs(lost.path, lost.offset, lost.what, lost.topic, lost.first, lost.last)
-        reported = {finding.file for finding in self.report.damage}
-        for text in found.damage:
-            if not any(text.startswith(path) for path in reported):
-                self._found(text.partition(" at byte ")[0], 0, text, RESTORE)
+        self._damage += found.lost
+        self.report.notes += [f"{text}; a start leaves them out" for text in found.cut]
+        self.report.log_entries = found.entries
         for name in sorted(state.by_name):
             topic = state.by_name[name]
             self._lose_what_is_damaged(topic)
             self._account(topic, found.heads.get(topic.topic_id, topic.head))
         self._note_skipped()
+
+    def _report_damage(self) -> None:
+        """Report what a start finds. What else it says of a file that is reported already follows from that."""
+        for one in self._damage:
+            if isinstance(one, DamageReport):
+                seqs = {} if one.seqs is None else {"first_seq": one.seqs[0], "last_seq": one.seqs[1]}
+                self._found(
+                    one.path, one.offset, one.what, HARMLESS if one.harmless else RESTORE, topic=one.topic, **seqs
+                )
+        reported = {finding.file for finding in self.report.damage}
+        for text in self._damage:
+            if not any(text.startswith(path) for path in reported):
+                self._found(text.partition(" at byte ")[0], 0, text, RESTORE)
 
     def _lose_what_is_damaged(self, topic: Topic) -> None:
         for segment in list(topic.segments):

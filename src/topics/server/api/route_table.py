@@ -1,4 +1,4 @@
-"""The rows of the route table. `openapi_operations.json` has their texts, by the names of the handlers."""
+"""The rows of the route table. `tools/docs/openapi_operations.json` has their texts, by handler."""
 
 from topics.model import consumer, inspection, queue, router, wire
 from topics.model.records import DeleteRequest, DiffRequest, ScanRequest, WriteRequest
@@ -156,8 +156,8 @@ ROUTES = [
         for path in ("/v0/metrics", "/metrics")
     ),
     Route(
-        "GET", "/v0/openapi.json", looks.get_openapi, operations.READ_DOCUMENT,
-        while_recovering=looks.get_openapi_while_recovering, probe=True, answers={200: dict},
+        "GET", "/v0/openapi.json", operation=operations.READ_DOCUMENT, **at_any_time(looks.get_openapi), probe=True,
+        answers={200: dict},
     ),
     Route("GET", "/v0/whoami", looks.whoami, operations.READ_OWN_RIGHTS, answers={200: inspection.Whoami}),
     Route(

@@ -1,13 +1,16 @@
 """The services of a running server that route handlers use, and what they may read before the data is recovered."""
 
-from collections.abc import Callable
+from collections.abc import Set
+from functools import cached_property
+from pathlib import Path
 
+import msgspec
 from msgspec import field
 
+from topics import __version__
 from topics.clock import Clock
 from topics.engine.engine import Engine
 from topics.engine.state.topic import Topic
-from topics.engine.steps import Steps
 from topics.errors import Code, TopicsError
 from topics.server.access.caller import Quotas
 from topics.server.http.server import HttpServer
@@ -29,19 +32,21 @@ class Startup:
     Only the thread that recovers the data writes `progress`. It assigns a new float, so any thread may read it.
     """
 
-    def __init__(self, clock: Clock, render: Callable[[], Steps[bytes]], *, console: bool = True) -> None:
-        self._render = render  # renders the OpenAPI document
-        self._document: bytes | None = None
+    def __init__(self, clock: Clock, paths: Set[str], *, console: bool = True) -> None:
+        self._paths = paths  # of all routes that are served
         self.console = console  # whether the console is served
         self._clock = clock
         self._started_ns = clock.monotonic_ns()
         self.progress = 0.0  # share of the log that has been replayed, 0 to 1
         self.http: HttpServer | None = None  # the transport whose connections and requests metrics count
 
-    def document(self) -> Steps[bytes]:
-        if self._document is None:
-            self._document = yield from self._render()
-        return self._document
+    @cached_property
+    def document(self) -> bytes:
+        """The OpenAPI document. `tools/docs/openapi.py` generates its file from the route table."""
+        document = msgspec.json.decode(Path(__file__).with_name("openapi.json").read_bytes())
+        document["info"]["version"] = __version__
+        document["paths"] = {path: row for path, row in document["paths"].items() if path in self._paths}
+        return msgspec.json.encode(document) + b"\n"
 
     def requests_total(self) -> int:
         return 0 if self.http is None else self.http.requests_total

@@ -16,12 +16,13 @@ from topics.errors import TopicsError
 from topics.server.http.answers import INLINE_BYTES, MIN_GZIP_BYTES, AnswerHeads, failure, gzip, log, may_compress
 from topics.server.http.http_limits import HttpLimits
 from topics.server.http.messages import Answer, App, Deferred, Header, Response, Stream, answer_of, body_bytes
-from topics.server.http.request.gunzip import Gunzip, WorkSlots
+from topics.server.http.request.gunzip import Gunzip
 from topics.server.http.request.head import HeadCache, RequestHead
 from topics.server.http.request_log import RequestLog
-from topics.server.limits.budget import ANSWERS, BODIES, EXCHANGE_BYTES, STREAMS, MemoryBudget, Receiver
+from topics.server.limits.budget import ANSWERS, BODIES, EXCHANGE_BYTES, STREAMS, UNPACKING, MemoryBudget, Receiver
 
 _GZIP_THREADS = 2
+NOTHING = Gunzip(b"", 0)
 _UNBLOCK_S = 0.05  # how often streams that wait for the memory budget are tried again
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # the first bytes of a client of HTTP/2 (RFC 9113 section 3.4)
 
@@ -43,9 +44,12 @@ class Service:
         self.heads = HeadCache()
         self.answers = AnswerHeads(time.time)
         self.clock_ns = time.perf_counter_ns
-        self.unpacking_slots = WorkSlots(_GZIP_THREADS)
+        # Threads start when there is something to do. One unpacks: several bodies would all be half unpacked at a time.
+        self.pool = ThreadPoolExecutor(max_workers=_GZIP_THREADS, thread_name_prefix="topics-gzip")
+        self.unpacker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="topics-gunzip")
+        self.unpacking = NOTHING  # what it unpacks now
+        self.budget.count(UNPACKING, lambda: self.unpacking.size_bytes)
         self.draining = False
-        self._pool: ThreadPoolExecutor | None = None
         self._blocked: dict[Callable[[], bool], None] = {}  # of streams that wait for the budget
 
     def opened(self, connection: Any) -> None: ...
@@ -64,17 +68,9 @@ class Service:
             if not unblock():
                 self.block(unblock)
 
-    @property
-    def pool(self) -> ThreadPoolExecutor:
-        """Threads for gzip, started when first needed: most servers never compress anything."""
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(max_workers=_GZIP_THREADS, thread_name_prefix="topics-gzip")
-        return self._pool
-
 
 VARY: Header = (b"vary", b"accept-encoding")
 GZIPPED: Header = (b"content-encoding", b"gzip")
-T = TypeVar("T")
 
 
 class Exchange(msgspec.Struct, eq=False):
@@ -84,7 +80,7 @@ class Exchange(msgspec.Struct, eq=False):
     held_bytes: int = 0  # size of an answer that waits for the answers before it
     input_bytes: int = 0  # size of the request, charged to the memory budget until the answer is there
     begun: bool = False  # the application has the request
-    unpacking: bool = False  # a thread unpacks the body
+    unpacking: bool = False  # a thread unpacks the body, or will
     dropped: bool = False  # no client waits for the answer
 
 
@@ -287,7 +283,8 @@ class ExchangeConnection(asyncio.Protocol, Generic[E]):
             self._log.note(exchange.head.request, answer)
         if isinstance(answer, Response):
             if not self.exchanges.answer(exchange, answer):
-                self._run_in_thread(partial(gzip, answer.body), partial(self._compressed, exchange, answer))
+                packing = asyncio.get_running_loop().run_in_executor(self._server.pool, gzip, answer.body)
+                packing.add_done_callback(partial(self._compressed, exchange, answer))
         elif isinstance(answer, Deferred):
             self.exchanges.defer(exchange, answer)
             answer.then(partial(self.resolved, exchange))
@@ -308,45 +305,37 @@ class ExchangeConnection(asyncio.Protocol, Generic[E]):
             self.exchanges.answer_compressed(exchange, response, done.result())
         self.proceed()
 
-    def unpack_in_threads(self) -> None:
-        """Have threads unpack the bodies in `packed`, some megabytes at a time."""
-        packed = self.exchanges.packed
+    def unpack_in_thread(self) -> None:
+        """Have a thread unpack the bodies in `packed`."""
+        packed, server = self.exchanges.packed, self._server
         # Bound: each round takes one body out of the list.
         while packed:
-            self._server.unpacking_slots.begin(partial(self._begin_unpacking, *packed.pop(0)))
+            exchange, gunzip = packed.pop(0)
+            unpacking = asyncio.get_running_loop().run_in_executor(server.unpacker, self._unpack, exchange, gunzip)
+            unpacking.add_done_callback(partial(self._unpacked, exchange))
 
-    def _begin_unpacking(self, exchange: E, gunzip: Gunzip) -> bool:
-        """Begin to unpack; return False if there is nothing to do: the request was dropped, or has to be refused.
+    def _unpack(self, exchange: E, gunzip: Gunzip) -> bytes | None:
+        """Return the body, on a thread; None if no client waits any more. Raise `throttled` without memory for it.
 
         While the memory budget is full every body is refused, because it may grow a thousandfold.
         """
-        if exchange.dropped or not exchange.unpacking:
-            return False
-        if self._server.budget.full:
-            self.exchanges.unpack_failed(exchange, self._server.budget.error())
-            # The connection may be in the middle of its work, which leads here when another body is done.
-            asyncio.get_running_loop().call_soon(self.proceed)
-            return False
-        self._run_in_thread(gunzip.advance, partial(self._advanced, exchange, gunzip))
-        return True
+        budget, body = self._server.budget, None
+        if budget.full:
+            raise budget.error()
+        self._server.unpacking = gunzip
+        try:
+            while body is None and exchange.unpacking and not exchange.dropped:
+                body = gunzip.step()
+                if budget.limit_bytes and budget.charged_bytes + gunzip.size_bytes > budget.limit_bytes:
+                    raise budget.error()
+            return body
+        finally:
+            self._server.unpacking = NOTHING
 
-    def _advanced(self, exchange: E, gunzip: Gunzip, done: asyncio.Future[bytes | None]) -> None:
-        """Take what a thread has unpacked, and continue if that is not all and the budget has room for it."""
-        error = None if done.cancelled() else done.exception()
-        body = None if done.cancelled() or error is not None else done.result()
-        if error is None and body is None and not done.cancelled() and exchange.unpacking and not exchange.dropped:
-            self.exchanges.charges.park(exchange, len(exchange.head.request.body) + gunzip.size_bytes)
-            self.note_memory()
-            if exchange.unpacking and not exchange.dropped:
-                self._run_in_thread(gunzip.advance, partial(self._advanced, exchange, gunzip))
-                return
-        self._server.unpacking_slots.end()
-        if exchange.unpacking and not exchange.dropped:
-            if body is not None:
-                self.exchanges.unpacked(exchange, body)
-            elif error is not None:
+    def _unpacked(self, exchange: E, done: asyncio.Future[bytes | None]) -> None:
+        if exchange.unpacking and not exchange.dropped and not done.cancelled():
+            if (error := done.exception()) is not None:
                 self.exchanges.unpack_failed(exchange, error)
+            elif (body := done.result()) is not None:
+                self.exchanges.unpacked(exchange, body)
             self.proceed()
-
-    def _run_in_thread(self, work: Callable[[], T], then: Callable[[asyncio.Future[T]], None]) -> None:
-        asyncio.get_running_loop().run_in_executor(self._server.pool, work).add_done_callback(then)

@@ -219,8 +219,8 @@ class HttpServer(Service):
         if self._sweeping is not None:
             self._sweeping.cancel()
             self._sweeping = None
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self.pool, self.unpacker):
+            pool.shutdown(wait=False, cancel_futures=True)
         return left
 
 

@@ -4,7 +4,8 @@ Records are not counted: `max_total_bytes` and the caps of topics bound those.
 
     account      charged for
     connections  open connections, a flat amount each, from the moment they are accepted
-    bodies       requests that are received, unpacked, or wait to be handled
+    bodies       requests that are received, or wait to be handled
+    unpacking    bodies that threads unpack
     answers      answers until the operating system has taken them
     streams      the same for event streams, WebSockets and scans
     messages     WebSocket messages in assembly
@@ -41,6 +42,7 @@ EXCHANGE_BYTES = 2048  # a request without its body; measured 1.4 to 1.9 KiB wit
 
 CONNECTIONS, BODIES, ANSWERS, STREAMS = "connections", "bodies", "answers", "streams"
 MESSAGES, WRITES, SESSIONS, IDEMPOTENCY, REASONS = "messages", "writes", "sessions", "idempotency", "reasons"
+UNPACKING = "unpacking"
 _CHARGED = (CONNECTIONS, BODIES, ANSWERS, STREAMS, MESSAGES, SESSIONS)
 
 

@@ -1,4 +1,4 @@
-"""Long-lived connections: heartbeats, a bound on what they hold, and an orderly end. Base of SSE and WebSockets.
+"""Long answers: heartbeats, a bound on what they hold, and an orderly end. Base of SSE, WebSockets and scans.
 
 Nothing is queued here but what the transport holds. Once a connection holds all it may, `send` returns False and `full`
 is set: the sender stops, and continues from its own position when `resume` is called. A slow client therefore costs its
@@ -43,7 +43,7 @@ class LiveConnection(Stream):
         self.full = False  # the connection holds all it may: send nothing
         self.full_since = 0.0
         self._release = release
-        self._heartbeat_s = heartbeat_ms / 1000
+        self._heartbeat_s = heartbeat_ms / 1000  # 0 for a stream without heartbeats
         self._last_sent = 0.0
         self._sink: Sink | None = None
         self._heartbeat_timer: asyncio.TimerHandle | None = None
@@ -87,7 +87,8 @@ class LiveConnection(Stream):
         self.open = True
         self.runtime.open_ended.add(self)
         self._last_sent = self.runtime.loop.time()
-        self._heartbeat_timer = self.runtime.loop.call_later(self._heartbeat_s, self._check_heartbeat)
+        if self._heartbeat_s:
+            self._heartbeat_timer = self.runtime.loop.call_later(self._heartbeat_s, self._check_heartbeat)
         self.begin()
 
     def drained(self) -> None:

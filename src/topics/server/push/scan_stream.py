@@ -10,11 +10,12 @@ from collections.abc import Callable
 from topics import logs
 from topics.engine.read.scan import SLICE_BYTES, Scan, ScanStep
 from topics.errors import Code, TopicsError
-from topics.server.http.messages import Response, Sink, Stream
+from topics.server.http.messages import Response
 from topics.server.limits.budget import STREAMS
 from topics.server.loop.runtime import NOT_LOADING, unreadable
 from topics.server.push import scan_formats as formats
 from topics.server.push.dispatcher import PushServices
+from topics.server.push.live_stream import LiveConnection
 from topics.storage.segments.cold import Cold
 
 log = logs.Log("scan")
@@ -24,67 +25,57 @@ PRESSED_PAUSE_MS = 5  # between two slices while the server runs late
 ENCODING_BYTES = 2 * SLICE_BYTES  # a slice, and its encoding
 
 
-class ScanStream(Stream):
+class ScanStream(LiveConnection):
     """One answer. It either reads, waits for the pool, or waits for the client: never two at a time."""
 
     high_water_bytes = SLICE_BYTES
+    kind = "scan"
 
     def __init__(
         self, services: PushServices, scan: Scan, topic: str, form: formats.ScanFormat, *, release: Callable[[], None]
     ) -> None:
-        super().__init__(Response(200, b"", form.content_type, ((b"cache-control", b"no-store"),)))
-        self._runtime = services.runtime
+        head = Response(200, b"", form.content_type, ((b"cache-control", b"no-store"),))
+        super().__init__(services.runtime, head, release=release, heartbeat_ms=0)
         self._throttle = services.throttle
         self._budget = services.budget
         self._topic = topic
         self._scan = scan
         self._form = form
-        self._release = release
-        self._sink: Sink | None = None
         self._reported_seq = scan.query.from_seq
         self._loading = NOT_LOADING
-        self._full = False
-        self._slow: asyncio.TimerHandle | None = None
         self._on_thread = False
         self._ends_with: TopicsError | None = None
 
-    def opened(self, sink: Sink) -> None:
-        self._sink = sink
-        self._runtime.open_ended.add(self)
+    def begin(self) -> None:
         self._next()
 
-    def drained(self) -> None:
-        if self._full:
-            self._full = False
-            if self._slow is not None:
-                self._slow.cancel()
-                self._slow = None
-            self._next()
+    def resume(self, full_ms: float) -> None:
+        self._next()
 
-    def closed(self) -> None:
-        self._release()
-        self._sink = None
-        self._runtime.open_ended.discard(self)
+    def ended(self) -> None:
         self._loading.cancel()
-        if self._slow is not None:
-            self._slow.cancel()
+
+    def finish(self) -> None:
+        if self.open:
+            self._release()  # sending the rest may take a while, but costs no more than the connection
+        super().finish()
 
     def end(self) -> None:
         """End the answer with an error: the server stops, and the client continues later."""
         self._fail(TopicsError(Code.SHUTTING_DOWN, "the server is stopping", retry_after_ms=1000))
 
     def _next(self) -> None:
-        self._loading = self._runtime.attempt(self._step, self._cannot_read)
+        self._loading = self.runtime.attempt(self._step, self._cannot_read)
 
     def _cannot_read(self, failure: BaseException) -> None:
         self._fail(unreadable(failure))
 
     def _step(self) -> None:
         """Read one slice. Raise `Cold`, without any effect, if it must be loaded first."""
-        if self._sink is None:
+        if not self.open:
             return
         try:
-            step = self._scan.step(lambda query: self._runtime.engine.read(self._topic, query))
+            step = self._scan.step(lambda query: self.runtime.engine.read(self._topic, query))
         except Cold:
             raise
         except TopicsError as error:
@@ -105,26 +96,21 @@ class ScanStream(Stream):
             self._continue()
 
     def _encoded(self, step: ScanStep, data: bytes) -> None:
-        sink = self._sink
-        if sink is None:
+        if not self.open:
             return
         self._reported_seq = step.next_from_seq
-        room = sink.write(data) if data else True
+        room = self.send(data) if data else True
         if step.done:
-            self._close()
+            self.finish()
         elif room:
             self._continue()
-        else:
-            self._full = True
-            timeout_ms = self._runtime.settings.slow_consumer_timeout_ms
-            self._slow = self._runtime.call_later(timeout_ms, self._too_slow)
 
     def _continue(self) -> None:
         """Read the next slice in a later turn: other requests come first."""
         if self._throttle.pressed:
-            self._runtime.call_later(PRESSED_PAUSE_MS, self._next)
+            self.runtime.call_later(PRESSED_PAUSE_MS, self._next)
         else:
-            self._runtime.loop.call_soon(self._next)
+            self.runtime.loop.call_soon(self._next)
 
     def _on_pool(self, step: ScanStep) -> None:
         """Encode a slice on a pool thread, then send it. It is empty if the client has left meanwhile."""
@@ -142,24 +128,12 @@ class ScanStream(Stream):
 
         self._on_thread = True
         self._budget.charge(STREAMS, ENCODING_BYTES)
-        encoding = self._runtime.in_pool(lambda: b"" if self._sink is None else formats.encode(self._form, step))
+        encoding = self.runtime.in_pool(lambda: formats.encode(self._form, step) if self.open else b"")
         encoding.add_done_callback(done)
 
     def _fail(self, error: TopicsError) -> None:
         if self._on_thread:
             self._ends_with = error  # after the slice that is being encoded: the form is in use
-        elif self._sink is not None:
-            self._sink.write(b"".join(self._form.error(error)))
-            self._close()
-
-    def _too_slow(self) -> None:
-        if self._sink is not None:
-            self._runtime.note_slow_reader("scan")
-            self._sink.give_up()
-            self._close()
-
-    def _close(self) -> None:
-        sink, self._sink = self._sink, None
-        if sink is not None:
-            self._release()  # sending the rest may take a while, but costs no more than the connection
-            sink.close()
+        elif self.open:
+            self.send(b"".join(self._form.error(error)))
+            self.finish()

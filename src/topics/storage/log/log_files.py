@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
 from topics import logs
-from topics.errors import Corrupt
+from topics.errors import Corrupt, DamageReport
 from topics.storage import snapshot as snap
 from topics.storage.datadir import DataDir
 from topics.storage.fs import read_whole
@@ -38,28 +37,19 @@ def read_log(
     cut: list[str],
     *,
     unsynced_from: int | None,
-    unreadable: Callable[[OSError], None] | None = None,
 ) -> list[LogFile]:
     """Return the log files from number `since` on, each cut where a later one says that it ends.
 
     `unsynced_from` is the first file that the ledger does not report as synced to its end, or None if no power was lost
     since the files were written. From that file on, the log ends where the end of a file is
     missing. The files behind it were not synced either, so no write in them was promised to survive.
-    With `unreadable`, a file that cannot be read is reported to it and left out; without, the error is raised.
     """
     files: list[LogFile] = []
     for number in datadir.wal_numbers():
         if number < since:
             continue
         path = datadir.wal_path(number)
-        try:
-            data = read_whole(datadir.fs, path)
-        except OSError as error:
-            if unreadable is None:
-                raise
-            unreadable(error)
-            continue
-        file = decode(number, path, data, damage)
+        file = decode(number, path, read_whole(datadir.fs, path), damage)
         if file.resume[0]:
             files = [other for other in files if other.number <= file.resume[0]]
             if files and files[-1].number == file.resume[0]:
@@ -85,10 +75,11 @@ def decode(number: int, path: str, data: bytes, damage: list[str]) -> LogFile:
         is_foreign = len(walfile.damaged_headers(data)) < 2
         if is_foreign or walfile.whole_end(data) <= walfile.HEADER_BYTES:
             return LogFile(number, path, b"", unreadable=error.what)
-        damage.append(str(error))  # without its header it still holds its frames
+        damage.append(DamageReport(path, error.offset, error.what))  # without its header it still holds its frames
         return LogFile(number, path, data)
     if bad := walfile.damaged_headers(data):
-        damage.append(f"{path} at byte {bad[0]}: one copy of the header is damaged, the other was used")
+        what = "one copy of the header is damaged, the other was used"
+        damage.append(DamageReport(path, bad[0], what, harmless=True))
         log.warning("log_header_copy_damaged", file=path, offset=bad[0])
     return LogFile(number, path, data, (header.resume_number, header.resume_offset))
 
@@ -133,11 +124,12 @@ def newest_snapshot(datadir: DataDir, damage: list[str]) -> snap.Snapshot:
         try:
             snapshot = snap.decode(data, path=path, number=number)
         except Corrupt as error:
-            damage.append(str(error))
+            damage.append(DamageReport(path, error.offset, error.what))
             log.error("snapshot_damaged", file=path, reason=error.what)
             continue
         if bad := snap.damaged_copies(data):
-            damage.append(f"{path} at byte {bad[0]}: one copy of the snapshot is damaged, the other was used")
+            what = "one copy of the snapshot is damaged, the other was used"
+            damage.append(DamageReport(path, bad[0], what, harmless=True))
             log.warning("snapshot_copy_damaged", file=path, offset=bad[0])
         return snapshot
     log_numbers = datadir.wal_numbers()

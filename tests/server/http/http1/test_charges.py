@@ -1,7 +1,6 @@
 """Connections charge what they hold to the memory budget, and report answers that have left."""
 
 import zlib
-from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
@@ -10,7 +9,6 @@ from tests.server.conftest import Serve
 from tests.server.harness import FakeApp, Harness, request
 from topics.errors import TopicsError
 from topics.server.http.messages import Answer, Deferred, Request, Response
-from topics.server.http.request.gunzip import WorkSlots
 from topics.server.limits.budget import CONNECTION_BYTES, SMALL_BYTES, MemoryBudget
 
 LARGE = 20_000_000  # more than the system's buffers take
@@ -243,22 +241,6 @@ def test_long_packed_body_is_refused_while_the_budget_is_full(serve: Serve, app:
         server.call(lambda: server.http.budget.charge("answers", -40_000_000))
         client.send(post * 2)
         assert [client.answer().body for _ in range(2)] == [b"5000000"] * 2
-
-
-def test_slots_limit_running_work_and_skip_work_that_declines():
-    turns, begun = WorkSlots(2), []
-
-    def work(name: int, stays: bool) -> Callable[[], bool]:
-        return lambda: begun.append(name) or stays  # type: ignore[func-returns-value]
-
-    for name in range(5000):
-        turns.begin(work(name, name in (0, 1, 4998, 4999)))
-    assert begun == [0, 1]
-    turns.end()
-    assert begun == list(range(4999))
-    turns.end()
-    turns.end()
-    assert begun == list(range(5000))
 
 
 def test_body_of_the_fast_path_is_charged_while_its_answer_waits(server: Harness, app: CountingApp):

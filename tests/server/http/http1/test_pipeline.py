@@ -144,7 +144,7 @@ def test_long_gzip_body_is_left_for_a_thread():
     assert not driver.pipeline.wants_input  # what comes behind the parked request has to wait
     body = None
     while body is None:
-        body = gunzip.advance()
+        body = gunzip.step()
     driver.pipeline.unpacked(exchange, body)
     assert driver.begin() == [b"/b", b"/c"]
     assert driver.begun[0].head.request.body == bytes(1_000_000)

@@ -93,13 +93,8 @@ def _wants_json(call: Call) -> bool:
     return b"application/json" in call.request.headers.get(b"accept", b"")
 
 
-@in_slices()
-def get_openapi(services: Services, call: Call) -> Steps[Answer]:
-    return Response(200, (yield from services.startup.document()))
-
-
-def get_openapi_while_recovering(startup: Startup, call: Call) -> Answer:
-    return Response(200, run_all(startup.document()))
+def get_openapi(startup: Startup, call: Call) -> Answer:
+    return Response(200, startup.document)
 
 
 def whoami(services: Services, call: Call) -> Answer:

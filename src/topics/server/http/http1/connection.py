@@ -269,7 +269,7 @@ class Connection(ExchangeConnection[Exchange]):
             elif state is states.ABORTED:
                 self.transport.abort()
         if pipeline.packed:
-            self.unpack_in_threads()
+            self.unpack_in_thread()
         if self._turn is None and pipeline.needs_turn:
             self._turn = asyncio.get_running_loop().call_soon(self._next_turn)
         if state is not IDLE or not self.transport.is_reading():

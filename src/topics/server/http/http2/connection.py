@@ -95,7 +95,7 @@ class Http2Connection(ExchangeConnection[Http2Stream]):
             self.close()
             return
         if session.packed:
-            self.unpack_in_threads()
+            self.unpack_in_thread()
         if session.needs_turn or (has_output and not session.paused) or session.opened:
             self.proceed()
         self.pace(wanted=self.session.wants_input)

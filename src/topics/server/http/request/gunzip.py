@@ -1,20 +1,17 @@
 """Unpacking of gzip bodies of requests (RFC 9110 section 8.4.1.3), with a bound on the unpacked size. Pure."""
 
 import zlib
-from collections import deque
-from collections.abc import Callable
 
 from topics.errors import Code, TopicsError, invalid
 
 _GZIP_WINDOW = 31  # zlib's code for a 32 KiB window in a gzip wrapper
 _STEP_BYTES = 256 * 1024  # output of one step
-_SLICE_BYTES = 4 * 1024 * 1024  # output of one stay on a thread
 _INPUT_BYTES = 16 * 1024  # input of one step: zlib copies what a member leaves unused
 _MAX_MEMBERS = 4096
 
 
 class Gunzip:
-    """Unpacks one body in steps: one step for a short body, the others in a thread."""
+    """Unpacks one body in steps: a short body in the first one, others in a thread."""
 
     __slots__ = ("_at", "_input", "_limit_bytes", "_members", "_packed", "_parts", "_stream", "size_bytes")
 
@@ -28,15 +25,6 @@ class Gunzip:
         self._parts: list[bytes] = []
         self.size_bytes = 0  # unpacked so far
         self._stream = zlib.decompressobj(_GZIP_WINDOW)
-
-    def advance(self) -> bytes | None:
-        """Unpack some more megabytes in a thread. Return the body once it is whole, None before."""
-        stop_bytes = self.size_bytes + _SLICE_BYTES
-        while self.size_bytes < stop_bytes:
-            body = self.step()
-            if body is not None:
-                return body
-        return None
 
     def step(self) -> bytes | None:
         """Unpack a little more. Return the body once it is whole, else None. Raise `TopicsError` for damage or size."""
@@ -69,29 +57,3 @@ class Gunzip:
         self._input = self._packed[self._at : self._at + _INPUT_BYTES]
         self._at += len(self._input)
         return bool(self._input)
-
-
-class WorkSlots:
-    """Lets a bounded number of tasks run at a time; the others begin in order.
-
-    If many bodies were unpacked at the same time, all of them would be half unpacked in memory.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._left = most
-        self._waiting: deque[Callable[[], bool]] = deque()
-
-    def begin(self, work: Callable[[], bool]) -> None:
-        """Call `work` when a slot is free. It returns False if it has nothing to do; otherwise `end` must follow."""
-        self._waiting.append(work)
-        self._next()
-
-    def end(self) -> None:
-        self._left += 1
-        self._next()
-
-    def _next(self) -> None:
-        while self._left > 0 and len(self._waiting) > 0:
-            self._left -= 1
-            if not self._waiting.popleft()():
-                self._left += 1

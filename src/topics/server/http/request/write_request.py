@@ -16,10 +16,9 @@ from msgspec.json import Decoder
 
 from topics.engine.write.render import check_sizes
 from topics.errors import Code, TopicsError, invalid
-from topics.model import surrogates
 from topics.model.records import Limits, NewRecord, PlainWriteRequest, WriteRequest
-from topics.model.unknown_fields import Noted, Notes, RequestDecoder, note, warnings_about
-from topics.model.wire import MAX_PLAIN_BODY_BYTES, UnknownField, check_text, check_text_steps, decode_error
+from topics.model.unknown_fields import Noted, Notes, RequestDecoder, note
+from topics.model.wire import MAX_PLAIN_BODY_BYTES, check_text, check_text_steps
 from topics.model.write_outline import is_slow, outline
 
 BATCH_BYTES = 1 << 10  # a larger request probably has many records
@@ -30,8 +29,8 @@ class Batch(Struct, gc=False):
     records: list[NewRecord]
 
 
-_write_decoder: RequestDecoder[WriteRequest] = RequestDecoder(WriteRequest, surrogates.decode)
-_batch_decoder: RequestDecoder[Batch] = RequestDecoder(Batch)
+_write_decoder: RequestDecoder[WriteRequest] = RequestDecoder(WriteRequest, writes=True)
+_batch_decoder: RequestDecoder[Batch] = RequestDecoder(Batch, writes=True)
 _plain_decoder = Decoder(PlainWriteRequest)
 _decode_write = _write_decoder.decode
 _WHITE = b" \t\r\n"
@@ -61,32 +60,18 @@ def decode_steps(
 ) -> Generator[None, None, Any]:
     """Return the decoded write, in steps, and note its unknown fields. Try `plain` first, which is faster."""
     yield from check_text_steps(body)
-    if is_slow(body):
-        return (yield from _decode_parts(decoder, body, limits, noted))
-    try:
-        if plain is not None:
-            with contextlib.suppress(msgspec.ValidationError):
-                return _checked(plain.decode(body), limits)
-            yield
-        return _checked(decoder.strict.decode(body), limits)
-    except (msgspec.ValidationError, RecursionError) as error:
-        refused = decode_error(error, decoder.strict.type)
-    except msgspec.DecodeError as error:
-        if b"\\ud" not in body and b"\\uD" not in body:
-            raise decode_error(error, decoder.strict.type) from None
-        return (yield from _decode_parts(decoder, body, limits, noted))
-    if not isinstance(refused, UnknownField):
+    in_parts = is_slow(body)
+    if plain is not None and not in_parts:
         try:
-            raise refused from None
-        finally:
-            del refused  # breaks a cycle of references: the error refers to this frame
-    yield
-    try:
-        write = decoder.lenient.decode(body)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise decode_error(error, decoder.lenient.type) from None
-    note(noted, warnings_about(refused, body, write))
-    return _checked(write, limits)
+            return _checked(plain.decode(body), limits)
+        except (msgspec.ValidationError, RecursionError):
+            pass
+        except msgspec.DecodeError:
+            in_parts = b"\\ud" in body or b"\\uD" in body  # if it is a lone surrogate, its part is decoded again
+        yield
+    if in_parts:
+        return (yield from _decode_parts(decoder, body, limits, noted))
+    return _checked((yield from decoder.decode_steps(body, noted)), limits)
 
 
 def _decode_parts(
@@ -101,7 +86,7 @@ def _decode_parts(
     if len(around) > MAX_PLAIN_BODY_BYTES:
         what = f"a write may have {MAX_PLAIN_BODY_BYTES} bytes beside its records, not {len(around)}"
         raise TopicsError(Code.PAYLOAD_TOO_LARGE, what, detail={"max": MAX_PLAIN_BODY_BYTES})
-    write = yield from _decode_or_rescue(decoder, around, noted)
+    write = yield from decoder.decode_steps(around, noted)
     records: list[NewRecord] = []
     cuts = [found.low, *found.parts[1:], found.high]
     for low, high in pairwise(cuts):
@@ -112,7 +97,7 @@ def _decode_parts(
             part = part[:-1]
         try:
             notes = Notes()
-            batch: Batch = yield from _decode_or_rescue(_batch_decoder, b'{"records":[%b]}' % part, notes)
+            batch = yield from _batch_decoder.decode_steps(b'{"records":[%b]}' % part, notes)
         except TopicsError as error:
             raise _moved(error, len(records)) from None
         if notes.warnings:
@@ -121,32 +106,6 @@ def _decode_parts(
         yield
     write.records = records
     return _checked(write, limits)
-
-
-def _decode_or_rescue(decoder: RequestDecoder[Any], text: bytes, noted: Noted) -> Generator[None, None, Any]:
-    """Return the decoded text, even with escapes that the decoder rejects. Raise `invalid_request`."""
-    try:
-        return (yield from _rescue(decoder.strict, text))
-    except UnknownField as unknown:
-        refused = unknown.with_traceback(None)  # it would refer to this frame, and the frame to it
-    found = yield from _rescue(decoder.lenient, text)
-    note(noted, warnings_about(refused, text, found))
-    return found
-
-
-def _rescue(decoder: Decoder[Any], text: bytes) -> Generator[None, None, Any]:
-    try:
-        try:
-            return decoder.decode(text)
-        except msgspec.ValidationError:
-            raise
-        except msgspec.DecodeError:
-            rescued = yield from surrogates.decode_steps(decoder, text)
-            if rescued is None:
-                raise
-            return rescued
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise decode_error(error, decoder.type) from None
 
 
 def _moved(error: TopicsError, by: int) -> TopicsError:

@@ -10,7 +10,6 @@ from wsproto.frame_protocol import CloseReason
 
 from topics import logs
 from topics.errors import Code, TopicsError
-from topics.model import surrogates
 from topics.model.records import Limits
 from topics.model.unknown_fields import Noted, Notes, RequestDecoder
 from topics.model.watch import Addressed, Command, Publish, RequestId
@@ -21,8 +20,8 @@ from topics.server.push.dispatcher import PushServices
 from topics.server.push.websocket.commands import SocketClient
 from topics.server.push.websocket.frame_splitter import FrameSplitter
 
-_command_decoder: RequestDecoder[Command] = RequestDecoder(Command, surrogates.decode)
-_publish_decoder: RequestDecoder[Publish] = RequestDecoder(Publish)
+_command_decoder: RequestDecoder[Command] = RequestDecoder(Command, writes=True)
+_publish_decoder: RequestDecoder[Publish] = RequestDecoder(Publish, writes=True)
 _decode_address = msgspec.json.Decoder(Addressed)
 
 

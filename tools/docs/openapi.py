@@ -1,4 +1,7 @@
-"""The OpenAPI 3.1 document, generated from the route table and two files of texts.
+"""Generate the OpenAPI 3.1 document that the server returns, from the route table and two files of texts.
+
+`python -m tools.docs.openapi > src/topics/server/api/openapi.json` writes it. The server fills in its version, and
+leaves out the routes that its settings turn off.
 
 `openapi_operations.json` has one entry per operation: what it does, a request, and the answer that a server gave to it.
 `openapi_texts.json` has the frame of the document and what several operations share.
@@ -6,6 +9,7 @@ The entries are in an order in which a new server can answer all requests; `test
 """
 
 import re
+import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -15,8 +19,6 @@ from typing import Any, get_type_hints
 import msgspec
 from msgspec import UNSET, Struct, structs
 
-from topics import __version__
-from topics.engine.steps import Steps, run_all
 from topics.errors import Code
 from topics.model import consumer, inspection, names, queue, records, router, topic, watch, wire
 from topics.model.queue import ListedJob
@@ -24,6 +26,7 @@ from topics.model.topic import DEFAULT_CONFIG, ArchiveConfig, ConfigPatch, Topic
 from topics.model.wire import ErrorAnswer
 from topics.server.access.operations import CHANGES, Scope
 from topics.server.api.route import Route
+from topics.server.api.route_table import ROUTES
 from topics.server.push import scan_formats as formats
 
 FILE = Path(__file__).with_name("openapi_operations.json")
@@ -74,16 +77,10 @@ _OTHER_TYPES = {
 }  # fmt: skip
 
 
-def document(routes: Sequence[Route]) -> bytes:
-    return run_all(document_steps(routes))
-
-
-def document_steps(routes: Sequence[Route]) -> Steps[bytes]:
-    """Return the document as JSON, made in steps of a type or a route each: all together take some 50 ms."""
-    schema_of, components = yield from _schemas(routes)
+def document(routes: Sequence[Route]) -> dict[str, Any]:
+    schema_of, components = _schemas(routes)
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
-        yield None
         operation = _operation(route, schema_of)
         paths.setdefault(route.path, {})[route.method.lower()] = operation
         if route.method == "GET" and not route.stream:
@@ -105,15 +102,14 @@ def document_steps(routes: Sequence[Route]) -> Steps[bytes]:
         }
         for code, text in TEXTS["errors"].items()
     }
-    whole = frame | {
-        "info": frame["info"] | {"version": __version__},
+    return frame | {
+        "info": frame["info"] | {"version": ""},
         "paths": paths,
         "components": frame["components"] | {"schemas": components, "examples": examples},
     }
-    return msgspec.json.encode(whole) + b"\n"
 
 
-def _schemas(routes: Sequence[Route]) -> Steps[tuple[dict[Any, Any], dict[str, Any]]]:
+def _schemas(routes: Sequence[Route]) -> tuple[dict[Any, Any], dict[str, Any]]:
     types = [ErrorAnswer]
     for route in routes:
         types += [kind for kind in (route.body, *route.answers.values()) if _is_schema(kind)]
@@ -122,7 +118,6 @@ def _schemas(routes: Sequence[Route]) -> Steps[tuple[dict[Any, Any], dict[str, A
     for kind in dict.fromkeys(types):
         (schema_of[kind],), found = msgspec.json.schema_components([kind], ref_template="#/components/schemas/{name}")
         components |= found
-        yield None
     for kind in {kind for route in routes for kind in route.answers.values() if _is_schema(kind)}:
         components[kind.__name__]["properties"]["warnings"] = dict(_WARNINGS)
     for name in (TopicConfig.__name__, ArchiveConfig.__name__):  # answers of later versions have more settings
@@ -272,3 +267,7 @@ def annotated(type_name: str) -> dict[str, str]:
 
 def meaning(type_name: str, field: str) -> str | None:
     return annotated(type_name).get(field) or EVERYWHERE.get(field)
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(document(ROUTES)), indent=1) + b"\n")
