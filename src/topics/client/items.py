@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Self, TypedDict, TypeVar
+from typing import Any, Literal, Required, Self, TypedDict, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -168,21 +168,16 @@ class NewRecord(Struct, omit_defaults=True, kw_only=True):
     deliver_at: int | None = None
 
 
-class RecordOptions(TypedDict, total=False):
-    """What a record to write may have besides its data."""
+class RecordFields(TypedDict, total=False):
+    """A `NewRecord` as a dictionary."""
 
+    data: Required[Any]
     tag: str | None
     node: str | None
     meta: dict[str, Any] | None
     priority: int | None
     delay_ms: int | None
     deliver_at: int | None
-
-
-class RecordFields(RecordOptions):
-    """A `NewRecord` as a dictionary."""
-
-    data: Any
 
 
 class Appended(Struct):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
-from typing import Literal, Unpack
+from typing import Any, Literal
 from uuid import uuid4
 
 from msgspec import Struct, structs
@@ -24,7 +24,6 @@ from topics.client.items import (
     Page,
     Record,
     RecordFields,
-    RecordOptions,
     Tombstone,
     encode,
 )
@@ -47,23 +46,30 @@ class AsyncRecordCalls(AsyncCalls):
         topic: str,
         data: object,
         *,
+        tag: str | None = None,
+        node: str | None = None,
+        meta: Mapping[str, Any] | None = None,
+        priority: int | None = None,
+        delay_ms: int | None = None,
+        deliver_at: int | None = None,
         key: str | None = None,
         create: bool | None = None,
         config: Config | None = None,
         disable_backpressure: bool = False,
-        **options: Unpack[RecordOptions],
     ) -> Appended:
         """Append one record. `key` is its idempotency key; without one the client makes one up for its retries.
 
         With `create=False`, raise `TopicNotFound` instead of creating the topic; `config` is for a topic that the
-        request creates. With `disable_backpressure`, a busy server lets the request wait instead of raising
-        `Throttled`. The record may have `tag`, `node` and `meta`; a job of a queue also `priority`, `delay_ms` and
-        `deliver_at`.
+        request creates. `priority`, `delay_ms` and `deliver_at` are for jobs of a queue. With `disable_backpressure`, a
+        busy server lets the request wait instead of raising `Throttled`.
 
         done = await topics.append("orders", {"sku": "V60"}, tag="order-7")
         print(done.seq)
         """
-        record = NewRecord(data=data, **options)
+        record = NewRecord(
+            data=data, tag=tag, node=node, meta=None if meta is None else dict(meta),
+            priority=priority, delay_ms=delay_ms, deliver_at=deliver_at,
+        )  # fmt: skip
         return await self.append_many(
             topic, [record], key=key, create=create, config=config, disable_backpressure=disable_backpressure
         )
