@@ -3,7 +3,7 @@
 Records that existed when the run began are deleted; records written meanwhile stay. The run finds all of them first,
 then deletes copies before their originals and from topics before the lake: so after a kill the next run can still find
 the rest. Where originals do not suffice (for copies without tags in the lake whose originals are only in a topic), the
-seqs are noted before the first delete (`notes`). Tasks read and rewrite the files of the lake.
+seqs are noted before the first delete (`notes`). Tasks search topics and lake, and rewrite the files of the lake.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import hashlib
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Unpack
+from itertools import pairwise
+from typing import Any, Unpack
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,25 +31,16 @@ from topics.model.records import TagMatch, parse_match
 from topics.plurals import counted
 from topics.spark.failures import LakeFailed
 from topics.spark.pipelines.erase.notes import FileNotes, Going, Note, TopicNotes
-from topics.spark.pipelines.erase.router_copies import (
-    NEEDED,
-    CopyMatches,
-    Id,
-    Origins,
-    Rows,
-    TracedRow,
-    copies,
-    with_ids,
-    with_tag,
-)
+from topics.spark.pipelines.erase.router_copies import CopyMatches, Id, Origins, Place, Search, TracedRow, copies
 from topics.spark.pipelines.run import positions
+from topics.spark.pipelines.run.delivery import delete_seqs
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete
 from topics.spark.pipelines.run.report import RunReport
+from topics.spark.pipelines.run.tasks import TASK_BYTES, Workload
 from topics.spark.source.catalog import state_of
 from topics.spark.topic_names import Selection, existing_lake, no_topic, unknown_topic
 from topics.storage.segments.record_run import Run
 
-SEQS_A_REQUEST = 1000
 ROUTER_PATIENCE_S = 30.0
 NOTES = "_erase"  # folder in the lake for the notes of unfinished runs
 
@@ -246,7 +238,7 @@ class _Erasure:
                 self.job.step(f"looking for copies in {dest}")
                 known = self.found[dest]
                 so_far = CopyMatches(ids=known.ids, matched=self.matched[router.router])
-                more = copies(self._rows(scope, dest), origins, router, known=so_far)
+                more = copies(self._found(scope, dest, data=origins.data), origins, router, known=so_far)
                 known.ids |= more.ids
                 known.unsure |= more.unsure
                 self.matched[router.router] |= more.matched
@@ -254,30 +246,44 @@ class _Erasure:
     def _origins(self, scope: EraseScope, topic: str, router: Router) -> Origins | None:
         rows: dict[Id, TracedRow] = {}
         if not router.preserve_tag:
-            rows |= {row.id: row for row in with_tag(self._rows(scope, topic, by_tag=True), self.match)}
-        if self.found[topic].ids and router.filter is None:
-            rows |= {row.id: row for row in with_ids(self._rows(scope, topic), self.found[topic].ids)}
+            rows |= {row.id: row for row in self._found(scope, topic, match=self.match)}
+        if (ids := self.found[topic].ids) and router.filter is None:
+            seqs = sorted({seq for _, seq in ids})
+            rows |= {row.id: row for row in self._found(scope, topic, seqs=seqs) if row.id in ids}
         only = None if router.filter is None else parse_match(router.filter)
         forwarded = [row for row in rows.values() if only is None or only.covers(row.tag)]
         if not forwarded:
             return None
         origins = Origins(topic, forwarded)
-        origins.note_others(self._rows(scope, topic))
+        origins.note_others(self._found(scope, topic, data=origins.data))
         return origins
 
-    def _rows(self, scope: EraseScope, topic: str, *, by_tag: bool = False) -> Rows:
-        """Yield every record of the topic and the lake, some twice. `by_tag`: at least those that match."""
-        if self.lake is not None and self.snapshot is not None:
-            for archived in self.snapshot.epochs(topic):
-                for batch in self.lake.read(topic, archived.epoch, columns=NEEDED, archived=archived):
-                    yield archived.epoch, batch
-        state = scope.states.get(topic)
-        if state is None:
-            return
-        match = self.match.wire() if by_tag else None
-        for piece in self.client.scan(topic, upto_seq=state.head_seq, epoch=state.epoch, filter=match):
-            if isinstance(piece, Run):
-                yield state.epoch, pa.RecordBatch.from_arrays(list(cells(piece)), names=list(NEEDED))
+    def _found(self, scope: EraseScope, topic: str, **wanted: Any) -> list[TracedRow]:
+        """Let tasks search the topic and the lake, see `Search`. A record that is in both is found twice."""
+        places, lake = list[Place](), None if self.lake is None else self.lake.path
+        for archived in () if self.snapshot is None else self.snapshot.epochs(topic):
+            places += [
+                Place(
+                    topic=topic, epoch=archived.epoch, first=file.first, last=file.last, size_bytes=file.bytes,
+                    archived=archived.within(file.first, file.last),
+                )
+                for file in archived.files
+            ]  # fmt: skip
+        if (state := scope.states.get(topic)) is not None and state.head_seq:
+            count = min(-(-state.bytes // TASK_BYTES), state.head_seq) or 1
+            edges = [
+                state.earliest_seq + (state.head_seq + 1 - state.earliest_seq) * at // count for at in range(count)
+            ]
+            places += [
+                Place(topic=topic, epoch=state.epoch, first=first, last=stop - 1, size_bytes=state.bytes // count)
+                for first, stop in pairwise([*edges, state.head_seq + 1])
+            ]
+        work = Workload(
+            seqs=sum(one.last - one.first + 1 for one in places), size_bytes=sum(one.size_bytes for one in places)
+        )
+        search = Search(lake=lake, connection=self.job.connection(self.url), **wanted)
+        found = self.job.tasks(work).run(places, search, result=list[TracedRow], weight=lambda one: one.size_bytes)
+        return [row for rows in found for row in rows]
 
     # --- deletes
 
@@ -321,11 +327,9 @@ class _Erasure:
 
     def _delete(self, topic: str, about: Going, *, dry_run: bool = False) -> tuple[int, int]:
         """Delete and return the number of records deleted by tag, and by seq."""
-        by_seq = 0
-        seqs = self._copies_in(topic, about)
-        for at in range(0, len(seqs), SEQS_A_REQUEST):
-            part = seqs[at : at + SEQS_A_REQUEST]
-            by_seq += self.client.delete(topic, seqs=part, epoch=about.epoch, dry_run=dry_run).deleted
+        by_seq = delete_seqs(
+            self.client, topic, self._copies_in(topic, about), epoch=about.epoch, dry_run=dry_run
+        )  # fmt: skip
         by_tag = self.client.delete(
             topic, match=self.match.wire(), before_seq=about.head_seq + 1, epoch=about.epoch, dry_run=dry_run
         ).deleted
