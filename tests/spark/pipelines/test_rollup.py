@@ -59,7 +59,10 @@ def test_window_is_written_once_after_the_watermark(spark: SparkSession, client:
         return rollup(url=client.url, declaration=declared, spark=spark)
 
     sell(client, topic, (0.1, "web", 5), (0.9, "shop", 7), (0.2, "web", 1), (1.4, "web", 2))
-    report = run().topics[0]
+    first = run()
+    report = first.topics[0]
+    assert first.execution is not None
+    assert first.execution.reason == "on Spark, which runs already: rollup needs Spark SQL"
     assert report.records == 0, "the watermark is at 0.9 minutes"
     assert (report.figures["open_windows"], report.figures["late"]) == (2, 0)
 
@@ -217,6 +220,11 @@ def test_table_has_each_window_once_for_every_reader(spark: SparkSession, client
     version = DeltaTable(path).version()
     assert (run().records, DeltaTable(path).version()) == (0, version)
 
+    [state] = (path / "_open").iterdir()
+    DeltaTable(path).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False, full=True)
+    state.rename(tmp_path / "state")
+    with pytest.raises(BadUsage, match="another declaration"):
+        run()
     run(full=True)
     assert in_table(path) == [(0, "shop", 2, 10), (0, "web", 3, 15), (1, "web", 2, 6), (2, "web", 1, 1)]
 

@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
 
 KEY = "_topics_compact"  # key in the meta of a record
-GAPS_KEPT = 1000
 JSON_SPACES = " \t\r\n"
 
 COLUMNS = pa.schema(
@@ -76,9 +75,7 @@ class CompactPosition(rounds.RoundsPosition, frozen=True, kw_only=True):
 
     declaration: int
     plan: int = 0
-    target_seq: int = 0
     stale_to: int = 0  # records of the output up to this seq were written before the last restart
-    gaps: list[ReportedGap] = field(default_factory=list)
 
 
 class CompactResult(DeliveryResult, kw_only=True):
@@ -310,7 +307,7 @@ class Compaction(rounds.Rounds[CompactPosition]):
     def plan(self, at: CompactPosition) -> CompactPosition:
         epoch, head = self.target()
         stale_to = head if self.restarts else at.stale_to
-        return super().plan(structs.replace(at, target_epoch=epoch, target_seq=head, stale_to=stale_to))
+        return super().plan(structs.replace(at, target_epoch=epoch, stale_to=stale_to))
 
     def write(self, latest: DataFrame, at: CompactPosition) -> CompactResult:
         latest = self.hold(latest)
@@ -323,9 +320,9 @@ class Compaction(rounds.Rounds[CompactPosition]):
             null_removes=self.null_removes,
         )  # fmt: skip
         outcome = rounds.run_tasks(self._by_key(latest, "seq"), task, CompactResult)
-        self._delete_older(latest, outcome)
         if at.stale_to:
             self._client.delete(self.name, before_seq=at.stale_to + 1)
+        self._delete_older(latest, outcome)
         return outcome
 
     def _by_key(self, rows: DataFrame, *order: str) -> DataFrame:
@@ -399,10 +396,7 @@ class Compaction(rounds.Rounds[CompactPosition]):
     def after(self, at: CompactPosition, outcome: CompactResult) -> CompactPosition:
         """Return the position after the step. The first records create a topic, so its epoch is known only now."""
         outcome.gaps = self.gaps = [structs.replace(gap, epoch=at.epoch) for gap in outcome.gaps]
-        return structs.replace(
-            at, done=at.plan, stale_to=0, gaps=[*at.gaps, *outcome.gaps][-GAPS_KEPT:],
-            target_epoch=at.target_epoch or self.target()[0],
-        )  # fmt: skip
+        return structs.replace(at, done=at.plan, stale_to=0, target_epoch=at.target_epoch or self.target()[0])
 
     def note(self, outcome: CompactResult) -> None:
         super().note(outcome)

@@ -53,9 +53,7 @@ class RollupPosition(rounds.RoundsPosition, frozen=True, kw_only=True):
     fresh: bool = False  # nothing was written under this declaration yet, so it may be changed
     watermark_ms: int = windows.NEVER
     open: list[Open] = field(default_factory=list)
-    state: bytes = (
-        b""  # partial aggregates of the open windows, as an Arrow stream; empty: their records are read again
-    )
+    state: bytes = b""  # partial aggregates of the open windows, as an Arrow stream; empty: records are read again
     due: Due | None = None
 
 
@@ -129,13 +127,11 @@ class Rolling(rounds.Rounds[RollupPosition]):
         return super().is_lost(at) and not self._holds(self._declared.digest)
 
     def of_facts(self, facts: Mapping[str, int]) -> RollupPosition:
-        self._stored = facts["open"]
-        text = None if self._table is None else self._table.storage.read(f"{OPEN}/{self._stored}")
-        if text is None:
-            raise BadUsage(f"{self.name} lacks {OPEN}/{self._stored}, its open windows", next=OTHER_OUTPUT)
-        of_open, state = msgspec.json.decode(text, type=tuple[list[Open], bytes])
+        text = None if self._table is None else self._table.storage.read(f"{OPEN}/{facts['open']}")
+        digest = f"{facts['declaration']:0{DIGEST_DIGITS}x}" if text else ""  # without the file it cannot be continued
+        of_open, state = msgspec.json.decode(text or b'[[],""]', type=tuple[list[Open], bytes])
         return RollupPosition(
-            digest=f"{facts['declaration']:0{DIGEST_DIGITS}x}", fresh=not self._holds(""), epoch=facts["epoch"],
+            digest=digest, fresh=not self._holds(""), epoch=facts["epoch"],
             done=facts["done"], generation=facts["generation"], watermark_ms=facts["watermark"],
             open=of_open, state=state,
         )  # fmt: skip
@@ -180,6 +176,7 @@ class Rolling(rounds.Rounds[RollupPosition]):
         self._next = structs.replace(at, done=last, watermark_ms=found.watermark_ms, open=found.open, due=None)
         if not seen and not found.closing:
             return self._next, None
+        self._next = structs.replace(self._next, state=b"")
         if found.closing:
             self._job.step(f"{self._declared.topic}: closing windows up to {_text(found.watermark_ms)}")
         if self._partial is not None and (at.state or not at.open):
@@ -226,7 +223,6 @@ class Rolling(rounds.Rounds[RollupPosition]):
     def _read_again(self, at: RollupPosition, new: DataFrame, found: Turn) -> DataFrame:
         """Return the rows of the windows that close, from all their records."""
         low = min((one.low for one in found.closing), default=at.done + 1)
-        self._next = structs.replace(self._next, state=b"")
         if low <= at.done:
             self._source.warn_if_trimmed(at.epoch, low)
             new = self._windowed(self._source.load(low, self._next.done + 1))
@@ -430,15 +426,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     from deltalake import Schema
 
     # Spark and Delta describe types by the same JSON.
-    fields = [_delta_field(field, field["name"]) for field in json.loads(schema.json())["fields"]]
-    return pa.schema(Schema.from_json(json.dumps({"type": "struct", "fields": fields})).to_arrow())
-
-
-def _delta_field(field: dict[str, Any], column: str) -> dict[str, Any]:
-    name = field["name"]
-    if not name or any(one in BAD_CHARACTERS for one in name):
-        raise BadUsage(f"column {name!r} of the result: a table cannot have this name", next="rename it with AS …")
-    return {"name": name, "type": _delta_type(field["type"], column), "nullable": True, "metadata": {}}
+    return pa.schema(Schema.from_json(json.dumps(_delta_type(json.loads(schema.json()), ""))).to_arrow())
 
 
 def _delta_type(kind: Any, column: str) -> Any:
@@ -450,8 +438,13 @@ def _delta_type(kind: Any, column: str) -> Any:
                 next="cast it, for example to STRING, or to TIMESTAMP",
             )
         return kind
-    if kind["type"] == "struct":
-        return {"type": "struct", "fields": [_delta_field(field, column) for field in kind["fields"]]}
-    parts = {name: _delta_type(kind[name], column) for name in ("elementType", "keyType", "valueType") if name in kind}
-    nulls = {name: True for name in ("containsNull", "valueContainsNull") if name in kind}
-    return {"type": kind["type"], **parts, **nulls}
+    if kind["type"] != "struct":  # an array or a map
+        names = [name for name in ("elementType", "keyType", "valueType") if name in kind]
+        nulls = {name: True for name in ("containsNull", "valueContainsNull") if name in kind}
+        return {"type": kind["type"], **{name: _delta_type(kind[name], column) for name in names}, **nulls}
+    fields = []
+    for name, of in ((one["name"], one["type"]) for one in kind["fields"]):
+        if not name or any(one in BAD_CHARACTERS for one in name):
+            raise BadUsage(f"column {name!r} of the result: a table cannot have this name", next="rename it with AS …")
+        fields.append({"name": name, "type": _delta_type(of, column or name), "nullable": True, "metadata": {}})
+    return {"type": "struct", "fields": fields}

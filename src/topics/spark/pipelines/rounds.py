@@ -94,6 +94,7 @@ class SourceTopic:
             "endingOffsets": offset_option(self.topic, stop),
             **({} if self._lake is None else {"lake": self._lake}),
         }
+        self.job.tasks(spark_only=f"{self.job.report.pipeline} needs Spark SQL")
         return self.job.spark.read.format("topics").options(**options).load()
 
     def warn_if_trimmed(self, epoch: int, start: int) -> None:

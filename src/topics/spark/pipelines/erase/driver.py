@@ -12,7 +12,6 @@ import hashlib
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any, Unpack
 
 import pyarrow as pa
@@ -31,13 +30,15 @@ from topics.model.records import TagMatch, parse_match
 from topics.plurals import counted
 from topics.spark.failures import LakeFailed
 from topics.spark.pipelines.erase.notes import FileNotes, Going, Note, TopicNotes
-from topics.spark.pipelines.erase.router_copies import CopyMatches, Id, Origins, Place, Search, TracedRow, copies
+from topics.spark.pipelines.erase.router_copies import CopyMatches, Id, Origins, Search, TracedRow, copies
 from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.delivery import delete_seqs
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete
 from topics.spark.pipelines.run.report import RunReport
 from topics.spark.pipelines.run.tasks import TASK_BYTES, Workload
+from topics.spark.source import plan
 from topics.spark.source.catalog import state_of
+from topics.spark.source.plan import Span
 from topics.spark.topic_names import Selection, existing_lake, no_topic, unknown_topic
 from topics.storage.segments.record_run import Run
 
@@ -260,29 +261,30 @@ class _Erasure:
 
     def _found(self, scope: EraseScope, topic: str, **wanted: Any) -> list[TracedRow]:
         """Let tasks search the topic and the lake, see `Search`. A record that is in both is found twice."""
-        places, lake = list[Place](), None if self.lake is None else self.lake.path
-        for archived in () if self.snapshot is None else self.snapshot.epochs(topic):
-            places += [
-                Place(
-                    topic=topic, epoch=archived.epoch, first=file.first, last=file.last, size_bytes=file.bytes,
-                    archived=archived.within(file.first, file.last),
-                )
-                for file in archived.files
-            ]  # fmt: skip
-        if (state := scope.states.get(topic)) is not None and state.head_seq:
-            count = min(-(-state.bytes // TASK_BYTES), state.head_seq) or 1
-            edges = [
-                state.earliest_seq + (state.head_seq + 1 - state.earliest_seq) * at // count for at in range(count)
-            ]
-            places += [
-                Place(topic=topic, epoch=state.epoch, first=first, last=stop - 1, size_bytes=state.bytes // count)
-                for first, stop in pairwise([*edges, state.head_seq + 1])
-            ]
-        work = Workload(
-            seqs=sum(one.last - one.first + 1 for one in places), size_bytes=sum(one.size_bytes for one in places)
-        )
+        lake = "" if self.lake is None else self.lake.path
+        spans = [
+            Span(
+                server=lake, topic=topic, epoch=one.epoch, start=file.first, stop=file.last + 1,
+                archived=one.within(file.first, file.last),
+            )
+            for one in (() if self.snapshot is None else self.snapshot.epochs(topic))
+            for file in one.files
+        ]  # fmt: skip
+        per_seq = 0.0
+        if (state := scope.states.get(topic)) is not None and state.earliest_seq <= state.head_seq:
+            start, stop = state.earliest_seq, state.head_seq + 1
+            per_seq = state.bytes / (stop - start)
+            live = Span(server=self.url, topic=topic, epoch=state.epoch, start=start, stop=stop)
+            for part in plan.cut([live], lambda _: per_seq, min_partitions=1, partition_bytes=TASK_BYTES):
+                spans += part
+
+        def size_bytes(span: Span) -> int:
+            live_bytes = round((span.stop - span.start) * per_seq)
+            return live_bytes if span.archived is None else sum(file.bytes for file in span.archived.files)
+
+        work = Workload(seqs=sum(one.stop - one.start for one in spans), size_bytes=sum(map(size_bytes, spans)))
         search = Search(lake=lake, connection=self.job.connection(self.url), **wanted)
-        found = self.job.tasks(work).run(places, search, result=list[TracedRow], weight=lambda one: one.size_bytes)
+        found = self.job.tasks(work).run(spans, search, result=list[TracedRow], weight=size_bytes)
         return [row for rows in found for row in rows]
 
     # --- deletes
@@ -327,9 +329,8 @@ class _Erasure:
 
     def _delete(self, topic: str, about: Going, *, dry_run: bool = False) -> tuple[int, int]:
         """Delete and return the number of records deleted by tag, and by seq."""
-        by_seq = delete_seqs(
-            self.client, topic, self._copies_in(topic, about), epoch=about.epoch, dry_run=dry_run
-        )  # fmt: skip
+        seqs = self._copies_in(topic, about)
+        by_seq = delete_seqs(self.client, topic, seqs, epoch=about.epoch, dry_run=dry_run)
         by_tag = self.client.delete(
             topic, match=self.match.wire(), before_seq=about.head_seq + 1, epoch=about.epoch, dry_run=dry_run
         ).deleted

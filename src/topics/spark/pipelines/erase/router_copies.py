@@ -22,24 +22,20 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
-from topics.arrow import cells
 from topics.client.request import Router
-from topics.lake import ArchivedEpoch, Lake
-from topics.lake.rewrite import tagged
 from topics.model import surrogates
 from topics.model.records import TagMatch
 from topics.model.router import STAMP
-from topics.spark.options import ConnectionOptions
-from topics.spark.source.catalog import client_for
-from topics.storage.segments.record_run import Run
+from topics.spark.options import ConnectionOptions, ReadOptions
+from topics.spark.source.plan import Span
+from topics.spark.source.read import read_span, without_gaps
 
 Id = tuple[int, int]  # epoch, seq
 Content = tuple[str, bytes, str | None]  # data, meta without a stamp, node
 
 DEAD_LETTER = "$dead_letter_"  # begins the names that are added when a job dies
-NEEDED = ("seq", "ts", "node", "tag", "meta", "data")
 
 
 class CopyStamp(Struct):
@@ -93,49 +89,31 @@ class Origins:
                 self.others[row.content][row.ts_ms] += 1
 
 
-class Place(Struct, frozen=True, kw_only=True):
-    """A part of an epoch: the seqs `first` to `last` of a file in the lake, or of the server without `archived`."""
-
-    topic: str
-    epoch: int
-    first: int
-    last: int
-    archived: ArchivedEpoch | None = None
-    size_bytes: int = 0
-
-
 class Search(Struct, frozen=True, kw_only=True):
-    """A task that returns the records of a place with a tag, with one of these payloads, or with one of these seqs."""
+    """A task that returns the records of a span with a tag, with one of these payloads, or with one of these seqs.
 
-    lake: str | None
+    A span with archived files is read from the lake, another one from the server.
+    """
+
+    lake: str
     connection: ConnectionOptions
     match: TagMatch | None = None
     data: Sequence[str] | None = None
     seqs: Sequence[int] | None = None
 
-    def __call__(self, place: Place) -> list[TracedRow]:
-        return [row for batch in self._batches(place) for row in _rows(place.epoch, self._chosen(batch))]
-
-    def _batches(self, place: Place) -> Iterator[pa.RecordBatch]:
-        first, last = place.first, place.last
-        if place.archived is not None and self.lake is not None:
-            yield from Lake(self.lake).read(
-                place.topic, place.epoch, first=first, last=last, columns=NEEDED, archived=place.archived
-            )
-            return
-        match = None if self.match is None else self.match.wire()
-        with client_for(self.connection, self.connection.servers[0]) as client:
-            found = client.scan(place.topic, from_seq=first - 1, upto_seq=last, epoch=place.epoch, filter=match)
-            for piece in found:
-                if isinstance(piece, Run):
-                    yield pa.RecordBatch.from_arrays(list(cells(piece)), names=list(NEEDED))
+    def __call__(self, span: Span) -> list[TracedRow]:
+        options = ReadOptions(connection=self.connection, tag=self.match, fail_on_data_loss=False)
+        if span.archived is not None:
+            options = structs.replace(options, lake=self.lake, lake_only=True)
+        batches = without_gaps(read_span(span, options), [])
+        return [row for batch in batches for row in _rows(span.epoch, self._chosen(batch))]
 
     def _chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows that are looked for, filtered in Arrow: the others never become Python objects."""
-        if self.match is not None:
-            return batch.filter(tagged(batch, self.match))
-        name, kind, values = ("data", pa.string(), self.data) if self.seqs is None else ("seq", pa.int64(), self.seqs)
-        return batch.filter(pc.is_in(batch.column(name), value_set=pa.array(values, kind)))
+        for name, kind, values in ("data", pa.string(), self.data), ("seq", pa.int64(), self.seqs):
+            if values is not None:
+                batch = batch.filter(pc.is_in(batch.column(name), value_set=pa.array(values, kind)))
+        return batch
 
 
 def copies(rows: Iterable[TracedRow], origins: Origins, router: Router, *, known: CopyMatches) -> CopyMatches:
