@@ -135,6 +135,9 @@ def test_deltalake_reads_records_and_no_gaps(lake: Lake):
     assert table["seq"].to_list() == LEFT
     assert table["data"].to_list() == [f'{{"n":{seq}}}' for seq in LEFT]
     assert set(table["date"]) == {date(2024, 2, 29)}
+    comments = {one.name: one.metadata.get("comment") for one in DeltaTable(f"{lake.path}/a").schema().fields}
+    assert comments["ts"] == "commit time"
+    assert [name for name, comment in comments.items() if not comment] == ["n"]
 
 
 def test_polars_reads_records_and_no_gaps(lake: Lake):

@@ -17,8 +17,12 @@ import pytest
 
 from tests.conftest import ServerProcess
 from topics.client import Client
+from topics.client.request import Record
 from topics.spark import warm
 from topics.spark.jvm import cache_folder
+from topics.spark.pipelines.compact import compact
+from topics.spark.pipelines.rollup import rollup
+from topics.spark.pipelines.windows import Declaration
 
 PAGE = Path(__file__).parents[2] / "docs" / "pipelines.md"
 LIMIT_S = 240
@@ -113,6 +117,40 @@ def test_commands_of_the_page_share_one_spark(user: User, server: ServerProcess,
     assert "3" in user.run("sql", "--url", server.url, "select count(*) from prices")
     user.run(*shlex.split(last)[1:])
     assert json.loads(user.run("spark", "status", "--json", status=1)) == {"running": False}
+
+
+@pytest.mark.torture
+def test_rollup_and_compact_write_the_same_in_a_session_and_over_connect(
+    spark: Any, user: User, server: ServerProcess, client: Client, topic: str
+):
+    user.run("spark", "start")
+    time, select = "timestamp_millis(value:at::bigint)", ["count(*) AS n", "sum(value:x::bigint) AS x", "avg(seq) AS m"]
+    declared = Declaration(
+        topic=topic, into=f"{topic}.sums.here", window="1 minute", time=time, by=("tag",), select=tuple(select)
+    )
+    rolling = ["--window", "1 minute", "--time", time, "--by", "tag", *(f"--select={one}" for one in select)]
+    for number in range(3):
+        rows = [{"at": 45_000 * number + n, "x": n} for n in range(100)]
+        records = [{"data": None if n % 9 == number else row, "tag": f"t{n % 60}"} for n, row in enumerate(rows)]
+        client.append(topic, records)
+        here = [
+            rollup(url=server.url, declaration=declared, spark=spark),
+            compact(url=server.url, topic=topic, into=f"{topic}.latest.here", null_removes=True, spark=spark),
+        ]
+        common = ["--url", server.url, "--topic", topic, "--json"]
+        there = [
+            json.loads(user.run("pipeline", "rollup", *common, "--into", f"{topic}.sums.there", *rolling)),
+            json.loads(user.run("pipeline", "compact", *common, "--into", f"{topic}.latest.there", "--null-removes")),
+        ]
+        for one, other in zip(here, there, strict=True):
+            assert "on Spark, started by `topics spark start`: " in other["execution"]["reason"]
+            assert other["topics"][0]["figures"] == one.topics[0].figures
+            assert other["topics"][0].get("records", 0) == one.topics[0].records
+    for name, least in (("sums", 50), ("latest", 30)):
+        copies = [list(client.read(f"{topic}.{name}.{where}", include_tags=True)) for where in ("here", "there")]
+        values = [[(one.tag, one.value) for one in copy if isinstance(one, Record)] for copy in copies]
+        assert len(values[0]) > least
+        assert values[0] == values[1]
 
 
 @pytest.mark.torture

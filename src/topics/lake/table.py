@@ -37,7 +37,19 @@ from topics.lake.storage import Storage, StoredFile, with_remedies
 KEPT_HOURS = 168  # how long replaced files stay for readers of older versions
 
 PROPERTIES = {"delta.deletedFileRetentionDuration": f"interval {KEPT_HOURS} hours"}
-TABLE_SCHEMA = pa.schema([*SCHEMA, ("date", pa.date32())])
+COMMENTS = {  # catalogs show them
+    "epoch": "identifies the topic between its creation and its deletion",
+    "seq": "number of the record in its topic; unique within an epoch",
+    "ts": "commit time",
+    "node": "writer of the record",
+    "tag": "tag of the record",
+    "meta": "metadata of the record, a JSON object",
+    "data": "payload of the record, JSON text as it was written",
+    "date": "UTC date of ts",
+}
+TABLE_SCHEMA = pa.schema(
+    [one.with_metadata({"comment": COMMENTS[one.name]}) for one in (*SCHEMA, pa.field("date", pa.date32()))]
+)
 
 
 class TopicTable:

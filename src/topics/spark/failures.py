@@ -77,11 +77,8 @@ _OF_TASK = {  # by the class name of an exception raised in a Spark task
     "Unauthorized": FailureKind.FORBIDDEN,
     "Forbidden": FailureKind.FORBIDDEN,
     "Unreachable": FailureKind.UNREACHABLE,
-    "BadOption": FailureKind.USAGE,
-    "NoLake": FailureKind.USAGE,
-    "NoSuchTopic": FailureKind.USAGE,
     "Damaged": FailureKind.LAKE,
-    "LakeError": FailureKind.LAKE,
+    **{one.__name__: kind for classes, kind in _OF_CLASS.items() for one in classes},
 }
 
 

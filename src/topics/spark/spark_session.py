@@ -57,7 +57,7 @@ def _is_found(spark: SparkSession) -> bool:
         return False
     context = spark.sparkContext
     is_plain = os.environ.get("PYSPARK_DRIVER_PYTHON", context.pythonExec) == context.pythonExec
-    if context._python_includes or not is_plain:
+    if getattr(context, "_python_includes", True) or not is_plain:  # a version without it: registering works, too
         return False
     return bool(java.sessionState().dataSourceManager().dataSourceExists(TopicsSource.name()))
 

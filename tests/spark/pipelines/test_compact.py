@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.request
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
 import topics.spark.pipelines.compact as task
-from tests.conftest import StartServer
+from tests.conftest import ServerProcess, StartServer
 from tests.spark.pipelines.kills import killed_at
 from topics.client import Client
 from topics.client.request import Record
@@ -114,7 +115,7 @@ def split(path: Path, key: str) -> None:
 def test_large_table_is_written_in_ranges_of_keys(
     spark: SparkSession, client: Client, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("topics.spark.pipelines.rounds.TASK_BYTES", 10_000)
+    monkeypatch.setattr(task, "TASK_BYTES", 10_000)
     client.put_topic(topic, cap_records=600)
     path, latest = tmp_path / "latest", dict[str, Any]()
     for number in range(2):
@@ -201,6 +202,28 @@ def test_topic_holds_one_record_per_key_after_a_kill(
     head = client.topic(into).head_seq
     run()
     assert client.topic(into).head_seq == head == 4
+
+
+def test_older_records_of_many_keys_are_deleted_together(
+    spark: SparkSession, server: ServerProcess, client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(task, "TASK_BYTES", 5_000)
+    into, latest = f"{topic}.latest", dict[str, Any]()
+    for number in range(2):
+        pairs = [(f"k{n:03}", None if number and n % 10 == 0 else [number, n]) for n in range(200)]
+        write(client, topic, *pairs, (None, "no key"))
+        before = requests(server)
+        report = compact(url=client.url, topic=topic, into=into, null_removes=True, spark=spark).topics[0]
+        latest |= dict(pairs)
+        assert in_topic(client, into) == {key: value for key, value in latest.items() if value is not None}
+        assert (report.figures["keys"], report.figures.get("removed", 0)) == ((200, 0), (180, 20))[number]
+        assert requests(server) - before < 150, "a delete for every key would be 200"
+
+
+def requests(server: ServerProcess) -> int:
+    with urllib.request.urlopen(f"{server.url}/metrics") as answer:
+        [line] = [one for one in answer.read().decode().splitlines() if one.startswith("topics_http_requests_total ")]
+    return int(float(line.split()[1]))
 
 
 @pytest.mark.parametrize("is_there", [False, pytest.param(True, marks=pytest.mark.torture)])
@@ -301,7 +324,7 @@ def test_rejected_record_becomes_a_gap_and_blocks_nothing(client: Client, topic:
     for _ in range(2):
         writer = task.WriteLatestTopic(
             connection=ConnectionOptions(servers=(client.url,)), source=topic, topic=into, position=position,
-            fresh=True, null_removes=False,
+            null_removes=False,
         )  # fmt: skip
         [answer] = writer(iter([rows(("a", "1"), ("b", large), ("c", '"\\ud800"'))]))
         outcome = msgspec.json.decode(answer.column(0)[0].as_py(), type=task.CompactResult)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.conftest import SMALL_PARTS, ServerProcess, StartServer
@@ -22,7 +23,7 @@ from topics.client import Client
 from topics.client.request import Record
 from topics.lake import Lake
 from topics.lake.erasure import LakeErasure
-from topics.spark.pipelines.erase import notes
+from topics.spark.pipelines.erase import driver, notes
 from topics.spark.pipelines.erase.driver import erase, parse
 from topics.spark.pipelines.run.job import BadUsage, Failed
 
@@ -137,6 +138,26 @@ def test_copies_without_tags_are_found_by_origin(world: World, guarantee: str):
         store: [{"n": 2}, {"n": 4}] for store in ("a", "b", "c", "lake a", "lake b", "lake c")
     }
     assert {row.topic: row.figures["copies"] for row in report.topics if not row.into} == {"a": 0, "b": 2, "c": 2}
+
+
+def test_copies_without_tags_are_looked_for_in_tasks(spark: Any, world: World, monkeypatch: pytest.MonkeyPatch):
+    """The driver reads no records: there, a scan of a topic or of a file of the lake fails."""
+    monkeypatch.setattr(driver, "TASK_BYTES", 100)
+    world.route("a", "b", preserve_tag=False)
+    world.write("a", *((f"user-{42 + n % 2}:x", {"n": n}) for n in range(20)), meta=msgspec.Raw(rb'{"k\ud83d": 1}'))
+    world.forwarded()
+    archive(world.client, world.lake, "a")
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Client, "scan", fail)
+        patch.setattr(Lake, "read", fail)
+        report = world.erase(spark=spark)
+    assert report.figures["copies"] == 10
+    assert report.execution.engine == "spark"
+    assert world.everything() == {store: [{"n": n} for n in range(1, 20, 2)] for store in ("a", "b", "lake a")}
 
 
 def test_same_content_with_another_tag_stays(world: World):

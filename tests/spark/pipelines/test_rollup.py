@@ -59,7 +59,10 @@ def test_window_is_written_once_after_the_watermark(spark: SparkSession, client:
         return rollup(url=client.url, declaration=declared, spark=spark)
 
     sell(client, topic, (0.1, "web", 5), (0.9, "shop", 7), (0.2, "web", 1), (1.4, "web", 2))
-    report = run().topics[0]
+    first = run()
+    report = first.topics[0]
+    assert first.execution is not None
+    assert first.execution.reason == "on Spark, which runs already: rollup needs Spark SQL"
     assert report.records == 0, "the watermark is at 0.9 minutes"
     assert (report.figures["open_windows"], report.figures["late"]) == (2, 0)
 
@@ -73,6 +76,64 @@ def test_window_is_written_once_after_the_watermark(spark: SparkSession, client:
     assert report.figures["late"] == 1
     assert in_topic(client, f"{topic}.sums")[2:] == [(1, "web", 2, 6)]
     assert run().topics[0].records == 0
+
+
+FOUR = ["count(*) AS n", "sum(value:total::decimal(10,2)) AS total", "min(tag) AS least", "avg(seq) AS mean"]
+
+
+@pytest.mark.parametrize("kind", ["into", "table"])
+def test_closing_window_does_not_need_its_earlier_records(
+    spark: SparkSession, client: Client, topic: str, tmp_path: Path, kind: str
+):
+    """They were deleted after the round that read them: a second read would not find them."""
+    output = {"into": f"{topic}.sums"} if kind == "into" else {"table": str(tmp_path / "sums")}
+    declared = declare(topic, by=["length(tag) AS size"], select=FOUR, **output)
+    for sales in (
+        ((0.1, "web", 5), (0.9, "shop", 7), (0.3, "web", 2)),
+        ((0.5, "shop", 3), (0.2, "app", 1)),
+        ((9, "", 1),),
+    ):
+        sell(client, topic, *sales)
+        report = rollup(url=client.url, declaration=declared, spark=spark)
+        client.delete(topic, before_seq=client.topic(topic).head_seq + 1)
+    if kind == "into":
+        rows = [item.value for item in client.read(f"{topic}.sums") if isinstance(item, Record)]
+    else:
+        rows = DeltaTable(tmp_path / "sums").to_pyarrow_table().to_pylist()
+    found = sorted((row["size"], row["n"], float(row["total"]), row["least"], row["mean"]) for row in rows)
+    assert found == [(3, 3, 8.0, "app", 3.0), (4, 2, 10.0, "shop", 3.0)]
+    assert report.topics[0].figures["open_windows"] == 1
+
+
+def test_state_that_is_too_large_is_not_kept(
+    spark: SparkSession, client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "STATE_ROWS", 1)
+    declared = declare(topic, into=f"{topic}.sums")
+    for sales in ((0.1, "web", 5), (0.9, "shop", 7)), ((0.5, "shop", 3), (2, "web", 1)):
+        sell(client, topic, *sales)
+        rollup(url=client.url, declaration=declared, spark=spark)
+    assert in_topic(client, f"{topic}.sums") == [(0, "shop", 2, 10), (0, "web", 1, 5)]
+
+
+@pytest.mark.parametrize("kind", ["into", pytest.param("table", marks=pytest.mark.torture)])
+def test_many_groups_are_written_by_several_tasks_once(
+    spark: SparkSession, client: Client, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+):
+    monkeypatch.setattr(module, "TASK_ROWS", 7)
+    output = {"into": f"{topic}.sums"} if kind == "into" else {"table": str(tmp_path / "sums")}
+    declared = declare(topic, **output)
+    sell(client, topic, *((0.1, f"t{n}", n) for n in range(30)), (2, "web", 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(module.Rolling, "save", dying_after_writing(module.Rolling.save))
+        with pytest.raises(MemoryError):
+            rollup(url=client.url, declaration=declared, spark=spark)
+    report = rollup(url=client.url, declaration=declared, spark=spark).topics[0]
+    found = in_topic(client, f"{topic}.sums") if kind == "into" else in_table(tmp_path / "sums")
+    assert sorted(found) == sorted((0, f"t{n}", 1, n) for n in range(30))
+    assert (report.records, report.repeated) == (30, 30 if kind == "into" else 0)
+    if kind == "table":
+        assert len(DeltaTable(tmp_path / "sums").file_uris()) > 1
 
 
 def dying_after_writing(save: Any) -> Any:
@@ -159,6 +220,11 @@ def test_table_has_each_window_once_for_every_reader(spark: SparkSession, client
     version = DeltaTable(path).version()
     assert (run().records, DeltaTable(path).version()) == (0, version)
 
+    [state] = (path / "_open").iterdir()
+    DeltaTable(path).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False, full=True)
+    state.rename(tmp_path / "state")
+    with pytest.raises(BadUsage, match="another declaration"):
+        run()
     run(full=True)
     assert in_table(path) == [(0, "shop", 2, 10), (0, "web", 3, 15), (1, "web", 2, 6), (2, "web", 1, 1)]
 

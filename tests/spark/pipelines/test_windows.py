@@ -10,8 +10,6 @@ from topics.spark.pipelines.windows import (
     Open,
     Seen,
     duration_ms,
-    open_windows,
-    place_windows,
     turn,
 )
 
@@ -80,16 +78,29 @@ def test_invalid_declarations_are_refused_with_a_reason(fields: dict[str, object
         declare(**fields)
 
 
-def test_slot_of_a_closed_window_is_used_again():
-    position: dict[str, int] = {}
-    slots: dict[int, Open] = {}
-    for windows in ([Open(0, 10, 1)], [Open(0, 10, 1), Open(10, 20, 4)], [Open(10, 20, 3)], [], [Open(30, 40, 9)]):
-        slots, changed = place_windows(slots, windows)
-        position |= changed
-        assert sorted(slots.values(), key=lambda one: one.start_ms) == windows
-        assert open_windows(position, window_ms=10) == slots
-    assert len(position) == 4, "two windows were open at the same time"
-    assert place_windows(slots, slots.values())[1] == {}, "only changes are written"
+def test_aggregates_that_can_be_merged_are_computed_in_parts():
+    declared = declare(by=["tag AS t"], select=["count(*) AS n", "max(concat(a, ')')) m", "AVG(x)"], where="x > 0")
+    partial = declared.partial(["struct<>", "string", "bigint", "string", "double"])
+    assert partial is not None
+    assert partial.statement == (
+        "SELECT window, tag AS t, count(*), max(concat(a, ')')), sum(CAST((x) AS DOUBLE)), count(x) "
+        "FROM records WHERE x > 0 GROUP BY ALL"
+    )
+    assert partial.groups == ["window", "g0"]
+    assert partial.merges == {"p0": "sum", "p1": "max", "p2": "sum", "p3": "sum"}
+    assert partial.finals == ["p0", "p1", "try_divide(p2, p3)"]
+
+
+@pytest.mark.parametrize(
+    "select",
+    [
+        "count(DISTINCT a) AS n", "count( distinct a)", "max(a) - min(a) AS spread", "count(*) FILTER (WHERE a)",
+        "collect_list(a) AS all", "count(*) AS n, sum(a) AS s", "1 AS one", "avg(price) AS mean",
+    ],
+)  # fmt: skip
+def test_other_aggregates_need_all_records(select: str):
+    assert declare(select=[select]).partial(["struct<>", "decimal(14,4)"]) is None
+    assert declare(sql="SELECT window, count(*) FROM records GROUP BY ALL").partial(["struct<>", "bigint"]) is None
 
 
 def test_digest_of_a_declaration_is_a_number_of_a_table():

@@ -147,9 +147,10 @@ def json_text(value: Any) -> bytes:
 
 
 def pretty_json(value: object) -> str:
+    """Return JSON for standard output: indented on a terminal, and one line for programs, which may read lines."""
     import msgspec
 
-    return msgspec.json.format(msgspec.json.encode(value)).decode()
+    return msgspec.json.format(msgspec.json.encode(value), indent=2 if sys.stdout.isatty() else 0).decode()
 
 
 def confirm(question: str) -> None:

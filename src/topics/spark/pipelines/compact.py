@@ -1,7 +1,7 @@
 """Compact: the latest record of every tag, or of every value of an expression, as a Delta table or a topic.
 
-In a table, the files whose keys change are replaced. In a topic, the latest record of a key is appended and its older
-ones are deleted.
+In a table, the files whose keys change are replaced. In a topic, tasks append the latest records of ranges of keys;
+then the older records of these keys are looked for and deleted by seq, many in one request.
 """
 
 from __future__ import annotations
@@ -10,31 +10,41 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
-from msgspec import Raw, Struct, field, structs
+from msgspec import Struct, field, structs
 
-from topics.client import Client
+from topics.arrow import cells
 from topics.errors import Code, TopicsError
 from topics.lake.files import RowsFile, RowsWriter, read_rows
 from topics.lake.output import OutputTable
 from topics.lake.storage import Storage
-from topics.model import surrogates
 from topics.spark.failures import BadUsage
 from topics.spark.options import BadOption, ConnectionOptions, WriteOptions
 from topics.spark.pipelines import rounds
 from topics.spark.pipelines.audit import INFLATION
 from topics.spark.pipelines.run import positions
-from topics.spark.pipelines.run.delivery import refused_rows
+from topics.spark.pipelines.run.delivery import (
+    REFUSED,
+    DeliveryResult,
+    OutgoingRow,
+    RangeDelivery,
+    delete_seqs,
+    gap_row,
+    record_of,
+    stamped,
+)
 from topics.spark.pipelines.run.job import JobOptions, PipelineJob, check_may_delete
 from topics.spark.pipelines.run.report import ReportedGap, RunReport
-from topics.spark.sink.chunks import Sent, pieces, send
-from topics.spark.source.catalog import client_for
+from topics.spark.pipelines.run.tasks import TASK_BYTES
+from topics.spark.sink.chunks import Sent, pieces
+from topics.spark.source.catalog import client_for, state_of
 from topics.spark.sql.text import lenient
+from topics.storage.segments.record_run import Run
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -44,9 +54,7 @@ if TYPE_CHECKING:
 
 
 KEY = "_topics_compact"  # key in the meta of a record
-GAPS_KEPT = 1000
 JSON_SPACES = " \t\r\n"
-LOSS = '{"kind":"gap"}'  # meta of a record that replaces one that could not be written
 
 COLUMNS = pa.schema(
     [
@@ -60,7 +68,6 @@ COLUMNS = pa.schema(
         pa.field("data", pa.string()),
     ]
 )
-_encode = msgspec.json.Encoder().encode
 
 
 class CompactPosition(rounds.RoundsPosition, frozen=True, kw_only=True):
@@ -68,37 +75,34 @@ class CompactPosition(rounds.RoundsPosition, frozen=True, kw_only=True):
 
     declaration: int
     plan: int = 0
-    target_seq: int = 0
     stale_to: int = 0  # records of the output up to this seq were written before the last restart
-    gaps: list[ReportedGap] = field(default_factory=list)
 
 
-class CompactResult(rounds.Written, kw_only=True):
-    """The result of the task that writes the latest records."""
+class CompactResult(DeliveryResult, kw_only=True):
+    """The result of the tasks that write the latest records."""
 
     looked_at: int = 0
     keys: int = 0
     without_key: int = 0
     removed: int = 0
-    gaps: list[ReportedGap] = field(default_factory=list)
-
-    def join(self, other: CompactResult) -> None:
-        """Add the result of another task."""
-        for name in self.__struct_fields__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+    files: list[RowsFile] = field(default_factory=list)
 
 
-def _with_key(batch: pa.RecordBatch, outcome: CompactResult) -> pa.RecordBatch:
-    """Return the rows that have a key. Add gaps and the counts of all rows to the result."""
+def _with_key(batch: pa.RecordBatch, outcome: CompactResult, *, null_removes: bool) -> pa.RecordBatch:
+    """Return the rows to write: those with a key that is not removed. Add gaps and counts of all rows to the result."""
     is_gap, has_key = pc.is_valid(batch.column("gap_to")), pc.is_valid(batch.column("key"))
     for row in batch.filter(is_gap).select(["seq", "gap_to", "reason"]).to_pylist():
         outcome.gaps.append(ReportedGap(from_seq=row["seq"], to_seq=row["gap_to"], reason=row["reason"]))
     records = batch.filter(pc.invert(is_gap))
-    keyed = batch.filter(pc.and_(has_key, pc.invert(is_gap)))
+    keyed = kept = batch.filter(pc.and_(has_key, pc.invert(is_gap)))
     seen, known = (pc.sum(rows.column("n")).as_py() or 0 for rows in (records, keyed))
     outcome.looked_at += seen
     outcome.without_key += seen - known
-    return keyed
+    if null_removes:
+        kept = keyed.filter(pc.not_equal(pc.utf8_trim(keyed.column("data"), JSON_SPACES), "null"))
+    outcome.removed += len(keyed) - len(kept)
+    outcome.keys += len(kept)
+    return kept
 
 
 class WriteLatestTable(Struct, kw_only=True):
@@ -116,11 +120,7 @@ class WriteLatestTable(Struct, kw_only=True):
         outcome, at = CompactResult(), 0
         with nullcontext() if self.storage is None else RowsWriter(self.storage, COLUMNS) as writer:
             for batch in batches:
-                rows = kept = _with_key(batch, outcome)
-                if self.null_removes:
-                    kept = rows.filter(pc.not_equal(pc.utf8_trim(rows.column("data"), JSON_SPACES), "null"))
-                outcome.removed += len(rows) - len(kept)
-                outcome.keys += len(kept)
+                kept = _with_key(batch, outcome, null_removes=self.null_removes)
                 outcome.records += pc.sum(pc.greater(kept.column("n"), 0)).as_py() or 0
                 while len(kept) and writer is not None:
                     keys = kept.column("key")
@@ -139,74 +139,73 @@ class WriteLatestTable(Struct, kw_only=True):
 
 
 class WriteLatestTopic(Struct, kw_only=True):
-    """Appends rows, sorted by seq, to a topic, and then deletes the older records of the same keys there."""
+    """Appends rows to a topic, in their order. A gap record replaces a record that the server rejects."""
 
     connection: ConnectionOptions
     source: str
     topic: str
     position: CompactPosition
-    fresh: bool  # whether the topic holds no older records
     null_removes: bool
-    run: str = ""  # the first part of every key
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         outcome, at = CompactResult(), self.position
-        self.run = f"compact/{at.generation}/{at.epoch}/{at.done + 1}-{at.plan + 1}"
+        run = f"compact/{at.generation}/{at.epoch}/{at.done + 1}-{at.plan + 1}"
+        keys: dict[int, str] = {}  # by seq
+
+        def gap(first: int, last: int, reason: str) -> OutgoingRow:
+            known = {"topic": self.source, "epoch": at.epoch, "seq": first, "tag": None}
+            return gap_row(self.source, first, last, reason, KEY, known, tag=keys[first])
+
         with client_for(self.connection, self.connection.servers[0]) as client:
+            delivery = RangeDelivery(
+                client=client, options=WriteOptions(connection=self.connection), topic=self.topic, epoch=at.epoch,
+                present=0, gap_row=gap, outcome=outcome,
+            )  # fmt: skip
             for batch in batches:
-                rows = []
-                for row in _with_key(batch, outcome).to_pylist():
-                    if self.null_removes and is_null(row["data"]):
-                        outcome.removed += 0 if self.fresh else client.delete(self.topic, match=row["key"]).deleted
-                    else:
-                        rows.append(row)
-                for piece in pieces([self._record(row) for row in rows], most=rounds.MAX_RECORDS):
-                    self._put(client, rows[piece], outcome)
-                outcome.keys += len(rows)
+                kept = _with_key(batch, outcome, null_removes=self.null_removes)
+                keys = dict(zip(kept.column("seq").to_pylist(), kept.column("key").to_pylist(), strict=True))
+                rows = list(self._rows(kept))
+                for piece in pieces([row.record for row in rows], most=rounds.MAX_RECORDS):
+                    part = rows[piece]
+                    try:
+                        delivery.send(rounds.key(run, part[0].first, [row.record for row in part]), part)
+                    except TopicsError as error:
+                        if error.code not in REFUSED:
+                            raise
+                        # The gap record was rejected as well, so its key is invalid.
+                        why = f"--by: a key cannot be a tag: {error.message}; --table takes any key"
+                        raise BadOption(why) from None
         yield rounds.answered(outcome)
 
-    def _put(self, client: Client, rows: list[dict[str, Any]], outcome: CompactResult) -> None:
-        """Write the rows. A gap record replaces a record that the server rejects."""
-
-        def put(part: list[dict[str, Any]], suffix: str) -> None:
-            """Append rows and delete the older records of their keys: a repetition also leaves one record per key."""
-            self.fresh = self.fresh and not suffix  # a part of a rejected request may have been written already
-            request = rounds.chunk(self.topic, self.run, part[0]["seq"], [self._record(row) for row in part])
-            written = Sent()
-            answers = send(client, WriteOptions(connection=self.connection), [request], written)
-            outcome.add(written)
-            seqs = [seq for answer in answers for seq in range(answer.first_seq, answer.last_seq + 1)]
-            if not self.fresh:
-                for row, seq in zip(part, seqs, strict=True):
-                    client.delete(self.topic, match=row["key"], before_seq=seq)
-
-        for row, _, reason in refused_rows(rows, put):
-            self.fresh = False
-            lost = {"topic": self.source, "gap_from": row["seq"], "gap_to": row["seq"], "reason": reason}
-            gap_row = {**row, "data": _encode(lost).decode(), "meta": LOSS, "node": None}
-            for _, _, why in refused_rows([gap_row], put):  # the gap record was rejected as well, so its key is invalid
-                raise BadOption(f"--by: the key of seq {row['seq']} cannot be a tag: {why}; --table takes any key")
-            outcome.gaps.append(ReportedGap(from_seq=row["seq"], to_seq=row["seq"], reason=reason))
-
-    def _record(self, row: dict[str, Any]) -> bytes:
-        """Return the record with its key as the tag, and its origin in its meta."""
-        known = {"topic": self.source, "epoch": row["epoch"], "seq": row["seq"], "tag": row["tag"]}
-        meta = {} if row["meta"] is None else surrogates.members(row["meta"])
-        stamped = Raw(surrogates.object_of({**meta, KEY: known}))
-        record = {"data": Raw(row["data"].encode()), "tag": row["key"], "meta": stamped}
-        if row["node"] is not None:
-            record["node"] = row["node"]
-        return _encode(record)
+    def _rows(self, kept: pa.RecordBatch) -> Iterator[OutgoingRow]:
+        """Yield the records with their key as the tag, and their origin in their meta."""
+        plain = [kept.column(name).to_pylist() for name in ("seq", "epoch", "node", "tag", "key")]
+        texts = [kept.column(name).cast(pa.binary()).to_pylist() for name in ("meta", "data")]
+        for seq, epoch, node, tag, key, meta, data in zip(*plain, *texts, strict=True):
+            known = {"topic": self.source, "epoch": epoch, "seq": seq, "tag": tag}
+            yield OutgoingRow(seq, seq, record_of(data, node, key, stamped(meta, KEY, known)))
 
 
-def is_null(data: str) -> bool:
-    return data.strip(JSON_SPACES) == "null"
+class DeleteSeqs(Struct):
+    """Deletes the records of a topic with the seqs of the rows."""
+
+    connection: ConnectionOptions
+    topic: str
+    epoch: int
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        outcome = Sent()
+        with client_for(self.connection, self.connection.servers[0]) as client:
+            for batch in batches:
+                outcome.records += delete_seqs(client, self.topic, batch.column(0).to_pylist(), epoch=self.epoch)
+        yield rounds.answered(outcome)
 
 
 # --- the pipeline
 
 ALL_SEQS = 1 << 62
 EVERY_S = 10.0
+FEW_KEYS = 32  # a search for the records of one tag takes about a thirtieth of the time of a read of the topic
 KEPT_HOURS = 1  # how long replaced files stay: each round may replace all of them
 
 ROW = ("epoch", "seq", "ts", "node", "tag", "meta", "data", "gap_to", "reason")
@@ -296,7 +295,7 @@ class Compaction(rounds.Rounds[CompactPosition]):
 
     def transform(self, at: CompactPosition, last: int) -> tuple[CompactPosition, DataFrame]:
         """Return one row per key, and one per gap (`key` NULL, `gap_to` set); `n` counts the records of the key."""
-        keyed = self._source.load(at.done + 1, last + 1).selectExpr(
+        keyed = rounds.with_value(self._source.load(at.done + 1, last + 1)).selectExpr(
             f"IF(kind = 'gap', NULL, CAST(({lenient(self._declared)}) AS STRING)) AS key",
             "IF(kind = 'gap', seq, NULL) AS lost",
             f"CAST({at.epoch} AS BIGINT) AS epoch", "CAST(1 AS BIGINT) AS n", *ROW[1:],
@@ -308,36 +307,66 @@ class Compaction(rounds.Rounds[CompactPosition]):
     def plan(self, at: CompactPosition) -> CompactPosition:
         epoch, head = self.target()
         stale_to = head if self.restarts else at.stale_to
-        return super().plan(structs.replace(at, target_epoch=epoch, target_seq=head, stale_to=stale_to))
+        return super().plan(structs.replace(at, target_epoch=epoch, stale_to=stale_to))
 
     def write(self, latest: DataFrame, at: CompactPosition) -> CompactResult:
+        latest = self.hold(latest)
         if self._table is not None:
             return self._write_table(self._table, latest)
         if self._job.dry_run:
-            return rounds.one_task(latest, WriteLatestTable(null_removes=self.null_removes), CompactResult)
+            return rounds.run_tasks(latest, WriteLatestTable(null_removes=self.null_removes), CompactResult)
         task = WriteLatestTopic(
             connection=self._job.connection(self._client.url), source=self._source.topic, topic=self.name, position=at,
-            fresh=at.target_seq == 0, null_removes=self.null_removes,
+            null_removes=self.null_removes,
         )  # fmt: skip
-        outcome = rounds.one_task(latest, task, CompactResult, order=("seq",))
+        outcome = rounds.run_tasks(self._by_key(latest, "seq"), task, CompactResult)
         if at.stale_to:
             self._client.delete(self.name, before_seq=at.stale_to + 1)
+        self._delete_older(latest, outcome)
         return outcome
+
+    def _by_key(self, rows: DataFrame, *order: str) -> DataFrame:
+        """Return the rows in partitions of ranges of keys, by their estimated size, and sorted."""
+        from pyspark.sql import functions as F
+
+        count = -(-(self._new_bytes + self._changed_bytes) // TASK_BYTES)
+        parts = rows.repartition(1) if count < 2 else rows.repartitionByRange(count, "key")
+        return parts.sortWithinPartitions(*(F.col(name).asc_nulls_first() for name in order))
+
+    def _delete_older(self, latest: DataFrame, outcome: CompactResult) -> None:
+        """Delete all records but the last of every key that was written, and all records of a removed key.
+
+        If few keys were written, the server looks for the records of each. Otherwise tasks read the whole topic once.
+        """
+        from pyspark.sql import functions as F
+
+        state = state_of(self._client, self.name)
+        if state is None or (state.count == outcome.keys and not outcome.removed):  # every key has one record
+            return
+        is_removed = F.col("data").rlike(r"^\s*null\s*$") if self.null_removes else F.lit(False)
+        keyed = latest.where("key IS NOT NULL AND gap_to IS NULL")
+        written = keyed.select("key", is_removed.alias("is_removed"))
+        if outcome.keys + outcome.removed > FEW_KEYS:
+            records = rounds.SourceTopic(self._job, self._client, self.name).load(1, state.head_seq + 1)
+            older = records.where("kind = 'record'").selectExpr("tag AS key", "seq").join(written, "key")
+            older = older.groupBy("key", "is_removed").agg(F.array_sort(F.collect_list("seq")).alias("seqs"))
+            seqs = "IF(is_removed, seqs, slice(seqs, 1, size(seqs) - 1))"
+            task = DeleteSeqs(self._job.connection(self._client.url), self.name, state.epoch)
+            rounds.run_tasks(older.selectExpr(f"explode({seqs}) AS seq"), task, Sent)
+            return
+        for row in written.collect():
+            found = self._client.scan(self.name, epoch=state.epoch, filter=["tag", "Eq", row.key])
+            tagged = [seq for piece in found if isinstance(piece, Run) for seq in cells(piece).seq.to_pylist()]
+            delete_seqs(self._client, self.name, tagged if row.is_removed else tagged[:-1], epoch=state.epoch)
 
     def _write_table(self, table: OutputTable, latest: DataFrame) -> CompactResult:
         task = WriteLatestTable(null_removes=self.null_removes)
         if not self._job.dry_run:
             table.create(COLUMNS, name=f"latest of {self._source.topic}")
             task.storage = table.storage
-        latest = latest.persist()
-        try:
-            rows = self._with_changed(table, latest)
-            task.cuts = [str(file.low) for file in self._kept]
-            outcome, size_bytes = CompactResult(), self._new_bytes + self._changed_bytes
-            for part in rounds.by_range(rows, task, CompactResult, order=("key", "seq"), size_bytes=size_bytes):
-                outcome.join(part)
-        finally:
-            latest.unpersist()
+        rows = self._with_changed(table, latest)
+        task.cuts = [str(file.low) for file in self._kept]
+        outcome = rounds.run_tasks(self._by_key(rows, "key", "seq"), task, CompactResult)
         self.adds = outcome.files
         outcome.keys += sum(file.rows for file in self._kept)
         return outcome
@@ -367,10 +396,7 @@ class Compaction(rounds.Rounds[CompactPosition]):
     def after(self, at: CompactPosition, outcome: CompactResult) -> CompactPosition:
         """Return the position after the step. The first records create a topic, so its epoch is known only now."""
         outcome.gaps = self.gaps = [structs.replace(gap, epoch=at.epoch) for gap in outcome.gaps]
-        return structs.replace(
-            at, done=at.plan, stale_to=0, gaps=[*at.gaps, *outcome.gaps][-GAPS_KEPT:],
-            target_epoch=at.target_epoch or self.target()[0],
-        )  # fmt: skip
+        return structs.replace(at, done=at.plan, stale_to=0, target_epoch=at.target_epoch or self.target()[0])
 
     def note(self, outcome: CompactResult) -> None:
         super().note(outcome)

@@ -139,7 +139,7 @@ def outgoing(batch: pa.RecordBatch, task: CopyTask, outcome: MirrorResult) -> It
             yield task.gap_row(one.seq, one.to, one.reason)
             continue
         hops = hops_of(one.meta)
-        if any(hop.at == task.target_id and hop.was_in(task.topic) for hop in hops):
+        if any((hop.at, hop.topic) == (task.target_id, task.topic) for hop in hops):
             outcome.echoes += 1
         elif task.only_local and is_copy(hops, task.topic):
             outcome.foreign += 1
@@ -173,15 +173,12 @@ class Hop(Struct, frozen=True, kw_only=True):
     """One server that a record was on, with its topic, epoch and seq there."""
 
     at: str  # the server's id
-    topic: str | UnsetType = UNSET  # missing in copies by earlier releases: then it is the topic of the record
+    topic: str
     epoch: int
     seq: int
     ts: int | UnsetType = UNSET  # when it was committed there
     to: int | UnsetType = UNSET
     lost: LostSeqs | UnsetType = UNSET  # the gap right before it on that server
-
-    def was_in(self, topic: str) -> bool:
-        return isinstance(self.topic, UnsetType) or self.topic == topic
 
     @property
     def last(self) -> int:
@@ -195,4 +192,4 @@ def hops_of(meta: bytes | None) -> list[Hop]:
 
 def is_copy(hops: list[Hop], topic: str) -> bool:
     """Return whether a record with this list was mirrored to its topic, and not derived there from a mirrored one."""
-    return bool(hops) and hops[-1].was_in(topic)
+    return bool(hops) and hops[-1].topic == topic

@@ -34,7 +34,7 @@ from topics.lake.storage import real_location
 from topics.model.names import check_topic
 from topics.spark.failures import explain
 from topics.spark.options import ConnectionOptions, WriteOptions, offset_option, read_options
-from topics.spark.pipelines.rounds import answered
+from topics.spark.pipelines.rounds import answered, run_tasks
 from topics.spark.pipelines.run import delivery, positions
 from topics.spark.pipelines.run.delivery import DeliveryResult, OutgoingRow, RangeDelivery
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob
@@ -301,13 +301,12 @@ class _ReplayRun:
                     parts = [(span, catalog.excerpt(span)) for span in spans]
                 return task(batch for span, excerpt in parts for batch in read_span(span, options, excerpt=excerpt))
             rows = self._frame(self._tasks.spark, given).coalesce(1)
-            found = rows.mapInArrow(lambda batches: iter([answered(task(batches))]), "outcome BINARY").collect()
+            return run_tasks(rows, lambda batches: iter([answered(task(batches))]), DeliveryResult)
         except Exception as error:
             text = explain(error)
             if "are lost (" not in text:
                 raise
             raise Failed(text.partition("; with failOnDataLoss")[0], next=NEXT_AT_GAP) from None
-        return msgspec.json.decode(bytes(found[0].outcome), type=DeliveryResult) if found else DeliveryResult()
 
     def _frame(self, spark: SparkSession, given: dict[str, str]) -> DataFrame:
         """Return the rows in one partition: the records for which the condition holds, and all gaps."""

@@ -1,13 +1,15 @@
 """Rollup: windowed aggregates of a topic. Each window is written once, when it closes.
 
-A round reads the new range to find its windows and the new watermark. If windows close, their records are read again
-and aggregated by the declared SQL.
+A round reads the new range, and finds its windows and the new watermark. If the aggregates can be merged (see
+`windows.Partial`), the position has the partial aggregates of the open windows, and no record is read twice. Otherwise,
+and if there are too many groups, the records of windows that close are read again.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -16,7 +18,7 @@ import pyarrow as pa
 import xxhash
 from msgspec import Raw, Struct, field, structs
 
-from topics.lake.files import RowsWriter
+from topics.lake.files import RowsFile, RowsWriter
 from topics.lake.storage import Storage
 from topics.spark.failures import BadUsage
 from topics.spark.options import ConnectionOptions, WriteOptions
@@ -25,8 +27,8 @@ from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.delivery import metas, stamp_in
 from topics.spark.pipelines.run.job import JobOptions, PipelineJob
 from topics.spark.pipelines.run.report import ReportedGap, RunReport
-from topics.spark.pipelines.windows import DIGEST_DIGITS, Declaration, Open, Seen, open_windows, place_windows
-from topics.spark.sink.chunks import Sent, pieces, send
+from topics.spark.pipelines.windows import DIGEST_DIGITS, Declaration, Open, Partial, Seen, Turn
+from topics.spark.sink.chunks import Chunk, Sent, pieces, send
 from topics.spark.source.catalog import client_for
 from topics.spark.sql.text import lenient
 
@@ -37,26 +39,30 @@ if TYPE_CHECKING:
 EVERY_S = 5.0
 OTHER_OUTPUT = "use another output, or start again with --full: all windows are then written again"
 KEY = "_topics_rollup"
+OPEN = "_open"  # folder of a table, which readers and VACUUM pass over because of its underscore
+TASK_ROWS = 100_000  # of the result
+STATE_ROWS = 100_000
+TOPIC_STATE_BYTES, TABLE_STATE_BYTES = 64 << 10, 16 << 20  # more is not written in every round
 _encode = msgspec.json.Encoder().encode
 
 
 class RollupPosition(rounds.RoundsPosition, frozen=True, kw_only=True):
-    """The position of a rollup. `due` are the windows that are being written, or None."""
+    """The position of a rollup. `due` are the windows that are being written, or None; the rest is as before them."""
 
     digest: str
     fresh: bool = False  # nothing was written under this declaration yet, so it may be changed
     watermark_ms: int = windows.NEVER
     open: list[Open] = field(default_factory=list)
+    state: bytes = b""  # partial aggregates of the open windows, as an Arrow stream; empty: records are read again
     due: Due | None = None
 
 
 class Due(Struct, frozen=True, kw_only=True):
-    """Closed windows. Their records are among the seqs [low, stop)."""
+    """Windows to close: those of records before the seq `stop` that end at `upto_ms` or before."""
 
-    low: int
     stop: int
-    after_ms: int  # windows that end after this time (exclusive), up to `upto_ms` (inclusive)
     upto_ms: int
+    tasks: int = 1  # that write them; it decides which rows are in one request
     target_seq: int = 0
 
 
@@ -89,7 +95,11 @@ class Rolling(rounds.Rounds[RollupPosition]):
     """One run of a rollup. The output has one row or record per window and group."""
 
     _declared: Declaration
-    _checked = _has_view = False
+    _next: RollupPosition  # after the step
+    _partial: Partial | None = None
+    _names: Sequence[str] = ()  # of the columns of the result
+    _stored = 0  # number of the file with the open windows of a table
+    _has_view = False
 
     def run(self, *, follow: bool, every_s: float) -> None:
         if self._at is not None and self._at.digest != self._declared.digest:
@@ -117,59 +127,125 @@ class Rolling(rounds.Rounds[RollupPosition]):
         return super().is_lost(at) and not self._holds(self._declared.digest)
 
     def of_facts(self, facts: Mapping[str, int]) -> RollupPosition:
-        slots = open_windows(facts, window_ms=self._declared.window_ms)
+        text = None if self._table is None else self._table.storage.read(f"{OPEN}/{facts['open']}")
+        digest = f"{facts['declaration']:0{DIGEST_DIGITS}x}" if text else ""  # without the file it cannot be continued
+        of_open, state = msgspec.json.decode(text or b'[[],""]', type=tuple[list[Open], bytes])
         return RollupPosition(
-            digest=f"{facts['declaration']:0{DIGEST_DIGITS}x}", fresh=not self._holds(""), epoch=facts["epoch"],
+            digest=digest, fresh=not self._holds(""), epoch=facts["epoch"],
             done=facts["done"], generation=facts["generation"], watermark_ms=facts["watermark"],
-            open=sorted(slots.values(), key=lambda one: one.start_ms),
+            open=of_open, state=state,
         )  # fmt: skip
 
     def facts_of(self, at: RollupPosition) -> dict[str, int]:
-        known = {} if self._table is None else self._table.known
-        changed = place_windows(open_windows(known, window_ms=self._declared.window_ms), at.open)[1]
         return {
             "declaration": int(at.digest, 16), "epoch": at.epoch, "done": at.done, "generation": at.generation,
-            "watermark": at.watermark_ms, **changed,
+            "watermark": at.watermark_ms, "open": self._stored,
         }  # fmt: skip
+
+    def save(self, at: RollupPosition) -> RollupPosition:
+        """Save the position. The open windows of a table are in a file, whose number is part of the commit."""
+        if self._table is not None:
+            self._stored = secrets.randbits(62)
+            self._table.storage.write(f"{OPEN}/{self._stored}", _encode((at.open, at.state)))
+        at = super().save(at)
+        if self._table is not None:  # of two runs one has failed by now, so files with other numbers are not needed
+            for file in self._table.storage.files_in(OPEN):
+                if file.path != f"{OPEN}/{self._stored}":
+                    self._table.storage.remove(file.path)
+        return at
 
     def recreated(self, at: RollupPosition, epoch: int) -> RollupPosition:
         """Keep the watermark, and drop the open windows: their records were deleted with the earlier epoch."""
         self._job.warn(f"topic {self._declared.topic} was recreated; windows that were open are lost")
-        return structs.replace(at, epoch=epoch, done=0, open=[], due=None, generation=at.generation + 1)
+        return structs.replace(at, epoch=epoch, done=0, open=[], state=b"", due=None, generation=at.generation + 1)
 
     def planned(self, at: RollupPosition) -> int | None:
         return None if at.due is None else at.due.stop - 1
 
     def transform(self, at: RollupPosition, last: int) -> tuple[RollupPosition, DataFrame | None]:
-        if at.due is None:
-            if not self._checked:
-                self._check_result(at, last + 1)
-            at = self._find_due(at, last + 1)
-        if (due := at.due) is None:
-            return at, None
-        self._source.warn_if_trimmed(at.epoch, due.low)
-        self._job.step(f"{self._declared.topic}: closing windows up to {_text(due.upto_ms)}")
-        records = self._windowed(self._source.load(due.low, due.stop)).where(
-            f"unix_millis(window.end) > {due.after_ms} AND unix_millis(window.end) <= {due.upto_ms}"
-        )
-        return at, self._query(records)
+        if not self._names:
+            self._check_result(at, last + 1)
+        new = self._windowed(self.hold(self._source.load(at.done + 1, last + 1)))
+        seen, latest_ms = self._seen(new, at.epoch)
+        self._source.check_same(at.epoch)
+        delay_ms, due = self._declared.delay_ms, at.due
+        if due is not None:  # of an interrupted run: the same windows, even if records were deleted meanwhile
+            latest_ms = due.upto_ms + delay_ms
+        found = windows.turn(at.open, at.watermark_ms, seen, latest_ms=latest_ms, delay_ms=delay_ms)
+        self._row.add(late=found.late)
+        self._next = structs.replace(at, done=last, watermark_ms=found.watermark_ms, open=found.open, due=None)
+        if not seen and not found.closing:
+            return self._next, None
+        self._next = structs.replace(self._next, state=b"")
+        if found.closing:
+            self._job.step(f"{self._declared.topic}: closing windows up to {_text(found.watermark_ms)}")
+        if self._partial is not None and (at.state or not at.open):
+            result = self._merged(self._partial, at.state, _ending(new, at.watermark_ms), found)
+        else:
+            result = self._read_again(at, new, found)
+        if not found.closing:
+            return self._next, None
+        result = self.hold(result)
+        if due is None:
+            due = Due(
+                stop=last + 1, upto_ms=found.watermark_ms, tasks=result.count() // TASK_ROWS + 1,
+                target_seq=self.target()[1],
+            )  # fmt: skip
+        return structs.replace(at, due=due), result
+
+    def _merged(self, partial: Partial, state: bytes, new: DataFrame, found: Turn) -> DataFrame:
+        """Return the rows of the windows that close. The next position has the partial aggregates of the others."""
+        from pyspark.sql import functions as F
+
+        rows = self._query(new, partial.statement).toDF(*partial.groups, *partial.merges)
+        known = pa.ipc.open_stream(state).read_all() if state else None
+        if known is not None and known.num_rows:
+            types = {one.name: one.dataType.simpleString() for one in rows.schema}
+            both = self._job.spark.createDataFrame(known).union(rows).groupBy(*partial.groups)
+            rows = both.agg(
+                *(F.expr(f"CAST({merge}({name}) AS {types[name]}) AS {name}") for name, merge in partial.merges.items())
+            )
+        rows = self.hold(rows)
+        if found.open:
+            kept = _ending(rows, found.watermark_ms).limit(STATE_ROWS + 1).toArrow()
+            self._next = structs.replace(self._next, state=self._packed(kept))
+        closing = rows.where(f"unix_millis(window.end) <= {found.watermark_ms}")
+        return closing.selectExpr(*partial.groups, *partial.finals).toDF(*self._names)
+
+    def _packed(self, table: pa.Table) -> bytes:
+        """Return the rows for the position; nothing if they are too many to be written in every round."""
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+            writer.write_table(table)
+        limit_bytes = TOPIC_STATE_BYTES if self._table is None else TABLE_STATE_BYTES
+        return sink.getvalue().to_pybytes() if table.num_rows <= STATE_ROWS and sink.tell() <= limit_bytes else b""
+
+    def _read_again(self, at: RollupPosition, new: DataFrame, found: Turn) -> DataFrame:
+        """Return the rows of the windows that close, from all their records."""
+        low = min((one.low for one in found.closing), default=at.done + 1)
+        if low <= at.done:
+            self._source.warn_if_trimmed(at.epoch, low)
+            new = self._windowed(self._source.load(low, self._next.done + 1))
+        closing = _ending(new, at.watermark_ms).where(f"unix_millis(window.end) <= {found.watermark_ms}")
+        return self._query(closing, self._declared.statement)
 
     def write(self, result: DataFrame, at: RollupPosition) -> Sent:
         """Write the windows that are due; to a topic, without the parts that an interrupted run has written."""
         if self._job.dry_run:
             return Sent(records=result.count())
+        due = at.due or Due(stop=0, upto_ms=0)
         if self._table is not None:
-            outcome = rounds.one_task(result, WriteWindowsTable(self._table.storage, self.schema), rounds.Written)
+            task = WriteWindowsTable(self._table.storage, self.schema)
+            outcome = rounds.run_tasks(result.repartition(due.tasks), task, Written)
             self.adds = outcome.files
             return outcome
-        due = at.due or Due(low=0, stop=0, after_ms=0, upto_ms=0)
-        name, plan = self._declared.digest, f"{at.epoch}.{at.generation}/{due.after_ms}-{due.upto_ms}"
+        name, plan = self._declared.digest, f"{at.epoch}.{at.generation}/{at.watermark_ms}-{due.upto_ms}"
         present = {one.part for one in self._stamps(due.target_seq) if (one.name, one.plan) == (name, plan)}
         tag = "CAST(NULL AS STRING)" if self._declared.tag is None else f"CAST(({self._declared.tag}) AS STRING)"
         text = "to_json(struct(*), map('ignoreNullFields', 'false')) AS data"
-        rows = result.selectExpr(text, f"{tag} AS tag")
+        rows = result.selectExpr(text, f"{tag} AS tag").repartition(due.tasks, "data")  # the same in a repetition
         connection = self._job.connection(self._client.url)
-        return rounds.one_task(rows, WriteWindowsTopic(connection, self.name, name, plan, present), Sent)
+        return rounds.run_tasks(rows, WriteWindowsTopic(connection, self.name, name, plan, present), Sent)
 
     def _stamps(self, from_seq: int) -> Iterator[PartStamp]:
         """Yield the stamps of the records after `from_seq`; nothing if the topic does not exist."""
@@ -177,7 +253,7 @@ class Rolling(rounds.Rounds[RollupPosition]):
         return (stamp for stamp in found if stamp is not None)
 
     def after(self, at: RollupPosition, outcome: Sent) -> RollupPosition:
-        return structs.replace(at, due=None, fresh=False, target_epoch=self.target()[0])
+        return structs.replace(self._next, fresh=False, target_epoch=self.target()[0])
 
     def note(self, outcome: Sent) -> None:
         super().note(outcome)
@@ -186,7 +262,8 @@ class Rolling(rounds.Rounds[RollupPosition]):
 
     def _check_result(self, at: RollupPosition, stop: int) -> None:
         """Raise `BadUsage` if two columns of the result have the same name: a record or row would lose one."""
-        schema = self._query(self._windowed(self._source.load(at.done + 1, stop))).schema
+        schema = self._query(self._windowed(self._source.load(at.done + 1, stop)), self._declared.statement).schema
+        self._partial = self._declared.partial([one.dataType.simpleString() for one in schema])
         names = [name.lower() for name in schema.names]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -196,34 +273,18 @@ class Rolling(rounds.Rounds[RollupPosition]):
             self._table.create(self.schema, name=f"rollup of {self._declared.topic}")
             if not self.restarts and self._table.schema() != self.schema:
                 raise BadUsage(f"{self.name} has other columns than the result", next=OTHER_OUTPUT)
-        self._checked = True
+        self._names = schema.names
 
-    def _query(self, records: DataFrame) -> DataFrame:
-        """Return the result of the declared statement over these records. The view must exist while it is used."""
+    def _query(self, records: DataFrame, statement: str) -> DataFrame:
+        """Return the result of a statement over these records. The view must exist while it is used."""
         records.createOrReplaceTempView("records")
         self._has_view = True
-        return self._job.spark.sql(lenient(self._declared.statement))
+        return self._job.spark.sql(lenient(statement))
 
-    def _find_due(self, at: RollupPosition, stop: int) -> RollupPosition:
-        """Add the seqs before `stop` to the open windows, and return the position with the windows that close."""
-        seen, latest_ms = self._seen(at, stop)
-        self._source.check_same(at.epoch)
-        found = windows.turn(at.open, at.watermark_ms, seen, latest_ms=latest_ms, delay_ms=self._declared.delay_ms)
-        self._row.add(late=found.late)
-        due = None
-        if found.closing:
-            low = min(one.low for one in found.closing)
-            due = Due(
-                low=low, stop=stop, after_ms=at.watermark_ms, upto_ms=found.watermark_ms,
-                target_seq=self.target()[1],
-            )  # fmt: skip
-        return structs.replace(at, done=stop - 1, watermark_ms=found.watermark_ms, open=found.open, due=due)
-
-    def _seen(self, at: RollupPosition, stop: int) -> tuple[list[Seen], int | None]:
+    def _seen(self, rows: DataFrame, epoch: int) -> tuple[list[Seen], int | None]:
         """Return the windows of a new range and its latest event time. Add its gaps to the report."""
         from pyspark.sql import functions as F
 
-        rows = self._windowed(self._source.load(at.done + 1, stop), outer=True)
         begin, end = F.expr("unix_millis(window.start)").alias("begin"), F.expr("unix_millis(window.end)").alias("end")
         found = rows.groupBy("kind", begin, end, F.expr("IF(kind = 'gap', seq, NULL)")).agg(
             F.min("seq").alias("low"), F.count("*").alias("n"), F.expr("max(unix_millis(time))").alias("latest"),
@@ -232,7 +293,7 @@ class Rolling(rounds.Rounds[RollupPosition]):
         seen, latest, gaps = [], None, []
         for row in found.collect():
             if row.kind == "gap":
-                gaps.append(ReportedGap(from_seq=row.low, to_seq=row.gap_to, reason=row.reason, epoch=at.epoch))
+                gaps.append(ReportedGap(from_seq=row.low, to_seq=row.gap_to, reason=row.reason, epoch=epoch))
             elif row.begin is None:
                 self._row.add(without_time=row.n)
             else:
@@ -242,19 +303,18 @@ class Rolling(rounds.Rounds[RollupPosition]):
         self.gaps = gaps
         return seen, latest
 
-    def _windowed(self, rows: DataFrame, *, outer: bool = False) -> DataFrame:
-        """Return the rows with their event time, once for each window that they belong to.
+    def _windowed(self, rows: DataFrame) -> DataFrame:
+        """Return the rows with `value` and their event time, once for each window that they belong to.
 
-        Windows are aligned to 1970 in UTC. `outer` keeps rows without an event time, with `window` NULL.
+        Windows are aligned to 1970 in UTC. Rows without an event time have a `window` of NULL.
         """
         size, slide = self._declared.window_ms, self._declared.slide_ms
-        timed = rows.selectExpr(
+        timed = rounds.with_value(rows).selectExpr(
             "*", f"IF(kind = 'record', CAST(({lenient(self._declared.time)}) AS TIMESTAMP), NULL) AS time"
         )
         last = f"(unix_millis(time) - pmod(unix_millis(time), {slide}))"
         starts = f"IF(time IS NULL, NULL, sequence({last}, {last} - {size - 1}, -{slide}))"
-        explode = "explode_outer" if outer else "explode"
-        spread = timed.selectExpr("*", f"{explode}({starts}) AS _start").where(
+        spread = timed.selectExpr("*", f"explode_outer({starts}) AS _start").where(
             f"_start IS NULL OR unix_millis(time) < _start + {size}"
         )
         window = (
@@ -270,6 +330,12 @@ class Rolling(rounds.Rounds[RollupPosition]):
 
 
 # --- tasks
+
+
+class Written(Sent, kw_only=True):
+    """The result of the tasks that write rows of a table."""
+
+    files: list[RowsFile] = field(default_factory=list)
 
 
 class PartStamp(Struct, frozen=True, kw_only=True):
@@ -295,7 +361,7 @@ class WriteWindowsTable(Struct):
                 for batch in (table.sort_by(keys) if keys else table).combine_chunks().to_batches():
                     writer.write(batch)
             files = writer.finish()
-        yield rounds.answered(rounds.Written(records=sum(file.rows for file in files), files=files))
+        yield rounds.answered(Written(records=sum(file.rows for file in files), files=files))
 
 
 class WriteWindowsTopic(Struct):
@@ -308,7 +374,10 @@ class WriteWindowsTopic(Struct):
     present: set[int]  # parts that an interrupted run has written
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        outcome = Sent()
+        from pyspark import TaskContext
+
+        outcome, task = Sent(), TaskContext.get()
+        first = 0 if task is None else task.partitionId() * TASK_ROWS
         rows = sorted(
             (data, tag or "")
             for batch in batches
@@ -317,7 +386,7 @@ class WriteWindowsTopic(Struct):
         sized = [data.encode() for data, _ in rows]
         run = f"rollup/{self.name}/{xxhash.xxh3_64_hexdigest(self.plan.encode())}"
         with client_for(self.connection, self.connection.servers[0]) as client:
-            for part, piece in enumerate(pieces(sized, most=rounds.MAX_RECORDS)):
+            for part, piece in enumerate(pieces(sized, most=rounds.MAX_RECORDS), first):
                 stamp = PartStamp(name=self.name, plan=self.plan, part=part)
                 records = [
                     _encode({"data": Raw(data.encode()), "meta": {KEY: stamp}} | ({"tag": tag} if tag else {}))
@@ -327,12 +396,17 @@ class WriteWindowsTopic(Struct):
                     outcome.records += len(records)
                     outcome.repeated += len(records)
                     continue
-                options = WriteOptions(connection=self.connection)
-                send(client, options, [rounds.chunk(self.topic, run, part, records)], outcome)
+                request = Chunk(self.topic, rounds.key(run, part, records), records)
+                send(client, WriteOptions(connection=self.connection), [request], outcome)
         yield rounds.answered(outcome)
 
 
 # --- helpers
+
+
+def _ending(rows: DataFrame, after_ms: int) -> DataFrame:
+    """Return the rows of windows that end after this time. Rows without a window are left out."""
+    return rows.where(f"unix_millis(window.end) > {after_ms}")
 
 
 def _text(ms: int) -> str:
@@ -352,15 +426,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     from deltalake import Schema
 
     # Spark and Delta describe types by the same JSON.
-    fields = [_delta_field(field, field["name"]) for field in json.loads(schema.json())["fields"]]
-    return pa.schema(Schema.from_json(json.dumps({"type": "struct", "fields": fields})).to_arrow())
-
-
-def _delta_field(field: dict[str, Any], column: str) -> dict[str, Any]:
-    name = field["name"]
-    if not name or any(one in BAD_CHARACTERS for one in name):
-        raise BadUsage(f"column {name!r} of the result: a table cannot have this name", next="rename it with AS …")
-    return {"name": name, "type": _delta_type(field["type"], column), "nullable": True, "metadata": {}}
+    return pa.schema(Schema.from_json(json.dumps(_delta_type(json.loads(schema.json()), ""))).to_arrow())
 
 
 def _delta_type(kind: Any, column: str) -> Any:
@@ -372,8 +438,13 @@ def _delta_type(kind: Any, column: str) -> Any:
                 next="cast it, for example to STRING, or to TIMESTAMP",
             )
         return kind
-    if kind["type"] == "struct":
-        return {"type": "struct", "fields": [_delta_field(field, column) for field in kind["fields"]]}
-    parts = {name: _delta_type(kind[name], column) for name in ("elementType", "keyType", "valueType") if name in kind}
-    nulls = {name: True for name in ("containsNull", "valueContainsNull") if name in kind}
-    return {"type": kind["type"], **parts, **nulls}
+    if kind["type"] != "struct":  # an array or a map
+        names = [name for name in ("elementType", "keyType", "valueType") if name in kind]
+        nulls = {name: True for name in ("containsNull", "valueContainsNull") if name in kind}
+        return {"type": kind["type"], **{name: _delta_type(kind[name], column) for name in names}, **nulls}
+    fields = []
+    for name, of in ((one["name"], one["type"]) for one in kind["fields"]):
+        if not name or any(one in BAD_CHARACTERS for one in name):
+            raise BadUsage(f"column {name!r} of the result: a table cannot have this name", next="rename it with AS …")
+        fields.append({"name": name, "type": _delta_type(of, column or name), "nullable": True, "metadata": {}})
+    return {"type": "struct", "fields": fields}

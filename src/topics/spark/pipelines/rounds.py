@@ -1,8 +1,8 @@
 """Process a topic range by range and write the results to an output: the loop that `compact` and `rollup` share.
 
-A step reads the next range, transforms it, writes the resulting rows in one task, and saves the position. The output is
-a topic or a Delta table, and has the position beside its rows: a table in the same commit, a topic among the positions
-of its server. For a topic the plan of a step is saved before the step writes, so that the run after a kill repeats it.
+A step reads the next range, transforms it, writes the resulting rows in tasks, and saves the position. The output is a
+topic or a Delta table, and has the position beside its rows: a table in the same commit, a topic among the positions of
+its server. For a topic the plan of a step is saved before the step writes, so that the run after a kill repeats it.
 
 If the output was deleted, it is filled again from the first seq. If the source topic was recreated, the run continues
 with seq 1 of the new epoch.
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 import pyarrow as pa
 import xxhash
-from msgspec import Struct, field, structs
+from msgspec import Struct, structs
 
 from topics.client import Client
 from topics.client.request import State
@@ -32,9 +32,8 @@ from topics.spark.pipelines.run.delivery import target_of
 from topics.spark.pipelines.run.job import PipelineJob
 from topics.spark.pipelines.run.positions import Positions
 from topics.spark.pipelines.run.report import ReportedGap
-from topics.spark.pipelines.run.tasks import TASK_BYTES
 from topics.spark.pipelines.run.trimmed import removed
-from topics.spark.sink.chunks import Chunk, Sent, framed
+from topics.spark.sink.chunks import Sent, framed
 from topics.spark.source.catalog import state_of
 from topics.spark.topic_names import existing_lake, unknown_topic
 
@@ -55,12 +54,6 @@ class RoundsPosition(Struct, frozen=True, kw_only=True):
     done: int = 0
     generation: int = 0  # counts restarts from the first seq; part of every write's key
     target_epoch: int = 0  # epoch of the output topic; 0 if it does not exist or the output is not a topic
-
-
-class Written(Sent, kw_only=True):
-    """The result of a task that writes rows, with the files if the output is a table."""
-
-    files: list[RowsFile] = field(default_factory=list)
 
 
 At = TypeVar("At", bound=RoundsPosition)
@@ -93,10 +86,7 @@ class SourceTopic:
         return state
 
     def load(self, start: int, stop: int) -> DataFrame:
-        """Return the rows of the seqs [start, stop). A lost range is a row of kind gap.
-
-        Besides the columns of the source there is `value`: `data` as a VARIANT, for `value:user.id::string` etc.
-        """
+        """Return the rows of the seqs [start, stop). A lost range is a row of kind gap."""
         options = self.job.reading(self.client.url) | {
             "subscribe": self.topic,
             "failOnDataLoss": "false",
@@ -104,8 +94,8 @@ class SourceTopic:
             "endingOffsets": offset_option(self.topic, stop),
             **({} if self._lake is None else {"lake": self._lake}),
         }
-        rows = self.job.spark.read.format("topics").options(**options).load()
-        return rows.selectExpr("*", "try_parse_json(data) AS value")
+        self.job.tasks(spark_only=f"{self.job.report.pipeline} needs Spark SQL")
+        return self.job.spark.read.format("topics").options(**options).load()
 
     def warn_if_trimmed(self, epoch: int, start: int) -> None:
         """Warn if the topic begins after `start` because it was trimmed, and no lake was given."""
@@ -129,6 +119,11 @@ class SourceTopic:
         self.client.diff(
             self.topic, from_seq=state.head_seq, epoch=state.epoch, limit=1, include_meta=False, wait_ms=WAIT_MS
         )
+
+
+def with_value(rows: DataFrame) -> DataFrame:
+    """Return the rows with `value`: `data` as a VARIANT, for `value:user.id::string` etc."""
+    return rows.selectExpr("*", "try_parse_json(data) AS value")
 
 
 # --- the loop
@@ -176,6 +171,7 @@ class Rounds(Generic[At]):
         if known is not None and not full:
             self.check_fits(known)
         self._at = None if full else known
+        self._held: list[DataFrame] = []
         self._note_reached()
 
     # --- what each pipeline declares
@@ -203,7 +199,7 @@ class Rounds(Generic[At]):
         raise NotImplementedError
 
     def write(self, rows: DataFrame, at: At) -> Any:
-        """Write the rows of a step in one task, and return its result; in a dry run, what it would be."""
+        """Write the rows of a step in tasks, and return their result; in a dry run, what it would be."""
         raise NotImplementedError
 
     def after(self, at: At, outcome: Any) -> At:
@@ -247,9 +243,18 @@ class Rounds(Generic[At]):
             self._row.from_seq = self._row.from_seq or at.done + 1
         elif planned is None:
             return False
-        plan, rows = self.transform(at, last)
-        self._at = self._written(plan, rows)
+        try:
+            plan, rows = self.transform(at, last)
+            self._at = self._written(plan, rows)
+        finally:
+            while self._held:
+                self._held.pop().unpersist()
         return True
+
+    def hold(self, rows: DataFrame) -> DataFrame:
+        """Return rows that are computed once, however often the step uses them."""
+        self._held.append(rows.persist())
+        return self._held[-1]
 
     def _written(self, plan: At, rows: DataFrame | None) -> At:
         """Write the rows and save the position. Another program may merge files of a table meanwhile: write again."""
@@ -327,33 +332,22 @@ class Rounds(Generic[At]):
 Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-def one_task(rows: DataFrame, task: Task, outcome: type[Result], *, order: Sequence[str] = ()) -> Result:
-    """Send all rows, sorted by `order`, through one task, which writes them. Return the result of the task."""
-    [found] = by_range(rows, task, outcome, order=order)
-    return found
-
-
-def by_range(
-    rows: DataFrame, task: Task, outcome: type[Result], *, order: Sequence[str] = (), size_bytes: int = 0
-) -> list[Result]:
-    """Send the rows, sorted by `order`, through tasks for ranges of its first column. Return the results, in order."""
-    from pyspark.sql import functions as F
-
-    count = -(-size_bytes // TASK_BYTES)
-    parts = rows.repartition(1) if count < 2 else rows.repartitionByRange(count, order[0])
-    if columns := [F.col(name).asc_nulls_first() for name in order]:
-        parts = parts.sortWithinPartitions(*columns)
+def run_tasks(parts: DataFrame, task: Task, outcome: type[Result]) -> Result:
+    """Send each partition through a task, which writes its rows. Return the sum of the results."""
     done = parts.mapInArrow(task, "outcome BINARY").collect()
     # Spark does not run a task if it knows that there are no rows.
     found = [bytes(row.outcome) for row in done] or [next(task(iter(()))).column(0)[0].as_py()]
-    return [msgspec.json.decode(one, type=outcome) for one in found]
+    total = outcome()
+    for one in found:
+        total.add(msgspec.json.decode(one, type=outcome))
+    return total
 
 
 def answered(outcome: Struct) -> pa.RecordBatch:
-    """Return the result of a task as the batch that `one_task` expects."""
+    """Return the result of a task as the batch that `run_tasks` expects."""
     return pa.RecordBatch.from_pydict({"outcome": pa.array([_encode(outcome)], pa.binary())})
 
 
-def chunk(topic: str, run: str, part: int, records: list[bytes]) -> Chunk:
-    """Return a request. Its key contains a digest, so that a repetition with other records is written, not dropped."""
-    return Chunk(topic, f"{run}/{part}/{xxhash.xxh3_64_hexdigest(framed(records))}", records)
+def key(run: str, part: int, records: list[bytes]) -> str:
+    """Return the key of a request. It has a digest, so that a repetition with other records is written, not dropped."""
+    return f"{run}/{part}/{xxhash.xxh3_64_hexdigest(framed(records))}"

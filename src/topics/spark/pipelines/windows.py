@@ -1,32 +1,20 @@
-"""The declaration of a rollup, its windows of event time, and its position in a table. Pure: no Spark.
+"""The declaration of a rollup, its partial aggregates, and its windows of event time. Pure: no Spark.
 
-A window closes once, when the watermark reaches its end: the latest event time seen minus the declared delay. To
-compute it, records are read again from its first seq, so no partial sums are stored, and any SQL aggregate can be used.
-
-The position of a rollup in a table consists of facts, which are numbers:
-
-    declaration               the digest of the declaration
-    epoch, done, generation   how far the source topic is processed
-    watermark                 ms
-    open/<slot>/start         an open window: ms
-    open/<slot>/first         first seq of its records; 0: the slot is free
-
-A fact can be changed but never removed, so the slot of a closed window is used again. There are as many slots as
-windows were ever open at the same time.
+A window closes once, when the watermark reaches its end: the latest event time seen minus the declared delay.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from msgspec import Struct
 
 from topics.errors import TopicsError
 from topics.model.names import check_topic
-from topics.spark.sql.text import names_in
+from topics.spark.sql.text import names_in, tokens
 
 LONGEST_MS = 365_250 * 86_400_000
 NEVER = -(1 << 62)  # the watermark before the first record
@@ -105,6 +93,19 @@ def turn(
 
 # --- the declaration
 
+MERGES = {"count": "sum", "sum": "sum", "min": "min", "max": "max"}
+_AGGREGATE = re.compile(r"\s*(count|sum|min|max|avg)\s*\((.*)\)\s*(?:(?:AS\s+)?(?:\w+|`[^`]+`)\s*)?", re.I | re.S)
+
+
+class Partial(Struct, frozen=True, kw_only=True):
+    """How the aggregates of a window are computed in parts: a statement, and what merges its results."""
+
+    statement: str  # over `records`; its columns are those of `groups` and `merges`
+    groups: list[str]
+    merges: dict[str, str]  # column: the aggregate that merges it
+    finals: list[str]  # expressions over these columns, in the order of the declaration
+
+
 COUNT = ("count(*) AS count",)
 DIGEST_DIGITS = 15  # the digest is also stored as a signed number of 64 bits
 
@@ -165,6 +166,31 @@ class Declaration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         where = "" if self.where is None else f" WHERE {self.where}"
         return f"SELECT {', '.join(['window', *self.by, *self.select])} FROM records{where} GROUP BY ALL"
 
+    def partial(self, types: Sequence[str]) -> Partial | None:
+        """Return the partial aggregates, or None if one cannot be merged. `types` are those of the result's columns."""
+        if self.sql is not None or len(types) != 1 + len(self.by) + len(self.select):
+            return None
+        parts: list[str] = []
+        merges: dict[str, str] = {}
+        finals = []
+        for select, kind in zip(self.select, types[1 + len(self.by) :], strict=True):
+            found = _AGGREGATE.fullmatch(select)
+            if found is None or not is_one_argument_list(found[2]) or (found[1].lower() == "avg" and kind != "double"):
+                return None
+            how, at = found[1].lower(), len(parts)
+            if how == "avg":
+                parts += [f"sum(CAST(({found[2]}) AS DOUBLE))", f"count({found[2]})"]
+                merges |= {f"p{at}": "sum", f"p{at + 1}": "sum"}
+                finals.append(f"try_divide(p{at}, p{at + 1})")
+            else:
+                parts.append(f"{how}({found[2]})")
+                merges[f"p{at}"] = MERGES[how]
+                finals.append(f"p{at}")
+        groups = ["window", *(f"g{at}" for at in range(len(self.by)))]
+        where = "" if self.where is None else f" WHERE {self.where}"
+        statement = f"SELECT {', '.join(['window', *self.by, *parts])} FROM records{where} GROUP BY ALL"
+        return Partial(statement=statement, groups=groups, merges=merges, finals=finals)
+
     @property
     def digest(self) -> str:
         """A hash of everything that the result of a window depends on."""
@@ -172,31 +198,11 @@ class Declaration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:DIGEST_DIGITS]
 
 
-# --- the position in a table
-
-
-def open_windows(position: Mapping[str, int], *, window_ms: int) -> dict[int, Open]:
-    found = {}
-    for name, first in position.items():
-        kind, _, rest = name.partition("/")
-        slot, _, what = rest.partition("/")
-        if kind == "open" and what == "first" and first:
-            start_ms = position[f"open/{slot}/start"]
-            found[int(slot)] = Open(start_ms, start_ms + window_ms, first)
-    return found
-
-
-def place_windows(known: Mapping[int, Open], windows: Iterable[Open]) -> tuple[dict[int, Open], dict[str, int]]:
-    """Return the windows by slot, and the numbers of the slots that change. A window keeps its slot."""
-    slot_of = {one.start_ms: slot for slot, one in known.items()}
-    wanted = {one.start_ms: one for one in windows}
-    placed = {slot_of[start]: one for start, one in wanted.items() if start in slot_of}
-    new = [one for start, one in wanted.items() if start not in slot_of]
-    free = (slot for slot in range(len(known) + len(new) + max(known, default=0) + 1) if slot not in placed)
-    placed.update(zip(free, new, strict=False))
-    changed: dict[str, int] = {}
-    for slot, one in placed.items():
-        if known.get(slot) != one:
-            changed |= {f"open/{slot}/start": one.start_ms, f"open/{slot}/first": one.low}
-    changed |= {f"open/{slot}/first": 0 for slot in known if slot not in placed}
-    return placed, changed
+def is_one_argument_list(text: str) -> bool:
+    """Return whether the text between two parentheses belongs to one call, and is not DISTINCT."""
+    depth = 0
+    for at, token in enumerate(tokens(text)):
+        depth += (token[0] == "(") - (token[0] == ")")
+        if depth < 0 or (at == 0 and token[0].lower() == "distinct"):
+            return False
+    return True

@@ -203,8 +203,9 @@ class Sent(Struct, kw_only=True):
     repeated: int = 0
 
     def add(self, more: Sent) -> None:
-        self.records += more.records
-        self.repeated += more.repeated
+        """Add every number and list of another result."""
+        for name in more.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(more, name))
 
 
 def send(client: Client, options: WriteOptions, chunks: Iterable[Chunk], done: Sent) -> list[Written]:

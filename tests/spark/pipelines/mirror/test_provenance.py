@@ -8,7 +8,7 @@ from topics.spark.pipelines.run import delivery
 from topics.spark.pipelines.run.delivery import OutgoingRow, cut
 from topics.spark.pipelines.run.tasks import pack
 
-HOP = Hop(at="a", epoch=7, seq=3, ts=99)
+HOP = Hop(at="a", topic="t", epoch=7, seq=3, ts=99)
 
 
 def stamped(meta: bytes | None, hops: list[Hop]) -> bytes:
@@ -31,14 +31,14 @@ def covered(found: list[OutgoingRow], one: CopyTask) -> list[str]:
 
 
 def test_stamp_keeps_the_rest_of_the_meta():
-    stamp = b'"_topics_mirror":[{"at":"a","epoch":7,"seq":3,"ts":99}]'
+    stamp = b'"_topics_mirror":[{"at":"a","topic":"t","epoch":7,"seq":3,"ts":99}]'
     assert stamped(None, [HOP]) == b"{%b}" % stamp
     assert stamped(b"{ }", [HOP]) == b"{%b}" % stamp
     assert stamped(b'{"n": 1.50, "n": 2}', [HOP]) == b'{"n": 1.50, "n": 2,%b}' % stamp
 
 
 def test_second_hop_replaces_the_list_of_the_first():
-    other = Hop(at="b", epoch=1, seq=5, ts=100)
+    other = Hop(at="b", topic="t", epoch=1, seq=5, ts=100)
     twice = stamped(stamped(b'{"n":1.50}', [HOP]), [HOP, other])
     assert hops_of(twice) == [HOP, other]
     assert b"1.50" in twice
@@ -59,7 +59,7 @@ def test_half_surrogate_pair_does_not_hide_the_list():
 
 
 def test_gap_covers_all_its_seqs():
-    gap = Hop(at="a", epoch=7, seq=3, to=9)
+    gap = Hop(at="a", topic="t", epoch=7, seq=3, to=9)
     assert gap.last == 9
     assert hops_of(stamped(b'{"kind":"gap"}', [gap])) == [gap]
 

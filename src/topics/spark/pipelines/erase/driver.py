@@ -3,7 +3,7 @@
 Records that existed when the run began are deleted; records written meanwhile stay. The run finds all of them first,
 then deletes copies before their originals and from topics before the lake: so after a kill the next run can still find
 the rest. Where originals do not suffice (for copies without tags in the lake whose originals are only in a topic), the
-seqs are noted before the first delete (`notes`). Tasks read and rewrite the files of the lake.
+seqs are noted before the first delete (`notes`). Tasks search topics and lake, and rewrite the files of the lake.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Unpack
+from typing import Any, Unpack
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,25 +30,18 @@ from topics.model.records import TagMatch, parse_match
 from topics.plurals import counted
 from topics.spark.failures import LakeFailed
 from topics.spark.pipelines.erase.notes import FileNotes, Going, Note, TopicNotes
-from topics.spark.pipelines.erase.router_copies import (
-    NEEDED,
-    CopyMatches,
-    Id,
-    Origins,
-    Rows,
-    TracedRow,
-    copies,
-    with_ids,
-    with_tag,
-)
+from topics.spark.pipelines.erase.router_copies import CopyMatches, Id, Origins, Search, TracedRow, copies
 from topics.spark.pipelines.run import positions
+from topics.spark.pipelines.run.delivery import delete_seqs
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete
 from topics.spark.pipelines.run.report import RunReport
+from topics.spark.pipelines.run.tasks import TASK_BYTES, Workload
+from topics.spark.source import plan
 from topics.spark.source.catalog import state_of
+from topics.spark.source.plan import Span
 from topics.spark.topic_names import Selection, existing_lake, no_topic, unknown_topic
 from topics.storage.segments.record_run import Run
 
-SEQS_A_REQUEST = 1000
 ROUTER_PATIENCE_S = 30.0
 NOTES = "_erase"  # folder in the lake for the notes of unfinished runs
 
@@ -246,7 +239,7 @@ class _Erasure:
                 self.job.step(f"looking for copies in {dest}")
                 known = self.found[dest]
                 so_far = CopyMatches(ids=known.ids, matched=self.matched[router.router])
-                more = copies(self._rows(scope, dest), origins, router, known=so_far)
+                more = copies(self._found(scope, dest, data=origins.data), origins, router, known=so_far)
                 known.ids |= more.ids
                 known.unsure |= more.unsure
                 self.matched[router.router] |= more.matched
@@ -254,30 +247,45 @@ class _Erasure:
     def _origins(self, scope: EraseScope, topic: str, router: Router) -> Origins | None:
         rows: dict[Id, TracedRow] = {}
         if not router.preserve_tag:
-            rows |= {row.id: row for row in with_tag(self._rows(scope, topic, by_tag=True), self.match)}
-        if self.found[topic].ids and router.filter is None:
-            rows |= {row.id: row for row in with_ids(self._rows(scope, topic), self.found[topic].ids)}
+            rows |= {row.id: row for row in self._found(scope, topic, match=self.match)}
+        if (ids := self.found[topic].ids) and router.filter is None:
+            seqs = sorted({seq for _, seq in ids})
+            rows |= {row.id: row for row in self._found(scope, topic, seqs=seqs) if row.id in ids}
         only = None if router.filter is None else parse_match(router.filter)
         forwarded = [row for row in rows.values() if only is None or only.covers(row.tag)]
         if not forwarded:
             return None
         origins = Origins(topic, forwarded)
-        origins.note_others(self._rows(scope, topic))
+        origins.note_others(self._found(scope, topic, data=origins.data))
         return origins
 
-    def _rows(self, scope: EraseScope, topic: str, *, by_tag: bool = False) -> Rows:
-        """Yield every record of the topic and the lake, some twice. `by_tag`: at least those that match."""
-        if self.lake is not None and self.snapshot is not None:
-            for archived in self.snapshot.epochs(topic):
-                for batch in self.lake.read(topic, archived.epoch, columns=NEEDED, archived=archived):
-                    yield archived.epoch, batch
-        state = scope.states.get(topic)
-        if state is None:
-            return
-        match = self.match.wire() if by_tag else None
-        for piece in self.client.scan(topic, upto_seq=state.head_seq, epoch=state.epoch, filter=match):
-            if isinstance(piece, Run):
-                yield state.epoch, pa.RecordBatch.from_arrays(list(cells(piece)), names=list(NEEDED))
+    def _found(self, scope: EraseScope, topic: str, **wanted: Any) -> list[TracedRow]:
+        """Let tasks search the topic and the lake, see `Search`. A record that is in both is found twice."""
+        lake = "" if self.lake is None else self.lake.path
+        spans = [
+            Span(
+                server=lake, topic=topic, epoch=one.epoch, start=file.first, stop=file.last + 1,
+                archived=one.within(file.first, file.last),
+            )
+            for one in (() if self.snapshot is None else self.snapshot.epochs(topic))
+            for file in one.files
+        ]  # fmt: skip
+        per_seq = 0.0
+        if (state := scope.states.get(topic)) is not None and state.earliest_seq <= state.head_seq:
+            start, stop = state.earliest_seq, state.head_seq + 1
+            per_seq = state.bytes / (stop - start)
+            live = Span(server=self.url, topic=topic, epoch=state.epoch, start=start, stop=stop)
+            for part in plan.cut([live], lambda _: per_seq, min_partitions=1, partition_bytes=TASK_BYTES):
+                spans += part
+
+        def size_bytes(span: Span) -> int:
+            live_bytes = round((span.stop - span.start) * per_seq)
+            return live_bytes if span.archived is None else sum(file.bytes for file in span.archived.files)
+
+        work = Workload(seqs=sum(one.stop - one.start for one in spans), size_bytes=sum(map(size_bytes, spans)))
+        search = Search(lake=lake, connection=self.job.connection(self.url), **wanted)
+        found = self.job.tasks(work).run(spans, search, result=list[TracedRow], weight=size_bytes)
+        return [row for rows in found for row in rows]
 
     # --- deletes
 
@@ -321,11 +329,8 @@ class _Erasure:
 
     def _delete(self, topic: str, about: Going, *, dry_run: bool = False) -> tuple[int, int]:
         """Delete and return the number of records deleted by tag, and by seq."""
-        by_seq = 0
         seqs = self._copies_in(topic, about)
-        for at in range(0, len(seqs), SEQS_A_REQUEST):
-            part = seqs[at : at + SEQS_A_REQUEST]
-            by_seq += self.client.delete(topic, seqs=part, epoch=about.epoch, dry_run=dry_run).deleted
+        by_seq = delete_seqs(self.client, topic, seqs, epoch=about.epoch, dry_run=dry_run)
         by_tag = self.client.delete(
             topic, match=self.match.wire(), before_seq=about.head_seq + 1, epoch=about.epoch, dry_run=dry_run
         ).deleted

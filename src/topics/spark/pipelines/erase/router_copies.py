@@ -9,32 +9,33 @@ leaves copies without tags. Their origin is known
   a copy, and no record that stays has the same content. Undecided candidates are `unsure`, and stay. Surplus candidates
   are unsure as well, because a router that is not exactly-once may have written a copy twice.
 
-Rows come from a topic and from a lake; a record that is in both counts once. An original whose copy was found is
-`matched`: after a kill, the next run must not take another record for the copy that was already deleted.
+Tasks read the topics and the lake, and return only rows that may matter. A record that is in both counts once. An
+original whose copy was found is `matched`: after a kill, the next run must not take another record for the copy that
+was already deleted.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from topics.client.request import Router
-from topics.lake.rewrite import tagged
 from topics.model import surrogates
 from topics.model.records import TagMatch
 from topics.model.router import STAMP
+from topics.spark.options import ConnectionOptions, ReadOptions
+from topics.spark.source.plan import Span
+from topics.spark.source.read import read_span, without_gaps
 
 Id = tuple[int, int]  # epoch, seq
-Content = tuple[str, tuple[tuple[str, bytes], ...], str | None]  # data, meta without a stamp, node
-Rows = Iterable[tuple[int, pa.RecordBatch]]  # epoch, records with the columns of a lake
+Content = tuple[str, bytes, str | None]  # data, meta without a stamp, node
 
 DEAD_LETTER = "$dead_letter_"  # begins the names that are added when a job dies
-NEEDED = ("seq", "ts", "node", "tag", "meta", "data")
 
 
 class CopyStamp(Struct):
@@ -77,30 +78,47 @@ class Origins:
         for row in sorted(going, key=lambda row: row.id):
             self.going[row.content].append(row)
         self.others: dict[Content, Counter[int]] = defaultdict(Counter)
-        self.data = pa.array(sorted({row.content[0] for row in going}), pa.string())
+        self.data = sorted({row.content[0] for row in going})
 
-    def note_others(self, rows: Rows) -> None:
-        """Search the source for records that stay and have the same content as erased ones."""
+    def note_others(self, rows: Iterable[TracedRow]) -> None:
+        """Note the records of the source that stay and have the same content as erased ones."""
         seen = set(self.ids)
-        for row in _rows(_with_data(rows, self.data)):
+        for row in rows:
             if row.id not in seen and row.content in self.going:
                 seen.add(row.id)
                 self.others[row.content][row.ts_ms] += 1
 
 
-def with_tag(rows: Rows, match: TagMatch) -> list[TracedRow]:
-    return list(_rows((epoch, batch.filter(tagged(batch, match))) for epoch, batch in rows))
+class Search(Struct, frozen=True, kw_only=True):
+    """A task that returns the records of a span with a tag, with one of these payloads, or with one of these seqs.
+
+    A span with archived files is read from the lake, another one from the server.
+    """
+
+    lake: str
+    connection: ConnectionOptions
+    match: TagMatch | None = None
+    data: Sequence[str] | None = None
+    seqs: Sequence[int] | None = None
+
+    def __call__(self, span: Span) -> list[TracedRow]:
+        options = ReadOptions(connection=self.connection, tag=self.match, fail_on_data_loss=False)
+        if span.archived is not None:
+            options = structs.replace(options, lake=self.lake, lake_only=True)
+        batches = without_gaps(read_span(span, options), [])
+        return [row for batch in batches for row in _rows(span.epoch, self._chosen(batch))]
+
+    def _chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows that are looked for, filtered in Arrow: the others never become Python objects."""
+        for name, kind, values in ("data", pa.string(), self.data), ("seq", pa.int64(), self.seqs):
+            if values is not None:
+                batch = batch.filter(pc.is_in(batch.column(name), value_set=pa.array(values, kind)))
+        return batch
 
 
-def with_ids(rows: Rows, ids: set[Id]) -> list[TracedRow]:
-    seqs = pa.array(sorted({seq for _, seq in ids}), pa.int64())
-    chosen = ((epoch, batch.filter(pc.is_in(batch.column("seq"), value_set=seqs))) for epoch, batch in rows)
-    return [row for row in _rows(chosen) if row.id in ids]
-
-
-def copies(rows: Rows, origins: Origins, router: Router, *, known: CopyMatches) -> CopyMatches:
+def copies(rows: Iterable[TracedRow], origins: Origins, router: Router, *, known: CopyMatches) -> CopyMatches:
     """Return the records of the destination that the router copied from `origins`, without the known ones."""
-    rows_by_id = {row.id: row for row in _rows(_with_data(rows, origins.data)) if row.tag is None}
+    rows_by_id = {row.id: row for row in rows if row.tag is None}
     candidates = [row for row in rows_by_id.values() if row.id not in known.ids]
     found = CopyMatches(matched=set(known.matched))
     by_content: dict[Content, list[TracedRow]] = defaultdict(list)
@@ -150,15 +168,8 @@ def _decide(
     found.unsure |= {row.id for row in rest[: min(len(rest), len(unmatched)) + surplus]}
 
 
-def _with_data(rows: Rows, data: pa.Array) -> Rows:
-    """Return only records with one of these payloads, filtered in Arrow: the others never become Python objects."""
-    return ((epoch, batch.filter(pc.is_in(batch.column("data"), value_set=data))) for epoch, batch in rows)
-
-
-def _rows(batches: Rows) -> Iterator[TracedRow]:
-    for epoch, batch in batches:
-        if not batch.num_rows:
-            continue
+def _rows(epoch: int, batch: pa.RecordBatch) -> Iterator[TracedRow]:
+    if batch.num_rows:
         ts_us = batch.column("ts").cast(pa.int64()).to_pylist()
         columns = [batch.column(name).to_pylist() for name in ("seq", "node", "tag", "meta", "data")]
         for ts, seq, node, tag, meta, data in zip(ts_us, *columns, strict=True):
@@ -166,10 +177,10 @@ def _rows(batches: Rows) -> Iterator[TracedRow]:
             yield TracedRow((epoch, seq), ts // 1000, tag, (data, members, node), stamp)
 
 
-def _meta(text: str | None) -> tuple[tuple[tuple[str, bytes], ...], CopyStamp | None]:
-    """Return the sorted members of meta, and the stamp. A member that is not a valid stamp stays among the members."""
+def _meta(text: str | None) -> tuple[bytes, CopyStamp | None]:
+    """Return the sorted members of meta as JSON, and the stamp. A member that is not a valid stamp stays among them."""
     if text is None:
-        return (), None
+        return b"{}", None
     members = {name: raw for name, raw in surrogates.members(text).items() if not name.startswith(DEAD_LETTER)}
     raw = members.pop(STAMP, None)
     stamp = None
@@ -178,4 +189,4 @@ def _meta(text: str | None) -> tuple[tuple[tuple[str, bytes], ...], CopyStamp | 
             stamp = msgspec.json.decode(raw, type=CopyStamp)
         except msgspec.MsgspecError:
             members[STAMP] = raw
-    return tuple(sorted((name, bytes(value)) for name, value in members.items())), stamp
+    return surrogates.object_of(dict(sorted(members.items()))), stamp

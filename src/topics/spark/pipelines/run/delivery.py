@@ -1,12 +1,12 @@
 """Send records from one topic to another: requests in order, each once. A rejected record is replaced by a gap record.
 
-`mirror` and `replay` use this module. Both write the origin of a record into its meta. If the idempotency window of the
-target has passed, a restart finds from the origins how far an interrupted run came.
+`mirror`, `replay` and `compact` write the origin of a record into its meta. If the idempotency window of the target has
+passed, a restart of `mirror` or `replay` finds from the origins how far an interrupted run came.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -28,6 +28,7 @@ from topics.spark.source.plan import GRID
 Row = TypeVar("Row")
 Stamp = TypeVar("Stamp")
 LOSS = b'{"kind":"gap"}'  # meta of a record that reports a gap
+SEQS_A_REQUEST = 1000  # of a delete
 REFUSED = (Code.RECORD_TOO_LARGE, Code.INVALID_REQUEST)
 _encode = msgspec.json.Encoder().encode
 
@@ -195,10 +196,12 @@ def stamped(meta: bytes | None, key: str, stamp: Any) -> bytes:
     return b"{%b,%b}" % (inside, text) if inside else b"{%b}" % text
 
 
-def gap_row(topic: str, first: int, last: int, reason: str, key: str, stamp: Any) -> OutgoingRow:
+def gap_row(
+    topic: str, first: int, last: int, reason: str, key: str, stamp: Any, *, tag: str | None = None
+) -> OutgoingRow:
     """Return the record that reports a gap."""
     data = _encode({"topic": topic, "gap_from": first, "gap_to": last, "reason": reason})
-    return OutgoingRow(first, last, record_of(data, None, None, stamped(LOSS, key, stamp)), reason)
+    return OutgoingRow(first, last, record_of(data, None, tag, stamped(LOSS, key, stamp)), reason)
 
 
 def stamp_in(meta: bytes | None, key: str, kind: type[Stamp]) -> Stamp | None:
@@ -219,6 +222,14 @@ def target_of(client: Client, topic: str) -> tuple[int, int]:
     """Return epoch and head of a topic, or zeros if it does not exist."""
     state = state_of(client, topic)
     return (0, 0) if state is None else (state.epoch, state.head_seq)
+
+
+def delete_seqs(client: Client, topic: str, seqs: Sequence[int], *, epoch: int, dry_run: bool = False) -> int:
+    """Delete records by seq, many in one request. Return the number of records that were there."""
+    return sum(
+        client.delete(topic, seqs=seqs[at : at + SEQS_A_REQUEST], epoch=epoch, dry_run=dry_run).deleted
+        for at in range(0, len(seqs), SEQS_A_REQUEST)
+    )
 
 
 def metas(client: Client, topic: str, *, from_seq: int) -> Iterator[bytes]:

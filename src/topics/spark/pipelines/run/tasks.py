@@ -125,7 +125,7 @@ def choose(
     """
     what = "" if work is None else f"{work}: "
     if spark_only is not None:
-        return Execution(engine="spark", reason=f"{ON_SPARK}: {spark_only}")
+        return Execution(engine="spark", reason=f"{ON_SPARK}{f', {why}' if why else ''}: {spark_only}")
     if asked is not None:
         where = ON_SPARK if asked else HERE
         return Execution(engine="spark" if asked else "process", reason=f"{what}{where}, as requested")
