@@ -149,11 +149,13 @@ def job(
     priority: int | None = None,
     delay_ms: int | None = None,
     deliver_at: int | None = None,
+    key: str | None = None,
 ) -> NewRecord:
     """`data` and `meta` are JSON text."""
     return NewRecord(
-        Raw(data.encode()), tag, None, UNSET if meta is None else Raw(meta.encode()), priority, delay_ms, deliver_at
-    )
+        Raw(data.encode()), tag, None, UNSET if meta is None else Raw(meta.encode()), priority, delay_ms, deliver_at,
+        key,
+    )  # fmt: skip
 
 
 def seqs(jobs: list[Any]) -> list[int]:

@@ -41,6 +41,7 @@ terms = st.fixed_dictionaries(
         "tag": st.sampled_from([None, None, "x", "y"]),
         "priority": st.sampled_from([None, None, None, 0, 3, 9]),
         "delay_ms": st.sampled_from([None, None, None, 0, 50, 400]),
+        "key": st.sampled_from([None, None, "k", "l"]),
     }
 )
 write = step("write", jobs=st.lists(terms, min_size=1, max_size=6))
@@ -66,6 +67,7 @@ configs = st.fixed_dictionaries(
         "cap_records": st.sampled_from([0, 0, 0, 12]),
         "ttl_ms": st.sampled_from([0, 0, 0, 700]),
         "max_in_flight": st.sampled_from([0, 0, 3]),
+        "max_in_flight_per_key": st.sampled_from([0, 1, 1, 1, 2]),
     }
 )
 
@@ -82,7 +84,7 @@ class Pair:
 
     def new_model(self) -> QueueOracle:
         dead_letter = self.config["dead_letter"] is not None
-        limits = {name: self.config[name] for name in ("max_deliveries", "max_in_flight")}
+        limits = {name: self.config[name] for name in ("max_deliveries", "max_in_flight", "max_in_flight_per_key")}
         return QueueOracle(self.shop.clock, dead_letter=dead_letter, **limits)
 
     def play(self, one: Step) -> None:
@@ -94,7 +96,9 @@ class Pair:
     def write(self, jobs: list[dict[str, Any]]) -> None:
         now = self.shop.clock.now_ms()
         for seq, asked in zip(self.shop.write(*(job(**asked) for asked in jobs)), jobs, strict=True):
-            self.model.written(seq, priority=asked["priority"] or 0, not_before_ms=now + (asked["delay_ms"] or 0))
+            self.model.written(
+                seq, priority=asked["priority"] or 0, not_before_ms=now + (asked["delay_ms"] or 0), key=asked["key"]
+            )
 
     def claim(self, node: str, max: int, lease_ms: int) -> None:
         self.sync()

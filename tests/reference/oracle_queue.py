@@ -30,6 +30,7 @@ class Work:
     not_before_ms: int = 0
     deliveries: int = 0
     hold: ModelLease | None = None
+    key: str | None = None
     reasons: list[tuple[str, int, str]] = field(default_factory=list)  # node, delivery, text: the last five
 
     def failed(self, node: str, text: str) -> None:
@@ -57,11 +58,18 @@ class QueueOracle:
     """One queue. Its methods take results of the engine and raise `AssertionError` if the contract forbids them."""
 
     def __init__(
-        self, clock: Clock, *, max_deliveries: int = 0, dead_letter: bool = False, max_in_flight: int = 0
+        self,
+        clock: Clock,
+        *,
+        max_deliveries: int = 0,
+        dead_letter: bool = False,
+        max_in_flight: int = 0,
+        max_in_flight_per_key: int = 1,
     ) -> None:
         self.clock = clock
         self.bury_after = max_deliveries if dead_letter else 0
         self.max_in_flight = max_in_flight
+        self.max_per_key = max_in_flight_per_key
         self.paused = False
         self.jobs: dict[int, Work] = {}
         self.acked: set[int] = set()
@@ -71,9 +79,9 @@ class QueueOracle:
 
     # --- records
 
-    def written(self, seq: int, *, priority: int = 0, not_before_ms: int = 0) -> None:
+    def written(self, seq: int, *, priority: int = 0, not_before_ms: int = 0, key: str | None = None) -> None:
         assert seq not in self.acked | self.dead | self.lost | self.jobs.keys(), "a seq is assigned once"
-        self.jobs[seq] = Work(seq, priority, not_before_ms)
+        self.jobs[seq] = Work(seq, priority, not_before_ms, key=key)
 
     def removed(self, seqs: Collection[int]) -> None:
         for seq in seqs:
@@ -86,7 +94,7 @@ class QueueOracle:
         """Check a claim. `buried` are the jobs that it moved to the dead-letter topic."""
         now = self.clock.now_ms()
         self.moved(buried)
-        good = {seq for seq, work in self.jobs.items() if work.claimable(now)}
+        good = {seq for seq, work in self.jobs.items() if work.claimable(now) and not self.blocked(work)}
         if self.max_in_flight:
             want = max(min(want, self.max_in_flight - self.in_flight), 0)
         want = 0 if self.paused else want
@@ -163,11 +171,20 @@ class QueueOracle:
     @property
     def ready(self) -> int:
         now = self.clock.now_ms()
-        return sum(work.claimable(now) and not self.worn_out(seq) for seq, work in self.jobs.items())
+        return sum(
+            (work.claimable(now) or self.blocked(work)) and not self.worn_out(seq) for seq, work in self.jobs.items()
+        )
 
     @property
     def delayed(self) -> int:
         return len(self.jobs) - self.ready - self.in_flight
+
+    def blocked(self, work: Work) -> bool:
+        """Return whether the job waits for earlier ones of its key to leave the queue."""
+        if work.key is None or not self.max_per_key:
+            return False
+        earlier = [other for other in self.jobs.values() if other.key == work.key and other.seq < work.seq]
+        return len(earlier) >= self.max_per_key
 
     def worn_out(self, seq: int) -> bool:
         return bool(self.bury_after) and self.jobs[seq].deliveries >= self.bury_after

@@ -11,6 +11,7 @@ DEFAULT_LIMIT = 256
 MAX_WAIT_MS = 30_000
 MAX_META_KEYS = 64
 MAX_IDEMPOTENCY_KEY_CHARS = 256
+MAX_KEY_BYTES = 256
 DEFAULT_BATCH_BYTES = 1 << 20
 MAX_BATCH_BYTES = 8 << 20
 MAX_EXAMINED = 10_000
@@ -31,6 +32,7 @@ class NewRecord(Struct, gc=False):
     deliver_at: Annotated[
         U64 | None, "queues: do not deliver the job before this time, in milliseconds since 1970; instead of `delay_ms`"
     ] = None
+    key: Annotated[str | None, "1 to 256 bytes; a queue delivers jobs of one key in order, one at a time"] = None
 
 
 class WriteRequest(Struct, gc=False):

@@ -72,6 +72,7 @@ class TopicConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     leases_durable: bool = False
     retry: RetryPolicy | None = None
     max_in_flight: U64 = 0
+    max_in_flight_per_key: U64 = 1
     paused: bool = False
     archive: ArchiveConfig | None = None
 
@@ -98,6 +99,7 @@ class ConfigPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     leases_durable: bool | UnsetType = UNSET
     retry: RetryPolicy | UnsetType | None = UNSET
     max_in_flight: U64 | UnsetType = UNSET
+    max_in_flight_per_key: U64 | UnsetType = UNSET
     paused: bool | UnsetType = UNSET
     defaults: Annotated[
         Literal["contract", "safe"],
