@@ -25,7 +25,7 @@ from topics.engine.state.jobs.leases import Leases
 from topics.engine.state.topic import leases_of
 from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError
-from topics.model.records import NewRecord, WriteRequest
+from topics.model.records import NewRecord, Unique, WriteRequest
 
 MAX_DELIVERIES = 2
 NO_NODE = ""
@@ -56,6 +56,7 @@ class Job:
     in_doubt: int = 0  # requests under way that may change who holds it
     doubts: list[Attempt] = field(default_factory=list)  # requests that were refused and may have changed it
     key: str | None = None
+    unique: bool = False
     dead: bool = False  # seen in the dead-letter topic
 
     def is_done(self) -> bool:
@@ -169,6 +170,8 @@ class _Judge:
             if (key := self.queue.jobs[payload].key) is not None:
                 keys.setdefault(key, []).append(seq)
         assert found.keys.open.keys() == {first for first, *_ in keys.values()}
+        unique = {seq for seq, payload in self.rows.items() if self.queue.jobs[payload].unique}
+        assert found.unique.pending.keys() == unique
         assert found.keys.blocked == {seq for _, *rest in keys.values() for seq in rest}
         assert found.dead_lettered >= len(self.dead) or not self.safe
 
@@ -313,14 +316,20 @@ class Shop:
         delay_ms: int | None = None,
         priority: int | None = None,
         key: str | None = None,
+        unique: bool = False,
     ) -> None:
         attempt, jobs = Attempt(), []
         for _ in range(n):
             self._number += 1
-            jobs.append(Job(f'"{self._number:04d}"', attempt, due_ms=self.now_ms + (delay_ms or 0), key=key))
+            due_ms = self.now_ms + (delay_ms or 0)
+            jobs.append(Job(f'"{self._number:04d}"', attempt, due_ms=due_ms, key=key, unique=unique))
         self.ledger.queues[name].jobs.update((job.payload, job) for job in jobs)
         records = [
-            NewRecord(Raw(job.payload.encode()), priority=priority, delay_ms=delay_ms, key=key) for job in jobs
+            NewRecord(
+                Raw(job.payload.encode()), priority=priority, delay_ms=delay_ms, key=key,
+                unique=Unique(job.payload) if unique else None,
+            )
+            for job in jobs
         ]  # fmt: skip
 
         def answered(result: Any) -> None:

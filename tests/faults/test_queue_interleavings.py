@@ -34,10 +34,11 @@ from topics.engine.state.topic import Topic, leases_of
 from topics.engine.steps import run_all
 from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError
-from topics.model.records import NewRecord, TagMatch, WriteRequest
-from topics.model.topic import ConfigPatch
+from topics.model.records import NewRecord, TagMatch, Unique, WriteRequest
+from topics.model.topic import ConfigPatch, Rate
 
 QUEUE, DEAD = "q", "d"
+RATE = Rate(per_s=20, burst=2)
 TAGS = ["a", "b", "c"]
 Covers = Callable[[int, str | None], bool]  # seq and tag of a record
 
@@ -116,6 +117,7 @@ class Race:
             (3, self.server.steps.release),
             (1, lambda: self.put(QUEUE, leases_durable=rng.random() < 0.5)),
             (1, lambda: self.put(QUEUE, paused=rng.random() < 0.3, max_in_flight=rng.choice([0, 4]))),
+            (1, lambda: self.put(QUEUE, **{rng.choice(["rate", "rate_per_key"]): rng.choice([None, RATE])})),
             (3, self.break_something if self.faults else self.kill),
         ]
         chosen = rng.choices([step for _, step in steps], [weight for weight, _ in steps])[0]
@@ -138,8 +140,11 @@ class Race:
                 )
             )
 
-        def landed(_: Any) -> None:
-            self.written += len(records)
+        if len(records) == 1 and rng.random() < 0.3:
+            records[0].unique = Unique(rng.choice("uv"), rng.choice(["pending", 60]))
+
+        def landed(done: Any) -> None:
+            self.written += 0 if done.deduped else len(records)
 
         self.follow(self.engine.append(QUEUE, WriteRequest(records)), landed)
 
@@ -308,7 +313,7 @@ class Race:
         queue = leases_of(topic)
         self.check_figures(topic)
         if not topic.config.leases_durable:
-            return topic.count, queue.dead_lettered, sorted(queue.keys.blocked)
+            return topic.count, queue.dead_lettered, sorted(queue.keys.blocked), sorted(queue.unique.save())
         delivered = {
             job.seq: (
                 job.deliveries,
@@ -321,7 +326,7 @@ class Race:
             if job.deliveries
         }
         deadlines = {seq: job.deadline_ms for seq, job in queue.leases.items() if queue.held(seq)}
-        keys = sorted(queue.keys.open), sorted(queue.keys.blocked)
+        keys = sorted(queue.keys.open), sorted(queue.keys.blocked), sorted(queue.unique.save())
         return topic.count, queue.dead_lettered, delivered, deadlines, sorted(queue.later), keys
 
     def check_figures(self, topic: Topic) -> None:
@@ -341,7 +346,7 @@ class Race:
             self.settle()
             self.server.steps.release()
             self.server.tick()
-        self.put(QUEUE, paused=False, max_in_flight=0)
+        self.put(QUEUE, paused=False, max_in_flight=0, rate=None, rate_per_key=None)
         self.settle()  # a tick may have logged jobs that returned
         left = len(self.server.by_seq(QUEUE)) + len(self.server.by_seq(DEAD))
         if not self.faults:

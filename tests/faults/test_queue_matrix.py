@@ -63,6 +63,7 @@ STEPS: dict[str, Step] = {
     "write": lambda shop, name: shop.write(name, 2),
     "write_later": lambda shop, name: shop.write(name, delay_ms=400, priority=3),
     "write_keyed": lambda shop, name: shop.write(name, 2, key="k"),
+    "write_unique": lambda shop, name: shop.write(name, unique=True),
     "claim": lambda shop, name: shop.claim(name, "a", 2),
     "ack": lambda shop, name: shop.ack(name, "a"),
     "ack_all": lambda shop, name: shop.ack(name, "a", 9),
@@ -89,6 +90,7 @@ def setup(shop: Shop, name: str) -> None:
     shop.write(name, 5)
     shop.write(name, delay_ms=60_000)
     shop.write(name, 3, key="k")
+    shop.write(name, unique=True)
     shop.claim(name, "a", 2)
     shop.ack(name, "a")
     shop.nack(name, "a")

@@ -20,6 +20,15 @@ MAX_NODES = 256  # names in one request's `node`
 JobPriority = Annotated[int, Meta(ge=0, le=9, description="9 is served first")]
 
 
+class Unique(Struct, gc=False, rename={"for_": "for"}):
+    """A key that no other job of the queue gets."""
+
+    key: Annotated[str, "1 to 256 bytes"]
+    for_: Annotated[
+        Literal["pending"] | U64, "`pending`: until this job has left the queue; or for this time, in milliseconds"
+    ] = "pending"
+
+
 class NewRecord(Struct, gc=False):
     """One record of a write. `data` and `meta` stay the bytes that the client sent: checked, never rebuilt."""
 
@@ -33,6 +42,9 @@ class NewRecord(Struct, gc=False):
         U64 | None, "queues: do not deliver the job before this time, in milliseconds since 1970; instead of `delay_ms`"
     ] = None
     key: Annotated[str | None, "1 to 256 bytes; a queue delivers jobs of one key in order, one at a time"] = None
+    unique: Annotated[
+        Unique | None, "queues: if another job has this key, return the seq of that one; the write has one record"
+    ] = None
 
 
 class WriteRequest(Struct, gc=False):

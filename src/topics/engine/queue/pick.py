@@ -55,6 +55,7 @@ class Pass:
         self._cursor_was = queue.cursor  # or, until a job was found in the log, the seq below which there is none
         self._found_plain = False
         self._examined = 0  # seqs of the log
+        self._rated = topic.config.rate_per_key is not None
         self._ats: list[int] = []  # for each priority, where the search is; empty if no job has a priority
         self._stays: dict[int, int] = {}  # by priority, the first place with a job that a staged delete takes
         self._turns_before = queue.turn, list(queue.served)
@@ -76,6 +77,7 @@ class Pass:
         queue = self.queue
         queue.cursor = self._cursor_was
         queue.turn, queue.served = self._turns_before
+        queue.take_tokens([job.seq for job in self.jobs], -1)
         for job in reversed(self._reclaimed):
             queue.reclaim[job.seq] = job
             queue.reclaim.move_to_end(job.seq, last=False)
@@ -91,12 +93,17 @@ class Pass:
         return seq in self._taken or self.queue.touched(seq)
 
     def _take_reclaimed(self, want: int) -> None:
-        reclaim, topic = self.queue.reclaim, self.topic
-        for job in reclaim.values():
+        queue, reclaim, topic = self.queue, self.queue.reclaim, self.topic
+        for job in list(reclaim.values()) if self._rated else reclaim.values():
             if len(self.jobs) >= want:
                 break
+            if self._rated and (due_ms := queue.has_token_ms(job.seq)):
+                queue.delay(reclaim.pop(job.seq), due_ms)
+                continue
             if job.seq < self._expiring_before or (topic.staged_deletes and taking(topic, job.seq) is not None):
                 continue
+            if self._rated:
+                queue.take_tokens((job.seq,))
             self._reclaimed.append(job)
             self._taken.add(job.seq)
             self.jobs.append(job)
@@ -120,6 +127,8 @@ class Pass:
             queue.served[chosen] = queue.turn
             seq = fronts[chosen]
             self._taken.add(seq)
+            if self._rated:
+                queue.take_tokens((seq,))
             if seq == self._next_plain:
                 self._next_plain = None
                 jobs.append(Job(seq))
@@ -147,9 +156,12 @@ class Pass:
             seq = seqs[at]
             try:
                 if not self._elsewhere(seq) and self.topic.is_live(seq):
-                    if not self.topic.staged_deletes or taking(self.topic, seq) is None:
+                    if self.topic.staged_deletes and taking(self.topic, seq) is not None:
+                        self._stays.setdefault(priority, at)
+                    elif self._rated and (due_ms := self.queue.has_token_ms(seq)):
+                        self.queue.wait(seq, due_ms << 4 | priority)
+                    else:
                         break
-                    self._stays.setdefault(priority, at)
             except Cold:
                 _need_marks(self.topic, seqs[at : at + AHEAD].tolist())
                 raise
@@ -395,7 +407,7 @@ def _row(topic: Topic, queue: Leases, seq: int, stored: StoredRecord) -> bytes:
     job = queue.find(seq) or Job(seq)
     shown = b'"state":"%b","deliveries":%d,"priority":%d,' % (state.encode(), job.deliveries, terms.priority)
     if state == "delayed" and seq not in queue.exhausted:
-        shown += b'"deliver_at":%d,' % (job.due_ms or terms.due_ms)
+        shown += b'"deliver_at":%d,' % (job.due_ms if seq in queue.resting else queue.later[seq] >> 4)
     elif state == "in_flight":
         lease = encode_json(job.node), job.lease_id.encode(), job.deadline_ms
         shown += b'"node":%b,"lease_id":"%b","deadline":%d,' % lease

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from topics.errors import invalid
 from topics.model.queue import MAX_DELIVER_AT
-from topics.model.records import MAX_KEY_BYTES, NewRecord, too_long
+from topics.model.records import MAX_KEY_BYTES, NewRecord, Unique, too_long
 from topics.storage.segments.extras import Terms, pack
 
 PRIORITIES = 10
@@ -90,7 +90,7 @@ def job_terms(records: Sequence[NewRecord], ts: int) -> dict[int, bytes] | None:
     found: dict[int, bytes] | None = None
     for at, record in enumerate(records):
         priority, delay_ms, deliver_at, key = record.priority, record.delay_ms, record.deliver_at, record.key
-        if priority is None and delay_ms is None and deliver_at is None and key is None:
+        if priority is None and delay_ms is None and deliver_at is None and key is None and record.unique is None:
             continue
         found = found or {}
         if key is not None:
@@ -101,9 +101,21 @@ def job_terms(records: Sequence[NewRecord], ts: int) -> dict[int, bytes] | None:
         if due_ms > MAX_DELIVER_AT:
             field = "deliver_at" if delay_ms is None else "delay_ms"
             raise invalid(f"{field} is too far away", field=f"records[{at}].{field}")
-        if priority or due_ms > ts or key is not None:
-            found[at] = pack(Terms(priority or 0, due_ms if due_ms > ts else 0, key))
+        unique = None if record.unique is None else _checked_unique(record.unique, len(records), ts)
+        if priority or due_ms > ts or key is not None or unique is not None:
+            found[at] = pack(Terms(priority or 0, due_ms if due_ms > ts else 0, key, unique))
     return found
+
+
+def _checked_unique(unique: Unique, records: int, ts: int) -> tuple[str, int]:
+    """Return the key, and the time at which another job may have it; 0 if that is once the job has left."""
+    if records > 1:
+        raise invalid("a write with a unique job has one record", field="records")
+    check_key(unique.key, "records[0].unique.key")
+    ends_ms = 0 if unique.for_ == "pending" else ts + unique.for_
+    if ends_ms > MAX_DELIVER_AT or unique.for_ == 0:
+        raise invalid("unique.for must be `pending` or a time in milliseconds", field="records[0].unique.for")
+    return unique.key, ends_ms
 
 
 def check_key(key: str, field: str) -> None:

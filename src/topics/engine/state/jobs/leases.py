@@ -29,10 +29,12 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from topics.engine.state.jobs.buckets import QUEUE, Buckets
 from topics.engine.state.jobs.deadlines import STALE_MAX, LeaseDeadlines
 from topics.engine.state.jobs.job import NO_TERM, PRIORITIES, Holder, Job, WaitingSeqs
 from topics.engine.state.jobs.keys import Keys, SavedLine
 from topics.engine.state.jobs.reasons import with_reason
+from topics.engine.state.jobs.unique import SavedUnique, UniqueJobs
 from topics.model.queue import Reason, Why
 from topics.model.topic import TopicConfig
 from topics.storage.segments.extras import has_terms, terms_of
@@ -44,9 +46,9 @@ class Leases:
     """The state of one queue beside its log."""
 
     __slots__ = (
-        "_deadlines", "_delays", "_now_ms", "_topic", "by_priority", "cancelled", "check_upto", "cursor",
+        "_deadlines", "_delays", "_now_ms", "_topic", "buckets", "by_priority", "cancelled", "check_upto", "cursor",
         "dead_letter_error", "dead_lettered", "exhausted", "freed", "has_reasons", "keys", "last_lease", "later",
-        "leases", "leaving", "move_after_ms", "reclaim", "resting", "served", "turn",
+        "leases", "leaving", "move_after_ms", "reclaim", "resting", "served", "turn", "unique",
     )  # fmt: skip
 
     def __init__(self, topic: Any) -> None:
@@ -71,7 +73,9 @@ class Leases:
         self.cancelled: dict[int, str] = {}  # leased jobs that were deleted last, and their workers
         self.has_reasons = False  # whether a job may have failed with a reason
         self._deadlines = LeaseDeadlines(self.leases)
-        self.keys = Keys(self._wait, topic.config.max_in_flight_per_key)
+        self.keys = Keys(self.wait, topic.config.max_in_flight_per_key)
+        self.unique = UniqueJobs()
+        self.buckets = Buckets()
         self._now_ms = 0  # of the last `expire`
 
     # --- counting
@@ -100,6 +104,9 @@ class Leases:
         """
         deadlines, delays = self._deadlines, self._delays
         self._now_ms = now_ms
+        self.unique.expire(now_ms)
+        if self.buckets.wake_ms <= now_ms:
+            self.buckets.wake_ms = 0
         if deadlines.heap and deadlines.heap[0] < now_ms:
             deadlines.end(now_ms)
         if deadlines.ending:
@@ -153,6 +160,26 @@ class Leases:
         waiting = {seq: at for at, one in enumerate(self.by_priority) for seq in one.seqs[one.at :]} | self.later
         return {seq: terms for seq, terms in waiting.items() if self.find(seq) is None}
 
+    def has_token_ms(self, seq: int) -> int:
+        """Return when the key of the job has a token; 0 if it has one, or needs none."""
+        rate, line = self._topic.config.rate_per_key, self.keys.open.get(seq)
+        if rate is None or line is None or self.buckets.left(rate, line.key, self._now_ms):
+            return 0
+        return self.buckets.next_ms(rate, line.key)
+
+    def take_tokens(self, seqs: Iterable[int], tokens: int = 1) -> None:
+        """Take tokens for jobs from the buckets of their keys, or return them."""
+        rate = self._topic.config.rate_per_key
+        for seq in seqs if rate is not None else ():
+            if (line := self.keys.open.get(seq)) is not None:
+                self.buckets.take(rate, line.key, tokens, self._now_ms)
+
+    def return_tokens(self, jobs: list[Job]) -> None:
+        """Return the tokens of jobs that no worker got."""
+        self.take_tokens([job.seq for job in jobs], -1)
+        if (rate := self._topic.config.rate) is not None:
+            self.buckets.take(rate, QUEUE, -len(jobs), self._now_ms)
+
     def refill(self, jobs: int) -> None:
         """Move jobs whose lease has ended until `reclaim` has so many, or there are no more."""
         # Bound: each round looks at `RECLAIM_MAX` of them. A claim takes longer to answer than to move what it takes.
@@ -166,7 +193,7 @@ class Leases:
         # Bound: each round removes one entry of the heap.
         while self._delays and not self._is_due(*self._delays[0]):
             heappop(self._delays)
-        times = (self._deadlines.next_ms(), self._delays[0][0] if self._delays else None)
+        times = (self._deadlines.next_ms(), self._delays[0][0] if self._delays else None, self.buckets.wake_ms or None)
         return min((at_ms for at_ms in times if at_ms is not None), default=None)
 
     # --- records come and go
@@ -175,13 +202,15 @@ class Leases:
         """Take up the terms of `n` appended records, which begin at seq `first`."""
         terms = {first + at: terms_of(extra) for at, extra in extras.items() if has_terms(extra)}
         for seq, one in terms.items():
+            if one.unique is not None:
+                self.unique.add(one.unique[0], seq, one.unique[1])
             packed = (one.due_ms if one.due_ms > ts else 0) << 4 | one.priority
             if one.key is None or self.keys.opens(seq, packed, one.key):
-                self._wait(seq, packed)
+                self.wait(seq, packed)
         if len(terms) == n and self.cursor == first:
             self.cursor += n
 
-    def _wait(self, seq: int, packed: int) -> None:
+    def wait(self, seq: int, packed: int) -> None:
         """Put a job that was never delivered into its place. `packed` is due_ms * 16 + priority."""
         if packed >> 4 > self._now_ms:
             self.later[seq] = packed
@@ -192,6 +221,7 @@ class Leases:
     def left(self, seqs: Collection[int]) -> None:
         """Forget jobs whose records were deleted, evicted or lost. The next jobs of their keys take their places."""
         self.forget(seqs)
+        self.unique.left(seqs)
         if self.keys.left(seqs) or self._topic.config.max_in_flight:
             self.freed()
 
@@ -236,7 +266,7 @@ class Leases:
     def _places(self) -> list[Collection[int]]:
         return [
             self.leases, self.leaving, self.reclaim, self.resting, self.exhausted, self.later,
-            self.keys.open, self.keys.blocked,
+            self.keys.open, self.keys.blocked, self.unique.pending,
         ]  # fmt: skip
 
     def _touched(self) -> int:
@@ -301,13 +331,13 @@ class Leases:
             if most and job.deliveries >= most:
                 self.exhausted[job.seq] = job
             elif due_ms > now_ms:
-                self._delay(job, due_ms)
+                self.delay(job, due_ms)
             else:
                 self.reclaim[job.seq] = job
         if len(self._delays) > 2 * self.delayed + STALE_MAX:
             self._sort_delays()
 
-    def _delay(self, job: Job, due_ms: int) -> None:
+    def delay(self, job: Job, due_ms: int) -> None:
         job.due_ms = due_ms
         self.resting[job.seq] = job
         heappush(self._delays, (due_ms, job.seq))
@@ -363,6 +393,8 @@ class Leases:
         self.later.update(zip(pairs[::2], pairs[1::2], strict=True))
         self._sort_delays()
         self.keys.load(saved.keys)
+        for unique in saved.unique:
+            self.unique.add(*unique)
         most = self.max_deliveries()
         for one in saved.out:
             job = Job(one.seq, one.priority, one.deliveries)
@@ -374,7 +406,7 @@ class Leases:
             elif most and one.deliveries >= most:
                 self.exhausted[one.seq] = job
             elif one.due_ms:
-                self._delay(job, one.due_ms)
+                self.delay(job, one.due_ms)
             else:
                 self.reclaim[one.seq] = job
             if one.reasons:
@@ -409,7 +441,8 @@ class SavedLeases(Struct, array_like=True):
     by_priority: list[bytes] = []
     later: bytes = b""
     out: list[SavedJob] = []
-    keys: list[SavedLine] = []  # not in snapshots of earlier versions
+    keys: list[SavedLine] = []  # not in snapshots of earlier versions, and neither is this
+    unique: list[SavedUnique] = []
 
 
 def save(queue: Leases, *, durable: bool, kept: bool) -> SavedLeases:
@@ -431,7 +464,7 @@ def save(queue: Leases, *, durable: bool, kept: bool) -> SavedLeases:
             by_priority[job.priority].append(job.seq)
     saved.by_priority = [array("Q", sorted(seqs) if not durable else seqs).tobytes() for seqs in by_priority]
     saved.later = array("Q", [part for pair in queue.later.items() for part in pair]).tobytes()
-    saved.keys = queue.keys.save()
+    saved.keys, saved.unique = queue.keys.save(), queue.unique.save()
     return saved
 
 
