@@ -85,7 +85,7 @@ def test_put_changes_only_the_given_fields(api: Api, topic: str):
         ("lease_ms", 100),
         ("claim_jitter_ms", 5000),
         ("max_deliveries", 3),
-        ("max_in_flight", 7),
+        ("dead_letter", "somewhere:else"),
         ("max_in_flight_per_key", 2),
         ("rate", {"per_s": 2.0, "burst": 3}),
         ("rate_per_key", {"per_s": 0.5, "burst": 1}),
