@@ -152,6 +152,8 @@ export class TopicRecord {
     node: string | undefined;
     /** @type {string|undefined} */
     tag: string | undefined;
+    /** @type {string|undefined} */
+    key: string | undefined;
     /** @type {Record<string, any>|undefined} */
     meta: Record<string, any> | undefined;
     /** @type {any} */
@@ -319,6 +321,9 @@ export class ServerCursor {
  * @property {boolean} [leasesDurable]
  * @property {{minMs?: number, maxMs?: number, factor?: number, jitter?: number}|null} [retry] the delay of a nack without `delayMs`
  * @property {number} [maxInFlight] the most jobs of the queue that workers hold at a time
+ * @property {number} [maxInFlightPerKey] the same for jobs of one key; 1 by default
+ * @property {{perS: number, burst?: number}|null} [rate] the most deliveries in a second
+ * @property {{perS: number, burst?: number}|null} [ratePerKey] the same for jobs of one key
  * @property {boolean} [paused] the queue gives out no jobs
  * @property {"contract"|"safe"} [defaults] of a new queue: `safe` by default, which is `discard: "reject"` and `leasesDurable`
  * @property {{hold?: boolean}|null} [archive] with `hold`, records do not expire before they are archived
@@ -349,6 +354,8 @@ export class ServerCursor {
  * @property {number} [priority] of a job, 0 to 9
  * @property {number} [delayMs] of a job
  * @property {number} [deliverAt] of a job, in ms since 1970
+ * @property {string} [key] a queue delivers jobs of one key in order, one at a time
+ * @property {{key: string, for?: "pending"|number}} [unique] of a job: a key that no other job gets, while it is pending or for a time in ms
  */
 /**
  * @typedef {object} WriteOptions
@@ -406,7 +413,7 @@ export class ServerCursor {
  * @property {number} effective_priority
  * @property {number|null} last_write_ts
  * @property {number|null} last_read_ts
- * @property {{ready: number, in_flight: number, delayed: number, dead_lettered: number, dead_letter_error?: string}} [queue]
+ * @property {{ready: number, in_flight: number, delayed: number, dead_lettered: number, dead_letter_error?: string, blocked?: number}} [queue]
  * @property {number} [archived_seq]
  * @property {number} [trimmed_seq]
  * @property {{unarchived: number, overdue: number, evicted: number}} [archive]
@@ -468,6 +475,7 @@ export class ServerCursor {
  * @property {number} [deadline]
  * @property {Reason[]} [reasons] why earlier deliveries failed
  * @property {string} [$tag]
+ * @property {string} [$key]
  * @property {string} [$node] the node that wrote it
  * @property {Record<string, any>} [meta]
  */
@@ -1220,6 +1228,24 @@ export type TopicConfig = {
      */
     maxInFlight?: number | undefined;
     /**
+     * the same for jobs of one key; 1 by default
+     */
+    maxInFlightPerKey?: number | undefined;
+    /**
+     * the most deliveries in a second
+     */
+    rate?: {
+        perS: number;
+        burst?: number;
+    } | null | undefined;
+    /**
+     * the same for jobs of one key
+     */
+    ratePerKey?: {
+        perS: number;
+        burst?: number;
+    } | null | undefined;
+    /**
      * the queue gives out no jobs
      */
     paused?: boolean | undefined;
@@ -1284,6 +1310,17 @@ export type NewRecord = {
      * of a job, in ms since 1970
      */
     deliverAt?: number | undefined;
+    /**
+     * a queue delivers jobs of one key in order, one at a time
+     */
+    key?: string | undefined;
+    /**
+     * of a job: a key that no other job gets, while it is pending or for a time in ms
+     */
+    unique?: {
+        key: string;
+        for?: "pending" | number;
+    } | undefined;
 };
 export type WriteOptions = {
     /**
@@ -1389,6 +1426,7 @@ export type TopicState = {
         delayed: number;
         dead_lettered: number;
         dead_letter_error?: string;
+        blocked?: number;
     } | undefined;
     archived_seq?: number | undefined;
     trimmed_seq?: number | undefined;
@@ -1475,6 +1513,7 @@ export type ListedJob = {
      */
     reasons?: Reason[] | undefined;
     $tag?: string | undefined;
+    $key?: string | undefined;
     /**
      * the node that wrote it
      */

@@ -197,6 +197,8 @@ export class TopicRecord {
     this.node = wire.$node
     /** @type {string|undefined} */
     this.tag = wire.$tag
+    /** @type {string|undefined} */
+    this.key = wire.$key
     /** @type {Record<string, any>|undefined} */
     this.meta = wire.meta
     /** @type {any} */
@@ -617,9 +619,9 @@ const CALL = ["retries", "signal"]
 const CONFIG = [
   "type", "ttlMs", "capRecords", "capBytes", "discard", "durable", "durability", "priority", "autoPriority", "autoCreate",
   "idempotencyWindowMs", "dedupeNode", "leaseMs", "claimJitterMs", "maxDeliveries", "deadLetter", "leasesDurable", "retry", "maxInFlight",
-  "paused", "defaults", "archive",
+  "maxInFlightPerKey", "rate", "ratePerKey", "paused", "defaults", "archive",
 ]
-const RECORD = ["tag", "node", "meta", "priority", "delayMs", "deliverAt"]
+const RECORD = ["tag", "node", "meta", "priority", "delayMs", "deliverAt", "key", "unique"]
 const WRITE = ["node", "idempotencyKey", "create", "config", "disableBackpressure", "signal"]
 const RANGE = ["fromSeq", "epoch", "node", "filter", "fromTs", "includeTags", "includeMeta", "signal"]
 const START = ["fromSeq", "tail", "filter", "epoch", "consumer"]
@@ -757,7 +759,7 @@ function wire(fields) {
   /** @type {Record<string, any>} */
   const out = {}
   for (const [key, value] of Object.entries(fields)) {
-    const inner = key === "retry" && value !== null && typeof value === "object" ? wire(value) : value
+    const inner = ["retry", "rate", "ratePerKey"].includes(key) && value !== null && typeof value === "object" ? wire(value) : value
     if (value !== undefined) out[key.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`)] = inner
   }
   return out
@@ -807,6 +809,9 @@ function finite(key, value) {
  * @property {boolean} [leasesDurable]
  * @property {{minMs?: number, maxMs?: number, factor?: number, jitter?: number}|null} [retry] the delay of a nack without `delayMs`
  * @property {number} [maxInFlight] the most jobs of the queue that workers hold at a time
+ * @property {number} [maxInFlightPerKey] the same for jobs of one key; 1 by default
+ * @property {{perS: number, burst?: number}|null} [rate] the most deliveries in a second
+ * @property {{perS: number, burst?: number}|null} [ratePerKey] the same for jobs of one key
  * @property {boolean} [paused] the queue gives out no jobs
  * @property {"contract"|"safe"} [defaults] of a new queue: `safe` by default, which is `discard: "reject"` and `leasesDurable`
  * @property {{hold?: boolean}|null} [archive] with `hold`, records do not expire before they are archived
@@ -841,6 +846,8 @@ function finite(key, value) {
  * @property {number} [priority] of a job, 0 to 9
  * @property {number} [delayMs] of a job
  * @property {number} [deliverAt] of a job, in ms since 1970
+ * @property {string} [key] a queue delivers jobs of one key in order, one at a time
+ * @property {{key: string, for?: "pending"|number}} [unique] of a job: a key that no other job gets, while it is pending or for a time in ms
  */
 
 /**
@@ -903,7 +910,7 @@ function finite(key, value) {
  * @property {number} effective_priority
  * @property {number|null} last_write_ts
  * @property {number|null} last_read_ts
- * @property {{ready: number, in_flight: number, delayed: number, dead_lettered: number, dead_letter_error?: string}} [queue]
+ * @property {{ready: number, in_flight: number, delayed: number, dead_lettered: number, dead_letter_error?: string, blocked?: number}} [queue]
  * @property {number} [archived_seq]
  * @property {number} [trimmed_seq]
  * @property {{unarchived: number, overdue: number, evicted: number}} [archive]
@@ -970,6 +977,7 @@ function finite(key, value) {
  * @property {number} [deadline]
  * @property {Reason[]} [reasons] why earlier deliveries failed
  * @property {string} [$tag]
+ * @property {string} [$key]
  * @property {string} [$node] the node that wrote it
  * @property {Record<string, any>} [meta]
  */
@@ -1250,8 +1258,8 @@ export class Topics {
    * @returns {Promise<number>}
    */
   async append(topic, data, options = {}) {
-    const { tag, node, meta, priority, delayMs, deliverAt, ...write } = checked("append", options)
-    const done = await this.appendMany(topic, [{ data, tag, node, meta, priority, delayMs, deliverAt }], write)
+    const { tag, node, meta, priority, delayMs, deliverAt, key, unique, ...write } = checked("append", options)
+    const done = await this.appendMany(topic, [{ data, tag, node, meta, priority, delayMs, deliverAt, key, unique }], write)
     return done.firstSeq
   }
 

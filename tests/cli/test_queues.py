@@ -189,6 +189,36 @@ def test_work_reports_jobs_that_move_to_the_dead_letters(cli: Cli, api: Api) -> 
     assert "dying (paused)" in cli.tty("queue", "ls", "dying").out
 
 
+def test_keys_and_unique_jobs_are_appended_and_shown(cli: Cli, api: Api) -> None:
+    queue(api, "ordered")
+    cli.pipe("config", "ordered", "--rate", '{"per_s": 100, "burst": 9}', "--max-in-flight-per-key", "2")
+    assert "100" in cli.tty("config", "ordered").out
+    cli.pipe("append", "ordered", "1", "--record-key", "customer-7", "--unique", "once")
+    [again] = rows(cli.pipe("append", "ordered", "1", "--unique", "once", "--unique-for", "1m"))
+    assert (again["first_seq"], again["deduped"]) == (1, True)
+    assert [job["$key"] for job in rows(cli.pipe("queue", "peek", "ordered"))] == ["customer-7"]
+    assert "customer-7" in cli.tty("queue", "peek", "ordered").out
+    copied = cli.pipe("append", "copied", "-", "--records", stdin=cli.pipe("read", "ordered").out)
+    assert copied.status == 0
+    assert [row["$key"] for row in rows(cli.pipe("read", "copied"))] == ["customer-7"]
+    assert (
+        cli.pipe(
+            "queue", "work", "ordered", "--until-empty", "--", "sh", "-c", "test $TOPICS_RECORD_KEY = customer-7"
+        ).status
+        == 0
+    )
+
+
+def test_queue_is_paused_and_resumed(cli: Cli, api: Api) -> None:
+    queue(api, "held", 1)
+    assert "is paused" in cli.tty("queue", "pause", "held").out
+    assert cli.pipe("queue", "claim", "held").status == 3
+    assert rows(cli.pipe("queue", "resume", "held"))[0]["config"]["paused"] is False
+    assert cli.pipe("queue", "claim", "held").status == 0
+    assert cli.pipe("queue", "pause", "nothing").status == 3
+    assert "nothing" not in cli.pipe("ls").out
+
+
 def jobs_of(api: Api, name: str) -> list[Any]:
     jobs: list[Any] = api("GET", f"/v0/topics/{name}/jobs")["jobs"]
     return jobs

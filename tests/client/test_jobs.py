@@ -246,3 +246,20 @@ PROGRAMS = {
     "sync worker": SYNC.replace("{body}", '    topics.worker("{queue}")(one)\n    topics.run()'),
     "sync loop": SYNC.replace("{body}", '    for job in topics.jobs("{queue}"):\n        one(job)'),
 }
+
+
+async def test_jobs_have_keys_and_are_unique(topics: AsyncTopics, name: str) -> None:
+    await topics.put_topic(name, type="queue", max_in_flight_per_key=1, rate={"per_s": 1000, "burst": 50})
+    first = await topics.append(name, 1, record_key="a", unique={"key": "u", "for": 60_000})
+    second = await topics.append(name, 1, unique={"key": "u"})
+    assert (first.deduped, second.seq, second.deduped) == (False, first.seq, True)
+    async with topics.writer(name) as writer:
+        await writer.append(2, record_key="a")
+    await topics.append_many(name, [{"data": 3, "key": "b"}])
+    assert [(job.data, job.key) for job in await topics.claim(name, node="w", max=9)] == [(1, "a"), (3, "b")]
+    assert [record.key for record in (await topics.diff(name)).records] == ["a", "a", "b"]
+    state = await topics.topic(name)
+    assert state.queue is not None
+    assert state.queue.blocked == 1
+    assert state.config.rate is not None
+    assert state.config.rate.burst == 50

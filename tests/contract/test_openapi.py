@@ -89,7 +89,7 @@ def test_topic_name_is_described_by_its_pattern(document: Any):
 
 def test_fields_of_a_record_carry_their_dollar_sign(document: Any):
     record = document["components"]["schemas"]["Record"]
-    assert {"$seq", "$ts", "$node", "$tag", "data", "meta"} == record["properties"].keys()
+    assert {"$seq", "$ts", "$node", "$tag", "$key", "data", "meta"} == record["properties"].keys()
     assert {"$seq", "$ts", "data"} == set(record["required"])
 
 

@@ -25,7 +25,7 @@ from topics.engine.state.jobs.leases import Leases
 from topics.engine.state.topic import leases_of
 from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError
-from topics.model.records import NewRecord, WriteRequest
+from topics.model.records import NewRecord, Unique, WriteRequest
 
 MAX_DELIVERIES = 2
 NO_NODE = ""
@@ -55,6 +55,8 @@ class Job:
     acks: list[Ack] = field(default_factory=list)
     in_doubt: int = 0  # requests under way that may change who holds it
     doubts: list[Attempt] = field(default_factory=list)  # requests that were refused and may have changed it
+    key: str | None = None
+    unique: bool = False
     dead: bool = False  # seen in the dead-letter topic
 
     def is_done(self) -> bool:
@@ -162,7 +164,15 @@ class _Judge:
         assert len(set(out)) == len(out), "a job is in two states"
         assert set(out) <= set(self.rows), "a job that is gone has a state"
         assert found.ready + found.in_flight + found.delayed == topic.count == len(self.rows)
-        assert found.ready >= 0
+        assert found.ready >= len(found.keys.blocked)
+        keys: dict[str, list[int]] = {}
+        for seq, payload in sorted(self.rows.items()):
+            if (key := self.queue.jobs[payload].key) is not None:
+                keys.setdefault(key, []).append(seq)
+        assert found.keys.open.keys() == {first for first, *_ in keys.values()}
+        unique = {seq for seq, payload in self.rows.items() if self.queue.jobs[payload].unique}
+        assert found.unique.pending.keys() == unique
+        assert found.keys.blocked == {seq for _, *rest in keys.values() for seq in rest}
         assert found.dead_lettered >= len(self.dead) or not self.safe
 
     def place(self, job: Job) -> None:
@@ -222,6 +232,8 @@ def _drain(server: SimServer, queue: Queue) -> None:
         assert not held & set(payloads), "held by two"
         assert not {row.lease_id for row in rows} & queue.leases, "a lease id came back"
         done += payloads
+        keys = [queue.jobs[payload].key for payload in payloads if queue.jobs[payload].key]
+        assert len(set(keys)) == len(keys), "two jobs of one key"
         if rows:
             seqs = [row.seq for row in rows]
             topic = engine.queues.get(queue.name)
@@ -231,6 +243,9 @@ def _drain(server: SimServer, queue: Queue) -> None:
             break
         clock.advance(ms=2_000)
     assert len(done) == len(set(done)), "done twice"
+    for key in {queue.jobs[payload].key for payload in done} - {None}:
+        order = [payload for payload in done if queue.jobs[payload].key == key]
+        assert order == sorted(order), "payloads count up"
     letters = set(server.data(queue.dead_letter)) if queue.dead_letter in engine.topics else set()
     assert left <= set(done) | letters, "a job that no worker can get"
     assert leases_of(engine.expire_and_get(queue.name, touch=False)).in_flight == 0
@@ -293,14 +308,28 @@ class Shop:
             dead_letter=queue.dead_letter,
         )  # fmt: skip
 
-    def write(self, name: str, n: int = 1, *, delay_ms: int | None = None, priority: int | None = None) -> None:
+    def write(
+        self,
+        name: str,
+        n: int = 1,
+        *,
+        delay_ms: int | None = None,
+        priority: int | None = None,
+        key: str | None = None,
+        unique: bool = False,
+    ) -> None:
         attempt, jobs = Attempt(), []
         for _ in range(n):
             self._number += 1
-            jobs.append(Job(f'"{self._number:04d}"', attempt, due_ms=self.now_ms + (delay_ms or 0)))
+            due_ms = self.now_ms + (delay_ms or 0)
+            jobs.append(Job(f'"{self._number:04d}"', attempt, due_ms=due_ms, key=key, unique=unique))
         self.ledger.queues[name].jobs.update((job.payload, job) for job in jobs)
         records = [
-            NewRecord(Raw(job.payload.encode()), priority=priority, delay_ms=delay_ms) for job in jobs
+            NewRecord(
+                Raw(job.payload.encode()), priority=priority, delay_ms=delay_ms, key=key,
+                unique=Unique(job.payload) if unique else None,
+            )
+            for job in jobs
         ]  # fmt: skip
 
         def answered(result: Any) -> None:

@@ -162,6 +162,16 @@ def test_job_that_two_workers_hold_is_found() -> None:
         claim(jobs, payload, "lease_2", node="b")
 
 
+def test_job_before_another_one_of_its_key_is_found() -> None:
+    jobs, first = queue()
+    second = jobs._produce(Random(1), 1).body["records"][0]["data"]
+    for seq, payload in enumerate((first, second), 1):
+        jobs.queue.jobs[payload].key, jobs.queue.jobs[payload].seq = "k", seq
+    row = {"$seq": 2, "data": second, "lease_id": "lease_1", "deadline": now_ms() + 60_000, "deliveries": 1}
+    with pytest.raises(Violation, match=r"2 of key k comes before \[1\]"):
+        jobs._claim("a", 1, 60_000).done(200, {"claimed": [row]})
+
+
 def test_acked_job_that_returns_is_found() -> None:
     jobs, payload = queue()
     claim(jobs, payload, "lease_1")

@@ -1,9 +1,10 @@
 """Verbs of queues while other verbs wait for their sync, in random order.
 
-Four rules need no model of the queue. No claim returns a job that a pending delete takes, or that a worker holds: from
-its claim to its deadline, unless a nack has taken effect. Every job that was written is in the queue or in the dead
-letters, has expired and is reported as lost, or was counted by exactly one delete or ack. And a killed server comes
-back with the state that the running one has once everything that is written has taken effect.
+Five rules need no model of the queue. No claim returns a job while one of its key is before it, or that a pending
+delete takes, or that a worker holds: from its claim to its deadline, unless a nack has taken effect. Every job that was
+written is in the queue or in the dead letters, has expired and is reported as lost, or was counted by exactly one
+delete or ack. And a killed server comes back with the state that the running one has once everything that is written
+has taken effect.
 
 `make torture` plays 800 histories, `TORTURE=all make torture` 4,000.
 """
@@ -26,16 +27,18 @@ from tests.engine.harness import waiting
 from tests.sampling import SEED, amount
 from tests.simulated.disk import SimDisk
 from tests.simulated.harness import DeferredWorker, SimServer
+from topics.engine.queue.pick import terms_at
 from topics.engine.queue.verbs import Want
 from topics.engine.state.jobs.leases import Leases
 from topics.engine.state.topic import Topic, leases_of
 from topics.engine.steps import run_all
 from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError
-from topics.model.records import NewRecord, TagMatch, WriteRequest
-from topics.model.topic import ConfigPatch
+from topics.model.records import NewRecord, TagMatch, Unique, WriteRequest
+from topics.model.topic import ConfigPatch, Rate
 
 QUEUE, DEAD = "q", "d"
+RATE = Rate(per_s=20, burst=2)
 TAGS = ["a", "b", "c"]
 Covers = Callable[[int, str | None], bool]  # seq and tag of a record
 
@@ -114,6 +117,7 @@ class Race:
             (3, self.server.steps.release),
             (1, lambda: self.put(QUEUE, leases_durable=rng.random() < 0.5)),
             (1, lambda: self.put(QUEUE, paused=rng.random() < 0.3, max_in_flight=rng.choice([0, 4]))),
+            (1, lambda: self.put(QUEUE, **{rng.choice(["rate", "rate_per_key"]): rng.choice([None, RATE])})),
             (3, self.break_something if self.faults else self.kill),
         ]
         chosen = rng.choices([step for _, step in steps], [weight for weight, _ in steps])[0]
@@ -132,11 +136,15 @@ class Race:
                     rng.choice([None, *TAGS]),
                     priority=rng.choice([None, None, 0, 5]),
                     delay_ms=rng.choice([None, None, None, 40]),
+                    key=rng.choice([None, None, "k", "l"]),
                 )
             )
 
-        def landed(_: Any) -> None:
-            self.written += len(records)
+        if len(records) == 1 and rng.random() < 0.3:
+            records[0].unique = Unique(rng.choice("uv"), rng.choice(["pending", 60]))
+
+        def landed(done: Any) -> None:
+            self.written += 0 if done.deduped else len(records)
 
         self.follow(self.engine.append(QUEUE, WriteRequest(records)), landed)
 
@@ -151,6 +159,7 @@ class Race:
                 assert deleted != name or not covers(row["$seq"], row.get("$tag")), f"{row} is being deleted"
             key = name, row["$seq"]
             self.check_free(key)
+            self.check_order(topic, *key, row.get("$key"))
             self.leases[key] = granted[key] = Lease(want.node, row["deadline"])
         if ticket is not None:
             ticket.on_done(lambda done: None if done.error is None else self.release(granted))
@@ -163,6 +172,12 @@ class Race:
         if before is not None:
             assert not before.acked, f"{key} was acked"
             assert before.moving or before.deadline_ms < self.server.clock.now_ms(), f"{key} is held by {before}"
+
+    def check_order(self, topic: Topic, name: str, seq: int, key: str | None) -> None:
+        """Check that no job of the same key is before this one."""
+        for other in range(topic.earliest, seq if key is not None else 0):
+            if waiting(lambda at=other: topic.is_live(at) and terms_at(topic, at).key) == key:  # type: ignore[misc]
+                raise AssertionError(f"{seq} of {name} comes before {other}")
 
     def release(self, leases: dict[tuple[str, int], Lease]) -> None:
         for key, lease in leases.items():
@@ -298,7 +313,7 @@ class Race:
         queue = leases_of(topic)
         self.check_figures(topic)
         if not topic.config.leases_durable:
-            return topic.count, queue.dead_lettered
+            return topic.count, queue.dead_lettered, sorted(queue.keys.blocked), sorted(queue.unique.save())
         delivered = {
             job.seq: (
                 job.deliveries,
@@ -311,15 +326,17 @@ class Race:
             if job.deliveries
         }
         deadlines = {seq: job.deadline_ms for seq, job in queue.leases.items() if queue.held(seq)}
-        return topic.count, queue.dead_lettered, delivered, deadlines, sorted(queue.later)
+        keys = sorted(queue.keys.open), sorted(queue.keys.blocked), sorted(queue.unique.save())
+        return topic.count, queue.dead_lettered, delivered, deadlines, sorted(queue.later), keys
 
     def check_figures(self, topic: Topic) -> None:
         queue: Leases = leases_of(topic)
         places = [
             *queue.leases, *queue.leaving, *queue.reclaim, *queue.resting, *queue.exhausted, *queue.later
         ]  # fmt: skip
+        places += queue.keys.blocked
         assert len(set(places)) == len(places), "a job is in two states"
-        assert queue.ready >= 0
+        assert queue.ready >= len(queue.keys.blocked)
         assert queue.ready + queue.in_flight + queue.delayed == topic.count
 
     def finish(self) -> None:
@@ -329,7 +346,7 @@ class Race:
             self.settle()
             self.server.steps.release()
             self.server.tick()
-        self.put(QUEUE, paused=False, max_in_flight=0)
+        self.put(QUEUE, paused=False, max_in_flight=0, rate=None, rate_per_key=None)
         self.settle()  # a tick may have logged jobs that returned
         left = len(self.server.by_seq(QUEUE)) + len(self.server.by_seq(DEAD))
         if not self.faults:

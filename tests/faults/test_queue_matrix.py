@@ -62,6 +62,8 @@ def play(shop: Shop, name: str, steps: tuple[str, ...]) -> None:
 STEPS: dict[str, Step] = {
     "write": lambda shop, name: shop.write(name, 2),
     "write_later": lambda shop, name: shop.write(name, delay_ms=400, priority=3),
+    "write_keyed": lambda shop, name: shop.write(name, 2, key="k"),
+    "write_unique": lambda shop, name: shop.write(name, unique=True),
     "claim": lambda shop, name: shop.claim(name, "a", 2),
     "ack": lambda shop, name: shop.ack(name, "a"),
     "ack_all": lambda shop, name: shop.ack(name, "a", 9),
@@ -87,6 +89,8 @@ def setup(shop: Shop, name: str) -> None:
     shop.open(name, durability=durability, leases_durable=leases_durable)
     shop.write(name, 5)
     shop.write(name, delay_ms=60_000)
+    shop.write(name, 3, key="k")
+    shop.write(name, unique=True)
     shop.claim(name, "a", 2)
     shop.ack(name, "a")
     shop.nack(name, "a")

@@ -19,7 +19,7 @@ from topics.engine.state.jobs.job import Holder
 from topics.engine.state.jobs.leases import Leases
 from topics.engine.state.topic import Topic, leases_of
 from topics.engine.write.commit import Ticket
-from topics.model.records import NewRecord, WriteRequest
+from topics.model.records import NewRecord, Unique, WriteRequest
 
 QUEUE = "jobs"
 
@@ -149,11 +149,14 @@ def job(
     priority: int | None = None,
     delay_ms: int | None = None,
     deliver_at: int | None = None,
+    key: str | None = None,
+    unique: Unique | None = None,
 ) -> NewRecord:
     """`data` and `meta` are JSON text."""
     return NewRecord(
-        Raw(data.encode()), tag, None, UNSET if meta is None else Raw(meta.encode()), priority, delay_ms, deliver_at
-    )
+        Raw(data.encode()), tag, None, UNSET if meta is None else Raw(meta.encode()), priority, delay_ms, deliver_at,
+        key, unique,
+    )  # fmt: skip
 
 
 def seqs(jobs: list[Any]) -> list[int]:

@@ -16,7 +16,8 @@ from tests.queues.harness import QUEUE, Workshop, deliveries, job, seqs
 from tests.reference.oracle_queue import QueueOracle
 from tests.simulated.disk import SimDisk
 from tests.simulated.harness import SimServer
-from topics.model.records import TagMatch
+from topics.model.records import TagMatch, Unique, WriteRequest
+from topics.model.topic import Rate
 
 NODES = ["a", "b", "c"]
 DEAD = "jobs.dead"
@@ -41,9 +42,11 @@ terms = st.fixed_dictionaries(
         "tag": st.sampled_from([None, None, "x", "y"]),
         "priority": st.sampled_from([None, None, None, 0, 3, 9]),
         "delay_ms": st.sampled_from([None, None, None, 0, 50, 400]),
+        "key": st.sampled_from([None, None, "k", "l"]),
     }
 )
 write = step("write", jobs=st.lists(terms, min_size=1, max_size=6))
+unique = step("write_unique", key=st.sampled_from("uv"), for_=st.sampled_from(["pending", "pending", 150]))
 claim = step("claim", node=nodes, max=st.sampled_from([1, 2, 5, 50]), lease_ms=st.sampled_from([100, 300, 1000]))
 ack = step("ack", node=nodes, picks=picks, fenced=st.booleans())
 delays, reasons = st.sampled_from([0, 0, 60, 500]), st.sampled_from(["", "a", "b"])
@@ -54,7 +57,7 @@ trim = step("trim", before=st.integers(0, 40)) | step("untag", tag=st.sampled_fr
 restart = step("restart", how=st.sampled_from(["stop", "keep", "lose", "tear", "reorder"])) | step("checkpoint")
 end = step("move") | step("pause", paused=st.booleans())
 steps = st.lists(
-    st.one_of(write, write, claim, claim, claim, ack, ack, ack, nack, extend, time, time, trim, restart, end),
+    st.one_of(write, write, unique, claim, claim, claim, ack, ack, ack, nack, extend, time, time, trim, restart, end),
     min_size=1,
     max_size=35,
 )
@@ -66,6 +69,8 @@ configs = st.fixed_dictionaries(
         "cap_records": st.sampled_from([0, 0, 0, 12]),
         "ttl_ms": st.sampled_from([0, 0, 0, 700]),
         "max_in_flight": st.sampled_from([0, 0, 3]),
+        "max_in_flight_per_key": st.sampled_from([0, 1, 1, 1, 2]),
+        "rate": st.sampled_from([None, None, None, Rate(per_s=8, burst=3)]),
     }
 )
 
@@ -82,7 +87,9 @@ class Pair:
 
     def new_model(self) -> QueueOracle:
         dead_letter = self.config["dead_letter"] is not None
-        limits = {name: self.config[name] for name in ("max_deliveries", "max_in_flight")}
+        limits = {name: self.config[name] for name in ("max_deliveries", "max_in_flight", "max_in_flight_per_key")}
+        rate = self.config["rate"]
+        limits["rate"] = None if rate is None else (rate.per_s, rate.burst)
         return QueueOracle(self.shop.clock, dead_letter=dead_letter, **limits)
 
     def play(self, one: Step) -> None:
@@ -94,7 +101,22 @@ class Pair:
     def write(self, jobs: list[dict[str, Any]]) -> None:
         now = self.shop.clock.now_ms()
         for seq, asked in zip(self.shop.write(*(job(**asked) for asked in jobs)), jobs, strict=True):
-            self.model.written(seq, priority=asked["priority"] or 0, not_before_ms=now + (asked["delay_ms"] or 0))
+            self.model.written(
+                seq, priority=asked["priority"] or 0, not_before_ms=now + (asked["delay_ms"] or 0), key=asked["key"]
+            )
+
+    def write_unique(self, key: str, for_: Any) -> None:
+        self.sync()
+        first = self.model.unique(key)
+        request = WriteRequest([job(unique=Unique(key, for_), tag="x")])
+        done = self.shop.done(self.shop.server.engine.append(QUEUE, request))
+        assert done.deduped == bool(first)
+        if first:
+            assert done.first == first
+        else:
+            now = self.shop.clock.now_ms()
+            self.model.written(done.first)
+            self.model.uniques[key] = done.first, 0 if for_ == "pending" else now + for_
 
     def claim(self, node: str, max: int, lease_ms: int) -> None:
         self.sync()

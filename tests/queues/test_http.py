@@ -384,3 +384,36 @@ def test_claim_that_waits_gets_the_place_of_a_job_that_ends(api: Api, jobs: str)
     extended = verb(api, jobs, "extend", node="v", seqs=[2], lease_ms=1000)
     assert (extended["extended"], extended["cancelled"]) == (0, [2])
     assert verb(api, jobs, "ack", node="v", seqs=[2])["cancelled"] == [2]
+
+
+def test_jobs_of_a_key_are_claimed_one_after_the_other(api: Api, jobs: str):
+    api.append(jobs, [{"data": 1, "key": "a"}, {"data": 2, "key": "a"}, {"data": 3}])
+    assert [job.get("$key") for job in claim(api, jobs, max=9)["claimed"]] == ["a", None]
+    assert api.state(jobs)["queue"] == {"ready": 1, "in_flight": 2, "dead_lettered": 0, "delayed": 0, "blocked": 1}
+    waiting = Background(lambda: claim(api, jobs, node="v", wait_ms=20_000))
+    verb(api, jobs, "ack", node="w", seqs=[1])
+    assert [job["data"] for job in waiting.result()["claimed"]] == [2]
+    listed = succeeded(api.call("POST", f"/v0/topics/{jobs}/diff", {"include_tags": True}))["records"]
+    assert [record.get("$key") for record in listed] == ["a", None]
+
+
+def test_second_unique_job_gets_the_seq_of_the_first(api: Api, jobs: str):
+    record = {"data": 1, "unique": {"key": "k"}}
+    assert api.append(jobs, [record])["deduped"] is False
+    again = api.append(jobs, [{"data": 2, "unique": {"key": "k", "for": 60_000}}])
+    assert (again["first_seq"], again["last_seq"], again["deduped"]) == (1, 1, True)
+    for wrong, field in (([record, record], "records"), ([{"data": 1, "unique": {"key": "k", "for": "ever"}}], None)):
+        error = failed(api.call("POST", f"/v0/topics/{jobs}", {"records": wrong}), 400, "invalid_request")
+        assert field is None or error["detail"]["field"] == field
+
+
+def test_claim_that_waits_is_served_when_there_is_a_token(api: Api, jobs: str):
+    api.put(jobs, rate={"per_s": 5})
+    api.write(jobs, 1, 2, 3)
+    claim(api, jobs)
+    began = time.monotonic()
+    waiting = [Background(lambda: claim(api, jobs, node="v", wait_ms=20_000)) for _ in range(2)]
+    assert [one.result()["count"] for one in waiting] == [1, 1]
+    assert 0.3 < time.monotonic() - began < 10
+    refused = failed(api.call("PUT", f"/v0/topics/{jobs}", {"rate": {"per_s": 0}}), 400, "invalid_request")
+    assert refused["detail"]["field"] == "rate"

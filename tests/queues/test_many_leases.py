@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 
 from tests.queues.harness import Workshop
-from topics.engine.state.jobs import leases
+from topics.engine.state.jobs import deadlines
+from topics.engine.state.jobs.deadlines import RECLAIM_MAX
 from topics.engine.state.jobs.job import Holder
-from topics.engine.state.jobs.leases import RECLAIM_MAX
 
 
 @pytest.fixture
 def few_moves(monkeypatch: pytest.MonkeyPatch) -> int:
     """Let one call move fewer jobs than a test claims."""
-    monkeypatch.setattr(leases, "RECLAIM_MAX", 10)
+    monkeypatch.setattr(deadlines, "RECLAIM_MAX", 10)
     return 10
 
 

@@ -7,6 +7,7 @@ record is live; `oracle.Oracle` models the records.
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from topics.clock import Clock
 
@@ -30,6 +31,7 @@ class Work:
     not_before_ms: int = 0
     deliveries: int = 0
     hold: ModelLease | None = None
+    key: str | None = None
     reasons: list[tuple[str, int, str]] = field(default_factory=list)  # node, delivery, text: the last five
 
     def failed(self, node: str, text: str) -> None:
@@ -57,11 +59,22 @@ class QueueOracle:
     """One queue. Its methods take results of the engine and raise `AssertionError` if the contract forbids them."""
 
     def __init__(
-        self, clock: Clock, *, max_deliveries: int = 0, dead_letter: bool = False, max_in_flight: int = 0
+        self,
+        clock: Clock,
+        *,
+        max_deliveries: int = 0,
+        dead_letter: bool = False,
+        max_in_flight: int = 0,
+        max_in_flight_per_key: int = 1,
+        rate: tuple[int, int] | None = None,
     ) -> None:
         self.clock = clock
         self.bury_after = max_deliveries if dead_letter else 0
         self.max_in_flight = max_in_flight
+        self.max_per_key = max_in_flight_per_key
+        self.rate = rate  # jobs in a second, and at once
+        self.uniques: dict[str, tuple[int, int]] = {}  # the last job with each key, and when the key ends or 0
+        self.given: list[int] = []  # times of deliveries since the last start
         self.paused = False
         self.jobs: dict[int, Work] = {}
         self.acked: set[int] = set()
@@ -71,9 +84,14 @@ class QueueOracle:
 
     # --- records
 
-    def written(self, seq: int, *, priority: int = 0, not_before_ms: int = 0) -> None:
+    def written(self, seq: int, *, priority: int = 0, not_before_ms: int = 0, key: str | None = None) -> None:
         assert seq not in self.acked | self.dead | self.lost | self.jobs.keys(), "a seq is assigned once"
-        self.jobs[seq] = Work(seq, priority, not_before_ms)
+        self.jobs[seq] = Work(seq, priority, not_before_ms, key=key)
+
+    def unique(self, key: str) -> int:
+        """Return the job that has the unique key; 0 if another one may have it."""
+        seq, ends_ms = self.uniques.get(key, (0, 0))
+        return seq if (seq in self.jobs and not ends_ms) or self.clock.now_ms() <= ends_ms else 0
 
     def removed(self, seqs: Collection[int]) -> None:
         for seq in seqs:
@@ -86,10 +104,10 @@ class QueueOracle:
         """Check a claim. `buried` are the jobs that it moved to the dead-letter topic."""
         now = self.clock.now_ms()
         self.moved(buried)
-        good = {seq for seq, work in self.jobs.items() if work.claimable(now)}
+        good = {seq for seq, work in self.jobs.items() if work.claimable(now) and not self.blocked(work)}
         if self.max_in_flight:
             want = max(min(want, self.max_in_flight - self.in_flight), 0)
-        want = 0 if self.paused else want
+        want = 0 if self.paused else min(want, self.tokens_left(now))
         seqs = [one.seq for one in got]
         assert seqs == sorted(set(seqs)), "jobs must be ascending and distinct"
         assert set(seqs) <= good, "a job is not ready, or was delivered too often"
@@ -107,6 +125,7 @@ class QueueOracle:
             assert one.deliveries == work.deliveries, (one, work)
             assert one.lease_id not in self.tokens, "a lease id is used once"
             self.tokens.add(one.lease_id)
+            self.given.append(now)
             work.hold = ModelLease(node, one.lease_id, one.deadline_ms, now)
 
     def moved(self, seqs: Collection[int]) -> None:
@@ -147,7 +166,8 @@ class QueueOracle:
         return done
 
     def restarted(self, *, leases_durable: bool) -> None:
-        """Apply a restart: leases and delivery counts are lost unless they are durable."""
+        """Apply a restart: leases and delivery counts are lost unless they are durable, and the bucket is full."""
+        self.given = []
         if not leases_durable:
             for work in self.jobs.values():
                 if work.deliveries:
@@ -163,11 +183,31 @@ class QueueOracle:
     @property
     def ready(self) -> int:
         now = self.clock.now_ms()
-        return sum(work.claimable(now) and not self.worn_out(seq) for seq, work in self.jobs.items())
+        return sum(
+            (work.claimable(now) or self.blocked(work)) and not self.worn_out(seq) for seq, work in self.jobs.items()
+        )
 
     @property
     def delayed(self) -> int:
         return len(self.jobs) - self.ready - self.in_flight
+
+    def tokens_left(self, now_ms: int) -> int:
+        """Pour a bucket again, from the first delivery on."""
+        if self.rate is None:
+            return 1 << 30
+        (per_s, burst), since_ms = self.rate, 0
+        tokens = Fraction(burst)
+        for at_ms in [*self.given, now_ms]:
+            tokens = min(tokens + Fraction((at_ms - since_ms) * per_s, 1000), Fraction(burst)) - 1
+            since_ms = at_ms
+        return int(tokens + 1)
+
+    def blocked(self, work: Work) -> bool:
+        """Return whether the job waits for earlier ones of its key to leave the queue."""
+        if work.key is None or not self.max_per_key:
+            return False
+        earlier = [other for other in self.jobs.values() if other.key == work.key and other.seq < work.seq]
+        return len(earlier) >= self.max_per_key
 
     def worn_out(self, seq: int) -> bool:
         return bool(self.bury_after) and self.jobs[seq].deliveries >= self.bury_after

@@ -278,13 +278,13 @@ class SimServer:
     def read(self, name: str, from_seq: int = 0, **query: Any) -> Reading:
         return waiting(lambda: self.engine.read(name, Query(from_seq=from_seq, limit=1000, **query))[1])
 
-    def walk(self, name: str) -> tuple[list[bytes], list[tuple[int, int, str]]]:
+    def walk(self, name: str, **query: Any) -> tuple[list[bytes], list[tuple[int, int, str]]]:
         """Return all records and tombstones that a reader gets from the start to the head."""
         rows: list[bytes] = []
         gaps: list[tuple[int, int, str]] = []
         at = 0
         while at < self.engine.topic(name).head:
-            reading = self.read(name, at)
+            reading = self.read(name, at, **query)
             if reading.tombstone is not None:
                 gaps.append((reading.tombstone.gap_from, reading.tombstone.gap_to, reading.tombstone.reason))
             rows += [row for part in reading.parts for row in _rows(bytes(part))]

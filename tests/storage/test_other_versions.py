@@ -18,11 +18,13 @@ from topics.client.request import Put
 from topics.engine.durable.entry_kinds import KINDS
 from topics.engine.offline.verify import verify
 from topics.engine.state import snapshot_parts
+from topics.engine.state.jobs.leases import SavedLeases
 from topics.model.topic import ArchiveConfig, TopicConfig
 from topics.storage import snapshot as snap
 from topics.storage.datadir import FORMAT_VERSION, DataDirError
 from topics.storage.log import entry, frame, ledger, walfile
 from topics.storage.segments import codec
+from topics.storage.segments.extras import Terms
 
 NEWER = "9.8.7"
 
@@ -161,6 +163,7 @@ def fingerprint() -> str:
     """Return a digest of what this version stores: entries, snapshots, settings, and the versions of single files."""
     kinds = [frame.MAGIC, frame.MORE, walfile.VERSION, walfile.FOLLOWS, snap.VERSION, codec.VERSION, codec.MAGIC]
     structs = [snap.Snapshot, snap.TopicSnapshot, snap.SegmentRef, snap.TailRef, TopicConfig, ArchiveConfig]
+    structs += [Terms, SavedLeases]
     entries = sorted((kind.entry for kind in KINDS if kind.entry is not entry.Append), key=lambda kind: kind.kind)
     structs += entries
     parts = [part.name for part in snapshot_parts.TOPIC_PARTS] + [snapshot_parts.ROUTERS]

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from topics.model import wire
-from topics.model.topic import ArchiveConfig, Discard, Durability, RetryPolicy, TopicConfig, TopicType
+from topics.model.topic import ArchiveConfig, Discard, Durability, Rate, RetryPolicy, TopicConfig, TopicType
 
 _decode = msgspec.json.decode
 _encode = msgspec.json.Encoder().encode
@@ -23,8 +23,11 @@ Match = str | tuple[Literal["tag"], Literal["Eq", "Glob"], str]
 
 
 class Record(
-    Struct, rename={"seq": "$seq", "ts": "$ts", "node": "$node", "tag": "$tag", "json": "data", "raw_meta": "meta"}
-):
+    Struct,
+    rename={
+        "seq": "$seq", "ts": "$ts", "node": "$node", "tag": "$tag", "key": "$key", "json": "data", "raw_meta": "meta",
+    },
+):  # fmt: skip
     """One event of a topic. `json` is the data as it was written; `data` decodes it each time it is asked for."""
 
     seq: int
@@ -34,6 +37,7 @@ class Record(
     tag: str | None = None
     raw_meta: Raw | UnsetType = UNSET
     topic: str = ""
+    key: str | None = None
 
     @property
     def data(self) -> Any:
@@ -137,10 +141,16 @@ class KnownRetry(RetryPolicy, frozen=True, kw_only=True, forbid_unknown_fields=F
     """The same of the retry policy of a queue."""
 
 
+class KnownRate(Rate, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """The same of a rate."""
+
+
 class KnownConfig(TopicConfig, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """The settings of a topic that this client knows. A newer server may have others."""
 
     retry: KnownRetry | None = None
+    rate: KnownRate | None = None
+    rate_per_key: KnownRate | None = None
     archive: KnownArchive | None = None
 
 
@@ -156,8 +166,12 @@ class TopicPut(wire.TopicPut):
     config: KnownConfig
 
 
+UniqueFields = TypedDict("UniqueFields", {"key": Required[str], "for": Literal["pending"] | int}, total=False)
+"""A key that no other job of the queue gets: while the job is `pending`, or for so many milliseconds."""
+
+
 class NewRecord(Struct, omit_defaults=True, kw_only=True):
-    """One record to write. `priority`, `delay_ms` and `deliver_at` are for jobs of a queue."""
+    """One record to write. `priority`, `delay_ms`, `deliver_at` and `unique` are for jobs of a queue."""
 
     data: Any
     tag: str | None = None
@@ -166,6 +180,8 @@ class NewRecord(Struct, omit_defaults=True, kw_only=True):
     priority: int | None = None
     delay_ms: int | None = None
     deliver_at: int | None = None
+    key: str | None = None
+    unique: UniqueFields | None = None
 
 
 class RecordFields(TypedDict, total=False):
@@ -178,6 +194,8 @@ class RecordFields(TypedDict, total=False):
     priority: int | None
     delay_ms: int | None
     deliver_at: int | None
+    key: str | None
+    unique: UniqueFields | None
 
 
 class Appended(Struct):
@@ -217,6 +235,9 @@ class Config(TypedDict, total=False):
     leases_durable: bool
     retry: RetryPolicy | dict[str, float] | None
     max_in_flight: int
+    max_in_flight_per_key: int
+    rate: Rate | dict[str, float] | None
+    rate_per_key: Rate | dict[str, float] | None
     paused: bool
     defaults: Literal["contract", "safe"]
     archive: ArchiveConfig | None

@@ -19,7 +19,7 @@ from topics.model.wire import Written
 __all__ = ["Diff", "End", "Put", "Record", "Router", "State", "Summary", "Tombstone", "Written"]
 
 
-class Record(Struct, rename={"seq": "$seq", "ts": "$ts", "node": "$node", "tag": "$tag"}):
+class Record(Struct, rename={"seq": "$seq", "ts": "$ts", "node": "$node", "tag": "$tag", "key": "$key"}):
     """One record. `data` and `meta` are JSON text; `value` decodes `data`."""
 
     seq: int
@@ -28,6 +28,7 @@ class Record(Struct, rename={"seq": "$seq", "ts": "$ts", "node": "$node", "tag":
     node: str | None = None
     tag: str | None = None
     meta: Raw | msgspec.UnsetType = msgspec.UNSET
+    key: str | None = None
 
     @property
     def value(self) -> Any:

@@ -94,7 +94,7 @@ class RedriveRequest(Struct, gc=False, forbid_unknown_fields=True):
     dead_letter: Annotated[str | None, "the dead-letter topic; the one of the queue by default"] = None
 
 
-class ClaimedJob(Struct, rename={"seq": "$seq", "ts": "$ts", "tag": "$tag", "sender": "$node"}):
+class ClaimedJob(Struct, rename={"seq": "$seq", "ts": "$ts", "tag": "$tag", "key": "$key", "sender": "$node"}):
     """One leased job."""
 
     seq: U64
@@ -105,6 +105,7 @@ class ClaimedJob(Struct, rename={"seq": "$seq", "ts": "$ts", "tag": "$tag", "sen
     data: Json
     reasons: Annotated[list[Reason], "why earlier deliveries failed, the last one last; absent if none is known"] = []
     tag: str | None = None
+    key: str | None = None
     sender: str | None = None
     meta: dict[str, Json] | None = None
 
@@ -160,7 +161,7 @@ class RedriveAnswer(Struct):
     performance: Performance
 
 
-class ListedJob(Struct, rename={"seq": "$seq", "ts": "$ts", "tag": "$tag", "sender": "$node"}):
+class ListedJob(Struct, rename={"seq": "$seq", "ts": "$ts", "tag": "$tag", "key": "$key", "sender": "$node"}):
     """One job with its state, and the lease fields if it is leased."""
 
     seq: U64
@@ -175,6 +176,7 @@ class ListedJob(Struct, rename={"seq": "$seq", "ts": "$ts", "tag": "$tag", "send
     deadline: U64 | None = None
     reasons: Annotated[list[Reason], "why earlier deliveries failed, the last one last; absent if none is known"] = []
     tag: str | None = None
+    key: str | None = None
     sender: str | None = None
     meta: dict[str, Json] | None = None
 

@@ -9,8 +9,9 @@
     meta    ,"meta":M                 only if the record has a meta; its size is in a column
     end     },                        the comma joins the record to the next one
 
-The tag is in a column, and in the bytes only where a reader asks for it. Nothing is parsed to cut a record: where its
-parts begin follows from its seq, its commit time, its node and the size of its meta part.
+The tag is in a column and the key in the extras, and both in the bytes only where a reader asks for them. Nothing is
+parsed to cut a record: where its parts begin follows from its seq, its commit time, its node and the size of its meta
+part.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from msgspec import Raw
 
 encode_json = msgspec.json.encode
 
-SEQ, TS, NODE, TAG = b'{"$seq":', b',"$ts":', b',"$node":', b',"$tag":'
+SEQ, TS, NODE, TAG, KEY = b'{"$seq":', b',"$ts":', b',"$node":', b',"$tag":', b',"$key":'
 DATA, META, END = b',"data":', b',"meta":', b"},"
 SEQ_AND_TS_BYTES = len(SEQ) + len(TS)  # without the numbers
 END_BYTES = len(END)
@@ -45,9 +46,13 @@ def tag_part(tag: str | None) -> bytes:
     return b"" if tag is None else TAG + encode_json(tag)
 
 
-def tag_field(tag: str) -> bytes:
-    """Return the tag as a field for `as_object` and `with_fields`."""
-    return tag_part(tag)[1:] + b","
+def key_part(key: str | None) -> bytes:
+    return b"" if key is None else KEY + encode_json(key)
+
+
+def as_field(part: bytes) -> bytes:
+    """Return a tag part or a key part as a field for `as_object` and `with_fields`."""
+    return part[1:] + b"," if part else b""
 
 
 def write(seq: int, ts: int, node: bytes, data: bytes | Raw, meta: bytes) -> bytes:

@@ -11,12 +11,22 @@ DEFAULT_LIMIT = 256
 MAX_WAIT_MS = 30_000
 MAX_META_KEYS = 64
 MAX_IDEMPOTENCY_KEY_CHARS = 256
+MAX_KEY_BYTES = 256
 DEFAULT_BATCH_BYTES = 1 << 20
 MAX_BATCH_BYTES = 8 << 20
 MAX_EXAMINED = 10_000
 MAX_NODES = 256  # names in one request's `node`
 
 JobPriority = Annotated[int, Meta(ge=0, le=9, description="9 is served first")]
+
+
+class Unique(Struct, gc=False, rename={"for_": "for"}):
+    """A key that no other job of the queue gets."""
+
+    key: Annotated[str, "1 to 256 bytes"]
+    for_: Annotated[
+        Literal["pending"] | U64, "`pending`: until this job has left the queue; or for this time, in milliseconds"
+    ] = "pending"
 
 
 class NewRecord(Struct, gc=False):
@@ -30,6 +40,10 @@ class NewRecord(Struct, gc=False):
     delay_ms: Annotated[U64 | None, "queues: deliver the job after this time"] = None
     deliver_at: Annotated[
         U64 | None, "queues: do not deliver the job before this time, in milliseconds since 1970; instead of `delay_ms`"
+    ] = None
+    key: Annotated[str | None, "1 to 256 bytes; a queue delivers jobs of one key in order, one at a time"] = None
+    unique: Annotated[
+        Unique | None, "queues: if another job has this key, return the seq of that one; the write has one record"
     ] = None
 
 

@@ -18,6 +18,7 @@ SYNCED = ("fsync", "replicated")  # classes whose writes take effect only once t
 PRIORITY_LIMIT = 1000
 LEASE_MS_RANGE = (100, 86_400_000)
 CLAIM_JITTER_MS_RANGE = (0, 5_000)
+MAX_RATE = 1_000_000
 
 
 # These two refuse unknown fields: to ignore a setting that a newer version has stored would lose it.
@@ -50,6 +51,17 @@ class RetryPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 DEFAULT_RETRY = RetryPolicy()
 
 
+class Rate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The most jobs that are delivered: `burst` at once, and then `per_s` in a second."""
+
+    per_s: Annotated[float, "deliveries in a second, above 0 and up to 1000000"]
+    burst: Annotated[U64, "1 to 1000000"] = 1
+
+    @property
+    def cost_ns(self) -> int:
+        return round(1e9 / self.per_s)
+
+
 class TopicConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The complete configuration of a topic, with all defaults."""
 
@@ -72,6 +84,9 @@ class TopicConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     leases_durable: bool = False
     retry: RetryPolicy | None = None
     max_in_flight: U64 = 0
+    max_in_flight_per_key: U64 = 1
+    rate: Rate | None = None
+    rate_per_key: Rate | None = None
     paused: bool = False
     archive: ArchiveConfig | None = None
 
@@ -98,6 +113,9 @@ class ConfigPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     leases_durable: bool | UnsetType = UNSET
     retry: RetryPolicy | UnsetType | None = UNSET
     max_in_flight: U64 | UnsetType = UNSET
+    max_in_flight_per_key: U64 | UnsetType = UNSET
+    rate: Rate | UnsetType | None = UNSET
+    rate_per_key: Rate | UnsetType | None = UNSET
     paused: bool | UnsetType = UNSET
     defaults: Annotated[
         Literal["contract", "safe"],
@@ -119,6 +137,8 @@ def configure(name: str, patch: ConfigPatch, current: TopicConfig | None = None)
     if given.get("retry") is not None:
         check_retry(given["retry"])
     for field, value in given.items():
+        if isinstance(value, Rate) and not (0 < value.per_s <= MAX_RATE and 1 <= value.burst <= MAX_RATE):
+            raise invalid(f"{field} needs per_s above 0 and burst from 1, both up to {MAX_RATE}", field=field)
         if type(value) is int and value > U64_MAX:
             raise invalid(f"{field} does not fit in 64 bits", field=field)
     if current is not None and given.get("type", current.type) != current.type:

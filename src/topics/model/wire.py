@@ -47,7 +47,7 @@ class ErrorAnswer(Struct):
     performance: Performance | None = None
 
 
-class Record(Struct, rename={"seq": "$seq", "ts": "$ts", "node": "$node", "tag": "$tag"}):
+class Record(Struct, rename={"seq": "$seq", "ts": "$ts", "node": "$node", "tag": "$tag", "key": "$key"}):
     """One immutable record as readers get it."""
 
     seq: U64
@@ -55,6 +55,7 @@ class Record(Struct, rename={"seq": "$seq", "ts": "$ts", "node": "$node", "tag":
     data: Json
     node: str | None = None
     tag: str | None = None
+    key: str | None = None
     meta: dict[str, Json] | None = None
 
 
@@ -86,6 +87,7 @@ class QueueCounts(Struct, omit_defaults=True):
     dead_lettered: Annotated[U64, "the number of jobs that moved to the dead-letter topic"]
     delayed: U64
     dead_letter_error: Annotated[str | None, "why jobs cannot move to the dead-letter topic; absent if they can"] = None
+    blocked: Annotated[U64, "of the ready jobs, those that wait for another job of their key; absent if none does"] = 0
 
 
 class ArchiveStanding(Struct):

@@ -61,7 +61,7 @@ test("a parser of the caller reads answers, lines, events and messages", async (
 test("an option that a method does not have is an error", async () => {
   const topic = name()
   const says = (message) => (error) => error instanceof TypeError && error.message === message
-  await assert.rejects(topics.append(topic, 1, { key: "k" }), says('append: there is no option "key"; did you mean "idempotencyKey"?'))
+  await assert.rejects(topics.append(topic, 1, { idempotency: "k" }), says('append: there is no option "idempotency"; did you mean "idempotencyKey"?'))
   await assert.rejects(topics.diff(topic, { from_seq: 1 }), says('diff: there is no option "from_seq"; did you mean "fromSeq"?'))
   await assert.rejects(topics.follow(topic, { flter: "a" }).next(), says('follow: there is no option "flter"; did you mean "filter"?'))
   await assert.rejects(topics.watch({ [topic]: { from: 1 } }).next(), says('a topic of watch: there is no option "from"; did you mean "fromSeq"?'))
@@ -363,6 +363,19 @@ test("a handler learns that its job was cancelled", async () => {
     await new Promise((resolve) => signal.addEventListener("abort", resolve))
   }, { leaseMs: 300, signal: stop.signal, onError: (job, error) => { failed.push(error.code, job.isCancelled); stop.abort() } })
   assert.deepEqual(failed, ["cancelled", true])
+})
+
+test("jobs have keys, are unique, and come at a rate", async () => {
+  const queue = name()
+  await topics.putTopic(queue, { type: "queue", maxInFlightPerKey: 1, rate: { perS: 1000, burst: 50 }, ratePerKey: null })
+  const first = await topics.append(queue, 1, { key: "a", unique: { key: "u" } })
+  assert.equal(await topics.append(queue, 1, { unique: { key: "u" } }), first)
+  await topics.appendMany(queue, [{ data: 2, key: "a" }, { data: 3, key: "b" }])
+  const jobs = await topics.claim(queue, { node: "w", max: 9 })
+  assert.deepEqual(jobs.map((job) => [job.data, job.key]), [[1, "a"], [3, "b"]])
+  const state = await topics.topic(queue)
+  assert.deepEqual([state.queue.blocked, state.config.rate.per_s], [1, 1000])
+  assert.deepEqual((await take(topics.scan(queue), Infinity)).map((record) => record.key), ["a", "a", "b"])
 })
 
 test("a scan reads a range with its gap", async () => {

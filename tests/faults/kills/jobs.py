@@ -70,8 +70,10 @@ class Jobs:
         return Request("POST", f"/v0/topics/{self.name}{verb and '/' + verb}", body, answered)
 
     def _produce(self, rng: Random, n: int) -> Request:
-        attempt = Attempt()
-        jobs = [Job(f"{self.name}.{self._number + at}.{'x' * rng.choice((0, 200))}", attempt) for at in range(n)]
+        attempt, key = Attempt(), rng.choice((None, "a", "b"))
+        jobs = [
+            Job(f"{self.name}.{self._number + at}.{'x' * rng.choice((0, 200))}", attempt, key=key) for at in range(n)
+        ]
         self._number += n
         self.queue.jobs.update((job.payload, job) for job in jobs)
 
@@ -86,7 +88,7 @@ class Jobs:
                 require(job.seq in (0, seq), f"{self.name}: {job.payload[:40]} is {seq}, and was claimed as {job.seq}")
                 job.seq = seq
 
-        return self._request("", {"records": [{"data": job.payload} for job in jobs]}, done)
+        return self._request("", {"records": [{"data": job.payload, "key": job.key} for job in jobs]}, done)
 
     def _claim(self, node: str, n: int, lease_ms: int) -> Request:
         def done(answer: Any) -> None:
@@ -106,6 +108,14 @@ class Jobs:
         require(not held, f"{self.name}: {payload[:40]} is held by {job.node} and was given to {node}")
         counted = row["deliveries"] > (job.deliveries if queue.leases_durable else 0)
         require(counted, f"{self.name}: {payload[:40]} was delivered {job.deliveries} times, now {row['deliveries']}")
+        if job.key is not None:
+            others = [
+                other.seq
+                for other in queue.jobs.values()
+                if other.key == job.key and 0 < other.seq < row["$seq"] and not other.acks
+                if other.deliveries <= MAX_DELIVERIES and not other.dead
+            ]
+            require(not others, f"{self.name}: {row['$seq']} of key {job.key} comes before {others}")
         queue.leases.add(row["lease_id"])
         job.written.status, job.acks, job.seq = "acked", [], row["$seq"]
         job.node, job.lease_id, job.deadline_ms = node, row["lease_id"], row["deadline"]

@@ -31,7 +31,7 @@ from topics.plurals import counted
 
 MAX_BATCH = 10_000  # the server's default limit for one write
 PIPE_BATCH = 2000
-WRITTEN = ("data", "tag", "node", "meta", "priority", "delay_ms", "deliver_at")
+WRITTEN = ("data", "tag", "node", "meta", "priority", "delay_ms", "deliver_at", "key", "unique")
 
 
 def _request(args: Args) -> Request:
@@ -110,6 +110,9 @@ def _curl_notes(args: Args, curl: Curl) -> list[str]:
         option("--key KEY", "idempotency key: the same key is stored once"),
         option("--priority 0-9", "queues: higher priorities come first", type=parse_count),
         option("--delay DURATION", "queues: not before this time has passed"),
+        option("--record-key KEY", "queues deliver jobs of one key in order, one at a time"),
+        option("--unique KEY", "queues: append nothing while a job with this key is pending"),
+        option("--unique-for DURATION", "queues: or for this time"),
         option("--no-create", "fail if the topic does not exist"),
         option("--batch N", "most records per request [%(default)s]", default=PIPE_BATCH),
     ),
@@ -161,7 +164,9 @@ def write(args: Args, records: bytes, *, key: str | None) -> Request:
 
 def defaults(args: Args) -> dict[str, Any]:
     """Return the fields that the options give to every record."""
-    return given(tag=args.tag, meta=args.meta, priority=args.priority, delay_ms=args.delay)
+    unique = None if args.unique is None else {"key": args.unique, "for": args.unique_for or "pending"}
+    fields = given(tag=args.tag, meta=args.meta, priority=args.priority, delay_ms=args.delay)
+    return {**fields, **given(key=args.record_key, unique=unique)}
 
 
 def as_record(text: bytes, common: dict[str, Any]) -> bytes:
@@ -175,7 +180,7 @@ def as_record(text: bytes, common: dict[str, Any]) -> bytes:
     if "data" not in found:
         raise usage("with --records, every value must be an object with data", "leave out --records to append values")
     record = {name: found[name] for name in WRITTEN if name in found}
-    for read, written in (("$tag", "tag"), ("$node", "node")):
+    for read, written in (("$tag", "tag"), ("$node", "node"), ("$key", "key")):
         if read in found:
             record[written] = found[read]
     return encode({**common, **record})
@@ -205,6 +210,8 @@ class Line(Struct, omit_defaults=True):
     meta: Raw | None = None
     priority: int | None = None
     delay_ms: int | None = None
+    key: str | None = None
+    unique: dict[str, Any] | None = None
 
 
 class Progress:

@@ -86,6 +86,11 @@ FIELDS = (
           "queues: delay of failed jobs: null, or '{\"min_ms\": 1000, \"max_ms\": 300000, \"factor\": 2}'",
           show=json.dumps),
     Field("max_in_flight", "--max-in-flight", "N", parse_count, "queues: most jobs held at a time", show=count),
+    Field("max_in_flight_per_key", "--max-in-flight-per-key", "N", parse_count,
+          "queues: most jobs of one key held at a time [1]", show=count),
+    Field("rate", "--rate", "JSON", _json_or_text,
+          "queues: most deliveries: null, or '{\"per_s\": 10, \"burst\": 5}'", show=json.dumps),
+    Field("rate_per_key", "--rate-per-key", "JSON", _json_or_text, "queues: the same for each key", show=json.dumps),
     Field("paused", "--paused", "BOOL", _boolean, "queues: give out no jobs [false]"),
 )  # fmt: skip
 BY_NAME = {field.name: field for field in FIELDS}

@@ -12,7 +12,7 @@ import socket
 from typing import Any
 
 from topics.cli.command import Args, Call, Command, group
-from topics.cli.connect.server import get, post, tag_match
+from topics.cli.connect.server import get, post, put, tag_match
 from topics.cli.options import QUEUE, Row, option
 from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND, usage
 from topics.cli.output.records import elements, members, print_record
@@ -48,6 +48,7 @@ JOB_COLUMNS: Columns = {
     "held by": lambda job: job.get("node") or "",
     "until": lambda job: _until(job.get("deadline") or job.get("deliver_at") or 0),
     "tag": lambda job: job.get("$tag") or "",
+    "key": lambda job: job.get("$key") or "",
     "last reason": lambda job: _first_line(job["reasons"][-1]["reason"] if job.get("reasons") else ""),
     "data": lambda job: job["data"],
 }
@@ -57,6 +58,7 @@ LETTER_COLUMNS: Columns = {
     "was job>": lambda letter: str(letter.get("meta", {}).get(SOURCE_SEQ, "")),
     "deliveries>": lambda letter: str(letter.get("meta", {}).get(DELIVERIES, "")),
     "tag": lambda letter: letter.get("$tag") or "",
+    "key": lambda letter: letter.get("$key") or "",
     "reason": lambda letter: _first_line(letter.get("meta", {}).get(REASON, "")),
     "data": lambda letter: letter["data"],
 }
@@ -175,6 +177,23 @@ extend = _about_held(
     option("--lease DURATION", "hold for this time from now", required=True),
     lease_ms="lease", examples="  topics queue extend mail 7 --lease 10m\n",
 )  # fmt: skip
+
+
+# --- pause, resume
+
+
+def _switch(name: str, help: str, *, paused: bool) -> Command:
+    def run(call: Call) -> None:
+        queue_state(call)  # a PUT would create a topic with this name
+        call.screen.result(call.ask(), f"{call.args.queue} is {'paused' if paused else 'not paused'}")
+
+    example = f"  topics queue {name} mail\n"
+    put_it = lambda args: put(topic_path(args.queue), {"paused": paused})  # noqa: E731
+    return Command(name, help, (QUEUE,), request=put_it, examples=example)(run)
+
+
+pause = _switch("pause", "give out no jobs, until `resume`", paused=True)
+resume = _switch("resume", "give out jobs again", paused=False)
 
 
 # --- peek
@@ -301,7 +320,7 @@ def _all_pages(call: Call, *, dry_run: bool) -> dict[str, Any]:
 
 
 register = group(
-    "queue", ls, claim, ack, nack, extend, peek, dead, redrive, work,
+    "queue", ls, claim, ack, nack, extend, pause, resume, peek, dead, redrive, work,
     examples="""\
   topics create mail --type queue --max-deliveries 3 --dead-letter mail.dead
   topics queue work mail -- ./send-mail

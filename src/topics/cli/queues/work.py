@@ -31,12 +31,13 @@ PAUSE_S = 0.5
 LAST_BYTES = 2048  # of standard error, for the reason of a nack
 
 
-class Job(Struct, rename={"seq": "$seq", "tag": "$tag"}):
+class Job(Struct, rename={"seq": "$seq", "tag": "$tag", "key": "$key"}):
     seq: int
     lease_id: str
     deliveries: int
     data: Raw
     tag: str | None = None
+    key: str | None = None
 
 
 def _claim(args: Args, node: str | None = None) -> Request:
@@ -74,9 +75,9 @@ def queue_state(call: Call) -> dict[str, Any]:
         "The request claims one job. The command then runs the program, extends the lease, and acks or nacks the job."
     ],
     usage="QUEUE -- COMMAND…",
-    details="The program gets the data on standard input, and TOPICS_QUEUE, TOPICS_SEQ, TOPICS_TAG and "
-    "TOPICS_DELIVERIES in its environment. The lease is extended while it runs. On SIGINT or SIGTERM, running programs "
-    "finish; a second signal ends them.",
+    details="The program gets the data on standard input, and TOPICS_QUEUE, TOPICS_SEQ, TOPICS_TAG, TOPICS_RECORD_KEY "
+    "and TOPICS_DELIVERIES in its environment. The lease is extended while it runs. On SIGINT or SIGTERM, running "
+    "programs finish; a second signal ends them.",
     examples="""\
   topics queue work mail -- ./send-mail
   topics queue work pictures -j 4 --timeout 5m -- sh -c 'jq -r .url | xargs curl -O'
@@ -195,7 +196,7 @@ class Pool:
         """
         env = {
             **os.environ, "TOPICS_QUEUE": self.call.args.queue, "TOPICS_SEQ": str(job.seq),
-            "TOPICS_DELIVERIES": str(job.deliveries), "TOPICS_TAG": job.tag or "",
+            "TOPICS_DELIVERIES": str(job.deliveries), "TOPICS_TAG": job.tag or "", "TOPICS_RECORD_KEY": job.key or "",
         }  # fmt: skip
         try:
             # A group of its own: Ctrl-C reaches this process, which lets the program finish.

@@ -37,7 +37,7 @@ class AsyncJob:
         self.topic = topic
         self.node = node  # the worker
         self.sender = job.node  # the node that wrote the job
-        self.seq, self.ts, self.tag = job.seq, job.ts, job.tag
+        self.seq, self.ts, self.tag, self.key = job.seq, job.ts, job.tag, job.key
         self.lease_id, self.deadline = job.lease_id, job.deadline
         self.deliveries, self.reasons = job.deliveries, job.reasons  # this delivery counts
         self.is_open = True  # until `ack` or `nack` was answered

@@ -25,6 +25,7 @@ from topics.client.items import (
     Record,
     RecordFields,
     Tombstone,
+    UniqueFields,
     encode,
 )
 from topics.client.streams import Piece, ScanLines, decoded
@@ -52,6 +53,8 @@ class AsyncRecordCalls(AsyncCalls):
         priority: int | None = None,
         delay_ms: int | None = None,
         deliver_at: int | None = None,
+        record_key: str | None = None,
+        unique: UniqueFields | None = None,
         key: str | None = None,
         create: bool | None = None,
         config: Config | None = None,
@@ -60,15 +63,16 @@ class AsyncRecordCalls(AsyncCalls):
         """Append one record. `key` is its idempotency key; without one the client makes one up for its retries.
 
         With `create=False`, raise `TopicNotFound` instead of creating the topic; `config` is for a topic that the
-        request creates. `priority`, `delay_ms` and `deliver_at` are for jobs of a queue. With `disable_backpressure`, a
-        busy server lets the request wait instead of raising `Throttled`.
+        request creates. `priority`, `delay_ms`, `deliver_at` and `unique` are for jobs of a queue, which delivers jobs
+        of one `record_key` in order. With `disable_backpressure`, a busy server lets the request wait instead of
+        raising `Throttled`.
 
         done = await topics.append("orders", {"sku": "V60"}, tag="order-7")
         print(done.seq)
         """
         record = NewRecord(
             data=data, tag=tag, node=node, meta=None if meta is None else dict(meta),
-            priority=priority, delay_ms=delay_ms, deliver_at=deliver_at,
+            priority=priority, delay_ms=delay_ms, deliver_at=deliver_at, key=record_key, unique=unique,
         )  # fmt: skip
         return await self.append_many(
             topic, [record], key=key, create=create, config=config, disable_backpressure=disable_backpressure

@@ -15,7 +15,7 @@ from topics.client import errors
 from topics.client._async import tools
 from topics.client.call import Addresses, Backoff, given
 from topics.client.errors import Unreachable
-from topics.client.items import Appended, Config, Gap, Match, NewRecord, Record, RecordFields, encode
+from topics.client.items import Appended, Config, Gap, Match, NewRecord, Record, RecordFields, UniqueFields, encode
 from topics.client.streams import gap_of, records_of
 from topics.model.watch import WatchedTopic
 
@@ -97,6 +97,8 @@ class AsyncSocket:
         priority: int | None = None,
         delay_ms: int | None = None,
         deliver_at: int | None = None,
+        record_key: str | None = None,
+        unique: UniqueFields | None = None,
         key: str | None = None,
         create: bool | None = None,
         config: Config | None = None,
@@ -108,7 +110,7 @@ class AsyncSocket:
         """
         record = NewRecord(
             data=data, tag=tag, node=node, meta=None if meta is None else dict(meta),
-            priority=priority, delay_ms=delay_ms, deliver_at=deliver_at,
+            priority=priority, delay_ms=delay_ms, deliver_at=deliver_at, key=record_key, unique=unique,
         )  # fmt: skip
         return await self.publish_many(
             topic, [record], key=key, create=create, config=config, disable_backpressure=disable_backpressure

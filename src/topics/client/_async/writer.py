@@ -101,18 +101,20 @@ class AsyncWriter:
         priority: int | None = None,
         delay_ms: int | None = None,
         deliver_at: int | None = None,
+        record_key: str | None = None,
     ) -> tools.SeqFuture:
         """Add one record; wait while too much is pending. Return a future of its seq, which fails with the write.
 
         future = await writer.append({"url": "/"}, tag="click")
         print(await future)
         """
-        if self._plain and tag is None is meta and node is None is priority and delay_ms is None is deliver_at:
+        options = tag, node, meta, priority, delay_ms, deliver_at, record_key
+        if self._plain and options.count(None) == len(options):
             text = encode(_Plain(data))
         else:
             record = NewRecord(
                 data=data, tag=tag, node=node or self._node, meta=None if meta is None else dict(meta),
-                priority=priority, delay_ms=delay_ms, deliver_at=deliver_at,
+                priority=priority, delay_ms=delay_ms, deliver_at=deliver_at, key=record_key,
             )  # fmt: skip
             with tracing.sending(self._topic, [record]) as traced:
                 text = encode(traced[0])

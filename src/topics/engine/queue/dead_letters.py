@@ -18,7 +18,7 @@ from topics import logs
 from topics.engine import retention
 from topics.engine.queue import pick
 from topics.engine.read.read import Query, expire_and_read
-from topics.engine.state.jobs.job import Job, Terms, pack_terms
+from topics.engine.state.jobs.job import Job
 from topics.engine.state.staged_deletes import StagedDelete, taking
 from topics.engine.state.topic import FIRST_CEILING, Topic, leases_of
 from topics.engine.state.topics import State
@@ -36,6 +36,7 @@ from topics.model.records import MAX_BATCH_BYTES, MAX_EXAMINED, Projection, TagM
 from topics.model.topic import ConfigPatch, configure
 from topics.storage.log import entry as entries
 from topics.storage.segments.cold import Cold
+from topics.storage.segments.extras import Terms, pack
 
 logger = logs.Log("queue")
 
@@ -52,13 +53,14 @@ STAMP_REASON, STAMP_HISTORY = "$dead_letter_reason", "$dead_letter_history"
 _STAMPS = (STAMP_FROM, STAMP_DELIVERIES, STAMP_SEQ, STAMP_REASON, STAMP_HISTORY)
 
 
-class Letter(Struct, rename={"seq": "$seq", "node": "$node", "tag": "$tag", "priority": "$priority"}):
+class Letter(Struct, rename={"seq": "$seq", "node": "$node", "tag": "$tag", "key": "$key", "priority": "$priority"}):
     """A stored record, with its payload untouched."""
 
     seq: int
     data: Raw
     node: str | None = None
     tag: str | None = None
+    key: str | None = None
     meta: Raw | UnsetType = UNSET
     priority: int = 0  # not in the record: see `pick.terms_at`
 
@@ -273,7 +275,8 @@ def _render(letters: list[Letter], topic_id: int, first: int, ts: int) -> entrie
         rows.append(record_bytes.write(seq, ts, node_part(letter.node), letter.data, meta))
         metas.append(len(meta))
     tags, nodes = [letter.tag for letter in letters], [letter.node for letter in letters]
-    extras = {at: pack_terms(Terms(letter.priority)) for at, letter in enumerate(letters) if letter.priority}
+    terms = [Terms(letter.priority, 0, letter.key) for letter in letters]
+    extras = {at: pack(one) for at, one in enumerate(terms) if one.priority or one.key is not None}
     return entries.Append(
         topic_id, first, ts, [len(row) for row in rows], b"".join(rows),
         tags=tags if any(tag is not None for tag in tags) else None,

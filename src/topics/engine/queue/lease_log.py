@@ -83,7 +83,8 @@ def replay_leased(state: State, topic: Topic, entry: Leased) -> None:
         for seq, deliveries in zip(entry.seqs, entry.deliveries, strict=True)
         if (job := queue.find(seq)) is not None
     }
-    queue.left(entry.seqs)  # wherever they were: now they are held
+    queue.forget(entry.seqs)  # wherever they were: now they are held
+    queue.keys.open_leased(entry.seqs)
     jobs = [
         Job(seq, priority, deliveries)
         for seq, priority, deliveries in zip(entry.seqs, entry.priorities, entry.deliveries, strict=True)

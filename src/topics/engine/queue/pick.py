@@ -19,20 +19,21 @@ from itertools import chain, islice, repeat
 from operator import attrgetter
 from typing import NamedTuple
 
-from topics.engine.state.jobs.job import PRIORITIES, Job, Terms, terms_of
+from topics.engine.state.jobs.job import PRIORITIES, Job
 from topics.engine.state.jobs.leases import Leases
 from topics.engine.state.staged_deletes import taking
 from topics.engine.state.topic import Topic, leases_of
 from topics.model import record_bytes
 from topics.model.queue import JobState
-from topics.model.record_bytes import encode_json, with_fields
+from topics.model.record_bytes import as_field, encode_json, with_fields
 from topics.model.records import MAX_BATCH_BYTES
 from topics.storage.segments.cold import Cold, Needs
 from topics.storage.segments.columns import Columns
+from topics.storage.segments.extras import Terms, has_terms, terms_of
 from topics.storage.segments.segment import Segment
 
 TURNS = 8
-EXAMINE_MAX = 20_000  # seqs that the cursor passes in one step; more would delay other requests
+EXAMINE_MAX = 4096  # seqs that the cursor passes in one step; more would delay other requests
 AHEAD = 256  # seqs of one priority whose segments are fetched together
 LOAD_AHEAD = 8  # segments that are fetched together if the next one is not in memory
 
@@ -53,17 +54,21 @@ class Pass:
         self._next_plain: int | None = None  # found in the log, not picked yet
         self._cursor_was = queue.cursor  # or, until a job was found in the log, the seq below which there is none
         self._found_plain = False
+        self._examined = 0  # seqs of the log
+        self._rated = topic.config.rate_per_key is not None
         self._ats: list[int] = []  # for each priority, where the search is; empty if no job has a priority
         self._stays: dict[int, int] = {}  # by priority, the first place with a job that a staged delete takes
         self._turns_before = queue.turn, list(queue.served)
         try:
             if queue.reclaim:
                 self._take_reclaimed(want)
+            if queue.keys.blocked and queue.ready - len(queue.keys.blocked) <= len(self.jobs):
+                return  # all others wait for a job of their key
             if any(map(_seqs_of, queue.by_priority)):  # `trim` empties them
                 self._ats = [waiting.at for waiting in queue.by_priority]
                 self._take_by_priority(want)
             elif len(self.jobs) < want:
-                self.jobs += [Job(seq) for seq in self._plain(want - len(self.jobs))]
+                self.jobs += [Job(seq) for seq in self._plain(want - len(self.jobs), others=False)]
         except BaseException:
             self.undo()
             raise
@@ -72,6 +77,7 @@ class Pass:
         queue = self.queue
         queue.cursor = self._cursor_was
         queue.turn, queue.served = self._turns_before
+        queue.take_tokens([job.seq for job in self.jobs], -1)
         for job in reversed(self._reclaimed):
             queue.reclaim[job.seq] = job
             queue.reclaim.move_to_end(job.seq, last=False)
@@ -87,12 +93,17 @@ class Pass:
         return seq in self._taken or self.queue.touched(seq)
 
     def _take_reclaimed(self, want: int) -> None:
-        reclaim, topic = self.queue.reclaim, self.topic
-        for job in reclaim.values():
+        queue, reclaim, topic = self.queue, self.queue.reclaim, self.topic
+        for job in list(reclaim.values()) if self._rated else reclaim.values():
             if len(self.jobs) >= want:
                 break
+            if self._rated and (due_ms := queue.has_token_ms(job.seq)):
+                queue.delay(reclaim.pop(job.seq), due_ms)
+                continue
             if job.seq < self._expiring_before or (topic.staged_deletes and taking(topic, job.seq) is not None):
                 continue
+            if self._rated:
+                queue.take_tokens((job.seq,))
             self._reclaimed.append(job)
             self._taken.add(job.seq)
             self.jobs.append(job)
@@ -102,7 +113,10 @@ class Pass:
     def _take_by_priority(self, want: int) -> None:
         queue, jobs = self.queue, self.jobs
         while len(jobs) < want:
-            fronts = {at: seq for at in range(PRIORITIES - 1, -1, -1) if (seq := self._front(at)) is not None}
+            fronts: dict[int, int] = {}
+            for priority in range(PRIORITIES - 1, -1, -1):
+                if (seq := self._front(priority, others=bool(fronts))) is not None:
+                    fronts[priority] = seq
             if not fronts:
                 break
             chosen, *lower = fronts
@@ -113,6 +127,8 @@ class Pass:
             queue.served[chosen] = queue.turn
             seq = fronts[chosen]
             self._taken.add(seq)
+            if self._rated:
+                queue.take_tokens((seq,))
             if seq == self._next_plain:
                 self._next_plain = None
                 jobs.append(Job(seq))
@@ -122,13 +138,13 @@ class Pass:
         if self._next_plain is not None:
             queue.cursor = self._next_plain
 
-    def _front(self, priority: int) -> int | None:
+    def _front(self, priority: int, *, others: bool) -> int | None:
         """Return the next seq of this priority: of those with the lowest, the one that became claimable first."""
         waiting = self._front_waiting(priority)
         if priority:
             return waiting
         if self._next_plain is None:
-            self._next_plain = next(iter(self._plain(1)), None)
+            self._next_plain = next(iter(self._plain(1, others=others or waiting is not None)), None)
         if waiting is None or self._next_plain is None:
             return waiting or self._next_plain
         return min(waiting, self._next_plain, key=self._claimable_since)
@@ -140,9 +156,12 @@ class Pass:
             seq = seqs[at]
             try:
                 if not self._elsewhere(seq) and self.topic.is_live(seq):
-                    if not self.topic.staged_deletes or taking(self.topic, seq) is None:
+                    if self.topic.staged_deletes and taking(self.topic, seq) is not None:
+                        self._stays.setdefault(priority, at)
+                    elif self._rated and (due_ms := self.queue.has_token_ms(seq)):
+                        self.queue.wait(seq, due_ms << 4 | priority)
+                    else:
                         break
-                    self._stays.setdefault(priority, at)
             except Cold:
                 _need_marks(self.topic, seqs[at : at + AHEAD].tolist())
                 raise
@@ -155,22 +174,25 @@ class Pass:
         segment = self.topic.segments[self.topic.index_of(seq)]
         return max(segment.columns.ts[seq - segment.first], terms_at(self.topic, seq).due_ms), seq
 
-    def _plain(self, want: int) -> list[int]:
-        """Return jobs from the log in its order; the cursor ends behind the last one."""
+    def _plain(self, want: int, *, others: bool) -> list[int]:
+        """Return jobs from the log in its order; the cursor ends behind the last one.
+
+        Stop early if there are `others`: the next pass continues.
+        """
         topic, queue = self.topic, self.queue
         found: list[int] = []
         seq = max(queue.cursor, topic.earliest)
         for staged in topic.staged_deletes:
             seq = staged.skip(seq)
         segments, index, head = topic.segments, topic.index_of(seq), topic.head
-        examined = 0
-        while seq <= head and len(found) < want and (examined < EXAMINE_MAX or not (self.jobs or found)):
+        others = others or bool(self.jobs)
+        while seq <= head and len(found) < want and (self._examined < EXAMINE_MAX or not (others or found)):
             segment = segments[index]
             seq = max(seq, segment.first)
             if segment.live and seq < segment.end:
                 began = seq
                 seq = self._plain_in(segment, index, seq, want, found)
-                examined += seq - began
+                self._examined += seq - began
                 self._found_plain = self._found_plain or bool(found)
                 if not self._found_plain:
                     self._cursor_was = max(self._cursor_was, seq)
@@ -216,7 +238,7 @@ class Pass:
         while seq < end and len(found) < want:
             at = seq - first
             dead = marks is not None and marks[at]
-            special = at in extras and terms_of(extras[at]) is not None
+            special = at in extras and has_terms(extras[at])
             if not dead and not special and not (seq <= check_upto and self._elsewhere(seq)):
                 delete = taking(self.topic, seq) if self.topic.staged_deletes else None
                 if delete is None:
@@ -230,8 +252,7 @@ class Pass:
 def terms_at(topic: Topic, seq: int) -> Terms:
     """Return the terms of the job with this seq. Raises `Cold` like a read."""
     segment = topic.segments[topic.index_of(seq)]
-    extra = segment.columns.extras.get(seq - segment.first)
-    return (None if extra is None else terms_of(extra)) or Terms()
+    return terms_of(segment.columns.extras.get(seq - segment.first))
 
 
 def runs(topic: Topic, seqs: list[int]) -> Iterator[tuple[Segment, int, int]]:
@@ -259,10 +280,10 @@ def _need_marks(topic: Topic, seqs: list[int]) -> None:
 
 
 class StoredRecord(NamedTuple):
-    """A stored record, and its tag as a field, which is stored beside it."""
+    """A stored record, and its tag and its key as fields, which are stored beside it."""
 
     row: bytes  # {"$seq":7,"$ts":…},
-    tag: bytes  # `"$tag":"x",`, or nothing
+    tag: bytes  # `"$tag":"x","$key":"y",`, or less
 
 
 class TooMuch(Exception):
@@ -296,6 +317,9 @@ def rows(topic: Topic, seqs: list[int], *, max_bytes: int | None = None) -> list
             needs.add(cold)
             continue
         tags = repeat(b"") if columns.tags is None else _tag_fields(columns, columns.tags[low:high].tolist())
+        if columns.extras:
+            keys = map(record_bytes.key_part, map(columns.key_at, range(low, high)))
+            tags = (tag + as_field(key) for tag, key in zip(tags, keys, strict=False))
         found += [
             StoredRecord(blob[start - base : end - base], tag)
             for start, end, tag in zip(ends, ends[1:], tags, strict=False)
@@ -310,7 +334,7 @@ def _tag_fields(columns: Columns, tag_ids: list[int]) -> Iterator[bytes]:
     for tag_id in tag_ids:
         field = known.get(tag_id)
         if field is None:
-            field = known[tag_id] = record_bytes.tag_field(columns.tag_names.name_of(tag_id))
+            field = known[tag_id] = as_field(record_bytes.tag_part(columns.tag_names.name_of(tag_id)))
         yield field
 
 
@@ -383,7 +407,7 @@ def _row(topic: Topic, queue: Leases, seq: int, stored: StoredRecord) -> bytes:
     job = queue.find(seq) or Job(seq)
     shown = b'"state":"%b","deliveries":%d,"priority":%d,' % (state.encode(), job.deliveries, terms.priority)
     if state == "delayed" and seq not in queue.exhausted:
-        shown += b'"deliver_at":%d,' % (job.due_ms or terms.due_ms)
+        shown += b'"deliver_at":%d,' % (job.due_ms if seq in queue.resting else queue.later[seq] >> 4)
     elif state == "in_flight":
         lease = encode_json(job.node), job.lease_id.encode(), job.deadline_ms
         shown += b'"node":%b,"lease_id":"%b","deadline":%d,' % lease

@@ -18,6 +18,7 @@ from topics.engine import retention
 from topics.engine.queue import pick
 from topics.engine.queue.dead_letters import DeadLetters
 from topics.engine.queue.lease_log import Extended, Leased, Released
+from topics.engine.state.jobs.buckets import QUEUE
 from topics.engine.state.jobs.job import Holder, Job
 from topics.engine.state.jobs.leases import Leases
 from topics.engine.state.staged_deletes import taking
@@ -108,6 +109,8 @@ class Queues:
         most = min(sum(want.max for want in wants), PASS_MAX_JOBS)
         if config.max_in_flight:
             most = max(min(most, config.max_in_flight - queue.in_flight), 0)
+        if config.rate is not None:
+            most = min(most, queue.buckets.left(config.rate, QUEUE, now))
         if config.paused:
             most = 0
         queue.refill(most)
@@ -118,6 +121,10 @@ class Queues:
         except Damaged:
             taken, rendered = retention.read_past(topic, lambda: _take(topic, most, expiring_before))
         self.claimed_total += len(taken.jobs)
+        if config.rate is not None:
+            queue.buckets.take(config.rate, QUEUE, len(taken.jobs), now)
+            if not queue.buckets.left(config.rate, QUEUE, now):
+                queue.buckets.wake_ms = queue.buckets.next_ms(config.rate, QUEUE)
         shares = divide(taken.jobs, [want.max for want in wants])
         claims, grants = [], []
         for want, jobs in zip(wants, shares, strict=True):
@@ -437,6 +444,7 @@ def _free(queue: Leases, jobs: list[Job]) -> None:
     """Undo a grant: the log did not take the leases, or their worker did not get them."""
     held = [job for job in jobs if queue.leases.get(job.seq) is job]
     queue.release(held, due_ms=0, now_ms=0, undelivered=True)
+    queue.return_tokens(held)
     queue.freed()
 
 

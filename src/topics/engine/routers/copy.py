@@ -17,8 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import msgspec
-
 from topics.engine import retention
 from topics.engine.routers.graph import Links, Router, Table
 from topics.engine.routers.source_records import Piece, Stamp, Stamps, eligible
@@ -28,11 +26,8 @@ from topics.model.record_bytes import SEQ_AND_TS_BYTES, encode_json, meta_of, no
 from topics.model.router import MAX_HOPS, STAMP
 from topics.storage.log.entry import Append
 from topics.storage.log.router_entry import Mark
-
-PATH = b"r"  # begins the extras of a record that came through a cycle; the ids of the topics it has passed follow
-
-_encode = msgspec.msgpack.encode
-_decode_path = msgspec.msgpack.Decoder(list[int]).decode
+from topics.storage.segments import extras
+from topics.storage.segments.extras import Terms
 
 
 def count_copies(table: Table, router: Router, n: int, upto: int) -> None:
@@ -159,7 +154,7 @@ class Copier:
         """Return the piece without records that were in the destination before, by path or by stamp. Raises `Cold`."""
         chosen, dest = list(range(len(piece.seqs))), self._edge.dest
         if piece.extras is not None:
-            paths = [_path(piece, at) for at in chosen]
+            paths = [extras.path_of(extra) for extra in piece.extras]
             chosen = [at for at in chosen if dest.topic_id not in paths[at] and len(paths[at]) < MAX_HOPS]
         if self._known and piece.seqs[0] <= self._known:
             present = self._router.present = self._router.present or Stamps(dest)
@@ -213,18 +208,17 @@ class Copier:
         return with_meta(rest, meta_size, stamped)
 
     def _extras(self, piece: Piece) -> dict[int, bytes]:
-        """Return the path of every record that may come back to this source."""
+        """Return the key of every record, and the path of every record that may come back to this source."""
         cyclic, here = self._edge.cyclic, self._edge.source.topic_id
         if not cyclic and piece.extras is None:
             return {}
-        paths = [_path(piece, at) for at in range(len(piece.seqs))]
-        return {at: PATH + _encode([*path, here]) for at, path in enumerate(paths) if cyclic or path}
+        found = {}
+        for at, extra in enumerate(piece.extras or [None] * len(piece.seqs)):
+            key, path = extras.terms_of(extra).key, extras.path_of(extra)
+            if cyclic or path or key is not None:
+                passed = [*path, here] if cyclic or path else None
+                found[at] = extras.pack(None if key is None else Terms(key=key), passed)
+        return found
 
     def _key(self, seq: int) -> str:
         return f"{self._router.name}/{self._edge.source.name}/{self._epoch}/{seq}"
-
-
-def _path(piece: Piece, at: int) -> list[int]:
-    if piece.extras is None or (extra := piece.extras[at]) is None or not extra.startswith(PATH):
-        return []
-    return _decode_path(extra[1:])

@@ -31,8 +31,13 @@ def find(topic: Topic, key: str, now_ms: int) -> Remembered | None:
     write = topic.keys.get(key)
     if write is None or now_ms - write.at_ms > topic.config.idempotency_window_ms:
         return None
-    lost = topic.losses.covering(write.last)
-    return None if lost is not None and lost[2] in VOIDING else write
+    return None if is_void(topic, write.last) else write
+
+
+def is_void(topic: Topic, seq: int) -> bool:
+    """Return whether a crash or damage took the record, so that its keys do not count."""
+    lost = topic.losses.covering(seq)
+    return lost is not None and lost[2] in VOIDING
 
 
 def remember(state: State, topic: Topic, key: str, write: Remembered) -> None:

@@ -94,7 +94,7 @@ class Topic:
         self.last_read_ts: int | None = None
         self.keys: OrderedDict[str, Remembered] = OrderedDict()  # oldest first; only `idempotency` changes it
         self.key_bytes = 0
-        self.staged_keys: dict[str, Any] = {}  # key → the pending ticket
+        self.staged_keys: dict[Any, Any] = {}  # `append.Name` → the pending ticket
         self.leader: Any = None  # the ticket of this turn that a plain append may follow
         self.staged_count = 0
         self.staged_bytes = 0

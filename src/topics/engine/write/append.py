@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from topics.engine import retention
 from topics.engine.state import idempotency
-from topics.engine.state.topic import FIRST_CEILING, Topic
+from topics.engine.state.topic import FIRST_CEILING, Remembered, Topic
 from topics.engine.steps import Steps
 from topics.engine.write import apply
 from topics.engine.write.commit import Ticket
@@ -15,10 +16,12 @@ from topics.engine.write.staging import Staging
 from topics.engine.write.uploads import GATES
 from topics.errors import invalid, topic_not_found
 from topics.model.names import check_topic
-from topics.model.records import MAX_IDEMPOTENCY_KEY_CHARS, WriteRequest
+from topics.model.records import MAX_IDEMPOTENCY_KEY_CHARS, PlainWriteRequest, WriteRequest
 from topics.model.topic import ConfigPatch, TopicConfig, configure
 from topics.storage.log import entry as entries
 from topics.storage.log.frame import Frames
+
+Name = str | tuple[str]  # an idempotency key, or the key of a unique job
 
 NO_PATCH = ConfigPatch()
 LARGE_TRIES = 3  # to render a large write while others move its first seq past a power of ten
@@ -81,6 +84,7 @@ class Appends:
         commits = self._commits
         now = commits.turn_ms or self._clock.now_ms()
         key = request.idempotency_key
+        names: list[Name] = []  # that another write of this turn must not have
         if key is not None:
             if not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY_CHARS:
                 what = f"idempotency_key must have 1 to {MAX_IDEMPOTENCY_KEY_CHARS} characters"
@@ -88,6 +92,13 @@ class Appends:
             if topic is not None and (twin := _seen(topic, key, now)) is not None:
                 return twin
             staging.admit_key(idempotency.size_bytes(key))
+            names.append(key)
+        if type(request) is not PlainWriteRequest and len(request.records) == 1:
+            if (unique := request.records[0].unique) is not None:
+                if topic is not None and (twin := _pending(topic, unique.key, now)) is not None:
+                    return twin
+                staging.admit_key(idempotency.size_bytes(unique.key))
+                names.append((unique.key,))
         if topic is None:
             return self._append_creating(name, request, now, blob)
         ts = topic.last_ts
@@ -101,7 +112,7 @@ class Appends:
             entry = self._entry(blob, topic.topic_id, first, ts)
         config = topic.config
         if entry.extras is not None:
-            _check_terms(config, entry)
+            _check_terms(config, request, entry)
         if config.cap_bytes or config.cap_records or limits.max_total_bytes:
             staging.check_room(config, topic, entry, now)
         elif (leader := topic.leader) is not None and entry.plain and leader.entry.ts == ts and first < topic.ceiling:
@@ -115,14 +126,27 @@ class Appends:
         ticket = Ticket(
             topic, frame, self._take_effect, entry, first, len(entry.sizes), len(entry.blob), entry.plain, None, gated
         )
-        if key is not None:
-            topic.staged_keys[key] = ticket
-            ticket.undo = lambda: topic.staged_keys.pop(key, None)
+        if names:
+            self._hold_names(topic, names, ticket)
         commits.stage(ticket)
         commits.turn_ms = now
         if blob is not None:
             commits.has_large = True
         return ticket
+
+    def _hold_names(self, topic: Topic, names: list[Name], ticket: Ticket) -> None:
+        """Let other writes with these names follow this one, until it has taken effect or is refused."""
+        topic.staged_keys.update(dict.fromkeys(names, ticket))
+
+        def end() -> None:
+            for name in names:
+                topic.staged_keys.pop(name, None)
+
+        def take_effect(ticket: Ticket) -> Appended:
+            end()
+            return self._take_effect(ticket)
+
+        ticket.apply, ticket.undo = take_effect, end
 
     def _entry(self, blob: LargeBlob, topic_id: int, first: int, ts: int) -> entries.Append:
         if blob.fits(first, ts):
@@ -135,7 +159,7 @@ class Appends:
         if not (config.auto_create if request.create is None else request.create):
             raise topic_not_found(name)
         entry = render(request, 0, 1, now, staging.limits) if blob is None else self._entry(blob, 0, 1, now)
-        _check_terms(config, entry)
+        _check_terms(config, request, entry)
         staging.check_room(config, None, entry, now)
         create = staging.new_topic(name, config)
         entry.topic_id = create.topic_id
@@ -209,10 +233,26 @@ def _seen(topic: Topic, key: str, now_ms: int) -> Ticket | None:
     """Return the outcome of an earlier write with the same key, if it is remembered or still pending."""
     if not topic.config.idempotency_window_ms:
         return None  # keys mean nothing here, not even to the next write of the same turn
-    write = idempotency.find(topic, key, now_ms)
+    return _twin(topic, idempotency.find(topic, key, now_ms), key)
+
+
+def _pending(topic: Topic, key: str, now_ms: int) -> Ticket | None:
+    """Return the outcome of an earlier write whose job has the same unique key, if that job counts or is pending."""
+    if topic.queue is None:
+        return None
+    retention.expire(topic, now_ms)
+    seq, ends_ms = topic.queue.unique.find(key, now_ms)
+    if not ends_ms and seq < retention.expiring_before(topic, now_ms):
+        seq = 0
+    found = None if not seq or idempotency.is_void(topic, seq) else Remembered(seq, seq, now_ms)
+    return _twin(topic, found, (key,))
+
+
+def _twin(topic: Topic, write: Remembered | None, name: Name) -> Ticket | None:
+    """Return the outcome of the earlier write, which is done or still pending under this name."""
     if write is not None:
         return Ticket.of(Appended(topic, write.first, write.last, topic.head, deduped=True))
-    leader: Ticket | None = topic.staged_keys.get(key)
+    leader: Ticket | None = topic.staged_keys.get(name)
     if leader is None:
         return None
     twin = Ticket()
@@ -229,8 +269,12 @@ def _seen(topic: Topic, key: str, now_ms: int) -> Ticket | None:
     return twin
 
 
-def _check_terms(config: TopicConfig, entry: entries.Append) -> None:
+def _check_terms(config: TopicConfig, request: WriteRequest, entry: entries.Append) -> None:
     """Refuse priorities and delays of jobs for a topic that is no queue: a log would ignore them silently."""
     if entry.extras is not None and config.type != "queue":
-        raise invalid("priority, delay_ms and deliver_at are for jobs: the topic is a log", field="records")
+        for record in request.records:
+            terms = record.priority, record.delay_ms, record.deliver_at, record.unique
+            if terms.count(None) < len(terms):
+                what = "priority, delay_ms, deliver_at and unique are for jobs: the topic is a log"
+                raise invalid(what, field="records")
     entry.extras = entry.extras or None

@@ -68,7 +68,7 @@ def configure(state: State, topic: Topic, entry: entries.Configure) -> None:
     topic.config = config
     topic.front_ts = 0
     if topic.queue is not None:
-        topic.queue.sort_exhausted()
+        topic.queue.config_changed()
     retention.expire(topic, at_ms)
     retention.enforce_caps(topic)
     note(state, topic)
@@ -155,7 +155,7 @@ def append(state: State, topic: Topic, entry: entries.Append) -> None:
     if entry.extras:
         columns.extras.update({segment.count + at: extra for at, extra in entry.extras.items()})
         if topic.queue is not None:
-            topic.queue.arrived(first, ts, entry.extras)
+            topic.queue.arrived(first, n, ts, entry.extras)
     extend(columns, ts, sizes, entry.tags, entry.nodes, entry.metas)
     if alone:
         segment.holds_alone(blob, n, ts)

@@ -56,6 +56,8 @@ def _is_plain(record: NewRecord) -> bool:
         and record.priority is None
         and record.delay_ms is None
         and record.deliver_at is None
+        and record.key is None
+        and record.unique is None
     )
 
 

@@ -212,8 +212,6 @@ class Staging:
 
     def land(self, topic: Topic, entry: entries.Append) -> None:
         """Apply a write that is in the log, and notify the readers that wait for it."""
-        if entry.key is not None:
-            topic.staged_keys.pop(entry.key, None)
         apply.append(self.state, topic, entry)
         self.grew(topic)
 

@@ -328,6 +328,10 @@ def _topics(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | 
          lambda topic: None if topic.queue is None else topic.queue.ready),
         ("topics_topic_queue_in_flight", "Leased jobs per queue.",
          lambda topic: None if topic.queue is None else topic.queue.in_flight),
+        ("topics_topic_queue_blocked", "Of the ready jobs per queue, those that wait for another job of their key.",
+         lambda topic: None if topic.queue is None else len(topic.queue.keys.blocked)),
+        ("topics_topic_queue_paused", "1 for a queue that is paused.",
+         lambda topic: None if topic.queue is None else int(topic.config.paused)),
         ("topics_topic_queue_oldest_seconds", "Age of the oldest job per queue that is not done.",
          lambda topic: None if topic.queue is None else rough_age_ms(topic, now_ms) / 1000),
     ]  # fmt: skip

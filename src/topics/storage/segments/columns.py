@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from topics.model import record_bytes
 from topics.model.records import Projection, TagMatch
+from topics.storage.segments.extras import terms_of
 
 # A growing run has `array`s. A sealed run has memoryviews of the same item type. Both return plain ints.
 Column: TypeAlias = "array[int] | memoryview"
@@ -109,13 +110,16 @@ class Columns:
         self.metas: Column | None = None  # bytes of `,"meta":{…}` at the record's end, 0 for none
         self.tag_names: GrowingNames | SortedNames = NO_NAMES
         self.node_names: GrowingNames | SortedNames = NO_NAMES
-        self.extras: dict[int, bytes] = {}  # by position: internal bytes of a record that readers do not get
+        self.extras: dict[int, bytes] = {}  # by position: see `extras`
 
     def __len__(self) -> int:
         return len(self.ts)
 
     def tag_at(self, at: int) -> str | None:
         return None if self.tags is None or not (tag := self.tags[at]) else self.tag_names.name_of(tag)
+
+    def key_at(self, at: int) -> str | None:
+        return terms_of(self.extras.get(at)).key
 
     def node_at(self, at: int) -> str | None:
         return None if self.nodes is None or not (node := self.nodes[at]) else self.node_names.name_of(node)
@@ -138,7 +142,7 @@ class Columns:
         return _positions(self.nodes, ids, low, high)
 
     def part(self, low: int, high: int) -> Columns:
-        """Return a copy of the positions [low, high), without names and extras. It must not grow.
+        """Return a copy of the positions [low, high), without names. It must not grow.
 
         Any thread may ask, while the owner's goes on adding: nothing but the end of a run ever changes, and each column
         is copied in one step of the interpreter.
@@ -149,7 +153,8 @@ class Columns:
         part.nodes = None if (nodes := self.nodes) is None else nodes[low:high]
         part.metas = None if (metas := self.metas) is None else metas[low:high]
         part.tag_names = part.node_names = NO_NAMES
-        part.extras = {}
+        extras = self.extras and self.extras.copy()
+        part.extras = {at - low: extra for at, extra in extras.items() if low <= at < high}
         return part
 
     def records_in(self, start: int, stop: int) -> tuple[int, int]:
@@ -245,7 +250,6 @@ def first_of(columns: Columns, n: int, *, tag_names: int, node_names: int) -> Co
     early = columns.part(0, n)
     early.tag_names = _first_names(columns.tag_names, tag_names)
     early.node_names = _first_names(columns.node_names, node_names)
-    early.extras = {at: extra for at, extra in columns.extras.copy().items() if at < n} if columns.extras else {}
     return early
 
 
@@ -310,4 +314,6 @@ def render_without(rendered: bytes | memoryview, columns: Columns, at: int, want
     head = record_bytes.head_bytes(columns.first + at, columns.ts[at], columns.node_at(at))
     meta_bytes = 0 if columns.metas is None else columns.metas[at]
     tag = record_bytes.tag_part(columns.tag_at(at)) if wanted.tags else b""
+    if wanted.tags and columns.extras:
+        tag += record_bytes.key_part(columns.key_at(at))
     return record_bytes.without(rendered, head, meta_bytes, tag=tag, data=wanted.data, meta=wanted.meta)

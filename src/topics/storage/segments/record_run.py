@@ -19,6 +19,7 @@ from msgspec import Struct
 from topics.model.records import Projection
 from topics.storage.segments import codec
 from topics.storage.segments.columns import Column, Columns, GrowingNames, SortedNames, render_without
+from topics.storage.segments.extras import Terms, pack
 
 SKIPPED = 1
 COMMA_TO_LINE = ord("\n")
@@ -84,6 +85,8 @@ class Slice(Struct, eq=False):
         copied.nodes, copied.node_names = names(copied.nodes, self.columns.node_names)
         if copied.metas is not None and keep is not None:
             copied.metas = _column(np.where(keep, np.frombuffer(copied.metas, np.uint32), np.uint32(0)))
+        keys = {at: copied.key_at(at) for at in copied.extras if keep is None or keep[at]}
+        copied.extras = {at: pack(Terms(key=key)) for at, key in keys.items() if key is not None}
         return Run(copied, b"".join(self.parts), marks)
 
 
@@ -99,7 +102,7 @@ def decode(block: bytes | bytearray | memoryview, *, source: str) -> Run:
 
 
 def lines(run: Run, projection: Projection) -> bytes:
-    lacks_tags = projection.tags and run.columns.tags is not None
+    lacks_tags = projection.tags and (run.columns.tags is not None or run.columns.extras)
     has_meta = not projection.meta and run.columns.metas is not None
     if lacks_tags or has_meta or not projection.data:
         run = project(run, projection)

@@ -1,16 +1,14 @@
-"""Jobs: those that were delivered, the leases that end together, the seqs of those that wait, and their terms."""
+"""Jobs: those that were delivered, the leases that end together, and the seqs of those that wait."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 
-import msgspec
-from msgspec import Struct
-
 from topics.errors import invalid
 from topics.model.queue import MAX_DELIVER_AT
-from topics.model.records import NewRecord
+from topics.model.records import MAX_KEY_BYTES, NewRecord, Unique, too_long
+from topics.storage.segments.extras import Terms, pack
 
 PRIORITIES = 10
 
@@ -87,49 +85,41 @@ class WaitingSeqs:
             self.at = 0
 
 
-class Terms(Struct, array_like=True, frozen=True, gc=False):
-    """The terms of a job: its priority, and the time before which it is not delivered (0: at once)."""
-
-    priority: int = 0
-    due_ms: int = 0
-
-
-class Extra(Struct, frozen=True, omit_defaults=True, gc=False):
-    """What the engine keeps of a record and no reader sees. Other modules have keys of their own in it."""
-
-    q: Terms | None = None
-
-
-_encode_extra = msgspec.msgpack.Encoder().encode
-_decode_extra = msgspec.msgpack.Decoder(Extra).decode
-
-
-def pack_terms(terms: Terms) -> bytes:
-    return _encode_extra(Extra(terms))
-
-
-def terms_of(extra: bytes) -> Terms | None:
-    """Return the terms of a job out of its extra, if it has terms."""
-    try:
-        return _decode_extra(extra).q
-    except msgspec.MsgspecError:
-        return None
-
-
 def job_terms(records: Sequence[NewRecord], ts: int) -> dict[int, bytes] | None:
-    """Return the extras of the jobs that have terms, by position. None if no producer asked for terms."""
+    """Return the extras of the records that have terms, by position. None if no producer asked for terms."""
     found: dict[int, bytes] | None = None
     for at, record in enumerate(records):
-        priority, delay_ms, deliver_at = record.priority, record.delay_ms, record.deliver_at
-        if priority is None and delay_ms is None and deliver_at is None:
+        priority, delay_ms, deliver_at, key = record.priority, record.delay_ms, record.deliver_at, record.key
+        if priority is None and delay_ms is None and deliver_at is None and key is None and record.unique is None:
             continue
         found = found or {}
+        if key is not None:
+            check_key(key, f"records[{at}].key")
         if delay_ms is not None and deliver_at is not None:
             raise invalid("a job takes delay_ms or deliver_at, not both", field=f"records[{at}].deliver_at")
         due_ms = (deliver_at or 0) if delay_ms is None else ts + delay_ms
         if due_ms > MAX_DELIVER_AT:
             field = "deliver_at" if delay_ms is None else "delay_ms"
             raise invalid(f"{field} is too far away", field=f"records[{at}].{field}")
-        if priority or due_ms > ts:
-            found[at] = pack_terms(Terms(priority or 0, due_ms))
+        unique = None if record.unique is None else _checked_unique(record.unique, len(records), ts)
+        if priority or due_ms > ts or key is not None or unique is not None:
+            found[at] = pack(Terms(priority or 0, due_ms if due_ms > ts else 0, key, unique))
     return found
+
+
+def _checked_unique(unique: Unique, records: int, ts: int) -> tuple[str, int]:
+    """Return the key, and the time at which another job may have it; 0 if that is once the job has left."""
+    if records > 1:
+        raise invalid("a write with a unique job has one record", field="records")
+    check_key(unique.key, "records[0].unique.key")
+    ends_ms = 0 if unique.for_ == "pending" else ts + unique.for_
+    if ends_ms > MAX_DELIVER_AT or unique.for_ == 0:
+        raise invalid("unique.for must be `pending` or a time in milliseconds", field="records[0].unique.for")
+    return unique.key, ends_ms
+
+
+def check_key(key: str, field: str) -> None:
+    if not key:
+        raise invalid(f"{field} must not be empty", field=field)
+    if len(key) * 4 > MAX_KEY_BYTES and len(key.encode()) > MAX_KEY_BYTES:
+        raise too_long(field, len(key.encode()), MAX_KEY_BYTES)

@@ -10,7 +10,8 @@ The place that has a live job is its state:
     resting    was delivered and may be delivered again, but not before its time
     exhausted  was delivered as often as the queue allows: it waits for its move to the dead-letter topic
     later      was never delivered, and may not be before its time
-    by_priority      was never delivered; has a priority, or had a delay (a seq may stay that is elsewhere or deleted)
+    by_priority      was never delivered; has terms, or had a delay (a seq may stay that is elsewhere or deleted)
+    keys.blocked     was never delivered; waits until another job of its key leaves the queue
     the log    all others, from `cursor` on
 
 Nothing here reads a clock or a file. Expiry is lazy: callers call `expire` with the time before they decide or count.
@@ -19,8 +20,8 @@ Nothing here reads a clock or a file. Expiry is lazy: callers call `expire` with
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -28,105 +29,26 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from topics.engine.state.jobs.job import NO_TERM, PRIORITIES, Holder, Job, Term, WaitingSeqs, terms_of
+from topics.engine.state.jobs.buckets import QUEUE, Buckets
+from topics.engine.state.jobs.deadlines import STALE_MAX, LeaseDeadlines
+from topics.engine.state.jobs.job import NO_TERM, PRIORITIES, Holder, Job, WaitingSeqs
+from topics.engine.state.jobs.keys import Keys, SavedLine
 from topics.engine.state.jobs.reasons import with_reason
+from topics.engine.state.jobs.unique import SavedUnique, UniqueJobs
 from topics.model.queue import Reason, Why
 from topics.model.topic import TopicConfig
+from topics.storage.segments.extras import has_terms, terms_of
 
-RECLAIM_MAX = 4096  # jobs that one call of `take_ended` looks at: one to two milliseconds
 CANCELLED_MAX = 1024
-STALE_MAX = 4096  # outdated marks that a heap may hold beyond its use before it is rebuilt
-
-
-class LeaseDeadlines:
-    """The terms of the leases in `leases`, which belongs to the caller. `take_ended` removes jobs from it."""
-
-    __slots__ = ("_leases", "_listed", "_terms", "ended", "ending", "heap")
-
-    def __init__(self, leases: dict[int, Job]) -> None:
-        self._leases = leases
-        self._terms: dict[int, Term] = {}  # by deadline, those that have not ended
-        self.heap: list[int] = []  # their deadlines
-        self._listed = 0  # jobs in these terms, with those that have left
-        self.ending: deque[Term] = deque()  # terms that have ended and whose jobs have not all been taken out
-        self.ended = 0  # jobs in `leases` whose term has ended
-
-    def set(self, deadline_ms: int, jobs: list[Job]) -> None:
-        """Let the leases of these jobs, which have no term now, end at `deadline_ms`."""
-        if self._listed + len(self.heap) > 2 * (len(self._leases) + len(jobs)) + STALE_MAX:
-            self._rebuild()
-        term = self._terms.get(deadline_ms)
-        if term is None:
-            term = self._terms[deadline_ms] = Term(deadline_ms)
-            heappush(self.heap, deadline_ms)
-        term.jobs += jobs
-        term.held += len(jobs)
-        self._listed += len(jobs)
-        for job in jobs:
-            job.term = term
-
-    def leave(self, job: Job) -> None:
-        """Count a job that is no longer leased, or gets another term."""
-        term = job.term
-        term.held -= 1
-        if term.ended:
-            self.ended -= 1
-
-    def end(self, now_ms: int) -> None:
-        """End the terms whose deadline is before `now_ms`. Takes half a microsecond per deadline."""
-        heap = self.heap
-        while heap and heap[0] < now_ms:
-            term = self._terms.pop(heappop(heap))
-            self._listed -= len(term.jobs)
-            if term.held:
-                term.ended = True
-                self.ended += term.held
-                self.ending.append(term)
-
-    def take_ended(self) -> list[Job]:
-        """Look at `RECLAIM_MAX` jobs whose lease has ended, in this order; take out and return those still leased."""
-        ending, leases, left = self.ending, self._leases, RECLAIM_MAX
-        taken = []
-        # Bound: each round removes a term, or the last `left` jobs of one.
-        while ending and left:
-            term = ending[0]
-            jobs = term.jobs[:left]
-            del term.jobs[:left]
-            left -= len(jobs)
-            for job in jobs:
-                if job.term is term and leases.get(job.seq) is job:
-                    del leases[job.seq]
-                    term.held -= 1
-                    taken.append(job)
-            if not term.jobs:
-                ending.popleft()
-        self.ended -= len(taken)
-        return taken
-
-    def next_ms(self) -> int | None:
-        """Return the first millisecond after the next deadline of a lease; None if there is none."""
-        # Bound: each round removes one entry of the heap.
-        while self.heap and not self._terms[self.heap[0]].held:
-            self._listed -= len(self._terms.pop(heappop(self.heap)).jobs)
-        return self.heap[0] + 1 if self.heap else None
-
-    def _rebuild(self) -> None:
-        """Free the memory of jobs that have left their terms: most have."""
-        self._terms = {at: term for at, term in self._terms.items() if term.held}
-        self.heap = list(self._terms)
-        heapify(self.heap)
-        for term in self._terms.values():
-            term.jobs = [job for job in term.jobs if job.term is term and self._leases.get(job.seq) is job]
-        self._listed = sum(len(term.jobs) for term in self._terms.values())
 
 
 class Leases:
     """The state of one queue beside its log."""
 
     __slots__ = (
-        "_deadlines", "_delays", "_topic", "by_priority", "cancelled", "check_upto", "cursor", "dead_letter_error",
-        "dead_lettered", "exhausted", "freed", "has_reasons", "last_lease", "later", "leases", "leaving",
-        "move_after_ms", "reclaim", "resting", "served", "turn",
+        "_deadlines", "_delays", "_now_ms", "_topic", "buckets", "by_priority", "cancelled", "check_upto", "cursor",
+        "dead_letter_error", "dead_lettered", "exhausted", "freed", "has_reasons", "keys", "last_lease", "later",
+        "leases", "leaving", "move_after_ms", "reclaim", "resting", "served", "turn", "unique",
     )  # fmt: skip
 
     def __init__(self, topic: Any) -> None:
@@ -139,7 +61,7 @@ class Leases:
         self.later: dict[int, int] = {}  # seq → due_ms * 16 + priority
         self._delays: list[tuple[int, int]] = []  # a heap of due_ms and seq; a job that has left may still be in it
         self.by_priority = [WaitingSeqs() for _ in range(PRIORITIES)]
-        self.cursor = 0  # below it, the log itself has no job left to deliver
+        self.cursor = 1  # below it, the log itself has no job left to deliver
         self.check_upto = 0  # up to here, the cursor may meet jobs that are already in one of the places above
         self.turn = 0  # jobs delivered while more than one priority had jobs
         self.served = [0] * PRIORITIES  # the turn at which each priority was served last
@@ -151,6 +73,10 @@ class Leases:
         self.cancelled: dict[int, str] = {}  # leased jobs that were deleted last, and their workers
         self.has_reasons = False  # whether a job may have failed with a reason
         self._deadlines = LeaseDeadlines(self.leases)
+        self.keys = Keys(self.wait, topic.config.max_in_flight_per_key)
+        self.unique = UniqueJobs()
+        self.buckets = Buckets()
+        self._now_ms = 0  # of the last `expire`
 
     # --- counting
 
@@ -164,7 +90,7 @@ class Leases:
 
     @property
     def ready(self) -> int:
-        """The number of claimable jobs: every live job that is neither leased nor delayed."""
+        """The number of jobs that are neither leased nor delayed. Those that wait for their key are among them."""
         count: int = self._topic.count
         return count - self.in_flight - self.delayed
 
@@ -177,6 +103,10 @@ class Leases:
         that is nacked meanwhile comes before them. Takes half a microsecond per deadline, and that time for the moves.
         """
         deadlines, delays = self._deadlines, self._delays
+        self._now_ms = now_ms
+        self.unique.expire(now_ms)
+        if self.buckets.wake_ms <= now_ms:
+            self.buckets.wake_ms = 0
         if deadlines.heap and deadlines.heap[0] < now_ms:
             deadlines.end(now_ms)
         if deadlines.ending:
@@ -211,9 +141,12 @@ class Leases:
         config: TopicConfig = self._topic.config
         return 0 if config.dead_letter is None else config.max_deliveries
 
-    def sort_exhausted(self) -> None:
-        """Put each job that was returned into its place again: the configuration has changed."""
+    def config_changed(self) -> None:
+        """Put each job into its place again, except that jobs that were returned stay open."""
         most = self.max_deliveries()
+        self.keys.limit(self._topic.config.max_in_flight_per_key, self._undelivered)
+        for seq in self.keys.blocked & self.later.keys():
+            del self.later[seq]
         for job in [job for job in self.exhausted.values() if not most or job.deliveries < most]:
             self.reclaim[job.seq] = self.exhausted.pop(job.seq)
         for place in (self.reclaim, self.resting) if most else ():
@@ -221,6 +154,31 @@ class Leases:
                 self.exhausted[job.seq] = place.pop(job.seq)
         self.move_after_ms = 0
         self.freed()
+
+    def _undelivered(self) -> dict[int, int]:
+        """Return the jobs with terms that were never delivered, and their terms as in `later`."""
+        waiting = {seq: at for at, one in enumerate(self.by_priority) for seq in one.seqs[one.at :]} | self.later
+        return {seq: terms for seq, terms in waiting.items() if self.find(seq) is None}
+
+    def has_token_ms(self, seq: int) -> int:
+        """Return when the key of the job has a token; 0 if it has one, or needs none."""
+        rate, line = self._topic.config.rate_per_key, self.keys.open.get(seq)
+        if rate is None or line is None or self.buckets.left(rate, line.key, self._now_ms):
+            return 0
+        return self.buckets.next_ms(rate, line.key)
+
+    def take_tokens(self, seqs: Iterable[int], tokens: int = 1) -> None:
+        """Take tokens for jobs from the buckets of their keys, or return them."""
+        rate = self._topic.config.rate_per_key
+        for seq in seqs if rate is not None else ():
+            if (line := self.keys.open.get(seq)) is not None:
+                self.buckets.take(rate, line.key, tokens, self._now_ms)
+
+    def return_tokens(self, jobs: list[Job]) -> None:
+        """Return the tokens of jobs that no worker got."""
+        self.take_tokens([job.seq for job in jobs], -1)
+        if (rate := self._topic.config.rate) is not None:
+            self.buckets.take(rate, QUEUE, -len(jobs), self._now_ms)
 
     def refill(self, jobs: int) -> None:
         """Move jobs whose lease has ended until `reclaim` has so many, or there are no more."""
@@ -235,27 +193,41 @@ class Leases:
         # Bound: each round removes one entry of the heap.
         while self._delays and not self._is_due(*self._delays[0]):
             heappop(self._delays)
-        times = (self._deadlines.next_ms(), self._delays[0][0] if self._delays else None)
+        times = (self._deadlines.next_ms(), self._delays[0][0] if self._delays else None, self.buckets.wake_ms or None)
         return min((at_ms for at_ms in times if at_ms is not None), default=None)
 
     # --- records come and go
 
-    def arrived(self, first: int, ts: int, extras: dict[int, bytes]) -> None:
-        """Take up the terms of appended records, which begin at seq `first`."""
-        for at, extra in extras.items():
-            terms = terms_of(extra)
-            if terms is None:
-                continue
-            if terms.due_ms > ts:
-                self.later[first + at] = terms.due_ms << 4 | terms.priority
-                heappush(self._delays, (terms.due_ms, first + at))
-            else:
-                self.by_priority[terms.priority].seqs.append(first + at)
+    def arrived(self, first: int, n: int, ts: int, extras: dict[int, bytes]) -> None:
+        """Take up the terms of `n` appended records, which begin at seq `first`."""
+        terms = {first + at: terms_of(extra) for at, extra in extras.items() if has_terms(extra)}
+        for seq, one in terms.items():
+            if one.unique is not None:
+                self.unique.add(one.unique[0], seq, one.unique[1])
+            packed = (one.due_ms if one.due_ms > ts else 0) << 4 | one.priority
+            if one.key is None or self.keys.opens(seq, packed, one.key):
+                self.wait(seq, packed)
+        if len(terms) == n and self.cursor == first:
+            self.cursor += n
 
-    def left(self, seqs: Iterable[int]) -> None:
-        """Forget jobs whose records were deleted, evicted or lost."""
+    def wait(self, seq: int, packed: int) -> None:
+        """Put a job that was never delivered into its place. `packed` is due_ms * 16 + priority."""
+        if packed >> 4 > self._now_ms:
+            self.later[seq] = packed
+            heappush(self._delays, (packed >> 4, seq))
+        else:
+            self.by_priority[packed & 15].seqs.append(seq)
+
+    def left(self, seqs: Collection[int]) -> None:
+        """Forget jobs whose records were deleted, evicted or lost. The next jobs of their keys take their places."""
+        self.forget(seqs)
+        self.unique.left(seqs)
+        if self.keys.left(seqs) or self._topic.config.max_in_flight:
+            self.freed()
+
+    def forget(self, seqs: Collection[int]) -> None:
+        """Take jobs out of their places, but for their keys."""
         if self.has_reasons:
-            seqs = list(seqs)
             for seq in seqs:
                 self._topic.totals.reasons.forget(self._topic.topic_id, seq)
         for seq in seqs:
@@ -272,8 +244,6 @@ class Leases:
                 self.resting.pop(seq, None)
                 self.exhausted.pop(seq, None)
                 self.later.pop(seq, None)
-        if self._topic.config.max_in_flight:
-            self.freed()
 
     def left_range(self, low: int, high: int) -> None:
         """Forget all jobs with seqs [low, high). Takes time for the records or for the jobs, whichever are fewer."""
@@ -293,8 +263,11 @@ class Leases:
             mine = touched[low:high]
             self.left(mine[taken[mine - first] > 0].tolist())
 
-    def _places(self) -> list[Mapping[int, object]]:
-        return [self.leases, self.leaving, self.reclaim, self.resting, self.exhausted, self.later]
+    def _places(self) -> list[Collection[int]]:
+        return [
+            self.leases, self.leaving, self.reclaim, self.resting, self.exhausted, self.later,
+            self.keys.open, self.keys.blocked, self.unique.pending,
+        ]  # fmt: skip
 
     def _touched(self) -> int:
         return sum(map(len, self._places()))
@@ -358,13 +331,13 @@ class Leases:
             if most and job.deliveries >= most:
                 self.exhausted[job.seq] = job
             elif due_ms > now_ms:
-                self._delay(job, due_ms)
+                self.delay(job, due_ms)
             else:
                 self.reclaim[job.seq] = job
         if len(self._delays) > 2 * self.delayed + STALE_MAX:
             self._sort_delays()
 
-    def _delay(self, job: Job, due_ms: int) -> None:
+    def delay(self, job: Job, due_ms: int) -> None:
         job.due_ms = due_ms
         self.resting[job.seq] = job
         heappush(self._delays, (due_ms, job.seq))
@@ -392,7 +365,7 @@ class Leases:
         """Return whether a place has the job, so that the cursor and `by_priority` must not deliver it."""
         return (
             seq in self.leases or seq in self.reclaim or seq in self.resting or seq in self.later or seq in self.leaving
-            or seq in self.exhausted
+            or seq in self.exhausted or seq in self.keys.blocked
         )  # fmt: skip
 
     def held(self, seq: int) -> Job | None:
@@ -419,6 +392,9 @@ class Leases:
         pairs.frombytes(saved.later)
         self.later.update(zip(pairs[::2], pairs[1::2], strict=True))
         self._sort_delays()
+        self.keys.load(saved.keys)
+        for unique in saved.unique:
+            self.unique.add(*unique)
         most = self.max_deliveries()
         for one in saved.out:
             job = Job(one.seq, one.priority, one.deliveries)
@@ -430,7 +406,7 @@ class Leases:
             elif most and one.deliveries >= most:
                 self.exhausted[one.seq] = job
             elif one.due_ms:
-                self._delay(job, one.due_ms)
+                self.delay(job, one.due_ms)
             else:
                 self.reclaim[one.seq] = job
             if one.reasons:
@@ -465,6 +441,8 @@ class SavedLeases(Struct, array_like=True):
     by_priority: list[bytes] = []
     later: bytes = b""
     out: list[SavedJob] = []
+    keys: list[SavedLine] = []  # not in snapshots of earlier versions, and neither is this
+    unique: list[SavedUnique] = []
 
 
 def save(queue: Leases, *, durable: bool, kept: bool) -> SavedLeases:
@@ -486,6 +464,7 @@ def save(queue: Leases, *, durable: bool, kept: bool) -> SavedLeases:
             by_priority[job.priority].append(job.seq)
     saved.by_priority = [array("Q", sorted(seqs) if not durable else seqs).tobytes() for seqs in by_priority]
     saved.later = array("Q", [part for pair in queue.later.items() for part in pair]).tobytes()
+    saved.keys, saved.unique = queue.keys.save(), queue.unique.save()
     return saved
 
 

@@ -63,7 +63,10 @@ def _queue_counts(topic: Topic) -> wire.QueueCounts | None:
     queue = topic.queue
     if queue is None:
         return None
-    return wire.QueueCounts(queue.ready, queue.in_flight, queue.dead_lettered, queue.delayed, queue.dead_letter_error)
+    return wire.QueueCounts(
+        queue.ready, queue.in_flight, queue.dead_lettered, queue.delayed, queue.dead_letter_error,
+        len(queue.keys.blocked),
+    )  # fmt: skip
 
 
 @in_slices(Cause.LIST)
