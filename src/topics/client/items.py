@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from topics.model import wire
+from topics.model.schedule import CatchUp, Overlap
 from topics.model.topic import ArchiveConfig, Discard, Durability, RetryPolicy, TopicConfig, TopicType
 
 _decode = msgspec.json.decode
@@ -220,6 +221,31 @@ class Config(TypedDict, total=False):
     paused: bool
     defaults: Literal["contract", "safe"]
     archive: ArchiveConfig | None
+
+
+class ScheduleTiming(TypedDict, total=False):
+    """When a schedule ticks: `cron` or `every_ms` is set. `after` is for a preview."""
+
+    cron: str
+    every_ms: int
+    timezone: str
+    starts_at: int | None
+    ends_at: int | None
+    after: int
+
+
+class ScheduleOptions(TypedDict, total=False):
+    """Settings of a schedule. One that is left out has its default."""
+
+    cron: str
+    every_ms: int
+    timezone: str
+    starts_at: int | None
+    ends_at: int | None
+    jitter_ms: int
+    paused: bool
+    overlap: Overlap
+    catch_up: CatchUp
 
 
 def decode_records(decoder: msgspec.json.Decoder[T], body: bytes, fields: Sequence[str] = ("json", "raw_meta")) -> T:

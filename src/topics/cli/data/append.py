@@ -57,11 +57,11 @@ def _is_piped(args: Args) -> bool:
 
 def _record(text: str, args: Args) -> bytes:
     """Return an encoded record. JSON is sent as it was typed: the server keeps `1.0` and the order of members."""
-    encoded = json_text(text) if args.text else _value(text)
+    encoded = json_text(text) if args.text else json_value(text)
     return as_record(encoded, defaults(args)) if args.records else encode({"data": Raw(encoded), **defaults(args)})
 
 
-def _value(text: str) -> bytes:
+def json_value(text: str) -> bytes:
     """Return the text of a JSON value. Text that does not look like JSON becomes a string."""
     try:
         json.loads(text, parse_constant=_no_constant)
@@ -87,6 +87,14 @@ def _object(text: str) -> Raw:
     return Raw(text.encode())
 
 
+RECORD_OPTIONS = (
+    option("--tag TAG", "tag of the records"),
+    option("--meta JSON", "an object with metadata", type=_object),
+    option("--priority 0-9", "queues: higher priorities come first", type=parse_count),
+    option("--delay DURATION", "queues: not before this time has passed"),
+)
+
+
 def _curl_notes(args: Args, curl: Curl) -> list[str]:
     notes = ["The request has an idempotency_key: if you run it twice, the records are stored once."]
     if _is_piped(args):
@@ -104,12 +112,9 @@ def _curl_notes(args: Args, curl: Curl) -> list[str]:
         ),
         option("--text", "take every DATA as a string, also if it is JSON"),
         option("--records", "every value is a whole record, with data, tag, node and meta, as `topics read` prints it"),
-        option("--tag TAG", "tag of the records"),
         option("--node NODE", "name of the writer"),
-        option("--meta JSON", "an object with metadata", type=_object),
         option("--key KEY", "idempotency key: the same key is stored once"),
-        option("--priority 0-9", "queues: higher priorities come first", type=parse_count),
-        option("--delay DURATION", "queues: not before this time has passed"),
+        *RECORD_OPTIONS,
         option("--no-create", "fail if the topic does not exist"),
         option("--batch N", "most records per request [%(default)s]", default=PIPE_BATCH),
     ),
@@ -144,7 +149,7 @@ def _note_files(call: Call) -> None:
     if call.args.text or call.args.records:
         return
     for text in call.args.data:
-        if os.path.isfile(text) and _value(text)[:1] == b'"':
+        if os.path.isfile(text) and json_value(text)[:1] == b'"':
             lines = f"topics append {shlex.quote(call.args.topic)} - < {shlex.quote(text)}"
             call.screen.note(f"appended the text {text!r}; to append the lines of the file: {lines}", "yellow")
 

@@ -101,7 +101,7 @@ class Appends:
             entry = self._entry(blob, topic.topic_id, first, ts)
         config = topic.config
         if entry.extras is not None:
-            _check_terms(config, entry)
+            check_terms(config, entry)
         if config.cap_bytes or config.cap_records or limits.max_total_bytes:
             staging.check_room(config, topic, entry, now)
         elif (leader := topic.leader) is not None and entry.plain and leader.entry.ts == ts and first < topic.ceiling:
@@ -135,7 +135,7 @@ class Appends:
         if not (config.auto_create if request.create is None else request.create):
             raise topic_not_found(name)
         entry = render(request, 0, 1, now, staging.limits) if blob is None else self._entry(blob, 0, 1, now)
-        _check_terms(config, entry)
+        check_terms(config, entry)
         staging.check_room(config, None, entry, now)
         create = staging.new_topic(name, config)
         entry.topic_id = create.topic_id
@@ -229,7 +229,7 @@ def _seen(topic: Topic, key: str, now_ms: int) -> Ticket | None:
     return twin
 
 
-def _check_terms(config: TopicConfig, entry: entries.Append) -> None:
+def check_terms(config: TopicConfig, entry: entries.Append) -> None:
     """Refuse priorities and delays of jobs for a topic that is no queue: a log would ignore them silently."""
     if entry.extras is not None and config.type != "queue":
         raise invalid("priority, delay_ms and deliver_at are for jobs: the topic is a log", field="records")

@@ -20,6 +20,7 @@ from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps
 from topics.engine.write import archived
 from topics.logs import ERRORS
+from topics.model.schedule import Schedule
 from topics.model.wire import ArchiveStanding
 from topics.server.access.operations import router_names
 from topics.server.api.services import Services, Startup
@@ -94,6 +95,7 @@ def collect(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metric]
         _archives(services, prefixes),
         _consumers(services, prefixes),
         _routers(services, prefixes),
+        _schedules(services, prefixes),
     )
     rows = []
     for row in chain.from_iterable(parts):
@@ -137,6 +139,7 @@ def _totals(services: Services, leases: int) -> Iterator[Metric]:
         [("", "class", name, state.by_class.get(name, 0)) for name in CLASSES],
     )  # fmt: skip
     yield _one("topics_routers", "Routers.", len(services.engine.routers.table.by_name))
+    yield _one("topics_schedules", "Schedules.", len(state.schedules))
     yield _one("topics_records_live", "Records that readers can still get.", state.totals.records)
     yield _one("topics_bytes_live", "Bytes of those records.", state.totals.bytes)
     yield Metric(
@@ -423,6 +426,28 @@ def _routers(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric |
         ("topics_router_held", "1 while it has a last_error.", lambda router: int(bool(router.edge.last_error))),
     ]  # fmt: skip
     yield from _columns("router", seen[:most], columns)
+
+
+def _schedules(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | None]:
+    """Schedules whose names, and those of their topics, the prefixes cover."""
+    schedules, state, most = services.engine.schedules, services.engine.state, _max_named(services)
+    seen: list[Schedule] = []
+    for names in _pages(state.schedule_names, prefixes, len(state.schedules)):
+        if len(seen) >= most:
+            break
+        some = map(state.schedules.__getitem__, names)
+        seen += [one for one in some if not prefixes or one.config.topic.startswith(prefixes)]
+        yield None
+
+    def seconds(ms: int | None) -> float | None:
+        return ms / 1000 if ms else None
+
+    columns: list[ColumnOf[Schedule]] = [
+        ("topics_schedule_last_seconds", "Unix time of the last tick that appended.", lambda one: seconds(one.last_ms)),
+        ("topics_schedule_next_seconds", "Unix time of the next tick.", lambda one: seconds(schedules.next_at(one))),
+        ("topics_schedule_failures_total", "Ticks that failed.", lambda one: schedules.standing(one.name).failures),
+    ]
+    yield from _columns("schedule", seen[:most], columns)
 
 
 def _one(name: str, help: str, value: float) -> Metric:
