@@ -223,19 +223,8 @@ class Config(TypedDict, total=False):
     archive: ArchiveConfig | None
 
 
-class ScheduleTiming(TypedDict, total=False):
-    """When a schedule ticks: `cron` or `every_ms` is set. `after` is for a preview."""
-
-    cron: str
-    every_ms: int
-    timezone: str
-    starts_at: int | None
-    ends_at: int | None
-    after: int
-
-
 class ScheduleOptions(TypedDict, total=False):
-    """Settings of a schedule. One that is left out has its default."""
+    """Settings of a schedule. One that is left out has its default. `after` is for a preview."""
 
     cron: str
     every_ms: int
@@ -246,6 +235,7 @@ class ScheduleOptions(TypedDict, total=False):
     paused: bool
     overlap: Overlap
     catch_up: CatchUp
+    after: int
 
 
 def decode_records(decoder: msgspec.json.Decoder[T], body: bytes, fields: Sequence[str] = ("json", "raw_meta")) -> T:

@@ -24,7 +24,7 @@ CatchUp = Literal["none", "last", "all"]
 Time = Annotated[int, Meta(ge=0, le=MAX_TIME_MS)]
 
 
-class Timing(Struct, frozen=True, kw_only=True):
+class Timing(Struct, kw_only=True):
     """When a schedule ticks. Either `cron` or `every_ms` is set."""
 
     cron: Annotated[
@@ -38,7 +38,7 @@ class Timing(Struct, frozen=True, kw_only=True):
     ends_at: Annotated[Time | None, "no tick is after this time"] = None
 
 
-class ScheduleOptions(Timing, frozen=True, kw_only=True):
+class ScheduleOptions(Timing, kw_only=True):
     """What a request and a stored schedule share."""
 
     topic: Annotated[str, "the topic that gets a record at each tick; it must exist"]
@@ -50,13 +50,13 @@ class ScheduleOptions(Timing, frozen=True, kw_only=True):
     ] = "none"
 
 
-class ScheduleRequest(ScheduleOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ScheduleRequest(ScheduleOptions, kw_only=True, forbid_unknown_fields=True):
     """Body of `PUT /v0/schedules/:schedule`."""
 
     record: Annotated[NewRecord, "the record to append, as in an append; at most 16384 bytes"]
 
 
-class ScheduleConfig(ScheduleOptions, frozen=True, kw_only=True, gc=False):
+class ScheduleConfig(ScheduleOptions, kw_only=True, gc=False):
     """The stored configuration of a schedule."""
 
     record: bytes  # a `NewRecord` as JSON
@@ -74,26 +74,17 @@ class Schedule(Struct, frozen=True, gc=False):
     last_seq: int = 0
 
 
-class SchedulePreviewRequest(Timing, frozen=True, kw_only=True):
+class SchedulePreviewRequest(Timing, kw_only=True):
     """Body of `POST /v0/schedules/:schedule/preview`. Without `cron` and `every_ms`, those of the schedule count."""
 
     after: Annotated[Time | None, "list ticks after this time; now by default"] = None
 
 
-class ScheduleSummary(Struct, kw_only=True):
-    """A schedule without its record."""
+class ScheduleState(ScheduleOptions, kw_only=True):
+    """A schedule and its position."""
 
     schedule: str
-    topic: str
-    cron: str | None
-    every_ms: int | None
-    timezone: str
-    jitter_ms: int
-    starts_at: int | None
-    ends_at: int | None
-    paused: bool
-    overlap: Overlap
-    catch_up: CatchUp
+    record: Annotated[Raw, "the record that is appended"]
     last_at: Annotated[U64 | None, "the time of the last tick that appended a record, or of a run; null if none did"]
     last_seq: Annotated[U64 | None, "the seq of that record"]
     next_at: Annotated[U64 | None, "the time of the next tick, without its jitter; null if there is none"]
@@ -104,10 +95,7 @@ class ScheduleSummary(Struct, kw_only=True):
     last_error: Annotated[str | None, "why the last tick failed; null once one succeeds"]
 
 
-class ScheduleAnswer(ScheduleSummary, kw_only=True):
-    """A schedule and its position."""
-
-    record: Annotated[Raw, "the record that is appended"]
+class ScheduleAnswer(ScheduleState, kw_only=True):
     performance: Performance
 
 
@@ -118,7 +106,7 @@ class SchedulePutAnswer(ScheduleAnswer, kw_only=True):
 
 
 class ScheduleList(Struct, omit_defaults=True):
-    schedules: Annotated[list[ScheduleSummary], "a page of schedules by name"]
+    schedules: Annotated[list[ScheduleState], "a page of schedules by name"]
     performance: Performance
     next_cursor: str | None = None
 

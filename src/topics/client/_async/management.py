@@ -18,7 +18,7 @@ from topics.client.call import (
 )
 from topics.client.cursors import ConsumerInfo, ConsumerPage
 from topics.client.errors import Unavailable, Unreachable
-from topics.client.items import Config, Match, ScheduleOptions, ScheduleTiming, TopicPut, TopicState
+from topics.client.items import Config, Match, ScheduleOptions, TopicPut, TopicState
 from topics.model import consumer as consuming
 from topics.model import inspection, wire
 from topics.model import router as routing
@@ -302,7 +302,7 @@ class AsyncManagementCalls(AsyncCalls):
 
     async def schedules(
         self, *, prefix: str | None = None, topic: str | None = None
-    ) -> AsyncIterator[scheduling.ScheduleSummary]:
+    ) -> AsyncIterator[scheduling.ScheduleState]:
         """Yield schedules by name.
 
         async for row in topics.schedules(topic="jobs"):
@@ -326,7 +326,7 @@ class AsyncManagementCalls(AsyncCalls):
         """
         return (await self._http.call("POST", schedule_path(name, "run"), scheduling.ScheduleRun)).seq
 
-    async def preview_schedule(self, name: str, **timing: Unpack[ScheduleTiming]) -> list[scheduling.TickTime]:
+    async def preview_schedule(self, name: str, **timing: Unpack[ScheduleOptions]) -> list[scheduling.TickTime]:
         """Return the next ten ticks of a schedule, or those that another timing would have. Nothing is stored.
 
         for tick in await topics.preview_schedule("nightly", cron="@hourly"):

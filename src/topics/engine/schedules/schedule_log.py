@@ -37,7 +37,7 @@ class Ticked(Struct, array_like=True):
     topic_id: int
     name: str
     position: int  # 0 for a run that a client asked for
-    last_ms: int  # the tick that appends a record; 0 if none does
+    last_ms: int = 0  # the tick that appends a record; 0 if none does
     append: entries.Append | None = None
 
     def topic_ids(self) -> tuple[int, ...]:

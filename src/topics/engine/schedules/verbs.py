@@ -123,7 +123,7 @@ class Schedules:
     def run_now(self, name: str) -> Ticket:
         """Append the record of a schedule now, whatever its ticks do. Ends with `Appended`."""
         one = self.get(name)
-        return self._append(one, self._staging.topic(one.config.topic), self._staging.clock.now_ms())
+        return self._stage(one, self._staging.topic(one.config.topic), self._staging.clock.now_ms(), ticks=False)
 
     def preview(self, name: str, wanted: SchedulePreviewRequest) -> tuple[Timing, list[int]]:
         """Return a timing and its next ticks: that of the request, or else that of the schedule."""
@@ -215,6 +215,10 @@ class Schedules:
                 log.failure("tick_failed", error, schedule=name)
             self._refused(name, error)
 
+    def _refused(self, name: str, error: BaseException) -> None:
+        self._standings[name].is_pending = False
+        self._failed(name, error)
+
     def _stage_tick(self, one: Schedule, standing: Standing) -> None:
         now, config = self._staging.clock.now_ms(), one.config
         standing.owed = standing.owed or self._owed(one, now)
@@ -228,9 +232,8 @@ class Schedules:
         topic = None if late else self._staging.topic(config.topic)
         if topic is None or (config.overlap == "skip" and _is_open(one, topic)):
             standing.skipped += 1
-            ticket = self._skip(one, at)
-        else:
-            ticket = self._append(one, topic, at, ticks=True)
+            topic = None
+        ticket = self._stage(one, topic, at)
         ticket.on_done(lambda ticket: None if ticket.error is None else self._failed(one.name, ticket.error))
 
     def _owed(self, one: Schedule, now: int) -> list[int]:
@@ -239,41 +242,35 @@ class Schedules:
         found = times.last_ticks(one.config, one.since_ms, one.position, now, most + 1)
         return [at for at in found if _runs_at(one, at) <= now][-most:]
 
-    def _append(self, one: Schedule, topic: Topic, at: int, *, ticks: bool = False) -> Ticket:
-        """Stage the record for the tick at `at`, and the position of the schedule if it `ticks`."""
-        staging, name = self._staging, one.name
+    def _stage(self, one: Schedule, topic: Topic | None, at: int, *, ticks: bool = True) -> Ticket:
+        """Stage the record for the tick at `at`, and the position of the schedule if it `ticks`. Ends with `Appended`.
+
+        Without a topic only the position: else the tick could be due again after a restart.
+        """
+        staging = self._staging
         now = staging.commits.turn_ms or staging.clock.now_ms()
-        made = self._render(one, topic, at, now)
-        staging.check_room(topic.config, topic, made, now)
-        logged, durability = staging.logged, topic.config.durability
-        entry = Ticked(topic.topic_id, name, at if ticks else 0, at, None if durability == "ephemeral" else made)
+        entry = Ticked(one.topic_id, one.name, at if ticks else 0)
+        ticket = Ticket(undo=partial(self._ended, one.name, undone=True) if ticks else None)
+        made = None
+        if topic is not None:
+            made = ticket.entry = self._render(one, topic, at, now)
+            staging.check_room(topic.config, topic, made, now)
+            ticket.topic, ticket.first, ticket.count, ticket.size_bytes = topic, made.first, 1, len(made.blob)
+            ticket.gated = GATES[topic.config.durability] if staging.logged else 0
+            entry.topic_id, entry.last_ms = topic.topic_id, at
+            entry.append = None if topic.config.durability == "ephemeral" else made
 
-        def take_effect(_: Ticket) -> Appended:
-            schedule_log.move(self._state, entry, made.first)
-            staging.land(topic, made)
+        def take_effect(_: Ticket) -> Appended | None:
+            schedule_log.move(self._state, entry, 0 if made is None else made.first)
+            if topic is not None and made is not None:
+                staging.land(topic, made)
             if ticks:
-                self._landed(name)
-            return Appended(topic, made.first, made.last, topic.head)
+                self._ended(one.name)
+            return None if topic is None or made is None else Appended(topic, made.first, made.last, topic.head)
 
-        ticket = Ticket(
-            topic, entries.encode(entry) if logged else None, take_effect, made, made.first, 1, len(made.blob),
-            gated=GATES[durability] if logged else 0, undo=self._undo(name) if ticks else None,
-        )  # fmt: skip
+        ticket.apply, ticket.frame = take_effect, entries.encode(entry) if staging.logged else None
         staging.commits.stage(ticket)
         staging.commits.turn_ms = now
-        return ticket
-
-    def _skip(self, one: Schedule, at: int) -> Ticket:
-        """Stage that the schedule is done with the tick at `at`: else it could be due again after a restart."""
-        entry = Ticked(one.topic_id, one.name, at, 0)
-
-        def take_effect(_: Ticket) -> None:
-            schedule_log.move(self._state, entry, 0)
-            self._landed(one.name)
-
-        frame = entries.encode(entry) if self._staging.logged else None
-        ticket = Ticket(None, frame, take_effect, undo=self._undo(one.name))
-        self._staging.commits.stage(ticket)
         return ticket
 
     def _render(self, one: Schedule, topic: Topic, at: int, now: int) -> entries.Append:
@@ -288,32 +285,25 @@ class Schedules:
 
     # --- the end of a tick
 
-    def _landed(self, name: str) -> None:
+    def _ended(self, name: str, *, undone: bool = False) -> None:
+        """Go on after a tick that has landed. One that the log has refused is `undone`: `_failed` follows."""
         standing = self._standings[name]
-        standing.retry_ms, standing.last_error = 0, None
-        del standing.owed[:1]
-        self._end(name)
-
-    def _undo(self, name: str) -> Callable[[], None]:
-        return lambda: setattr(self._standings[name], "is_pending", False)
-
-    def _refused(self, name: str, error: BaseException) -> None:
-        self._standings[name].is_pending = False
-        self._failed(name, error)
+        standing.is_pending = False
+        if not undone:
+            standing.retry_ms, standing.last_error = 0, None
+            del standing.owed[:1]
+            self._plan(self._state.schedules[name])
 
     def _failed(self, name: str, error: BaseException) -> None:
         """Count a failure. A tick whose outcome is unknown is still pending: it may take effect later."""
         standing = self._standings[name]
         standing.failures += 1
         code = error.code.wire if isinstance(error, TopicsError) else type(error).__name__
-        standing.last_error, standing.owed = f"{code}: {error}", standing.owed if standing.is_pending else []
+        standing.last_error = f"{code}: {error}"
         if not standing.is_pending:
+            standing.owed = []
             standing.retry_ms = min(max(2 * standing.retry_ms, RETRY_MS), MAX_RETRY_MS)
             self._wake_at(name, self._staging.clock.now_ms() + standing.retry_ms)
-
-    def _end(self, name: str) -> None:
-        self._standings[name].is_pending = False
-        self._plan(self._state.schedules[name])
 
     def _plan(self, one: Schedule) -> None:
         """Look at the schedule in the next turn. To compute its times may fail, which must not fail what has landed."""

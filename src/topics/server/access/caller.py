@@ -66,7 +66,7 @@ def admit(caller: Caller, operation: Operation, *targets: str) -> None:
 def authorise(engine: Engine, caller: Caller, operation: Operation, *targets: str, wanted: Any = None) -> None:
     """Raise `forbidden` unless the caller may carry out the operation with the decoded request `wanted`.
 
-    Raise `router_not_found` or `schedule_not_found` if a name must be looked up in one that does not exist.
+    Raise `router_not_found` if a name must be looked up in a router that does not exist.
     """
     admit(caller, operation, *targets)
     if caller.prefixes:

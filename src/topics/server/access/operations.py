@@ -99,7 +99,8 @@ def router_names(router: Router) -> tuple[str, ...]:
 
 
 def _schedule_topic(engine: Engine, target: str, _: Any) -> Iterable[str]:
-    return (engine.schedules.get(target).config.topic,)
+    one = engine.state.schedules.get(target)
+    return () if one is None else (one.config.topic,)
 
 
 def _touches(*, default: bool) -> Effects:
@@ -182,24 +183,12 @@ PREVIEW_ROUTER = Operation(
 )
 
 PUT_SCHEDULE = Operation("put schedule", Scope.ADMIN, names={"topic": lambda _, __, wanted: (wanted.topic,)})
-READ_SCHEDULE = Operation(
-    "read schedule", Scope.READ, names={"topic of the schedule": _schedule_topic}, secret_names=True
-)
+_OF_SCHEDULE: Mapping[str, NamesIn] = {"topic of the schedule": _schedule_topic}
+READ_SCHEDULE = Operation("read schedule", Scope.READ, names=_OF_SCHEDULE, secret_names=True)
 LIST_SCHEDULES = Operation("list schedules", Scope.READ)
 DROP_SCHEDULE = Operation("drop schedule", Scope.DELETE)
-RUN_SCHEDULE = Operation(
-    "run schedule", Scope.WRITE, names={"topic of the schedule": _schedule_topic}, secret_names=True
-)
-PREVIEW_SCHEDULE = Operation(
-    "preview schedule",
-    Scope.READ,
-    names={
-        "topic of the schedule, if its timing is not in the request": lambda engine, target, wanted: (
-            _schedule_topic(engine, target, wanted) if wanted.cron is None and wanted.every_ms is None else ()
-        )
-    },
-    secret_names=True,
-)
+RUN_SCHEDULE = Operation("run schedule", Scope.WRITE, names=_OF_SCHEDULE, secret_names=True)
+PREVIEW_SCHEDULE = Operation("preview schedule", Scope.READ, names=_OF_SCHEDULE, secret_names=True)
 
 PROBE = Operation("probe")
 READ_METRICS = Operation("read metrics", Scope.READ)

@@ -21,11 +21,10 @@ from topics.server.loop.answer import json_answer, json_when_done, performance
 
 def put_schedule(services: Services, call: Call) -> Answer:
     ticket = services.engine.schedules.put(call.params["schedule"], call.body())
-
-    def made(done: tuple[Schedule, bool], took: Any) -> model.SchedulePutAnswer:
-        return model.SchedulePutAnswer(**_fields(services, done[0]), created=done[1], performance=took)
-
-    return json_when_done(ticket, call.request, made)
+    return json_when_done(
+        ticket, call.request,
+        lambda done, took: model.SchedulePutAnswer(**_fields(services, done[0]), created=done[1], performance=took),
+    )  # fmt: skip
 
 
 def get_schedule(services: Services, call: Call) -> Answer:
@@ -43,10 +42,9 @@ def list_schedules(services: Services, call: Call) -> Steps[Answer]:
             return None
         return one
 
-    def summary(one: Schedule) -> model.ScheduleSummary:
-        return model.ScheduleSummary(**_summary(services, one))
-
-    return page_answer(call, state.schedule_names, find, summary, model.ScheduleList)
+    return page_answer(
+        call, state.schedule_names, find, lambda one: model.ScheduleState(**_fields(services, one)), model.ScheduleList
+    )
 
 
 def drop_schedule(services: Services, call: Call) -> Answer:
@@ -73,10 +71,11 @@ def preview_schedule(services: Services, call: Call) -> Answer:
     return json_answer(200, model.SchedulePreview(name, times, performance(call.request)))
 
 
-def _summary(services: Services, one: Schedule) -> dict[str, Any]:
+def _fields(services: Services, one: Schedule) -> dict[str, Any]:
     standing = services.engine.schedules.standing(one.name)
-    fields = structs.asdict(one.config) | {
+    return structs.asdict(one.config) | {
         "schedule": one.name,
+        "record": Raw(one.config.record),
         "last_at": one.last_ms or None,
         "last_seq": one.last_seq or None,
         "next_at": services.engine.schedules.next_at(one),
@@ -84,9 +83,3 @@ def _summary(services: Services, one: Schedule) -> dict[str, Any]:
         "failures_total": standing.failures,
         "last_error": standing.last_error,
     }
-    del fields["record"]
-    return fields
-
-
-def _fields(services: Services, one: Schedule) -> dict[str, Any]:
-    return _summary(services, one) | {"record": Raw(one.config.record)}
