@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from functools import cache
+from functools import lru_cache
 from zoneinfo import ZoneInfo, available_timezones
 
 MINUTE_S = 60
@@ -44,7 +44,7 @@ def naive(cron: str, zone: str, low: datetime, high: datetime) -> list[int]:
     return sorted(minute * MINUTE_S * 1000 for minute in found if minute > start)
 
 
-@cache
+@lru_cache(maxsize=1)
 def wall_clock(zone: str, first: int, last: int) -> list[datetime]:
     """Return what the local clock shows in each minute."""
     local = ZoneInfo(zone)

@@ -45,14 +45,13 @@ def test_ticks_around_changes_of_the_clock_match_brute_force(cron: str, zone: st
 
 
 @pytest.mark.torture
-@pytest.mark.parametrize("cron", CASES)
-def test_ticks_of_a_year_in_all_time_zones_match_brute_force(cron: str) -> None:
+def test_ticks_of_a_year_in_all_time_zones_match_brute_force() -> None:
     groups = zones_with_changes(2026)
     assert sum(map(len, groups.values())) > 100
     for zone in groups:
-        assert between(Timing(cron=cron, timezone=zone), JANUARY, NEXT_JANUARY) == naive(
-            cron, zone, JANUARY, NEXT_JANUARY
-        ), zone
+        for cron in CASES:
+            found = between(Timing(cron=cron, timezone=zone), JANUARY, NEXT_JANUARY)
+            assert found == naive(cron, zone, JANUARY, NEXT_JANUARY), (zone, cron)
 
 
 def test_next_tick_is_the_same_from_any_moment_before() -> None:

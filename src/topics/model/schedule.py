@@ -32,7 +32,9 @@ class Timing(Struct, kw_only=True):
         "five fields: minute, hour, day of month, month, day of week; or `@hourly`, `@daily`, `@weekly`, `@monthly`, "
         "`@yearly`",
     ] = None
-    every_ms: Annotated[int, Meta(ge=MIN_EVERY_MS, le=MAX_TIME_MS)] | None = None
+    every_ms: Annotated[
+        Annotated[int, Meta(ge=MIN_EVERY_MS, le=MAX_TIME_MS)] | None, "the time between two ticks; at least 1000"
+    ] = None
     timezone: Annotated[str, "the time zone of `cron`, such as `Europe/Berlin`"] = "UTC"
     starts_at: Annotated[Time | None, "no tick is before this time; `every_ms` counts from it"] = None
     ends_at: Annotated[Time | None, "no tick is after this time"] = None
