@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec import Raw
 
 from topics.cli.command import Args, Call, Command, group
-from topics.cli.connect.server import delete, get, post, put
-from topics.cli.data.append import RECORD_OPTIONS, defaults, json_value
+from topics.cli.connect.server import delete, get, post
+from topics.cli.data.append import RECORD_OPTIONS, defaults, encode, json_value
 from topics.cli.options import Row, one_of, option
 from topics.cli.output.screen import Columns, Styled, confirm, highlighted
 from topics.cli.output.units import duration, moment, parse_time
@@ -72,10 +72,10 @@ def ls(call: Call) -> None:
 
 def _put(args: Args) -> Request:
     body = {
-        "topic": args.topic, "record": {"data": Raw(json_value(args.data)), **defaults(args)}, "paused": args.paused,
+        "topic": args.topic, "record": Raw(encode({"data": Raw(json_value(args.data)), **defaults(args)})), "paused": args.paused,
         **_timing_of(args), **given(jitter_ms=args.jitter, overlap=args.overlap, catch_up=args.catch_up),
     }  # fmt: skip
-    return put(schedule_path(args.schedule), body)
+    return Request("PUT", schedule_path(args.schedule), encode(body))
 
 
 @Command(
