@@ -17,6 +17,7 @@ from topics.engine.queue.verbs import Want
 from topics.engine.schedules import times
 from topics.engine.schedules.verbs import CAUGHT_UP, LATE_MS
 from topics.errors import Code, TopicsError, invalid
+from topics.model.router import RouterRequest
 from topics.model.schedule import SchedulePreviewRequest
 
 NOON = int(datetime(2026, 6, 1, 12, tzinfo=UTC).timestamp() * 1000)
@@ -194,6 +195,22 @@ def test_tick_and_position_survive_a_kill_together(durability: str) -> None:
     run_until(server, NOON + 40_000)
     expected = [NOON + at for at in (10_000, 20_000, 30_000, 40_000)]
     assert ticks(server) == (expected[3:] if durability == "ephemeral" else expected)
+
+
+def test_router_copies_ticks_the_same_after_a_kill() -> None:
+    server = started(durability="disk")
+    server.done(server.engine.routers.put("r", RouterRequest(source="jobs", dest="copy")))
+    put(server, catch_up="all")
+    for at in range(1, 4):
+        run_until(server, NOON + at * 10_000)
+        server.engine.staging.notify()
+        server.engine.routers.forwarder.run(1 << 60)
+    server.append("copy", "0")
+    found = server.view()
+    after = restarted(server)
+    turn(after)
+    assert after.view() == found
+    assert ticks(after, "jobs") == [NOON + at * 10_000 for at in (1, 2, 3)]
 
 
 # --- failures

@@ -71,9 +71,10 @@ def ls(call: Call) -> None:
 
 
 def _put(args: Args) -> Request:
+    record = encode({"data": Raw(json_value(args.data)), **defaults(args)})
     body = {
-        "topic": args.topic, "record": Raw(encode({"data": Raw(json_value(args.data)), **defaults(args)})), "paused": args.paused,
-        **_timing_of(args), **given(jitter_ms=args.jitter, overlap=args.overlap, catch_up=args.catch_up),
+        "topic": args.topic, "record": Raw(record), "paused": args.paused, **_timing_of(args),
+        **given(jitter_ms=args.jitter, overlap=args.overlap, catch_up=args.catch_up),
     }  # fmt: skip
     return Request("PUT", schedule_path(args.schedule), encode(body))
 

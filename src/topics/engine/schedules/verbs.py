@@ -203,7 +203,7 @@ class Schedules:
         try:
             self._try(name)
         except Cold as cold:
-            self.load(cold, partial(self._try, name), partial(self._refused, name))
+            self.load(cold, partial(self._try, name), partial(self._failed, name, refused=True))
 
     def _try(self, name: str) -> None:
         try:
@@ -213,11 +213,7 @@ class Schedules:
         except Exception as error:
             if not isinstance(error, TopicsError):
                 log.failure("tick_failed", error, schedule=name)
-            self._refused(name, error)
-
-    def _refused(self, name: str, error: BaseException) -> None:
-        self._standings[name].is_pending = False
-        self._failed(name, error)
+            self._failed(name, error, refused=True)
 
     def _stage_tick(self, one: Schedule, standing: Standing) -> None:
         now, config = self._staging.clock.now_ms(), one.config
@@ -234,7 +230,9 @@ class Schedules:
             standing.skipped += 1
             topic = None
         ticket = self._stage(one, topic, at)
-        ticket.on_done(lambda ticket: None if ticket.error is None else self._failed(one.name, ticket.error))
+        refusals = list[bool]()
+        ticket.undo = lambda: refusals.append(True)
+        ticket.on_done(lambda ticket: self._failed(one.name, ticket.error, refused=bool(refusals)))
 
     def _owed(self, one: Schedule, now: int) -> list[int]:
         """Return the ticks that are due and that `catch_up` does not drop."""
@@ -250,8 +248,7 @@ class Schedules:
         staging = self._staging
         now = staging.commits.turn_ms or staging.clock.now_ms()
         entry = Ticked(one.topic_id, one.name, at if ticks else 0)
-        ticket = Ticket(undo=partial(self._ended, one.name, undone=True) if ticks else None)
-        made = None
+        ticket, made = Ticket(), None
         if topic is not None:
             made = ticket.entry = self._render(one, topic, at, now)
             staging.check_room(topic.config, topic, made, now)
@@ -265,7 +262,7 @@ class Schedules:
             if topic is not None and made is not None:
                 staging.land(topic, made)
             if ticks:
-                self._ended(one.name)
+                self._landed(one.name)
             return None if topic is None or made is None else Appended(topic, made.first, made.last, topic.head)
 
         ticket.apply, ticket.frame = take_effect, entries.encode(entry) if staging.logged else None
@@ -285,23 +282,22 @@ class Schedules:
 
     # --- the end of a tick
 
-    def _ended(self, name: str, *, undone: bool = False) -> None:
-        """Go on after a tick that has landed. One that the log has refused is `undone`: `_failed` follows."""
+    def _landed(self, name: str) -> None:
         standing = self._standings[name]
-        standing.is_pending = False
-        if not undone:
-            standing.retry_ms, standing.last_error = 0, None
-            del standing.owed[:1]
-            self._plan(self._state.schedules[name])
+        standing.is_pending, standing.retry_ms, standing.last_error = False, 0, None
+        del standing.owed[:1]
+        self._plan(self._state.schedules[name])
 
-    def _failed(self, name: str, error: BaseException) -> None:
-        """Count a failure. A tick whose outcome is unknown is still pending: it may take effect later."""
+    def _failed(self, name: str, error: BaseException | None, *, refused: bool) -> None:
+        """Count a failure, if there is one. Unless the tick was refused, it is still pending, and may land later."""
+        if error is None:
+            return
         standing = self._standings[name]
         standing.failures += 1
         code = error.code.wire if isinstance(error, TopicsError) else type(error).__name__
         standing.last_error = f"{code}: {error}"
-        if not standing.is_pending:
-            standing.owed = []
+        if refused:
+            standing.is_pending, standing.owed = False, []
             standing.retry_ms = min(max(2 * standing.retry_ms, RETRY_MS), MAX_RETRY_MS)
             self._wake_at(name, self._staging.clock.now_ms() + standing.retry_ms)
 

@@ -37,6 +37,8 @@ class Scheduling:
     def _turn(self) -> None:
         tick_ns = self._runtime.clock.monotonic_ns
         began_ns = tick_ns()
-        self._schedules.run()
-        self._runtime.holds.note(Cause.UPKEEP, tick_ns() - began_ns)
-        self._set_timer()
+        try:
+            self._schedules.run()
+        finally:
+            self._runtime.holds.note(Cause.UPKEEP, tick_ns() - began_ns)
+            self._set_timer()
