@@ -46,7 +46,7 @@ log = logs.Log("schedules")
 LATE_MS = 60_000  # a tick that is later than this counts as missed
 CAUGHT_UP = 100  # the last ticks that `catch_up: all` runs
 RETRY_MS, MAX_RETRY_MS = 1000, 60_000
-TICKS_PER_TURN = 50  # one takes about 50 µs
+TICKS_PER_TURN = 20  # one takes about 0.2 ms
 PREVIEWED = 10
 
 Load = Callable[[Cold, Callable[[], None], Callable[[BaseException], None]], object]
