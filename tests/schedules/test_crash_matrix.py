@@ -102,7 +102,11 @@ def survive(moment: Moment[Known], mode: CrashMode, durability: str, *, runs: bo
         times = ticks(server)
         if runs:
             times = sorted({at for at in times if not (at - BEGIN) % EVERY})
-        if one is None:
+        if durability != "fsync" and mode in ("reorder", "zero"):
+            # The disk may keep a later tick than one that it lost: that is lost with its record, and reported.
+            assert times == sorted(set(times) & set(expected)), "a tick is there twice"
+            assert len(times) == len(expected) or one is None or server.walk("jobs")[1], "a loss is not reported"
+        elif one is None:
             assert times == expected[: len(times)], "a tick is missing, or there twice"
         else:
             assert times == expected
